@@ -422,7 +422,9 @@ class GroupCoordinator:
 
     async def _finish_write(self, write: WriteGroup, outcome: AppendOutcome) -> None:
         error = await self._committed(outcome)
-        self._run(self._machine.written(write, error, self._clock.now_ms()))
+        is_appended = outcome.error is ErrorCode.NONE
+        now_ms = self._clock.now_ms()
+        self._run(self._machine.written(write, error, now_ms, is_appended=is_appended))
 
     def _cancel_timer(self, timer: Timer) -> None:
         handle = self._timers.pop(timer, None)

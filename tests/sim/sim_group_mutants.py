@@ -77,8 +77,7 @@ def _static_members_join_at_once() -> Iterator[None]:
     ) -> ErrorCode:
         if request.group_instance_id not in turn.group.static_members:
             return real(self, turn, request, call_id, fresh_id)
-        logged = self._records.get(request.group_id)
-        turn.replace_static(request, f"{request.group_instance_id}-{fresh_id}", call_id, logged)
+        turn.replace_static(request, f"{request.group_instance_id}-{fresh_id}", call_id)
         return ErrorCode.NONE
 
     with mock.patch.object(GroupMachine, "_join_new", join_new):
@@ -126,30 +125,28 @@ def _positions_of_commits() -> Any:
 
 def _new_ids_told_at_once() -> Any:
     """In a rebalance the join of a static member counts before its new id is in the log."""
-
-    def wrap(real: Wrap) -> Wrap:
-        def replace_static(
-            self: GroupTurn, request: Any, new_id: str, call_id: int, _logged: Any
-        ) -> None:
-            real(self, request, new_id, call_id, None)
-
-        return replace_static
-
-    return replaced(GroupTurn, "replace_static", wrap)
+    return mock.patch.object(GroupTurn, "_has_durable_id", return_value=True)
 
 
 def _new_ids_one_at_a_time() -> Any:
-    """A static member's new id goes into the record that is durable, where others are to follow."""
+    """A static member's new id goes into the record that is durable, where others are to follow.
+
+    So records on their way to the log are forgotten, and with them the new ids of others.
+    """
+
+    def records(self: GroupTurn) -> list[GroupValue]:
+        return [] if self._logged is None else [self._logged]
 
     def wrap(real: Wrap) -> Wrap:
-        def replace_static(
-            self: GroupTurn, request: Any, new_id: str, call_id: int, logged: Any
-        ) -> None:
+        def replace_static(self: GroupTurn, request: Any, new_id: str, call_id: int) -> None:
             def with_present_ids(_: Group, logged: GroupValue) -> GroupValue:
                 return _renamed(logged, request.group_instance_id, new_id)
 
-            with mock.patch.object(Group, "with_present_ids", with_present_ids):
-                real(self, request, new_id, call_id, logged)
+            with (
+                mock.patch.object(Group, "with_present_ids", with_present_ids),
+                mock.patch.object(GroupTurn, "_records", property(records)),
+            ):
+                real(self, request, new_id, call_id)
 
         return replace_static
 

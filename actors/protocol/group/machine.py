@@ -141,11 +141,10 @@ class GroupMachine(GroupTable):
             if group.pending_member_ids[member_id] != instance_id:
                 return ErrorCode.UNKNOWN_MEMBER_ID
             turn.drop_pending_member_id(member_id)
-            logged = self._records.get(request.group_id)
             if instance_id in group.static_members:
-                turn.replace_static(request, member_id, call_id, logged)
+                turn.replace_static(request, member_id, call_id)
             else:
-                turn.add_member(request, member_id, call_id, logged)
+                turn.add_member(request, member_id, call_id)
             return ErrorCode.NONE
         if request.is_first and instance_id is not None and member_id not in group.members:
             # Handed out before a failover or too long ago, or the call is late: the caller
@@ -153,7 +152,7 @@ class GroupMachine(GroupTable):
             return self._join_new(turn, request, call_id, fresh_id)
         error = group.check_member(member_id, instance_id)
         if error is ErrorCode.NONE:
-            self._join_again(turn, request, call_id)
+            turn.rejoin(group.members[member_id], request, call_id)
         return error
 
     def _join_new(
@@ -170,19 +169,6 @@ class GroupMachine(GroupTable):
         turn.add_pending_member_id(member_id, request)
         turn.reply(call_id, JoinGroupReply(error=ErrorCode.MEMBER_ID_REQUIRED, member_id=member_id))
         return ErrorCode.NONE
-
-    def _join_again(self, turn: GroupTurn, request: JoinGroupRequest, call_id: int) -> None:
-        group, member = turn.group, turn.group.members[request.member_id]
-        is_unchanged = member.protocols == request.protocols
-        is_leader = group.leader_id == member.member_id
-        if is_unchanged and (
-            group.state is GroupState.COMPLETING_REBALANCE
-            or (group.state is GroupState.STABLE and not is_leader)
-        ):
-            turn.restart_session(member)
-            turn.reply(call_id, turn.joined(member))
-        else:
-            turn.rejoin(member, request, call_id)
 
     # --- sync, heartbeat, leave -----------------------------------------------------------
 
@@ -329,21 +315,29 @@ class GroupMachine(GroupTable):
                 turn.rebalance()
         return turn.effects
 
-    def written(self, write: WriteGroup, error: ErrorCode, now_ms: int) -> list[Effect]:
-        """A ``WriteGroup`` is committed and applied, or failed with ``error``."""
+    def written(
+        self, write: WriteGroup, error: ErrorCode, now_ms: int, *, is_appended: bool
+    ) -> list[Effect]:
+        """A ``WriteGroup`` is committed and applied, or failed with ``error``.
+
+        ``is_appended`` says whether the log took it: then it may be applied after an error, too.
+        """
         group = self._groups.get(write.group_id)
         if group is None:
             if write.join_call == NO_CALL:
                 return []
             unknown = ErrorCode.UNKNOWN_MEMBER_ID if error is ErrorCode.NONE else error
             return [ReplyTo(write.join_call, JoinGroupReply(error=unknown))]
-        turn = self._turn(group, now_ms)
+        if not is_appended:
+            group.refused(write.value)
+        turn, reply = self._turn(group, now_ms), write.join_reply or JoinGroupReply()
         if write.reason is WriteReason.ASSIGNED:
             turn.assigned(write, error)
         elif write.reason is WriteReason.REPLACED:
-            turn.replaced(write, error)
+            turn.replaced(write, reply, error)
         elif write.reason is WriteReason.RENAMED:
-            turn.renamed(write, error)
+            turn.renamed(write, reply, error)
+        self._forget_if_unused(write.group_id)
         return turn.effects
 
 

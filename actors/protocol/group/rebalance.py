@@ -7,6 +7,8 @@ A turn works on one group at one moment and collects effects. Rules:
    dynamic one is unused, or when the longest rebalance timeout has passed. Dynamic members that
    did not rejoin are then dropped; static ones stay until their session expires.
 3. An assignment counts once it is durable: no one sees ``Stable`` before.
+4. The join of a static member counts once no record knows it by another member id, neither the
+   last one nor those on their way: the next coordinator would fence it. Repeated joins, too.
 
 Source: Kafka's classic group protocol; KIP-345 (static members), KIP-394 (pending member ids),
 KIP-559 (protocol in replies), KIP-814 (a returning static leader does not assign).
@@ -17,6 +19,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from oncelog.actors.protocol.group.effects import (
+    NO_CALL,
     CancelTimer,
     Effect,
     GroupSettings,
@@ -40,26 +43,26 @@ from oncelog.storage.errors import ErrorCode
 
 
 class GroupTurn:
-    """One turn: steps on ``group`` at ``now_ms``; ``effects`` is what the shell must do."""
+    """One turn: steps on ``group`` at ``now_ms``; ``effects`` is what the shell must do.
 
-    def __init__(self, group: Group, settings: GroupSettings, now_ms: int) -> None:
+    ``logged`` is the last record of the group that is applied.
+    """
+
+    def __init__(
+        self, group: Group, settings: GroupSettings, now_ms: int, *, logged: GroupValue | None
+    ) -> None:
         self.group = group
+        self._logged = logged
         self.effects: list[Effect] = []
         self._settings = settings
         self._now_ms = now_ms
 
     # --- members come ---------------------------------------------------------------------
 
-    def add_member(
-        self,
-        request: JoinGroupRequest,
-        member_id: str,
-        call_id: int,
-        logged: GroupValue | None,
-    ) -> None:
-        """Add a new member and rebalance; see ``_join_once_durable`` for when its join counts.
+    def add_member(self, request: JoinGroupRequest, member_id: str, call_id: int) -> None:
+        """Add a new member and rebalance.
 
-        A static one may have left, or have been put out, since the record ``logged`` last.
+        A static one may have left, or have been put out, since the last record.
         """
         group = self.group
         if not group.members:
@@ -77,21 +80,36 @@ class GroupTurn:
         if group.initial_delay is not None:
             group.initial_delay.has_new_member = True
         self._set_session(member, self._settings.new_member_join_timeout_ms)
-        self._join_once_durable(member, call_id, logged)
+        self._join_once_durable(member, call_id)
 
     def rejoin(self, member: Member, request: JoinGroupRequest, call_id: int) -> None:
-        """Park a known member in its join with its current metadata, and rebalance."""
-        self._update(member, request)
-        self._park_join(member, call_id)
-        self.rebalance()
+        """Let a known member join: the generation goes on, if it can, or a rebalance begins."""
+        if member.protocols == request.protocols and self._goes_on_with(member):
+            self._join_unchanged(member, call_id)
+        else:
+            self._update(member, request)
+            self._join_once_durable(member, call_id)
 
-    def replace_static(
-        self,
-        request: JoinGroupRequest,
-        new_member_id: str,
-        call_id: int,
-        logged: GroupValue | None,
-    ) -> None:
+    def _goes_on_with(self, member: Member) -> bool:
+        """Whether the generation goes on when a member joins again as it was.
+
+        When the leader of a stable one does, it wants to assign anew.
+        """
+        group = self.group
+        return group.state is GroupState.COMPLETING_REBALANCE or (
+            group.state is GroupState.STABLE and group.leader_id != member.member_id
+        )
+
+    def _join_unchanged(self, member: Member, call_id: int) -> None:
+        self.restart_session(member)
+        if self._has_durable_id(member):
+            self.reply(call_id, self.joined(member))
+        elif self.group.state is GroupState.STABLE:
+            self._join_stable_once_durable(member, call_id)
+        else:
+            self._join_once_durable(member, call_id)
+
+    def replace_static(self, request: JoinGroupRequest, new_member_id: str, call_id: int) -> None:
         """Let a restarted static member take its old place under a new member id.
 
         Its former incarnation is fenced at once. In a stable group whose protocol stays the same
@@ -107,38 +125,52 @@ class GroupTurn:
         self._update(member, request)
         self._set_session(member)
         if group.state is GroupState.STABLE and group.voted_protocol() == group.protocol_name:
-            self.effects.append(
-                WriteGroup(
-                    group_id=group.group_id,
-                    reason=WriteReason.REPLACED,
-                    value=group.value(),
-                    join_call=call_id,
-                    join_reply=self.joined(member, skip_assignment=True),
-                )
-            )
-            return
-        self._join_once_durable(member, call_id, logged)
+            self._join_stable_once_durable(member, call_id)
+        else:
+            self._join_once_durable(member, call_id)
 
-    def _join_once_durable(self, member: Member, call_id: int, logged: GroupValue | None) -> None:
-        """Rebalance; the join counts once the last record does not know its name by another id.
+    def _join_stable_once_durable(self, member: Member, call_id: int) -> None:
+        reply = self.joined(member, skip_assignment=True)
+        self._write(WriteReason.REPLACED, self.group.value(), call_id, reply)
 
-        Else the next coordinator would know only that one, and fence the member that was given
-        the new one.
-        """
-        if logged is None or (present := self.group.with_present_ids(logged)) == logged:
+    def _join_once_durable(self, member: Member, call_id: int) -> None:
+        """Rebalance; the join counts at once, or after a record with the member's present id."""
+        if self._has_durable_id(member):
             self._park_join(member, call_id)
             self.rebalance()
             return
         self.rebalance()
-        # What is on its way to the log may be of a later generation.
-        generation_id = max(logged.generation_id, self.group.generation_id)
+        known = [value for value in self._records if not _agrees(value, member)][-1]
+        # A generation may have begun since.
+        generation_id = max(known.generation_id, self.group.generation_id)
+        present = structs.replace(self.group.with_present_ids(known), generation_id=generation_id)
+        reply = JoinGroupReply(member_id=member.member_id)
+        self._write(WriteReason.RENAMED, present, call_id, reply)
+
+    @property
+    def _records(self) -> list[GroupValue]:
+        """What the next coordinator may find last, the newest at the end."""
+        return [value for value in (self._logged, *self.group.unapplied) if value is not None]
+
+    def _has_durable_id(self, member: Member) -> bool:
+        """Whether no record knows a static member by another member id; see rule 4."""
+        return all(_agrees(value, member) for value in self._records)
+
+    def _write(
+        self,
+        reason: WriteReason,
+        value: GroupValue,
+        join_call: int = NO_CALL,
+        join_reply: JoinGroupReply | None = None,
+    ) -> None:
+        self.group.unapplied.append(value)
         self.effects.append(
             WriteGroup(
                 group_id=self.group.group_id,
-                reason=WriteReason.RENAMED,
-                value=structs.replace(present, generation_id=generation_id),
-                join_call=call_id,
-                join_reply=JoinGroupReply(member_id=member.member_id),
+                reason=reason,
+                value=value,
+                join_call=join_call,
+                join_reply=join_reply,
             )
         )
 
@@ -251,9 +283,7 @@ class GroupTurn:
         else:
             group.protocol_name = None
             group.move(GroupState.EMPTY, self._now_ms)
-            self.effects.append(
-                WriteGroup(group_id=group.group_id, reason=WriteReason.EMPTIED, value=group.value())
-            )
+            self._write(WriteReason.EMPTIED, group.value())
 
     def _begin_generation(self) -> None:
         group = self.group
@@ -284,13 +314,7 @@ class GroupTurn:
         if member.member_id == group.leader_id and not group.is_assigning:
             group.is_assigning = True
             by_member = {entry.member_id: entry.assignment for entry in assignments}
-            self.effects.append(
-                WriteGroup(
-                    group_id=group.group_id,
-                    reason=WriteReason.ASSIGNED,
-                    value=group.value(by_member),
-                )
-            )
+            self._write(WriteReason.ASSIGNED, group.value(by_member))
 
     def note_synced(self, member: Member) -> None:
         """The member asked for its assignment; once all have, the sync timer is cancelled."""
@@ -326,30 +350,39 @@ class GroupTurn:
         group.move(GroupState.STABLE, self._now_ms)
         self._answer_syncs(ErrorCode.NONE)
 
-    def replaced(self, write: WriteGroup, error: ErrorCode) -> None:
+    def replaced(self, write: WriteGroup, reply: JoinGroupReply, error: ErrorCode) -> None:
         """A static member's new id is durable, or could not be written and all must rejoin."""
-        group = self.group
-        reply = write.join_reply or JoinGroupReply()
-        if error is not ErrorCode.NONE:
-            self.reply(write.join_call, JoinGroupReply(error=error))
-            if group.state is GroupState.STABLE:
-                self.rebalance()
-        elif reply.member_id not in group.members:
-            self.reply(write.join_call, JoinGroupReply(error=ErrorCode.FENCED_INSTANCE_ID))
-        else:
+        member = self._joining(write, reply, error)
+        if member is not None:
             self.reply(write.join_call, reply)
+        elif error is not ErrorCode.NONE and self.group.state is GroupState.STABLE:
+            self.rebalance()
 
-    def renamed(self, write: WriteGroup, error: ErrorCode) -> None:
+    def renamed(self, write: WriteGroup, reply: JoinGroupReply, error: ErrorCode) -> None:
         """A static member's new id is durable, so its join counts."""
-        group = self.group
-        member = group.members.get(write.join_reply.member_id if write.join_reply else "")
-        if error is not ErrorCode.NONE:
-            self.reply(write.join_call, JoinGroupReply(error=error))
-        elif member is None:
-            self.reply(write.join_call, JoinGroupReply(error=ErrorCode.FENCED_INSTANCE_ID))
+        member = self._joining(write, reply, error)
+        if member is None:
+            return
+        if self._goes_on_with(member):
+            self._join_unchanged(member, write.join_call)
         else:
             self._park_join(member, write.join_call)
             self.rebalance()
+
+    def _joining(self, write: WriteGroup, reply: JoinGroupReply, error: ErrorCode) -> Member | None:
+        """Whose join waited for this; None, and it is refused, if it failed or is in vain.
+
+        Meanwhile another life may have taken the place, which fences this one, or its session
+        may have ended, so that it may join anew.
+        """
+        if error is ErrorCode.NONE:
+            instance_ids = {each.member_id: each.group_instance_id for each in write.value.members}
+            instance_id = instance_ids.get(reply.member_id)
+            error = self.group.check_member(reply.member_id, instance_id)
+        if error is ErrorCode.NONE:
+            return self.group.members[reply.member_id]
+        self.reply(write.join_call, JoinGroupReply(error=error))
+        return None
 
     def assignment_of(self, member: Member) -> SyncGroupReply:
         """The answer to a member's sync in a stable group."""
@@ -406,3 +439,12 @@ class GroupTurn:
 
     def _cancel(self, kind: TimerKind, member_id: str = "") -> None:
         self.effects.append(CancelTimer(Timer(kind, self.group.group_id, member_id)))
+
+
+def _agrees(value: GroupValue, member: Member) -> bool:
+    """Whether a record knows a static member by its present member id, or not at all."""
+    return member.group_instance_id is None or all(
+        entry.member_id == member.member_id
+        for entry in value.members
+        if entry.group_instance_id == member.group_instance_id
+    )

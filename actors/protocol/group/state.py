@@ -124,6 +124,8 @@ class Group:
     initial_delay: InitialDelay | None = None
     is_assigning: bool = False
     """Whether the leader's assignment of this generation is being logged."""
+    unapplied: list[GroupValue] = field(default_factory=list)
+    """What was given to the log and not applied yet, in that order: it may survive or not."""
 
     @classmethod
     def restored(cls, group_id: str, value: GroupValue) -> Group:
@@ -226,6 +228,18 @@ class Group:
     def rebalance_timeout_ms(self) -> int:
         """The longest any member may take to rejoin; 0 without members."""
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
+
+    # --- records --------------------------------------------------------------------------
+
+    def applied(self, value: GroupValue) -> None:
+        """``value`` is applied: what was given to the log before it is so too, or never will be."""
+        if value in self.unapplied:
+            del self.unapplied[: self.unapplied.index(value) + 1]
+
+    def refused(self, value: GroupValue) -> None:
+        """``value`` was not appended to the log."""
+        if value in self.unapplied:
+            self.unapplied.remove(value)
 
     # --- protocols ------------------------------------------------------------------------
 

@@ -57,7 +57,9 @@ class GroupTable:
             if record.value is None:
                 self._records.pop(key.group_id, None)
             else:
-                self._records[key.group_id] = decode_group_value(record.value)
+                logged = self._records[key.group_id] = decode_group_value(record.value)
+                if (group := self._groups.get(key.group_id)) is not None:
+                    group.applied(logged)
         if key is not None and record.value is None:
             self._forget_if_unused(key.group_id)
 
@@ -79,12 +81,13 @@ class GroupTable:
         return effects
 
     def _forget_if_unused(self, group_id: str) -> None:
-        """Drop a group that has neither members nor anything in the log."""
+        """Drop a group that has no members, and nothing in the log or on the way there."""
         group = self._groups.get(group_id)
         if (
             group is not None
             and group.state in {GroupState.EMPTY, GroupState.DEAD}
             and not group.pending_member_ids
+            and not group.unapplied
             and group_id not in self._records
             and not self.offsets.has_positions(group_id)
         ):
@@ -168,4 +171,5 @@ class GroupTable:
         )
 
     def _turn(self, group: Group, now_ms: int) -> GroupTurn:
-        return GroupTurn(group, self._settings, now_ms)
+        logged = self._records.get(group.group_id)
+        return GroupTurn(group, self._settings, now_ms, logged=logged)

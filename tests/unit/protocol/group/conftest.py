@@ -60,6 +60,7 @@ class GroupWorld:
         self.timers: dict[Timer, int] = {}
         self.replies: dict[int, Any] = {}
         self.writes: list[WriteGroup] = []
+        self.uncommitted: list[WriteGroup] = []
         self.holds_writes = False
         self.log: list[tuple[int, LogRecord | bool]] = []
         self.log_end_offset = 0
@@ -230,12 +231,22 @@ class GroupWorld:
                 if not self.holds_writes:
                     self.commit_write()
 
-    def commit_write(self, error: ErrorCode = ErrorCode.NONE) -> None:
-        """The oldest group record on its way is committed, or fails."""
+    def commit_write(
+        self, error: ErrorCode = ErrorCode.NONE, *, is_appended: bool | None = None
+    ) -> None:
+        """The oldest group record on its way is committed, or fails.
+
+        One that fails although it ``is_appended`` is committed with the next.
+        """
         write = self.writes.pop(0)
+        if is_appended is None:
+            is_appended = error is ErrorCode.NONE
+        if is_appended:
+            self.uncommitted.append(write)
         if error is ErrorCode.NONE:
-            self.append((write.record,))
-        self.run(self.machine.written(write, error, self.now_ms))
+            self.append(each.record for each in self.uncommitted)
+            self.uncommitted.clear()
+        self.run(self.machine.written(write, error, self.now_ms, is_appended=is_appended))
 
     def advance(self, duration_ms: int) -> None:
         """Let time pass; timers fire when they are due."""
@@ -254,6 +265,7 @@ class GroupWorld:
         self.machine = GroupMachine(self.settings)
         self.timers.clear()
         self.writes.clear()
+        self.uncommitted.clear()
         for record_offset, (producer_id, entry) in enumerate(self.log):
             if isinstance(entry, bool):
                 self.machine.apply_marker(producer_id, committed=entry)

@@ -255,12 +255,13 @@ def test_written_group_that_is_gone_is_of_no_consequence(world: Any) -> None:
     world.commit_write()
     call = world.enter(group_instance_id="a")
     world.leave(("", "a"))
+    replaced, emptied = world.writes
+    world.append((replaced.record, emptied.record))
     world.machine.begin_delete("billing", world.now_ms)
     world.append(world.machine.tombstones("billing"))
-    replaced, emptied = world.writes
-    world.run(world.machine.written(replaced, ErrorCode.NONE, world.now_ms))
+    world.run(world.machine.written(replaced, ErrorCode.NONE, world.now_ms, is_appended=True))
     assert world.reply(call).error is ErrorCode.UNKNOWN_MEMBER_ID
-    assert world.machine.written(emptied, ErrorCode.NONE, world.now_ms) == []
+    assert world.machine.written(emptied, ErrorCode.NONE, world.now_ms, is_appended=True) == []
 
 
 def test_timer_of_a_past_state_changes_nothing(world: Any) -> None:
@@ -419,6 +420,67 @@ def test_static_member_that_comes_anew_to_an_empty_group_survives_a_failover(wor
     assert world.reply(again).error is ErrorCode.NONE
 
 
+def test_static_member_that_comes_back_before_its_assignment_is_durable_survives_a_failover(
+    world: Any,
+) -> None:
+    """The first record that knows it is on its way, with its former id."""
+    first = world.joined(world.enter(group_instance_id="a"))
+    world.holds_writes = True
+    world.sync(first, {first.member_id: b"all"})
+    call = world.enter(group_instance_id="a")
+    assert world.reply(call) is None
+    while world.writes:
+        world.commit_write()
+    back = world.joined(call)
+    assert back.generation_id == 2
+    world.fail_over()
+    again = world.join(back.member_id, group_instance_id="a")
+    assert world.reply(again).error is ErrorCode.NONE
+
+
+def test_record_that_may_be_in_the_log_after_an_error_counts(world: Any) -> None:
+    """As when there are too few in-sync replicas once it is appended."""
+    first = world.joined(world.enter(group_instance_id="a"))
+    world.holds_writes = True
+    sync = world.sync(first, {first.member_id: b"all"})
+    world.commit_write(ErrorCode.COORDINATOR_NOT_AVAILABLE, is_appended=True)
+    assert world.reply(sync).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    call = world.enter(group_instance_id="a")
+    assert world.reply(call) is None
+    world.commit_write()
+    assert world.joined(call).generation_id == 2
+    second = world.enter(group_instance_id="a")
+    assert [write.value.generation_id for write in world.writes] == [2]
+    world.commit_write()
+    assert world.joined(second).generation_id == 3
+
+
+@pytest.mark.parametrize("is_rebalancing", [False, True])
+def test_repeated_join_of_a_static_member_waits_for_its_new_id_too(
+    world: Any, is_rebalancing: bool
+) -> None:
+    """As after a lost reply: its new id is on its way to the log, or was not taken by it."""
+    leader, _ = static_group(world)
+    if is_rebalancing:
+        changed = (GroupProtocol(name="range", metadata=b"weather"),)
+        world.join(leader.member_id, group_instance_id="a", protocols=changed)
+    world.holds_writes = True
+    call = world.enter(group_instance_id="b")
+    new_id = next(each for each in world.describe().members if each.group_instance_id == "b")
+    again = world.join(new_id.member_id, group_instance_id="b", is_first=True)
+    assert (world.reply(call), world.reply(again)) == (None, None)
+    world.commit_write(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    last = world.join(new_id.member_id, group_instance_id="b", is_first=True)
+    assert (world.reply(again), world.reply(last)) == (None, None)
+    world.join(leader.member_id, group_instance_id="a")
+    while world.writes:
+        world.commit_write()
+    back = world.joined(last)
+    world.fail_over()
+    rejoined = world.join(back.member_id, group_instance_id="b")
+    assert world.reply(rejoined).error is ErrorCode.NONE
+
+
 def test_static_join_in_a_rebalance_counts_only_when_its_new_id_is_durable(world: Any) -> None:
     leader, _ = static_group(world)
     changed = (GroupProtocol(name="range", metadata=b"weather"),)
@@ -450,6 +512,23 @@ def test_static_join_in_a_rebalance_whose_id_does_not_stay_is_refused(
         world.enter(group_instance_id="b")
     world.commit_write(error)
     assert world.reply(call).error is expected
+
+
+@pytest.mark.parametrize("is_rebalancing", [False, True])
+def test_static_member_whose_session_ends_while_its_join_is_written_is_not_fenced(
+    world: Any, is_rebalancing: bool
+) -> None:
+    """Nobody took its place, and being fenced is for good: it may join anew."""
+    leader, _ = static_group(world)
+    if is_rebalancing:
+        changed = (GroupProtocol(name="range", metadata=b"weather"),)
+        world.join(leader.member_id, group_instance_id="a", protocols=changed)
+    world.holds_writes = True
+    call = world.enter(group_instance_id="b")
+    world.advance(10_000)
+    while world.writes:
+        world.commit_write()
+    assert world.reply(call).error is ErrorCode.UNKNOWN_MEMBER_ID
 
 
 def test_restart_of_a_static_member_that_changes_the_protocol_rebalances(world: Any) -> None:

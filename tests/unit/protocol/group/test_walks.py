@@ -23,17 +23,20 @@ STEPS = st.lists(
         st.tuples(st.just("heartbeat"), st.integers(0, MEMBERS - 1)),
         st.tuples(st.just("leave"), st.integers(0, MEMBERS - 1)),
         st.tuples(st.just("advance"), st.sampled_from([1, 3_000, 9_000, 10_000, 31_000])),
-        st.tuples(st.just("write"), st.booleans()),
+        st.tuples(st.just("write"), st.sampled_from(["done", "done", "refused", "unknown"])),
         st.tuples(st.just("fail_over")),
     ),
     max_size=60,
 )
 LIVES_OF_ONE = st.lists(
     st.sampled_from(
-        [("join", 0, False), ("restart", 0), ("sync", 0), ("write", True), ("fail_over",)]
-        + [("repeat", place) for place in range(8)]
+        [
+            *(3 * [("come", 0), ("sync", 0), ("join", 0, False)]),
+            *(("restart", 0), ("fail_over",), ("repeat", 0), ("repeat", 1), ("repeat", 5)),
+            *(("write", outcome) for outcome in ("done", "done", "refused", "unknown", "unknown")),
+        ]
     ),
-    max_size=30,
+    max_size=40,
 )
 
 
@@ -56,7 +59,8 @@ class Walker:
             world.advance(rest[0])
         elif kind == "write":
             if world.writes:
-                world.commit_write(ErrorCode.NONE if rest[0] else ErrorCode.NOT_COORDINATOR)
+                error = ErrorCode.NONE if rest[0] == "done" else ErrorCode.NOT_COORDINATOR
+                world.commit_write(error, is_appended=rest[0] != "refused")
         elif kind == "fail_over":
             world.fail_over()
             self.calls.clear()
@@ -82,11 +86,17 @@ class Walker:
         self.ids[index] = ""
         self.join(index, False)
 
+    def come(self, index: int) -> None:
+        """Restart, and join with the member id that is handed out."""
+        self.restart(index)
+        self.read_replies()
+        self.join(index, False)
+
     def repeat(self, place: int) -> None:
-        """An earlier join arrives once more, and its answer at nobody: no place is lost by it."""
+        """A join before the last arrives once more, its answer at nobody: no place is lost."""
         if not self.joins:
             return
-        member_id, fields = self.joins[place % len(self.joins)]
+        member_id, fields = self.joins[-1 - place % len(self.joins)]
         before = [dict(group.static_members) for group in self.world.machine._groups.values()]
         self.world.join(member_id, **fields)
         after = [dict(group.static_members) for group in self.world.machine._groups.values()]
@@ -121,6 +131,18 @@ class Walker:
         """Nobody is forgotten: whoever is not waited for is timed, and whoever waits is known."""
         for group in self.world.machine._groups.values():
             self.check_group(group)
+        for index in range(MEMBERS):
+            if self.instance(index) and self.ids[index] == self.member_once[index] != "":
+                self.check_id_in_records(index)
+
+    def check_id_in_records(self, index: int) -> None:
+        """Whichever record a failover finds last, none knows a static member by a former id."""
+        table = self.world.machine._records.values()
+        on_their_way = [*self.world.uncommitted, *self.world.writes]
+        for value in [*table, *(write.value for write in on_their_way)]:
+            for member in value.members:
+                if member.group_instance_id == self.instance(index):
+                    assert member.member_id == self.ids[index]
 
     def check_group(self, group: Group) -> None:
         world = self.world
