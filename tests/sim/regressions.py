@@ -228,7 +228,7 @@ REGRESSIONS: list[tuple[int, dict[str, Any], str]] = [
     (
         815480750,
         {},
-        "a fault that nobody mends struck while a voter that had lost its disk had no vote yet, so no "
-        "majority was left",
+        "a fault that nobody mends struck while a voter that had lost its disk had no vote yet, "
+        "so no majority was left",
     ),
 ]
