@@ -509,7 +509,7 @@ SABOTEURS = (
     ),
     Saboteur(
         name="wait for the sync",
-        checker="LostPromises",
+        checker="TooFewCopies",
         sabotage=_no_wait_for_sync,
         changes=ALONE | {"power_loss": 0.7, "slow_disk": 0.5, "writers": 3, "peace": 0.0},
     ),
@@ -544,6 +544,7 @@ SABOTEURS = (
         changes=ALONE
         | {"topics": {"t0": 1}, "writers": 6, "pause_ms": 2.0, "drop_reply": 0.25}
         | {"request_timeout_ms": 1_500, "transaction_timeout_ms": 1_000},
+        runs=60,
     ),
     Saboteur(
         name="transactions begun ahead",

@@ -91,7 +91,9 @@ def test_with_the_first_leader_alone_in_sync_an_empty_partition_has_no_leader(
 
     with mock.patch.object(machine, "after_start", alone):
         creating = spawn(world, create)
-        world.run_for(FIRST_LED_S)
+        topics = world.server("controller").machine.topics
+        while "new" not in topics or all(one.leader != 2 for one in partitions(world)):
+            world.run_for(0.001)
         world.kill_node(2)
         with pytest.raises(SimulationError, match="was not done"):
             world.run(creating, limit_s=LED_LIMIT_S / 2)
