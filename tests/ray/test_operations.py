@@ -184,7 +184,7 @@ def test_figures_are_on_the_endpoint_that_prometheus_reads(
     (node,) = ray.nodes()
     url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     ours, produced = f'topic="{topic}"', 'method="produce"'
-    at_zero = {"cut_bytes", "damaged_place_count"}
+    at_zero = {"cut_bytes", "damaged_place_count", "disk_refusing"}
     at_zero |= {"high_watermark_lag", "partition_late_transaction_count"}
     # With one broker there is nobody to copy to.
     at_zero |= {"under_replicated", "under_min_isr", "replication_lag", "replication_lag_ms"}
