@@ -1,6 +1,8 @@
 """One replica of a partition: how it comes to lead, what it learns meanwhile, and how it stops.
 
 What every log-holding actor is made of. What it does while it leads is in ``replica.log``.
+
+One file: each step of a start looks at what the steps before it have left.
 """
 
 from __future__ import annotations
@@ -109,6 +111,7 @@ class Replica(FollowerLog):
         self.waits_for = ""
         """What a start, which goes on, is refused by the disk at present."""
         self._is_stopped = False
+        self._expected_topic_id = ""
         self._opening = asyncio.Lock()
         self._settings: tuple[tuple[str, str], ...] = ()
         self._settings_version = 0
@@ -146,8 +149,12 @@ class Replica(FollowerLog):
         )
 
     def known_topic_id(self) -> str:
-        """The id of the topic it leads or, before it leads, of the one whose files it has."""
-        return self.leadership.topic_id or self.directory.topic_id()
+        """The id of the topic it leads or, before it leads, of the one that it is to have a log of.
+
+        Until it has been told that, of the one whose files it has: those may be of a deleted topic
+        of its name, whose end is none of it.
+        """
+        return self.leadership.topic_id or self._expected_topic_id or self.directory.topic_id()
 
     # --- start and stop -------------------------------------------------------------------
 
@@ -355,6 +362,7 @@ class Replica(FollowerLog):
                 self.directory.check_owner()
                 expected = await self._expected_log()
                 if expected is not None:
+                    self._expected_topic_id = expected.topic_id
                     await self.directory.find(expected, is_wanted=lambda: not self._is_stopped)
                     self.directory.check_log(expected)
                 await self.directory.lock(is_wanted=lambda: not self._is_stopped)

@@ -226,7 +226,7 @@ COORDINATOR_MUTANTS = (
     Saboteur(
         name="completions resumed",
         sabotage=_completions_not_resumed,
-        checker="OpenAtTheEnd",
+        checker="World",
         changes=ALONE | BUSY | {"kill": 1.0},
     ),
     Saboteur(

@@ -351,7 +351,7 @@ MUTANTS = (
     Saboteur(
         name="commits with their records",
         sabotage=_commits_without_their_records,
-        checker="TornWrites",
+        checker="OpenAtTheEnd",
         changes=ALONE | BUSY,
     ),
     Saboteur(
