@@ -232,6 +232,7 @@ GROUP_MUTANTS = (
         | {"copiers": 3, "writers": 2, "plain_writers": 2, "pause_ms": 3_000.0}
         | {"topics": {"t0": 2, "copies": 1}, "transaction_timeout_ms": 10_000}
         | {"duration_s": 30.0, "kill": 0.0, "power_loss": 0.0, "crash_at_disk": 0.0},
+        runs=60,
     ),
     Saboteur(
         name="member ids before static members join",
