@@ -13,10 +13,11 @@ from oncelog.actors.protocol.cluster.log import (
     TopicCreated,
     decode_cluster_record,
     encode_cluster_record,
+    snapshot_parts,
 )
 from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.cluster.state import PartitionState, TopicState
-from oncelog.actors.protocol.effects import Decision
+from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.messages.base import ReplyT
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply, BecomeLeaderRequest
 from oncelog.storage.model import TopicPartition
@@ -143,3 +144,22 @@ class ClusterWorld:
         for value in self.log:
             machine.apply(encode_cluster_record(decode_cluster_record(value)))
         return machine
+
+    def restored(self, at: int) -> ClusterMachine:
+        """The machine that a snapshot at record ``at`` of the log gives, with all that follows."""
+        before, machine = ClusterMachine(), ClusterMachine()
+        for value in self.log[:at]:
+            before.apply(LogRecord(None, value))
+        for part in snapshot_parts(before.snapshot()):
+            machine.apply(part)
+        for value in self.log[at:]:
+            machine.apply(LogRecord(None, value))
+        return machine
+
+
+def state_of(machine: ClusterMachine) -> dict[str, object]:
+    """All that a machine knows but whom it has not told yet; the order of all is part of it."""
+    found = {name: value for name, value in vars(machine).items() if name != "_untold"}
+    for name in ("_brokers", "_topics", "_names_by_id", "_deleted"):
+        found[name] = list(found[name].items())
+    return found

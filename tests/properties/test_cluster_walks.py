@@ -10,9 +10,10 @@ from __future__ import annotations
 import random
 
 import pytest
-from cluster_worlds import CLUSTER_ID, ClusterWorld
+from cluster_worlds import CLUSTER_ID, ClusterWorld, state_of
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from oncelog.actors.protocol.cluster import brokers, elections, machine, reassignment
 from oncelog.actors.protocol.cluster.brokers import (
@@ -189,8 +190,14 @@ def walk(seed: int) -> Walk:
     for _ in range(STEPS):
         world.step()
     replayed = world.replayed()
-    assert replayed.topics == world.machine.topics
-    assert replayed.broker_states == world.machine.broker_states
+    assert state_of(replayed) == state_of(world.machine)
+    restored = world.restored(world.chance.randint(1, len(world.log)))
+    assert state_of(restored) == state_of(world.machine)
+    # Leaders are told of what has changed, be it before the snapshot.
+    for tp in set(replayed.take_untold()) - set(restored.take_untold()):
+        partition = world.machine.topics[tp.topic].partitions[tp.partition]
+        assert len(partition.replicas) == 1
+        assert partition.incarnation, "it has not asked for its role since"
     return world
 
 
@@ -258,7 +265,32 @@ def elects_in_the_epoch_before(topic, number, leader, isr=None):  # type: ignore
 
 REAL_ELECT = elections.elect
 
+
+def forgets_who_moves(topic):  # type: ignore[no-untyped-def]
+    snapshot = REAL_SNAPSHOT(topic)
+    place = snapshot.fields.index("adding")
+    rows = [(*row[:place], (), *row[place + 1 :]) for row in snapshot.partitions]
+    return structs.replace(snapshot, partitions=tuple(rows))
+
+
+def forgets_who_drains(broker):  # type: ignore[no-untyped-def]
+    return REAL_REGISTRATIONS(broker)[:1]
+
+
+REAL_SNAPSHOT = machine.snapshot_of
+REAL_REGISTRATIONS = machine.registrations_of
+
 SABOTEURS = {
+    "a snapshot without the replicas that are being added": (
+        machine,
+        "snapshot_of",
+        forgets_who_moves,
+    ),
+    "a snapshot without the brokers that drain": (
+        machine,
+        "registrations_of",
+        forgets_who_drains,
+    ),
     "an election outside the ISR": (elections, "candidates", elects_any_replica),
     "a broker that leads whatever nobody leads when it is back": (
         brokers,

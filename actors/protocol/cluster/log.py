@@ -6,6 +6,7 @@ none does so far, so an unknown one is corrupt.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, TypeAlias
 
 import msgpack
@@ -17,6 +18,9 @@ from oncelog.actors.protocol.messages.base import ReplyT
 from oncelog.storage.exceptions import CorruptDataError
 
 VERSION: Final = 1
+
+SNAPSHOT_PART_BYTES: Final = 65_536
+"""Records in one part of a snapshot, unless a single one is larger."""
 
 
 class ClusterFounded(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,6 +179,40 @@ class VotersChanged(msgspec.Struct, frozen=True, kw_only=True):
     voters: tuple[int, ...]
 
 
+class TopicSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic as it is: each row of ``partitions`` has the values of ``fields``, in that order."""
+
+    name: str
+    topic_id: str
+    settings: tuple[tuple[str, str], ...]
+    settings_version: int
+    fields: tuple[str, ...]
+    partitions: tuple[tuple[Any, ...], ...]
+
+
+class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """What else no other record tells by itself: the ticket keys, counts, deleted topics."""
+
+    key_version: int
+    cluster_key: bytes
+    previous_key: bytes
+    rotated_ms: int
+    election_count: int
+    deleted_topic_ids: tuple[str, ...]
+
+
+class SnapshotPart(msgspec.Struct, frozen=True, kw_only=True):
+    """Some of the records that give the state as it was where part 0 begins.
+
+    The log may begin there. Who has read what is before passes over all parts. Parts without the
+    last one are of a controller that did not come to an end; another has then followed it.
+    """
+
+    part: int
+    is_last: bool
+    records: tuple[bytes, ...]
+
+
 ClusterRecord: TypeAlias = (
     ClusterFounded
     | ClusterKeyRotated
@@ -190,6 +228,9 @@ ClusterRecord: TypeAlias = (
     | ProducerIdsAllocated
     | ControllerElected
     | VotersChanged
+    | TopicSnapshot
+    | ClusterSnapshot
+    | SnapshotPart
 )
 
 _KINDS: Final[dict[str, type[ClusterRecord]]] = {
@@ -207,6 +248,9 @@ _KINDS: Final[dict[str, type[ClusterRecord]]] = {
     "producer_ids_allocated": ProducerIdsAllocated,
     "controller_elected": ControllerElected,
     "voters_changed": VotersChanged,
+    "topic_snapshot": TopicSnapshot,
+    "cluster_snapshot": ClusterSnapshot,
+    "snapshot_part": SnapshotPart,
 }
 _NAMES: Final = {kind: name for name, kind in _KINDS.items()}
 
@@ -217,7 +261,7 @@ def decision(reply: ReplyT, *records: ClusterRecord) -> Decision[ReplyT]:
 
 
 def encode_cluster_record(record: ClusterRecord) -> LogRecord:
-    """One record of the metadata log; without a key, because the log is never compacted."""
+    """One record of the metadata log; without a key, as the log is not compacted."""
     fields = structs.asdict(record)
     value = msgpack.packb({"kind": _NAMES[type(record)], "version": VERSION, **fields})
     return LogRecord(None, value)
@@ -234,3 +278,31 @@ def decode_cluster_record(value: bytes) -> ClusterRecord:
         return kind(**fields)
     except (ValueError, KeyError, TypeError, AttributeError, msgpack.UnpackException) as error:
         raise CorruptDataError(f"cluster metadata record is unreadable: {error!r}") from None
+
+
+def with_parts_opened(record: ClusterRecord) -> Iterator[ClusterRecord]:
+    """The record, or those in it if it is a part of a snapshot."""
+    if isinstance(record, SnapshotPart):
+        yield from map(decode_cluster_record, record.records)
+    else:
+        yield record
+
+
+def snapshot_parts(records: Iterable[ClusterRecord]) -> list[LogRecord]:
+    """The records of a state as parts, each to be a batch of its own."""
+    parts: list[list[bytes]] = [[]]
+    size_bytes = 0
+    for record in records:
+        value = encode_cluster_record(record).value or b""
+        if parts[-1] and size_bytes + len(value) > SNAPSHOT_PART_BYTES:
+            parts.append([])
+            size_bytes = 0
+        parts[-1].append(value)
+        size_bytes += len(value)
+    last = len(parts) - 1
+    return [
+        encode_cluster_record(
+            SnapshotPart(part=number, is_last=number == last, records=tuple(part))
+        )
+        for number, part in enumerate(parts)
+    ]

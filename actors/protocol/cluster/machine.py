@@ -43,7 +43,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, TypeAlias
 
 from msgspec import structs
@@ -59,18 +59,22 @@ from oncelog.actors.protocol.cluster.log import (
     BrokerRegistered,
     ClusterFounded,
     ClusterKeyRotated,
-    ControllerElected,
+    ClusterRecord,
+    ClusterSnapshot,
     IsrChanged,
     LeaderElected,
     PartitionsCreated,
     ProducerIdsAllocated,
     ReplicasChanged,
+    SnapshotPart,
     TopicConfigured,
     TopicCreated,
     TopicDeleted,
+    TopicSnapshot,
     VotersChanged,
     decision,
     decode_cluster_record,
+    with_parts_opened,
 )
 from oncelog.actors.protocol.cluster.state import (
     NO_LEADER,
@@ -80,6 +84,9 @@ from oncelog.actors.protocol.cluster.state import (
     described,
     partitions_of,
     registered,
+    registrations_of,
+    snapshot_of,
+    topic_in,
 )
 from oncelog.actors.protocol.cluster.topic_creation import (
     check_new_partitions,
@@ -123,6 +130,12 @@ from oncelog.storage.model import (
 
 PRODUCER_ID_BLOCK_COUNT: Final = 1_000
 
+DELETED_TOPICS_MAX: Final = 10_000
+"""Topic ids that stay known once their topics are deleted: a late call must not create one again.
+
+Calls are late by minutes at most.
+"""
+
 ALONE: Final = HostRules()
 """Every replica in an actor of its own."""
 
@@ -142,11 +155,15 @@ class ClusterMachine:
         self._brokers: dict[int, BrokerState] = {}
         self._topics: dict[str, TopicState] = {}
         self._names_by_id: dict[str, str] = {}
+        self._deleted: dict[str, None] = {}
+        """Ids of topics that are deleted, the newest ``DELETED_TOPICS_MAX``, oldest first."""
         self._next_producer_id = 0
         self._untold: dict[TopicPartition, None] = {}
         self._refusing: frozenset[int] = frozenset()
         self.election_count = 0
         """Leaders elected since the cluster was founded."""
+        self._next_part: int | None = None
+        """Of the snapshot with which the log begins, while it is being read."""
 
     # --- decide ---------------------------------------------------------------------------
 
@@ -188,7 +205,7 @@ class ClusterMachine:
             return refused(request, error, detail)
         if request.name in self._topics:
             return Decision(reply=CreateTopicReply(topic_id=request.topic_id))
-        if request.topic_id in self._names_by_id or len(request.topic_id) != 32:
+        if self._has_known(request.topic_id) or len(request.topic_id) != 32:
             detail = f"topic id {request.topic_id!r} cannot be used"
             return refused(request, ErrorCode.INVALID_REQUEST, detail)
         factor = replication_of(request, self._brokers)
@@ -384,7 +401,34 @@ class ClusterMachine:
         """Apply one committed record; the only way this machine changes."""
         if record.value is None:
             return
-        match decode_cluster_record(record.value):
+        decoded = decode_cluster_record(record.value)
+        if isinstance(decoded, SnapshotPart):
+            self._apply_part(decoded)
+        else:
+            self._check_whole()
+            self._apply(decoded)
+
+    def _check_whole(self) -> None:
+        invariant(
+            self._next_part is None,
+            "I-24",
+            f"the snapshot with which the log begins has no part {self._next_part}",
+        )
+
+    def _apply_part(self, part: SnapshotPart) -> None:
+        """Load the snapshot with which the log begins; any other tells nothing new."""
+        if self._next_part is None:
+            if self.founded is not None:
+                return
+            self._next_part = 0
+        if part.part != self._next_part:
+            self._check_whole()
+        for record in with_parts_opened(part):
+            self._apply(record)
+        self._next_part = None if part.is_last else part.part + 1
+
+    def _apply(self, record: ClusterRecord) -> None:
+        match record:
             case ClusterFounded() as founded:
                 invariant(self.founded is None, "I-24", "a cluster is founded once")
                 self.founded = founded
@@ -419,7 +463,8 @@ class ClusterMachine:
                 )
                 topic.partitions += partitions_of(added)
             case TopicDeleted(topic_id=topic_id):
-                del self._topics[self._names_by_id[topic_id]]
+                del self._topics[self._names_by_id.pop(topic_id)]
+                self._note_deleted((topic_id,))
             case LeaderElected() | IsrChanged() | ReplicasChanged() as changed:
                 self._apply_to_partition(changed)
             case ProducerIdsAllocated(next_producer_id=next_producer_id):
@@ -431,27 +476,60 @@ class ClusterMachine:
                 self._next_producer_id = next_producer_id
             case VotersChanged(voters=voters):
                 self.voters = voters
-            case ControllerElected():
-                pass  # It is there to be committed.
+            case TopicSnapshot() as topic_snapshot:
+                self._add(topic_in(topic_snapshot))
+            case ClusterSnapshot() as rest:
+                self._apply_rest(rest)
+            case _:
+                pass  # A ``ControllerElected`` is there to be committed.
 
     def _apply_created(self, created: TopicCreated) -> None:
         invariant(
-            created.topic_id not in self._names_by_id,
+            not self._has_known(created.topic_id),
             "I-24",
             f"topic id {created.topic_id} is in use",
         )
-        self._names_by_id[created.topic_id] = created.name
-        self._topics[created.name] = TopicState(
-            name=created.name,
-            topic_id=created.topic_id,
-            settings=created.settings,
-            partitions=partitions_of(created),
+        self._add(
+            TopicState(
+                name=created.name,
+                topic_id=created.topic_id,
+                settings=created.settings,
+                partitions=partitions_of(created),
+            )
         )
 
+    def _add(self, topic: TopicState) -> None:
+        self._names_by_id[topic.topic_id] = topic.name
+        self._topics[topic.name] = topic
+        for number, partition in enumerate(topic.partitions):
+            if topic.settings_version:
+                self._untold[TopicPartition(topic.name, number)] = None
+            elif partition.version:
+                self._note_untold(topic, number)
+
+    def _has_known(self, topic_id: str) -> bool:
+        return topic_id in self._names_by_id or topic_id in self._deleted
+
+    def _note_deleted(self, topic_ids: Iterable[str]) -> None:
+        self._deleted |= dict.fromkeys(topic_ids)
+        while len(self._deleted) > DELETED_TOPICS_MAX:
+            del self._deleted[next(iter(self._deleted))]
+
+    def _apply_rest(self, rest: ClusterSnapshot) -> None:
+        self.keys = ClusterKeys(
+            version=rest.key_version,
+            current=rest.cluster_key,
+            previous=rest.previous_key,
+            rotated_ms=rest.rotated_ms,
+        )
+        self.election_count = rest.election_count
+        self._note_deleted(rest.deleted_topic_ids)
+
     def _apply_to_partition(self, record: LeaderElected | IsrChanged | ReplicasChanged) -> None:
-        topic = self._topics.get(self._names_by_id[record.topic_id])
-        if topic is None or topic.topic_id != record.topic_id:
+        name = self._names_by_id.get(record.topic_id)
+        if name is None:
             return  # Deleted while the record was being written.
+        topic = self._topics[name]
         partition = topic.partitions[record.partition]
         match record:
             case LeaderElected():
@@ -477,6 +555,30 @@ class ClusterMachine:
         return untold
 
     # --- read -----------------------------------------------------------------------------
+
+    def snapshot(self) -> Iterator[ClusterRecord]:
+        """Records that give a machine that knows nothing this state; the voters come first."""
+        yield VotersChanged(voters=self.voters)
+        yield self._cluster()
+        for broker in self._brokers.values():
+            yield from registrations_of(broker)
+        if self._next_producer_id:
+            yield ProducerIdsAllocated(next_producer_id=self._next_producer_id)
+        yield ClusterSnapshot(
+            key_version=self.keys.version,
+            cluster_key=self.keys.current,
+            previous_key=self.keys.previous,
+            rotated_ms=self.keys.rotated_ms,
+            election_count=self.election_count,
+            deleted_topic_ids=tuple(self._deleted),
+        )
+        yield from map(snapshot_of, self._topics.values())
+
+    @property
+    def size(self) -> int:
+        """How much a snapshot has to tell: brokers, topics and partitions."""
+        partitions = sum(len(topic.partitions) for topic in self._topics.values())
+        return len(self._brokers) + len(self._topics) + partitions
 
     def metadata(self, names: Iterable[str] | None) -> tuple[TopicMetadata, ...]:
         """Describe the named topics that exist, or all, by name."""

@@ -46,6 +46,7 @@ from oncelog.actors.protocol.cluster.log import (
     BrokerRegistered,
     ClusterRecord,
     VotersChanged,
+    with_parts_opened,
 )
 from oncelog.actors.protocol.cluster.state import BrokerState
 from oncelog.actors.protocol.messages.brokers import NO_DISK, Disk
@@ -152,14 +153,17 @@ def _answer(
     )
 
 
-def voters_of(records: Iterable[ClusterRecord]) -> tuple[int, ...]:
-    """The voters that a log names last: at first the broker that founded the cluster."""
-    voters: tuple[int, ...] = ()
+def voters_of(records: Iterable[ClusterRecord], voters: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """The voters that a log names last: at first the broker that founded the cluster.
+
+    ``voters`` are those that it names before these records.
+    """
     for record in records:
-        if isinstance(record, VotersChanged):
-            voters = record.voters
-        elif isinstance(record, BrokerRegistered):
-            voters = voters or (record.broker_id,)
+        for one in with_parts_opened(record):
+            if isinstance(one, VotersChanged):
+                voters = one.voters
+            elif isinstance(one, BrokerRegistered):
+                voters = voters or (one.broker_id,)
     return voters
 
 

@@ -6,8 +6,9 @@ partition raises its version by one, those of earlier releases too, which do not
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR
@@ -19,10 +20,12 @@ from oncelog.actors.protocol.cluster.log import (
     PartitionsCreated,
     ReplicasChanged,
     TopicCreated,
+    TopicSnapshot,
 )
 from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages.brokers import Disk
 from oncelog.actors.protocol.messages.cluster import PartitionMetadata, TopicMetadata
+from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_LEADER_EPOCH
 
 NO_LEADER: Final = -1
@@ -71,6 +74,26 @@ def registered(record: BrokerRegistered, earlier: BrokerState | None) -> BrokerS
         is_fenced=record.is_fenced,
         is_draining=earlier is not None and earlier.is_draining,
         disk_epoch=record.disk_epoch,
+    )
+
+
+def registrations_of(broker: BrokerState) -> tuple[BrokerRegistered, BrokerChanged]:
+    """The records that give the broker as it is."""
+    return (
+        BrokerRegistered(
+            broker_id=broker.broker_id,
+            data_dir=broker.data_dir,
+            directory_id=broker.directory_id,
+            rack=broker.rack,
+            broker_epoch=broker.broker_epoch,
+            is_fenced=broker.is_fenced,
+        ),
+        BrokerChanged(
+            broker_id=broker.broker_id,
+            broker_epoch=broker.broker_epoch,
+            is_fenced=broker.is_fenced,
+            is_draining=broker.is_draining,
+        ),
     )
 
 
@@ -185,6 +208,38 @@ def partitions_of(record: TopicCreated | PartitionsCreated) -> list[PartitionSta
         )
         for ids, numbers in zip(record.replicas, hosts, strict=True)
     ]
+
+
+_PARTITION_FIELDS: Final = tuple(one.name for one in fields(PartitionState))
+_partition_values = operator.attrgetter(*_PARTITION_FIELDS)
+
+
+def snapshot_of(topic: TopicState) -> TopicSnapshot:
+    """The record that gives the topic as it is."""
+    return TopicSnapshot(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        settings=topic.settings,
+        settings_version=topic.settings_version,
+        fields=_PARTITION_FIELDS,
+        partitions=tuple(map(_partition_values, topic.partitions)),
+    )
+
+
+def topic_in(record: TopicSnapshot) -> TopicState:
+    """The topic as ``record`` has it; what its release did not know is as by default."""
+    names = record.fields
+    if not set(names) <= set(_PARTITION_FIELDS):
+        raise CorruptDataError(f"not all fields of {record.name} are known: {names}")
+    return TopicState(
+        name=record.name,
+        topic_id=record.topic_id,
+        settings=record.settings,
+        settings_version=record.settings_version,
+        partitions=[
+            PartitionState(**dict(zip(names, row, strict=True))) for row in record.partitions
+        ],
+    )
 
 
 def described(topic: TopicState, brokers: Mapping[int, BrokerState]) -> TopicMetadata:
