@@ -255,6 +255,9 @@ class ClusterConfig(_Settings):
     partitions are created. Each ``leader_imbalance_check_interval_ms`` preferred leaders that are
     in sync lead again. A leader whose disk refuses appends for ``disk_refusal_time_max_ms``, as a
     full one does, gives way to a replica in sync whose disk does not.
+    ``metadata_log_max_record_count_between_snapshots``: so many records make
+    the controller write a snapshot and drop what is before it, or as many as the state has
+    partitions, if these are more.
     """
 
     transaction_state_partitions: int = 2
@@ -283,6 +286,8 @@ class ClusterConfig(_Settings):
     leader_imbalance_check_interval_ms: int = 300_000
     transaction_state_log_segment_bytes: int = INTERNAL_SEGMENT_BYTES
     offsets_topic_segment_bytes: int = INTERNAL_SEGMENT_BYTES
+    metadata_log_segment_bytes: int = INTERNAL_SEGMENT_BYTES
+    metadata_log_max_record_count_between_snapshots: int = 50_000
     calls: Road = CONNECTIONS
     replicas_per_actor: ReplicasPerActor = AUTO
 
@@ -296,6 +301,12 @@ class ClusterConfig(_Settings):
                 check_range(field.name, getattr(self, field.name), 0, 2**31 - 1)
             elif field.name.endswith("_segment_bytes"):
                 check_range(field.name, getattr(self, field.name), 4_096, 2**31 - 1)
+        check_range(
+            "metadata_log_max_record_count_between_snapshots",
+            self.metadata_log_max_record_count_between_snapshots,
+            1,
+            2**31 - 1,
+        )
         check_choice("calls", self.calls, get_args(Road))
         check_range(
             "transaction_max_timeout_ms",
@@ -374,6 +385,8 @@ class ClusterOptions(TypedDict, total=False):
     leader_imbalance_check_interval_ms: int
     transaction_state_log_segment_bytes: int
     offsets_topic_segment_bytes: int
+    metadata_log_segment_bytes: int
+    metadata_log_max_record_count_between_snapshots: int
     calls: Road
     replicas_per_actor: ReplicasPerActor
 
@@ -381,10 +394,10 @@ class ClusterOptions(TypedDict, total=False):
 def internal_topic_config(topic: str, cluster: ClusterConfig) -> TopicConfig:
     """Initial settings of a coordinator's log: it needs only the newest state of each key.
 
-    The metadata log is kept whole: its records build on each other.
+    The records of the metadata log build on each other: what is before a snapshot goes, no other.
     """
     if topic == CLUSTER_METADATA_TOPIC:
-        return TopicConfig(retention_ms=UNLIMITED)
+        return TopicConfig(retention_ms=UNLIMITED, segment_bytes=cluster.metadata_log_segment_bytes)
     is_transactions = topic == TRANSACTION_STATE_TOPIC
     return TopicConfig(
         cleanup_policy="compact",

@@ -7,6 +7,7 @@ whether Ray remembered it or not.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -26,6 +27,7 @@ from oncelog.actors.controller.replica_actors import (
     ReplicaActors,
 )
 from oncelog.actors.controller.replica_calls import ReplicaCalls
+from oncelog.actors.controller.snapshots import Snapshots
 from oncelog.actors.controller.voters import Voters
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
 from oncelog.actors.interfaces import Clock, Transport, address_of, holder_of
@@ -153,6 +155,9 @@ class Controller:
             execute=self._execute,
         )
         self._voters = Voters(self.machine, metadata_log, clock=clock, execute=self._execute)
+        self._snapshots = Snapshots(
+            self.machine, replica, run_alone=functools.partial(self._runtime.execute, _ALL)
+        )
         self._members.without_vote = self._voters.without
         self._members.is_current = self._moves.leaving.is_current = self._voters.is_current
 
@@ -160,9 +165,11 @@ class Controller:
         """Load the metadata log, found the cluster if necessary, and start every replica."""
         if self.replica.availability() is not ErrorCode.NONE or not await self._voters.begin():
             return
-        for batch in self.replica.replay():
+        async for batch in self.replica.replay_in_slices():
             for record in batch.records:
                 self.machine.apply(LogRecord(record.key, record.value))
+        if self.replica.availability() is not ErrorCode.NONE:
+            return
         self.loaded_election_count = self.machine.election_count
         if not await self._found():
             return
@@ -172,7 +179,7 @@ class Controller:
         self._runtime.is_loaded = True
         self._leaders.announce(self.machine.take_untold())
         watches = (*self._members.watches(), *self._moves.watches(), self._voters.watch())
-        for work in watches:
+        for work in (*watches, self._snapshots.watch()):
             self._tasks.spawn(work)
         await self._actors.start(self.machine.placements())
 

@@ -134,9 +134,12 @@ class ControllerServer(Controller, ReplicaServer):
         A lone voter asks nobody: its directory lock lets one process lead it.
         """
         log, own = self.metadata_log, self.config.broker_id
-        log.voters = voters = log.voters_in_log() or (own,)
-        if len(voters) > 1:
-            log.disks = log.disks_in_log()
+        electorate = await log.electorate_in_log()
+        voters = electorate.voters
+        if not voters and log.machine.log_end_offset == 0:
+            # One that ends elsewhere is a copy that was begun anew, of which nothing came.
+            voters = (own,)
+        log.voters, log.disks = voters, dict(electorate.disks)
         state = log.load_state()
         epoch = max(last_epoch, state.epoch, self._told_epoch) + 1
         if not may_stand(state, voters, own):

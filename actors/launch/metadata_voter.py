@@ -19,7 +19,7 @@ from oncelog.actors.launch.assembly import Surroundings
 from oncelog.actors.launch.candidate import ask_voters
 from oncelog.actors.process.loop_time import loop_ms
 from oncelog.actors.process.own_tasks import OwnTasks
-from oncelog.actors.protocol.cluster.quorum import NO_DISKS, may_stand
+from oncelog.actors.protocol.cluster.quorum import may_stand
 from oncelog.actors.protocol.messages.brokers import Disk
 from oncelog.actors.protocol.messages.quorum import DescribeVoterReply, VoteReply, VoteRequest
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
@@ -141,7 +141,7 @@ class MetadataVoter:
             return DescribeVoterReply(broker_id=own, problem=problem)
         return DescribeVoterReply(
             broker_id=own,
-            voters=copy.voters(),
+            voters=copy.electorate.voters,
             leader_epoch=copy.state.epoch,
             log_end_offset=copy.position().end_offset,
         )
@@ -231,7 +231,7 @@ class MetadataVoter:
         """Whether the controller is gone, and the voters would have this broker follow it."""
         cluster, own = self._config.cluster, self._config.broker_id
         silent_ms = self._silent_ms()
-        voters = copy.voters()
+        voters = copy.electorate.voters
         if not may_stand(copy.state, voters, own):
             return False
         if silent_ms <= voters.index(own) * NEXT_IN_ORDER_MS + self._spread_ms:
@@ -255,7 +255,7 @@ class MetadataVoter:
             request,
             voters,
             timeout_ms=cluster.internal_call_timeout_ms,
-            disks=copy.disks() or NO_DISKS,
+            disks=copy.electorate.disks,
         )
         if not candidacy.is_won:
             self._told_epoch = max(self._told_epoch, candidacy.newest_epoch)

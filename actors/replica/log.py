@@ -10,10 +10,11 @@ comes to lead and how it stops.
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 from oncelog.actors.config import ReplicaConfig, TopicConfig
 from oncelog.actors.interfaces import Background, ResultT
@@ -56,6 +57,8 @@ from oncelog.storage.records.control import ControlRecord, encode_marker
 
 _logger = logging.getLogger(__name__)
 
+REPLAY_SLICE_BYTES: Final = 65_536
+"""Of the log, decoded in one turn of the event loop: some milliseconds' worth."""
 
 SendPush = Callable[[int, ReplicateRequest], Awaitable[ReplicateReply]]
 """Pushes to the follower on a broker."""
@@ -465,6 +468,21 @@ class ReplicaLog:
     def replay(self) -> Iterator[ReplayedBatch]:
         """Read the whole log back, decoded, in offset order: how a coordinator loads."""
         return read_back(self.log)
+
+    async def replay_in_slices(self) -> AsyncIterator[ReplayedBatch]:
+        """As ``replay``; others have their turns of the event loop meanwhile.
+
+        Nobody may cut the log before the end. OSError if the replica goes offline or stops.
+        """
+        size_bytes, log = 0, self._log
+        for batch in self.replay():
+            yield batch
+            size_bytes += batch.header.size_bytes
+            if size_bytes >= REPLAY_SLICE_BYTES:
+                size_bytes = 0
+                await asyncio.sleep(0)
+                if self._log is not log or self.failure is not None:
+                    raise OSError(errno.EBADF, "the log is closed")
 
 
 def _raise(bug: BaseException) -> None:

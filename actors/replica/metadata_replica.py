@@ -21,11 +21,12 @@ from oncelog.actors.process.loop_time import loop_ms
 from oncelog.actors.protocol.cluster.log import ClusterRecord, VotersChanged, decode_cluster_record
 from oncelog.actors.protocol.cluster.quorum import (
     Disks,
+    Electorate,
     LogPosition,
     VoterState,
     decide_vote,
     disks_of,
-    voters_of,
+    electorate_in,
     with_epoch,
 )
 from oncelog.actors.protocol.effects import LogRecord
@@ -33,9 +34,11 @@ from oncelog.actors.protocol.messages.brokers import NO_DISK
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.quorum import VoteReply, VoteRequest
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
+from oncelog.actors.protocol.partition.following import ReplicateVerdict
 from oncelog.actors.protocol.partition.quorum_replication import QuorumReplication
 from oncelog.actors.replica.follower_log import NOT_NOW
 from oncelog.actors.replica.log import AppendOutcome
+from oncelog.actors.replica.maintenance import Maintenance
 from oncelog.actors.replica.opening import ExpectedLog
 from oncelog.actors.replica.replica import Replica
 from oncelog.actors.replica.replicator import Replicator
@@ -44,6 +47,8 @@ from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_LEADER_EPOCH
+from oncelog.storage.records.batch import iterate_batches
+from oncelog.storage.records.codec import decode_records
 from oncelog.storage.segments.leader_epochs import epoch_span
 
 _logger = logging.getLogger(__name__)
@@ -81,23 +86,12 @@ class MetadataLog(Replica):
         epoch = epoch_span(machine.leader_epochs.entries, machine.log_end_offset - 1)[0]
         return LogPosition(NO_LEADER_EPOCH if epoch is None else epoch, machine.log_end_offset)
 
-    def voters_in_log(self) -> tuple[int, ...]:
-        """The voters that the log names, committed or not; none if it tells of no cluster."""
-        return voters_of(
-            decode_cluster_record(record.value)
-            for batch in self.replay()
-            for record in batch.records
-            if record.value is not None
-        )
-
-    def disks_in_log(self) -> Disks:
-        """The disks of brokers that the log names, committed or not."""
-        return disks_of(
-            decode_cluster_record(record.value)
-            for batch in self.replay()
-            for record in batch.records
-            if record.value is not None
-        )
+    async def electorate_in_log(self) -> Electorate:
+        """Whom the log names; nobody if it tells of no cluster. OSError, CorruptDataError."""
+        found = Electorate()
+        async for batch in self.replay_in_slices():
+            found = electorate_in((record.value for record in batch.records), found)
+        return found
 
     def load_state(self) -> VoterState:
         """What the voter file says, or what holds without one. OSError, CorruptDataError."""
@@ -272,9 +266,12 @@ class MetadataCopy(MetadataLog):
         self.state = VoterState()
         self.disk = NO_DISK
         """What it tells of its disk; its broker keeps it up to date."""
-        self._disks: tuple[LogPosition, Disks] | None = None
-        """Those that its log names, and where that ended then: one that ends there is the same."""
+        self.electorate = Electorate()
+        """Whom its log names; nobody while that is not known."""
         self._turn = asyncio.Lock()
+        self._maintenance = Maintenance(
+            replica=self, clock=clock, on_failure=lambda bug: self.on_bug(bug)
+        )
 
     async def _expected(self) -> ExpectedLog:
         """A copy that has heard of any epoch has a log."""
@@ -290,8 +287,9 @@ class MetadataCopy(MetadataLog):
                 found = VoterState(is_copied=self.log.log_end_offset == 0)
                 await self.write_state(found)
             self.disk = self.directory.disk()
+            self.electorate = await self.electorate_in_log()
         except (OSError, CorruptDataError) as error:
-            self.refuse(f"cannot tell what {self._data_dir} voted: {error}")
+            self.refuse(f"cannot tell what {self._data_dir} voted, and who else may: {error}")
             return BecomeLeaderReply(error=ErrorCode.KAFKA_STORAGE_ERROR)
         self.state = found
         return BecomeLeaderReply(
@@ -302,40 +300,13 @@ class MetadataCopy(MetadataLog):
             isr=(_ANOTHER,),
         )
 
-    def voters(self) -> tuple[int, ...]:
-        """``voters_in_log``; none if the disk refuses now, or the copy goes offline for it."""
-        try:
-            return self.voters_in_log()
-        except CorruptDataError as error:
-            self._go_offline(f"cannot tell the voters in {self.directory.path}: {error}")
-        except OSError as error:
-            self._note_refusal("read", error)
-        return ()
-
-    def disks(self) -> Disks | None:
-        """``disks_in_log``; ``None`` if the disk refuses now, or the copy goes offline for it."""
-        position = self.position()
-        if self._disks is None or self._disks[0] != position:
-            try:
-                self._disks = (position, self.disks_in_log())
-            except CorruptDataError as error:
-                self._go_offline(f"cannot tell the disks in {self.directory.path}: {error}")
-                return None
-            except OSError as error:
-                self._note_refusal("read", error)
-                return None
-        return self._disks[1]
-
     async def vote(self, request: VoteRequest) -> VoteReply:
         """Vote for a candidate, or not."""
         async with self._turn:
             if not self.is_following or self._is_cutting:
                 return request.failed(NOT_NOW)
             cluster_id = self.config.cluster_id
-            disks = self.disks()
-            if disks is None:
-                return request.failed(ErrorCode.KAFKA_STORAGE_ERROR)
-            disk = disks.get(request.candidate, NO_DISK)
+            disk = self.electorate.disks.get(request.candidate, NO_DISK)
             vote = decide_vote(
                 self.state, self.position(), request, cluster_id=cluster_id, disk=disk
             )
@@ -351,6 +322,38 @@ class MetadataCopy(MetadataLog):
             if not await self._is_remembered(with_epoch(self.state, request.leader_epoch)):
                 return ReplicateReply(error=ErrorCode.KAFKA_STORAGE_ERROR)
             return structs.replace(await super().replicate(request), disk=self.disk)
+
+    async def _follow(self, leadership: BecomeLeaderReply) -> None:
+        """See ``FollowerLog``."""
+        await super()._follow(leadership)
+        self._maintenance.start()
+
+    def _append_pushed(self, batches: memoryview) -> None:
+        """See ``FollowerLog``; voters are in force from where they are appended."""
+        try:
+            super()._append_pushed(batches)
+        finally:
+            for position, header in iterate_batches(batches):
+                batch = batches[position : position + header.size_bytes]
+                is_there = header.next_offset <= self.machine.log_end_offset
+                if is_there and not header.is_control:
+                    values = (record.value for record in decode_records(batch, header))
+                    self.electorate = electorate_in(values, self.electorate)
+
+    async def _cut(self, verdict: ReplicateVerdict) -> None:
+        """See ``FollowerLog``; what is left names the voters."""
+        self.electorate = Electorate()
+        await super()._cut(verdict)
+        try:
+            self.electorate = await self.electorate_in_log()
+        except OSError as error:
+            self._give_up("read the voters in", error)
+            raise
+
+    async def stop(self, *, remove_data: bool = False) -> None:
+        """See ``Replica``."""
+        await self._maintenance.stop()
+        await super().stop(remove_data=remove_data)
 
     async def _is_remembered(self, state: VoterState) -> bool:
         """Write down what is new; false if the disk refuses, and then nothing is promised."""

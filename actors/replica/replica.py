@@ -182,7 +182,7 @@ class Replica(FollowerLog):
         """Ask for a role, and follow as long as it is not to lead."""
         while self._may_go_on():
             told = await ask_until_told(
-                self._epoch_source, self._newest_epoch(), is_wanted=lambda: not self._is_stopped
+                self._epoch_source, self._newest_epoch(), is_wanted=self._may_go_on
             )
             if self.is_following and told.leader_epoch < self._newest_epoch():
                 # Another has been elected meanwhile, and has pushed.

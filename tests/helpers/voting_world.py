@@ -132,7 +132,7 @@ class Node:
             partition=0,
             broker_id=self.number,
             data_dir=str(self.data_dir),
-            cluster=CLUSTER,
+            cluster=self.world.cluster,
             cluster_id=CLUSTER_ID,
         )
         self.controller = ControllerServer(
@@ -149,7 +149,7 @@ class Node:
             config = BrokerConfig(
                 broker_id=self.number,
                 data_dir=str(self.data_dir),
-                cluster=CLUSTER,
+                cluster=self.world.cluster,
                 cluster_id=CLUSTER_ID,
             )
             self.broker = Broker(config, self.surroundings(self.world.failures.append), self)
@@ -185,15 +185,16 @@ class Node:
             broker._tasks.cancel()
             copy = broker.voter._copy
             if copy is not None:
-                copy._is_stopped = True
+                copy.halt()
                 copy.directory.release()
 
 
 class VotingWorld:
     """``holder`` is the node on which Ray has the actor ``controller``."""
 
-    def __init__(self, root: Path, count: int) -> None:
+    def __init__(self, root: Path, count: int, cluster: ClusterConfig = CLUSTER) -> None:
         self.root = root
+        self.cluster = cluster
         self.failures: list[BaseException] = []
         self.holder: Node | None = None
         self.starts: list[int] = []
@@ -244,11 +245,12 @@ def play(
     *,
     count: int = 3,
     head: int = 0,
+    cluster: ClusterConfig = CLUSTER,
 ) -> None:
     """A scenario in a cluster that broker 1 founds; all others join. ``head`` is on Ray's head."""
 
     async def body() -> None:
-        world = VotingWorld(root, count)
+        world = VotingWorld(root, count, cluster)
         one = world.nodes[1]
         if head:
             world.nodes[head].is_head = True

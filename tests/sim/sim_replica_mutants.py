@@ -13,7 +13,8 @@ from sim_coordinator_mutants import QUIET
 from sim_saboteurs import Saboteur
 
 from oncelog.actors.protocol.cluster import elections
-from oncelog.actors.protocol.cluster.log import LeaderElected
+from oncelog.actors.protocol.cluster import machine as cluster_machine
+from oncelog.actors.protocol.cluster.log import LeaderElected, TopicSnapshot
 from oncelog.actors.protocol.cluster.quorum import Candidacy
 from oncelog.actors.protocol.cluster.state import PartitionState, TopicState
 from oncelog.actors.protocol.messages.replication import ReplicateRequest
@@ -159,6 +160,22 @@ def any_epoch() -> Iterator[None]:
 def _old_acknowledgements() -> Any:
     """What a replica had before it came back with another disk counts still."""
     return mock.patch.object(FollowerProgress, "begin_anew")
+
+
+def _snapshots_without_epochs() -> Any:
+    """A snapshot does not say in which epoch a partition is led."""
+    real = cluster_machine.snapshot_of
+
+    def snapshot_of(topic: TopicState) -> TopicSnapshot:
+        snapshot = real(topic)
+        kept = [number for number, name in enumerate(snapshot.fields) if name != "leader_epoch"]
+        return structs.replace(
+            snapshot,
+            fields=tuple(snapshot.fields[number] for number in kept),
+            partitions=tuple(tuple(row[n] for n in kept) for row in snapshot.partitions),
+        )
+
+    return mock.patch.object(cluster_machine, "snapshot_of", snapshot_of)
 
 
 @contextmanager
@@ -323,6 +340,12 @@ REPLICA_MUTANTS = (
         checker="StaleSettings",
         changes=QUIET
         | {"brokers": 3, "replication_factor": 3, "operators": 4, "writers": 1, "readers": 1},
+    ),
+    Saboteur(
+        name="a snapshot gives all of the state",
+        sabotage=_snapshots_without_epochs,
+        checker="",
+        changes=QUIET,
     ),
     Saboteur(
         name="followers check what they take",

@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from cluster_worlds import state_of
 from disk_image import Directory
 from sim_checkers import Violation
 from sim_disk import durable_end
 from sim_history import is_compacted, is_remade
 
+from oncelog.actors.interfaces import broker_actor
 from oncelog.actors.protocol.cluster.machine import ClusterMachine
+from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.partition.bounds import PartitionBounds, Role
 from oncelog.actors.replica.log import ReplicaLog
 from oncelog.actors.replica.metadata_replica import MetadataReplica
@@ -280,6 +283,26 @@ def stale_settings(world: Any) -> list[Violation]:
         if described.is_leader and wanted != recorded:
             text = f"{replica.machine} wants {wanted} in sync, and {recorded} are asked for"
             found.append(Violation("StaleSettings", text, (str(tp),)))
+    return found
+
+
+def unequal_metadata(world: Any) -> list[Violation]:
+    """At peace every voter's log gives what the controller knows, wherever the log begins."""
+    found, controller = [], world.server("controller")
+    copies = [world.server(broker_actor(number)) for number in world.node_numbers()]
+    logs = [
+        copy.voter._copy for copy in copies if copy is not None and copy.voter._copy is not None
+    ]
+    expected = state_of(controller.machine)
+    for replica in (controller.replica, *logs):
+        loaded = ClusterMachine()
+        for batch in replica.replay():
+            for record in batch.records:
+                loaded.apply(LogRecord(record.key, record.value))
+        differing = [name for name, value in state_of(loaded).items() if value != expected[name]]
+        if differing:
+            log = f"log of {replica.config.broker_id} from {replica.machine.log_start_offset} on"
+            found.append(Violation("UnequalStates", f"the metadata {log}: other {differing}"))
     return found
 
 

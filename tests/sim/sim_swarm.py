@@ -27,7 +27,7 @@ from sim_operators import operator, settings_of
 from sim_process import Client, Process
 from sim_processors import processor
 from sim_remakes import remaker
-from sim_replica_watch import stale_settings, unequal_logs
+from sim_replica_watch import stale_settings, unequal_logs, unequal_metadata
 from sim_rogue import rogue
 from sim_stage import (
     COPY_GROUP,
@@ -76,6 +76,8 @@ CLUSTER = ClusterConfig(
     log_checkpoint_interval_ms=5_000,
     log_retention_check_interval_ms=2_000,
     log_cleaner_backoff_ms=2_000,
+    metadata_log_max_record_count_between_snapshots=30,
+    metadata_log_segment_bytes=4_096,
 )
 
 
@@ -236,6 +238,7 @@ def run_scenario(scenario: Scenario, history_path: Path | None = None) -> Result
                 world.quiesce(limit_s=QUIET_LIMIT_S)
                 result.violations += unequal_logs(world)
                 result.violations += stale_settings(world)
+                result.violations += unequal_metadata(world)
                 result.violations += check_history(stage.history)
                 result.violations += _judged_as_campaign(stage)
             except SimulationError as error:

@@ -254,6 +254,9 @@ _KINDS: Final[dict[str, type[ClusterRecord]]] = {
 }
 _NAMES: Final = {kind: name for name, kind in _KINDS.items()}
 
+ELECTORATE_KINDS: Final = (b"broker_registered", b"broker_changed", b"voters_changed")
+"""What a record that names voters or disks has in its bytes; others may have it too."""
+
 
 def decision(reply: ReplyT, *records: ClusterRecord) -> Decision[ReplyT]:
     """Answer with ``reply`` once ``records`` are committed and applied."""

@@ -42,10 +42,12 @@ import msgspec
 from msgspec import structs
 
 from oncelog.actors.protocol.cluster.log import (
+    ELECTORATE_KINDS,
     BrokerChanged,
     BrokerRegistered,
     ClusterRecord,
     VotersChanged,
+    decode_cluster_record,
     with_parts_opened,
 )
 from oncelog.actors.protocol.cluster.state import BrokerState
@@ -153,18 +155,37 @@ def _answer(
     )
 
 
-def voters_of(records: Iterable[ClusterRecord], voters: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """The voters that a log names last: at first the broker that founded the cluster.
+class Electorate(NamedTuple):
+    """Who votes by a log, committed or not, and which disk each broker has by it."""
 
-    ``voters`` are those that it names before these records.
+    voters: tuple[int, ...] = ()
+    disks: Mapping[int, Disk] = NO_DISKS
+
+
+def electorate_in(
+    values: Iterable[bytes | None],
+    before: Electorate = Electorate(),  # noqa: B008
+) -> Electorate:
+    """The voters and disks that a log names last, up to these records; ``before`` them, as given.
+
+    At first the broker that founded the cluster votes.
     """
-    for record in records:
-        for one in with_parts_opened(record):
-            if isinstance(one, VotersChanged):
-                voters = one.voters
-            elif isinstance(one, BrokerRegistered):
-                voters = voters or (one.broker_id,)
-    return voters
+    # Most records name none, and a copy is sent them all.
+    decoded = [
+        record
+        for value in values
+        if value is not None and any(kind in value for kind in ELECTORATE_KINDS)
+        for record in with_parts_opened(decode_cluster_record(value))
+    ]
+    if not decoded:
+        return before
+    voters = before.voters
+    for record in decoded:
+        if isinstance(record, VotersChanged):
+            voters = record.voters
+        elif isinstance(record, BrokerRegistered):
+            voters = voters or (record.broker_id,)
+    return Electorate(voters, disks_of(decoded, before.disks))
 
 
 def disks_of(records: Iterable[ClusterRecord], disks: Mapping[int, Disk] = NO_DISKS) -> Disks:

@@ -87,6 +87,7 @@ def registrations_of(broker: BrokerState) -> tuple[BrokerRegistered, BrokerChang
             rack=broker.rack,
             broker_epoch=broker.broker_epoch,
             is_fenced=broker.is_fenced,
+            disk_epoch=broker.disk_epoch,
         ),
         BrokerChanged(
             broker_id=broker.broker_id,

@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 from actor_surroundings import ManualClock
+from msgspec import structs
 
-from oncelog.actors.config import ReplicaConfig
+from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.process.background import ThreadBackground
 from oncelog.actors.protocol.cluster.log import (
     BrokerRegistered,
     ClusterRecord,
+    ControllerElected,
+    SnapshotPart,
     VotersChanged,
     encode_cluster_record,
 )
@@ -40,7 +43,13 @@ Scenario = Callable[[MetadataCopy], Coroutine[Any, Any, None]]
 async def begun(directory: Path) -> MetadataCopy:
     copy = MetadataCopy(
         config=ReplicaConfig(
-            topic=CLUSTER_METADATA_TOPIC, partition=0, broker_id=2, data_dir=str(directory)
+            topic=CLUSTER_METADATA_TOPIC,
+            partition=0,
+            broker_id=2,
+            data_dir=str(directory),
+            cluster=ClusterConfig(
+                log_retention_check_interval_ms=10, metadata_log_segment_bytes=4_096
+            ),
         ),
         filesystem=RealFileSystem(),
         clock=ManualClock(),
@@ -78,7 +87,9 @@ def asked(epoch: int, candidate: int, log: LogPosition = OTHER, **fields: Any) -
     )
 
 
-def pushed(epoch: int, *records: ClusterRecord, leader: int = 1, at: int = 0) -> ReplicateRequest:
+def pushed(
+    epoch: int, *records: ClusterRecord, leader: int = 1, at: int = 0, previous: int = -1
+) -> ReplicateRequest:
     """A push of the records as one batch, which is the first of its epoch."""
     batch = b""
     if records:
@@ -103,7 +114,7 @@ def pushed(epoch: int, *records: ClusterRecord, leader: int = 1, at: int = 0) ->
         leader_epoch=epoch,
         epoch_start_offset=at,
         previous_end_offset=at,
-        previous_leader_epoch=-1,
+        previous_leader_epoch=previous,
         high_watermark=0,
         log_start_offset=0,
         batches=batch,
@@ -117,7 +128,7 @@ def state_in(directory: Path) -> VoterState | None:
 def test_a_copy_begins_with_nothing_and_says_so(tmp_path: Path) -> None:
     async def scenario(copy: MetadataCopy) -> None:
         assert state_in(tmp_path) == VoterState(is_copied=True)
-        assert copy.voters_in_log() == ()
+        assert copy.electorate.voters == ()
 
     play(tmp_path, scenario)
 
@@ -189,7 +200,7 @@ def test_an_epoch_is_kept_that_a_push_told(tmp_path: Path) -> None:
         assert await copy.replicate(pushed(7, founder)) == ReplicateReply(log_end_offset=1)
         assert state_in(tmp_path) == VoterState(epoch=7, is_copied=True)
         assert copy.position() == LogPosition(7, 1)
-        assert copy.voters_in_log() == (1,)
+        assert copy.electorate.voters == (1,)
 
     async def remembers(copy: MetadataCopy) -> None:
         assert copy.position() == LogPosition(7, 1)
@@ -213,33 +224,83 @@ def test_the_voters_are_the_last_that_the_log_names(tmp_path: Path) -> None:
     async def scenario(copy: MetadataCopy) -> None:
         founder = BrokerRegistered(broker_id=1, data_dir="/d")
         await copy.replicate(pushed(0, founder, VotersChanged(voters=(1, 2))))
-        assert copy.voters_in_log() == (1, 2)
+        assert copy.electorate.voters == (1, 2)
+
+    play(tmp_path, scenario)
+
+
+FOUNDER = BrokerRegistered(broker_id=1, data_dir="/d")
+
+
+def test_the_voters_are_those_of_what_a_cut_leaves(tmp_path: Path) -> None:
+    """And of what a snapshot says, of which only the first part has come."""
+
+    async def cuts(copy: MetadataCopy) -> None:
+        await copy.replicate(pushed(0, FOUNDER))
+        await copy.replicate(pushed(1, VotersChanged(voters=(1, 2)), at=1, previous=0))
+        assert copy.electorate.voters == (1, 2)
+        await copy.replicate(pushed(2, ControllerElected(broker_id=3, epoch=2), at=1, previous=0))
+        assert copy.electorate.voters == (1,)
+
+    async def begins_anew(copy: MetadataCopy) -> None:
+        assert copy.electorate.voters == (1,)
+        voters = encode_cluster_record(VotersChanged(voters=(1, 3))).value or b""
+        part = SnapshotPart(part=0, is_last=False, records=(voters,))
+        push = structs.replace(pushed(3, part, at=50, previous=2), log_start_offset=50)
+        assert (await copy.replicate(push)).log_end_offset == 51
+        assert (copy.log.log_start_offset, copy.electorate.voters) == (50, (1, 3))
+
+    async def remembers(copy: MetadataCopy) -> None:
+        assert (copy.log.log_start_offset, copy.electorate.voters) == (50, (1, 3))
+
+    play(tmp_path, cuts, begins_anew, remembers)
+
+
+def test_a_copy_removes_what_its_controller_has_dropped(tmp_path: Path) -> None:
+    async def scenario(copy: MetadataCopy) -> None:
+        large = BrokerRegistered(broker_id=1, data_dir="d" * 4_000)
+        for offset in range(3):
+            await copy.replicate(pushed(0, large, at=offset, previous=0 if offset else -1))
+        assert copy.log.head.first_base_offset == 0
+        told = structs.replace(pushed(0, at=3, previous=0), log_start_offset=2, high_watermark=3)
+        await copy.replicate(told)
+        for _ in range(1_000):
+            if copy.log.head.first_base_offset == 2:
+                break
+            await asyncio.sleep(0.01)
+        assert copy.log.head.first_base_offset == 2
 
     play(tmp_path, scenario)
 
 
 @pytest.mark.parametrize(
-    ("error", "passes"),
-    [
-        (OSError(errno.EMFILE, "too many"), True),
-        (OSError(errno.EIO, "broken"), False),
-        (CorruptDataError("damaged"), False),
-    ],
+    "error", [OSError(errno.EMFILE, "too many"), OSError(errno.EIO, "broken"), CorruptDataError("")]
 )
-def test_a_log_that_cannot_be_read_names_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, passes: bool
+def test_a_copy_that_cannot_tell_the_voters_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """What passes is read again; for the rest the copy is offline, until it begins anew."""
+    """Until it begins anew."""
 
-    async def scenario(copy: MetadataCopy) -> None:
-        def fail() -> None:
-            raise error
+    def fail(_: MetadataCopy) -> None:
+        raise error
 
-        monkeypatch.setattr(copy, "replay", fail)
-        assert copy.voters() == ()
-        assert (copy.failure is None) == passes
+    async def takes(copy: MetadataCopy) -> None:
+        await copy.replicate(pushed(0, FOUNDER))
+        monkeypatch.setattr(MetadataCopy, "replay", fail)
 
-    play(tmp_path, scenario)
+    async def refuses(copy: MetadataCopy) -> None:
+        assert (copy.electorate.voters, copy.failure is None) == ((), False)
+        assert (await copy.vote(asked(5, 1))).error is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        monkeypatch.undo()
+
+    async def cuts(copy: MetadataCopy) -> None:
+        assert copy.electorate.voters == (1,)
+        monkeypatch.setattr(copy, "replay", lambda: fail(copy))
+        refused = await copy.replicate(pushed(2, ControllerElected(broker_id=3, epoch=2)))
+        assert refused.error is ErrorCode.KAFKA_STORAGE_ERROR
+        assert (copy.electorate.voters, copy.failure is None) == ((), False)
+
+    play(tmp_path, takes, refuses, cuts)
 
 
 def test_without_the_file_nothing_is_promised(
