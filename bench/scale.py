@@ -10,9 +10,10 @@ runs in a process of its own; a size is how many of what the case is named after
 * ``consumers``: without a group, waiting for records
 * ``ids``, ``groups``: transactional ids, and groups, at one coordinator's machine
 * ``aborted``: transactions in the aborted index of one segment
+* ``changes``: of ISRs in the controller's log, with a hundredth as many topics; loaded
 * ``sparse``: GiB of one log, nearly all of it holes in its files; opened and read
 
-The last four need no Ray. The run is appended to ``bench/results/scale.jsonl``.
+The last five need no Ray. The run is appended to ``bench/results/scale.jsonl``.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ SIZES: Final = {
     "ids": 100_000,
     "groups": 10_000,
     "aborted": 1_000_000,
+    "changes": 1_000_000,
     "sparse": 1_024,
 }
 

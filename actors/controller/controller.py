@@ -7,7 +7,6 @@ whether Ray remembered it or not.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -155,9 +154,6 @@ class Controller:
             execute=self._execute,
         )
         self._voters = Voters(self.machine, metadata_log, clock=clock, execute=self._execute)
-        self._snapshots = Snapshots(
-            self.machine, replica, run_alone=functools.partial(self._runtime.execute, _ALL)
-        )
         self._members.without_vote = self._voters.without
         self._members.is_current = self._moves.leaving.is_current = self._voters.is_current
 
@@ -178,8 +174,9 @@ class Controller:
             return
         self._runtime.is_loaded = True
         self._leaders.announce(self.machine.take_untold())
+        snapshots = Snapshots(self.machine, self.replica, execute=self._execute)
         watches = (*self._members.watches(), *self._moves.watches(), self._voters.watch())
-        for work in (*watches, self._snapshots.watch()):
+        for work in (*watches, snapshots.watch()):
             self._tasks.spawn(work)
         await self._actors.start(self.machine.placements())
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from typing import Final
 
+from oncelog.actors.controller.membership import Execute
 from oncelog.actors.protocol.cluster.log import snapshot_parts
 from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.effects import Decision
-from oncelog.actors.protocol.messages.cluster import MetadataReply
+from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest
 from oncelog.actors.replica.replica import Replica
 from oncelog.actors.replica.upkeep import raise_log_start
 from oncelog.storage.errors import ErrorCode
@@ -31,17 +31,17 @@ _logger = logging.getLogger(__name__)
 SNAPSHOT_LOOK_MS: Final = 1_000
 """How often the controller looks whether a snapshot is due."""
 
-RunAlone = Callable[[Callable[[int], Decision[MetadataReply]]], Awaitable[MetadataReply]]
-"""Runs a decision when nothing that was logged is still to be applied."""
-
 
 class Snapshots:
-    """Writes them into the log of ``replica``, which leads it; ``machine`` is what it gives."""
+    """Writes them into the log of ``replica``, which leads it; ``machine`` is what it gives.
 
-    def __init__(self, machine: ClusterMachine, replica: Replica, *, run_alone: RunAlone) -> None:
+    ``execute`` decides when nothing that was logged is still to be applied.
+    """
+
+    def __init__(self, machine: ClusterMachine, replica: Replica, *, execute: Execute) -> None:
         self._machine = machine
         self._replica = replica
-        self._run_alone = run_alone
+        self._execute = execute
         self._tried_offset = NO_OFFSET
         """Where the last attempt ended, which may have failed: the next is not made at once."""
 
@@ -73,10 +73,10 @@ class Snapshots:
                     appended.clear()
                     break
                 appended.append((outcome.base_offset, outcome.next_offset))
+            self._tried_offset = replica.machine.log_end_offset
             return Decision(reply=MetadataReply())
 
-        await self._run_alone(append)
-        self._tried_offset = replica.machine.log_end_offset
+        await self._execute(MetadataRequest(topics=()), append)
         if not appended:
             return ErrorCode.KAFKA_STORAGE_ERROR
         (begins_at, _), (_, ends_at) = appended[0], appended[-1]

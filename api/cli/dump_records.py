@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import structs
 
-from oncelog.actors.protocol.cluster.log import decode_cluster_record
+from oncelog.actors.protocol.cluster.log import SnapshotPart, decode_cluster_record
 from oncelog.actors.protocol.group import log as group_log
 from oncelog.actors.protocol.group.consumer_protocol import decode_assignment, decode_subscription
 from oncelog.actors.protocol.transaction import log as transaction_log
@@ -27,7 +27,7 @@ from oncelog.storage.model import (
 )
 from oncelog.storage.records.codec import Record
 
-_SECRETS: Final = frozenset({"cluster_key"})
+_SECRETS: Final = frozenset({"cluster_key", "previous_key"})
 
 
 def record_fields(topic: str, record: Record) -> dict[str, Any]:
@@ -116,8 +116,14 @@ def _offsets(record: Record) -> dict[str, Any] | None:
 
 
 def _cluster(record: Record) -> dict[str, Any]:
-    decoded = decode_cluster_record(record.value or b"")
-    fields = {name: value for name, value in _plain(decoded).items() if name not in _SECRETS}
+    return _cluster_fields(record.value or b"")
+
+
+def _cluster_fields(value: bytes) -> dict[str, Any]:
+    decoded = decode_cluster_record(value)
+    fields = {name: each for name, each in _plain(decoded).items() if name not in _SECRETS}
+    if isinstance(decoded, SnapshotPart):
+        fields["records"] = [_cluster_fields(one) for one in decoded.records]
     return {"kind": type(decoded).__name__, **fields}
 
 

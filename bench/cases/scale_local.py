@@ -6,7 +6,7 @@ import multiprocessing
 import resource
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -16,18 +16,35 @@ from cases.storage_logs import (
     MIB,
     RECORDS_PER_BATCH,
     TIMESTAMP_MS,
+    append_all,
     fill_long_log,
     open_log,
+    sync,
 )
 from cases.transaction_growth import IDLE_ROUND, MachineSide
 from measuring.findings import tell
+from oncelog.actors.config import ClusterConfig
+from oncelog.actors.protocol.cluster.log import (
+    BrokerRegistered,
+    ClusterFounded,
+    IsrChanged,
+    TopicCreated,
+    encode_cluster_record,
+    snapshot_parts,
+)
+from oncelog.actors.protocol.cluster.machine import ClusterMachine
+from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.group.effects import GroupSettings
 from oncelog.actors.protocol.group.machine import GroupMachine
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata, OffsetCommitRequest
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.log.partition import PartitionLog
 from oncelog.storage.model import NO_PRODUCER_ID, AbortedTransaction, TopicPartition
+from oncelog.storage.records.codec import decode_records, encode_records
 from oncelog.storage.segments.aborted_index import AbortedIndexEntry, TxnIndex
+
+CHANGES_PER_TOPIC: Final = 100
+SNAPSHOT_EVERY: Final = ClusterConfig().metadata_log_max_record_count_between_snapshots
 
 PROBES: Final = 101
 """How often a short operation is repeated; an odd number, so that one of them is the median."""
@@ -195,3 +212,89 @@ def _read_mb_per_s(log: PartitionLog) -> float:
         found = log.fetch(offset, max_bytes=FETCH_BYTES, upper_offset=log.log_end_offset)
         offset, size = found.next_offset, size + len(found.records)
     return size / 1e6 / (time.perf_counter() - started)
+
+
+def run_changes(count: int, directory: Path) -> None:
+    """So many ISR changes over a hundredth as many topics: what a controller loads at its start."""
+    path, live = directory / "changes-0", ClusterMachine()
+    log = open_log(path)
+
+    def append(records: Iterable[LogRecord]) -> None:
+        for record in records:
+            live.apply(record)
+            batch = encode_records([(record.key, record.value, TIMESTAMP_MS, ())])
+            append_all(log, [bytes(batch)])
+        sync(log)
+
+    def load() -> ClusterMachine:
+        loaded, opened = ClusterMachine(), open_log(path)
+        for header, batch in opened.replay(opened.log_start_offset):
+            for record in decode_records(batch, header):
+                loaded.apply(LogRecord(record.key, record.value))
+        opened.close([])
+        return loaded
+
+    def loaded_s(name: str) -> None:
+        started = time.perf_counter()
+        loaded = load()
+        tell(f"changes: loaded {name}, s", time.perf_counter() - started)
+        if loaded.topics != live.topics:
+            raise AssertionError(f"{name}: another state was loaded")
+
+    topics = max(1, count // CHANGES_PER_TOPIC)
+    tell("changes: written, s", seconds(lambda: append(_cluster_records(topics, count))))
+    tell("changes: log, MB", log.size_bytes / 1e6)
+    log.close([])
+    loaded_s("without a snapshot")
+    log = open_log(path)
+    begins_at = log.log_end_offset
+    parts: list[LogRecord] = []
+    tell(
+        "changes: snapshot made, s", seconds(lambda: parts.extend(snapshot_parts(live.snapshot())))
+    )
+    append(parts)
+    tell("changes: snapshot, MB", sum(len(part.value or b"") for part in parts) / 1e6)
+    log.advance_log_start(begins_at)
+    log.close([])
+    loaded_s("from a snapshot")
+    log = open_log(path)
+    append(_isr_changes(topics, min(count, SNAPSHOT_EVERY), rounds_before=count // topics))
+    log.close([])
+    loaded_s("from a snapshot and all that may follow it")
+
+
+def _cluster_records(topics: int, changes: int) -> Iterator[LogRecord]:
+    """A cluster of three brokers, whose topics have a partition each."""
+    yield encode_cluster_record(
+        ClusterFounded(
+            cluster_id="c" * 32,
+            cluster_key=bytes(32),
+            transaction_state_partitions=2,
+            offsets_partitions=2,
+        )
+    )
+    for broker_id in (1, 2, 3):
+        yield encode_cluster_record(BrokerRegistered(broker_id=broker_id, data_dir="/data"))
+    for number in range(topics):
+        yield encode_cluster_record(
+            TopicCreated(
+                name=f"topic-{number}",
+                topic_id=f"{number:032x}",
+                replicas=((1, 2, 3),),
+                settings=(),
+            )
+        )
+    yield from _isr_changes(topics, changes)
+
+
+def _isr_changes(topics: int, changes: int, *, rounds_before: int = 0) -> Iterator[LogRecord]:
+    for number in range(changes):
+        done = rounds_before + number // topics
+        yield encode_cluster_record(
+            IsrChanged(
+                topic_id=f"{number % topics:032x}",
+                partition=0,
+                partition_version=done + 1,
+                isr=(1, 2) if done % 2 else (1, 2, 3),
+            )
+        )

@@ -18,7 +18,9 @@ from oncelog.actors.protocol.cluster.log import (
     TopicCreated,
     TopicDeleted,
     encode_cluster_record,
+    snapshot_parts,
 )
+from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.group.consumer_protocol import (
     Assignment,
@@ -363,5 +365,9 @@ def write_metadata_log(data_dir: Path) -> Path:
     ]
     for number, each in enumerate(records):
         log.data(_records([encode_cluster_record(each)], TIME_MS + number))
+    machine = ClusterMachine()
+    for each in records:
+        machine.apply(encode_cluster_record(each))
+    log.data(_records(snapshot_parts(machine.snapshot()), TIME_MS + len(records)))
     log.close()
     return log.directory

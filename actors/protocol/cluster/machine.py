@@ -411,7 +411,7 @@ class ClusterMachine:
     def _check_whole(self) -> None:
         invariant(
             self._next_part is None,
-            "I-24",
+            "I-27",
             f"the snapshot with which the log begins has no part {self._next_part}",
         )
 

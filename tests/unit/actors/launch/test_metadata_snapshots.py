@@ -11,7 +11,7 @@ import pytest
 import voting_world
 from voting_world import CLUSTER, Node, VotingWorld
 
-from oncelog.actors.controller.snapshots import SNAPSHOT_LOOK_MS
+from oncelog.actors.controller.snapshots import SNAPSHOT_LOOK_MS, Snapshots
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
 from oncelog.actors.launch.controller_server import ControllerServer
 from oncelog.actors.protocol.cluster import log as cluster_log
@@ -160,8 +160,9 @@ def test_nothing_is_dropped_before_the_snapshot_is_committed(tmp_path: Path) -> 
         await create_topics(world)
         await world.until_voters(1, 2, 3)
         controller = controller_of(world)
+        snapshots = Snapshots(controller.machine, controller.replica, execute=controller._execute)
         one.is_isolated = True
-        writing = asyncio.ensure_future(controller._snapshots.write())
+        writing = asyncio.ensure_future(snapshots.write())
         await asyncio.sleep(2)
         log = controller.replica.log
         assert not writing.done()
