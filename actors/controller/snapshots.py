@@ -22,7 +22,6 @@ from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.effects import Decision
 from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest
 from oncelog.actors.replica.replica import Replica
-from oncelog.actors.replica.upkeep import raise_log_start
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_OFFSET
 
@@ -82,7 +81,7 @@ class Snapshots:
         (begins_at, _), (_, ends_at) = appended[0], appended[-1]
         error = await replica.committed(ends_at)
         if error is ErrorCode.NONE:
-            error = await raise_log_start(replica, begins_at)
+            error = await replica.raise_log_start(begins_at)
         if error is ErrorCode.NONE:
             _logger.info("the metadata log begins with a snapshot at %d now", begins_at)
         return error
