@@ -184,20 +184,6 @@ def test_a_controller_that_is_cut_off_answers_nothing_and_ends_itself(world: Wor
     assert are_equal(world)
 
 
-def test_a_voter_that_cannot_read_who_votes_leaves_it_to_the_next(world: World) -> None:
-    """The controller's node dies, and the disk of broker 2, which is the next, does not read."""
-    write(world, ["a"])
-    fault = world.disk(broker_actor(2)).fail("read", ".log", times=1)
-    world.kill_node(1)
-    until_taken_over(world, 1)
-    assert fault.times == 0
-    assert world.controller_node == 3
-    world.start_node(1)
-    world.quiesce()
-    until(world, world.has_three_voters)
-    assert read(world) == ["a"]
-
-
 def test_the_watch_sees_that_each_of_two_controllers_decides_by_itself() -> None:
     """Both are heard by clients only: with a majority of one, either elects leaders."""
     with majority_of_one(), watched_world() as (world, watch):
