@@ -394,7 +394,7 @@ class PartitionModel:
             if n in world._owned:
                 self._check_committed(world, world.see(n))
         committed, partition = world.facts.committed, world.see(CONTROLLER).partition
-        for n in partition.isr:
+        for n in (*partition.isr, *partition.elr):
             node = world.see(n)
             # Without its log it does not lead: the controller refuses to let it begin one.
             if node.has_log and not is_durable(node, committed):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import partition_model
@@ -53,6 +53,12 @@ FENCED = (
     "1 proposes its ISR: late",
     "3 loses its log",
 )
+LEFT_EARLY = ("3 is taken for dead, and lives",)
+LOST_WHILE_ELIGIBLE = (
+    "3 is taken for dead, and lives",
+    "1 is told the ISR (1, 2)",
+    "1 appends record 1",
+)
 DIVERGED = (
     "1 appends record 1",
     "1 is taken for dead, and lives",
@@ -62,7 +68,7 @@ DIVERGED = (
 )
 
 
-def nothing(*_: Any) -> None:
+def nothing(*_: Any, **__: Any) -> None:
     """No record."""
 
 
@@ -117,7 +123,23 @@ def elect_anybody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         elections,
         "candidates",
-        lambda known, brokers: tuple(n for n in known.replicas if elections.is_live(n, brokers)),
+        lambda known, brokers, *, without=0: tuple(
+            n for n in known.replicas if elections.is_live(n, brokers) and n != without
+        ),
+    )
+
+
+def keep_all_eligible(patch: pytest.MonkeyPatch) -> None:
+    def keep(known: PartitionState, possible: Collection[int], lost: int = -1) -> None:
+        known.elr = tuple(n for n in possible if n not in {*known.isr, lost})
+
+    patch.setattr(PartitionState, "_keep_eligible", keep)
+
+
+def keep_the_lost_eligible(patch: pytest.MonkeyPatch) -> None:
+    keep = PartitionState._keep_eligible
+    patch.setattr(
+        PartitionState, "_keep_eligible", lambda known, possible, lost=-1: keep(known, possible)
     )
 
 
@@ -175,6 +197,16 @@ SABOTEURS: dict[str, tuple[Patch, Scope, tuple[str, ...]]] = {
     ),
     "too few are enough": (ignore_the_minimum, replace(QUIET, records=1), ()),
     "anybody is elected": (elect_anybody, replace(QUIET, records=1, wrong_fences=2), ()),
+    "who has left an ISR of enough is eligible": (
+        keep_all_eligible,
+        replace(QUIET, records=1, wrong_fences=3),
+        LEFT_EARLY,
+    ),
+    "who has lost its log is eligible": (
+        keep_the_lost_eligible,
+        replace(QUIET, records=1, wrong_fences=3, lost_disks=1),
+        LOST_WHILE_ELIGIBLE,
+    ),
     "an empty replica begins a log": (begin_empty, replace(QUIET, records=1, lost_disks=1), ()),
     "a leader counts what it has not synced": (
         count_what_is_not_synced,

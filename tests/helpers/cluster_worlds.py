@@ -9,6 +9,7 @@ from oncelog.actors.protocol.cluster.log import (
     BrokerRegistered,
     ClusterFounded,
     ClusterRecord,
+    IsrChanged,
     LeaderElected,
     TopicCreated,
     decode_cluster_record,
@@ -99,8 +100,16 @@ class ClusterWorld:
         return self.machine.topics[name]
 
     def lead(self, leader: int, isr: tuple[int, ...], number: int = 0) -> PartitionState:
-        """Elect, as a record says it; the replica has started."""
+        """Elect, as a record says it; the replica has started, and joins the ISR if it must."""
         partition = self.machine.topics["t"].partitions[number]
+        if partition.has_been_led and leader not in (-1, *partition.isr):
+            joined = IsrChanged(
+                topic_id=TOPIC_ID,
+                partition=number,
+                partition_version=partition.version + 1,
+                isr=(*partition.isr, leader),
+            )
+            self.apply([joined])
         record = LeaderElected(
             topic_id=TOPIC_ID,
             partition=number,
@@ -132,6 +141,8 @@ class ClusterWorld:
                 assert len(partition.hosts) == len(partition.replicas)
                 assert set(partition.isr) <= set(partition.replicas)
                 assert {*partition.adding, *partition.removing} <= set(partition.replicas)
+                assert set(partition.elr) <= set(partition.replicas) - set(partition.isr)
+                assert not partition.elr or len(partition.isr) < partition.held_minimum
                 if partition.leader_epoch >= 0:
                     assert partition.isr
                 if partition.leader != -1:

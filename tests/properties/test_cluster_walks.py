@@ -220,8 +220,8 @@ def test_walks_reach_what_they_are_for() -> None:
 # --- saboteurs -----------------------------------------------------------------------------------
 
 
-def elects_any_replica(partition, brokers):  # type: ignore[no-untyped-def]
-    return tuple(n for n in partition.replicas if elections.is_live(n, brokers))
+def elects_any_replica(partition, brokers, *, without=-1):  # type: ignore[no-untyped-def]
+    return tuple(n for n in partition.replicas if elections.is_live(n, brokers) and n != without)
 
 
 def leads_when_back(topics, broker_id):  # type: ignore[no-untyped-def]

@@ -13,8 +13,8 @@ whole one.
 | register_broker | the same, not fenced, its epoch is on the disk | a newer epoch |
 | register_broker | the same, not fenced, it is not | its epoch again, nothing logged |
 | register_broker | an older copy of the directory | as another directory |
-| register_broker | another directory, a log in sync | DUPLICATE_BROKER_REGISTRATION, and where |
-| register_broker | another directory, fenced and no log in sync | registered, fenced: a new disk |
+| register_broker | another directory, the last copy | DUPLICATE_BROKER_REGISTRATION, and where |
+| register_broker | another directory, fenced, no last copy | registered, fenced: a new disk |
 | register_broker | another directory, not fenced | DUPLICATE_BROKER_REGISTRATION |
 | register_broker | no directory id, or another cluster's | INVALID_REQUEST |
 | broker_heartbeat | unknown | BROKER_NOT_AVAILABLE |
@@ -49,6 +49,7 @@ from oncelog.actors.protocol.cluster.elections import (
     after_refusal,
     after_silence,
     after_unfencing,
+    is_last_copy,
 )
 from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.protocol.cluster.log import BrokerChanged, BrokerRegistered, decision
@@ -143,8 +144,8 @@ def decide_register(
             return Decision(reply=RegisterBrokerReply(broker_epoch=known.broker_epoch))
         return decision(RegisterBrokerReply(broker_epoch=epoch), record)
     moved = after_fencing(topics.values(), request.broker_id, brokers)
-    if not is_same:
-        moved += after_new_directory(topics.values(), request.broker_id)
+    if is_other:
+        moved += after_new_directory(topics.values(), request.broker_id, brokers)
     return decision(RegisterBrokerReply(broker_epoch=epoch), record, *moved)
 
 
@@ -182,7 +183,7 @@ def _in_the_way(topics: Topics, known: BrokerState, request: RegisterBrokerReque
         return f"{who} The first is not fenced"
     for topic in topics.values():
         for number, partition in enumerate(topic.partitions):
-            if partition.has_log(known.broker_id):
+            if is_last_copy(partition, known.broker_id):
                 return f"{who} The first has the last copy of {topic.name}-{number}"
     return ""
 

@@ -1,8 +1,11 @@
 """Who leads a partition, and who is in sync with its leader.
 
-Rules. A leader is elected from the live members of the ISR only, with an epoch one above. *Live*
-is a broker that is not fenced. The ISR never becomes empty: its last member stays, so that nobody
-else is elected, and the partition has no leader until that member is back. A member that is fenced
+Rules. A leader is elected from the live members of the ISR, with an epoch one above. *Live* is a
+broker that is not fenced. If there is none, a live member of the ELR is elected, alone in sync: who
+left an ISR of fewer than ``min_insync_replicas`` has all that is committed (``PartitionState``).
+The ISR never becomes empty: its last member stays, and without it and the ELR the partition has no
+leader until one of these is back. A replica that may have lost what it had leaves the ELR; if it is
+the last of the ISR, one of the ELR takes its place. A member that is fenced
 leaves the ISR in the same decision; its leader learns of it by the version, and until then waits
 for more members than it must. Nothing here changes state: each function gives records.
 
@@ -15,16 +18,20 @@ event                  partition                      records
 =====================  =============================  ==========================================
 broker fenced          led by it, others in the ISR   the first live one leads; ISR without it
                        live
+broker fenced          led by it, no other live,      the first of the ELR leads, alone in sync
+                       some of the ELR are
 broker fenced          led by it, no other live       no leader, epoch + 1; ISR without it,
                                                       unless that leaves nobody
 broker fenced          another leads, it is in sync   ISR without it
 broker fenced          never led                      none
 broker unfenced        no leader, it is in sync       it leads; ISR as it was
+broker unfenced        no leader, it is in the ELR    it leads, alone in sync
 broker unfenced        another leads, it is not in    a new version, ISR as it was: it may join, and
                        sync                           what was refused before cannot be accepted
 replica started        led by it                      it leads, epoch + 1; ISR as it was
 replica started        no leader, it is in sync and   it leads, epoch + 1; ISR as it was
                        live
+replica started        likewise, it is in the ELR     it leads, epoch + 1, alone in sync
 replica started        never led, it is the first     it leads; ISR as it was, without those that
                        live replica                   are not live
 replica started        for the first time, in sync    a new version: it has a log from now on
@@ -33,11 +40,14 @@ replica started        else, another leads, it is     a new version, ISR as it w
                        not in sync                    before is worth nothing, and it may have lost
                                                       its log
 replica started        else                           none: it follows
-replica without a log  led by another, not in sync    likewise, before it begins one
-new directory          another leads, it is not in    likewise
-                       sync
+replica without a log  led by another, not in sync,   likewise, before it begins one; it leaves
+                       or in the ELR                  the ELR
+new directory          likewise                       likewise
+new directory          last in sync, others in the    the first live one of these leads, alone in
+                       ELR                            sync; or nobody, and one of these is in sync
 actor is silent, or    led by it, others in the ISR   as if its broker were fenced
-replica offline        live; or in sync
+replica offline        or eligible are live; or in
+                       sync
 actor is silent, or    never led, another has         ISR without it: it is not waited for
 replica offline        started
 disk refuses appends   led by it, others in the ISR   as if its broker were fenced
@@ -49,7 +59,7 @@ balance                preferred leader in sync,      it leads
                        live, not draining
 =====================  =============================  ==========================================
 
-Source: KIP-497, KIP-841; unclean elections are not offered.
+Source: KIP-497, KIP-841, KIP-966; unclean elections are not offered.
 """
 
 from __future__ import annotations
@@ -93,16 +103,19 @@ def is_live(broker_id: int, brokers: Brokers) -> bool:
     return broker is not None and not broker.is_fenced
 
 
-def candidates(partition: PartitionState, brokers: Brokers) -> tuple[int, ...]:
+def candidates(
+    partition: PartitionState, brokers: Brokers, *, without: int = NO_LEADER
+) -> tuple[int, ...]:
     """Who may be elected, best first: preferred leaders first, then those that drain.
 
-    Then those that have not started, and last those whose disk refuses. What was never led waits
-    for its preferred leader, unless that one is not in sync, as it was silent.
+    Then those that have not started, and last those whose disk refuses. Of the ELR, if nobody in
+    sync may. What was never led waits for its preferred leader, unless that one is not in sync, as
+    it was silent.
     """
-    live = [n for n in partition.replicas if is_live(n, brokers)]
+    live = [n for n in partition.replicas if is_live(n, brokers) and n != without]
     if not partition.has_been_led:
         return tuple(sorted(live, key=lambda n: (n not in partition.isr, brokers[n].is_draining)))
-    in_sync = [n for n in live if n in partition.isr]
+    in_sync = [n for n in live if n in partition.isr] or [n for n in live if n in partition.elr]
     late = partition.unstarted
     return tuple(
         sorted(in_sync, key=lambda n: (brokers[n].is_refusing, n in late, brokers[n].is_draining))
@@ -112,14 +125,20 @@ def candidates(partition: PartitionState, brokers: Brokers) -> tuple[int, ...]:
 def elect(
     topic: TopicState, number: int, leader: int, isr: tuple[int, ...] | None = None
 ) -> LeaderElected:
-    """The record that makes ``leader`` lead (-1: nobody), with this ISR or as it is."""
+    """The record that makes ``leader`` lead (-1: nobody), with this ISR or as it is.
+
+    One that is not in sync was eligible, and is alone in sync.
+    """
     partition = topic.partitions[number]
+    isr = partition.isr if isr is None else isr
+    if leader not in (NO_LEADER, *isr):
+        isr = (leader,)
     return LeaderElected(
         topic_id=topic.topic_id,
         partition=number,
         leader=leader,
         leader_epoch=partition.leader_epoch + 1,
-        isr=partition.isr if isr is None else isr,
+        isr=isr,
         incarnation="",
     )
 
@@ -138,13 +157,14 @@ def after_fencing(topics: Iterable[TopicState], broker_id: int, brokers: Brokers
 
 
 def _without(
-    topic: TopicState, number: int, broker_id: int, brokers: Brokers
-) -> ClusterRecord | None:
+    topic: TopicState, number: int, broker_id: int, brokers: Brokers, *, lost: int = NO_LEADER
+) -> LeaderElected | IsrChanged | None:
     partition = topic.partitions[number]
     isr = tuple(n for n in partition.isr if n != broker_id) or partition.isr
     if partition.leader == broker_id:
-        live = [n for n in candidates(partition, brokers) if n != broker_id]
-        return elect(topic, number, live[0] if live else NO_LEADER, isr)
+        live = candidates(partition, brokers, without=broker_id)
+        elected = elect(topic, number, live[0] if live else NO_LEADER, isr)
+        return structs.replace(elected, lost=lost)
     if isr == partition.isr:
         return None
     return IsrChanged(
@@ -165,7 +185,7 @@ def after_unfencing(topics: Iterable[TopicState], broker_id: int) -> Records:
     for topic, number, partition in _partitions(topics):
         if not partition.has_been_led:
             continue
-        if partition.leader == NO_LEADER and broker_id in partition.isr:
+        if partition.leader == NO_LEADER and broker_id in {*partition.isr, *partition.elr}:
             records.append(elect(topic, number, broker_id))
         elif broker_id in partition.replicas:
             records.append(after_return(topic, number, broker_id))
@@ -211,30 +231,47 @@ def after_follower_start(topic: TopicState, number: int, broker_id: int) -> IsrC
     )
 
 
-def after_return(topic: TopicState, number: int, broker_id: int) -> IsrChanged | None:
+def after_return(
+    topic: TopicState, number: int, broker_id: int, *, lost: int = NO_LEADER
+) -> IsrChanged | None:
     """A new version, if a replica begins again that is not in sync and that a leader pushes to.
 
-    A proposal that rests on what an earlier life of it has acknowledged is refused by that.
+    A proposal that rests on what an earlier life of it has acknowledged is refused by that. If it
+    has ``lost`` its log, also if it is eligible, which it is no longer.
     """
     partition = topic.partitions[number]
-    if partition.leader in (NO_LEADER, broker_id) or broker_id in partition.isr:
+    is_pushed_to = partition.leader not in (NO_LEADER, broker_id)
+    if broker_id in partition.isr or not (is_pushed_to or lost in partition.elr):
         return None
     return IsrChanged(
         topic_id=topic.topic_id,
         partition=number,
         partition_version=partition.version + 1,
         isr=partition.isr,
+        lost=lost,
     )
 
 
-def after_new_directory(topics: Iterable[TopicState], broker_id: int) -> Records:
-    """What follows from a broker with another disk than before, which is in sync nowhere."""
-    records = [
-        after_return(topic, number, broker_id)
-        for topic, number, partition in _partitions(topics)
-        if broker_id in partition.replicas
-    ]
+def after_new_directory(topics: Iterable[TopicState], broker_id: int, brokers: Brokers) -> Records:
+    """What follows from a fenced broker with another disk than before: it has lost its logs.
+
+    Where it is the last in sync the ELR takes over (``is_last_copy``: there is one).
+    """
+    records: list[LeaderElected | IsrChanged | None] = []
+    for topic, number, partition in _partitions(topics):
+        if partition.has_log(broker_id):
+            live = candidates(partition, brokers, without=broker_id)
+            leader = live[0] if live else NO_LEADER
+            elected = elect(topic, number, leader, live[:1] or partition.elr[:1])
+            records.append(structs.replace(elected, lost=broker_id))
+        elif broker_id in partition.replicas:
+            records.append(after_return(topic, number, broker_id, lost=broker_id))
     return tuple(record for record in records if record is not None)
+
+
+def is_last_copy(partition: PartitionState, broker_id: int) -> bool:
+    """Whether nobody can lead if the broker has lost its disk, which is fenced."""
+    return partition.has_log(broker_id) and not partition.elr
 
 
 def after_silence(
@@ -253,11 +290,13 @@ def after_silence(
         if topic is None or topic.topic_id != placement.topic_id:
             continue
         partition = topic.partitions[tp.partition]
-        others = {n for n in candidates(partition, brokers) if n != broker_id}
+        others = set(candidates(partition, brokers, without=broker_id))
         if not partition.has_been_led:
             others -= set(partition.unstarted)
         if broker_id in partition.isr and others:
-            record = _without(topic, tp.partition, broker_id, brokers)
+            # Else two that are silent would be elected in turn.
+            lost = broker_id if others <= set(partition.elr) else NO_LEADER
+            record = _without(topic, tp.partition, broker_id, brokers, lost=lost)
             records += [] if record is None else [record]
     return tuple(records)
 

@@ -112,7 +112,7 @@ class LeaderElected(msgspec.Struct, frozen=True, kw_only=True):
     """A new leader epoch of one partition, given to one start of one replica.
 
     ``incarnation`` is "" if the controller elected by itself. ``leader`` -1: nobody could be
-    elected, and ``isr`` has those who can be when they are back.
+    elected, and ``isr`` has those who can be when they are back. For ``lost`` see ``IsrChanged``.
     """
 
     topic_id: str
@@ -121,12 +121,14 @@ class LeaderElected(msgspec.Struct, frozen=True, kw_only=True):
     leader_epoch: int
     isr: tuple[int, ...]
     incarnation: str
+    lost: int = -1
 
 
 class IsrChanged(msgspec.Struct, frozen=True, kw_only=True):
     """The in-sync replicas under the current leader; ``partition_version`` is the new one.
 
-    ``started``, if not -1, is a broker whose replica has asked for its role for the first time.
+    ``started``, if not -1, is a broker whose replica has asked for its role for the first time, and
+    ``lost`` one whose replica may lack what it had: it is not eligible to lead.
     """
 
     topic_id: str
@@ -134,6 +136,7 @@ class IsrChanged(msgspec.Struct, frozen=True, kw_only=True):
     partition_version: int
     isr: tuple[int, ...]
     started: int = -1
+    lost: int = -1
 
 
 class ReplicasChanged(msgspec.Struct, frozen=True, kw_only=True):

@@ -333,7 +333,8 @@ class ClusterMachine:
         if topic.partitions[number].has_log(broker_id):
             detail = f"broker {broker_id} is in sync, and has lost its log"
             return refused(request, ErrorCode.KAFKA_STORAGE_ERROR, detail)
-        return self._following(topic, number, after_return(topic, number, broker_id))
+        returned = after_return(topic, number, broker_id, lost=broker_id)
+        return self._following(topic, number, returned)
 
     def _following(
         self, topic: TopicState, number: int, record: IsrChanged | None
@@ -452,7 +453,8 @@ class ClusterMachine:
                 topic.settings = settings
                 topic.settings_version += 1
                 # Lone leaders too: they do not ask again.
-                for number in range(len(topic.partitions)):
+                for number, partition in enumerate(topic.partitions):
+                    partition.minimum_changed(min_insync_of(settings, partition.settled_count))
                     self._untold[TopicPartition(topic.name, number)] = None
             case PartitionsCreated() as added:
                 topic = self._topics[self._names_by_id[added.topic_id]]
@@ -533,12 +535,15 @@ class ClusterMachine:
         partition = topic.partitions[record.partition]
         match record:
             case LeaderElected():
-                partition.elected(record)
+                minimum = min_insync_of(topic.settings, partition.settled_count)
+                partition.elected(record, minimum)
                 self.election_count += record.leader != NO_LEADER
             case IsrChanged():
                 partition.isr_changed(record)
             case ReplicasChanged():
                 partition.replicas_changed(record)
+                minimum = min_insync_of(topic.settings, partition.settled_count)
+                partition.minimum_changed(minimum)
         self._note_untold(topic, record.partition)
 
     def _note_untold(self, topic: TopicState, number: int) -> None:

@@ -7,7 +7,7 @@ partition raises its version by one, those of earlier releases too, which do not
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Final
 
@@ -106,6 +106,11 @@ class PartitionState:
     as they begin empty. ``unstarted`` are those in sync that have never asked for their role: they
     have no log yet, and what they have not acknowledged is not committed. ``replication_factor`` is
     how many replicas there are to be, as soon as there are brokers for them.
+
+    ``elr``: who has left an ISR that has fewer than ``held_minimum`` members since. The leader
+    commits nothing meanwhile, so they have all that is committed, and may lead if nobody in sync
+    can. ``held_minimum`` is the least ``min_insync_replicas`` since the election: the leader may
+    not have heard of a higher one.
     """
 
     replicas: tuple[int, ...]
@@ -119,6 +124,8 @@ class PartitionState:
     removing: tuple[int, ...] = ()
     unstarted: tuple[int, ...] = ()
     replication_factor: int = 0
+    elr: tuple[int, ...] = ()
+    held_minimum: int = 1
 
     def has_log(self, broker_id: int) -> bool:
         """Whether the replica there is in sync and must have its log: one that is gone is lost."""
@@ -145,8 +152,14 @@ class PartitionState:
         """Whether a reassignment is in progress."""
         return bool(self.adding or self.removing)
 
-    def elected(self, record: LeaderElected) -> None:
-        """Apply an election: the epoch rises, and the leader is one of the ISR."""
+    def elected(self, record: LeaderElected, minimum: int) -> None:
+        """Apply an election: the epoch rises, and the leader is one of the ISR or of the ELR.
+
+        ``minimum``: the topic's ``min_insync_replicas``, which the leader is told.
+        """
+        may_lead = {NO_LEADER, *(self.isr if self.has_been_led else self.replicas), *self.elr}
+        if record.leader not in may_lead:
+            invariant(False, "I-22", f"{record.leader} is to lead {self}")
         invariant(
             record.leader_epoch > self.leader_epoch,
             "I-22",
@@ -154,27 +167,48 @@ class PartitionState:
         )
         self.leader = record.leader
         self.leader_epoch = record.leader_epoch
-        self.isr = record.isr
         self.incarnation = record.incarnation
-        self._changed(self.version + 1, started=record.leader if record.incarnation else NO_LEADER)
+        self.held_minimum = minimum
+        started = record.leader if record.incarnation else NO_LEADER
+        self._changed(self.version + 1, record.isr, started=started, lost=record.lost)
 
     def isr_changed(self, record: IsrChanged) -> None:
         """Apply a change of the ISR under the same leader, or the first start of a replica."""
-        self.isr = record.isr
-        self._changed(record.partition_version, started=record.started)
+        version, isr = record.partition_version, record.isr
+        self._changed(version, isr, started=record.started, lost=record.lost)
 
     def replicas_changed(self, record: ReplicasChanged) -> None:
         """Apply a step of a reassignment."""
         self.replicas = record.replicas
         self.hosts = record.hosts
-        self.isr = record.isr
         self.adding = record.adding
         self.removing = record.removing
         self.replication_factor = record.replication_factor or len(self.target)
-        self._changed(record.partition_version)
+        self._changed(record.partition_version, record.isr)
 
-    def _changed(self, version: int, *, started: int = NO_LEADER) -> None:
+    def minimum_changed(self, minimum: int) -> None:
+        """Apply what ``min_insync_replicas`` is now; the leader hears of it later."""
+        self.held_minimum = min(self.held_minimum, minimum)
+        self._keep_eligible(self.elr)
+
+    def _keep_eligible(self, possible: Collection[int], lost: int = NO_LEADER) -> None:
+        """Of these, the replicas that have all that is committed stay eligible."""
+        is_held = len(self.isr) < self.held_minimum
+        outside = set(possible) - {*self.isr, lost} if is_held else ()
+        self.elr = tuple(n for n in self.replicas if n in outside)
+
+    def _changed(
+        self,
+        version: int,
+        isr: tuple[int, ...],
+        *,
+        started: int = NO_LEADER,
+        lost: int = NO_LEADER,
+    ) -> None:
         """I-22: replicas differ, the ISR is among them, and the leader in the ISR."""
+        had_all = {*self.elr, *self.isr} - set(self.unstarted)
+        self.isr = isr
+        self._keep_eligible(had_all, lost)
         follows = version == self.version + 1
         is_distinct = len(set(self.replicas)) == len(self.replicas)
         is_led = self.leader == NO_LEADER or self.leader in self.isr

@@ -131,7 +131,8 @@ def test_a_new_directory_voids_what_rests_on_the_former_one(world: ClusterWorld)
     world.lead(1, (1, 2))
     version = world.machine.topics["t"].partitions[0].version
     for broker_id, expected in ((2, ()), (3, (version + 1,)), (9, ())):
-        records = after_new_directory(world.machine.topics.values(), broker_id)
+        states = world.machine.broker_states
+        records = after_new_directory(world.machine.topics.values(), broker_id, states)
         assert tuple(record.partition_version for record in records) == expected
 
 
