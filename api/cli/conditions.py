@@ -230,7 +230,8 @@ def _controller(seen: ClusterStatus) -> list[str]:
 def _leaderless(seen: ClusterStatus) -> Iterator[str]:
     for tp, partition in seen.partitions():
         if partition.leader < 0:
-            yield f"{tp} (in sync: {_brokers(partition.isr) or 'nobody'})"
+            eligible = f", eligible: {_brokers(partition.elr)}" if partition.elr else ""
+            yield f"{tp} (in sync: {_brokers(partition.isr) or 'nobody'}{eligible})"
 
 
 def _leaders_not_serving(seen: ClusterStatus) -> Iterator[str]:

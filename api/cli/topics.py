@@ -195,6 +195,7 @@ def as_json(topic: TopicMetadata) -> dict[str, Any]:
                 "leader_epoch": partition.leader_epoch,
                 "replicas": list(partition.replicas),
                 "isr": list(partition.isr),
+                "elr": list(partition.elr),
                 **({"adding": list(partition.adding)} if partition.adding else {}),
                 **({"removing": list(partition.removing)} if partition.removing else {}),
             }

@@ -121,10 +121,6 @@ RATES = {
 FREQUENT = ("kill", "crash_at_disk", "pause", "delay", "duplicate", "drop_request", "drop_reply")
 """Kinds that strike within a few seconds when they are on."""
 
-LASTING_IN_RUNS = [one for one in LASTING_FAULTS if one not in ("disks full", "hears nothing")]
-"""Where brokers are as hasty to shrink an ISR as the controller is to fence them, one that hears
-nothing takes all others out of sync before it is fenced."""
-
 FREQUENT_MIN = 4
 """So many of them are on in every run."""
 
@@ -156,7 +152,7 @@ def drawn_faults(random: Random) -> FaultPlan:
         lose_node=Random(f"lose node {plan}").choice((0.0, 0.1, 0.2)),
         forget_controller=Random(f"forget {plan}").choice((0.0, 0.1)),
         mislead=Random(f"mislead {plan}").choice((0.0, 0.1, 0.3)),
-        lasts=Random(f"lasts {plan}").choice(("", *LASTING_IN_RUNS)),
+        lasts=Random(f"lasts {plan}").choice(("", *LASTING_FAULTS)),
     )
 
 

@@ -297,6 +297,7 @@ def described(topic: TopicState, brokers: Mapping[int, BrokerState]) -> TopicMet
                 removing=partition.removing,
                 unstarted=partition.unstarted,
                 replication_factor=min(partition.replication_factor, broker_count),
+                elr=partition.elr,
             )
             for number, partition in enumerate(topic.partitions)
         ),

@@ -22,7 +22,8 @@ class PartitionMetadata(msgspec.Struct, frozen=True, kw_only=True):
     ``adding`` and ``removing`` are those of ``replicas`` that a reassignment in progress adds, and
     those that it will remove. ``unstarted`` are those of ``isr`` that have never begun.
     ``replication_factor`` is how many replicas it is to have with the brokers that are known: fewer
-    if it was made while one of these was away, until that one is back.
+    if it was made while one of these was away, until that one is back. ``elr``: others that have
+    all that is committed, and may lead if nobody of ``isr`` can.
     """
 
     partition: int
@@ -35,6 +36,7 @@ class PartitionMetadata(msgspec.Struct, frozen=True, kw_only=True):
     removing: tuple[int, ...] = ()
     unstarted: tuple[int, ...] = ()
     replication_factor: int = 0
+    elr: tuple[int, ...] = ()
 
     def has_log(self, broker_id: int) -> bool:
         """Whether the replica there is in sync and must have its log: one that is gone is lost."""
