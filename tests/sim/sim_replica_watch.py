@@ -289,12 +289,8 @@ def stale_settings(world: Any) -> list[Violation]:
 def unequal_metadata(world: Any) -> list[Violation]:
     """At peace every voter's log gives what the controller knows, wherever the log begins."""
     found, controller = [], world.server("controller")
-    copies = [world.server(broker_actor(number)) for number in world.node_numbers()]
-    logs = [
-        copy.voter._copy for copy in copies if copy is not None and copy.voter._copy is not None
-    ]
     expected = state_of(controller.machine)
-    for replica in (controller.replica, *logs):
+    for replica in (controller.replica, *_metadata_copies(world)):
         loaded = ClusterMachine()
         for batch in replica.replay():
             for record in batch.records:
@@ -304,6 +300,21 @@ def unequal_metadata(world: Any) -> list[Violation]:
             log = f"log of {replica.config.broker_id} from {replica.machine.log_start_offset} on"
             found.append(Violation("UnequalStates", f"the metadata {log}: other {differing}"))
     return found
+
+
+def is_metadata_copied(world: Any) -> bool:
+    """Whether every copy of the metadata log has all of it."""
+    controller = world.server("controller")
+    return controller is not None and all(
+        copy.machine.log_end_offset == controller.replica.machine.log_end_offset
+        for copy in _metadata_copies(world)
+    )
+
+
+def _metadata_copies(world: Any) -> list[ReplicaLog]:
+    brokers = [world.server(broker_actor(number)) for number in world.node_numbers()]
+    copies = [None if broker is None else broker.voter._copy for broker in brokers]
+    return [copy for copy in copies if copy is not None]
 
 
 def bytes_from(replica: ReplicaLog, begin: int) -> bytes:

@@ -27,7 +27,12 @@ from sim_operators import operator, settings_of
 from sim_process import Client, Process
 from sim_processors import processor
 from sim_remakes import remaker
-from sim_replica_watch import stale_settings, unequal_logs, unequal_metadata
+from sim_replica_watch import (
+    is_metadata_copied,
+    stale_settings,
+    unequal_logs,
+    unequal_metadata,
+)
 from sim_rogue import rogue
 from sim_stage import (
     COPY_GROUP,
@@ -238,6 +243,8 @@ def run_scenario(scenario: Scenario, history_path: Path | None = None) -> Result
                 world.quiesce(limit_s=QUIET_LIMIT_S)
                 result.violations += unequal_logs(world)
                 result.violations += stale_settings(world)
+                copied = world._until(lambda: is_metadata_copied(world))
+                world.run(copied, limit_s=VOTERS_LIMIT_S)
                 result.violations += unequal_metadata(world)
                 result.violations += check_history(stage.history)
                 result.violations += _judged_as_campaign(stage)
