@@ -693,5 +693,16 @@ MODELS = (
         replicas=(1, 2),
         target=(2, 3),
     ),
+    # One is in sync, another eligible; then disks are lost, and who is taken for dead lives.
+    PartitionModel(
+        "partition-eligible",
+        replace(QUIET, records=1, wrong_fences=4, lost_disks=1, leader_epoch_max=3),
+        story=(
+            "3 is taken for dead, and lives",
+            "1 is told the ISR (1, 2)",
+            "1 appends record 1",
+            "2 is taken for dead, and lives",
+        ),
+    ),
     PartitionModel("partition", Scope()),
 )
