@@ -5,8 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from transactional_logs import TransactionalLog
 
@@ -194,13 +193,6 @@ BACK_FROM_A_SNAPSHOT = [
 @example(steps=BACK_FROM_A_SNAPSHOT, segment_bytes=200)
 @given(steps=STEPS, segment_bytes=SEGMENT_BYTES)
 def test_readers_and_producers_see_the_same_log_after_each_pass(steps, segment_bytes):
-    check_history(steps, segment_bytes)
-
-
-@pytest.mark.slow
-@settings(max_examples=600)
-@given(steps=STEPS, segment_bytes=SEGMENT_BYTES)
-def test_readers_and_producers_see_the_same_log_in_many_histories(steps, segment_bytes):
     check_history(steps, segment_bytes)
 
 

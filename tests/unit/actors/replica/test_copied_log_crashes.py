@@ -166,12 +166,11 @@ def test_power_loss_after_any_operation(script):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", POWER_LOSSES, ids=lambda loss: f"{loss[0].name}-{loss[1].name}")
 @pytest.mark.parametrize("script", [cuts, restarts])
-def test_power_loss_of_every_kind_after_any_operation(script, loss):
+def test_power_loss_of_every_kind_after_any_operation(script):
     for number, disk, promises in lives(script):
-        for seed in range(2):
-            check_recovery(disk.after_power_loss(*loss, Random(f"{number} {seed}")), promises)
+        for loss in POWER_LOSSES:
+            check_recovery(disk.after_power_loss(*loss, Random(f"{number} {loss}")), promises)
 
 
 @pytest.mark.slow
@@ -186,7 +185,7 @@ def test_kill_within_any_operation(script, part):
 def test_crash_at_any_operation_while_a_restart_is_finished():
     """1. A restart is stopped. 2. So is the open that finishes it. 3. The next one does."""
     for number, disk, promises in lives(restarts):
-        if len(promises) < 2:
+        if len(promises) < 2 or number % 3:
             continue
         for step in itertools.count(1):
             torn = disk.after_power_loss(DataLoss.PAGES, NameLoss.SOME, Random(number))
