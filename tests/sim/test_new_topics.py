@@ -14,6 +14,7 @@ from sim_world import SimulationError, World
 
 from oncelog.actors.protocol.cluster import machine
 from oncelog.actors.protocol.cluster.elections import after_start
+from oncelog.actors.protocol.cluster.state import PartitionState
 
 PARTITIONS = 6
 FIRST_LED_S = 0.02
@@ -89,7 +90,8 @@ def test_with_the_first_leader_alone_in_sync_an_empty_partition_has_no_leader(
         is_first = elected is not None and elected.leader_epoch == 0
         return structs.replace(elected, isr=(elected.leader,)) if is_first else elected
 
-    with mock.patch.object(machine, "after_start", alone):
+    none_is_eligible = mock.patch.object(PartitionState, "_keep_eligible", lambda *_: None)
+    with mock.patch.object(machine, "after_start", alone), none_is_eligible:
         creating = spawn(world, create)
         topics = world.server("controller").machine.topics
         while "new" not in topics or all(one.leader != 2 for one in partitions(world)):
