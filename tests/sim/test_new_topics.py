@@ -90,7 +90,7 @@ def test_with_the_first_leader_alone_in_sync_an_empty_partition_has_no_leader(
         is_first = elected is not None and elected.leader_epoch == 0
         return structs.replace(elected, isr=(elected.leader,)) if is_first else elected
 
-    none_is_eligible = mock.patch.object(PartitionState, "_keep_eligible", lambda *_: None)
+    none_is_eligible = mock.patch.object(PartitionState, "_keep_eligible", return_value=None)
     with mock.patch.object(machine, "after_start", alone), none_is_eligible:
         creating = spawn(world, create)
         topics = world.server("controller").machine.topics
