@@ -136,6 +136,7 @@ class Voters:
             broker_epoch=own.broker_epoch,
             is_fenced=own.is_fenced,
             disk_epoch=own.disk_epoch,
+            boot_id=own.boot_id,
         )
         await self._execute(
             MetadataRequest(topics=()), lambda _now_ms: decision(MetadataReply(), named)

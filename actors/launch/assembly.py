@@ -72,6 +72,7 @@ class Surroundings:
     ``incarnation`` is new in each life of the process. ``die`` is given a broken invariant, another
     bug, a ``LeadershipLostError`` or a ``DiskRefusedError``, and ends the process at once: it does
     not return. In a host it returns after the last two, and ends and begins that server alone.
+    ``boot_id`` is of the operating system, "" if it is not known.
     """
 
     filesystem: FileSystem
@@ -86,6 +87,7 @@ class Surroundings:
     process_id: int
     metrics: MetricSink = NO_METRICS
     disk_figures: DiskFigures = NO_DISK
+    boot_id: str = ""
     die: Callable[[BaseException], None]
 
 
@@ -203,6 +205,7 @@ class ReplicaServer(ReplicationCalls):
                 expected_epoch=last_epoch,
                 has_log=has_log,
                 disk=disk,
+                boot_id=self.surroundings.boot_id,
             )
         )
 

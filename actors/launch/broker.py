@@ -190,6 +190,7 @@ class Broker:
             directory_id=identity.directory_id,
             rack=config.rack,
             directory_epoch=identity.broker_epoch,
+            boot_id=self.surroundings.boot_id,
         )
 
     async def _is_kept(self, broker_epoch: int) -> bool:

@@ -37,7 +37,7 @@ from oncelog.actors.process.background import (
     ThreadBackground,
 )
 from oncelog.actors.process.clock import SystemClock
-from oncelog.actors.process.process_table import ProcessTable
+from oncelog.actors.process.process_table import ProcessTable, boot_id
 from oncelog.actors.process.ray_metrics import RayMetrics
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.rpc.actor_transport import ActorTransport
@@ -95,6 +95,7 @@ def production(config: ReplicaConfig | HostConfig | BrokerConfig) -> Surrounding
         process_id=os.getpid(),
         metrics=RayMetrics(),
         disk_figures=DiskFigures(),
+        boot_id=boot_id(),
         die=die_of_bug,
     )
 

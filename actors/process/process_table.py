@@ -76,6 +76,14 @@ class ProcessTable:
         return " ".join((self._host, boot_id, *spaces))
 
 
+def boot_id() -> str:
+    """What the operating system calls its present boot; "" if it does not say."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
 class _Stat:
     """What ``/proc/<id>/stat`` says: the command is in parentheses and may hold any character."""
 

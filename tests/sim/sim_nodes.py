@@ -79,6 +79,7 @@ class Nodes:
         for process in self.processes_on(number):
             self.end_process(process, "killed with its node")
         if is_power_lost:
+            self.boots[number] += 1
             self.power_loss(self.disks_on(number))
 
     def start_node(self, number: int) -> None:

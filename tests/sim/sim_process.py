@@ -147,6 +147,7 @@ class ActorProcess(Process):
             random=self.random,
             incarnation=self.random.randbytes(8).hex(),
             process_id=self.number,
+            boot_id=f"boot {self.world.boots[self.node]} of {self.node}",
             die=self.die_of_bug,
         )
 

@@ -111,6 +111,8 @@ class World(Faults, Nodes, Controllers, Readiness):
         self.client_nodes: dict[str, int] = {}
         self.dead_nodes: set[int] = set()
         self.stopped_nodes: set[int] = set()
+        self.boots: Counter[int] = Counter()
+        """By node: how often it has lost its power."""
         self.failed_directories: dict[int, set[Path]] = {}
         self.lost_nodes: set[int] = set()
         self.controller_node = FOUNDER_NODE

@@ -12,6 +12,7 @@ whole one.
 | register_broker | known, the same directory, fenced | registered anew, with a newer epoch |
 | register_broker | the same, not fenced, its epoch is on the disk | a newer epoch |
 | register_broker | the same, not fenced, it is not | its epoch again, nothing logged |
+| register_broker | the same, after another boot | likewise; others lead what does not sync |
 | register_broker | an older copy of the directory | as another directory |
 | register_broker | another directory, the last copy | DUPLICATE_BROKER_REGISTRATION, and where |
 | register_broker | another directory, fenced, no last copy | registered, fenced: a new disk |
@@ -46,6 +47,7 @@ from oncelog.actors.protocol.cluster.elections import (
     after_draining,
     after_fencing,
     after_new_directory,
+    after_reboot,
     after_refusal,
     after_silence,
     after_unfencing,
@@ -137,13 +139,18 @@ def decide_register(
         broker_epoch=epoch,
         is_fenced=known is None or not is_same or known.is_fenced,
         disk_epoch=request.directory_epoch,
+        boot_id=request.boot_id,
     )
     if known is not None and is_same and not known.is_fenced:
         is_kept = request.directory_epoch == known.broker_epoch
-        if (known.data_dir, known.rack) == (request.data_dir, request.rack) and not is_kept:
+        was = known.data_dir, known.rack, known.boot_id
+        if was == (request.data_dir, request.rack, request.boot_id) and not is_kept:
             return Decision(reply=RegisterBrokerReply(broker_epoch=known.broker_epoch))
-        return decision(RegisterBrokerReply(broker_epoch=epoch), record)
+        lacking = after_reboot(topics.values(), known, request.boot_id, brokers)
+        return decision(RegisterBrokerReply(broker_epoch=epoch), record, *lacking)
     moved = after_fencing(topics.values(), request.broker_id, brokers)
+    if known is not None and is_same:
+        moved += after_reboot(topics.values(), known, request.boot_id, brokers)
     if is_other:
         moved += after_new_directory(topics.values(), request.broker_id, brokers)
     return decision(RegisterBrokerReply(broker_epoch=epoch), record, *moved)
@@ -162,6 +169,7 @@ def own_node(brokers: Brokers, broker_id: int, *, data_dir: str, rack: str) -> R
         broker_epoch=known.broker_epoch,
         is_fenced=known.is_fenced,
         disk_epoch=known.disk_epoch,
+        boot_id=known.boot_id,
     )
     return (record,)
 

@@ -45,6 +45,9 @@ replica without a log  led by another, not in sync,   likewise, before it begins
 new directory          likewise                       likewise
 new directory          last in sync, others in the    the first live one of these leads, alone in
                        ELR                            sync; or nobody, and one of these is in sync
+its host has booted    the topic does not sync: as    it is not eligible
+again                  if its broker were fenced,
+                       where others can lead
 actor is silent, or    led by it, others in the ISR   as if its broker were fenced
 replica offline        or eligible are live; or in
                        sync
@@ -260,11 +263,40 @@ def after_new_directory(topics: Iterable[TopicState], broker_id: int, brokers: B
     records: list[LeaderElected | IsrChanged | None] = []
     for topic, number, partition in _partitions(topics):
         if partition.has_log(broker_id):
-            live = candidates(partition, brokers, without=broker_id)
-            leader = live[0] if live else NO_LEADER
-            elected = elect(topic, number, leader, live[:1] or partition.elr[:1])
-            records.append(structs.replace(elected, lost=broker_id))
+            records.append(_inherited(topic, number, broker_id, brokers))
         elif broker_id in partition.replicas:
+            records.append(after_return(topic, number, broker_id, lost=broker_id))
+    return tuple(record for record in records if record is not None)
+
+
+def _inherited(topic: TopicState, number: int, broker_id: int, brokers: Brokers) -> LeaderElected:
+    """The last member of the ISR may lack what it had: one of the ELR takes its place."""
+    partition = topic.partitions[number]
+    live = candidates(partition, brokers, without=broker_id)
+    leader = live[0] if live else NO_LEADER
+    elected = elect(topic, number, leader, live[:1] or partition.elr[:1])
+    return structs.replace(elected, lost=broker_id)
+
+
+def after_reboot(
+    topics: Iterable[TopicState], broker: BrokerState, boot_id: str, brokers: Brokers
+) -> Records:
+    """What follows if a broker registers after another boot: topics that do not sync lack a tail.
+
+    What only it can lead stays as it is: ``flush="os"`` promises no more.
+    """
+    if "" in (broker.boot_id, boot_id) or broker.boot_id == boot_id:
+        return ()
+    records: list[ClusterRecord | None] = []
+    broker_id = broker.broker_id
+    for topic, number, partition in _partitions(topics):
+        if not (topic.is_unsynced and partition.has_been_led):
+            continue
+        if partition.isr == (broker_id,) and partition.elr:
+            records.append(_inherited(topic, number, broker_id, brokers))
+        elif broker_id in partition.isr and len(partition.isr) > 1:
+            records.append(_without(topic, number, broker_id, brokers, lost=broker_id))
+        elif broker_id in partition.elr:
             records.append(after_return(topic, number, broker_id, lost=broker_id))
     return tuple(record for record in records if record is not None)
 

@@ -45,7 +45,8 @@ class BrokerRegistered(msgspec.Struct, frozen=True, kw_only=True):
 
     ``directory_id`` is in a file there, "" if the record is older than such ids. ``broker_epoch``
     rises over all registrations of all brokers. ``disk_epoch`` is the newest that was written in
-    that directory, as far as is known: an older copy of it has an older one.
+    that directory, as far as is known: an older copy of it has an older one. ``boot_id`` is that of
+    the operating system then, "" if it is not known.
     """
 
     broker_id: int
@@ -55,6 +56,7 @@ class BrokerRegistered(msgspec.Struct, frozen=True, kw_only=True):
     broker_epoch: int = 0
     is_fenced: bool = False
     disk_epoch: int = -1
+    boot_id: str = ""
 
 
 class BrokerChanged(msgspec.Struct, frozen=True, kw_only=True):

@@ -293,6 +293,9 @@ class ClusterMachine:
             known = self._brokers[request.broker_id].disk
             detail = f"broker {request.broker_id} is registered with {known}: {request.disk}"
             return refused(request, ErrorCode.KAFKA_STORAGE_ERROR, detail)
+        if not self._is_of_its_boot(request):
+            detail = f"broker {request.broker_id} has not registered since its host booted"
+            return refused(request, ErrorCode.BROKER_NOT_AVAILABLE, detail)
         if not request.has_log:
             return self._beginning(topic, request)
         if (partition.leader, partition.incarnation) == (request.broker_id, request.incarnation):
@@ -320,6 +323,12 @@ class ClusterMachine:
         """Whether that may be the disk that its broker has, by what is known of that."""
         broker = self._brokers.get(request.broker_id)
         return broker is None or request.disk.may_be(broker.disk)
+
+    def _is_of_its_boot(self, request: BecomeLeaderRequest) -> bool:
+        """Whether its broker has registered since the host booted, by what is known of that."""
+        broker = self._brokers.get(request.broker_id)
+        known = "" if broker is None else broker.boot_id
+        return "" in (known, request.boot_id) or known == request.boot_id
 
     def _beginning(
         self, topic: TopicState, request: BecomeLeaderRequest

@@ -48,6 +48,7 @@ class BrokerState:
     is_fenced: bool = False
     is_draining: bool = False
     disk_epoch: int = -1
+    boot_id: str = ""
     is_refusing: bool = False
 
     @property
@@ -74,6 +75,7 @@ def registered(record: BrokerRegistered, earlier: BrokerState | None) -> BrokerS
         is_fenced=record.is_fenced,
         is_draining=earlier is not None and earlier.is_draining,
         disk_epoch=record.disk_epoch,
+        boot_id=record.boot_id,
     )
 
 
@@ -88,6 +90,7 @@ def registrations_of(broker: BrokerState) -> tuple[BrokerRegistered, BrokerChang
             broker_epoch=broker.broker_epoch,
             is_fenced=broker.is_fenced,
             disk_epoch=broker.disk_epoch,
+            boot_id=broker.boot_id,
         ),
         BrokerChanged(
             broker_id=broker.broker_id,
@@ -228,6 +231,11 @@ class TopicState:
     settings: tuple[tuple[str, str], ...]
     settings_version: int = 0
     partitions: list[PartitionState] = field(default_factory=list)
+
+    @property
+    def is_unsynced(self) -> bool:
+        """Whether replicas acknowledge what a boot of their host may take."""
+        return ("flush", "os") in self.settings
 
 
 def partitions_of(record: TopicCreated | PartitionsCreated) -> list[PartitionState]:

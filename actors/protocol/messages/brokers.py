@@ -48,7 +48,8 @@ class RegisterBrokerRequest(Request[RegisterBrokerReply], frozen=True, kw_only=T
 
     ``directory_epoch``: the newest broker epoch that is written there; if that is the current one
     the broker gets a newer one. ``rack``: brokers of one rack may fail
-    together; "" is a rack like others. Source: KIP-631, KIP-858.
+    together; "" is a rack like others. ``boot_id`` is of the operating system, "" if that does not
+    say: after another one, what was not synced may be gone. Source: KIP-631, KIP-858.
     """
 
     method = "register_broker"
@@ -61,6 +62,7 @@ class RegisterBrokerRequest(Request[RegisterBrokerReply], frozen=True, kw_only=T
     cluster_id: str = ""
     problem: str = ""
     directory_epoch: int = -1
+    boot_id: str = ""
 
     @property
     def disk(self) -> Disk:

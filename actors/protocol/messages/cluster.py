@@ -228,7 +228,7 @@ class BecomeLeaderRequest(Request[BecomeLeaderReply], frozen=True, kw_only=True)
     start with the log of an earlier topic (``topic_id``) of this name.
     ``has_log``: it has one that bears ``topic_id``. Without one it asks whether it may begin one,
     which ``NONE`` allows: then nothing that it has said before counts any more, durably.
-    ``disk`` is that of its broker, as it finds it.
+    ``disk`` is that of its broker, as it finds it, and ``boot_id`` as in ``RegisterBrokerRequest``.
     """
 
     method = "become_leader"
@@ -241,6 +241,7 @@ class BecomeLeaderRequest(Request[BecomeLeaderReply], frozen=True, kw_only=True)
     expected_epoch: int
     has_log: bool = True
     disk: Disk = NO_DISK
+    boot_id: str = ""
 
 
 class LeaderAndIsrReply(Reply, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from oncelog.actors.protocol.cluster import log
 from oncelog.actors.protocol.cluster.elections import elect
 from oncelog.actors.protocol.cluster.log import (
     BrokerChanged,
+    BrokerRegistered,
     ClusterKeyRotated,
     LeaderElected,
     ProducerIdsAllocated,
@@ -80,8 +81,9 @@ def world() -> ClusterWorld:
     return world
 
 
-def add_eligible_replica(world: ClusterWorld) -> None:
-    """Broker 1 of a new topic's partition: it has left an ISR of two for one of one."""
+def add_more(world: ClusterWorld) -> None:
+    """A broker's boot, and an eligible replica: broker 1 has left an ISR of two for one of one."""
+    world.apply([BrokerRegistered(broker_id=4, data_dir="/d4", boot_id="boot")])
     world.create((1, 2, 3), name="e", topic_id="e" * 32)
     for broker_id in (1, 3):
         world.start_replica(broker_id, TopicPartition("e", 0))
@@ -110,13 +112,13 @@ def test_a_snapshot_gives_the_state(world: ClusterWorld, monkeypatch: pytest.Mon
     assert state_of(loaded(*parts_of(world))) == state_of(world.machine)
     monkeypatch.setattr(log, "SNAPSHOT_PART_BYTES", 1)
     assert len(parts_of(world)) == 1 + 1 + 2 * 3 + 1 + 1 + 1
-    add_eligible_replica(world)
+    add_more(world)
     assert state_of(loaded(*parts_of(world))) == state_of(world.machine)
 
 
 def test_no_field_is_forgotten(world: ClusterWorld) -> None:
     """Each of them is other than by default somewhere in what the test above compares."""
-    add_eligible_replica(world)
+    add_more(world)
     brokers = list(world.machine.broker_states.values())
     partitions = [one for topic in world.machine.topics.values() for one in topic.partitions]
     for states, unrecorded in ((brokers, {"is_refusing"}), (partitions, set())):
