@@ -8,16 +8,15 @@ of power; and the next start serves, or says why not.
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 
 import pytest
 from actor_surroundings import JumpingLoop
-from crash_disk import CrashDisk, DataLoss, Fault, NameLoss
+from crash_disk import CrashDisk, DataLoss, NameLoss
 from followers import CUT_AT, TOPIC_ID, Follower, batches_of_two_leaders
+from pointed_disk import ERRORS, PointedDisk, errors_of
 
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.storage.errors import ErrorCode
@@ -26,31 +25,6 @@ FIRST, SECOND = batches_of_two_leaders()
 ENDS = 24
 LATER_S = 3.0
 """Time in which what is refused once is done after all."""
-
-ERRORS = [(errno.EIO, 0.5), (errno.ENOSPC, 0.5), (errno.EMFILE, 0.0)]
-"""One that is final, and two that may pass; with the part of a write that is in the file then."""
-
-TAKES_DESCRIPTOR = ("open", "create", "sync_directory")
-"""Calls that lack of descriptors makes fail."""
-
-
-class PointedDisk(CrashDisk):
-    """Counts every call that can fail, reads and opens too, and fails one of them, once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[str] = []
-        self.is_armed = False
-        self.fails_at = 0
-        self.error: tuple[int, float] = (errno.EIO, 0.0)
-
-    def _planned(self, call: str, path: Path) -> Fault | None:
-        if self.is_armed:
-            self.calls.append(f"{call} {path.name}")
-            if len(self.calls) == self.fails_at:
-                return Fault(call, "", self.error[0], None, self.error[1])
-        return super()._planned(call, path)
-
 
 Deed = Callable[[Follower], Awaitable[object]]
 
@@ -86,15 +60,15 @@ async def remove(follower: Follower) -> object:
     return None
 
 
-DEEDS: dict[str, tuple[int, Deed]] = {
-    "cut": (ENDS, cut),
-    "restart-at": (ENDS, restart_at),
-    "take and roll": (12, take),
-    "begin-epoch": (ENDS, begin_epoch),
-    "stop": (ENDS, stop),
-    "remove": (ENDS, remove),
+DEEDS: dict[str, tuple[int, int, Deed]] = {
+    "cut": (ENDS, CUT_AT, cut),
+    "restart-at": (ENDS, 0, restart_at),
+    "take and roll": (12, 12, take),
+    "begin-epoch": (ENDS, ENDS, begin_epoch),
+    "stop": (ENDS, ENDS, stop),
+    "remove": (ENDS, 0, remove),
 }
-"""Each with how many records there are before."""
+"""Each with how many records are acknowledged before, and how many of these it leaves."""
 
 
 @dataclass
@@ -106,7 +80,8 @@ class Life:
     promised: int
 
 
-async def lived(deed: Deed, records: int, fails_at: int, error: tuple[int, float]) -> Life:
+async def lived(name: str, fails_at: int, error: tuple[int, float]) -> Life:
+    records, promised, deed = DEEDS[name]
     disk = PointedDisk()
     follower = Follower(disk)
     await follower.start()
@@ -117,7 +92,6 @@ async def lived(deed: Deed, records: int, fails_at: int, error: tuple[int, float
     disk.is_armed = False
     replica = follower.replica
     await asyncio.sleep(LATER_S)
-    promised = 0
     if replica.is_following:
         machine, log = replica.machine, replica.log
         assert machine.log_end_offset == log.log_end_offset
@@ -126,7 +100,7 @@ async def lived(deed: Deed, records: int, fails_at: int, error: tuple[int, float
         probe = await follower.push(9, b"", at=log.log_end_offset, before=before)
         if probe.error is ErrorCode.NONE and probe.diverging_end_offset < 0:
             assert probe.log_end_offset <= log.log_end_offset
-            promised = probe.log_end_offset
+            promised = max(promised, probe.log_end_offset)
     elif replica.availability() is ErrorCode.NONE:
         assert replica.machine.log_end_offset == replica.log.log_end_offset
         assert replica.log.leader_epochs[-1][0] == 3
@@ -166,15 +140,12 @@ async def check(life: Life, deed: str) -> None:
 def test_whatever_call_fails_log_and_machine_are_equal_or_the_replica_is_offline(
     name: str,
 ) -> None:
-    records, deed = DEEDS[name]
-
     async def body() -> int:
-        whole = await lived(deed, records, 0, ERRORS[0])
+        whole = await lived(name, 0, ERRORS[0])
         count = len(whole.disk.calls)
         for fails_at in range(1, count + 1):
-            takes_one = whole.disk.calls[fails_at - 1].startswith(TAKES_DESCRIPTOR)
-            for error in ERRORS if takes_one else ERRORS[:-1]:
-                life = await lived(deed, records, fails_at, error)
+            for error in errors_of(whole.disk.calls[fails_at - 1]):
+                life = await lived(name, fails_at, error)
                 await check(life, f"{life.disk.calls[fails_at - 1]} failed with {error}")
         return count
 
