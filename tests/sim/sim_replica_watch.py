@@ -26,7 +26,7 @@ from oncelog.actors.replica.log import ReplicaLog
 from oncelog.actors.replica.metadata_replica import MetadataReplica
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
-from oncelog.storage.records.batch import BatchHeader
+from oncelog.storage.records.batch import BatchHeader, iterate_batches
 
 Method = Callable[..., Any]
 
@@ -47,7 +47,7 @@ REPLICA_CHECKERS = frozenset(
 class Batches:
     """What one replica's machine has applied, in the order of offsets: base offset → CRC.
 
-    Of what it loaded, only what it looked at.
+    Of what it loaded, only what it looked at; and no batch of which compaction has taken something.
     """
 
     crcs: dict[int, int] = field(default_factory=dict)
@@ -58,7 +58,8 @@ class Batches:
         """A batch is the last one of the log now: what stood at or behind its place was cut."""
         while self.crcs and next(reversed(self.crcs)) >= header.base_offset:
             self.crcs.popitem()
-        self.crcs[header.base_offset] = header.crc
+        if _is_whole(header):
+            self.crcs[header.base_offset] = header.crc
         self.compared_to = min(self.compared_to, header.base_offset)
 
     def between(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
@@ -120,7 +121,7 @@ class ReplicaWatch:
     def commits(self, machine: PartitionBounds) -> None:
         """A leader shows what is below its high watermark: no other leader shows another batch."""
         tp, batches = machine.topic_partition, self.batches_of(machine)
-        if _is_rewritten(tp):
+        if is_remade(tp):
             return
         committed, end = self._committed.setdefault(tp, {}), machine.high_watermark
         for offset, crc in batches.between(batches.compared_to, end):
@@ -131,20 +132,22 @@ class ReplicaWatch:
     def has_committed(self, machine: PartitionBounds, checker: str, end: int) -> None:
         """What a replica has below ``end`` is what was committed there."""
         tp, crcs = machine.topic_partition, self.batches_of(machine).crcs
-        if _is_rewritten(tp):
+        if is_remade(tp):
             return
         for offset, crc in self._committed.get(tp, {}).items():
-            if offset < end and crcs.get(offset, crc) != crc:
+            is_there = machine.log_start_offset <= offset < end
+            if is_there and crcs.get(offset, crc) != crc:
                 self._found(checker, f"{machine} has another batch at {offset} than before", tp)
                 return
 
     def follows(self, machine: PartitionBounds) -> None:
         """A follower is told a high watermark: below it, it has what the leader has."""
         tp, batches = machine.topic_partition, self.batches_of(machine)
-        if _is_rewritten(tp):
+        if is_remade(tp):
             return
         committed = self._committed.get(tp, {})
-        for offset, crc in batches.between(batches.compared_to, machine.high_watermark):
+        begin = max(batches.compared_to, machine.log_start_offset)
+        for offset, crc in batches.between(begin, machine.high_watermark):
             if committed.get(offset, crc) != crc:
                 self._found(
                     "UnequalReplicas",
@@ -219,8 +222,10 @@ def _is_compacted(topic_partition: TopicPartition) -> bool:
     return is_compacted(topic_partition) or topic_partition.topic in INTERNAL_TOPICS
 
 
-def _is_rewritten(topic_partition: TopicPartition) -> bool:
-    return _is_compacted(topic_partition) or is_remade(topic_partition)
+def _is_whole(header: BatchHeader) -> bool:
+    """Whether it is as it was written: compaction has taken no record, and marked nothing."""
+    is_full = header.record_count == header.last_offset_delta + 1
+    return is_full and not header.has_delete_horizon
 
 
 def _lacks(replica: ReplicaLog, offset: int) -> bool:
@@ -252,7 +257,7 @@ def _directory_of(replica: ReplicaLog) -> Directory | None:
 
 
 def unequal_logs(world: Any) -> list[Violation]:
-    """At peace all replicas of a partition have the same bytes, but for what each compacted."""
+    """At peace all replicas of a partition have the same bytes, but for what each has compacted."""
     logs: dict[TopicPartition, list[ReplicaLog]] = {}
     known = {one.topic_partition for one in world.placements()}
     for replica in world.replicas().values():
@@ -261,14 +266,27 @@ def unequal_logs(world: Any) -> list[Violation]:
         logs.setdefault(replica.topic_partition, []).append(replica)
     found = []
     for tp, replicas in logs.items():
-        if _is_compacted(tp):
-            continue
         begin = max(replica.machine.log_start_offset for replica in replicas)
+        if _is_compacted(tp):
+            found += _unequal_batches(tp, [bytes_from(replica, begin) for replica in replicas])
+            continue
         copies = {replica.config.broker_id: bytes_from(replica, begin) for replica in replicas}
         if len(set(copies.values())) > 1:
             sizes = {broker_id: len(copy) for broker_id, copy in copies.items()}
             found.append(Violation("UnequalReplicas", f"{tp} from {begin} on: {sizes}", (str(tp),)))
     return found
+
+
+def _unequal_batches(tp: TopicPartition, logs: list[bytes]) -> list[Violation]:
+    """Batches of which no log has compacted anything are the same in all that have them."""
+    crcs: dict[int, set[int]] = {}
+    for log in logs:
+        for _, header in iterate_batches(log):
+            if _is_whole(header):
+                crcs.setdefault(header.base_offset, set()).add(header.crc)
+    differing = [offset for offset, found in crcs.items() if len(found) > 1]
+    text = f"{tp}: other batches at {differing}"
+    return [Violation("UnequalReplicas", text, (str(tp),))] if differing else []
 
 
 def stale_settings(world: Any) -> list[Violation]:
