@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -27,7 +28,11 @@ from oncelog.actors.replica.follower_log import FollowerLog
 from oncelog.actors.replica.metadata_replica import MetadataLog
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.model import CLUSTER_METADATA_TOPIC
+from oncelog.storage.model import (
+    CLUSTER_METADATA_TOPIC,
+    CONSUMER_OFFSETS_TOPIC,
+    TRANSACTION_STATE_TOPIC,
+)
 
 
 def _shrinks_at_once() -> Any:
@@ -179,14 +184,15 @@ def _snapshots_without_epochs() -> Any:
 
 
 @contextmanager
-def _unchecked_copies() -> Iterator[None]:
+def _unchecked_copies(topics: tuple[str, ...] = (), *, every: int = 30) -> Iterator[None]:
     """Followers take batches without a look at their CRC, and now and then a bit flips."""
     real = Replica._request_of
     pushes = itertools.count(1)
 
     def request_of(self: Replica, push: Push) -> ReplicateRequest | None:
         request = real(self, push)
-        if request is None or not request.batches or next(pushes) % FLIPPED_EVERY:
+        is_other = bool(topics) and self.topic_partition.topic not in topics
+        if request is None or not request.batches or is_other or next(pushes) % every:
             return request
         flipped = bytearray(request.batches)
         flipped[CRC_AT] ^= 1
@@ -225,8 +231,8 @@ def majority_of_one() -> Iterator[None]:
         yield
 
 
-FLIPPED_EVERY = 30
 CRC_AT = 20
+COORDINATORS = (TRANSACTION_STATE_TOPIC, CONSUMER_OFFSETS_TOPIC)
 """The last byte of the CRC of the first batch."""
 
 REPLICATED: dict[str, Any] = {
@@ -350,6 +356,12 @@ REPLICA_MUTANTS = (
     Saboteur(
         name="followers check what they take",
         sabotage=_unchecked_copies,
+        checker="UnequalReplicas",
+        changes=REPLICATED,
+    ),
+    Saboteur(
+        name="followers check what they take of coordinators",
+        sabotage=partial(_unchecked_copies, COORDINATORS, every=5),
         checker="UnequalReplicas",
         changes=REPLICATED,
     ),
