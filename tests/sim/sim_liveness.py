@@ -11,6 +11,8 @@ import errno
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from sim_disk import SimDisk
+
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
 from oncelog.storage.exceptions import OncelogError, TopicAlreadyExistsError
 from oncelog.storage.model import IsolationLevel, TopicPartition
@@ -24,6 +26,8 @@ brokers; a transaction that is cut short has to time out, too."""
 
 TRANSACTION_TIMEOUT_MS: Final = 5_000
 GROUP: Final = "liveness"
+
+OLD_DISK_AGE_S: Final = 5.0
 
 
 def _kill_node(world: World, number: int) -> None:
@@ -66,6 +70,19 @@ def _deafen(world: World, number: int) -> None:
             world.cut(other, number, both=False)
 
 
+def _put_old_disks_back(world: World, number: int) -> None:
+    """The node is back with its disks as they were before it started the last time."""
+    older = {name: SimDisk.of(world.disks[name].root) for name in world.disks_on(number)}
+    world.kill_node(number)
+    world.start_node(number)
+    world.run_for(OLD_DISK_AGE_S)
+    world.kill_node(number)
+    world.disks.update(older)
+    world.count("old_disk")
+    world.tell("world", f"* node {number} has its old disks")
+    world.start_node(number)
+
+
 def _hang_replicas(world: World, number: int) -> None:
     """Every process of a replica there hangs, and Ray takes all for alive."""
     for name in world.actors_on(number):
@@ -87,6 +104,7 @@ LASTING_FAULTS: Final[Mapping[str, Callable[[World, int], None]]] = {
     "hears nothing": _deafen,
     "replicas hang": _hang_replicas,
     "controller hangs": _hang_controller,
+    "old disks": _put_old_disks_back,
 }
 """What befalls one node, and stays."""
 

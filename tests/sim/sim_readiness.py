@@ -87,8 +87,10 @@ class Readiness:
         return not any(number in one.isr for topic in topics for one in topic.partitions)
 
     def is_copied(self) -> bool:
-        """Whether every replica has all that its leader has."""
+        """Whether every replica has all that its leader has, and the leaders know that."""
         leaders = {one.topic_partition: one.machine for one in self.leaders().values()}
+        if any(one.high_watermark != one.log_end_offset for one in leaders.values()):
+            return False
         for replica in self.replicas().values():
             leader = leaders.get(replica.topic_partition)
             if leader is None:

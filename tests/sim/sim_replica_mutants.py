@@ -15,6 +15,7 @@ from sim_saboteurs import Saboteur
 
 from oncelog.actors.protocol.cluster import elections
 from oncelog.actors.protocol.cluster import machine as cluster_machine
+from oncelog.actors.protocol.cluster import state as cluster_state
 from oncelog.actors.protocol.cluster.log import LeaderElected, TopicSnapshot
 from oncelog.actors.protocol.cluster.quorum import Candidacy
 from oncelog.actors.protocol.cluster.state import PartitionState, TopicState
@@ -115,8 +116,11 @@ def _anybody_is_elected() -> Iterator[None]:
     """Any live replica, in sync or not."""
     real = elections.elect
 
-    def candidates(partition: PartitionState, brokers: elections.Brokers) -> tuple[int, ...]:
-        return tuple(n for n in partition.replicas[::-1] if elections.is_live(n, brokers))
+    def candidates(
+        partition: PartitionState, brokers: elections.Brokers, *, without: int = 0
+    ) -> tuple[int, ...]:
+        live = [n for n in partition.replicas[::-1] if elections.is_live(n, brokers)]
+        return tuple(n for n in live if n != without)
 
     def elect(
         topic: TopicState, number: int, leader: int, isr: tuple[int, ...] | None = None
@@ -128,6 +132,7 @@ def _anybody_is_elected() -> Iterator[None]:
     with (
         mock.patch.object(elections, "candidates", candidates),
         mock.patch.object(elections, "elect", elect),
+        mock.patch.object(cluster_state, "invariant"),
     ):
         yield
 

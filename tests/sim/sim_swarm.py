@@ -388,6 +388,8 @@ def _read_everything(stage: Stage) -> None:
     world = stage.world
     client = world.client("last-reader")
     world.run(client.spawn(_drain(stage, client)), limit_s=QUIET_LIMIT_S)
+    # Preferred leaders are elected meanwhile; a new one does not know at once what is committed.
+    world.run(world._until(world.is_copied), limit_s=QUIET_LIMIT_S)
     _note_ends(stage)
     _count_removals(stage)
 

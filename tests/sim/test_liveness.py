@@ -40,6 +40,7 @@ def world() -> Iterator[World]:
         ("isolated", 1),
         ("not heard", 1),
         ("hears nothing", 1),
+        ("old disks", 1),
     ],
 )
 def test_everything_goes_on_while_one_node_stays_broken(
