@@ -179,11 +179,11 @@ class MetadataVoter:
         elif copy.failure is not None:
             if loop_ms() - self._begun_ms > MENDED_LOOK_MS:
                 await self._end_copy(copy)
-        elif copy.is_following and self._silent_ms() > 0:
+        elif not copy.is_following or self._silent_ms() > 0:
             if await self._place.is_here():
-                _logger.warning("the controller is to start here: this broker's copy ends")
+                _logger.warning("the controller is on this node: this broker's copy ends")
                 await self._end_copy(copy)
-            elif await self._is_next(copy):
+            elif copy.is_following and await self._is_next(copy):
                 await self._take_over(copy)
 
     async def _end_copy(self, copy: MetadataCopy) -> None:

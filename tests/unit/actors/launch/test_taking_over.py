@@ -629,6 +629,30 @@ def test_a_controller_that_answers_nothing_is_killed_by_its_broker(tmp_path: Pat
     play(tmp_path, scenario)
 
 
+def test_a_copy_that_was_begun_beside_a_controller_ends_and_the_hung_one_is_killed(
+    tmp_path: Path,
+) -> None:
+    """1. Ray says once, wrongly, that the controller is not on this node: its broker begins a copy,
+    which waits for the directory. 2. The controller's process hangs.
+    """
+
+    async def scenario(world: VotingWorld) -> None:
+        await world.until_voters(1, 2, 3)
+        await asyncio.sleep(10)
+        one = world.nodes[1]
+        hung = one.controller
+        assert one.broker is not None and hung is not None
+        world.holder = None
+        await one.broker.voter._begin_copy()
+        world.holder = one
+        assert one.broker.voter._copy is not None
+        world.hung.add(hung)
+        assert await world.until_serving() in (1, 2, 3)
+        assert world.killed == [1]
+
+    play(tmp_path, scenario)
+
+
 def test_a_voter_with_a_full_disk_does_not_take_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
