@@ -34,11 +34,50 @@ EVERYBODY = (
 )
 
 
+FOUND_IN = {
+    "a snapshot gives all of the state": 1,
+    "commits with their records": 1,
+    "completions resumed": 7,
+    "coordinator epochs": 1,
+    "damage is told": 1,
+    "deaths of drivers noticed": 1,
+    "drivers named to the coordinator": 1,
+    "duplicates remembered": 1,
+    "durable ids of all static members": 12,
+    "durable ids of static members": 1,
+    "durable before markers": 33,
+    "elections by compare-and-set": 6,
+    "elections by topic id": 13,
+    "end of a replica that begins again": 3,
+    "followers hide what was deleted": 1,
+    "generations in transactions": 4,
+    "identity of a member that was put out": 4,
+    "input that is read again": 3,
+    "member ids before static members join": 1,
+    "missing logs": 2,
+    "order of versions": 2,
+    "owed entries of the aborted index": 2,
+    "refused positions": 4,
+    "restart after a refusal": 1,
+    "strict markers": 1,
+    "syncs that had no room": 9,
+    "time-outs of transactions": 1,
+    "tokens remembered": 1,
+    "topics in the log": 1,
+    "transactions behind tickets": 37,
+    "versions named in tokens": 1,
+    "whole aborted index": 3,
+}
+"""The run that finds it, where that is not the first one; it is tried first. Whatever changes the
+order of events may make it another: then those from 0 on are tried."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("saboteur", EVERYBODY, ids=lambda saboteur: saboteur.name)
 def test_without_this_protection_its_checker_speaks(saboteur: Saboteur):
-    """Found mostly by the first run; the very run is silent with the protection."""
-    scenarios = [_scenario(saboteur, FIRST_SEED + number) for number in range(saboteur.runs)]
+    """Found by one run of a few; the very run is silent with the protection."""
+    numbers = dict.fromkeys((FOUND_IN.get(saboteur.name, 0), *range(saboteur.runs)))
+    scenarios = [_scenario(saboteur, FIRST_SEED + number) for number in numbers]
     for scenario in scenarios:
         founded(scenario)
     with saboteur.sabotage():

@@ -641,7 +641,8 @@ def test_a_copy_that_was_begun_beside_a_controller_ends_and_the_hung_one_is_kill
         await asyncio.sleep(10)
         one = world.nodes[1]
         hung = one.controller
-        assert one.broker is not None and hung is not None
+        assert one.broker is not None
+        assert hung is not None
         world.holder = None
         await one.broker.voter._begin_copy()
         world.holder = one
