@@ -53,7 +53,10 @@ def machine(
     )
 
 
-def header(offset: int, epoch: int, *, crc: int = 0, is_control: bool = False) -> Any:
+def header(
+    offset: int, epoch: int, *, crc: int = 0, is_control: bool = False, records: int = 1
+) -> Any:
+    """One of one record, unless compaction has taken it."""
     return SimpleNamespace(
         base_offset=offset,
         producer_id=PRODUCER,
@@ -61,6 +64,9 @@ def header(offset: int, epoch: int, *, crc: int = 0, is_control: bool = False) -
         crc=crc,
         is_control=is_control,
         is_transactional=True,
+        record_count=records,
+        last_offset_delta=0,
+        has_delete_horizon=False,
     )
 
 
@@ -280,13 +286,17 @@ def test_a_successor_without_what_was_shown_is_found(watch):
     assert found(watch) == {"LostPromises"}
 
 
-@pytest.mark.parametrize(("high", "expected"), [(1, {"ChangedBatches"}), (0, set())])
-def test_a_batch_that_was_shown_stays_the_same(watch, high, expected):
+@pytest.mark.parametrize(
+    ("high", "records", "expected"),
+    [(1, 1, {"ChangedBatches"}), (0, 1, set()), (1, 0, set())],
+    ids=["shown", "not shown", "compacted"],
+)
+def test_a_batch_that_was_shown_stays_the_same(watch, high, records, expected):
     leader = machine(high=high)
     watch.applies(leader, header(0, 4, crc=1), None)
     watch.shows(leader)
     later = machine(high=high, epoch=2)
-    watch.applies(later, header(0, 4, crc=2), None)
+    watch.applies(later, header(0, 4, crc=2, records=records), None)
     watch.leads(later)
     assert found(watch) == expected
 
