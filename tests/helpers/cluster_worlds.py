@@ -93,9 +93,13 @@ class ClusterWorld:
         self.apply([record])
 
     def create(
-        self, *replicas: tuple[int, ...], name: str = "t", topic_id: str = TOPIC_ID
+        self,
+        *replicas: tuple[int, ...],
+        name: str = "t",
+        topic_id: str = TOPIC_ID,
+        settings: tuple[tuple[str, str], ...] = (),
     ) -> TopicState:
-        record = TopicCreated(name=name, topic_id=topic_id, replicas=replicas, settings=())
+        record = TopicCreated(name=name, topic_id=topic_id, replicas=replicas, settings=settings)
         self.apply([record])
         return self.machine.topics[name]
 

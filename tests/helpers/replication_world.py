@@ -62,10 +62,11 @@ class BrokenPromiseError(AssertionError):
 class Controller(ClusterWorld):
     """The controller's machine and rules, for a topic of one partition on brokers 1 to 3 of 4."""
 
-    def __init__(self, broker_count: int) -> None:
+    def __init__(self, broker_count: int, minimum: int) -> None:
         super().__init__()
         self.register(*range(1, broker_count + 1))
-        self.create((1, 2, 3), topic_id=TOPIC_ID, name=PARTITION.topic)
+        settings = (("min_insync_replicas", str(minimum)),)
+        self.create((1, 2, 3), topic_id=TOPIC_ID, name=PARTITION.topic, settings=settings)
         self.start_replica(1, PARTITION)
         proposal = IsrProposal(partition_version=self.partition.version, isr=(1, 2, 3))
         self.alter_isr(1, self.leader_epoch, proposal)
@@ -196,7 +197,7 @@ class World:
     def __post_init__(self) -> None:
         ids = tuple(range(1, self.broker_count + 1))
         self.replicas = {broker_id: self.replica_type(broker_id) for broker_id in ids}
-        self.controller = Controller(self.broker_count)
+        self.controller = Controller(self.broker_count, self.settings.min_insync_replicas)
         self.led_epoch = -1
         self.calls: list[Call] = []
         self.answers: list[Answer] = []
