@@ -31,8 +31,7 @@ from oncelog.actors.replica.replica import Replica
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
     CLUSTER_METADATA_TOPIC,
-    CONSUMER_OFFSETS_TOPIC,
-    TRANSACTION_STATE_TOPIC,
+    INTERNAL_TOPICS,
 )
 
 
@@ -189,15 +188,19 @@ def _snapshots_without_epochs() -> Any:
 
 
 @contextmanager
-def _unchecked_copies(topics: tuple[str, ...] = (), *, every: int = 30) -> Iterator[None]:
-    """Followers take batches without a look at their CRC, and now and then a bit flips."""
+def _unchecked_copies(*, is_internal: bool) -> Iterator[None]:
+    """Followers take batches without a look at their CRC, and now and then a bit flips.
+
+    In the topics of coordinators, or of users; a controller would not load such a log.
+    """
     real = Replica._request_of
     pushes = itertools.count(1)
 
     def request_of(self: Replica, push: Push) -> ReplicateRequest | None:
         request = real(self, push)
-        is_other = bool(topics) and self.topic_partition.topic not in topics
-        if request is None or not request.batches or is_other or next(pushes) % every:
+        topic = self.topic_partition.topic
+        is_other = topic == CLUSTER_METADATA_TOPIC or (topic in INTERNAL_TOPICS) is not is_internal
+        if request is None or not request.batches or is_other or next(pushes) % FLIPPED_EVERY:
             return request
         flipped = bytearray(request.batches)
         flipped[CRC_AT] ^= 1
@@ -237,7 +240,7 @@ def majority_of_one() -> Iterator[None]:
 
 
 CRC_AT = 20
-COORDINATORS = (TRANSACTION_STATE_TOPIC, CONSUMER_OFFSETS_TOPIC)
+FLIPPED_EVERY = 5
 """The last byte of the CRC of the first batch."""
 
 REPLICATED: dict[str, Any] = {
@@ -360,13 +363,13 @@ REPLICA_MUTANTS = (
     ),
     Saboteur(
         name="followers check what they take",
-        sabotage=_unchecked_copies,
+        sabotage=partial(_unchecked_copies, is_internal=False),
         checker="UnequalReplicas",
         changes=REPLICATED,
     ),
     Saboteur(
         name="followers check what they take of coordinators",
-        sabotage=partial(_unchecked_copies, COORDINATORS, every=5),
+        sabotage=partial(_unchecked_copies, is_internal=True),
         checker="UnequalReplicas",
         changes=REPLICATED,
     ),

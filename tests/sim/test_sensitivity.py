@@ -59,6 +59,7 @@ FOUND_IN = {
     "owed entries of the aborted index": 2,
     "refused positions": 4,
     "restart after a refusal": 1,
+    "settings are followed by their own version": 1,
     "strict markers": 1,
     "syncs that had no room": 9,
     "time-outs of transactions": 1,

@@ -34,8 +34,8 @@ DRAW = 20_261_127
 
 
 @pytest.mark.slow
-def test_forty_runs_are_clean_and_few_are_vacuous(capfd):
-    status = sim_main.main(["--fresh", str(DRAW), "--runs", "40", "--keep-going"])
+def test_thirty_runs_are_clean_and_few_are_vacuous(capfd):
+    status = sim_main.main(["--fresh", str(DRAW), "--runs", "30", "--keep-going"])
     assert status == 0, capfd.readouterr().out
 
 
