@@ -23,6 +23,9 @@ from faults.fault_plan import EMPTIED_DISK, NODE, OLD_DISK, ONE_WAY_LINK, Fault
 from links import OWN
 from ray_nodes import Nodes, children_of, descendants_of, is_raylet
 
+PAGE_BYTES: Final = 4_096
+"""Less than that counts as no room on a disk."""
+
 LOOK_EVERY_S: Final = 0.3
 UP_DEADLINE_S: Final = 60.0
 
@@ -139,12 +142,13 @@ class StruckNodes:
         """Leave no room on the disk of the node, which ``can_fill``."""
         filler = self._disk(broker_id) / "filler"
         with filler.open("wb") as file:
-            free_bytes = shutil.disk_usage(filler).free
-            while free_bytes > 0:
-                with contextlib.suppress(OSError):  # Others write meanwhile.
-                    os.posix_fallocate(file.fileno(), file.tell(), free_bytes)
-                    file.seek(free_bytes, os.SEEK_CUR)
-                free_bytes = shutil.disk_usage(filler).free
+            size_bytes = shutil.disk_usage(filler).free
+            while size_bytes >= PAGE_BYTES:
+                try:
+                    os.posix_fallocate(file.fileno(), file.tell(), size_bytes)
+                    file.seek(size_bytes, os.SEEK_CUR)
+                except OSError:  # Others write meanwhile; and not all that is free can be had.
+                    size_bytes //= 2
         self._begin(number, fault, broker_id, filler=filler)
         return [self._process(broker_id).pid]
 
