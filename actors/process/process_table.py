@@ -69,11 +69,11 @@ class ProcessTable:
             if os.readlink(_PROC / "self") != str(os.getpid()):
                 # This /proc belongs to another pid namespace: it shows other processes.
                 return None
-            boot_id = _BOOT_ID.read_text().strip()
             spaces = [os.readlink(_PROC / "self/ns" / kind) for kind in ("pid", "time")]
         except OSError:
             return None
-        return " ".join((self._host, boot_id, *spaces))
+        boot = boot_id()
+        return " ".join((self._host, boot, *spaces)) if boot else None
 
 
 def boot_id() -> str:

@@ -5,9 +5,9 @@ broker that is not fenced. If there is none, a live member of the ELR is elected
 left an ISR of fewer than ``min_insync_replicas`` has all that is committed (``PartitionState``).
 The ISR never becomes empty: its last member stays, and without it and the ELR the partition has no
 leader until one of these is back. A replica that may have lost what it had leaves the ELR; if it is
-the last of the ISR, one of the ELR takes its place. A member that is fenced
-leaves the ISR in the same decision; its leader learns of it by the version, and until then waits
-for more members than it must. Nothing here changes state: each function gives records.
+the last of the ISR, one of the ELR takes its place. A member that is fenced leaves the ISR in the
+same decision; its leader learns of it by the version, and until then waits for more members than it
+must. Nothing here changes state: each function gives records.
 
 All replicas of a new partition begin in the ISR, as all are empty. One that has not *started* yet
 has no log; what it has not acknowledged is not committed. What was never led is empty everywhere,
