@@ -98,7 +98,11 @@ class Membership:
         """What takes the vote of a broker that has lost its disk, if that can be now."""
         self.is_current: Callable[[], Awaitable[bool]] = always
         """Whether nobody else has become the controller."""
-        self._own_actors = ActorWatch(transport, silent_after_ms=config.broker_session_timeout_ms)
+        self._own_actors = ActorWatch(
+            transport,
+            silent_after_ms=config.broker_session_timeout_ms,
+            hold_ms=config.broker_heartbeat_interval_ms,
+        )
         self._started_ms: dict[tuple[TopicPartition, int], int] = {}
         """When a replica, by its partition and broker, last asked for its role."""
 
@@ -176,14 +180,18 @@ class Membership:
 
     async def _watch_own_actors(self) -> None:
         """What other brokers' actors do for theirs; alone, there is nobody else who could lead."""
-        machine = self._machine
+        machine, interval_ms = self._machine, self._config.broker_heartbeat_interval_ms
+        looked_ms, seen = 0, Sight()
         while True:
-            await asyncio.sleep(self._config.broker_heartbeat_interval_ms / 1000)
+            if not seen.is_news:
+                await asyncio.sleep(max(0, looked_ms + interval_ms - loop_ms()) / 1000)
             if len(machine.broker_states) <= 1:
+                await asyncio.sleep(interval_ms / 1000)
                 continue
             await self._unfence_own()
-            placements = self._placed_on(self._own)
+            looked_ms, placements = loop_ms(), self._placed_on(self._own)
             seen = await self._own_actors.look(map(holder_of, placements))
+            placements = self._placed_on(self._own)
             held, refusing = self._sorted(placements, seen)
             machine.note_refusing(self._own, is_refusing=bool(refusing))
             if held or refusing:

@@ -1,4 +1,8 @@
-"""Which actors of a node answer nobody any more, or have replicas that cannot do their work."""
+"""Which actors of a node answer nobody any more, or have replicas that cannot do their work.
+
+A call to each actor is always open: it ends when its process does, so that an actor that dies is
+told at once. One that hangs is told after a while.
+"""
 
 from __future__ import annotations
 
@@ -12,46 +16,109 @@ from oncelog.actors.protocol.messages.brokers import OfflineReplica, PingReply, 
 from oncelog.storage.errors import ErrorCode
 
 PING_TIMEOUT_MS: Final = 1_000
+"""Beyond the time for which an actor holds the call."""
 
 
 class Sight(NamedTuple):
-    """What a look has found: actors that are silent, and what others say of their replicas."""
+    """What a look has found: actors that are silent, and what others say of their replicas.
+
+    ``is_news``: an actor has died since the look before.
+    """
 
     silent_actors: tuple[str, ...] = ()
     offline_replicas: tuple[OfflineReplica, ...] = ()
     refusing_replicas: tuple[OfflineReplica, ...] = ()
+    is_news: bool = False
 
 
 class ActorWatch:
-    """Calls actors; those that have not answered for ``silent_after_ms`` are *silent*.
+    """Calls actors; *silent* are those that have died, or not answered for ``silent_after_ms``.
 
-    An actor that is new here counts as heard when it is first watched.
+    An actor that is new here counts as heard when it is first watched, and as one that still
+    starts until it has answered. ``hold_ms``: how long it holds a call.
     """
 
-    def __init__(self, transport: Transport, *, silent_after_ms: int) -> None:
+    def __init__(self, transport: Transport, *, silent_after_ms: int, hold_ms: int) -> None:
         self._transport = transport
         self._silent_after_ms = silent_after_ms
+        self._hold_ms = hold_ms
         self._heard_ms: dict[str, int] = {}
+        self._replies: dict[str, PingReply] = {}
+        """The last of each actor; those that have never answered have none."""
+        self._dead: set[str] = set()
+        self._calls: dict[str, asyncio.Task[None]] = {}
+        self._has_news = False
         self._looked_ms = 0
 
     async def look(self, actors: Iterable[str]) -> Sight:
-        """Call all of ``actors``, those watched from now on; return what they are like."""
+        """Call all of ``actors``, those watched from now on; return what they are like.
+
+        Once all have answered or failed to, or as soon as one has died.
+        """
+        self._watch(actors)
+        calls, self._has_news = set(self._calls.values()), False
+        try:
+            while calls and not self._has_news:
+                _, calls = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self._forget(list(self._calls))
+            raise
+        for name, call in list(self._calls.items()):
+            if call.done():
+                del self._calls[name]
+                call.result()
+        return self._sight()
+
+    def _watch(self, actors: Iterable[str]) -> None:
         now_ms = loop_ms()
         if now_ms - self._looked_ms > self._silent_after_ms:
             # This process stood still, and heard nobody: that says nothing of them.
             self._heard_ms = {}
         self._looked_ms = now_ms
         self._heard_ms = {name: self._heard_ms.get(name, now_ms) for name in actors}
-        answers = await asyncio.gather(*map(self._ping, list(self._heard_ms)))
-        oldest_ms = loop_ms() - self._silent_after_ms
+        self._forget([name for name in self._calls if name not in self._heard_ms])
+        self._replies = {n: reply for n, reply in self._replies.items() if n in self._heard_ms}
+        self._dead &= self._heard_ms.keys()
+        for name in self._heard_ms:
+            if name not in self._calls:
+                self._calls[name] = asyncio.ensure_future(self._ask(name))
+
+    def _forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._calls.pop(name).cancel()
+
+    def _sight(self) -> Sight:
+        oldest_ms, replies = loop_ms() - self._silent_after_ms, self._replies.values()
         return Sight(
-            tuple(name for name, heard_ms in self._heard_ms.items() if heard_ms < oldest_ms),
-            tuple(one for answer in answers for one in answer.offline_replicas),
-            tuple(one for answer in answers for one in answer.refusing_replicas),
+            tuple(
+                name
+                for name, heard_ms in self._heard_ms.items()
+                if heard_ms < oldest_ms or name in self._dead
+            ),
+            tuple(one for reply in replies for one in reply.offline_replicas),
+            tuple(one for reply in replies for one in reply.refusing_replicas),
+            self._has_news,
         )
 
-    async def _ping(self, name: str) -> PingReply:
-        reply = await self._transport.call(name, PingRequest(), timeout_ms=PING_TIMEOUT_MS)
-        if reply.error is ErrorCode.NONE and name in self._heard_ms:
+    async def _ask(self, name: str) -> None:
+        reply = await self._ping(name, self._hold_ms)
+        if reply.error is ErrorCode.NETWORK_EXCEPTION and self._is_alive(name):
+            # Its connection has ended. Perhaps not its process.
+            reply = await self._ping(name, 0)
+            if reply.error is ErrorCode.NETWORK_EXCEPTION:
+                self._dead.add(name)
+                self._has_news = True
+        if reply.error is ErrorCode.NONE:
             self._heard_ms[name] = loop_ms()
-        return reply if reply.error is ErrorCode.NONE else PingReply(error=reply.error)
+            self._dead.discard(name)
+            self._replies[name] = reply
+        elif name in self._replies:
+            self._replies[name] = PingReply(error=reply.error)
+
+    def _is_alive(self, name: str) -> bool:
+        """Whether it has answered, and has not died since."""
+        return name in self._replies and name not in self._dead
+
+    async def _ping(self, name: str, hold_ms: int) -> PingReply:
+        request, timeout_ms = PingRequest(hold_ms=hold_ms), hold_ms + PING_TIMEOUT_MS
+        return await self._transport.call(name, request, timeout_ms=timeout_ms)

@@ -76,7 +76,9 @@ class Broker:
         self._tasks = OwnTasks(surroundings.die)
         self.voter = MetadataVoter(config, surroundings, place or NoPlace(), self._tasks)
         self._watch = ActorWatch(
-            surroundings.transport, silent_after_ms=config.cluster.broker_session_timeout_ms
+            surroundings.transport,
+            silent_after_ms=config.cluster.broker_session_timeout_ms,
+            hold_ms=config.cluster.broker_heartbeat_interval_ms,
         )
 
     def __repr__(self) -> str:
@@ -142,12 +144,14 @@ class Broker:
                 return
             if reply.error is ErrorCode.NONE:
                 actors = reply.actors
-            if looking is not None and looking.done():
+            # Beside the heartbeats: an actor that does not answer must not hold them up.
+            looking = looking or self._tasks.spawn(self._watch.look(actors))
+            next_s = loop_ms() / 1000 + cluster.broker_heartbeat_interval_ms / 1000
+            await asyncio.wait({looking}, timeout=cluster.broker_heartbeat_interval_ms / 1000)
+            if looking.done():
                 seen, looking = looking.result(), None
-            if looking is None:
-                # Beside the heartbeats: an actor that does not answer must not hold them up.
-                looking = self._tasks.spawn(self._watch.look(actors))
-            await asyncio.sleep(cluster.broker_heartbeat_interval_ms / 1000)
+            if not seen.is_news:
+                await asyncio.sleep(next_s - loop_ms() / 1000)
 
     async def _register(self) -> int:
         """Register until that has succeeded; the broker's epoch."""

@@ -106,8 +106,9 @@ class Host:
             for server in self._servers.values()
         }
 
-    async def ping(self, request: PingRequest) -> PingReply:  # noqa: ARG002
+    async def ping(self, request: PingRequest) -> PingReply:
         """Answer: this process lives, and perhaps not all of its replicas."""
+        await asyncio.sleep(request.hold_ms / 1000)
         servers = self._servers.values()
         return PingReply(
             offline_replicas=tuple(one for server in servers for one in server.offline_replicas()),

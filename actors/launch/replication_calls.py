@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, Transport, address_of
 from oncelog.actors.process.loop_time import loop_ms
@@ -30,8 +32,9 @@ class ReplicationCalls:
     failure: str
     only_topic_id: str
 
-    async def ping(self, request: PingRequest) -> PingReply:  # noqa: ARG002
+    async def ping(self, request: PingRequest) -> PingReply:
         """Answer: this process lives."""
+        await asyncio.sleep(request.hold_ms / 1000)
         return PingReply(
             offline_replicas=self.offline_replicas(), refusing_replicas=self.refusing_replicas()
         )

@@ -122,10 +122,15 @@ class PingReply(Reply, frozen=True, kw_only=True):
 
 
 class PingRequest(Request[PingReply], frozen=True, kw_only=True):
-    """A broker asks an actor of its node whether it lives."""
+    """A broker asks an actor of its node whether it lives.
+
+    The answer comes after ``hold_ms``: meanwhile the end of the call tells the end of the process.
+    """
 
     method = "ping"
     reply_type = PingReply
+
+    hold_ms: int = 0
 
 
 class DrainBrokerReply(Reply, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -14,17 +15,23 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
 SILENT_AFTER_MS = 9_000
+HOLD_MS = 1_000
 OFFLINE = OfflineReplica(topic_partition=TopicPartition("t", 0), topic_id="a" * 32)
 
 
 class Actors:
-    """Those in ``lost`` do not answer: a call to them takes all of its time."""
+    """Those in ``lost`` do not answer: a call to them takes all of its time.
+
+    Those in ``dead`` have no process: open calls end when they are ``killed``.
+    """
 
     def __init__(self) -> None:
         self.lost: set[str] = set()
+        self.dead: set[str] = set()
+        self._open: dict[str, asyncio.Event] = {}
         self.offline: dict[str, tuple[OfflineReplica, ...]] = {}
         self.asked: list[str] = []
-        self.watch = ActorWatch(self, silent_after_ms=SILENT_AFTER_MS)
+        self.watch = ActorWatch(self, silent_after_ms=SILENT_AFTER_MS, hold_ms=HOLD_MS)
 
     async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
         assert isinstance(request, PingRequest)
@@ -32,8 +39,21 @@ class Actors:
         if actor in self.lost:
             await asyncio.sleep(timeout_ms / 1000)
             return request.failed(ErrorCode.REQUEST_TIMED_OUT)
+        if actor not in self.dead and request.hold_ms:
+            ends = self._open.setdefault(actor, asyncio.Event())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ends.wait(), request.hold_ms / 1000)
+                return request.failed(ErrorCode.NETWORK_EXCEPTION)
+        if actor in self.dead:
+            return request.failed(ErrorCode.NETWORK_EXCEPTION)
         offline = self.offline.get(actor, ())
         return PingReply(offline_replicas=offline, refusing_replicas=offline[:1])
+
+    def kill(self, actor: str, *, is_dead: bool = True) -> None:
+        """Its connections end, and perhaps its process."""
+        self.dead |= {actor} if is_dead else set()
+        if actor in self._open:
+            self._open.pop(actor).set()
 
     async def look_for(self, time_ms: int, *names: str) -> tuple[str, ...]:
         """Look again and again until so much time has passed; who is silent at the end."""
@@ -67,7 +87,7 @@ def test_calls_are_made_side_by_side():
         actors.lost = set(names)
         began_s = asyncio.get_running_loop().time()
         await actors.watch.look(names)
-        assert asyncio.get_running_loop().time() - began_s == PING_TIMEOUT_MS / 1000
+        assert asyncio.get_running_loop().time() - began_s == (HOLD_MS + PING_TIMEOUT_MS) / 1000
         assert actors.asked == list(names)
 
     play(scenario)
@@ -104,5 +124,58 @@ def test_who_answers_an_old_call_after_it_was_forgotten_is_not_remembered():
         await actors.watch.look(("a",))
         await looking
         assert set(actors.watch._heard_ms) == {"a"}
+
+    play(scenario)
+
+
+def test_who_dies_is_silent_at_once_until_it_answers_again():
+    async def scenario(actors: Actors) -> None:
+        loop = asyncio.get_running_loop()
+        await actors.watch.look(("a", "b"))
+        looking = asyncio.ensure_future(actors.watch.look(("a", "b")))
+        await asyncio.sleep(0.1)
+        killed_s = loop.time()
+        actors.kill("b")
+        seen = await looking
+        assert (seen.silent_actors, seen.is_news) == (("b",), True)
+        assert loop.time() == killed_s
+        seen = await actors.watch.look(("a", "b"))
+        assert (seen.silent_actors, seen.is_news) == (("b",), False)
+        assert loop.time() > killed_s
+        actors.dead.clear()
+        assert await actors.watch.look(("a", "b")) == Sight()
+
+    play(scenario)
+
+
+def test_whose_connection_ends_alone_is_not_silent():
+    async def scenario(actors: Actors) -> None:
+        await actors.watch.look(("b",))
+        looking = asyncio.ensure_future(actors.watch.look(("b",)))
+        await asyncio.sleep(0.1)
+        actors.kill("b", is_dead=False)
+        assert await looking == Sight()
+
+    play(scenario)
+
+
+def test_who_has_never_answered_still_starts():
+    async def scenario(actors: Actors) -> None:
+        actors.kill("b")
+        for _ in range(3):
+            assert await actors.watch.look(("b",)) == Sight()
+
+    play(scenario)
+
+
+def test_a_look_that_is_given_up_leaves_no_call_open():
+    async def scenario(actors: Actors) -> None:
+        looking = asyncio.ensure_future(actors.watch.look(("a", "b")))
+        await asyncio.sleep(0.1)
+        calls = list(actors.watch._calls.values())
+        looking.cancel()
+        await asyncio.wait({looking, *calls})
+        assert all(call.cancelled() for call in calls)
+        assert len(calls) == 2
 
     play(scenario)
