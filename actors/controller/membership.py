@@ -181,7 +181,7 @@ class Membership:
     async def _watch_own_actors(self) -> None:
         """What other brokers' actors do for theirs; alone, there is nobody else who could lead."""
         machine, interval_ms = self._machine, self._config.broker_heartbeat_interval_ms
-        looked_ms, seen = 0, Sight()
+        looked_ms, seen = loop_ms(), Sight()
         while True:
             if not seen.is_news:
                 await asyncio.sleep(max(0, looked_ms + interval_ms - loop_ms()) / 1000)

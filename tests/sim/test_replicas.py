@@ -77,6 +77,19 @@ def test_a_leader_whose_process_dies_leads_on_or_another_does(world: World) -> N
     assert are_equal(world, 1)
 
 
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_others_lead_at_once_what_a_process_led_that_died(world: World, number: int) -> None:
+    """Also on node 1, which has the controller: long before a session is over."""
+    partition = number - 1
+    assert leader(world, partition) == number
+    world.run_for(3)
+    world.kill(holder(world, number, partition))
+    world.run_for(0.1)
+    assert leader(world, partition) != number
+    world.quiesce()
+    assert isr(world, partition) == {1, 2, 3}
+
+
 def test_a_stopped_process_leads_no_longer_and_follows_once_it_goes_on(world: World) -> None:
     """SIGSTOP of that process alone: its broker lives, and says that it is silent."""
     write(world, ["a"], 1)
