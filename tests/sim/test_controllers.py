@@ -253,6 +253,7 @@ def test_news_of_an_older_controller_and_epoch_makes_nobody_lead(world: World) -
     until(world, lambda: leader(world, 1) not in {3, -1})
     assert all(write(world, ["b"], 1))
     world.rejoin_node(3)
+    world.run_for(SESSION_S)  # Its processes begin again, as they have lost their epochs.
     until(world, lambda: replica(world, 3, 1).is_following)
     assert replica(world, 3, 1).machine.leader_epoch > epoch
     gate.release(times=2)
