@@ -56,7 +56,7 @@ class ActorWatch:
         Once all have answered or failed to, or as soon as one has died.
         """
         self._watch(actors)
-        calls, self._has_news = set(self._calls.values()), False
+        calls = set(self._calls.values())
         try:
             while calls and not self._has_news:
                 _, calls = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
@@ -89,6 +89,7 @@ class ActorWatch:
 
     def _sight(self) -> Sight:
         oldest_ms, replies = loop_ms() - self._silent_after_ms, self._replies.values()
+        is_news, self._has_news = self._has_news, False
         return Sight(
             tuple(
                 name
@@ -97,7 +98,7 @@ class ActorWatch:
             ),
             tuple(one for reply in replies for one in reply.offline_replicas),
             tuple(one for reply in replies for one in reply.refusing_replicas),
-            self._has_news,
+            is_news,
         )
 
     async def _ask(self, name: str) -> None:

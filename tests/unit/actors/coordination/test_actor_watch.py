@@ -148,6 +148,24 @@ def test_who_dies_is_silent_at_once_until_it_answers_again():
     play(scenario)
 
 
+def test_who_dies_between_two_looks_is_told_by_the_next_at_once():
+    async def scenario(actors: Actors) -> None:
+        loop = asyncio.get_running_loop()
+        await actors.watch.look(("a", "b", "c"))
+        looking = asyncio.ensure_future(actors.watch.look(("a", "b", "c")))
+        await asyncio.sleep(0.1)
+        actors.kill("a")
+        await looking
+        actors.kill("b")
+        await asyncio.sleep(0.1)
+        begun_s = loop.time()
+        seen = await actors.watch.look(("a", "b", "c"))
+        assert (seen.silent_actors, seen.is_news) == (("a", "b"), True)
+        assert loop.time() == begun_s
+
+    play(scenario)
+
+
 def test_whose_connection_ends_alone_is_not_silent():
     async def scenario(actors: Actors) -> None:
         await actors.watch.look(("b",))
