@@ -1,7 +1,9 @@
 """The data source with a task attempt that is late: it writes on after the commit of its copy.
 
-With option ``late`` the first attempt at the second task waits after some of its rows, until
-its write is committed; so Spark, if it speculates, runs a copy on another host, which wins.
+With option ``late`` the first attempt that begins the second task waits after some of its rows,
+until its write is committed; so Spark, if it speculates, runs a copy on another host, which wins.
+Which attempt begins first is for them to find out: one of a host that has just started can come
+after its own copy.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from oncelog.spark_bridge.source import OncelogDataSource
 
 LATE: Final = "late"
 """A directory for the files below, with ``kill`` behind it if the winner's executor is to die."""
+BEGUN: Final = "begun"
 WINNER: Final = "winner"
 COMMITTED: Final = "committed"
 LOSER: Final = "loser"
@@ -50,7 +53,7 @@ class Lateness:
         context = TaskContext.get()
         if context is None or context.partitionId() != LATE_TASK:
             return write(rows)
-        if context.attemptNumber() > 0:
+        if not self._is_first():
             report = write(rows)
             executor = ProcessTable("").ancestor("java")
             assert executor is not None
@@ -59,11 +62,21 @@ class Lateness:
         try:
             # Taken at once: Spark closes the loser's source as soon as the winner is done.
             report = write(self._late(list(rows)))
+        except TimeoutError:
+            self._tell("alone")
+            raise
         except Exception as error:
             self._tell(f"refused: {error}")
             raise
         self._tell("accepted")
         return report
+
+    def _is_first(self) -> bool:
+        try:
+            (self._directory / BEGUN).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
 
     def _late(self, batches: list[Any]) -> Iterator[Any]:
         first, *others = batches
