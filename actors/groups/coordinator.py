@@ -130,10 +130,8 @@ class GroupCoordinator:
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self.replica = replica
-        self._topics = GroupTopics(
-            transport=transport,
-            call_timeout_ms=replica.config.cluster.internal_call_timeout_ms,
-        )
+        self._call_timeout_ms = replica.config.cluster.internal_call_timeout_ms
+        self._topics = GroupTopics(transport=transport, call_timeout_ms=self._call_timeout_ms)
         self._clock = clock
         self._random = random
         self._settings = settings
@@ -281,7 +279,14 @@ class GroupCoordinator:
 
     @_if_available
     async def offset_fetch(self, request: OffsetFetchRequest) -> OffsetFetchReply:
-        """Return the committed offsets."""
+        """Return the committed offsets: of all that others may have committed before the call."""
+        error = await self.replica.confirm(self._call_timeout_ms)
+        if error is not ErrorCode.NONE:
+            self._check_leadership()
+            return request.failed(client_error_of_append(error))
+        error = self._unavailable(request.group_id)
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
         self._queue.catch_up()
         return self._machine.offsets.fetch(request)
 

@@ -44,6 +44,7 @@ INVARIANTS: Final = MappingProxyType(
         "I-25": "the members of a group always have a protocol in common",
         "I-26": "a replica acknowledges, and leads, only while its machine ends where its log does",
         "I-27": "the metadata log begins with the founding or with a whole snapshot",
+        "I-28": "a committed position is current when it is told",
     }
 )
 """The statement of each rule by its number. A retired number is never used again."""

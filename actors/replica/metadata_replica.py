@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from msgspec import structs
 
 from oncelog.actors.config import ReplicaConfig, own_directory
 from oncelog.actors.interfaces import Background, Clock
-from oncelog.actors.process.background import settle
 from oncelog.actors.process.loop_time import loop_ms
 from oncelog.actors.protocol.cluster.log import ClusterRecord, VotersChanged, decode_cluster_record
 from oncelog.actors.protocol.cluster.quorum import (
@@ -60,16 +59,6 @@ _ROOM_FILE: Final = "quorum-room"
 
 _ANOTHER: Final = 0
 """Who leads, as a copy has it: no broker has this number, and which one pushes will tell."""
-
-
-class _QuorumReplicator(Replicator):
-    """Also notes which confirmations have come."""
-
-    on_progress: Callable[[], None]
-
-    def _note(self, has_risen: bool) -> None:
-        super()._note(has_risen)
-        self.on_progress()
 
 
 class MetadataLog(Replica):
@@ -127,8 +116,6 @@ class MetadataReplica(MetadataLog):
         self.disks: Disks = {}
         """By broker, as the log has them: only what these say counts."""
         self._learners: tuple[int, ...] = ()
-        self._confirmations: dict[int, asyncio.Future[bool]] = {}
-        """By number, of those that have not come."""
 
     @property
     def quorum(self) -> QuorumReplication | None:
@@ -140,7 +127,7 @@ class MetadataReplica(MetadataLog):
     def _begin_replication(self) -> None:
         """See ``Replica``; a log that names no voter yet has its founder."""
         self.voters = self.voters or (self.broker_id,)
-        replicator = _QuorumReplicator(
+        replicator = Replicator(
             QuorumReplication(
                 self.machine,
                 voters=self.voters,
@@ -158,7 +145,6 @@ class MetadataReplica(MetadataLog):
             on_failure=self.on_bug,
             tallies=self.tallies,
         )
-        replicator.on_progress = self._note_confirmed
         self.replicator = replicator
         self._note_risen()
         replicator.appended()
@@ -208,40 +194,6 @@ class MetadataReplica(MetadataLog):
             if quorum.set_voters(self.voters, learners, loop_ms()):
                 self._note_risen()
             replicator.appended()
-
-    # --- confirmations --------------------------------------------------------------------
-
-    async def confirm(self, timeout_ms: int) -> ErrorCode:
-        """``NONE`` if no other leads before this call; it takes a push to a majority."""
-        quorum, replicator = self.quorum, self.replicator
-        error = self.availability()
-        if error is not ErrorCode.NONE or quorum is None or replicator is None:
-            return error if error is not ErrorCode.NONE else ErrorCode.NOT_LEADER_OR_FOLLOWER
-        number = quorum.ask_to_confirm()
-        if quorum.confirmed >= number:
-            return ErrorCode.NONE
-        waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._confirmations[number] = waiter
-        try:
-            replicator.appended()
-            await asyncio.wait({waiter}, timeout=timeout_ms / 1000)
-            is_confirmed = waiter.done() and waiter.result()
-            return ErrorCode.NONE if is_confirmed else ErrorCode.NOT_LEADER_OR_FOLLOWER
-        finally:
-            self._confirmations.pop(number, None)
-
-    def _note_confirmed(self) -> None:
-        quorum = self.quorum
-        if quorum is not None and self._confirmations:
-            confirmed = quorum.confirmed
-            for number, waiter in self._confirmations.items():
-                if number <= confirmed:
-                    settle(waiter, True)
-
-    def _end_leading(self, error: ErrorCode) -> None:
-        super()._end_leading(error)
-        for waiter in self._confirmations.values():
-            settle(waiter, False)
 
 
 class MetadataCopy(MetadataLog):

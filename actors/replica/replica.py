@@ -313,6 +313,26 @@ class Replica(FollowerLog):
         replicator.learn(assignment_of(leadership, self.broker_id))
         return ErrorCode.NONE
 
+    async def confirm(self, timeout_ms: int) -> ErrorCode:
+        """``NONE`` if no other leads before this call; followers have to be asked.
+
+        A process that stood still believes that it leads until it is told. So what is answered
+        from memory alone, and of which nothing is logged, is confirmed before it is read.
+        ``NOT_ENOUGH_REPLICAS`` if one who is not in sync may lead.
+        """
+        replicator = self.replicator
+        error = self.availability()
+        if error is not ErrorCode.NONE or replicator is None:
+            return error if error is not ErrorCode.NONE else ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if replicator.replication.has_too_few:
+            return ErrorCode.NOT_ENOUGH_REPLICAS
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                is_confirmed = await replicator.confirm()
+        except TimeoutError:
+            is_confirmed = False
+        return ErrorCode.NONE if is_confirmed else ErrorCode.NOT_LEADER_OR_FOLLOWER
+
     def _lose_leadership(self) -> None:
         """Another leads, or may: answer whoever waits, and begin again."""
         epoch = self.leader_epoch

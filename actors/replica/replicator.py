@@ -61,11 +61,20 @@ class Replicator:
         self._timer: asyncio.TimerHandle | None = None
         self._is_stopped = False
         self._answers: list[asyncio.Future[None]] = []
-        """Who looks again after the next answer: as many as calls of ``have_log_start``."""
+        """Who looks again after the next answer: as many as wait in ``_until``."""
 
     async def have_log_start(self, offset: int) -> bool:
         """Wait until all that are in sync hide what lies below; false if another leads."""
-        while not self._is_stopped and not self.replication.have_log_start(offset):
+        return await self._until(lambda: self.replication.have_log_start(offset))
+
+    async def confirm(self) -> bool:
+        """Wait until this leader is known to have been the newest after this call; else false."""
+        number = self.replication.ask_to_confirm()
+        return await self._until(lambda: self.replication.confirmed >= number)
+
+    async def _until(self, holds: Callable[[], bool]) -> bool:
+        """Push until ``holds``, which answers and news of the ISR may bring about."""
+        while not self._is_stopped and not holds():
             self.appended()
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._answers.append(waiter)

@@ -51,6 +51,7 @@ DISTURBANCES = (
     *("move",) * 2,
     *("tell",) * 3,
     "deletion",
+    *("read",) * 6,
 )
 """What a step does that is no traffic; the more often the more likely."""
 
@@ -183,6 +184,16 @@ class Ballot:
 
 
 @dataclass
+class Read:
+    """What a leader found committed before ``committed_end`` was all; it waits to be confirmed."""
+
+    leader: LeaderReplication
+    number: int
+    high_watermark: int
+    committed_end: int
+
+
+@dataclass
 class World:
     """Everything, and what has been promised: ``committed`` by offset, ``told`` by epoch."""
 
@@ -207,6 +218,8 @@ class World:
         self.committers: dict[int, int] = {}
         self.watermarks: dict[int, int] = {}
         self.content = 0
+        self.reads: list[Read] = []
+        self.confirmed_count = 0
         self.begin_to_lead()
 
     # --- steps -------------------------------------------------------------------------------
@@ -331,6 +344,14 @@ class World:
     def lose_ballot(self, ballot: Ballot) -> None:
         ballot.leader.proposal_answered(AlterIsrReply(error=ErrorCode.REQUEST_TIMED_OUT), 0)
 
+    def read(self, replica: Replica) -> None:
+        """Read what is committed, of this epoch's beginning at least, to have it confirmed."""
+        machine, leader = replica.machine, replica.leader
+        assert leader is not None
+        if machine.high_watermark >= machine.leader_epochs.latest_start_offset:
+            number = leader.ask_to_confirm()
+            self.reads.append(Read(leader, number, machine.high_watermark, self.committed_end))
+
     def delete_records(self, replica: Replica) -> None:
         machine = replica.machine
         if machine.high_watermark > machine.log_start_offset:
@@ -406,6 +427,8 @@ class World:
             self.controller.reassign(tuple(ids))
         elif leader is not None and what == "tell":
             self.tell(leader)
+        elif leader is not None and what == "read":
+            self.read(leader)
         elif leader is not None and self.has_deletions and self._is_current(leader):
             self.delete_records(leader)
 
@@ -472,6 +495,18 @@ class World:
         self._check_electable()
         for replica in self.replicas.values():
             self._check_epochs(replica)
+        self._check_reads()
+
+    def _check_reads(self) -> None:
+        """What is confirmed was current when it was read."""
+        up = [replica.leader for replica in self.leaders()]
+        self.reads = [read for read in self.reads if read.leader in up]
+        for read in list(self.reads):
+            if read.leader.confirmed >= read.number:
+                self.reads.remove(read)
+                self.confirmed_count += 1
+                if read.high_watermark < read.committed_end:
+                    raise BrokenPromiseError(f"{read} was confirmed")
 
     def _check_wake(self, replica: Replica) -> None:
         """A leader has nothing to do before the time at which it says to ask again."""

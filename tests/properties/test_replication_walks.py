@@ -17,8 +17,9 @@ from replication_world import BrokenPromiseError, World, walk
 from oncelog.actors.protocol.cluster import brokers, elections
 from oncelog.actors.protocol.cluster.log import LeaderElected
 from oncelog.actors.protocol.messages.cluster import AlterIsrReply
-from oncelog.actors.protocol.messages.replication import ReplicateRequest
+from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition import following
+from oncelog.actors.protocol.partition.follower_progress import Push
 from oncelog.actors.protocol.partition.following import FollowerReplication, ReplicateVerdict
 from oncelog.actors.protocol.partition.in_sync import InSyncReplicas
 from oncelog.actors.protocol.partition.replication import LeaderReplication
@@ -46,6 +47,7 @@ def test_walks_reach_what_they_are_for() -> None:
     assert sum(world.controller.leader_epoch for world in worlds) > 200
     assert sum(world.committed_end for world in worlds) > 1_000
     assert sum(len(world.controller.isr) < 3 for world in worlds) > 10
+    assert sum(world.confirmed_count for world in worlds) > 50
     assert cuts > 50
     assert restarts > 5
 
@@ -90,6 +92,24 @@ class IgnoresTheMinimum(LeaderReplication):
     @property
     def has_too_few(self) -> bool:
         return False
+
+
+class ConfirmsByItself(LeaderReplication):
+    @property
+    def confirmed(self) -> int:
+        return self._asked
+
+
+class IsConfirmedByOne(LeaderReplication):
+    def _confirmed_by_enough(self) -> int:
+        others = self._in_sync.maximal - {self._broker_id}
+        return max((self._confirmed_by(other) for other in others), default=self._asked)
+
+
+class IsConfirmedByWhatWasSentBefore(LeaderReplication):
+    def answered(self, push: Push, reply: ReplicateReply, now_ms: int) -> bool:
+        self._sent[push.broker_id] = self._asked
+        return super().answered(push, reply, now_ms)
 
 
 class IgnoresEpochs(FollowerReplication):
@@ -154,6 +174,7 @@ SABOTEURS = {
     "cut to the high watermark under a new leader": CutsToTheHighWatermark,
     "cut wherever a push begins": CutsWhereverAPushBegins,
     "high watermark raised by too few": led_by(IgnoresTheMinimum),
+    "confirmed by nobody": led_by(ConfirmsByItself),
 }
 
 
@@ -214,6 +235,69 @@ def test_a_late_push_of_an_older_leader_cuts_nothing(kind: type[Replica]) -> Non
     else:
         with pytest.raises(BrokenPromiseError, match="3 lacks the committed"):
             world.check()
+
+
+def read_is_confirmed(world: World) -> bool:
+    """Whether it is, and what was read was old, which must be noticed then."""
+    try:
+        world.check()
+    except BrokenPromiseError as broken:
+        return "was confirmed" in str(broken)
+    assert world.confirmed_count == 0
+    return False
+
+
+@pytest.mark.parametrize("kind", [Replica, led_by(IsConfirmedByWhatWasSentBefore)])
+def test_an_answer_to_what_was_sent_before_a_read_does_not_confirm_it(kind: type[Replica]) -> None:
+    """Too rare for a walk, so step by step.
+
+    1. Broker 1 pushes; 2 and 3 take it, and their answers are on the way.
+    2. Broker 2 is elected, and a batch is committed. 3. Broker 1 is read; the answers arrive.
+    """
+    world = World(random.Random(1), replica_type=kind, broker_count=3)
+    one, two, _ = world.replicas.values()
+    world.append(one)
+    exchange(world, one, (2, 3))
+    assert one.leader is not None
+    pushes = one.leader.pushes(world.now_ms + 1_000)
+    assert {push.broker_id for push in pushes} == {2, 3}
+    lead_next(world, two)
+    world.append(two)
+    exchange(world, two, (3,))
+    world.controller.fence(1)
+    world.tell(two)
+    assert two.machine.high_watermark == two.end_offset > one.machine.high_watermark
+    world.check()
+    world.read(one)
+    for push in pushes:
+        reply = ReplicateReply(log_end_offset=one.end_offset)
+        one.leader.answered(push, reply, world.now_ms)
+    assert read_is_confirmed(world) is (kind is not Replica)
+
+
+@pytest.mark.parametrize("kind", [Replica, led_by(IsConfirmedByOne)])
+def test_one_of_two_in_sync_does_not_confirm_a_read(kind: type[Replica]) -> None:
+    """Too rare for a walk, so step by step.
+
+    1. Broker 2 is elected, and broker 3, which it does not reach, leaves the ISR. 2. It commits.
+    3. Broker 1 is read, and broker 3, which knows no newer leader, answers it.
+    """
+    world = World(random.Random(1), replica_type=kind, broker_count=3)
+    one, two, _ = world.replicas.values()
+    world.append(one)
+    exchange(world, one, (2, 3))
+    lead_next(world, two)
+    world.append(two)
+    world.sync(two)
+    for other in (1, 3):
+        world.controller.fence(other)
+    world.tell(two)
+    assert two.machine.high_watermark == two.end_offset > one.machine.high_watermark
+    world.check()
+    world.read(one)
+    world.now_ms += 1_000
+    exchange(world, one, (3,))
+    assert read_is_confirmed(world) is (kind is not Replica)
 
 
 def leads_only(topics, broker_id):  # type: ignore[no-untyped-def]

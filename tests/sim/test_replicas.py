@@ -26,9 +26,14 @@ from sim_replica_stage import (
 )
 from sim_world import World
 
+from oncelog.actors.interfaces import holder_of
+from oncelog.actors.launch.assembly import GroupCoordinatorServer
+from oncelog.actors.protocol.messages.group import OffsetFetchReply, OffsetFetchRequest
+from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import OncelogError
 from oncelog.storage.model import TopicPartition
 
+A0 = TopicPartition("a", 0)
 HASTY_CLIENT = {"delivery_timeout_ms": 3_000, "request_timeout_ms": 500}
 
 
@@ -101,6 +106,61 @@ def test_a_stopped_process_leads_no_longer_and_follows_once_it_goes_on(world: Wo
     assert replica(world, 2, 1).is_following
     assert read(world, 1) == ["a", "b"]
     assert are_equal(world, 1)
+
+
+def commit(world: World, offset: int) -> None:
+    """A group commits that position in partition 0."""
+    client = world.client(f"committer-{world.process_count}")
+
+    async def act() -> None:
+        consumer = client.consumer(group_id="g", enable_auto_commit=False)
+        await consumer.assign(A0)
+        await consumer.commit({A0: offset})
+        await consumer.close()
+
+    world.run(client.spawn(act()))
+
+
+def group_coordinator(world: World) -> Any:
+    """The one that leads a log with something in it."""
+    return next(
+        server
+        for server in world.servers().values()
+        if isinstance(server, GroupCoordinatorServer)
+        and server.replica.availability() is ErrorCode.NONE
+        and server.replica.machine.log_end_offset
+    )
+
+
+async def confirmed_at_once(_timeout_ms: int) -> ErrorCode:
+    return ErrorCode.NONE
+
+
+@pytest.mark.parametrize("is_confirmed", [True, False])
+def test_a_coordinator_that_stood_still_tells_no_position_that_is_old(
+    world: World, is_confirmed: bool
+) -> None:
+    """1. A group has committed. 2. Its coordinator's process stops, and is asked. 3. Another leads,
+    and the group commits. 4. The first goes on. Without a confirmation it would tell what was.
+    """
+    commit(world, 1)
+    old = group_coordinator(world)
+    placements = world.replicas_of(old.replica.topic_partition)
+    place = next(one for one in placements if one.broker_id == old.replica.broker_id)
+    process = world.actor(holder_of(place))
+    assert process is not None
+    world.pause(process.name)
+    if not is_confirmed:
+        old.replica.confirm = confirmed_at_once
+    asking = process.spawn(old.offset_fetch(OffsetFetchRequest(group_id="g", partitions=(A0,))))
+    commit(world, 2)
+    world.resume(process.name)
+    world.run_for(SESSION_S)
+    has_ended = world.actor(process.name) is not process
+    assert asking.done() or has_ended
+    reply = asking.result() if asking.done() else OffsetFetchReply(error=ErrorCode.NOT_COORDINATOR)
+    told = [one.offset for one in reply.offsets if reply.error is ErrorCode.NONE]
+    assert told == ([] if is_confirmed else [1])
 
 
 def test_an_isolated_leader_acknowledges_nothing_and_steps_down_once_it_is_heard(

@@ -92,14 +92,17 @@ class FollowerProgress:
         "state",
     )
 
-    def __init__(self, *, next_offset: int, now_ms: int) -> None:
-        """A follower of which nothing is known; it counts as caught up until now."""
+    def __init__(self, *, next_offset: int, now_ms: int, number: int = 0) -> None:
+        """A follower of which nothing is known; it counts as caught up until now.
+
+        ``number`` is the newest that a push to it may have had before.
+        """
         self.state = FollowerState.PROBING
         self.next_offset = next_offset
         """Where the next push begins (inclusive)."""
         self.match_offset = NO_OFFSET
         """Exclusive: synced at the follower and equal to the leader's log; -1 while unknown."""
-        self._number = 0
+        self._number = number
         self._in_flight = _NOT_IN_FLIGHT
         self._sent_ms = now_ms
         self._sent_bounds = self._told = Bounds()

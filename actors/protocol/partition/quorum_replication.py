@@ -7,15 +7,12 @@ proposed to anybody: who votes is for the controller to log, and is told by ``se
 *Learners* get copies and do not count. Nor does what another disk answers than the one that is
 known of the broker, or an older copy of it: a disk that comes back has forgotten what it voted.
 
-A *confirmation* says that this leader still was the newest after the moment in which it was asked
-for: a majority has acknowledged a push that was sent since. So whoever reads the state and then
-has it confirmed has read what was current, by no clock (raft §6.4, ReadIndex).
+A *confirmation* takes a majority of the voters too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Final
 
 from oncelog.actors.protocol.messages.brokers import NO_DISK, Disk
 from oncelog.actors.protocol.messages.replication import ReplicateReply
@@ -30,13 +27,11 @@ from oncelog.actors.protocol.partition.replication import (
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_OFFSET
 
-_NEVER: Final = 0
-
 
 class QuorumReplication(LeaderReplication):
     """A leader of voters in one epoch."""
 
-    __slots__ = ("_asked", "_confirmed", "_disks", "_sent")
+    __slots__ = ("_disks",)
 
     def __init__(
         self,
@@ -50,11 +45,7 @@ class QuorumReplication(LeaderReplication):
         settings: ReplicationSettings | None = None,
         disks: Mapping[int, Disk] | None = None,
     ) -> None:
-        self._asked = _NEVER
         self._disks = {} if disks is None else disks
-        self._sent: dict[int, tuple[int, int]] = {}
-        """By voter: the push in flight, and the newest confirmation asked for when it was sent."""
-        self._confirmed: dict[int, int] = {}
         members = tuple(voters)
         super().__init__(
             bounds,
@@ -116,68 +107,19 @@ class QuorumReplication(LeaderReplication):
         if progress is not None:
             progress.begin_anew()
 
-    # --- confirmations -----------------------------------------------------------------------
-
-    def ask_to_confirm(self) -> int:
-        """The number of a new confirmation; pushes are due for it."""
-        self._asked += 1
-        return self._asked
-
-    @property
-    def confirmed(self) -> int:
-        """The newest confirmation that has come, and with it all before."""
-        if not self.is_leading:
-            return _NEVER
-        return _of_majority([self._confirmed_by(broker_id) for broker_id in self.voters])
-
-    def _confirmed_by(self, broker_id: int) -> int:
-        own = broker_id == self._broker_id
-        return self._asked if own else self._confirmed.get(broker_id, _NEVER)
-
-    def pushes(self, now_ms: int) -> list[Push]:
-        """See ``LeaderReplication``; also those that a confirmation needs."""
-        due = super().pushes(now_ms)
-        if self.is_leading:
-            told = {push.broker_id for push in due}
-            due += [
-                self._push(broker_id, progress, now_ms)
-                for broker_id, progress in self._followers.items()
-                if broker_id not in told and self._needs_confirmation(broker_id, now_ms)
-            ]
-        for push in due:
-            self._sent[push.broker_id] = (push.number, self._asked)
-        return due
-
-    def _needs_confirmation(self, broker_id: int, now_ms: int) -> bool:
-        is_asked = broker_id in self.voters and self._confirmed_by(broker_id) < self._asked
-        return is_asked and self._followers[broker_id].may_push(now_ms)
+    # --- events ------------------------------------------------------------------------------
 
     def answered(self, push: Push, reply: ReplicateReply, now_ms: int) -> bool:
         """See ``LeaderReplication``."""
         is_known = reply.disk.may_be(self._disks.get(push.broker_id, NO_DISK))
         if reply.error is ErrorCode.NONE and not is_known:
             reply = ReplicateReply(error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        number, asked = self._sent.get(push.broker_id, (0, _NEVER))
-        if number == push.number and reply.error is ErrorCode.NONE:
-            self._confirmed[push.broker_id] = max(self._confirmed_by(push.broker_id), asked)
         return super().answered(push, reply, now_ms)
 
-    def wake_ms(self, now_ms: int) -> int | None:
-        """See ``LeaderReplication``."""
-        wake_ms = super().wake_ms(now_ms)
-        if self.is_leading and self.confirmed < self._asked:
-            times = [
-                retry_ms
-                for broker_id in self.voters - {self._broker_id}
-                if self._confirmed_by(broker_id) < self._asked
-                and (retry_ms := self._followers[broker_id].may_push_ms) is not None
-            ]
-            if times:
-                soonest_ms = max(now_ms, min(times))
-                return soonest_ms if wake_ms is None else min(wake_ms, soonest_ms)
-        return wake_ms
-
     # --- rules -------------------------------------------------------------------------------
+
+    def _confirmed_by_enough(self) -> int:
+        return _of_majority([self._confirmed_by(broker_id) for broker_id in self.voters])
 
     def _committed_end_offset(self) -> int:
         end_offset = _of_majority([self._match_offset(broker_id) for broker_id in self.voters])

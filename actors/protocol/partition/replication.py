@@ -25,13 +25,21 @@ LEADING         INELIGIBLE_REPLICA         who was refused is proposed again aft
 LEADING         a newer version            who is not in sync is probed anew; what it said before
                                            counts no longer: it may have lost its log since.
                                            Back-offs end: who was fenced may join by now
+LEADING         ask_to_confirm             who may be in sync is due, also with nothing to tell
 LEADING         step_down                  FENCED
 FENCED          any                        nothing; NOT_LEADER_OR_FOLLOWER for whoever waits
 ==============  =========================  =====================================================
 
+A *confirmation* says that this leader still was the newest after the moment in which it was asked
+for: all who may be in sync, of whom any other leader would be one, have acknowledged a push that
+was sent since. So whoever has it confirmed, and then reads, has read what was current, by no clock
+(raft §6.4, ReadIndex). With fewer in sync than the minimum none comes: one who was may lead.
+
 Where a follower diverges: the leader takes the largest epoch of its own that is not above the
 follower's, and probes where the shorter of the two ends. The follower answers likewise, so each
 probe is further back, until they agree or reach the log start, where they agree by definition.
+
+One file: each rule reads what is known of followers, of the ISR, and of this epoch's beginning.
 
 Source: KIP-101, KIP-207, KIP-279, KIP-497, KIP-966 (the minimum for the high watermark).
 """
@@ -66,6 +74,9 @@ LAG_MAX_MS: Final = 30_000
 
 TELL_MS: Final = 500
 """How soon a follower that lacks no batch is told a new high watermark or log start."""
+
+NEVER: Final = 0
+"""No confirmation: their numbers begin after it."""
 
 INELIGIBLE_MIN_MS: Final = 1_000
 INELIGIBLE_MAX_MS: Final = 30_000
@@ -116,8 +127,10 @@ class LeaderReplication:
     """A leader in one epoch. Made when it begins to lead; ``bounds`` are those of its machine."""
 
     __slots__ = (
+        "_asked",
         "_bounds",
         "_broker_id",
+        "_confirmed",
         "_epoch_start_offset",
         "_followers",
         "_in_sync",
@@ -125,7 +138,9 @@ class LeaderReplication:
         "_is_leading",
         "_is_proposing",
         "_leader_epoch",
+        "_newest_number",
         "_retry_proposal_ms",
+        "_sent",
         "_settings",
         "_synced_end_offset",
     )
@@ -158,6 +173,12 @@ class LeaderReplication:
         self._retry_proposal_ms = now_ms
         self._ineligible: dict[int, _Ineligible] = {}
         self._synced_end_offset = synced_end_offset
+        self._newest_number = 0
+        """Of all pushes: one who is removed and added again must not be taken for what it was."""
+        self._asked = NEVER
+        self._sent: dict[int, int] = {}
+        """By follower: the newest confirmation asked for when its push in flight was sent."""
+        self._confirmed: dict[int, int] = {}
         self._assign(assignment.replicas, now_ms)
         self._advance()
 
@@ -226,6 +247,35 @@ class LeaderReplication:
         """
         return len(self._in_sync.isr) < self._settings.min_insync_replicas
 
+    # --- confirmations -----------------------------------------------------------------------
+
+    def ask_to_confirm(self) -> int:
+        """The number of a new confirmation; pushes are due for it."""
+        self._asked += 1
+        return self._asked
+
+    @property
+    def confirmed(self) -> int:
+        """The newest confirmation that has come, and with it all before."""
+        if not self.is_leading or self.has_too_few:
+            return NEVER
+        return self._confirmed_by_enough()
+
+    def _confirmed_by_enough(self) -> int:
+        return min(self._confirmed_by(broker_id) for broker_id in self._in_sync.maximal)
+
+    def _confirmed_by(self, broker_id: int) -> int:
+        own = broker_id == self._broker_id
+        return self._asked if own else self._confirmed.get(broker_id, NEVER)
+
+    def _may_confirm(self, broker_id: int) -> bool:
+        """Whether its word is wanted, and has not come."""
+        return (
+            self._confirmed_by(broker_id) < self._asked
+            and broker_id in self._in_sync.maximal
+            and self.confirmed < self._asked
+        )
+
     # --- events ------------------------------------------------------------------------------
 
     def synced(self, end_offset: int) -> bool:
@@ -250,6 +300,7 @@ class LeaderReplication:
         if reply.error is not ErrorCode.NONE:
             progress.failed(now_ms)
             return False
+        self._confirmed[push.broker_id] = self._sent[push.broker_id]
         if reply.diverging_end_offset != NO_OFFSET:
             progress.diverged(self._probe_after(reply))
             return False
@@ -324,6 +375,7 @@ class LeaderReplication:
                 bounds=self._told_bounds(),
                 tell_ms=self._settings.tell_ms,
             )
+            or (self._may_confirm(broker_id) and progress.may_push(now_ms))
         ]
 
     def proposal(self, now_ms: int) -> IsrProposal | None:
@@ -347,6 +399,11 @@ class LeaderReplication:
                 tell_ms=self._settings.tell_ms,
             )
             for progress in self._followers.values()
+        ]
+        times += [
+            progress.may_push_ms
+            for broker_id, progress in self._followers.items()
+            if self._may_confirm(broker_id)
         ]
         if not self._is_proposing:
             times.append(self._proposal_due_ms(now_ms))
@@ -428,7 +485,9 @@ class LeaderReplication:
         wanted = set(replicas) - {self._broker_id}
         self._followers = {
             broker_id: self._followers.get(broker_id)
-            or FollowerProgress(next_offset=self._bounds.log_end_offset, now_ms=now_ms)
+            or FollowerProgress(
+                next_offset=self._bounds.log_end_offset, now_ms=now_ms, number=self._newest_number
+            )
             for broker_id in sorted(wanted)
         }
 
@@ -448,9 +507,12 @@ class LeaderReplication:
         progress.next_offset = offset = max(progress.next_offset, start)
         previous = epoch_span(self._bounds.leader_epochs.entries, offset - 1)[0]
         has_batches = progress.state is FollowerState.REPLICATING or offset == start
+        self._sent[broker_id] = self._asked
+        number = progress.sent(now_ms, log_end_offset=self._bounds.log_end_offset, bounds=told)
+        self._newest_number = max(self._newest_number, number)
         return Push(
             broker_id=broker_id,
-            number=progress.sent(now_ms, log_end_offset=self._bounds.log_end_offset, bounds=told),
+            number=number,
             bytes_max=self._settings.push_max_bytes if has_batches else 0,
             leader_epoch=self._leader_epoch,
             epoch_start_offset=self._epoch_start_offset,

@@ -496,6 +496,70 @@ def test_other_settings_change_nothing_for_a_leader_that_was_fenced() -> None:
     assert leading.watermark == 0
 
 
+def test_an_answer_for_a_replica_that_was_removed_and_added_again_counts_for_nothing(
+    leading: Leading,
+) -> None:
+    """Its log may be another by now."""
+    late = leading.push_to(2)
+    for version, replicas in ((8, (1, 3)), (9, (1, 2, 3))):
+        leading.leader.learn(
+            Assignment(leader_epoch=EPOCH, partition_version=version, replicas=replicas, isr=(1,)),
+            0,
+        )
+    push = leading.push_to(2)
+    leading.leader.answered(late, ReplicateReply(log_end_offset=6), 0)
+    assert leading.leader.proposal(0) is None
+    leading.leader.answered(push, ReplicateReply(log_end_offset=6), 0)
+    proposal = leading.leader.proposal(0)
+    assert proposal is not None
+    assert proposal.isr == (1, 2)
+
+
+# --- confirmations -----------------------------------------------------------------------------
+
+
+def test_all_who_may_be_in_sync_confirm_by_an_answer_to_what_was_sent_since(
+    leading: Leading,
+) -> None:
+    before = leading.push_to(2)
+    number = leading.leader.ask_to_confirm()
+    leading.leader.answered(before, ReplicateReply(log_end_offset=6), 0)
+    assert leading.leader.confirmed < number
+    assert leading.leader.wake_ms(0) == 0
+    since = leading.push_to(2)
+    leading.leader.answered(since, ReplicateReply(error=ErrorCode.NETWORK_EXCEPTION), 0)
+    assert leading.leader.confirmed < number
+    leading.acknowledge(2, 6, LATER)
+    assert leading.leader.confirmed == number
+    assert leading.leader.confirmed < leading.leader.ask_to_confirm()
+
+
+def test_one_that_is_proposed_confirms_too(leading: Leading) -> None:
+    leading.acknowledge(2, 6)
+    leading.acknowledge(3, 6, LATER)
+    assert leading.leader.proposal(LATER) is not None
+    number = leading.leader.ask_to_confirm()
+    leading.acknowledge(2, 6, 2 * LATER)
+    assert leading.leader.confirmed < number
+    leading.acknowledge(3, 6, 3 * LATER)
+    assert leading.leader.confirmed == number
+
+
+def test_a_leader_alone_in_sync_is_confirmed_by_itself() -> None:
+    leader = alone().leader
+    number = leader.ask_to_confirm()
+    assert leader.confirmed == number
+
+
+def test_too_few_in_sync_confirm_nothing() -> None:
+    """One who was in sync may lead: the controller knows who, and need not have told."""
+    leading = Leading(
+        Assignment(leader_epoch=EPOCH, partition_version=7, replicas=(1, 2, 3), isr=(1,)),
+        min_insync_replicas=2,
+    )
+    assert leading.leader.confirmed < leading.leader.ask_to_confirm()
+
+
 def test_only_a_leader_with_other_replicas_has_followers(leading: Leading) -> None:
     assert leading.leader.has_followers
     alone = Assignment(leader_epoch=EPOCH, partition_version=8, replicas=(1,), isr=(1,))
@@ -545,6 +609,7 @@ def test_a_fenced_leader_does_nothing_more(leading: Leading, cause: str) -> None
     assert not leading.leader.learn(ASSIGNMENT, 0)
     assert leading.watermark == 3
     assert leading.leader.check_append() is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert leading.leader.confirmed < leading.leader.ask_to_confirm()
 
 
 # --- how far followers are -----------------------------------------------------------------------
