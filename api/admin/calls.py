@@ -95,7 +95,8 @@ class AdminCalls:
 
         The topic exists even so.
         """
-        await self.router.metadata((name,), refresh=True)
+        # What is known of it, if anything, is from before; each look-up below is tried again.
+        self.router.invalidate(TopicPartition(name, 0))
         request = DescribeReplicaRequest()
 
         async def ask(topic_partition: TopicPartition) -> DescribeReplicaReply:

@@ -204,6 +204,8 @@ def test_a_controller_that_was_followed_answers_nothing_unless_voters_obey_older
     sabotage = any_epoch() if is_obeyed else contextlib.nullcontext()
     with sabotage, watched_world() as (world, _):
         old = forgotten(world)
+        # What it had recorded by itself no voter would take, sabotaged or not.
+        until(world, lambda: old.server.metadata_log.is_settled)
         world.loop.pause(old)
         asking = old.spawn(old.server.metadata(MetadataRequest()))
         until_taken_over(world, 1)

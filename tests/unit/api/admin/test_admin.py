@@ -17,6 +17,7 @@ from oncelog.actors.protocol.messages.cluster import (
     CreateTopicRequest,
     DeleteTopicReply,
     DeleteTopicRequest,
+    MetadataRequest,
 )
 from oncelog.actors.protocol.messages.group import (
     DeleteGroupReply,
@@ -117,6 +118,15 @@ def test_creation_waits_until_every_partition_is_led(fake_cluster, run, admin):
     run(admin.create_topic("t", partitions=2))
 
     assert len(fake_cluster.requests(DescribeReplicaRequest)) == 7
+
+
+def test_creation_waits_for_another_controller(fake_cluster, run, admin):
+    """Its own may end between making the topic and telling of it."""
+    fake_cluster.fail(MetadataRequest, ErrorCode.NOT_CONTROLLER, times=3)
+
+    run(admin.create_topic("t", partitions=2))
+
+    assert len(fake_cluster.requests(DescribeReplicaRequest)) == 2
 
 
 def test_partitions_that_nobody_leads_after_a_while_are_named_and_not_taken_for_created(
