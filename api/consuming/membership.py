@@ -37,6 +37,7 @@ from oncelog.actors.protocol.group.consumer_protocol import (
     encode_subscription,
 )
 from oncelog.actors.protocol.messages.group import (
+    DescribeGroupsRequest,
     GroupProtocol,
     HeartbeatReply,
     HeartbeatRequest,
@@ -204,7 +205,9 @@ class GroupMembership:
         self.generation_id = joined.generation_id
         is_leader = joined.leader_id == joined.member_id
         assignments: tuple[MemberAssignment, ...] = ()
-        if is_leader and not joined.skip_assignment:
+        if is_leader and joined.skip_assignment:
+            self._divided = await self._divided_before(joined)
+        elif is_leader:
             try:
                 assignments = await self._assign(joined)
             except OncelogError as error:
@@ -284,6 +287,27 @@ class GroupMembership:
             )
             for member_id, partitions in plan.items()
         )
+
+    async def _divided_before(self, joined: JoinGroupReply) -> dict[str, int]:
+        """As the leader that is back and does not divide anew: the partitions that are assigned.
+
+        Of what it cannot learn it takes none to be, so that it soon divides them after all.
+        """
+        divided = {
+            topic: 0
+            for member in joined.members
+            for topic in decode_subscription(member.metadata).topics
+        }
+        described = await self._router.call_group_coordinator(
+            self._group_id,
+            DescribeGroupsRequest(group_ids=(self._group_id,)),
+            timeout_ms=self._settings.request_timeout_ms,
+        )
+        for group in described.groups:
+            for member in group.members:
+                for tp in decode_assignment(member.assignment).partitions:
+                    divided[tp.topic] = max(divided.get(tp.topic, 0), tp.partition + 1)
+        return divided
 
     async def _call_sync(
         self, joined: JoinGroupReply, assignments: tuple[MemberAssignment, ...]

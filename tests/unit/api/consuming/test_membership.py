@@ -5,11 +5,17 @@ import asyncio
 import pytest
 
 from oncelog.actors.protocol.group.consumer_protocol import (
+    Assignment,
     Subscription,
     decode_assignment,
+    encode_assignment,
     encode_subscription,
 )
 from oncelog.actors.protocol.messages.group import (
+    DescribeGroupsReply,
+    DescribeGroupsRequest,
+    GroupDescription,
+    GroupMemberDescription,
     HeartbeatRequest,
     JoinedMember,
     JoinGroupReply,
@@ -133,6 +139,86 @@ def test_a_restarted_static_leader_does_not_assign_anew(fake_cluster, run):
     run(joined(fake_cluster, group_instance_id="i"))
 
     assert fake_cluster.requests(SyncGroupRequest)[0].assignments == ()
+
+
+@pytest.mark.parametrize("is_described", [True, False])
+def test_a_restarted_static_leader_sees_partitions_that_were_added_meanwhile_and_later(
+    fake_cluster, run, is_described
+):
+    """What it had divided it learns from the group; if it cannot, it divides anew, once."""
+    fake_cluster.create("t", 2)
+    members = [
+        JoinedMember(
+            member_id=name,
+            group_instance_id=name,
+            metadata=encode_subscription(Subscription(topics=("t",))),
+        )
+        for name in ("a", "b")
+    ]
+    has_divided = []
+
+    def join(request):
+        return JoinGroupReply(
+            generation_id=3,
+            protocol_name="range",
+            leader_id="a",
+            member_id="a",
+            members=tuple(members),
+            skip_assignment=not request.member_id,
+        )
+
+    def sync(request):
+        has_divided.extend(request.assignments)
+        return SyncGroupReply()
+
+    def describe(request):
+        if not is_described:
+            return request.failed(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        return DescribeGroupsReply(
+            groups=(
+                GroupDescription(
+                    group_id="g",
+                    state="Stable",
+                    protocol_type="consumer",
+                    protocol_name="range",
+                    generation_id=3,
+                    members=tuple(
+                        GroupMemberDescription(
+                            member_id=name,
+                            group_instance_id=name,
+                            client_id="",
+                            assignment=encode_assignment(
+                                Assignment(partitions=(TopicPartition("t", number),))
+                            ),
+                        )
+                        for number, name in enumerate(("a", "b"))
+                    ),
+                ),
+            )
+        )
+
+    fake_cluster.hooks |= {
+        JoinGroupRequest: join,
+        SyncGroupRequest: sync,
+        DescribeGroupsRequest: describe,
+    }
+
+    async def scenario():
+        membership = await joined(
+            fake_cluster, group_instance_id="a", max_poll_interval_ms=3_600_000
+        )
+        await asyncio.sleep(400)
+        assert membership.needs_join is not is_described
+        fake_cluster.create("t", 3)
+        await asyncio.sleep(400)
+        assert membership.needs_join
+        await membership.join()
+        assert len(has_divided) == 2
+        await asyncio.sleep(400)
+        assert not membership.needs_join
+        await membership.close()
+
+    run(scenario())
 
 
 @pytest.mark.parametrize(
