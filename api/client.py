@@ -341,6 +341,7 @@ class Cluster(ProcessBound):
         batch_format: str = "arrow",
         commit_interval_ms: int = 100,
         max_poll_records: int = 5_000,
+        function_timeout_ms: int = 1_800_000,
         max_function_failures: int = 3,
         max_worker_deaths: int = 10,
         producer_settings: ProducerOptions | None = None,
@@ -351,8 +352,9 @@ class Cluster(ProcessBound):
         See ``oncelog.api.processing.job`` for what the function gets and returns. The workers
         outlive this program: ``job(group_id)`` finds them again, ``stop()`` of it ends them. A
         later job of the same ``group_id`` continues where this one ended. A worker fails, for good
-        and visibly, after ``max_function_failures`` in a row of the function, whatever it raises,
-        or after ``max_worker_deaths`` processes in a row that ended over the same input. Raises
+        and visibly, after ``max_function_failures`` in a row of the function, whatever it raises
+        or if one call takes longer than ``function_timeout_ms`` and others get its input, or
+        after ``max_worker_deaths`` processes in a row that ended over the same input. Raises
         ``UnknownTopicOrPartitionError`` if a topic is missing, ``InvalidSettingError`` for an
         impossible setting, ``IllegalStateError`` if a job of this ``group_id`` runs.
         """
@@ -370,6 +372,7 @@ class Cluster(ProcessBound):
                 batch_format=batch_format,
                 commit_interval_ms=commit_interval_ms,
                 records_max=max_poll_records,
+                function_timeout_ms=function_timeout_ms,
                 max_function_failures=max_function_failures,
                 max_worker_deaths=max_worker_deaths,
                 job_id=job_id,

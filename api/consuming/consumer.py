@@ -7,6 +7,7 @@ A consumer is used by one thread (or task) at a time, as in Kafka. Errors are ra
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from random import Random
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -168,6 +169,18 @@ class AsyncConsumer(ProcessBound):
         if partition in first_offsets:
             return first_offsets[partition]
         return await self._core.position(partition)
+
+    def processing(self, timeout_ms: int) -> AbstractContextManager[None]:
+        """While its block runs the member counts as polling, for ``timeout_ms`` at most.
+
+        For work that takes longer than ``max_poll_interval_ms``: without it the group gives the
+        partitions to others, who begin the same work. A rebalance still waits for the next poll,
+        for ``max_poll_interval_ms`` at most.
+        """
+        self._core.check_open()
+        if timeout_ms < 0:
+            raise InvalidRequestError(f"timeout_ms={timeout_ms}: give 0 or more")
+        return self._core.processing(timeout_ms)
 
     async def positions(self) -> dict[TopicPartition, int]:
         """The known positions of the assigned partitions; makes no call."""
@@ -432,6 +445,10 @@ class Consumer(Blocking[AsyncConsumer], ProcessBound):
     def group_metadata(self) -> ConsumerGroupMetadata:
         """Who this member is, for ``Producer.send_offsets_to_transaction``."""
         return self._client.group_metadata()
+
+    def processing(self, timeout_ms: int) -> AbstractContextManager[None]:
+        """See ``AsyncConsumer.processing``; takes no round trip."""
+        return self._client.processing(timeout_ms)
 
     # --- the end ------------------------------------------------------------------------------
 

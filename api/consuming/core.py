@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
 from typing import Final, TypeVar
@@ -157,6 +158,19 @@ class ConsumerCore:
         return replace(identity, topic_ids=topic_ids)
 
     # --- poll ---------------------------------------------------------------------------------
+
+    @contextmanager
+    def processing(self, timeout_ms: int) -> Iterator[None]:
+        """See ``Consumer.processing``; may be used in another thread than the loop's."""
+        membership = self._membership
+        if membership is None:
+            yield
+            return
+        membership.begin_processing(timeout_ms)
+        try:
+            yield
+        finally:
+            membership.end_processing()
 
     async def poll(
         self, take: Callable[[Fetcher], TakenT | None], *, timeout_ms: float

@@ -122,7 +122,9 @@ class GroupMembership:
         self._on_change = on_change
         self._assigned: tuple[TopicPartition, ...] = ()
         self._heartbeats: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
         self._last_poll_s = 0.0
+        self._processing_until_s = 0.0
         self._divided: dict[str, int] = {}
         """Partitions of each topic that this member, as the group's leader, has divided."""
 
@@ -149,6 +151,20 @@ class GroupMembership:
     def note_poll(self) -> None:
         """The application polls: restart the ``max_poll_interval_ms`` clock."""
         self._last_poll_s = asyncio.get_running_loop().time()
+
+    def begin_processing(self, timeout_ms: int) -> None:
+        """The application works on what it polled: for so long, that counts as polling.
+
+        This and its end may be called from another thread than the loop's.
+        """
+        self._processing_until_s = self._loop.time() + timeout_ms / 1_000
+
+    def end_processing(self) -> None:
+        """It polls again soon, or has been silent since it took too long."""
+        now_s = self._loop.time()
+        if now_s < self._processing_until_s:
+            self._last_poll_s = now_s
+        self._processing_until_s = 0.0
 
     def resubscribe(self, topics: tuple[str, ...]) -> None:
         """Subscribe to other topics, from the next poll on."""
@@ -345,13 +361,11 @@ class GroupMembership:
     async def _beat(self) -> None:
         """Body of the heartbeat task: until the member has to join with a new generation."""
         settings = self._settings
-        loop = asyncio.get_running_loop()
         backoff = consumer_backoff(self._settings, self._random)
         wait_s = settings.heartbeat_interval_ms / 1_000
         while True:
             await asyncio.sleep(wait_s)
-            silence_s = 0.0 if self.is_polled else loop.time() - self._last_poll_s
-            if silence_s > settings.max_poll_interval_ms / 1_000:
+            if self._is_silent():
                 await self._leave_after_silence()
                 return
             reply = await self._call_heartbeat()
@@ -367,6 +381,13 @@ class GroupMembership:
             else:
                 self._note(reply.error)
                 return
+
+    def _is_silent(self) -> bool:
+        """Whether the application has neither polled nor worked for ``max_poll_interval_ms``."""
+        now_s = self._loop.time()
+        if self.is_polled or now_s < self._processing_until_s:
+            return False
+        return now_s - self._last_poll_s > self._settings.max_poll_interval_ms / 1_000
 
     async def _look_for_partitions(self) -> None:
         """As the group's leader: trigger a rebalance when its topics have more partitions."""

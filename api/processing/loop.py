@@ -17,6 +17,12 @@ Each round polls; the first records open a transaction, further polls within
 * A worker that finds itself replaced, by transactional id or group instance id, ends as FENCED.
 * A producer beyond repair is replaced by a new one, as if the process had been restarted.
 
+* A function may take longer than polls may be apart: it counts as polling, for
+  ``function_timeout_ms`` at most. After that, if others got the input, it has failed.
+* What was aborted is done again in transactions of one poll each.
+
+One file: every step looks at what is open, and may find that it has to be taken back.
+
 Blocking code for a thread of its own; it waits only in the clients and on its stop event.
 Source: KIP-447.
 """
@@ -52,6 +58,15 @@ RECOVERY_WAIT_S: Final = 0.1
 CLOSE_TIMEOUT_MS: Final = 5_000
 
 _FENCED: Final = frozenset({ErrorCode.PRODUCER_FENCED, ErrorCode.FENCED_INSTANCE_ID})
+
+_NO_MEMBER: Final = frozenset(
+    {
+        ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.REBALANCE_IN_PROGRESS,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+    }
+)
+"""Codes that say that the group has gone on without this member."""
 
 _BAD_BATCH: Final = frozenset(
     {
@@ -113,6 +128,8 @@ class _Transaction:
     offsets: dict[TopicPartition, int] = field(default_factory=dict)
     records_in: int = 0
     records_out: int = 0
+    function_ms: int = 0
+    """How long its longest call of the function took."""
 
 
 class _FunctionFailure(Exception):
@@ -166,6 +183,8 @@ class ProcessLoop:
         if worker_settings(config)[1].auto_offset_reset == "latest":
             self._starts = StartPositions()
         self._failures_in_a_row = 0
+        self._is_repeating = False
+        """What is open, or comes next, was aborted before."""
 
     def run(self) -> None:
         """Work until stopped, fenced or failed; ``progress`` says which. Raises nothing."""
@@ -215,6 +234,7 @@ class ProcessLoop:
         if self._transaction is not None and self._transaction.group != group:
             # The group has rebalanced, and the consumer begun again at the committed offsets; what
             # is open comes from partitions that may be another worker's now.
+            self._note_lost_input(self._transaction)
             self._abort(clients)
             self._first_offsets = dict(read)
         if group.generation_id < 0:
@@ -273,6 +293,9 @@ class ProcessLoop:
     def _commit_due_ms(self) -> int:
         """Milliseconds until the open transaction is to be committed."""
         assert self._transaction is not None
+        if self._is_repeating:
+            # Small transactions: what did not get on as one may do so in parts.
+            return 0
         age_ms = self._clock.now_ms() - self._transaction.started_ms
         return max(0, self._config.commit_interval_ms - age_ms)
 
@@ -291,12 +314,16 @@ class ProcessLoop:
         if self._transaction is None:
             clients.producer.begin_transaction()
             self._transaction = _Transaction(group=group, started_ms=self._clock.now_ms())
+        began_ms = self._clock.now_ms()
         try:
-            output = self._apply(batch)
+            with clients.consumer.processing(self._config.function_timeout_ms):
+                output = self._apply(batch)
         except BaseException as error:
             # Whatever a user's function raises, the answer is the same: take all of it back. Also
             # SystemExit, or the panic of a native library: otherwise this thread would end unseen.
             raise _FunctionFailure from error
+        took_ms = self._clock.now_ms() - began_ms
+        self._transaction.function_ms = max(self._transaction.function_ms, took_ms)
         try:
             output.send(clients.producer, self._config.sink)
         except (TypeError, ValueError) as error:
@@ -321,6 +348,7 @@ class ProcessLoop:
         self._first_offsets = {}
         self._ends |= offsets
         self._failures_in_a_row = 0
+        self._is_repeating = False
         progress = self.progress
         progress.commits += 1
         progress.records_in += transaction.records_in
@@ -355,6 +383,7 @@ class ProcessLoop:
         if self._transaction is None:
             return
         self.progress.aborts += 1
+        self._is_repeating = True
         self._until_known(clients.producer.abort_transaction)
         self._transaction = None
 
@@ -415,10 +444,26 @@ class ProcessLoop:
                 self._end(WorkerState.FENCED, f"another worker {self._config.identity}: {cause}")
             if isinstance(cause, ClientClosedError):
                 self._end(WorkerState.STOPPED, str(cause))
+            if cause.code in _NO_MEMBER and self._transaction is not None:
+                self._note_lost_input(self._transaction)
+                return
             if cause.code in _BAD_BATCH:
                 self._note_failure(str(cause))
                 return
             cause = cause.__cause__
+
+    def _note_lost_input(self, transaction: _Transaction) -> None:
+        """The input of what is open is another member's by now; that may be the function's doing.
+
+        It would take as long again, here as there.
+        """
+        limit_ms = self._config.function_timeout_ms
+        if transaction.function_ms > limit_ms:
+            self._note_failure(
+                f"one call of the function took {transaction.function_ms} ms, and the group gave "
+                f"its input to others after function_timeout_ms={limit_ms}: raise it, or give the "
+                "function less with max_poll_records"
+            )
 
     def _note_failure(self, reason: str) -> None:
         self.progress.function_failures += 1

@@ -35,11 +35,12 @@ class ProcessConfig:
 
     ``source`` is read, ``sink`` written. ``commit_interval_ms`` is how long a transaction takes in
     further polls before it commits; 0 commits after every poll. ``records_max`` bounds one poll.
-    ``max_function_failures`` failures in a row, of the function or of what it returned, end the
-    worker; so do ``max_worker_deaths`` processes in a row that died over the same input, counted
-    for ``job_id``, which each start of the job has anew. ``producer_settings`` and
-    ``consumer_settings`` override those of the clients, except for the ids, which follow from
-    ``group_id`` and ``worker_index``.
+    ``function_timeout_ms`` is how long one call of the function may take before the group gives
+    its partitions to others: a failure. ``max_function_failures`` failures in a row, of the
+    function or of what it returned, end the worker; so do ``max_worker_deaths`` processes in a row
+    that died over the same input, counted for ``job_id``, which each start of the job has anew.
+    ``producer_settings`` and ``consumer_settings`` override those of the clients, except for the
+    ids, which follow from ``group_id`` and ``worker_index``.
     """
 
     source: str
@@ -50,6 +51,7 @@ class ProcessConfig:
     batch_format: str = "arrow"
     commit_interval_ms: int = 100
     records_max: int = 5_000
+    function_timeout_ms: int = 1_800_000
     max_function_failures: int = 3
     max_worker_deaths: int = 10
     job_id: str = "job"
@@ -69,6 +71,7 @@ class ProcessConfig:
         for name, low in (
             ("commit_interval_ms", 0),
             ("records_max", 1),
+            ("function_timeout_ms", 1),
             ("max_function_failures", 1),
             ("max_worker_deaths", 1),
         ):

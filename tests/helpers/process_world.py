@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 
 import pyarrow as pa
 
@@ -11,6 +12,7 @@ from oncelog.api.consuming.consumer import as_committed
 from oncelog.api.processing.loop import Clients, ProcessLoop
 from oncelog.api.processing.messages import ProcessConfig
 from oncelog.api.records import ConsumerGroupMetadata, ConsumerRecord
+from oncelog.storage.exceptions import IllegalGenerationError
 from oncelog.storage.model import TopicPartition
 
 TP = TopicPartition("in", 0)
@@ -89,6 +91,11 @@ class FakeConsumer:
     def assignment(self):
         return {TP}
 
+    @contextmanager
+    def processing(self, timeout_ms):
+        self.world.note("processing")
+        yield
+
     def positions(self):
         return {} if self.offset is None else {TP: self.offset}
 
@@ -166,7 +173,8 @@ class FakeProducer:
 
     def send_offsets_to_transaction(self, offsets, group):
         self.world.note("send_offsets")
-        assert group == self.world.group
+        if group != self.world.group:
+            raise IllegalGenerationError
         self.offsets = dict(offsets)
 
     def commit_transaction(self):

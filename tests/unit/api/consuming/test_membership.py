@@ -122,6 +122,25 @@ def test_the_leader_divides_the_partitions_among_all_members(fake_cluster, run):
     assert shares == {"a": [0, 1], "b": [2, 3]}
 
 
+@pytest.mark.parametrize(("limit_ms", "is_member"), [(1_200_000, True), (400_000, False)])
+def test_work_counts_as_polling_for_as_long_as_was_said(fake_cluster, run, limit_ms, is_member):
+    fake_cluster.create("t")
+
+    async def scenario():
+        membership = await joined(fake_cluster, max_poll_interval_ms=300_000)
+        membership.begin_processing(limit_ms)
+        await asyncio.sleep(1_000)
+        assert membership.needs_join is not is_member
+        membership.end_processing()
+        await asyncio.sleep(290)
+        assert membership.needs_join is not is_member
+        await asyncio.sleep(20)
+        assert membership.needs_join
+        await membership.close()
+
+    run(scenario())
+
+
 def test_a_restarted_static_leader_does_not_assign_anew(fake_cluster, run):
     fake_cluster.create("t")
 

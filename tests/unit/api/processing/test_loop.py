@@ -468,3 +468,74 @@ def test_a_partition_that_the_function_chose_stays():
         lambda t: pa.table({"value": t["value"], "partition": [3]}), pa.table({"value": [b"v"]})
     )
     assert output.table.schema.names == ["value", "partition"]
+
+
+# --- slow functions ---------------------------------------------------------------------------
+
+
+def slow(world, took_ms):
+    """A function that takes so long, whose group begins another generation meanwhile."""
+
+    def function(batch):
+        world.time_ms += took_ms
+        world.group = replace(world.group, generation_id=world.group.generation_id + 1)
+        return batch.select(["key", "value"])
+
+    return function
+
+
+@pytest.mark.parametrize("commit_interval_ms", [0, 60_000], ids=["at the commit", "at a poll"])
+def test_a_function_whose_input_the_group_gave_away_fails_visibly_if_it_took_too_long(
+    commit_interval_ms,
+):
+    world = World(VALUES * 4)
+
+    progress = world.run(
+        slow(world, 5_001), function_timeout_ms=5_000, commit_interval_ms=commit_interval_ms
+    )
+
+    assert progress.state is WorkerState.FAILED
+    assert progress.function_failures == 3
+    assert "took 5001 ms" in progress.reason
+    assert "function_timeout_ms=5000" in progress.reason
+    assert world.sink == []
+
+
+def test_a_function_that_took_its_time_is_no_failure_when_the_group_goes_on():
+    world = World(VALUES)
+    gone_on = slow(world, 5_000)
+
+    def function(batch):
+        return gone_on(batch) if world.group.generation_id < 6 else batch.select(["key", "value"])
+
+    progress = world.run(function, function_timeout_ms=5_000)
+
+    assert progress.state is WorkerState.STOPPED
+    assert (progress.aborts, progress.function_failures) == (5, 0)
+    assert sunk(world) == VALUES
+
+
+def test_a_long_function_that_keeps_its_input_is_no_failure():
+    world = World(VALUES)
+
+    def function(batch):
+        world.time_ms += 10_000
+        return batch.select(["key", "value"])
+
+    progress = world.run(function, function_timeout_ms=5_000)
+
+    assert progress.state is WorkerState.STOPPED
+    assert sunk(world) == VALUES
+    assert progress.aborts == 0
+
+
+def test_what_was_aborted_is_done_again_in_a_transaction_of_its_own():
+    """A long call with what others gave before it would be too long for the transaction again."""
+    world = World(VALUES)
+    world.errors["send_offsets"] = [TransactionAbortableError()]
+
+    progress = world.run(commit_interval_ms=60_000)
+
+    assert progress.aborts == 1
+    assert progress.commits == 2
+    assert sunk(world) == VALUES
