@@ -145,6 +145,21 @@ class ConsumerCore:
     def group_metadata(self) -> ConsumerGroupMetadata:
         """The member's identity in its group, for ``send_offsets_to_transaction``.
 
+        ``IllegalStateError`` if the consumer commits by itself: also what an aborted transaction
+        has read would be committed, and lost.
+        """
+        group_id = self.group_id("group_metadata")
+        if self._commits_automatically:
+            raise IllegalStateError(
+                f"the consumer of group {group_id!r} commits by itself, also what a transaction "
+                "that is aborted has read, which would be lost: make it with "
+                "enable_auto_commit=False"
+            )
+        return self._identity()
+
+    def _identity(self) -> ConsumerGroupMetadata:
+        """Who commits.
+
         Without a subscription it is that of the last membership, which a group refuses: those
         partitions may now belong to another member. ``assign`` starts afresh, without membership.
         """
@@ -153,7 +168,7 @@ class ConsumerCore:
         elif self._left is not None:
             return self._left
         else:
-            identity = ConsumerGroupMetadata(group_id=self.group_id("group_metadata"))
+            identity = ConsumerGroupMetadata(group_id=self.group_id("commit"))
         topic_ids = {tp.topic: p.topic_id for tp, p in self.fetcher.partitions.items()}
         return replace(identity, topic_ids=topic_ids)
 
@@ -425,7 +440,7 @@ class ConsumerCore:
             async with self._commit_lock:
                 await commit_offsets(
                     self.router,
-                    self.group_metadata(),
+                    self._identity(),
                     offsets,
                     random=self.random,
                     timeout_ms=timeout_ms,

@@ -262,7 +262,12 @@ def test_a_poll_after_a_broken_off_iteration_goes_on_with_the_next_record(fake_c
 
 def test_the_synchronous_consumer_reads_iterates_commits_and_closes(fake_cluster, log):
     loop_thread = LoopThread()
-    settings = ConsumerSettings(group_id="g", auto_offset_reset="earliest", fetch_max_wait_ms=10)
+    settings = ConsumerSettings(
+        group_id="g",
+        auto_offset_reset="earliest",
+        fetch_max_wait_ms=10,
+        enable_auto_commit=False,
+    )
     with Consumer(fake_cluster.router(), loop_thread, settings, fake_cluster.random) as consumer:
         consumer.assign(TP)
         first = [record.value for record in consumer.poll(timeout_ms=5_000, max_records=2)]

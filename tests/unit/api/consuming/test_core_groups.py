@@ -84,7 +84,7 @@ def test_before_a_rebalance_the_delivered_positions_are_committed_and_nothing_mo
         fake_cluster.fail(HeartbeatRequest, ErrorCode.REBALANCE_IN_PROGRESS)
         await asyncio.sleep(1.5)
         second = values(await consumer.poll(1_000))
-        return first, second, consumer.group_metadata().generation_id
+        return first, second, consumer._core._identity().generation_id
 
     assert run(scenario()) == ([b"0"], [b"1"], 2)
     (commit,) = fake_cluster.requests(OffsetCommitRequest)
@@ -298,7 +298,7 @@ def test_after_unsubscribe_the_identity_is_the_former_members_until_an_assign(fa
     fake_cluster.create("t")
 
     async def scenario():
-        consumer = consumer_of(fake_cluster, group_id="g")
+        consumer = consumer_of(fake_cluster, group_id="g", enable_auto_commit=False)
         await consumer.subscribe(["t"])
         await consumer.poll(1_000)
         member = consumer.group_metadata()
@@ -311,6 +311,20 @@ def test_after_unsubscribe_the_identity_is_the_former_members_until_an_assign(fa
     assert member.generation_id == 1
     assert left == member
     assert (assigned.generation_id, assigned.member_id) == (-1, "")
+
+
+def test_a_consumer_that_commits_by_itself_is_refused_in_a_transaction(fake_cluster, run):
+    """It would commit what was read in a transaction that is aborted."""
+    fake_cluster.create("t")
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g")
+        await consumer.subscribe(["t"])
+        await consumer.poll(1_000)
+        with pytest.raises(IllegalStateError, match="enable_auto_commit=False"):
+            consumer.group_metadata()
+
+    run(scenario())
 
 
 def test_a_poll_longer_than_the_poll_interval_keeps_its_member_in_the_group(fake_cluster, run):
@@ -328,7 +342,7 @@ def test_a_poll_longer_than_the_poll_interval_keeps_its_member_in_the_group(fake
         log.append(b"0")
         seen = values(await polling)
         await asyncio.sleep(2)
-        return seen, len(fake_cluster.requests(LeaveGroupRequest)), consumer.group_metadata()
+        return seen, len(fake_cluster.requests(LeaveGroupRequest)), consumer._core._identity()
 
     seen, leaves, member = run(scenario())
     assert (seen, leaves, member.generation_id) == ([b"0"], 0, 1)
