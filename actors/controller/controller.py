@@ -2,6 +2,8 @@
 
 Its log is the source of truth: on each start it ensures that every replica named there is running,
 whether Ray remembered it or not.
+
+One file: every request is decided by the one machine, and what follows from it begins here.
 """
 
 from __future__ import annotations
@@ -81,6 +83,7 @@ from oncelog.actors.replica.metadata_replica import MetadataReplica
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import InvalidSettingError
+from oncelog.storage.model import TopicPartition
 
 _logger = logging.getLogger(__name__)
 
@@ -110,6 +113,7 @@ class Controller:
         machine_size: MachineSize = SMALL_MACHINE,
         metadata_log: MetadataReplica | None = None,
     ) -> None:
+        # One thing: who takes part, and how they find one another.
         self.replica = replica
         self.machine = ClusterMachine()
         self._runtime = CoordinatorRuntime(
@@ -131,7 +135,11 @@ class Controller:
             tasks=self._tasks,
         )
         self._leaders = LeaderAnnouncements(
-            machine=self.machine, transport=transport, tasks=self._tasks, timeout_ms=timeout_ms
+            machine=self.machine,
+            transport=transport,
+            tasks=self._tasks,
+            timeout_ms=timeout_ms,
+            on_taken=self._note_taken,
         )
         self._members = Membership(
             machine=self.machine,
@@ -480,6 +488,12 @@ class Controller:
         changed = self.machine.take_untold()
         self._leaders.announce(changed)
         self._moves.note_changed(changed)
+
+    async def _note_taken(self, tp: TopicPartition, told: BecomeLeaderReply) -> None:
+        """Log that a leader goes by a higher minimum; if that cannot be, it is told once more."""
+        if self.machine.decide_taken(tp, told).records:
+            request: Request[MetadataReply] = MetadataRequest(topics=())
+            await self._execute(request, lambda _now_ms: self.machine.decide_taken(tp, told))
 
     async def _not_current(self) -> ErrorCode:
         """``NONE`` if what it knows is the newest that any controller has committed.

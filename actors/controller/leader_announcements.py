@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from oncelog.actors.interfaces import Transport, address_of
@@ -27,15 +27,23 @@ class LeaderAnnouncements:
     """One task for each leader that has to be told something of a partition; it tells the newest.
 
     One that cannot be reached, and is replaced, holds up neither the next nor other brokers.
+    ``on_taken``: a leader has taken what it was told, and that was still so.
     """
 
     def __init__(
-        self, *, machine: ClusterMachine, transport: Transport, tasks: OwnTasks, timeout_ms: int
+        self,
+        *,
+        machine: ClusterMachine,
+        transport: Transport,
+        tasks: OwnTasks,
+        timeout_ms: int,
+        on_taken: Callable[[TopicPartition, BecomeLeaderReply], Awaitable[object]],
     ) -> None:
         self._machine = machine
         self._transport = transport
         self._tasks = tasks
         self._timeout_ms = timeout_ms
+        self._on_taken = on_taken
         self._pending: set[tuple[TopicPartition, int]] = set()
         self._calling: dict[int, asyncio.Semaphore] = {}
         """By broker: as many as there are."""
@@ -65,7 +73,10 @@ class LeaderAnnouncements:
                     timeout_ms=self._timeout_ms,
                 )
             if reply.error in _TAKEN and self._machine.leadership(tp) == leadership:
-                break
+                if reply.error is ErrorCode.NONE:
+                    await self._on_taken(tp, leadership)
+                if self._machine.leadership(tp) == leadership:
+                    break
             if reply.error not in _TAKEN:
                 await asyncio.sleep(ANNOUNCE_RETRY_MS / 1000)
         self._pending.discard((tp, leader))

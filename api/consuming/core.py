@@ -7,6 +7,8 @@ delivered. Otherwise the poll takes what was prefetched, or waits for it.
 Positions come, in this order, from: an explicit seek; the group's committed offset, waiting while
 an open transaction is about to commit it (KIP-447); the reset policy. Automatic commits store the
 positions that a poll finds when it begins: what was delivered before counts as processed.
+
+One file: membership, positions and commits change with each other in the turns of a poll.
 """
 
 from __future__ import annotations

@@ -8,14 +8,18 @@ reply per partition. A seek cancels the fetch in flight and drops its reply.
 Errors: a retriable code is retried after a wait, at the leader that the router then finds. Any
 other code, and a damaged batch, is held at its place in the partition until everything before it
 is taken; the consumer then raises it.
+
+A leader that was followed and is not told so has nothing new for its readers, and no error. So who
+leads what has been idle is asked anew every ``IDLE_CHECK_MS``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from oncelog.actors.protocol.messages.partition import FetchReply, FetchRequest
 from oncelog.api.config import ConsumerSettings
@@ -35,6 +39,10 @@ from oncelog.storage.model import NO_OFFSET, IsolationLevel, TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+IDLE_CHECK_MS: Final = 20_000
+
+_log = logging.getLogger(__name__)
 
 
 class Fetcher:
@@ -61,6 +69,9 @@ class Fetcher:
         self._tasks: dict[TopicPartition, asyncio.Task[None]] = {}
         self._room: dict[TopicPartition, asyncio.Event] = {}
         self._turn = 0
+        self._idle: set[TopicPartition] = set()
+        """Those whose leader had nothing the last time."""
+        self._idle_check: asyncio.Task[None] | None = None
         self._crash: BaseException | None = None
 
     # --- assignment ---------------------------------------------------------------------------
@@ -87,6 +98,13 @@ class Fetcher:
             if topic_partition not in former:
                 self._room[topic_partition] = asyncio.Event()
                 self._start(topic_partition)
+        self._idle &= wanted.keys()
+        if wanted and self._idle_check is None:
+            self._idle_check = asyncio.get_running_loop().create_task(self._check_leaders())
+            self._idle_check.add_done_callback(self._note_crash)
+        elif not wanted and self._idle_check is not None:
+            self._idle_check.cancel()
+            self._idle_check = None
 
     def partition(self, topic_partition: TopicPartition) -> AssignedPartition:
         """The state of one assigned partition; ``IllegalStateError`` if it is not assigned."""
@@ -124,7 +142,7 @@ class Fetcher:
 
     async def close(self) -> None:
         """Stop fetching and forget the assignment."""
-        tasks = list(self._tasks.values())
+        tasks = [*self._tasks.values(), *filter(None, [self._idle_check])]
         self.assign(())
         await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -239,6 +257,7 @@ class Fetcher:
                 continue
             if reply.error is ErrorCode.NONE:
                 backoff.reset()
+                self._note_idle(partition.topic_partition, is_idle=not reply.records)
                 self._receive(partition, reply)
             elif is_retriable(reply.error) or await self._is_leader_older(partition, reply.error):
                 await asyncio.sleep(backoff.delay_ms(reply.error) / 1_000)
@@ -247,6 +266,24 @@ class Fetcher:
                 # is deleted, and waiting in silence would hide a misspelt name.
                 self._fail(partition, reply)
                 await asyncio.sleep(backoff.delay_ms(reply.error) / 1_000)
+
+    def _note_idle(self, topic_partition: TopicPartition, *, is_idle: bool) -> None:
+        if is_idle:
+            self._idle.add(topic_partition)
+        else:
+            self._idle.discard(topic_partition)
+
+    async def _check_leaders(self) -> None:
+        """Body of a task: have the router learn who leads what is idle, beside the fetches."""
+        while True:
+            await asyncio.sleep(IDLE_CHECK_MS / 1_000)
+            topics = {topic_partition.topic for topic_partition in self._idle}
+            if not topics:
+                continue
+            try:
+                await self._router.metadata(topics, refresh=True)
+            except OncelogError as error:
+                _log.info("who leads %s is not known: %s", ", ".join(sorted(topics)), error)
 
     async def _is_leader_older(self, partition: AssignedPartition, error: ErrorCode) -> bool:
         """Whether the leader, not the reader, still has a deleted topic."""

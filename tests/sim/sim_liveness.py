@@ -1,8 +1,9 @@
 """Progress while something stays broken that nobody mends, as long as a majority is sound.
 
 *Sound and connected* are two of three nodes, clients see them, and no operator does anything. Then
-the controller decides, every partition with a sound replica in sync is led, transactions end, and
-groups read, all within ``PROGRESS_LIMIT_S`` of virtual time after the fault.
+the controller decides, every partition with a sound replica in sync is led, transactions end, also
+one that its program left open, and groups read, a new one and one that was there, all within
+``PROGRESS_LIMIT_S`` of virtual time after the fault.
 """
 
 from __future__ import annotations
@@ -95,8 +96,15 @@ def _hang_controller(world: World, number: int) -> None:
     world.pause(CONTROLLER_ACTOR)
 
 
+def _kill_node_and_mislead(world: World, number: int) -> None:
+    """The node is dead, and Ray answers wrongly or not at all where the controller is."""
+    world.kill_node(number)
+    world.mislead()
+
+
 LASTING_FAULTS: Final[Mapping[str, Callable[[World, int], None]]] = {
     "node dead": _kill_node,
+    "node dead, Ray misleads": _kill_node_and_mislead,
     "disks full": _fill_disks,
     "disks fail": _fail_disks,
     "isolated": _isolate,
@@ -122,19 +130,70 @@ def topic_for_progress(world: World, name: str) -> list[TopicPartition]:
     return [TopicPartition(name, number) for number in range(count)]
 
 
-def progress_s(world: World, partitions: list[TopicPartition], name: str) -> float:
+class Before:
+    """What was under way when the fault came: a transaction whose program has died, and a member.
+
+    The member of a group of its own waits for what ``progress_s`` of ``name`` commits.
+    """
+
+    def __init__(self, world: World, partitions: list[TopicPartition], name: str) -> None:
+        gone = world.client(f"gone-{name}")
+        world.run(gone.spawn(_leave_open(gone, partitions)))
+        world.end_process(gone, "leaves its transaction open")
+        self.member = world.client(f"standing-{name}")
+        self.reading = self.member.spawn(
+            _read_in_group(self.member, partitions, name, f"{GROUP}-standing-{name}")
+        )
+
+
+def progress_s(
+    world: World, partitions: list[TopicPartition], name: str, before: Before | None = None
+) -> float:
     """After how long all of it has gone on; fails after ``PROGRESS_LIMIT_S``.
 
     ``name`` is that of a new topic.
     """
-    clients = [world.client(f"{role}-{name}") for role in ("decider", "committer", "member")]
     begin_s = world.now_s
-    for client, work in zip(clients, (_decide, _commit, _read_in_group), strict=True):
-        left_s = begin_s + PROGRESS_LIMIT_S - world.now_s
-        world.run(client.spawn(work(client, partitions, name)), limit_s=max(left_s, 0.1))
+
+    def left_s() -> float:
+        return max(begin_s + PROGRESS_LIMIT_S - world.now_s, 0.1)
+
+    clients = [world.client(f"{role}-{name}") for role in ("decider", "committer", "member")]
+    decider, committer, member = clients
+    world.run(decider.spawn(_decide(decider, partitions, name)), limit_s=left_s())
+    world.run(committer.spawn(_commit(committer, partitions, name)), limit_s=left_s())
+    reading = _read_in_group(member, partitions, name, f"{GROUP}-{name}")
+    world.run(member.spawn(reading), limit_s=left_s())
+    if before is not None:
+        world.run(before.reading, limit_s=left_s())
+        clients.append(before.member)
+    world.run(world._until(lambda: are_led(world)), limit_s=left_s())
     for client in clients:
         world.end_process(client, "has seen progress")
     return world.now_s - begin_s
+
+
+def are_led(world: World) -> bool:
+    """Whether every partition has a leader, as the controller has it."""
+    controller = world.server(CONTROLLER_ACTOR)
+    return controller is not None and all(
+        partition.leader >= 0
+        for topic in controller.machine.topics.values()
+        for partition in topic.partitions
+    )
+
+
+async def _leave_open(client: Any, partitions: list[TopicPartition]) -> None:
+    """A transaction with a record in every partition."""
+    producer = client.producer(
+        transactional_id=f"id-{client.name}",
+        transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+        linger_ms=0,
+    )
+    await producer.init_transactions()
+    await producer.begin_transaction()
+    for tp in partitions:
+        await (await producer.send(tp.topic, b"open", partition=tp.partition))
 
 
 async def _decide(client: Any, partitions: list[TopicPartition], name: str) -> None:
@@ -174,10 +233,12 @@ async def _commit(client: Any, partitions: list[TopicPartition], name: str) -> N
     await producer.close()
 
 
-async def _read_in_group(client: Any, partitions: list[TopicPartition], name: str) -> None:
+async def _read_in_group(
+    client: Any, partitions: list[TopicPartition], name: str, group_id: str
+) -> None:
     """A member of a group gets what was just committed, of every partition."""
     consumer = client.consumer(
-        group_id=f"{GROUP}-{name}",
+        group_id=group_id,
         auto_offset_reset="earliest",
         isolation_level=IsolationLevel.READ_COMMITTED,
         enable_auto_commit=False,

@@ -20,7 +20,7 @@ from sim_export import judged, write_history
 from sim_history import History, LogEnd
 from sim_jobs import SHARED_ID, last_writes, planner, querier
 from sim_launcher import founded_disks
-from sim_liveness import LASTING_FAULTS, progress_s, topic_for_progress
+from sim_liveness import LASTING_FAULTS, Before, progress_s, topic_for_progress
 from sim_log_watch import LogWatch, watching
 from sim_nemesis import FaultPlan, Nemesis, drawn_faults
 from sim_operators import operator, settings_of
@@ -338,8 +338,9 @@ def _go_on_without_a_node(stage: Stage, fault: str, random: Random) -> None:
     world.quiesce(limit_s=QUIET_LIMIT_S)
     # One that has lost its disk gets a copy and a vote again: else a majority may not be left.
     world.run(world._until(world.has_three_voters), limit_s=VOTERS_LIMIT_S)
+    before = Before(world, partitions, "after")
     LASTING_FAULTS[fault](world, random.choice(world.node_numbers()))
-    progress_s(world, partitions, "after")
+    progress_s(world, partitions, "after", before)
     world.quiesce(limit_s=QUIET_LIMIT_S)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from sim_liveness import LASTING_FAULTS, PROGRESS_LIMIT_S, progress_s
+from sim_liveness import LASTING_FAULTS, PROGRESS_LIMIT_S, Before, progress_s
 from sim_log_watch import watching
 from sim_replica_stage import replicated
 from sim_world import World
@@ -33,6 +33,7 @@ def world() -> Iterator[World]:
     [
         *((fault, 2) for fault in LASTING_FAULTS if fault != "controller hangs"),
         ("node dead", 1),
+        ("node dead, Ray misleads", 1),
         ("disks fail", 1),
         ("disks full", 1),
         ("replicas hang", 1),
@@ -48,5 +49,6 @@ def test_everything_goes_on_while_one_node_stays_broken(
 ) -> None:
     """Node 1 has the controller."""
     assert progress_s(world, PARTITIONS, "before") < 1
+    before = Before(world, PARTITIONS, "after")
     LASTING_FAULTS[fault](world, number)
-    assert progress_s(world, PARTITIONS, "after") <= PROGRESS_LIMIT_S
+    assert progress_s(world, PARTITIONS, "after", before) <= PROGRESS_LIMIT_S

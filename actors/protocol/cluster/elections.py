@@ -89,6 +89,7 @@ from oncelog.actors.protocol.effects import Decision
 from oncelog.actors.protocol.messages.cluster import (
     AlterIsrReply,
     AlterIsrRequest,
+    BecomeLeaderReply,
     BecomeLeaderRequest,
 )
 from oncelog.storage.errors import ErrorCode
@@ -252,6 +253,31 @@ def after_return(
         partition_version=partition.version + 1,
         isr=partition.isr,
         lost=lost,
+    )
+
+
+def after_announcement(
+    topic: TopicState, number: int, told: BecomeLeaderReply
+) -> IsrChanged | None:
+    """A new version, if the leader has taken a higher minimum than it may have gone by before.
+
+    Nothing, if the partition or its settings have changed since it was told.
+    """
+    partition = topic.partitions[number]
+    is_current = (
+        partition.leader == told.leader
+        and partition.leader_epoch == told.leader_epoch
+        and partition.version == told.partition_version
+        and topic.settings_version == told.settings_version
+    )
+    if not is_current or told.min_insync_replicas <= partition.held_minimum:
+        return None
+    return IsrChanged(
+        topic_id=topic.topic_id,
+        partition=number,
+        partition_version=partition.version + 1,
+        isr=partition.isr,
+        follows_minimum=True,
     )
 
 

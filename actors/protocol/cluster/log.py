@@ -131,6 +131,7 @@ class IsrChanged(msgspec.Struct, frozen=True, kw_only=True):
 
     ``started``, if not -1, is a broker whose replica has asked for its role for the first time, and
     ``lost`` one whose replica may lack what it had: it is not eligible to lead.
+    ``follows_minimum``: the leader has taken what ``min_insync_replicas`` is at this moment.
     """
 
     topic_id: str
@@ -139,6 +140,7 @@ class IsrChanged(msgspec.Struct, frozen=True, kw_only=True):
     isr: tuple[int, ...]
     started: int = -1
     lost: int = -1
+    follows_minimum: bool = False
 
 
 class ReplicasChanged(msgspec.Struct, frozen=True, kw_only=True):

@@ -49,6 +49,7 @@ from typing import Final, TypeAlias
 from msgspec import structs
 
 from oncelog.actors.protocol.cluster.elections import (
+    after_announcement,
     after_follower_start,
     after_return,
     after_start,
@@ -359,6 +360,14 @@ class ClusterMachine:
         found = self._find(tp)
         return None if found is None else self._leadership(*found)
 
+    def decide_taken(self, tp: TopicPartition, told: BecomeLeaderReply) -> Decision[MetadataReply]:
+        """A leader has taken what it was told; see ``elections.after_announcement``."""
+        found = self._find(tp)
+        if found is None or found[0].topic_id != told.topic_id:
+            return Decision(reply=MetadataReply())
+        record = after_announcement(found[0], tp.partition, told)
+        return decision(MetadataReply(), *filter(None, [record]))
+
     def _leadership(self, topic: TopicState, partition: PartitionState) -> BecomeLeaderReply:
         founded = self._cluster()
         return BecomeLeaderReply(
@@ -548,6 +557,9 @@ class ClusterMachine:
                 partition.elected(record, minimum)
                 self.election_count += record.leader != NO_LEADER
             case IsrChanged():
+                if record.follows_minimum:
+                    minimum = min_insync_of(topic.settings, partition.settled_count)
+                    partition.minimum_followed(minimum)
                 partition.isr_changed(record)
             case ReplicasChanged():
                 partition.replicas_changed(record)

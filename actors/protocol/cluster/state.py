@@ -112,8 +112,8 @@ class PartitionState:
 
     ``elr``: who has left an ISR that has fewer than ``held_minimum`` members since. The leader
     commits nothing meanwhile, so they have all that is committed, and may lead if nobody in sync
-    can. ``held_minimum`` is the least ``min_insync_replicas`` since the election: the leader may
-    not have heard of a higher one.
+    can. ``held_minimum`` is the least ``min_insync_replicas`` that the leader may go by: a higher
+    one it has to have taken.
     """
 
     replicas: tuple[int, ...]
@@ -193,6 +193,10 @@ class PartitionState:
         """Apply what ``min_insync_replicas`` is now; the leader hears of it later."""
         self.held_minimum = min(self.held_minimum, minimum)
         self._keep_eligible(self.elr)
+
+    def minimum_followed(self, minimum: int) -> None:
+        """Apply that the leader goes by what ``min_insync_replicas`` is now, and nothing lower."""
+        self.held_minimum = minimum
 
     def _keep_eligible(self, possible: Collection[int], lost: int = NO_LEADER) -> None:
         """Of these, the replicas that have all that is committed stay eligible."""

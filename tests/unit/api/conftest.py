@@ -158,6 +158,7 @@ class FakeCluster:
     def __init__(self) -> None:
         self.logs: dict[TopicPartition, FakeLog] = {}
         self.counts: dict[str, int] = {}
+        self.leaders: dict[TopicPartition, int] = {}
         self.calls: list[tuple[str, Any]] = []
         self.actors: dict[str, Callable[[Any], Any]] = {}
         self.hooks: dict[type, Callable[[Any], Any]] = {}
@@ -224,9 +225,14 @@ class FakeCluster:
                 topic_id="0" * 32,
                 partitions=tuple(
                     PartitionMetadata(
-                        partition=number, leader=1, leader_epoch=0, replicas=(1,), isr=(1,)
+                        partition=number,
+                        leader=leader,
+                        leader_epoch=0,
+                        replicas=(leader,),
+                        isr=(leader,),
                     )
                     for number in range(count)
+                    for leader in (self.leaders.get(TopicPartition(name, number), 1),)
                 ),
             )
             for name, count in counts.items()

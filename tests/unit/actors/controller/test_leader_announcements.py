@@ -15,8 +15,17 @@ from oncelog.actors.controller.leader_announcements import ANNOUNCE_RETRY_MS, Le
 from oncelog.actors.interfaces import address_of
 from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.protocol.cluster.hosts import Placement
-from oncelog.actors.protocol.cluster.log import LeaderElected, TopicCreated, TopicDeleted
-from oncelog.actors.protocol.messages.cluster import LeaderAndIsrReply, LeaderAndIsrRequest
+from oncelog.actors.protocol.cluster.log import (
+    LeaderElected,
+    TopicConfigured,
+    TopicCreated,
+    TopicDeleted,
+)
+from oncelog.actors.protocol.messages.cluster import (
+    BecomeLeaderReply,
+    LeaderAndIsrReply,
+    LeaderAndIsrRequest,
+)
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
@@ -42,8 +51,13 @@ class Told:
         self.failures: list[BaseException] = []
         self.tasks = OwnTasks(self.failures.append)
         self.announcements = LeaderAnnouncements(
-            machine=self.world.machine, transport=self, tasks=self.tasks, timeout_ms=1_000
+            machine=self.world.machine,
+            transport=self,
+            tasks=self.tasks,
+            timeout_ms=1_000,
+            on_taken=self.note_taken,
         )
+        self.taken: list[BecomeLeaderReply] = []
 
     @property
     def epochs(self) -> list[tuple[str, int]]:
@@ -56,6 +70,11 @@ class Told:
         if self.gate is not None:
             await self.gate.wait()
         return LeaderAndIsrReply(error=error)
+
+    async def note_taken(self, tp: TopicPartition, told: BecomeLeaderReply) -> None:
+        """What follows may change what is to be told."""
+        self.taken.append(told)
+        self.world.run(self.world.machine.decide_taken(tp, told))
 
     def elect(self, leader: int) -> None:
         self.world.lead(leader, (1, 2))
@@ -230,5 +249,36 @@ def test_what_was_recorded_of_a_topic_that_is_deleted_meanwhile_is_not_told(
         told.gate.set()
         await retry()
         assert TOPIC_ID not in [request.leadership.topic_id for _, request in told.calls]
+
+    play(scenario)
+
+
+def test_what_a_leader_has_taken_is_passed_on_and_not_what_it_has_refused() -> None:
+    async def scenario(told: Told) -> None:
+        told.answers = [ErrorCode.NETWORK_EXCEPTION, ErrorCode.NONE]
+        told.elect(1)
+        await asyncio.sleep(1)
+        (taken,) = told.taken
+        assert taken == told.calls[-1][1].leadership
+        told.answers = [ErrorCode.FENCED_LEADER_EPOCH]
+        told.elect(2)
+        await asyncio.sleep(1)
+        assert len(told.taken) == 1
+
+    play(scenario)
+
+
+def test_a_leader_is_told_anew_after_what_follows_from_what_it_has_taken() -> None:
+    """A higher minimum that it has taken is a new version of the partition."""
+
+    async def scenario(told: Told) -> None:
+        told.elect(1)
+        await until_idle()
+        settings = (("min_insync_replicas", "2"),)
+        told.world.apply([TopicConfigured(topic_id=TOPIC_ID, settings=settings)])
+        told.announce()
+        await until_idle()
+        versions = [request.leadership.partition_version for _, request in told.calls]
+        assert versions[-1] == versions[-2] + 1
 
     play(scenario)

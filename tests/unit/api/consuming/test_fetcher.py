@@ -5,9 +5,10 @@ from random import Random
 
 import pytest
 
-from oncelog.actors.protocol.messages.partition import FetchRequest
+from oncelog.actors.protocol.messages.cluster import MetadataRequest
+from oncelog.actors.protocol.messages.partition import FetchReply, FetchRequest
 from oncelog.api.config import ConsumerSettings
-from oncelog.api.consuming.fetcher import Fetcher
+from oncelog.api.consuming.fetcher import IDLE_CHECK_MS, Fetcher
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     CorruptDataError,
@@ -462,3 +463,59 @@ def test_a_reader_that_pauses_at_random_reads_all_once_and_in_order(fake_cluster
     assert [seen[TopicPartition("t", number)] for number in range(3)] == [
         list(range(log.log_end_offset)) for log in logs
     ]
+
+
+def test_an_idle_reader_finds_another_leader_that_its_own_does_not_know_of(fake_cluster, run):
+    """1. Nothing comes for a while. 2. Another leads, and the first is not told. 3. It is read."""
+    (log,) = fake_cluster.create("t")
+    log.append(b"0")
+
+    async def scenario():
+        fetcher = new_fetcher(fake_cluster)
+        fetcher.assign([TP])
+        fetcher.seek(TP, 1)
+        await asyncio.sleep(1)
+        (former,) = {
+            actor for actor, request in fake_cluster.calls if isinstance(request, FetchRequest)
+        }
+        empty = FetchReply(high_watermark=1, last_stable_offset=1, log_start_offset=0)
+
+        async def nothing_new(request):
+            await asyncio.sleep(request.max_wait_ms / 1_000)
+            return empty
+
+        fake_cluster.actors[former] = lambda request: (
+            nothing_new(request) if isinstance(request, FetchRequest) else None
+        )
+        fake_cluster.leaders[TP] = 2
+        log.append(b"1")
+        await asyncio.sleep(IDLE_CHECK_MS / 1_000 + 1)
+        found = fetcher.take_records(10)
+        await fetcher.close()
+        return [record.value for record in found]
+
+    assert run(scenario()) == [b"1"]
+
+
+def test_a_reader_that_is_not_idle_does_not_ask_who_leads(fake_cluster, run):
+    (log,) = fake_cluster.create("t")
+
+    async def scenario():
+        fetcher = new_fetcher(fake_cluster)
+        fetcher.assign([TP])
+        fetcher.seek(TP, 0)
+        await asyncio.sleep(1)
+        before = len(fake_cluster.requests(MetadataRequest))
+        while asyncio.get_running_loop().time() < 3 * IDLE_CHECK_MS / 1_000:
+            log.append(b"0")
+            await settle()
+            fetcher.take_records(10)
+            await settle()
+            await asyncio.sleep(0.4)
+            log.append(b"0")
+            await settle()
+        asked = len(fake_cluster.requests(MetadataRequest)) - before
+        await fetcher.close()
+        return asked
+
+    assert run(scenario()) == 0

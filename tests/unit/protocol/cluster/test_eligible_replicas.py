@@ -249,3 +249,45 @@ def test_an_election_of_another_is_a_broken_rule(world: ClusterWorld) -> None:
     propose(world, 1)
     with pytest.raises(InvariantViolation, match="I-22: 3 is to lead"):
         world.apply([elect(world.machine.topics["t"], 0, 3)])
+
+
+def raised(world: ClusterWorld) -> BecomeLeaderReply:
+    """What the leader is told once the minimum is 2 that was 1 at its election."""
+    configure(world, 1)
+    world.apply([elect(world.machine.topics["t"], 0, 1)])
+    configure(world, 2)
+    told = world.machine.leadership(T_0)
+    assert told is not None
+    assert told.min_insync_replicas == 2
+    return told
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_a_higher_minimum_counts_once_the_leader_has_taken_it(
+    world: ClusterWorld, is_taken: bool
+) -> None:
+    """Until then it may commit alone, and who has left lacks that."""
+    told = raised(world)
+    if is_taken:
+        world.run(world.machine.decide_taken(T_0, told))
+    propose(world, 1)
+    assert state(world) == (1, (1,), (2, 3) if is_taken else ())
+
+
+def test_what_a_leader_has_taken_counts_only_while_it_is_so(world: ClusterWorld) -> None:
+    told = raised(world)
+    assert world.machine.decide_taken(T_0, told).records
+    configure(world, 2)
+    assert not world.machine.decide_taken(T_0, told).records
+    told = world.machine.leadership(T_0)
+    propose(world, 1, 2)
+    assert not world.machine.decide_taken(T_0, told).records
+    told = world.machine.leadership(T_0)
+    world.apply([elect(world.machine.topics["t"], 0, 1)])
+    assert not world.machine.decide_taken(T_0, told).records
+
+
+def test_what_a_leader_goes_by_already_is_not_logged_again(world: ClusterWorld) -> None:
+    told = raised(world)
+    world.run(world.machine.decide_taken(T_0, told))
+    assert not world.machine.decide_taken(T_0, world.machine.leadership(T_0)).records
