@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
+from sim_controllers import SimPlace
 from sim_liveness import LASTING_FAULTS, PROGRESS_LIMIT_S, Before, progress_s
 from sim_log_watch import watching
 from sim_replica_stage import replicated
-from sim_world import World
+from sim_world import SimulationError, World
 
+from oncelog.actors.coordination.actor_watch import ActorWatch, Sight
+from oncelog.actors.launch.controller_server import ControllerServer
+from oncelog.actors.launch.replication_calls import ReplicationCalls
+from oncelog.actors.protocol.cluster.machine import ClusterMachine
+from oncelog.actors.protocol.effects import Decision
+from oncelog.actors.protocol.messages.cluster import MetadataReply
+from oncelog.api.consuming import fetcher
 from oncelog.storage.model import TopicPartition
 
 SETTINGS = replicated(3, replica_lag_time_max_ms=3_000)
@@ -52,3 +61,70 @@ def test_everything_goes_on_while_one_node_stays_broken(
     before = Before(world, PARTITIONS, "after")
     LASTING_FAULTS[fault](world, number)
     assert progress_s(world, PARTITIONS, "after", before) <= PROGRESS_LIMIT_S
+
+
+SIGHT = ActorWatch._sight
+
+
+def nobody_silent(watch: ActorWatch) -> Sight:
+    return SIGHT(watch)._replace(silent_actors=())
+
+
+async def never(*_: object) -> None:
+    """Does nothing."""
+
+
+def nothing_taken(*_: object) -> Decision[MetadataReply]:
+    return Decision(reply=MetadataReply())
+
+
+async def useful(_: object) -> str:
+    return ""
+
+
+PROTECTIONS = {
+    "a controller that can decide nothing makes way": (
+        lambda: mock.patch.object(ControllerServer, "_uselessness", useful),
+        "isolated",
+        1,
+    ),
+    "a controller that hangs is killed": (
+        lambda: mock.patch.object(SimPlace, "kill_process", never),
+        "controller hangs",
+        1,
+    ),
+    "a leader whose disk refuses gives way": (
+        lambda: mock.patch.object(ReplicationCalls, "refusing_replicas", return_value=()),
+        "disks full",
+        2,
+    ),
+    "others lead what a process led that hangs": (
+        lambda: mock.patch.object(ActorWatch, "_sight", nobody_silent),
+        "replicas hang",
+        2,
+    ),
+    "idle readers ask who leads": (
+        lambda: mock.patch.object(fetcher, "IDLE_CHECK_MS", 1_000_000),
+        "hears nothing",
+        2,
+    ),
+    "a higher minimum that a leader has taken counts": (
+        lambda: mock.patch.object(ClusterMachine, "decide_taken", nothing_taken),
+        "hears nothing",
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("protection", PROTECTIONS)
+def test_without_a_protection_something_does_not_go_on(protection: str) -> None:
+    """Else its absence would not be noticed."""
+    sabotage, fault, number = PROTECTIONS[protection]
+    with sabotage(), World(seed=5, topics={"a": 3}, settings=SETTINGS) as world:
+        while not world.has_three_voters():
+            world.run_for(0.1)
+        progress_s(world, PARTITIONS, "before")
+        before = Before(world, PARTITIONS, "after")
+        LASTING_FAULTS[fault](world, number)
+        with pytest.raises(SimulationError, match="was not done within"):
+            progress_s(world, PARTITIONS, "after", before)
