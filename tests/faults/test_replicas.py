@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from faults.replicas import count_moves, logged_changes, replica_differences
+from faults.replicas import (
+    coordinators_keys,
+    count_moves,
+    logged_changes,
+    replica_differences,
+)
 
 from oncelog.actors.protocol.cluster.log import IsrChanged, LeaderElected, encode_cluster_record
 from oncelog.storage.disk.file_system import RealFileSystem
@@ -12,12 +17,12 @@ from oncelog.storage.records.batch import parse_header, patch
 from oncelog.storage.records.codec import encode_records
 
 
-def write(directory, values, *, rolls_at=-1, leader_epoch=0):
+def write(directory, values, *, rolls_at=-1, leader_epoch=0, first_offset=0):
     """One batch per value; a new file begins with that numbered ``rolls_at``."""
     log = PartitionLog.open(
         filesystem=RealFileSystem(), directory=directory, settings=LogSettings(), now_ms=0
     )
-    for offset, value in enumerate(values):
+    for offset, value in enumerate(values, first_offset):
         batch = encode_records([(None, value, 0, ())])
         patch(batch, base_offset=offset, leader_epoch=leader_epoch)
         if offset == rolls_at:
@@ -53,6 +58,27 @@ def test_a_batch_that_lacks_or_differs_is_told(disks, values, leader_epoch):
     write(disks[3] / "a-0", values, leader_epoch=leader_epoch)
     found = replica_differences(disks, ["a-0"], 3)
     assert found.startswith("a-0 of brokers 1 and 3: offsets")
+    assert "brokers 1 and 2" not in found
+
+
+KEY = "__consumer_offsets-0"
+
+
+def test_of_coordinators_logs_what_several_have_whole_is_compared(disks):
+    """Compaction has taken a batch from one of them."""
+    for number, path in disks.items():
+        write(path / KEY, [b"x", b"y", b"z"][number == 2 :], first_offset=number == 2)
+    assert coordinators_keys(disks) == [KEY]
+    assert replica_differences(disks, [KEY], 3) == ""
+
+
+@pytest.mark.parametrize("values", [[b"x", b"other", b"z"], [b"x", b"y"], [b"x", b"y", b"other"]])
+def test_a_coordinators_log_that_differs_or_ends_elsewhere_is_told(disks, values):
+    write(disks[1] / KEY, [b"x", b"y", b"z"])
+    write(disks[2] / KEY, [b"x", b"y", b"z"])
+    write(disks[3] / KEY, values)
+    found = replica_differences(disks, [KEY], 3)
+    assert found.startswith(f"{KEY} of brokers 1 and 3: ")
     assert "brokers 1 and 2" not in found
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from faults.fault_plan import EMPTIED_DISK, NODE, OLD_DISK, Fault
-from faults.struck_nodes import StruckNodes
+from faults.struck_nodes import StruckNodes, copy_disk
 from ray_nodes import children_of, is_raylet, wait_for
 
 
@@ -134,3 +134,21 @@ def test_a_disk_of_before_is_emptied_once_the_log_refuses_it(nodes, watched):
     watched.unwhole, watched.problems[2] = "", ""
     watched.wait("whole", 2)
     assert not log.exists()
+
+
+def test_a_disk_is_copied_as_it_is_once_nothing_writes_to_it_any_more(tmp_path, monkeypatch):
+    """A process of the dead node renames a file while it is copied."""
+    disk, copy = tmp_path / "disk", tmp_path / "copy"
+    disk.mkdir()
+    (disk / "checkpoint.tmp").write_text("new")
+    real, left = shutil.copy2, [1]
+
+    def copy_file(source, target, **options):
+        if left:
+            left.pop()
+            (disk / "checkpoint.tmp").rename(disk / "checkpoint")
+        return real(source, target, **options)
+
+    monkeypatch.setattr(shutil.copytree, "__defaults__", (False, None, copy_file, False, False))
+    copy_disk(disk, copy)
+    assert [path.name for path in copy.iterdir()] == ["checkpoint"]

@@ -173,7 +173,7 @@ class Trial:
         return self._checked()
 
     def disk_is_full(self) -> str:
-        """What the full host leads waits; what it follows goes on without it."""
+        """Others lead what the full host led, and what it follows goes on without it."""
         cluster, full = self.cluster, self.cluster.workers[2]
         number = cluster.number_of(full)
         others = [one for one in cluster.partitions(MORE) if one["leader"] != number]

@@ -28,7 +28,12 @@ from faults.facts import Anomaly
 from faults.fault_plan import ROLES, plan_faults
 from faults.history import History, HistoryWriter, read_history, write_meta
 from faults.nemesis import Nemesis
-from faults.replicas import count_moves, logged_changes, replica_differences
+from faults.replicas import (
+    coordinators_keys,
+    count_moves,
+    logged_changes,
+    replica_differences,
+)
 from faults.several_brokers import FOUNDER, VOTERS, SeveralBrokers, several_brokers
 from faults.takeovers import takeover_lines, takeovers
 from faults.totals import Tally, carried_out, report_lines
@@ -128,7 +133,8 @@ def _differences(several: SeveralBrokers) -> Callable[[], str]:
     keys, data_dirs = [*EVENTS, *COPIES], several.data_dirs
 
     def find() -> str:
-        found = replica_differences(data_dirs, keys, several.replication)
+        compared = [*keys, *coordinators_keys(data_dirs)]
+        found = replica_differences(data_dirs, compared, several.replication)
         # The controller's log is on three brokers once there are so many.
         metadata = [f"{CLUSTER_METADATA_TOPIC}-0"]
         voters = VOTERS if several.brokers >= VOTERS else 1

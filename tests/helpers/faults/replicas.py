@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, TypeGuard
 
 from oncelog.actors.protocol.cluster.log import (
     ClusterRecord,
@@ -16,8 +17,14 @@ from oncelog.actors.protocol.cluster.log import (
 )
 from oncelog.storage.disk.file_system import ReadOnlyFileSystem
 from oncelog.storage.dump.batches import LogEnd, ScannedBatch, records_of, scan_log
-from oncelog.storage.model import CLUSTER_METADATA_TOPIC
+from oncelog.storage.model import (
+    CLUSTER_METADATA_TOPIC,
+    CONSUMER_OFFSETS_TOPIC,
+    TRANSACTION_STATE_TOPIC,
+)
 from oncelog.storage.records.batch import BatchHeader
+
+COORDINATORS_TOPICS: Final = (f"{CONSUMER_OFFSETS_TOPIC}-", f"{TRANSACTION_STATE_TOPIC}-")
 
 
 def batches_of(directory: Path) -> Iterator[ScannedBatch | LogEnd]:
@@ -33,7 +40,9 @@ def replica_differences(
 ) -> str:
     """Where the replicas of a key do not have the same batches, byte for byte, or are too few.
 
-    ``data_dirs`` are those of the brokers. Files may begin and end at other batches.
+    ``data_dirs`` are those of the brokers. Files may begin and end at other batches. Of
+    coordinators' logs, which are compacted at different times, the batches are compared that
+    several have whole, and where the logs end.
     """
     found = []
     for key in keys:
@@ -41,13 +50,45 @@ def replica_differences(
         if len(held) != replication:
             found.append(f"{key} is on brokers {sorted(held)} only")
             continue
+        differs = _difference_of_compacted if key.startswith(COORDINATORS_TOPICS) else _difference
         (first, directory), *others = held.items()
         found += [
             f"{key} of brokers {first} and {other}: {difference}"
             for other, path in others
-            if (difference := _difference(directory, path))
+            if (difference := differs(directory, path))
         ]
     return "; ".join(found)
+
+
+def coordinators_keys(data_dirs: Mapping[int, Path]) -> list[str]:
+    """The partitions of coordinators' logs that some broker has."""
+    return sorted(
+        {
+            path.name
+            for data_dir in data_dirs.values()
+            for path in data_dir.iterdir()
+            if path.name.startswith(COORDINATORS_TOPICS)
+        }
+    )
+
+
+def _difference_of_compacted(one: Path, other: Path) -> str:
+    logs = [list(batches_of(path)) for path in (one, other)]
+    ends = [_text(log[-1] if log else None) for log in logs]
+    left, right = ({b.header.base_offset: b for b in log if _is_whole(b)} for log in logs)
+    for offset in sorted(left.keys() & right.keys()):
+        if _bytes(left[offset]) != _bytes(right[offset]):
+            return f"{_text(left[offset])} and {_text(right[offset])}"
+    return "" if ends[0] == ends[1] else f"the last is {ends[0]} and {ends[1]}"
+
+
+def _is_whole(batch: ScannedBatch | LogEnd) -> TypeGuard[ScannedBatch]:
+    """Whether compaction has taken no record of it, and marked nothing."""
+    if not isinstance(batch, ScannedBatch):
+        return False
+    header = batch.header
+    is_full = header.record_count == header.last_offset_delta + 1
+    return is_full and not header.has_delete_horizon
 
 
 def _difference(one: Path, other: Path) -> str:

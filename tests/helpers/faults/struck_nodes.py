@@ -28,6 +28,7 @@ PAGE_BYTES: Final = 4_096
 
 LOOK_EVERY_S: Final = 0.3
 UP_DEADLINE_S: Final = 60.0
+AT_REST_DEADLINE_S: Final = 10.0
 
 
 def start_node(nodes: Nodes, broker_id: int) -> None:
@@ -234,8 +235,7 @@ class StruckNodes:
             _empty(disk)
             shutil.copytree(copy, disk, dirs_exist_ok=True)
         else:
-            shutil.rmtree(copy, ignore_errors=True)
-            shutil.copytree(disk, copy)
+            copy_disk(disk, copy)
         if role == EMPTIED_DISK:
             _empty(disk)
 
@@ -265,6 +265,20 @@ def _send(process_ids: list[int], number: int) -> None:
     for process_id in process_ids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process_id, number)
+
+
+def copy_disk(disk: Path, copy: Path) -> None:
+    """Copy what a dead node has, anew as long as the last of its processes still writes."""
+    deadline = time.monotonic() + AT_REST_DEADLINE_S
+    while True:
+        shutil.rmtree(copy, ignore_errors=True)
+        try:
+            shutil.copytree(disk, copy)
+            return
+        except shutil.Error:
+            # A file went while it was listed.
+            if time.monotonic() > deadline:
+                raise
 
 
 def _empty(disk: Path) -> None:
