@@ -12,7 +12,7 @@ from msgspec import structs
 from oncelog.actors.config import DATA_DIR_SEPARATOR, ReplicaConfig, own_directory
 from oncelog.actors.controller.controller import Controller
 from oncelog.actors.controller.replica_actors import SMALL_MACHINE, Launcher, MachineSize
-from oncelog.actors.interfaces import broker_actor
+from oncelog.actors.interfaces import BROKER_ACTORS, broker_actor
 from oncelog.actors.launch.assembly import LeadershipLostError, ReplicaServer, Surroundings
 from oncelog.actors.launch.candidate import ask_voters
 from oncelog.actors.launch.controller_figures import ControllerFigures
@@ -24,7 +24,7 @@ from oncelog.actors.protocol.messages.cluster import (
     ShutdownReply,
     ShutdownRequest,
 )
-from oncelog.actors.protocol.messages.quorum import VoteRequest
+from oncelog.actors.protocol.messages.quorum import DescribeVoterRequest, VoteRequest
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.replica.log_directories import DIRECTORY_ID_BYTES, join_further
 from oncelog.actors.replica.metadata_replica import MetadataReplica
@@ -193,7 +193,8 @@ class ControllerServer(Controller, ReplicaServer):
             reason = await self._uselessness()
             now_ms = loop_ms()
             has_stood_still = now_ms - before_ms > 2 * (USE_LOOK_MS + limit_ms)
-            if not reason or has_stood_still or not self._others_may_follow():
+            may_follow = bool(reason) and (self._others_may_follow() or await self._others_tell())
+            if not reason or has_stood_still or not may_follow:
                 good_ms = now_ms
             elif now_ms - good_ms >= (UNELECTED_FACTOR if reason == _UNELECTED else 1) * limit_ms:
                 self._resign(reason)
@@ -226,6 +227,21 @@ class ControllerServer(Controller, ReplicaServer):
             return not self.metadata_log.voters and self.surroundings.filesystem.exists(path)
         except OSError:
             return False
+
+    async def _others_tell(self) -> bool:
+        """Whether other brokers know of several voters: a disk that is empty tells of nobody."""
+        if self.metadata_log.voters:
+            return False
+        own, request = broker_actor(self.config.broker_id), DescribeVoterRequest()
+        timeout_ms = self.config.cluster.internal_call_timeout_ms
+        replies = await asyncio.gather(
+            *(
+                self.transport.call(name, request, timeout_ms=timeout_ms)
+                for name in await self._launcher.running()
+                if name.startswith(BROKER_ACTORS) and name != own
+            )
+        )
+        return any(len(reply.voters) > 1 for reply in replies)
 
     def restart_later(self, reason: str) -> None:
         """See ``ReplicaServer``; where others may follow, it is for them."""

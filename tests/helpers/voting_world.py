@@ -83,7 +83,7 @@ class Node:
         assert not actors
 
     async def running(self) -> list[str]:
-        return []
+        return [broker_actor(n) for n, node in self.world.nodes.items() if node.broker]
 
     async def nodes(self) -> list[BrokerNode]:
         return [BrokerNode(broker_id=n) for n, node in self.world.nodes.items() if node.is_up]

@@ -84,6 +84,14 @@ def _put_old_disks_back(world: World, number: int) -> None:
     world.start_node(number)
 
 
+def _empty_disks(world: World, number: int) -> None:
+    """The node is back at once, with what ran there, and nothing is on its disks."""
+    assert world.has_three_voters()
+    world.kill_node(number)
+    world.lose_node_disks(number, is_copied=True)
+    world.start_node(number)
+
+
 def _hang_replicas(world: World, number: int) -> None:
     """Every process of a replica there hangs, and Ray takes all for alive."""
     for name in world.actors_on(number):
@@ -113,6 +121,7 @@ LASTING_FAULTS: Final[Mapping[str, Callable[[World, int], None]]] = {
     "replicas hang": _hang_replicas,
     "controller hangs": _hang_controller,
     "old disks": _put_old_disks_back,
+    "empty disks": _empty_disks,
 }
 """What befalls one node, and stays."""
 

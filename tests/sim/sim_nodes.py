@@ -156,10 +156,13 @@ class Nodes:
         """The names of all disks of a node."""
         return [name for name in self.disks if self.node_of(name) == number]
 
-    def lose_node_disks(self, number: int) -> None:
-        """The node dies for good: what ``start_node`` starts under its number has empty disks."""
+    def lose_node_disks(self, number: int, *, is_copied: bool = False) -> None:
+        """The node dies for good: what ``start_node`` starts under its number has empty disks.
+
+        ``is_copied``: others have all that is committed of the metadata log.
+        """
         self._check_node(number)
-        if number == self.controller_node:
+        if number == self.controller_node and not is_copied:
             raise AssertionError("this may be the only copy of the metadata log: nobody took over")
         self.kill_node(number)
         self.count("disk_loss")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from unittest import mock
+from unittest.mock import AsyncMock
 
 import pytest
 from sim_controllers import SimPlace
@@ -51,6 +52,7 @@ def world() -> Iterator[World]:
         ("not heard", 1),
         ("hears nothing", 1),
         ("old disks", 1),
+        ("empty disks", 1),
     ],
 )
 def test_everything_goes_on_while_one_node_stays_broken(
@@ -86,6 +88,11 @@ PROTECTIONS = {
     "a controller that can decide nothing makes way": (
         lambda: mock.patch.object(ControllerServer, "_uselessness", useful),
         "isolated",
+        1,
+    ),
+    "a controller on an empty disk asks others whether they vote": (
+        lambda: mock.patch.object(ControllerServer, "_others_tell", AsyncMock(return_value=False)),
+        "empty disks",
         1,
     ),
     "a controller that hangs is killed": (

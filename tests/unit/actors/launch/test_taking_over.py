@@ -575,6 +575,46 @@ def test_a_controller_whose_disk_is_damaged_makes_way(
     play(tmp_path, scenario)
 
 
+def test_a_controller_that_begins_again_on_an_empty_disk_makes_way(tmp_path: Path) -> None:
+    """1. Three voters. 2. The controller's node dies, and is back at once, without what was on its
+    disk; Ray starts the controller there again. 3. Nothing on that disk tells of other voters:
+    they do.
+    """
+
+    async def scenario(world: VotingWorld) -> None:
+        await world.until_voters(1, 2, 3)
+        assert await world.create("a") is ErrorCode.NONE
+        one = world.nodes[1]
+        one.kill()
+        shutil.rmtree(one.data_dir)
+        one.data_dir.mkdir()
+        one.is_up = True
+        one.start_controller()
+        assert await world.until_serving() in (2, 3)
+        assert world.resigned == [1]
+        assert "a" in {topic.name for topic in (await world.metadata()).topics}
+
+    play(tmp_path, scenario)
+
+
+def test_a_lone_voter_without_its_disk_stays_and_says_what_is_wrong(tmp_path: Path) -> None:
+    """Also beside a broker that has no copy: nobody could follow."""
+
+    async def scenario(world: VotingWorld) -> None:
+        one = world.nodes[1]
+        one.kill()
+        shutil.rmtree(one.data_dir)
+        one.data_dir.mkdir()
+        one.is_up = True
+        one.start_controller()
+        await asyncio.sleep(60)
+        assert world.resigned == []
+        assert one.controller is not None
+        assert "has no meta.properties" in str(one.controller.replica.failure)
+
+    play(tmp_path, scenario, count=2)
+
+
 def test_a_lone_voter_stays_and_says_what_is_wrong(tmp_path: Path) -> None:
     async def scenario(world: VotingWorld) -> None:
         one = world.nodes[1]
