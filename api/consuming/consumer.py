@@ -18,7 +18,12 @@ from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.core import ConsumerCore
 from oncelog.api.consuming.handover import Handover
 from oncelog.api.records import ConsumerGroupMetadata, ConsumerRecord, OffsetAndTimestamp
-from oncelog.api.session.event_loop import Blocking, LoopThread, blocking
+from oncelog.api.session.event_loop import (
+    Blocking,
+    LoopThread,
+    blocking,
+    close_if_forgotten,
+)
 from oncelog.api.session.offsets import fetch_committed, list_offsets
 from oncelog.api.session.process_bound import ProcessBound
 from oncelog.api.session.routing import Router
@@ -359,6 +364,7 @@ class Consumer(Blocking[AsyncConsumer], ProcessBound):
         reports: CallReports = NO_REPORTS,
     ) -> None:
         super().__init__(loop_thread, AsyncConsumer(router, settings, random, reports))
+        close_if_forgotten(self, loop_thread, self._client._core)
 
     @property
     def settings(self) -> ConsumerSettings:

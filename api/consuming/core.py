@@ -494,6 +494,16 @@ class ConsumerCore:
 
     # --- the end ------------------------------------------------------------------------------
 
+    async def abandon(self) -> None:
+        """Leave the group and stop, without a commit: who knows what was processed."""
+        self._is_closed = True
+        self._lags.stop()
+        self._stop_maintenance()
+        membership, self._membership = self._membership, None
+        self.fetcher.assign(())
+        if membership is not None:
+            await membership.close()
+
     async def close(self) -> None:
         """Commit if commits are automatic, leave the group, stop. May be called again."""
         if self._is_closed:

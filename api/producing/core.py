@@ -99,6 +99,15 @@ class ProducerCore:
             await asyncio.wait_for(self._finish(), timeout_s)
         await self.leave()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._is_closed
+
+    async def abandon(self) -> None:
+        """As ``close``: what was sent is delivered, and what is open aborted."""
+        await self.close()
+
     async def leave(self) -> None:
         """Stop at once, without ending the transaction."""
         self._is_closed = True

@@ -25,7 +25,7 @@ from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.core import ProducerCore
 from oncelog.api.producing.metrics import ProducerMetrics, metrics_of
 from oncelog.api.producing.sending import AsyncSending, SyncSending
-from oncelog.api.session.event_loop import LoopThread
+from oncelog.api.session.event_loop import LoopThread, close_if_forgotten
 from oncelog.api.session.routing import Router
 from oncelog.api.transacting.requests import GroupMetadata
 from oncelog.storage.exceptions import OncelogError
@@ -52,6 +52,7 @@ class Producer(SyncSending):
             router=router, settings=settings, random=random, loop=loop_thread.loop
         )
         super().__init__(self._core.sender, loop_thread)
+        close_if_forgotten(self, loop_thread, self._core)
 
     def init_transactions(self) -> bytes | None:
         """Take over the transactional id: older producers with it are fenced from now on.

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -36,8 +37,10 @@ class SyncSending(ProcessBound):
         loop_thread.call_when_forbidden(sender.forbid)
         loop_thread.call_when_closed(sender.close)
         if not sender.interceptors:
-            # The fast path: one call from the caller into a batch with room.
-            self.send = sender.open_batches.sender(self._send)  # type: ignore[method-assign]
+            # The fast path: one call from the caller into a batch with room. What it falls back to
+            # must not refer to this object, which could never be forgotten.
+            slow = partial(_send, sender, loop_thread)
+            self.send = sender.open_batches.sender(slow)  # type: ignore[method-assign]
 
     def send(
         self,
@@ -63,11 +66,15 @@ class SyncSending(ProcessBound):
         """
         chain = self._sender.interceptors
         if not chain:
-            return self._send(topic, value, key, headers, timestamp_ms, partition)
+            return _send(
+                self._sender, self._loop_thread, topic, value, key, headers, timestamp_ms, partition
+            )
         try:
             sent = _intercepted(chain, topic, value, key, headers, timestamp_ms, partition)
             with _refusals_reported(chain):
-                future = self._send(
+                future = _send(
+                    self._sender,
+                    self._loop_thread,
                     sent.topic,
                     sent.value,
                     sent.key,
@@ -80,28 +87,6 @@ class SyncSending(ProcessBound):
             self._sender.note_refused(error)
             raise
         return future
-
-    def _send(
-        self,
-        topic: str,
-        value: Bytes | None,
-        key: Bytes | None,
-        headers: Headers,
-        timestamp_ms: int | None,
-        partition: int | None,
-    ) -> RecordFuture:
-        """The slow path: checks everything, and waits if it must."""
-        self._loop_thread.check()
-        try:
-            value, key, headers = _checked(topic, value, key, headers, timestamp_ms, partition)
-            while True:
-                future = self._sender.try_send(topic, value, key, headers, timestamp_ms, partition)
-                if future is not None:
-                    return future
-                self._loop_thread.run(self._sender.make_room(topic, partition))
-        except BaseException as error:
-            self._sender.note_refused(error)
-            raise
 
     def send_arrow(self, topic: str, table: Any) -> TableFuture:
         """Send a pyarrow ``Table`` or ``RecordBatch``, one record per row, without Python objects.
@@ -131,6 +116,30 @@ class SyncSending(ProcessBound):
         except BaseException as error:
             self._sender.note_refused(error)
             raise
+
+
+def _send(
+    sender: RecordSender,
+    loop_thread: LoopThread,
+    topic: str,
+    value: Bytes | None,
+    key: Bytes | None,
+    headers: Headers,
+    timestamp_ms: int | None,
+    partition: int | None,
+) -> RecordFuture:
+    """The slow path: checks everything, and waits if it must."""
+    loop_thread.check()
+    try:
+        value, key, headers = _checked(topic, value, key, headers, timestamp_ms, partition)
+        while True:
+            future = sender.try_send(topic, value, key, headers, timestamp_ms, partition)
+            if future is not None:
+                return future
+            loop_thread.run(sender.make_room(topic, partition))
+    except BaseException as error:
+        sender.note_refused(error)
+        raise
 
 
 class AsyncSending(ProcessBound):

@@ -6,11 +6,16 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
+import functools
+import logging
+import os
+import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Coroutine
 from functools import wraps
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import uvloop
 
@@ -20,14 +25,82 @@ ClientT = TypeVar("ClientT")
 ParametersT = ParamSpec("ParametersT")
 ResultT = TypeVar("ResultT")
 
+_Abandoning: TypeAlias = "Callable[[], concurrent.futures.Future[None] | None]"
 _Callbacks: TypeAlias = "list[weakref.WeakMethod[Callable[[], None]]]"
+
+_log = logging.getLogger(__name__)
+
+EXIT_MS: Final = 3_000
+"""How long the end of a program waits until what it left open has left its groups."""
+
+PACKAGE: Final = __name__.partition(".")[0]
 
 _running: Final[dict[threading.Thread, asyncio.AbstractEventLoop]] = {}
 """Every thread that has not ended, even if its ``LoopThread`` is no longer referenced."""
 
+_faces: Final[weakref.WeakKeyDictionary[Any, _Abandoning]] = weakref.WeakKeyDictionary()
+"""What a program may have left open, and what then happens to it."""
+
+
+class Abandonable(Protocol):
+    """What is to be closed, and has a way to end if its program does not."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        ...
+
+    async def abandon(self) -> None:
+        """Leave what it is a member of, and stop; what nobody asked for is not committed."""
+        ...
+
+
+def close_if_forgotten(face: Any, loop_thread: LoopThread, client: Abandonable) -> None:
+    """Have ``client`` abandoned once nothing refers to ``face`` any more, or the program ends.
+
+    A ``ResourceWarning`` names the line that made it. ``client`` must not refer to ``face``.
+    """
+    abandon = functools.partial(
+        _abandon, loop_thread, client, type(face).__name__, _caller(), os.getpid()
+    )
+    _faces[face] = abandon
+    weakref.finalize(face, abandon).atexit = False
+
+
+def _caller() -> str:
+    """The line of the program outside this package that is being run."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(PACKAGE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _abandon(
+    loop_thread: LoopThread, client: Abandonable, name: str, made_at: str, process_id: int
+) -> concurrent.futures.Future[None] | None:
+    """Begin to; in any thread, that of the loop among them. What was closed stays as it is."""
+    if process_id != os.getpid() or client.is_closed or loop_thread.is_ended:
+        return None
+    warnings.warn(
+        f"a {name} made at {made_at} was not closed: use it in a with block, or close it",
+        ResourceWarning,
+        stacklevel=2,
+    )
+    leaving = asyncio.run_coroutine_threadsafe(client.abandon(), loop_thread.loop)
+    leaving.add_done_callback(functools.partial(_note_left, loop_thread))
+    return leaving
+
+
+def _note_left(loop_thread: LoopThread, leaving: concurrent.futures.Future[None]) -> None:
+    """Until here something refers to the thread, which so lives until it has left."""
+    if not loop_thread.is_ended and not leaving.cancelled() and leaving.exception() is not None:
+        _log.warning("what was not closed could not leave: %r", leaving.exception())
+
 
 def _end_all() -> None:
     """End what the program left open, or the interpreter warns as it destroys the tasks."""
+    begun = [leaving for abandon in tuple(_faces.values()) if (leaving := abandon()) is not None]
+    concurrent.futures.wait(begun, EXIT_MS / 1_000)
     for thread, loop in tuple(_running.items()):
         if not thread.is_alive():
             # This is the child of a fork, and the loop is the parent's: its tasks are not ours.
@@ -98,7 +171,8 @@ class LoopThread:
     """Runs coroutines of the synchronous clients in one daemon thread.
 
     Every method may be called from any thread but the loop's own. The thread starts with the
-    first use and ends with the program; ``close`` ends it earlier.
+    first use and ends with the program, or once nothing refers to this object; ``close`` ends it
+    earlier.
     """
 
     def __init__(self, name: str = "oncelog-client") -> None:
@@ -138,6 +212,11 @@ class LoopThread:
             self._on_close[:] = _with_live(self._on_close, callback)
 
     @property
+    def is_ended(self) -> bool:
+        """Whether nothing can be run any more, or never was."""
+        return self._is_closed or bool(self._forbidden) or self._loop is None
+
+    @property
     def is_forbidden(self) -> bool:
         """Whether ``forbid`` was called: nothing of the loop may be touched."""
         return bool(self._forbidden)
@@ -167,6 +246,7 @@ class LoopThread:
                 )
                 _running[self._thread] = self._loop
                 self._thread.start()
+                weakref.finalize(self, _stop, self._loop, os.getpid()).atexit = False
             return self._loop
 
     def submit(self, coroutine: Coroutine[Any, Any, ResultT]) -> LoopCall[ResultT]:
@@ -208,6 +288,13 @@ class LoopThread:
         loop.call_soon_threadsafe(loop.stop)
         if threading.current_thread() is not thread:
             thread.join()
+
+
+def _stop(loop: asyncio.AbstractEventLoop, process_id: int) -> None:
+    """End the thread of a loop that nobody can use any more."""
+    if process_id == os.getpid():
+        with contextlib.suppress(RuntimeError):  # It is closed.
+            loop.call_soon_threadsafe(loop.stop)
 
 
 def _with_live(known: _Callbacks, callback: Callable[[], None]) -> _Callbacks:

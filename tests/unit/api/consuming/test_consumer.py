@@ -4,12 +4,17 @@ import asyncio
 import concurrent.futures
 import os
 import sys
+import threading
 
 import pyarrow as pa
 import pytest
 
 from oncelog import api
-from oncelog.actors.protocol.messages.group import OffsetAndMetadata
+from oncelog.actors.protocol.messages.group import (
+    LeaveGroupRequest,
+    OffsetAndMetadata,
+    OffsetCommitRequest,
+)
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.consumer import AsyncConsumer, Consumer
 from oncelog.api.records import OffsetAndTimestamp
@@ -443,3 +448,21 @@ def test_a_reader_may_do_without_checksums(fake_cluster, run):
     assert scenario_with(fake_cluster, run, steps, check_crcs=False) == [b"valud"]
     with pytest.raises(CorruptRecordError):
         scenario_with(fake_cluster, run, steps)
+
+
+def test_a_synchronous_consumer_that_is_forgotten_leaves_its_group_without_a_commit(
+    fake_cluster, log
+):
+    """A cell of a notebook that is run twice must not wait for a session to end."""
+    loop_thread = LoopThread()
+    settings = ConsumerSettings(group_id="g", auto_offset_reset="earliest", fetch_max_wait_ms=10)
+    consumer = Consumer(fake_cluster.router(), loop_thread, settings, fake_cluster.random)
+    consumer.subscribe("t")
+    assert consumer.poll(5_000)
+    left = threading.Event()
+    fake_cluster.hooks[LeaveGroupRequest] = lambda _: left.set()
+    with pytest.warns(ResourceWarning, match=r"a Consumer made at .*test_consumer.py"):
+        del consumer
+    assert left.wait(10)
+    assert fake_cluster.requests(OffsetCommitRequest) == []
+    loop_thread.close()

@@ -282,3 +282,15 @@ def test_a_closed_producer_refuses_every_call(cluster: Any, make: Callable[..., 
     ):
         with pytest.raises(ClientClosedError):
             call()
+
+
+def test_a_producer_that_is_forgotten_delivers_what_it_holds(
+    cluster: Any, make: Callable[..., Producer]
+) -> None:
+    (leader,) = cluster.create("t")
+    producer = make(linger_ms=30_000)
+    future = producer.send("t", b"a")
+    with pytest.warns(ResourceWarning, match=r"a Producer made at .*test_producer.py"):
+        del producer
+    assert future.result(5).offset == 0
+    assert leader.values() == [b"a"]

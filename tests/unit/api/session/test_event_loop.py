@@ -10,10 +10,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
+from typing import Any
 
 import pytest
 
-from oncelog.api.session.event_loop import LoopThread
+from oncelog.api.session.event_loop import LoopThread, close_if_forgotten
 from oncelog.storage.exceptions import ClientClosedError, IllegalStateError
 
 
@@ -201,3 +202,74 @@ def test_what_a_program_leaves_open_is_ended_with_it_and_makes_no_noise(end: str
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
     )
     assert (done.returncode, set(done.stdout.splitlines()), done.stderr) == (0, {"ended"}, "")
+
+
+class Left:
+    """A client; ``left`` once it was abandoned."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        self.left = threading.Event()
+
+    async def abandon(self) -> None:
+        await asyncio.sleep(0)
+        self.left.set()
+
+
+class Face:
+    """What a program has of it."""
+
+    def __init__(self, loop_thread: LoopThread, client: Left) -> None:
+        self._loop_thread = loop_thread
+        close_if_forgotten(self, loop_thread, client)
+
+
+def test_what_nobody_refers_to_any_more_leaves_and_its_thread_ends() -> None:
+    client, loop_thread = Left(), LoopThread("forgotten")
+    assert loop_thread.run(name_of_thread()) == "forgotten"
+    (thread,) = (one for one in threading.enumerate() if one.name == "forgotten")
+    face = Face(loop_thread, client)
+    del loop_thread
+    gc.collect()
+    assert thread.is_alive()
+    with pytest.warns(ResourceWarning, match=r"a Face made at .*test_event_loop.py:\d+ was not"):
+        del face
+    assert client.left.wait(10)
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_what_was_closed_is_not_told_to_leave(loop_thread: LoopThread, recwarn: Any) -> None:
+    client = Left()
+    face = Face(loop_thread, client)
+    loop_thread.run(name_of_thread())
+    client.is_closed = True
+    del face
+    loop_thread.run(name_of_thread())
+    assert not client.left.is_set()
+    assert [one for one in recwarn if one.category is ResourceWarning] == []
+
+
+def test_what_a_program_leaves_open_leaves_before_it_ends() -> None:
+    code = (
+        "import asyncio\n"
+        "from oncelog.api.session.event_loop import LoopThread, close_if_forgotten\n"
+        "class Client:\n"
+        "    is_closed = False\n"
+        "    async def abandon(self):\n"
+        "        await asyncio.sleep(0.05)\n"
+        "        print('left')\n"
+        "class Face: pass\n"
+        "loops, face = LoopThread(), Face()\n"
+        "loops.loop\n"
+        "close_if_forgotten(face, loops, Client())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "always", "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "left\n")
+    assert "a Face made at" in done.stderr
