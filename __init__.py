@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from oncelog.api.producing.member import Membership
     from oncelog.api.producing.producer import AsyncProducer, Producer
     from oncelog.api.records import ConsumerRecord
+    from oncelog.api.session.outages import Outage
     from oncelog.storage.errors import ErrorCode
     from oncelog.storage.exceptions import (
         AbortedByOperatorError,
@@ -178,6 +179,7 @@ __all__ = [
     "OncelogError",
     "OperationNotAttemptedError",
     "OutOfOrderSequenceNumberError",
+    "Outage",
     "OutdatedVersionError",
     "PolicyViolationError",
     "ProcessFailedError",
@@ -231,6 +233,7 @@ _HOMES = {
     "IsolationLevel": "oncelog.storage.model",
     "Membership": "oncelog.api.producing.member",
     "OffsetAndMetadata": "oncelog.actors.protocol.messages.group",
+    "Outage": "oncelog.api.session.outages",
     "ProcessFailedError": "oncelog.api.processing.job",
     "ProcessJob": "oncelog.api.processing.job",
     "Producer": "oncelog.api.producing.producer",

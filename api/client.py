@@ -51,6 +51,7 @@ from oncelog.api.producing.producer import AsyncProducer, Producer
 from oncelog.api.session import connection, expected
 from oncelog.api.session.context import ClientContext
 from oncelog.api.session.event_loop import LoopThread
+from oncelog.api.session.outages import Outage
 from oncelog.api.session.process_bound import ProcessBound
 from oncelog.api.session.ray_head import DelayedStarts
 from oncelog.api.session.routing import Router
@@ -439,6 +440,14 @@ class Cluster(ProcessBound):
         """Ray handle of the coordinator of a consumer group."""
         self._loop_thread.run(self._router.start())
         return _handle(self._router.group_coordinator(group_id))
+
+    def on_outage(self, listener: Callable[[Outage], None]) -> None:
+        """Call ``listener`` when something that this program calls has not answered for 5 s.
+
+        And once it answers again. Both are logged as well, as warnings of ``oncelog.client``. It is
+        called on the thread of the connection, so it must not wait, or call a client.
+        """
+        self._router.outages.listeners.append(listener)
 
     # --- the end --------------------------------------------------------------------------
 

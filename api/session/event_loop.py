@@ -8,7 +8,6 @@ import concurrent.futures
 import contextlib
 import functools
 import logging
-import os
 import sys
 import threading
 import warnings
@@ -60,9 +59,7 @@ def close_if_forgotten(face: Any, loop_thread: LoopThread, client: Abandonable) 
 
     A ``ResourceWarning`` names the line that made it. ``client`` must not refer to ``face``.
     """
-    abandon = functools.partial(
-        _abandon, loop_thread, client, type(face).__name__, _caller(), os.getpid()
-    )
+    abandon = functools.partial(_abandon, loop_thread, client, type(face).__name__, _caller())
     _faces[face] = abandon
     weakref.finalize(face, abandon).atexit = False
 
@@ -76,10 +73,10 @@ def _caller() -> str:
 
 
 def _abandon(
-    loop_thread: LoopThread, client: Abandonable, name: str, made_at: str, process_id: int
+    loop_thread: LoopThread, client: Abandonable, name: str, made_at: str
 ) -> concurrent.futures.Future[None] | None:
     """Begin to; in any thread, that of the loop among them. What was closed stays as it is."""
-    if process_id != os.getpid() or client.is_closed or loop_thread.is_ended:
+    if client.is_closed or loop_thread.is_ended:
         return None
     warnings.warn(
         f"a {name} made at {made_at} was not closed: use it in a with block, or close it",
@@ -213,8 +210,9 @@ class LoopThread:
 
     @property
     def is_ended(self) -> bool:
-        """Whether nothing can be run any more, or never was."""
-        return self._is_closed or bool(self._forbidden) or self._loop is None
+        """Whether nothing can be run any more, as in the child of a fork, or never was."""
+        thread = self._thread
+        return self._is_closed or thread is None or not thread.is_alive()
 
     @property
     def is_forbidden(self) -> bool:
@@ -246,7 +244,7 @@ class LoopThread:
                 )
                 _running[self._thread] = self._loop
                 self._thread.start()
-                weakref.finalize(self, _stop, self._loop, os.getpid()).atexit = False
+                weakref.finalize(self, _stop, self._loop, self._thread).atexit = False
             return self._loop
 
     def submit(self, coroutine: Coroutine[Any, Any, ResultT]) -> LoopCall[ResultT]:
@@ -290,9 +288,9 @@ class LoopThread:
             thread.join()
 
 
-def _stop(loop: asyncio.AbstractEventLoop, process_id: int) -> None:
-    """End the thread of a loop that nobody can use any more."""
-    if process_id == os.getpid():
+def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    """End the thread of a loop that nobody can use any more; in the child of a fork it is not."""
+    if thread.is_alive():
         with contextlib.suppress(RuntimeError):  # It is closed.
             loop.call_soon_threadsafe(loop.stop)
 

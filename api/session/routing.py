@@ -25,6 +25,7 @@ from oncelog.actors.protocol.messages.cluster import (
     MetadataRequest,
     TopicMetadata,
 )
+from oncelog.api.session.outages import Outages
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     CoordinatorNotAvailableError,
@@ -85,6 +86,7 @@ class Router:
         self._learned_s: dict[str, float] = {}
         self._cluster: MetadataReply | None = None
         self._lookup: _Lookup | None = None
+        self.outages = Outages()
 
     # --- metadata -----------------------------------------------------------------------------
 
@@ -213,11 +215,15 @@ class Router:
         A look-up that fails is a reply with that code. After a code that says the
         leader has moved or died, the next call looks it up again.
         """
+        outages, what = self.outages, topic_partition
+        began_s = outages.now_s()
         try:
             actor, _ = await self.leader(topic_partition)
         except OncelogError as error:
+            outages.note(what, "", error.code, began_s=began_s)
             return request.failed(error.code, str(error))
         reply = await self._call(topic_partition, actor, request, timeout_ms=timeout_ms)
+        outages.note(what, actor, reply.error, began_s=began_s)
         if reply.error in _STALE_ROUTE:
             self.invalidate(topic_partition)
         return reply
@@ -253,13 +259,17 @@ class Router:
     async def _call_coordinator(
         self, key: str, request: Request[ReplyT], *, timeout_ms: int, is_group: bool
     ) -> ReplyT:
+        what = f"the coordinator of {'group' if is_group else 'transactional id'} {key!r}"
+        began_s = self.outages.now_s()
         try:
             await self.start()
             actor = self.group_coordinator(key) if is_group else self.transaction_coordinator(key)
         except OncelogError as error:
+            self.outages.note(what, "", error.code, began_s=began_s)
             return request.failed(error.code, str(error))
         shard = self._shard_of(key, is_group=is_group)
         reply = await self._call(shard, actor, request, timeout_ms=timeout_ms)
+        self.outages.note(what, actor, reply.error, began_s=began_s)
         if reply.error in _STALE_ROUTE:
             self._stale.update(_COORDINATOR_TOPICS)
         return reply
@@ -296,12 +306,14 @@ class Router:
         return await asyncio.shield(task)
 
     async def _question(self, topics: frozenset[str]) -> MetadataReply:
+        began_s = self.outages.now_s()
         try:
             reply = await self.transport.call(
                 CONTROLLER_ACTOR,
                 MetadataRequest(topics=tuple(sorted(topics))),
                 timeout_ms=METADATA_TIMEOUT_MS,
             )
+            self.outages.note("the controller", CONTROLLER_ACTOR, reply.error, began_s=began_s)
             if reply.error is ErrorCode.NONE:
                 self._remember(reply, topics)
             return reply
