@@ -92,6 +92,7 @@ def init(
     started. On a cluster that runs, settings that differ from its own are refused by
     ``InvalidSettingError``; those that are not given are not asked about.
     """
+    connection.refuse_ray_of_parent()
     paths = connection.directory_paths(data_dir)
     path = paths[0]
     config = connection.check_cluster_settings(settings)

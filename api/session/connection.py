@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import re
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -72,7 +73,18 @@ def refuse_after_fork(loop_thread: LoopThread) -> None:
     _loop_threads.add(loop_thread)
 
 
+_ray_of_parent: Final[list[str]] = []
+"""In the child of a fork, of a process that used Ray: why nothing can be connected here."""
+
+
 def _forbid_in_child() -> None:
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        _ray_of_parent.append(
+            "this process was forked from one that uses Ray, which does not work in the child: "
+            "start it anew instead, with subprocess or with multiprocessing's 'spawn', and connect "
+            "there"
+        )
     for loop_thread in tuple(_loop_threads):
         loop_thread.forbid(AFTER_FORK)
 
@@ -137,12 +149,19 @@ def check_data_dir(data_dir: str | os.PathLike[str]) -> Path:
 # --- Ray --------------------------------------------------------------------------------------
 
 
+def refuse_ray_of_parent() -> None:
+    """``ConnectionFailedError`` in the child of a fork, where each call of Ray would hang."""
+    for reason in _ray_of_parent:
+        raise ConnectionFailedError(reason)
+
+
 def join_ray(address: str) -> None:
     """Connect this process to the Ray cluster at ``address``, unless it is connected to it.
 
     Raises ``ConnectionFailedError`` within seconds if there is none, or if this process is
     connected to another one: it can be in one at a time.
     """
+    refuse_ray_of_parent()
     prepare_to_join()
     import ray
 

@@ -6,7 +6,8 @@ from typing import ClassVar, Final, NoReturn
 
 AFTER_FORK: Final = (
     "this cluster, producer or consumer was made before the process forked and works only in the "
-    "parent: call oncelog.connect() in the child and make a new one there"
+    "parent. Ray does not work in the child either: start it anew, with subprocess or with "
+    "multiprocessing's 'spawn', and call oncelog.connect() there"
 )
 """The error of such an object in a child process, where its event loop never runs."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import pickle
@@ -9,7 +10,9 @@ from random import Random
 from typing import Any
 
 import pytest
+import ray
 
+import oncelog
 from oncelog.api.client import Cluster
 from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.api.consuming.consumer import Consumer
@@ -17,7 +20,7 @@ from oncelog.api.producing.member import TransactionMember
 from oncelog.api.producing.producer import Producer
 from oncelog.api.session.connection import refuse_after_fork
 from oncelog.api.session.event_loop import LoopThread
-from oncelog.storage.exceptions import IllegalStateError
+from oncelog.storage.exceptions import ConnectionFailedError, IllegalStateError
 
 
 def producer_on(loop_thread: LoopThread, fake_cluster: Any, **options: Any) -> Producer:
@@ -78,3 +81,26 @@ def test_in_a_forked_child_every_use_is_refused_and_the_parent_goes_on(
     os.close(reader)
     os.close(writer)
     assert loop_thread.run(fake_cluster.router().partition_count("t")) == 1
+
+
+def test_the_child_of_a_program_that_uses_ray_is_told_at_once_that_it_cannot_connect(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray would take the child for connected, and each call of it would hang."""
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        told = 0
+        for call in (oncelog.init, oncelog.connect):
+            with contextlib.suppress(BaseException):
+                try:
+                    call()
+                except ConnectionFailedError as error:
+                    told += "forked from one that uses Ray" in str(error)
+        os.write(writer, bytes([told]))
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 1) == b"\x02"
+    os.close(reader)
+    os.close(writer)
