@@ -28,6 +28,9 @@ def ray_cluster_at(address: str, given: str = "") -> bytes:
     token is missing or wrong.
     """
     shown = f"address={given or address!r}"
+    if given not in {"", "auto", address}:
+        # Ray takes a name of this machine for the address of its node.
+        shown += f", which Ray takes for {address},"
     headers = _token_headers()
     open_channel: Any = grpc.insecure_channel
     with open_channel(address, options=_NO_PROXY) as channel:
