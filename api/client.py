@@ -52,7 +52,7 @@ from oncelog.api.session import connection, expected
 from oncelog.api.session.context import ClientContext
 from oncelog.api.session.event_loop import LoopThread
 from oncelog.api.session.outages import Outage
-from oncelog.api.session.process_bound import ProcessBound
+from oncelog.api.session.process_bound import ProcessBound, refuse_ray_of_parent
 from oncelog.api.session.ray_head import DelayedStarts
 from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
@@ -92,7 +92,7 @@ def init(
     started. On a cluster that runs, settings that differ from its own are refused by
     ``InvalidSettingError``; those that are not given are not asked about.
     """
-    connection.refuse_ray_of_parent()
+    refuse_ray_of_parent()
     paths = connection.directory_paths(data_dir)
     path = paths[0]
     config = connection.check_cluster_settings(settings)

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import re
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +38,7 @@ from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequ
 from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
 from oncelog.api.session import ray_probe
 from oncelog.api.session.event_loop import LoopThread
-from oncelog.api.session.process_bound import AFTER_FORK
+from oncelog.api.session.process_bound import AFTER_FORK, note_fork, refuse_ray_of_parent
 from oncelog.api.session.ray_head import DelayedStarts, check_dashboard_port, delayed
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import ConnectionFailedError, InvalidSettingError
@@ -73,18 +72,8 @@ def refuse_after_fork(loop_thread: LoopThread) -> None:
     _loop_threads.add(loop_thread)
 
 
-_ray_of_parent: Final[list[str]] = []
-"""In the child of a fork, of a process that used Ray: why nothing can be connected here."""
-
-
 def _forbid_in_child() -> None:
-    ray = sys.modules.get("ray")
-    if ray is not None and ray.is_initialized():
-        _ray_of_parent.append(
-            "this process was forked from one that uses Ray, which does not work in the child: "
-            "start it anew instead, with subprocess or with multiprocessing's 'spawn', and connect "
-            "there"
-        )
+    note_fork()
     for loop_thread in tuple(_loop_threads):
         loop_thread.forbid(AFTER_FORK)
 
@@ -147,12 +136,6 @@ def check_data_dir(data_dir: str | os.PathLike[str]) -> Path:
 
 
 # --- Ray --------------------------------------------------------------------------------------
-
-
-def refuse_ray_of_parent() -> None:
-    """``ConnectionFailedError`` in the child of a fork, where each call of Ray would hang."""
-    for reason in _ray_of_parent:
-        raise ConnectionFailedError(reason)
 
 
 def join_ray(address: str) -> None:
