@@ -29,6 +29,7 @@ from oncelog.storage.model import IsolationLevel, TopicPartition
 
 RECORDS_MAX = 8
 CARELESS_RATIO = 0.03
+COPY_POLL_INTERVAL_MS = 4_000
 
 
 # --- transactions -----------------------------------------------------------------------------
@@ -248,7 +249,7 @@ def copier(transactional_id: str) -> Life:
                 auto_offset_reset="earliest",
                 session_timeout_ms=3_000,
                 heartbeat_interval_ms=500,
-                max_poll_interval_ms=4_000,
+                max_poll_interval_ms=COPY_POLL_INTERVAL_MS,
                 request_timeout_ms=player.stage.plan.request_timeout_ms + 500,
                 default_api_timeout_ms=8_000,
                 retry_backoff_ms=20,
@@ -312,6 +313,9 @@ async def _copy_batch(
             await player.send(producer, player.history.send(write, target, value, source))
         write.offsets = {(COPY_GROUP, tp): offset for tp, offset in positions.items()}
         await player.pause()
+        if player.stage.plan.slow_copies and player.random.random() < player.stage.plan.slow_copies:
+            # Until others have its input, and maybe their copy of it.
+            await asyncio.sleep(player.random.uniform(1.0, 2.0) * COPY_POLL_INTERVAL_MS / 1_000)
         if Random(f"careless positions {owner} {write.name}").random() < CARELESS_RATIO:
             player.stage.counts["refused positions"] += 1
             wrong: Any = {tp: str(offset) for tp, offset in positions.items()}

@@ -214,25 +214,30 @@ SLOW = QUIET | {
 }
 """Functions so slow that their workers are put out of the group, and join again as they were."""
 
+SLOW_COPIES = QUIET | {
+    "copiers": 4,
+    "slow_copies": 0.2,
+    "transaction_timeout_ms": 30_000,
+    "writers": 2,
+    "pause_ms": 100.0,
+    "topics": {"t0": 2, "copies": 1},
+    "duration_s": 20.0,
+    "peace": 0.0,
+}
+"""Copiers so slow that others have their input by the time they commit."""
+
 GROUP_MUTANTS = (
     Saboteur(
         name="generations in transactions",
         checker="DoubleProcessing",
         sabotage=_positions_of_any_generation,
-        changes=ALONE
-        | {"copiers": 3, "writers": 2, "plain_writers": 2, "pause_ms": 3_000.0}
-        | {"topics": {"t0": 2, "copies": 1}, "transaction_timeout_ms": 10_000}
-        | {"duration_s": 30.0, "kill": 0.0, "power_loss": 0.0, "crash_at_disk": 0.0},
+        changes=SLOW_COPIES,
     ),
     Saboteur(
         name="identity of a member that was put out",
         sabotage=_members_put_out_are_nobody,
         checker="DoubleProcessing",
-        changes=ALONE
-        | {"copiers": 3, "writers": 2, "plain_writers": 2, "pause_ms": 3_000.0}
-        | {"topics": {"t0": 2, "copies": 1}, "transaction_timeout_ms": 10_000}
-        | {"duration_s": 30.0, "kill": 0.0, "power_loss": 0.0, "crash_at_disk": 0.0},
-        runs=60,
+        changes=SLOW_COPIES,
     ),
     Saboteur(
         name="member ids before static members join",

@@ -55,6 +55,8 @@ class WorkloadPlan:
     remakers: int = 0
     copiers: int = 0
     static_ratio: float = 0.3
+    slow_copies: float = 0.0
+    """How often a copier's transaction takes longer than its group waits for a poll."""
     processors: int = 0
     slow_functions: float = 0.0
     """How often the function of a processor takes longer than its group waits for a poll."""
