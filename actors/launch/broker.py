@@ -178,6 +178,8 @@ class Broker:
             self.voter.heard()
         elif reply.error is ErrorCode.NOT_CONTROLLER:
             self.voter.answered()
+        elif reply.error is ErrorCode.NETWORK_EXCEPTION:
+            self.voter.unreached()
 
     async def _joined(self) -> RegisterBrokerRequest:
         """What to tell the controller: whose the directory is, or why it cannot be used."""

@@ -39,6 +39,9 @@ LAST_IN_ORDER_MS: Final = 5_000
 HUNG_SESSIONS: Final = 2
 """After so many sessions of the controller without any answer its process counts as hung."""
 
+LOOK_MS: Final = 200
+"""How often a copy that follows looks whether it is to take over."""
+
 MENDED_LOOK_MS: Final = 5_000
 """How soon a copy is begun again that the disk refused: it may be mended."""
 
@@ -93,7 +96,7 @@ class MetadataVoter:
     """Half of a broker.
 
     ``heard`` is called whenever a controller that serves has answered it, ``answered`` whenever one
-    has that may not.
+    has that may not, ``unreached`` whenever there was none to be called.
     """
 
     def __init__(
@@ -111,8 +114,6 @@ class MetadataVoter:
         self._is_wanted = False
         """A controller has pushed."""
         self._heard_ms = self._answered_ms = self._begun_ms = loop_ms()
-        interval_ms = config.cluster.broker_heartbeat_interval_ms
-        self._spread_ms = surroundings.random.randrange(interval_ms)
         self._told_epoch = NO_LEADER_EPOCH
         """The newest that a voter refused this broker with."""
 
@@ -123,6 +124,11 @@ class MetadataVoter:
     def answered(self) -> None:
         """The controller's process lives, whether it serves or not."""
         self._answered_ms = loop_ms()
+
+    def unreached(self) -> None:
+        """The controller's process has ended, or its node: nothing is to be waited for."""
+        session_ms = self._config.cluster.controller_session_timeout_ms
+        self._heard_ms = min(self._heard_ms, loop_ms() - session_ms)
 
     def _silent_ms(self) -> int:
         """For how long beyond its session no controller has served; negative within it."""
@@ -165,9 +171,11 @@ class MetadataVoter:
 
     async def watch(self) -> None:
         """Begin the copy when it is wanted, and take over when that is due; a task of its own."""
+        interval_ms = self._config.cluster.broker_heartbeat_interval_ms
         while True:
             await self.look()
-            await asyncio.sleep(self._config.cluster.broker_heartbeat_interval_ms / 1000)
+            follows = self._copy is not None and self._copy.is_following
+            await asyncio.sleep((min(LOOK_MS, interval_ms) if follows else interval_ms) / 1000)
 
     async def look(self) -> None:
         """One look."""
@@ -234,7 +242,7 @@ class MetadataVoter:
         voters = copy.electorate.voters
         if not may_stand(copy.state, voters, own):
             return False
-        if silent_ms <= voters.index(own) * NEXT_IN_ORDER_MS + self._spread_ms:
+        if silent_ms <= voters.index(own) * NEXT_IN_ORDER_MS:
             return False
         if silent_ms <= LAST_IN_ORDER_MS and await self._place.is_on_head():
             return False
@@ -260,6 +268,7 @@ class MetadataVoter:
         if not candidacy.is_won:
             self._told_epoch = max(self._told_epoch, candidacy.newest_epoch)
             _logger.warning("broker %d cannot be the controller: too few votes", own)
+            await asyncio.sleep(cluster.broker_heartbeat_interval_ms / 1000)
         return candidacy.is_won
 
     async def _take_over(self, copy: MetadataCopy) -> None:

@@ -139,13 +139,12 @@ class Maintenance:
                 # Then what else is due: on a slow disk the next one may be due already.
                 await self._try("checkpoint", self._checkpoint)
             chore = min(self._chores, key=lambda chore: chore.due_s)
-            delay_s = chore.due_s - loop.time()
-            if delay_s <= 0:
+            if chore.due_s <= loop.time():
                 chore.due_s = loop.time() + chore.interval_s
                 await self._do(chore)
                 continue
             self._asleep = loop.create_future()
-            timer = loop.call_later(delay_s, self._wake)
+            timer = loop.call_at(chore.due_s, self._wake)
             await self._asleep
             timer.cancel()
 

@@ -59,6 +59,8 @@ class Node:
         if isinstance(request, HoldReplicasRequest):
             return HoldReplicasReply()
         found = self.world.find(actor)
+        if found is None and self.is_up and not self.is_isolated:
+            return request.failed(ErrorCode.NETWORK_EXCEPTION)
         is_reached = found is not None and (
             found is self or not (self.is_isolated or found.is_isolated)
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from voting_world import VotingWorld, play
+from voting_world import CLUSTER, VotingWorld, play
 
 from oncelog.actors.interfaces import broker_actor
 from oncelog.actors.protocol.cluster.quorum import VoterState
@@ -69,6 +69,20 @@ def test_another_broker_takes_over_with_all_that_was_acknowledged(tmp_path: Path
         world.nodes[2].kill()
         await world.until_serving()
         assert {"a", "b"} <= {topic.name for topic in (await world.metadata()).topics}
+
+    play(tmp_path, scenario)
+
+
+def test_a_controller_whose_process_has_ended_is_followed_before_its_session_is_over(
+    tmp_path: Path,
+) -> None:
+    async def scenario(world: VotingWorld) -> None:
+        await world.until_voters(1, 2, 3)
+        loop = asyncio.get_running_loop()
+        died_s = loop.time()
+        world.nodes[1].kill()
+        assert await world.until_serving() == 2
+        assert loop.time() - died_s < CLUSTER.controller_session_timeout_ms / 1_000
 
     play(tmp_path, scenario)
 
