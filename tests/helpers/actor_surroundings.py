@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -43,7 +44,10 @@ class JumpingLoop(asyncio.SelectorEventLoop):
 
     def _run_once(self) -> None:
         if not self._ready and self._scheduled:  # type: ignore[attr-defined]
-            self.now_s = max(self.now_s, self._scheduled[0]._when)  # type: ignore[attr-defined]
+            due_s = self._scheduled[0]._when  # type: ignore[attr-defined]
+            # A loop fires timers that are due within its clock's resolution. To whole microseconds,
+            # so that none fires before its time, again and again.
+            self.now_s = max(self.now_s, math.ceil(due_s * 1e6) / 1e6)
         super()._run_once()  # type: ignore[misc]
 
 
