@@ -327,9 +327,8 @@ class Replica(FollowerLog):
         if replicator.replication.has_too_few:
             return ErrorCode.NOT_ENOUGH_REPLICAS
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                is_confirmed = await replicator.confirm()
-        except TimeoutError:
+            is_confirmed = await asyncio.wait_for(replicator.confirm(), timeout_ms / 1000)
+        except asyncio.TimeoutError:
             is_confirmed = False
         return ErrorCode.NONE if is_confirmed else ErrorCode.NOT_LEADER_OR_FOLLOWER
 
