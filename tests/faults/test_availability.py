@@ -7,6 +7,9 @@ import itertools
 import pytest
 from faults.availability import gap_lines, longest_stall, outages_s
 from faults.history import build_history
+from faults.replicas import in_sync_again
+
+from oncelog.actors.protocol.cluster.log import IsrChanged
 
 SECOND = 1_000_000_000
 
@@ -18,6 +21,7 @@ def fault(
     ``answers``; of a node it is over with ``whole``.
     """
     begin = {"type": "info", "process": "nemesis", "fault": number, "time": at * SECOND}
+    begin["wall_ms"] = at * 1_000
     said = {"role": role, "serves": [], "aimed": False, "brokers": brokers, "is_sole": is_sole}
     if ends is None:
         back = [begin | {"f": "answered", "time": time * SECOND} for time in answers]
@@ -76,6 +80,38 @@ def test_a_killed_process_is_away_until_it_serves_again_and_several_until_all_do
     assert outages_s(run) == []
     other = fault(1, 10, answers=(12, 19), brokers=(3,))
     assert outages_s(history(fault(0, 0, ends=60, role="node"), other, commits=[])) == [(10, 19)]
+
+
+def isr_change(at_s, isr, *, partition=0):
+    record = IsrChanged(topic_id="t", partition=partition, partition_version=0, isr=isr)
+    return at_s * 1_000, record
+
+
+def test_a_broker_is_away_until_it_is_in_every_isr_again():
+    changes = [
+        isr_change(0, (1, 2)),
+        isr_change(0, (1, 2), partition=1),
+        isr_change(5, (1,)),
+        isr_change(6, (1,), partition=1),
+        isr_change(9, (1, 2)),
+        isr_change(11, (1, 2), partition=1),
+        isr_change(20, (2,)),
+    ]
+    assert in_sync_again(changes) == {1: [(20_000, float("inf"))], 2: [(5_000, 11_000)]}
+
+
+@pytest.mark.parametrize(
+    ("in_sync_at", "away_until"), [(11, 12), (19, 19), (41, 41), (50, 42), (None, 42)]
+)
+def test_a_killed_process_is_away_until_its_replicas_are_in_sync_and_half_a_minute_at_most(
+    in_sync_at, away_until
+):
+    changes = [isr_change(0, (1, 2, 3)), isr_change(10, (1, 2))]
+    changes += [] if in_sync_at is None else [isr_change(in_sync_at, (1, 2, 3))]
+    node = fault(0, 0, ends=60, role="node")
+    run = history(node, fault(1, 10, answers=(12,), brokers=(3,)), commits=[])
+    assert outages_s(run, changes) == [(10, away_until)]
+    assert longest_stall(run, changes).length_s == 60 - away_until
 
 
 def test_gaps_are_told_by_kind_of_fault():

@@ -1,21 +1,23 @@
 """How long nothing was committed although a majority of the brokers lived.
 
 A broker does not count as living from the moment a fault strikes a process of it until that is
-over: a kill lasts until the process serves again, of a node until every replica is in sync again.
-While two of three brokers do not live, or something does not that is there once only, clients may
-have to wait, and that time is left out. The controller is there once only where one broker has its
-log.
+over and, by the controller's log, all its replicas are in sync again: with fewer in sync than the
+minimum nothing can be committed. A kill is over when the process serves again. While two of three
+brokers do not live, or something does not that is there once only, clients may have to wait, and
+that time is left out. The controller is there once only where one broker has its log.
 """
 
 from __future__ import annotations
 
+import bisect
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from faults.fault_plan import CLIENT, NODE_ROLES
 from faults.history import History, Json
+from faults.replicas import LoggedChange, in_sync_again
 from faults.totals import carried_out, quantiles
 
 AFTER_S: Final = 2.0
@@ -23,6 +25,9 @@ AFTER_S: Final = 2.0
 
 RESTART_S: Final = 5.0
 """How long a killed process is away of which nothing more was heard."""
+
+CATCH_UP_MAX_S: Final = 30.0
+"""After a fault a broker counts as living after so long, whatever its replicas do."""
 
 STALL_MAX_S: Final = 10.0
 """The longest that nothing may be committed while a majority lives."""
@@ -39,9 +44,13 @@ class Stall:
         return f"{self.length_s:.2f} s from {self.begin_s:.3f} s on"
 
 
-def longest_stall(history: History, *, lives_always: bool = False) -> Stall:
+def longest_stall(
+    history: History, changes: Sequence[LoggedChange] = (), *, lives_always: bool = False
+) -> Stall:
     """The longest time without a committed transaction, between the first and the last fault,
     while a majority lived; with ``lives_always`` of all such times.
+
+    ``changes``: the controller's log; without it replicas count as in sync.
     """
     faults = carried_out(history)
     if not faults:
@@ -49,7 +58,7 @@ def longest_stall(history: History, *, lives_always: bool = False) -> Stall:
     begin = faults[0]["time"] / 1e9
     end = max(_ends_s(history, fault) for fault in faults)
     commits = [begin, *sorted(_commits_s(history, begin, end)), end]
-    outages = [] if lives_always else outages_s(history)
+    outages = [] if lives_always else outages_s(history, changes)
     longest = Stall()
     for left, right in itertools.pairwise(commits):
         for at, until in _without(left, right, outages):
@@ -80,13 +89,20 @@ def gap_lines(history: History) -> Iterator[str]:
         yield f"  {label:<45} {len(gaps):>4}   {quantiles(gaps)}"
 
 
-def outages_s(history: History) -> list[tuple[float, float]]:
+def outages_s(
+    history: History, changes: Sequence[LoggedChange] = ()
+) -> list[tuple[float, float]]:
     """When no majority lived, or what is there once only did not, in order and apart."""
+    in_sync_ms = in_sync_again(changes)
     edges: list[tuple[float, int, Json]] = []
     for fault in carried_out(history):
         if fault["role"] != CLIENT:
+            over_s = _ends_s(history, fault)
+            ends = [over_s]
+            for broker in fault.get("brokers", ()):
+                ends.append(_in_sync_s(fault, over_s, in_sync_ms.get(broker, [])))
             edges.append((fault["time"] / 1e9, 1, fault))
-            edges.append((_ends_s(history, fault), -1, fault))
+            edges.append((max(ends), -1, fault))
     found: list[tuple[float, float]] = []
     struck: list[Json] = []
     since = 0.0
@@ -119,6 +135,19 @@ def _ends_s(history: History, fault: Json) -> float:
     ]
     begin = float(fault["time"]) / 1e9
     return max(begin, *times) if times else begin + RESTART_S
+
+
+def _in_sync_s(fault: Json, over_s: float, spans_ms: Sequence[tuple[int, float]]) -> float:
+    """When the replicas of a struck broker were in sync, by its ``spans_ms`` of being away.
+
+    Looked for from the end of the fault on.
+    """
+    ahead_s = fault["time"] / 1e9 - fault.get("wall_ms", 0) / 1e3
+    index = bisect.bisect_right(spans_ms, ((over_s - ahead_s) * 1e3, float("inf"))) - 1
+    if index < 0:
+        return over_s
+    _, back_ms = spans_ms[index]
+    return min(max(over_s, back_ms / 1e3 + ahead_s), over_s + CATCH_UP_MAX_S)
 
 
 def _commits_s(history: History, begin: float, end: float) -> list[float]:

@@ -320,10 +320,10 @@ def _judge(directory: Path, found: list[Anomaly], faults: int) -> Result:
 
 def _judge_availability(result: Result, several: SeveralBrokers) -> None:
     """How often leaders changed, and that commits went on while a majority of brokers lived."""
-    stall = longest_stall(result.history)
+    changes = logged_changes(several.data_dirs[FOUNDER])
+    stall = longest_stall(result.history, changes)
     if stall.length_s > STALL_MAX_S:
         result.anomalies.append(Anomaly("stall", f"a majority lives, nothing commits: {stall}"))
-    changes = logged_changes(several.data_dirs[FOUNDER])
     result.figures.append(f"elections     {count_moves(changes)}")
     found = list(takeovers(result.history, changes, founder=FOUNDER))
     result.figures.extend(takeover_lines(found))
