@@ -17,6 +17,7 @@ import argparse
 import ast
 import gc
 import itertools
+import math
 import multiprocessing
 import sys
 import time
@@ -36,9 +37,9 @@ RUNS_WITHOUT_LIMIT = 1_000_000
 SHRINK_BUDGET_S = 120.0
 SEED_MAX = 2**32
 VACUOUS_SHARE_MAX = 0.25
-"""More vacuous runs than this are a failure: the simulator has gone blind."""
-JUDGED_RUNS_MIN = 20
-"""Fewer runs are not judged by their share."""
+"""More vacuous runs than this, by more than chance, are a failure: the simulator has gone blind."""
+DEVIATIONS_MAX = 3.0
+"""How many standard deviations of their number count as chance."""
 PROGRESS_RUNS = 500
 
 
@@ -57,8 +58,9 @@ class Totals:
     @property
     def says_little(self) -> bool:
         """Whether too many runs were vacuous."""
-        share_max = VACUOUS_SHARE_MAX if self.runs >= JUDGED_RUNS_MIN else 0.999
-        return len(self.vacuous) > self.runs * share_max
+        expected = self.runs * VACUOUS_SHARE_MAX
+        by_chance = DEVIATIONS_MAX * math.sqrt(expected * (1 - VACUOUS_SHARE_MAX))
+        return len(self.vacuous) > min(expected + by_chance, self.runs - 1)
 
     def add(self, result: Result) -> None:
         """One more run."""
