@@ -89,9 +89,7 @@ def gap_lines(history: History) -> Iterator[str]:
         yield f"  {label:<45} {len(gaps):>4}   {quantiles(gaps)}"
 
 
-def outages_s(
-    history: History, changes: Sequence[LoggedChange] = ()
-) -> list[tuple[float, float]]:
+def outages_s(history: History, changes: Sequence[LoggedChange] = ()) -> list[tuple[float, float]]:
     """When no majority lived, or what is there once only did not, in order and apart."""
     in_sync_ms = in_sync_again(changes)
     edges: list[tuple[float, int, Json]] = []
