@@ -7,7 +7,7 @@ import itertools
 import pytest
 from faults.availability import gap_lines, longest_stall, outages_s
 from faults.history import build_history
-from faults.replicas import in_sync_again
+from faults.replicas import absences_ms
 
 from oncelog.actors.protocol.cluster.log import IsrChanged
 
@@ -70,7 +70,7 @@ def test_two_faults_of_one_broker_or_of_a_client_leave_a_majority(other):
     assert outages_s(run) == []
 
 
-def test_a_node_is_away_until_all_is_in_sync_again_and_a_killed_process_for_a_while():
+def test_a_node_is_away_until_all_is_absences_ms_and_a_killed_process_for_a_while():
     run = history(fault(0, 0, ends=30, role="node"), fault(1, 10, brokers=(3,)), commits=[])
     assert outages_s(run) == [(10, 15)]
 
@@ -97,7 +97,7 @@ def test_a_broker_is_away_until_it_is_in_every_isr_again():
         isr_change(11, (1, 2), partition=1),
         isr_change(20, (2,)),
     ]
-    assert in_sync_again(changes) == {1: [(20_000, float("inf"))], 2: [(5_000, 11_000)]}
+    assert absences_ms(changes) == {1: [(20_000, float("inf"))], 2: [(5_000, 11_000)]}
 
 
 @pytest.mark.parametrize(

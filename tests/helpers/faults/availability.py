@@ -17,7 +17,7 @@ from typing import Final
 
 from faults.fault_plan import CLIENT, NODE_ROLES
 from faults.history import History, Json
-from faults.replicas import LoggedChange, in_sync_again
+from faults.replicas import LoggedChange, absences_ms
 from faults.totals import carried_out, quantiles
 
 AFTER_S: Final = 2.0
@@ -91,16 +91,15 @@ def gap_lines(history: History) -> Iterator[str]:
 
 def outages_s(history: History, changes: Sequence[LoggedChange] = ()) -> list[tuple[float, float]]:
     """When no majority lived, or what is there once only did not, in order and apart."""
-    in_sync_ms = in_sync_again(changes)
+    away_ms = absences_ms(changes)
     edges: list[tuple[float, int, Json]] = []
     for fault in carried_out(history):
         if fault["role"] != CLIENT:
             over_s = _ends_s(history, fault)
-            ends = [over_s]
-            for broker in fault.get("brokers", ()):
-                ends.append(_in_sync_s(fault, over_s, in_sync_ms.get(broker, [])))
+            spans = [away_ms.get(broker, []) for broker in fault.get("brokers", ())]
+            ends_s = [over_s, *(_in_sync_s(fault, over_s, its) for its in spans)]
             edges.append((fault["time"] / 1e9, 1, fault))
-            edges.append((max(ends), -1, fault))
+            edges.append((max(ends_s), -1, fault))
     found: list[tuple[float, float]] = []
     struck: list[Json] = []
     since = 0.0
@@ -140,12 +139,12 @@ def _in_sync_s(fault: Json, over_s: float, spans_ms: Sequence[tuple[int, float]]
 
     Looked for from the end of the fault on.
     """
-    ahead_s = fault["time"] / 1e9 - fault.get("wall_ms", 0) / 1e3
-    index = bisect.bisect_right(spans_ms, ((over_s - ahead_s) * 1e3, float("inf"))) - 1
+    offset_s = fault["time"] / 1e9 - fault.get("wall_ms", 0) / 1e3
+    index = bisect.bisect_right(spans_ms, ((over_s - offset_s) * 1e3, float("inf"))) - 1
     if index < 0:
         return over_s
     _, back_ms = spans_ms[index]
-    return min(max(over_s, back_ms / 1e3 + ahead_s), over_s + CATCH_UP_MAX_S)
+    return min(max(over_s, back_ms / 1e3 + offset_s), over_s + CATCH_UP_MAX_S)
 
 
 def _commits_s(history: History, begin: float, end: float) -> list[float]:

@@ -149,7 +149,7 @@ def logged_changes(data_dir: Path) -> list[LoggedChange]:
     return found
 
 
-def in_sync_again(changes: Iterable[LoggedChange]) -> dict[int, list[tuple[int, float]]]:
+def absences_ms(changes: Iterable[LoggedChange]) -> dict[int, list[tuple[int, float]]]:
     """For each broker the times, in order, at which it was not in every ISR it had been in.
 
     From the first (inclusive) to the second (exclusive), in ms, which is infinite if it stays away.
