@@ -64,6 +64,14 @@ def test_while_no_majority_lives_nothing_is_demanded(other):
     assert longest_stall(run, lives_always=True).length_s == 45
 
 
+def test_a_further_fault_of_the_cluster_begins_another_time_without_commits():
+    client = fault(2, 33, ends=34, brokers=(), role="client")
+    run = history(fault(0, 0, ends=5), fault(1, 12, ends=13), client, commits=[2, 30])
+    assert (longest_stall(run).begin_s, longest_stall(run).length_s) == (2, 28)
+    undisturbed = longest_stall(run, is_undisturbed=True)
+    assert (undisturbed.begin_s, undisturbed.length_s) == (12, 18)
+
+
 @pytest.mark.parametrize("other", [{"brokers": (2,)}, {"brokers": (), "role": "client"}])
 def test_two_faults_of_one_broker_or_of_a_client_leave_a_majority(other):
     run = history(fault(0, 0, ends=60), fault(1, 20, ends=40, **other), commits=[])

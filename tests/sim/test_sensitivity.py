@@ -57,9 +57,9 @@ FOUND_IN = {
     "missing logs": 2,
     "order of versions": 2,
     "owed entries of the aborted index": 2,
-    "refused positions": 4,
+    "refused positions": 1,
     "restart after a refusal": 1,
-    "settings are followed by their own version": 1,
+    "settings are followed by their own version": 8,
     "strict markers": 1,
     "syncs that had no room": 9,
     "time-outs of transactions": 1,
@@ -67,7 +67,8 @@ FOUND_IN = {
     "topics in the log": 1,
     "transactions behind tickets": 37,
     "versions named in tokens": 1,
-    "whole aborted index": 3,
+    "whole aborted index": 13,
+    "workers that go back": 7,
 }
 """The run that finds it, where that is not the first one; it is tried first. Whatever changes the
 order of events may make it another: then those from 0 on are tried."""

@@ -30,7 +30,10 @@ CATCH_UP_MAX_S: Final = 30.0
 """After a fault a broker counts as living after so long, whatever its replicas do."""
 
 STALL_MAX_S: Final = 10.0
-"""The longest that nothing may be committed while a majority lives."""
+"""The longest that nothing may be committed while a majority lives and no other fault strikes."""
+
+STALLS_MAX_S: Final = 30.0
+"""The same, however many faults of a minority strike meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +48,25 @@ class Stall:
 
 
 def longest_stall(
-    history: History, changes: Sequence[LoggedChange] = (), *, lives_always: bool = False
+    history: History,
+    changes: Sequence[LoggedChange] = (),
+    *,
+    lives_always: bool = False,
+    is_undisturbed: bool = False,
 ) -> Stall:
     """The longest time without a committed transaction, between the first and the last fault,
     while a majority lived; with ``lives_always`` of all such times.
 
-    ``changes``: the controller's log; without it replicas count as in sync.
+    ``changes``: the controller's log; without it replicas count as in sync. ``is_undisturbed``:
+    each further fault of the cluster ends such a time, and another one begins.
     """
     faults = carried_out(history)
     if not faults:
         return Stall()
     begin = faults[0]["time"] / 1e9
     end = max(_ends_s(history, fault) for fault in faults)
-    commits = [begin, *sorted(_commits_s(history, begin, end)), end]
+    strikes = [one["time"] / 1e9 for one in faults if is_undisturbed and one["role"] != CLIENT]
+    commits = sorted([begin, *strikes, *_commits_s(history, begin, end), end])
     outages = [] if lives_always else outages_s(history, changes)
     longest = Stall()
     for left, right in itertools.pairwise(commits):
