@@ -29,7 +29,7 @@ RESTART_S: Final = 5.0
 CATCH_UP_MAX_S: Final = 30.0
 """After a fault a broker counts as living after so long, whatever its replicas do."""
 
-STALL_MAX_S: Final = 10.0
+STALL_MAX_S: Final = 15.0
 """The longest that nothing may be committed while a majority lives and no other fault strikes."""
 
 STALLS_MAX_S: Final = 30.0
