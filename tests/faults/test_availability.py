@@ -7,9 +7,6 @@ import itertools
 import pytest
 from faults.availability import gap_lines, longest_stall, outages_s
 from faults.history import build_history
-from faults.replicas import absences_ms
-
-from oncelog.actors.protocol.cluster.log import IsrChanged
 
 SECOND = 1_000_000_000
 
@@ -21,7 +18,6 @@ def fault(
     ``answers``; of a node it is over with ``whole``.
     """
     begin = {"type": "info", "process": "nemesis", "fault": number, "time": at * SECOND}
-    begin["wall_ms"] = at * 1_000
     said = {"role": role, "serves": [], "aimed": False, "brokers": brokers, "is_sole": is_sole}
     if ends is None:
         back = [begin | {"f": "answered", "time": time * SECOND} for time in answers]
@@ -64,21 +60,13 @@ def test_while_no_majority_lives_nothing_is_demanded(other):
     assert longest_stall(run, lives_always=True).length_s == 45
 
 
-def test_a_further_fault_of_the_cluster_begins_another_time_without_commits():
-    client = fault(2, 33, ends=34, brokers=(), role="client")
-    run = history(fault(0, 0, ends=5), fault(1, 12, ends=13), client, commits=[2, 30])
-    assert (longest_stall(run).begin_s, longest_stall(run).length_s) == (2, 28)
-    undisturbed = longest_stall(run, is_undisturbed=True)
-    assert (undisturbed.begin_s, undisturbed.length_s) == (12, 18)
-
-
 @pytest.mark.parametrize("other", [{"brokers": (2,)}, {"brokers": (), "role": "client"}])
 def test_two_faults_of_one_broker_or_of_a_client_leave_a_majority(other):
     run = history(fault(0, 0, ends=60), fault(1, 20, ends=40, **other), commits=[])
     assert outages_s(run) == []
 
 
-def test_a_node_is_away_until_all_is_absences_ms_and_a_killed_process_for_a_while():
+def test_a_node_is_away_until_all_is_in_sync_again_and_a_killed_process_for_a_while():
     run = history(fault(0, 0, ends=30, role="node"), fault(1, 10, brokers=(3,)), commits=[])
     assert outages_s(run) == [(10, 15)]
 
@@ -88,38 +76,6 @@ def test_a_killed_process_is_away_until_it_serves_again_and_several_until_all_do
     assert outages_s(run) == []
     other = fault(1, 10, answers=(12, 19), brokers=(3,))
     assert outages_s(history(fault(0, 0, ends=60, role="node"), other, commits=[])) == [(10, 19)]
-
-
-def isr_change(at_s, isr, *, partition=0):
-    record = IsrChanged(topic_id="t", partition=partition, partition_version=0, isr=isr)
-    return at_s * 1_000, record
-
-
-def test_a_broker_is_away_until_it_is_in_every_isr_again():
-    changes = [
-        isr_change(0, (1, 2)),
-        isr_change(0, (1, 2), partition=1),
-        isr_change(5, (1,)),
-        isr_change(6, (1,), partition=1),
-        isr_change(9, (1, 2)),
-        isr_change(11, (1, 2), partition=1),
-        isr_change(20, (2,)),
-    ]
-    assert absences_ms(changes) == {1: [(20_000, float("inf"))], 2: [(5_000, 11_000)]}
-
-
-@pytest.mark.parametrize(
-    ("in_sync_at", "away_until"), [(11, 12), (19, 19), (41, 41), (50, 42), (None, 42)]
-)
-def test_a_killed_process_is_away_until_its_replicas_are_in_sync_and_half_a_minute_at_most(
-    in_sync_at, away_until
-):
-    changes = [isr_change(0, (1, 2, 3)), isr_change(10, (1, 2))]
-    changes += [] if in_sync_at is None else [isr_change(in_sync_at, (1, 2, 3))]
-    node = fault(0, 0, ends=60, role="node")
-    run = history(node, fault(1, 10, answers=(12,), brokers=(3,)), commits=[])
-    assert outages_s(run, changes) == [(10, away_until)]
-    assert longest_stall(run, changes).length_s == 60 - away_until
 
 
 def test_gaps_are_told_by_kind_of_fault():

@@ -1,23 +1,21 @@
 """How long nothing was committed although a majority of the brokers lived.
 
 A broker does not count as living from the moment a fault strikes a process of it until that is
-over and, by the controller's log, all its replicas are in sync again: with fewer in sync than the
-minimum nothing can be committed. A kill is over when the process serves again. While two of three
-brokers do not live, or something does not that is there once only, clients may have to wait, and
-that time is left out. The controller is there once only where one broker has its log.
+over: a kill lasts until the process serves again, of a node until every replica is in sync again.
+While two of three brokers do not live, or something does not that is there once only, clients may
+have to wait, and that time is left out. The controller is there once only where one broker has its
+log.
 """
 
 from __future__ import annotations
 
-import bisect
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from faults.fault_plan import CLIENT, NODE_ROLES
 from faults.history import History, Json
-from faults.replicas import LoggedChange, absences_ms
 from faults.totals import carried_out, quantiles
 
 AFTER_S: Final = 2.0
@@ -26,14 +24,8 @@ AFTER_S: Final = 2.0
 RESTART_S: Final = 5.0
 """How long a killed process is away of which nothing more was heard."""
 
-CATCH_UP_MAX_S: Final = 30.0
-"""After a fault a broker counts as living after so long, whatever its replicas do."""
-
-STALL_MAX_S: Final = 15.0
-"""The longest that nothing may be committed while a majority lives and no other fault strikes."""
-
-STALLS_MAX_S: Final = 30.0
-"""The same, however many faults of a minority strike meanwhile."""
+STALL_MAX_S: Final = 10.0
+"""The longest that nothing may be committed while a majority lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,27 +39,17 @@ class Stall:
         return f"{self.length_s:.2f} s from {self.begin_s:.3f} s on"
 
 
-def longest_stall(
-    history: History,
-    changes: Sequence[LoggedChange] = (),
-    *,
-    lives_always: bool = False,
-    is_undisturbed: bool = False,
-) -> Stall:
+def longest_stall(history: History, *, lives_always: bool = False) -> Stall:
     """The longest time without a committed transaction, between the first and the last fault,
     while a majority lived; with ``lives_always`` of all such times.
-
-    ``changes``: the controller's log; without it replicas count as in sync. ``is_undisturbed``:
-    each further fault of the cluster ends such a time, and another one begins.
     """
     faults = carried_out(history)
     if not faults:
         return Stall()
     begin = faults[0]["time"] / 1e9
     end = max(_ends_s(history, fault) for fault in faults)
-    strikes = [one["time"] / 1e9 for one in faults if is_undisturbed and one["role"] != CLIENT]
-    commits = sorted([begin, *strikes, *_commits_s(history, begin, end), end])
-    outages = [] if lives_always else outages_s(history, changes)
+    commits = [begin, *sorted(_commits_s(history, begin, end)), end]
+    outages = [] if lives_always else outages_s(history)
     longest = Stall()
     for left, right in itertools.pairwise(commits):
         for at, until in _without(left, right, outages):
@@ -98,17 +80,13 @@ def gap_lines(history: History) -> Iterator[str]:
         yield f"  {label:<45} {len(gaps):>4}   {quantiles(gaps)}"
 
 
-def outages_s(history: History, changes: Sequence[LoggedChange] = ()) -> list[tuple[float, float]]:
+def outages_s(history: History) -> list[tuple[float, float]]:
     """When no majority lived, or what is there once only did not, in order and apart."""
-    away_ms = absences_ms(changes)
     edges: list[tuple[float, int, Json]] = []
     for fault in carried_out(history):
         if fault["role"] != CLIENT:
-            over_s = _ends_s(history, fault)
-            spans = [away_ms.get(broker, []) for broker in fault.get("brokers", ())]
-            ends_s = [over_s, *(_in_sync_s(fault, over_s, its) for its in spans)]
             edges.append((fault["time"] / 1e9, 1, fault))
-            edges.append((max(ends_s), -1, fault))
+            edges.append((_ends_s(history, fault), -1, fault))
     found: list[tuple[float, float]] = []
     struck: list[Json] = []
     since = 0.0
@@ -141,19 +119,6 @@ def _ends_s(history: History, fault: Json) -> float:
     ]
     begin = float(fault["time"]) / 1e9
     return max(begin, *times) if times else begin + RESTART_S
-
-
-def _in_sync_s(fault: Json, over_s: float, spans_ms: Sequence[tuple[int, float]]) -> float:
-    """When the replicas of a struck broker were in sync, by its ``spans_ms`` of being away.
-
-    Looked for from the end of the fault on.
-    """
-    offset_s = fault["time"] / 1e9 - fault.get("wall_ms", 0) / 1e3
-    index = bisect.bisect_right(spans_ms, ((over_s - offset_s) * 1e3, float("inf"))) - 1
-    if index < 0:
-        return over_s
-    _, back_ms = spans_ms[index]
-    return min(max(over_s, back_ms / 1e3 + offset_s), over_s + CATCH_UP_MAX_S)
 
 
 def _commits_s(history: History, begin: float, end: float) -> list[float]:

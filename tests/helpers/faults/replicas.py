@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,30 +145,6 @@ def logged_changes(data_dir: Path) -> list[LoggedChange]:
             for record in records_of(batch)
             if record.value is not None
         ]
-    return found
-
-
-def absences_ms(changes: Iterable[LoggedChange]) -> dict[int, list[tuple[int, float]]]:
-    """For each broker the times, in order, at which it was not in every ISR it had been in.
-
-    From the first (inclusive) to the second (exclusive), in ms, which is infinite if it stays away.
-    """
-    known: dict[tuple[str, int], set[int]] = {}
-    lacking: dict[int, set[tuple[str, int]]] = {}
-    found: dict[int, list[tuple[int, float]]] = {}
-    for at_ms, change in changes:
-        if not isinstance(change, LeaderElected | IsrChanged | ReplicasChanged):
-            continue
-        place = (change.topic_id, change.partition)
-        known.setdefault(place, set()).update(change.isr)
-        for broker in known[place]:
-            its, spans = lacking.setdefault(broker, set()), found.setdefault(broker, [])
-            was_away = bool(its)
-            (its.discard if broker in change.isr else its.add)(place)
-            if its and not was_away:
-                spans.append((at_ms, math.inf))
-            elif was_away and not its:
-                spans[-1] = (spans[-1][0], at_ms)
     return found
 
 
