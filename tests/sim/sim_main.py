@@ -60,7 +60,7 @@ class Totals:
         """Whether too many runs were vacuous."""
         expected = self.runs * VACUOUS_SHARE_MAX
         by_chance = DEVIATIONS_MAX * math.sqrt(expected * (1 - VACUOUS_SHARE_MAX))
-        return len(self.vacuous) > min(expected + by_chance, self.runs - 1)
+        return len(self.vacuous) > min(expected + by_chance, max(0, self.runs - 1))
 
     def add(self, result: Result) -> None:
         """One more run."""

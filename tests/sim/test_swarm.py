@@ -51,7 +51,9 @@ def test_a_run_without_aborts_or_readers_or_faults_is_vacuous():
     assert replace(full, fault_counts=Counter(kill=9, delay=9)).is_vacuous
 
 
-@pytest.mark.parametrize(("runs", "at_most"), [(1, 0), (2, 1), (12, 7), (30, 14), (10_000, 2_629)])
+@pytest.mark.parametrize(
+    ("runs", "at_most"), [(0, 0), (1, 0), (2, 1), (12, 7), (30, 14), (10_000, 2_629)]
+)
 def test_more_vacuous_runs_than_chance_makes_are_a_failure(runs, at_most):
     assert not sim_main.Totals(runs=runs, vacuous=[1] * at_most).says_little
     assert sim_main.Totals(runs=runs, vacuous=[1] * (at_most + 1)).says_little
