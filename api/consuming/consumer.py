@@ -69,7 +69,9 @@ class AsyncConsumer(ProcessBound):
     async def subscribe(self, topics: str | Iterable[str]) -> None:
         """Read ``topics`` together with the other members of the group; replaces the last call.
 
-        Partitions are assigned during the following polls. Needs a ``group_id``.
+        Partitions are assigned during the following polls. Needs a ``group_id``. Topics that do not
+        exist, or are deleted later, are left out with a warning until they are created; a poll
+        raises ``UnknownTopicOrPartitionError`` if none exists.
         """
         names = (topics,) if isinstance(topics, str) else tuple(dict.fromkeys(topics))
         for name in names:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
@@ -23,6 +24,7 @@ from typing import Final, TypeVar
 
 from msgspec import structs
 
+from oncelog.actors.protocol.messages.cluster import TopicMetadata
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.api.config import ConsumerSettings
@@ -86,6 +88,8 @@ class ConsumerCore:
         self._auto_commit: asyncio.Task[None] | None = None
         self._next_auto_commit_s: float | None = None
         self._left: ConsumerGroupMetadata | None = None
+        self._missing: set[str] = set()
+        """Topics that do not exist, or not all that is assigned of them; a warning has told."""
         self._is_closed = False
 
     # --- what is read -------------------------------------------------------------------------
@@ -116,6 +120,7 @@ class ConsumerCore:
             raise IllegalStateError("topics are subscribed to; unsubscribe() first")
         self._left = None
         self._stop_maintenance()
+        self._missing.clear()
         self.fetcher.assign(topic_partitions)
 
     async def unsubscribe(self) -> None:
@@ -242,10 +247,11 @@ class ConsumerCore:
         membership = self._membership
         if membership is not None and membership.failure is not None:
             raise membership.failure
-        failed = self.fetcher.take_failure()
-        if failed is None:
-            return
-        partition, failure = failed
+        while (failed := self.fetcher.take_failure()) is not None:
+            self._answer_failure(*failed)
+
+    def _answer_failure(self, partition: AssignedPartition, failure: OncelogError) -> None:
+        """Go on if that is what is to be done, else raise ``failure``."""
         reset = _RESETS.get(self.settings.auto_offset_reset)
         if failure.code is ErrorCode.UNKNOWN_TOPIC_ID:
             _log.warning(
@@ -265,7 +271,30 @@ class ConsumerCore:
             self.fetcher.reset(partition.topic_partition, reset)
             self._maintain(may_join=False)
             return
+        if failure.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and self._can_read_on(
+            {partition.topic_partition}
+        ):
+            return
         raise failure
+
+    def _can_read_on(self, missing: AbstractSet[TopicPartition]) -> bool:
+        """Whether there is more to read than ``missing``; if so, a warning names their topics.
+
+        Else the application is to hear of it: it would wait for ever, perhaps for a misspelt name.
+        Of subscribed topics the group's leader soon divides those that there are.
+        """
+        known = self.router.known_topics
+        if self._membership is not None:
+            is_left = any(topic in known for topic in self._membership.topics)
+        else:
+            is_left = any(_exists(known, tp) for tp in self.fetcher.partitions.keys() - missing)
+        for topic_partition in sorted(missing):
+            if is_left and topic_partition.topic not in self._missing:
+                self._missing.add(topic_partition.topic)
+                _log.warning(
+                    "there is no partition %s (any more): reading the others", topic_partition
+                )
+        return is_left
 
     # --- maintenance --------------------------------------------------------------------------
 
@@ -312,27 +341,45 @@ class ConsumerCore:
                 unresolved = self._unresolved()
                 if not unresolved:
                     return
-                await self._find_positions(unresolved)
+                missing = await self._find_positions(unresolved)
+                if not missing:
+                    continue
+                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                if not self._can_read_on(missing):
+                    await self.router.leader(min(missing))
             except OncelogError as error:
-                if not is_retriable(error.code):
+                code = error.code
+                if not is_retriable(code) and not (
+                    code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and self._can_read_on(frozenset())
+                ):
                     raise
-                if self._needs_join() and not joins:
-                    return
                 _log.info("%s; trying again", error)
-                await asyncio.sleep(backoff.delay_ms(error.code) / 1_000)
+            if self._needs_join() and not joins:
+                return
+            await asyncio.sleep(backoff.delay_ms(code) / 1_000)
 
     async def _rejoin(self) -> None:
         membership = self._membership
         assert membership is not None
         await self._commit_last(membership)
         self.fetcher.assign(())
+        self._missing.clear()
         self.fetcher.assign(await membership.join())
 
-    async def _find_positions(self, partitions: list[AssignedPartition]) -> None:
-        """One attempt to find the position of each of ``partitions``."""
+    async def _find_positions(
+        self, partitions: list[AssignedPartition]
+    ) -> AbstractSet[TopicPartition]:
+        """One attempt to find the position of each of ``partitions``; those that do not exist."""
         moves = {partition: partition.moves for partition in partitions}
         committed: dict[TopicPartition, OffsetAndMetadata] = {}
-        topics = await self.router.metadata({p.topic_partition.topic for p in partitions})
+        names = {p.topic_partition.topic for p in partitions}
+        topics = await self.router.metadata(names)
+        if not all(_exists(topics, p.topic_partition) for p in partitions):
+            # They may have been added since.
+            topics = await self.router.metadata(names, refresh=True)
+        missing = {p.topic_partition for p in partitions if not _exists(topics, p.topic_partition)}
+        partitions = [p for p in partitions if p.topic_partition not in missing]
+        self._missing -= {p.topic_partition.topic for p in partitions}
         asked = [p.topic_partition for p in partitions if p.reset_timestamp is None]
         if asked and self.settings.group_id is not None:
             committed = await fetch_committed(
@@ -345,9 +392,8 @@ class ConsumerCore:
         targets: dict[TopicPartition, int] = {}
         for partition in partitions:
             topic_partition = partition.topic_partition
-            if topic_partition.topic in topics:
-                # Offsets are valid in this topic only: the leader refuses them in another.
-                partition.topic_id = topics[topic_partition.topic].topic_id
+            # Offsets are valid in this topic only: the leader refuses them in another.
+            partition.topic_id = topics[topic_partition.topic].topic_id
             if partition.reset_timestamp is None and topic_partition in committed:
                 partition.topic_id = committed[topic_partition].topic_id or partition.topic_id
                 self._set_position(partition, moves, committed[topic_partition].offset)
@@ -363,6 +409,7 @@ class ConsumerCore:
         for partition in partitions:
             if partition.topic_partition in found:
                 self._set_position(partition, moves, found[partition.topic_partition].offset)
+        return missing
 
     def _reset_target(self, partition: AssignedPartition) -> int:
         if partition.reset_timestamp is not None:
@@ -525,3 +572,9 @@ class ConsumerCore:
             if membership is not None:
                 self._left = replace(membership.metadata(), topic_ids=topic_ids)
                 await membership.close()
+
+
+def _exists(topics: Mapping[str, TopicMetadata], topic_partition: TopicPartition) -> bool:
+    """Whether the partition is in what is known of ``topics``."""
+    topic = topics.get(topic_partition.topic)
+    return topic is not None and topic.find(topic_partition.partition) is not None

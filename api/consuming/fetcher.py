@@ -262,8 +262,8 @@ class Fetcher:
             elif is_retriable(reply.error) or await self._is_leader_older(partition, reply.error):
                 await asyncio.sleep(backoff.delay_ms(reply.error) / 1_000)
             else:
-                # A topic that the controller does not know is raised too: it was never created, or
-                # is deleted, and waiting in silence would hide a misspelt name.
+                # A topic that the controller does not know is told too: it was never created, or is
+                # deleted, and waiting in silence would hide a misspelt name.
                 self._fail(partition, reply)
                 await asyncio.sleep(backoff.delay_ms(reply.error) / 1_000)
 

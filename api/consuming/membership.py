@@ -126,7 +126,11 @@ class GroupMembership:
         self._last_poll_s = 0.0
         self._processing_until_s = 0.0
         self._divided: dict[str, int] = {}
-        """Partitions of each topic that this member, as the group's leader, has divided."""
+        """Partitions of each topic that this member, as the group's leader, has divided: 0 of one
+        that does not exist.
+        """
+        self._missing: list[str] = []
+        """Subscribed topics that do not exist, of which a warning has told."""
 
     # --- what the consumer asks ---------------------------------------------------------------
 
@@ -243,17 +247,24 @@ class GroupMembership:
         return ErrorCode.NONE, ""
 
     async def _check_topics(self, topics: tuple[str, ...]) -> None:
-        """Refuse a subscription to a missing topic, which would wait silently forever."""
+        """Warn of topics that are missing; refuse if none exists: the wait would have no end."""
         try:
             known = await self._router.metadata(topics)
         except OncelogError as error:
             _log.warning("group %s: topics are not known yet: %s", self._group_id, error)
             return
         missing = sorted(set(topics) - known.keys())
-        if missing:
+        if missing and not known:
             raise UnknownTopicOrPartitionError(
                 f"subscribed to topics that do not exist: {', '.join(missing)}; create them first"
             )
+        if missing and missing != self._missing:
+            _log.warning(
+                "group %s: subscribed topics do not exist: %s; reading the others",
+                self._group_id,
+                ", ".join(missing),
+            )
+        self._missing = missing
 
     async def _call_join(self) -> JoinGroupReply:
         settings = self._settings
@@ -294,7 +305,7 @@ class GroupMembership:
         topics = {topic for subscriber in subscribers for topic in subscriber.topics}
         known = await self._router.metadata(topics, refresh=True)
         counts = {topic: len(metadata.partitions) for topic, metadata in known.items()}
-        self._divided = counts
+        self._divided = dict.fromkeys(topics, 0) | counts
         plan = ASSIGNORS[joined.protocol_name](subscribers, counts)
         return tuple(
             MemberAssignment(
@@ -390,16 +401,16 @@ class GroupMembership:
         return now_s - self._last_poll_s > self._settings.max_poll_interval_ms / 1_000
 
     async def _look_for_partitions(self) -> None:
-        """As the group's leader: trigger a rebalance when its topics have more partitions."""
+        """As the group's leader: trigger a rebalance when partitions, or a topic, come or go."""
         divided = self._divided
         try:
             known = await self._router.metadata(divided)
         except OncelogError as error:
             _log.info("group %s: %s; looking for partitions later", self._group_id, error)
             return
-        has_more = any(len(known[topic].partitions) > divided[topic] for topic in known)
-        if has_more and self._divided is divided:
-            _log.info("group %s: its topics have more partitions, joining again", self._group_id)
+        counts = {topic: len(known[topic].partitions) if topic in known else 0 for topic in divided}
+        if counts != divided and self._divided is divided:
+            _log.info("group %s: its topics have other partitions, joining again", self._group_id)
             self._divided = {}
             self._ask_to_join()
 

@@ -185,6 +185,10 @@ class FakeCluster:
             self.logs[TopicPartition(topic, number)] = FakeLog()
         return [self.logs[TopicPartition(topic, number)] for number in range(partitions)]
 
+    def delete(self, topic: str) -> None:
+        for number in range(self.counts.pop(topic)):
+            del self.logs[TopicPartition(topic, number)]
+
     def router(self) -> Router:
         return Router(self, self.clock)
 
@@ -243,7 +247,9 @@ class FakeCluster:
         )
 
     async def _fetch(self, request: FetchRequest) -> FetchReply:
-        log = self.logs[request.topic_partition]
+        log = self.logs.get(request.topic_partition)
+        if log is None:
+            return request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         is_committed = request.isolation_level is IsolationLevel.READ_COMMITTED
         if not log.log_start_offset <= request.fetch_offset <= log.log_end_offset:
             return request.failed(ErrorCode.OFFSET_OUT_OF_RANGE)
@@ -273,7 +279,9 @@ class FakeCluster:
         )
 
     def _list_offsets(self, request: ListOffsetsRequest) -> ListOffsetsReply:
-        log = self.logs[request.topic_partition]
+        log = self.logs.get(request.topic_partition)
+        if log is None:
+            return request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         is_committed = request.isolation_level is IsolationLevel.READ_COMMITTED
         if request.timestamp_ms == LATEST_TIMESTAMP:
             end = log.last_stable_offset if is_committed else log.log_end_offset

@@ -269,6 +269,39 @@ def test_a_committed_offset_in_a_topic_remade_since_it_was_looked_up_counts(fake
     assert {request.topic_id for request in fake_cluster.requests(FetchRequest)} == {new_id}
 
 
+@pytest.mark.parametrize("known", ["never", "as a topic", "with its position"])
+def test_an_assigned_partition_that_is_missing_does_not_keep_the_others_from_being_read(
+    fake_cluster, run, known, caplog
+):
+    """It never was there, or is deleted once its topic, or also its position, was looked up."""
+    (log,) = fake_cluster.create("t")
+    gone = TopicPartition("gone", 0)
+    if known != "never":
+        fake_cluster.create("gone")
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, retry_backoff_max_ms=100)
+        if known == "as a topic":
+            await consumer._core.router.metadata(["gone"])
+            fake_cluster.delete("gone")
+        await consumer.assign([gone, TP])
+        await consumer.poll(1_000)
+        if known == "with its position":
+            fake_cluster.delete("gone")
+        seen = []
+        for number in range(10):
+            log.append(b"%d" % number)
+            seen += values(await consumer.poll(1_000))
+        fake_cluster.create("gone")[0].append(b"back")
+        while not seen[10:]:
+            seen += values(await consumer.poll(1_000))
+        return seen
+
+    assert run(scenario()) == [b"%d" % number for number in range(10)] + [b"back"]
+    (warning,) = (record.message for record in caplog.records)
+    assert "gone-0" in warning
+
+
 def test_an_offset_out_of_range_goes_where_the_reset_policy_says(fake_cluster, run):
     (log,) = fake_cluster.create("t")
     log.append(b"0", b"1")

@@ -6,11 +6,14 @@ from random import Random
 
 import pytest
 
+from oncelog.actors.protocol.group.consumer_protocol import Assignment, encode_assignment
 from oncelog.actors.protocol.messages.group import (
     HeartbeatRequest,
     JoinGroupRequest,
     LeaveGroupRequest,
     OffsetCommitRequest,
+    SyncGroupReply,
+    SyncGroupRequest,
 )
 from oncelog.actors.protocol.messages.partition import ListOffsetsRequest
 from oncelog.api.config import ConsumerSettings
@@ -136,6 +139,81 @@ def test_a_subscription_to_a_missing_topic_is_raised_and_heals_when_it_is_create
             await consumer.poll(1_000)
         (log,) = fake_cluster.create("t")
         log.append(b"0")
+        return values(await consumer.poll(5_000))
+
+    assert run(scenario()) == [b"0"]
+
+
+def test_a_subscriber_warns_of_a_deleted_topic_and_reads_the_others_on(fake_cluster, run, caplog):
+    """1. The member reads two topics. 2. One is deleted: the group divides the other anew. 3. It is
+    created again, and read from its start.
+    """
+    (log,) = fake_cluster.create("t")
+    fake_cluster.create("u", 2)[1].append(b"u0")
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g", retry_backoff_max_ms=100)
+
+        async def read(seconds):
+            seen = []
+            for _ in range(seconds):
+                seen += values(await consumer.poll(1_000))
+            return seen
+
+        await consumer.subscribe(["t", "u"])
+        assert await read(5) == [b"u0"]
+        fake_cluster.delete("u")
+        log.append(b"t0")
+        assert await read(10) == [b"t0"]
+        assert consumer.assignment() == {TP}
+        assert consumer._core._identity().generation_id == 2
+        log.append(b"t1")
+        assert await read(60) == [b"t1"]
+        fake_cluster.create("u")[0].append(b"u1")
+        assert await read(10) == [b"u1"]
+        assert consumer.assignment() == {TP, TopicPartition("u", 0)}
+        await consumer.close()
+
+    run(scenario())
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert 1 <= len(warnings) <= 2
+    assert all("u" in warning for warning in warnings)
+
+
+def test_a_subscriber_reads_what_there_is_of_its_topics(fake_cluster, run, caplog):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0")
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g")
+        await consumer.subscribe(["t", "gone"])
+        return values(await consumer.poll(5_000))
+
+    assert run(scenario()) == [b"0"]
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "group g: subscribed topics do not exist: gone; reading the others"
+    ]
+
+
+def test_a_member_whose_every_partition_is_of_a_deleted_topic_waits_for_the_rebalance(
+    fake_cluster, run
+):
+    """The group's leader, another member, divides anew once it sees that the topic is gone."""
+    fake_cluster.create("t")
+    fake_cluster.create("u")
+    share = encode_assignment(Assignment(partitions=(TopicPartition("u", 0),)))
+    fake_cluster.hooks[SyncGroupRequest] = lambda request: SyncGroupReply(assignment=share)
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g", heartbeat_interval_ms=1_000)
+        await consumer.subscribe(["t", "u"])
+        await consumer.poll(1_000)
+        fake_cluster.delete("u")
+        for _ in range(20):
+            assert await consumer.poll(1_000) == []
+        del fake_cluster.hooks[SyncGroupRequest]
+        fake_cluster.logs[TP].append(b"0")
+        fake_cluster.fail(HeartbeatRequest, ErrorCode.REBALANCE_IN_PROGRESS)
         return values(await consumer.poll(5_000))
 
     assert run(scenario()) == [b"0"]
