@@ -27,7 +27,7 @@ from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.actors.rpc.actor_transport import ActorTransport
 from oncelog.actors.rpc.call_meter import CallReports
 from oncelog.actors.rpc.ray_transport import RayTransport
-from oncelog.api.admin.admin import Admin
+from oncelog.api.admin.admin import Admin, AsyncAdmin
 from oncelog.api.config import (
     ConsumerOptions,
     ConsumerSettings,
@@ -39,6 +39,7 @@ from oncelog.api.processing.actor import attach, launch_workers, running_jobs
 from oncelog.api.processing.job import ProcessJob
 from oncelog.api.processing.loop import worker_settings
 from oncelog.api.processing.messages import ProcessConfig
+from oncelog.api.processing.places import LEAVE_TIMEOUT_MS, leave_former_places
 from oncelog.api.producing.member import (
     TRANSACTION_TIMEOUT_MS,
     Membership,
@@ -385,6 +386,8 @@ class Cluster(ProcessBound):
         ]
         worker_settings(configs[0])
         launch_workers(configs)
+        admin = AsyncAdmin(self._router, random=self._random, timeout_ms=LEAVE_TIMEOUT_MS)
+        self._loop_thread.run(leave_former_places(admin, group_id, worker_count=workers))
         return self._attach(group_id, range(workers), source, sink)
 
     def jobs(self) -> list[ProcessJob]:

@@ -53,6 +53,7 @@ class Admin(Blocking[AsyncAdmin]):
     list_groups = blocking(AsyncAdmin.list_groups)
     describe_group = blocking(AsyncAdmin.describe_group)
     delete_group = blocking(AsyncAdmin.delete_group)
+    remove_members_from_group = blocking(AsyncAdmin.remove_members_from_group)
     list_group_offsets = blocking(AsyncAdmin.list_group_offsets)
     alter_group_offsets = blocking(AsyncAdmin.alter_group_offsets)
 

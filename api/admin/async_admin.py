@@ -2,11 +2,14 @@
 
 Every call is retried while that may help, and is safe to repeat. Descriptions are the messages of
 ``actors/protocol``: frozen structs with the fields that the actors themselves answer with.
+
+One file: the methods of one class, most of them one call; what takes more stands beside it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Final
@@ -35,6 +38,7 @@ from oncelog.actors.protocol.messages.group import (
     DeleteGroupRequest,
     DescribeGroupsRequest,
     GroupDescription,
+    LeavingMember,
     OffsetAndMetadata,
 )
 from oncelog.actors.protocol.messages.partition import (
@@ -46,7 +50,13 @@ from oncelog.actors.protocol.messages.partition import (
 )
 from oncelog.actors.protocol.transaction.state import TransactionState
 from oncelog.api.admin import moving
-from oncelog.api.admin.calls import ATTEMPT_TIMEOUT_MS, TIMEOUT_MS, AdminCalls, check
+from oncelog.api.admin.calls import (
+    ATTEMPT_TIMEOUT_MS,
+    TIMEOUT_MS,
+    AdminCalls,
+    check,
+    remove_members,
+)
 from oncelog.api.admin.checks import (
     check_partitions,
     check_replication_factor,
@@ -65,6 +75,7 @@ from oncelog.storage.exceptions import (
     InvalidRequestError,
     InvalidTopicError,
     TransactionalIdNotFoundError,
+    UnknownMemberIdError,
     UnknownTopicOrPartitionError,
 )
 from oncelog.storage.model import (
@@ -327,6 +338,41 @@ class AsyncAdmin:
             gone=ErrorCode.GROUP_ID_NOT_FOUND,
         )
         check(reply)
+
+    async def remove_members_from_group(
+        self,
+        group_id: str,
+        *,
+        group_instance_ids: Iterable[str] | None = None,
+        member_ids: Iterable[str] | None = None,
+    ) -> None:
+        """Put members out of a group: static ones by instance id, any by member id; all by default.
+
+        The others get their partitions at once, without a wait for the end of their sessions. A
+        member whose program still runs joins again: stop it first. Safe to repeat.
+        ``UnknownMemberIdError`` names those that are no members; the rest is put out even so.
+        ``GroupIdNotFoundError`` if all members of a group are meant that does not exist.
+        """
+        if group_instance_ids is None and member_ids is None:
+            group = await self.describe_group(group_id)
+            leaving = [
+                LeavingMember(member_id="", group_instance_id=member.group_instance_id)
+                if member.group_instance_id is not None
+                else LeavingMember(member_id=member.member_id)
+                for member in group.members
+            ]
+            with contextlib.suppress(UnknownMemberIdError):  # Some may have left meanwhile.
+                await remove_members(self._calls, group_id, leaving)
+            return
+        await remove_members(
+            self._calls,
+            group_id,
+            [
+                LeavingMember(member_id="", group_instance_id=name)
+                for name in group_instance_ids or ()
+            ]
+            + [LeavingMember(member_id=member_id) for member_id in member_ids or ()],
+        )
 
     async def list_group_offsets(
         self, group_id: str, *, require_stable: bool = True

@@ -6,11 +6,16 @@ All of them are safe to repeat. Unknown topics are reported at once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from random import Random
 from typing import Any, Final
 
 from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
+from oncelog.actors.protocol.messages.group import (
+    LeaveGroupReply,
+    LeaveGroupRequest,
+    LeavingMember,
+)
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
 from oncelog.api.session.offsets import is_retriable
 from oncelog.api.session.retry import call_with_retries
@@ -70,10 +75,12 @@ class AdminCalls:
 
     async def group(self, group_id: str, request: Request[ReplyT]) -> ReplyT:
         """Ask the coordinator of a group."""
-        return await self.retried(
-            lambda: self.router.call_group_coordinator(
-                group_id, request, timeout_ms=ATTEMPT_TIMEOUT_MS
-            )
+        return await self.retried(lambda: self.group_once(group_id, request))
+
+    async def group_once(self, group_id: str, request: Request[ReplyT]) -> ReplyT:
+        """One attempt of ``group``."""
+        return await self.router.call_group_coordinator(
+            group_id, request, timeout_ms=min(self.timeout_ms, ATTEMPT_TIMEOUT_MS)
         )
 
     async def transaction(self, transactional_id: str, request: Request[ReplyT]) -> ReplyT:
@@ -143,3 +150,32 @@ def check(reply: Reply, detail: str = "") -> None:
     """Raise a reply's error as the user sees it."""
     if reply.error is not ErrorCode.NONE:
         raise exception_for(reply.error, reply.detail or detail)
+
+
+async def remove_members(
+    calls: AdminCalls, group_id: str, leaving: Sequence[LeavingMember]
+) -> None:
+    """Put members out of a group; ``UnknownMemberIdError`` names those that were none."""
+    if not leaving:
+        return
+    request = LeaveGroupRequest(group_id=group_id, members=tuple(leaving))
+    attempts = 0
+
+    async def counted() -> LeaveGroupReply:
+        nonlocal attempts
+        attempts += 1
+        return await calls.group_once(group_id, request)
+
+    reply = await calls.retried(counted)
+    check(reply)
+    # An attempt without an answer may have put out those that are unknown now.
+    gone = {ErrorCode.UNKNOWN_MEMBER_ID} if attempts > 1 else set()
+    refused = {
+        member.group_instance_id or member.member_id: error
+        for member, error in zip(leaving, reply.results, strict=True)
+        if error is not ErrorCode.NONE and error not in gone
+    }
+    if refused:
+        raise exception_for(
+            next(iter(refused.values())), f"group {group_id!r} has no member {', '.join(refused)}"
+        )

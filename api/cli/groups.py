@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 def add_commands(commands: Commands) -> None:
     """Add ``oncelog groups`` and its actions."""
-    actions = add_actions(commands, "groups", "List, describe, reset or delete consumer groups.")
+    actions = add_actions(commands, "groups", "List, describe, change or delete consumer groups.")
     listing = add_command(actions, "list", "List the groups.", list_groups)
     describe = add_command(
         actions, "describe", "Show a group's members, offsets and lag.", describe_group
@@ -44,10 +44,11 @@ def add_commands(commands: Commands) -> None:
     delete = add_command(
         actions, "delete", "Delete a group without members, and its offsets.", delete_group
     )
-    for action in (describe, reset, delete):
+    remove = _add_remove(actions)
+    for action in (describe, reset, delete, remove):
         action.add_argument("group", metavar="GROUP")
     add_json(listing, describe, reset)
-    for action in (listing, describe, reset, delete):
+    for action in (listing, describe, reset, delete, remove):
         add_cluster_arguments(action)
 
 
@@ -81,6 +82,19 @@ def _add_reset(actions: Commands) -> argparse.ArgumentParser:
     )
     reset.add_argument("--execute", action="store_true", help="do it, durably")
     return reset
+
+
+def _add_remove(actions: Commands) -> argparse.ArgumentParser:
+    remove = add_command(
+        actions,
+        "remove-members",
+        "Put members out of a group whose programs are gone, before their sessions end.",
+        remove_members,
+    )
+    add_repeated(remove, "--instance", "ID", "a static member, by its group_instance_id")
+    add_repeated(remove, "--member", "ID", "a member, by its member id")
+    remove.add_argument("--all", action="store_true", help="every member")
+    return remove
 
 
 def time_ms(text: str) -> int:
@@ -178,6 +192,23 @@ def delete_group(args: argparse.Namespace) -> int:
         _refuse_members(admin.describe_group(args.group), "delete")
         admin.delete_group(args.group)
     say(f"deleted {args.group}")
+    return 0
+
+
+def remove_members(args: argparse.Namespace) -> int:
+    """Put some or all members out of a group."""
+    is_named = bool(args.instance or args.member)
+    if is_named == args.all:
+        raise UsageError("it is not clear whom to put out", "give --instance, --member or --all")
+    with connect(args) as cluster:
+        admin = cluster.admin()
+        if is_named:
+            admin.remove_members_from_group(
+                args.group, group_instance_ids=args.instance, member_ids=args.member
+            )
+        else:
+            admin.remove_members_from_group(args.group)
+    say(f"put {'them' if is_named else 'all members'} out of {args.group}")
     return 0
 
 
@@ -305,7 +336,7 @@ def _refuse_members(group: GroupDescription, verb: str) -> None:
         raise CliError(
             f"cannot {verb} group {group.group_id!r}: it has {count} "
             f"{'member' if count == 1 else 'members'}",
-            "stop its consumers first",
+            "stop its consumers first; `oncelog groups remove-members` puts out what is gone",
         )
 
 

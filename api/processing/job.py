@@ -35,6 +35,7 @@ from typing import Any, Final
 from msgspec import structs
 
 from oncelog.actors.interfaces import Clock, Transport
+from oncelog.api.admin.admin import AsyncAdmin
 from oncelog.api.processing.loop import Connect, ProcessLoop
 from oncelog.api.processing.messages import (
     ProcessConfig,
@@ -44,6 +45,7 @@ from oncelog.api.processing.messages import (
     WorkerStatus,
     WorkerStatusRequest,
 )
+from oncelog.api.processing.places import LEAVE_TIMEOUT_MS, give_up_places
 from oncelog.api.session.event_loop import LoopThread
 from oncelog.api.session.offsets import fetch_committed, list_offsets
 from oncelog.api.session.routing import Router
@@ -201,6 +203,7 @@ class _WorkerHistory:
     """What one worker reported, over all its processes."""
 
     def __init__(self, worker_index: int) -> None:
+        self.index: Final = worker_index
         self.latest = WorkerStatus(worker_index=worker_index)
         self.restarts = 0
         self._before = dict.fromkeys(_COUNTERS, 0)
@@ -291,6 +294,7 @@ class ProcessJob:
 
         The group keeps its offsets: a job of the same ``group_id`` continues where this one ended.
         Workers that do not end in time are removed anyway; their open transactions are aborted.
+        All leave the group, so that a job of fewer workers has all partitions at once.
         May be called again.
         """
         if self._is_released:
@@ -299,6 +303,8 @@ class ProcessJob:
         status = self._loop_thread.run(self._stop(timeout_ms))
         self._is_released = True
         self._release()
+        # Not before: a worker that runs joins again.
+        self._loop_thread.run(self._leave_group())
         return status
 
     # --- on the loop --------------------------------------------------------------------------
@@ -452,3 +458,7 @@ class ProcessJob:
             if self._summary().is_ended or loop.time() >= deadline:
                 return await self._status()
             await asyncio.sleep(WAIT_POLL_S)
+
+    async def _leave_group(self) -> None:
+        admin = AsyncAdmin(self._router, random=self._random, timeout_ms=LEAVE_TIMEOUT_MS)
+        await give_up_places(admin, self.group_id, [history.index for history in self._histories])

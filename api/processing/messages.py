@@ -84,7 +84,12 @@ class ProcessConfig:
     @property
     def identity(self) -> str:
         """The worker's transactional id and group instance id, the same after a restart."""
-        return f"{self.group_id}-{self.worker_index}"
+        return identity_of(self.group_id, self.worker_index)
+
+
+def identity_of(group_id: str, worker_index: int) -> str:
+    """The transactional id and group instance id of a worker of a job."""
+    return f"{group_id}-{worker_index}"
 
 
 class WorkerStatus(Reply, frozen=True, kw_only=True):

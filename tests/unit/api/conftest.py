@@ -174,7 +174,9 @@ class FakeCluster:
             JoinGroupRequest: self._join,
             SyncGroupRequest: self._sync,
             HeartbeatRequest: lambda request: HeartbeatReply(),
-            LeaveGroupRequest: lambda request: LeaveGroupReply(results=(ErrorCode.NONE,)),
+            LeaveGroupRequest: lambda request: LeaveGroupReply(
+                results=(ErrorCode.NONE,) * len(request.members)
+            ),
             OffsetFetchRequest: self._offset_fetch,
             OffsetCommitRequest: self._offset_commit,
         }

@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from msgspec import structs
 
 from oncelog.actors.interfaces import partition_actor
 from oncelog.actors.protocol.messages.admin import (
@@ -25,6 +26,9 @@ from oncelog.actors.protocol.messages.group import (
     DescribeGroupsReply,
     DescribeGroupsRequest,
     GroupDescription,
+    GroupMemberDescription,
+    LeaveGroupReply,
+    LeaveGroupRequest,
 )
 from oncelog.actors.protocol.messages.partition import (
     DeleteRecordsReply,
@@ -49,6 +53,7 @@ from oncelog.storage.exceptions import (
     OffsetOutOfRangeError,
     TopicAlreadyExistsError,
     TransactionalIdNotFoundError,
+    UnknownMemberIdError,
     UnknownTopicOrPartitionError,
 )
 from oncelog.storage.model import TopicPartition
@@ -298,6 +303,78 @@ def test_deleting_a_group_with_members_is_refused(fake_cluster, run, admin):
 
     with pytest.raises(NonEmptyGroupError):
         run(admin.delete_group("g"))
+
+
+def member(member_id, group_instance_id=None):
+    return GroupMemberDescription(
+        member_id=member_id,
+        group_instance_id=group_instance_id,
+        client_id="",
+        assignment=b"",
+    )
+
+
+@pytest.fixture
+def members(fake_cluster):
+    """Those of group "g", dynamic and static, as its coordinator has them."""
+    members = {"a": member("a"), "b": member("b"), "s": member("x", "s"), "u": member("y", "u")}
+
+    def describe(request):
+        described = structs.replace(group("g"), members=tuple(members.values()))
+        return DescribeGroupsReply(groups=(described,) if request.group_ids == ("g",) else ())
+
+    def leave(request):
+        keys = [leaving.group_instance_id or leaving.member_id for leaving in request.members]
+        assert all(bool(item.member_id) != bool(item.group_instance_id) for item in request.members)
+        return LeaveGroupReply(
+            results=tuple(
+                ErrorCode.NONE if members.pop(key, None) else ErrorCode.UNKNOWN_MEMBER_ID
+                for key in keys
+            )
+        )
+
+    fake_cluster.answers[DescribeGroupsRequest] = describe
+    fake_cluster.answers[LeaveGroupRequest] = leave
+    return members
+
+
+def test_members_are_put_out_of_a_group_those_named_or_all(run, admin, members):
+    run(admin.remove_members_from_group("g", group_instance_ids=["s"], member_ids=["b"]))
+    assert sorted(members) == ["a", "u"]
+    run(admin.remove_members_from_group("g", group_instance_ids=[]))
+    assert sorted(members) == ["a", "u"]
+    run(admin.remove_members_from_group("g"))
+    assert members == {}
+    run(admin.remove_members_from_group("g"))
+    with pytest.raises(GroupIdNotFoundError):
+        run(admin.remove_members_from_group("x"))
+
+
+def test_who_was_no_member_is_named_and_the_others_are_put_out(run, admin, members):
+    with pytest.raises(UnknownMemberIdError, match="group 'g' has no member gone, lost"):
+        run(
+            admin.remove_members_from_group(
+                "g", group_instance_ids=["s", "gone"], member_ids=["lost", "a"]
+            )
+        )
+    assert sorted(members) == ["b", "u"]
+
+
+def test_members_put_out_by_an_attempt_without_an_answer_are_not_missed(
+    fake_cluster, run, admin, members
+):
+    leave, attempts = fake_cluster.answers[LeaveGroupRequest], []
+
+    def lose_the_first_answer(request):
+        attempts.append(leave(request))
+        return request.failed(ErrorCode.REQUEST_TIMED_OUT) if len(attempts) == 1 else attempts[-1]
+
+    fake_cluster.answers[LeaveGroupRequest] = lose_the_first_answer
+
+    run(admin.remove_members_from_group("g", group_instance_ids=["s"]))
+
+    assert len(attempts) == 2
+    assert sorted(members) == ["a", "b", "u"]
 
 
 def test_group_offsets_are_set_and_listed(run, admin):

@@ -33,6 +33,7 @@ class Cluster:
         self.committed = {FIRST: 40}
         self.altered = []
         self.deleted = []
+        self.removed = []
         self.is_known = True
         self.require_stable = None
 
@@ -97,6 +98,9 @@ class Cluster:
     def delete_group(self, group_id):
         self.deleted.append(group_id)
 
+    def remove_members_from_group(self, group_id, **members):
+        self.removed.append((group_id, members))
+
 
 @pytest.fixture
 def cluster(monkeypatch):
@@ -144,6 +148,24 @@ def test_a_group_is_described_with_its_lag_and_who_reads_what(cluster, capsys):
     assert ["flights", "0", "40", "100", "60", "m-1"] in lines
     assert ["gone", "0", "3", "-", "-", "-"] in lines
     assert ["m-1", "i-1", "1"] in lines
+
+
+def test_members_are_put_out_those_named_or_all(cluster, capsys):
+    assert (
+        cli.main(["groups", "remove-members", "readers", "--instance", "i", "--member", "m"]) == 0
+    )
+    assert cli.main(["groups", "remove-members", "readers", "--all"]) == 0
+    assert cluster.removed == [
+        ("readers", {"group_instance_ids": ["i"], "member_ids": ["m"]}),
+        ("readers", {}),
+    ]
+    assert "readers" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["--all", "--member", "m"]])
+def test_who_is_put_out_has_to_be_said(cluster, capsys, arguments):
+    assert cli.main(["groups", "remove-members", "readers", *arguments]) == 2
+    assert cluster.removed == []
 
 
 def test_an_unknown_group_is_one_line(cluster, capsys):

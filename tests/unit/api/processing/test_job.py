@@ -5,6 +5,16 @@ import threading
 import pytest
 from msgspec import structs
 
+from oncelog.actors.protocol.messages.group import (
+    DescribeGroupsReply,
+    DescribeGroupsRequest,
+    GroupDescription,
+    GroupMemberDescription,
+    LeaveGroupReply,
+    LeaveGroupRequest,
+)
+from oncelog.api.admin.admin import AsyncAdmin
+from oncelog.api.processing import job as process_job
 from oncelog.api.processing.job import (
     ProcessFailedError,
     ProcessJob,
@@ -19,6 +29,7 @@ from oncelog.api.processing.messages import (
     WorkerStatus,
     WorkerStatusRequest,
 )
+from oncelog.api.processing.places import leave_former_places
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     ProducerFencedError,
@@ -111,6 +122,75 @@ def job(fake_cluster, loop_thread, released):
         source="in",
         release=lambda: released.append(1),
     )
+
+
+# --- places in the group ----------------------------------------------------------------------
+
+
+def leaves(fake_cluster):
+    return [
+        [member.group_instance_id for member in request.members]
+        for request in fake_cluster.requests(LeaveGroupRequest)
+    ]
+
+
+def test_a_job_that_is_stopped_leaves_its_group_once_its_actors_are_gone(
+    fake_cluster, job, workers, released
+):
+    """Else a job of fewer workers waits until the sessions of the others have ended."""
+
+    def leave(request):
+        assert released
+        return LeaveGroupReply(results=(ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID))
+
+    fake_cluster.hooks[LeaveGroupRequest] = leave
+
+    job.stop()
+    job.stop()
+
+    assert leaves(fake_cluster) == [["g-0", "g-1"]]
+
+
+def test_a_job_is_stopped_also_if_its_group_does_not_answer(
+    fake_cluster, job, workers, released, monkeypatch, caplog
+):
+    monkeypatch.setattr(process_job, "LEAVE_TIMEOUT_MS", 50)
+    fake_cluster.fail(LeaveGroupRequest, ErrorCode.NETWORK_EXCEPTION, times=1_000)
+
+    assert job.stop().is_ended
+    assert released
+    (warning,) = (record.message for record in caplog.records if record.levelname == "WARNING")
+    assert "g-0, g-1" in warning
+
+
+def test_a_job_puts_those_workers_out_of_its_group_that_it_has_not(fake_cluster, run):
+    instance_ids = ("g-0", "g-1", "g-2", "g-11", "g-x", "other-3", None)
+    described = GroupDescription(
+        group_id="g",
+        state="Stable",
+        protocol_type="consumer",
+        protocol_name="range",
+        generation_id=3,
+        members=tuple(
+            GroupMemberDescription(
+                member_id=str(number), group_instance_id=name, client_id="", assignment=b""
+            )
+            for number, name in enumerate(instance_ids)
+        ),
+    )
+    found = []
+    fake_cluster.hooks[DescribeGroupsRequest] = lambda request: DescribeGroupsReply(
+        groups=tuple(found)
+    )
+    admin = AsyncAdmin(fake_cluster.router(), random=fake_cluster.random)
+
+    run(leave_former_places(admin, "g", worker_count=2))
+    assert leaves(fake_cluster) == []
+    found.append(described)
+    run(leave_former_places(admin, "g", worker_count=2))
+    assert leaves(fake_cluster) == [["g-2", "g-11"]]
+    run(leave_former_places(admin, "g", worker_count=12))
+    assert len(leaves(fake_cluster)) == 1
 
 
 # --- the job ----------------------------------------------------------------------------------
