@@ -18,7 +18,7 @@ from oncelog.actors.config import (
     check_range,
     data_directories,
 )
-from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE
+from oncelog.actors.interfaces import CONTROLLER_ACTOR
 from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.process.ray_metrics import RayMetrics
@@ -26,7 +26,7 @@ from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequ
 from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.actors.rpc.actor_transport import ActorTransport
 from oncelog.actors.rpc.call_meter import CallReports
-from oncelog.actors.rpc.ray_transport import RayTransport
+from oncelog.actors.rpc.ray_transport import RayTransport, find_actor
 from oncelog.api.admin.admin import Admin, AsyncAdmin
 from oncelog.api.config import (
     ConsumerOptions,
@@ -489,4 +489,4 @@ class Cluster(ProcessBound):
 
 
 def _handle(address: str) -> Any:
-    return ray.get_actor(address.partition("/")[0], NAMESPACE)
+    return find_actor(address.partition("/")[0])

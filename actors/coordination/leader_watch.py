@@ -28,6 +28,8 @@ class LeaderWatch:
         self._timer: asyncio.TimerHandle | None = None
         self._look: asyncio.Task[None] | None = None
         self._has_moved = False
+        self._bug: BaseException | None = None
+        """What a look has met."""
 
     async def call(
         self, transport: Transport, request: Request[ReplyT], *, timeout_ms: int
@@ -38,10 +40,14 @@ class LeaderWatch:
         try:
             return await transport.call(self._actor, request, timeout_ms=timeout_ms)
         except asyncio.CancelledError:
-            if not self._has_moved or _is_cancelled_by_others(self._caller):
+            is_ours = self._has_moved or self._bug is not None
+            if not is_ours or _is_cancelled_by_others(self._caller):
                 raise
+            if self._bug is not None:
+                raise self._bug from None
             return request.failed(ErrorCode.NETWORK_EXCEPTION, f"{self._actor} leads no longer")
         finally:
+            self._caller = None
             if self._timer is not None:
                 self._timer.cancel()
             if self._look is not None:
@@ -53,6 +59,13 @@ class LeaderWatch:
 
     def _begin_to_look(self) -> None:
         self._look = asyncio.get_running_loop().create_task(self._give_up_if_moved())
+        self._look.add_done_callback(self._looked)
+
+    def _looked(self, look: asyncio.Task[None]) -> None:
+        """A bug would leave the call unwatched: its caller gets it instead of a reply."""
+        if not look.cancelled() and look.exception() is not None and self._caller is not None:
+            self._bug = look.exception()
+            self._caller.cancel()
 
     async def _give_up_if_moved(self) -> None:
         leader = await self._leader_now()

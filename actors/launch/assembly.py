@@ -29,6 +29,7 @@ from oncelog.actors.process.metrics import (
     TRANSACTIONAL_ID_COUNT,
     MetricSink,
 )
+from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.cluster import (
     BecomeLeaderReply,
@@ -139,6 +140,7 @@ class ReplicaServer(ReplicationCalls):
         self.replica.on_following = self.start_upkeep
         self.replica.send_push = self.send_push
         self.replica.propose_isr = self.propose_isr
+        self._tasks = OwnTasks(surroundings.die)
         self._key_task: asyncio.Task[None] | None = None
         self._settings_task: asyncio.Task[None] | None = None
         self.maintenance = Maintenance(
@@ -161,7 +163,7 @@ class ReplicaServer(ReplicationCalls):
     def begin(self) -> None:
         """Start serving in a task of its own; the last line of a constructor."""
         self.figures.start(self.report_metrics)
-        self._start_task = asyncio.get_running_loop().create_task(self._start())
+        self._start_task = self._tasks.spawn(self._start())
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.config.topic}-{self.config.partition})"
@@ -262,12 +264,14 @@ class ReplicaServer(ReplicationCalls):
     def refresh_keys_soon(self) -> None:
         """Ask the controller for the keys of tickets, once however often this is called."""
         if self._key_task is None or self._key_task.done():
-            self._key_task = asyncio.get_running_loop().create_task(self._refresh_keys())
+            self._key_task = self._tasks.spawn(self._refresh_keys())
 
     def refresh_settings_soon(self) -> None:
         """Ask the controller for the settings of the topic, once however often this is called."""
         if self._settings_task is None or self._settings_task.done():
-            self._settings_task = asyncio.get_running_loop().create_task(self.refresh_settings())
+            self._settings_task = self._tasks.spawn(
+                self.maintenance.attempt("settings", self.refresh_settings)
+            )
 
     async def _refresh_keys(self) -> None:
         reply = await self._ask_controller(ClusterKeysRequest())

@@ -20,6 +20,7 @@ from oncelog.actors.interfaces import NAMESPACE, actor_of, broker_actor, host_ac
 from oncelog.actors.launch.processes import ActorProcess, BrokerProcess, HostProcess, process_of
 from oncelog.actors.pin import BY_LABEL, RACK_LABEL, Pin, broker_of
 from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR, Placement
+from oncelog.actors.rpc.ray_transport import find_actor
 
 MAX_CONCURRENCY: Final = 100_000
 """Calls one actor may hold at once: most are long polls, which cost nothing while they wait."""
@@ -175,7 +176,7 @@ def _find_actors(actors: Collection[str]) -> list[FoundActor]:
     found = []
     for name in actors:
         with contextlib.suppress(ValueError):
-            found.append(FoundActor(name, ray.get_actor(name, NAMESPACE)))
+            found.append(FoundActor(name, find_actor(name)))
     return found
 
 

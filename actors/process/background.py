@@ -97,7 +97,11 @@ class DiskThreads:
 
 def _work(queue: SimpleQueue[Callable[[], None] | None]) -> None:
     while (task := queue.get()) is not None:
-        task()
+        try:
+            task()
+        except Exception:
+            # A bug, as each raises nothing. What waits behind it is done even so.
+            _logger.exception("work on a thread of the disk met a bug")
         del task
 
 

@@ -137,7 +137,7 @@ class Maintenance:
             if self._is_checkpoint_due:
                 self._is_checkpoint_due = False
                 # Then what else is due: on a slow disk the next one may be due already.
-                await self._try("checkpoint", self._checkpoint)
+                await self.attempt("checkpoint", self._checkpoint)
             chore = min(self._chores, key=lambda chore: chore.due_s)
             if chore.due_s <= loop.time():
                 chore.due_s = loop.time() + chore.interval_s
@@ -173,9 +173,10 @@ class Maintenance:
 
     async def _do(self, chore: _Chore) -> None:
         if self._may_work():
-            await self._try(chore.name, chore.work)
+            await self.attempt(chore.name, chore.work)
 
-    async def _try(self, name: str, work: Work) -> None:
+    async def attempt(self, name: str, work: Work) -> None:
+        """Do ``work``; what may pass, and what the disk refuses, is logged. A bug is raised."""
         try:
             await work()
         except (OSError, CorruptDataError, InvalidSettingError) as error:
@@ -217,7 +218,7 @@ class Maintenance:
         if self._compact is None or not self.replica.topic.is_compacted or self._compaction:
             return
         loop = asyncio.get_running_loop()
-        self._compaction = loop.create_task(self._try("compaction", self._compact))
+        self._compaction = loop.create_task(self.attempt("compaction", self._compact))
         self._compaction.add_done_callback(self._note_compacted)
 
     def _note_compacted(self, task: asyncio.Task[None]) -> None:

@@ -124,6 +124,7 @@ class ActorTransport:
         keeper: Any = loop.create_task(self._close_at_end(loop, connections))
         # No warning for a program that closes its loop without its tasks: this one is not its own.
         keeper._log_destroy_pending = False
+        keeper.add_done_callback(_note_keeper_end)
         connections.keeper = keeper
         return connections
 
@@ -216,6 +217,12 @@ class _LoopConnections:
     def _forget(self, actor: str, connection: Connection) -> None:
         if self._connections.get(actor) is connection:
             del self._connections[actor]
+
+
+def _note_keeper_end(keeper: asyncio.Task[None]) -> None:
+    """It is cancelled, with its loop or by ``close``; else connections may be left open."""
+    if not keeper.cancelled() and (bug := keeper.exception()) is not None:
+        _logger.error("connections were not closed: %r", bug, exc_info=bug)
 
 
 def _soon() -> float:

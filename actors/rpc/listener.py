@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from oncelog.actors.process.log_budget import LogBudget
+from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.rpc.admission import Caller, Places, Progress, RequestRoom
 from oncelog.actors.rpc.certificates import secure_context
 from oncelog.actors.rpc.dispatch import Dispatch
@@ -52,7 +53,7 @@ class Listener:
         self.dispatch = dispatch
         self._host = host
         self._opening: asyncio.Task[asyncio.Server] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = OwnTasks(_note_bug)
 
     async def address(self) -> ListenerAddress:
         """Where to connect to; begins to listen, on the running loop, at the first call.
@@ -93,10 +94,7 @@ class Listener:
     ) -> None:
         """Answer one call in a task of its own; then its ``room_bytes`` are given back."""
         self.progress.begin(caller)
-        work = self._answer(caller, correlation_id, method, message, room_bytes)
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(self._answer(caller, correlation_id, method, message, room_bytes))
 
     async def _answer(
         self, caller: Caller, correlation_id: int, method: str, message: memoryview, room_bytes: int
@@ -111,6 +109,11 @@ class Listener:
             self.progress.end(caller)
             if room_bytes:
                 self.room.give(room_bytes)
+
+
+def _note_bug(bug: BaseException) -> None:
+    """A call has no answer, and its caller waits until its time is over."""
+    _logger.error("a call met a bug: %r", bug, exc_info=bug)
 
 
 class _Caller(FramedProtocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 
 from oncelog.actors.interfaces import Transport
 from oncelog.actors.process.background import settle
@@ -33,7 +34,7 @@ class LocalTransport:
         answer: asyncio.Future[ReplyT] = loop.create_future()
         task = loop.create_task(self._answer(self.dispatch, key, request, answer))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(functools.partial(self._answered, answer))
         timed_out = request.failed(ErrorCode.REQUEST_TIMED_OUT)
         timer = loop.call_later(timeout_ms / 1000, settle, answer, timed_out)
         try:
@@ -49,3 +50,10 @@ class LocalTransport:
         answer: asyncio.Future[ReplyT],
     ) -> None:
         settle(answer, await dispatch.answer_here(key, request))
+
+    def _answered(self, answer: asyncio.Future[ReplyT], task: asyncio.Task[None]) -> None:
+        """A caller that waits hears of a bug too."""
+        self._tasks.discard(task)
+        bug = None if task.cancelled() else task.exception()
+        if bug is not None and not answer.done():
+            answer.set_exception(bug)

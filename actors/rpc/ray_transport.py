@@ -31,6 +31,7 @@ from oncelog.actors.rpc.dispatch import read_answer
 from oncelog.actors.rpc.listener import ListenerAddress
 from oncelog.actors.rpc.message_codec import answers_on_connections, encode
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import ConnectionFailedError
 
 _logger = logging.getLogger(__name__)
 
@@ -95,10 +96,13 @@ class RayTransport:
 
     async def _submit(self, actor: str, method: str, *arguments: Any, timeout_ms: int) -> Any:
         """What ``method`` of ``actor`` returns, or a ``RayFailure``."""
+        if not ray.is_initialized():
+            # Handles are of the Ray that was shut down.
+            self._handles.clear()
         try:
             handle = self._handles.get(actor)
             if handle is None:
-                handle = await asyncio.to_thread(ray.get_actor, actor, self._namespace)
+                handle = await asyncio.to_thread(find_actor, actor, self._namespace)
                 self._handles[actor] = handle
             remote = getattr(handle, method, None)
             if remote is None:
@@ -115,10 +119,23 @@ class RayTransport:
             # The name is free, or belongs to a new actor: look it up again next time.
             self._handles.pop(actor, None)
             return RayFailure(ErrorCode.NETWORK_EXCEPTION)
-        except RayError as error:
+        except (RayError, ConnectionFailedError) as error:
             return RayFailure(ErrorCode.NETWORK_EXCEPTION, str(error))
         except asyncio.TimeoutError:
             return RayFailure(ErrorCode.REQUEST_TIMED_OUT)
+
+
+def find_actor(actor: str, namespace: str = NAMESPACE) -> Any:
+    """The Ray handle of a named actor, ``ValueError`` if there is none. Never starts Ray.
+
+    ``ray.get_actor`` does, where it is not initialized: another, empty one inside a program that
+    has shut its own down. ``ConnectionFailedError`` instead.
+    """
+    if not ray.is_initialized():
+        raise ConnectionFailedError("Ray is not initialized in this process: was it shut down?")
+    # Without the wrapper that starts it, as it may be shut down at this moment.
+    get_actor = getattr(ray.get_actor, "__wrapped__", ray.get_actor)
+    return get_actor(actor, namespace)
 
 
 async def _within(timeout_ms: int, answer: concurrent.futures.Future[ResultT]) -> ResultT | None:

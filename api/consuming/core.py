@@ -24,6 +24,7 @@ from typing import Final, TypeVar
 
 from msgspec import structs
 
+from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.protocol.messages.cluster import TopicMetadata
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
@@ -31,7 +32,7 @@ from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.fetch_buffer import AssignedPartition
 from oncelog.api.consuming.fetcher import Fetcher
 from oncelog.api.consuming.lag_report import LagReport
-from oncelog.api.consuming.membership import GroupMembership
+from oncelog.api.consuming.membership import GroupMembership, bug_met
 from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.api.session.offsets import (
     commit_offsets,
@@ -83,6 +84,9 @@ class ConsumerCore:
         )
         self._lags = LagReport(reports, self.fetcher, settings.group_id)
         self._membership: GroupMembership | None = None
+        self._tasks = OwnTasks(self._note_failure)
+        self._failure: OncelogError | None = None
+        """What one of its tasks has met, for the next poll to raise."""
         self._maintenance: asyncio.Task[None] | None = None
         self._commit_lock = asyncio.Lock()
         self._auto_commit: asyncio.Task[None] | None = None
@@ -245,8 +249,8 @@ class ConsumerCore:
 
     def _raise_failure(self) -> None:
         membership = self._membership
-        if membership is not None and membership.failure is not None:
-            raise membership.failure
+        if membership is not None and (lasting := membership.take_failure()) is not None:
+            raise lasting
         while (failed := self.fetcher.take_failure()) is not None:
             self._answer_failure(*failed)
 
@@ -304,22 +308,26 @@ class ConsumerCore:
         Only a poll ``may_join``: what was delivered before it is processed, and so may be
         committed before the partitions are given up.
         """
-        task = self._maintenance
-        if task is not None:
-            if not task.done():
-                return
-            self._maintenance = None
-            if not task.cancelled():
-                task.result()
+        if self._maintenance in self._tasks.running:
+            return
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
         joins = may_join and self._needs_join()
         if joins or self._unresolved():
-            self._maintenance = asyncio.get_running_loop().create_task(self._run_maintenance(joins))
+            self._maintenance = self._tasks.spawn(self._run_maintenance(joins))
             self._maintenance.add_done_callback(lambda _: self._wake.set())
 
     def _stop_maintenance(self) -> None:
-        task, self._maintenance = self._maintenance, None
+        task, self._maintenance, self._failure = self._maintenance, None, None
         if task is not None:
             task.cancel()
+
+    def _note_failure(self, error: BaseException) -> None:
+        if not isinstance(error, OncelogError):
+            error = bug_met("a task of the consumer", error)
+        self._failure = error
+        self._wake.set()
 
     def _needs_join(self) -> bool:
         return self._membership is not None and self._membership.needs_join
@@ -521,7 +529,7 @@ class ConsumerCore:
         if self._auto_commit is not None and not self._auto_commit.done():
             return
         self._next_auto_commit_s = now + self.settings.auto_commit_interval_ms / 1_000
-        self._auto_commit = asyncio.get_running_loop().create_task(
+        self._auto_commit = self._tasks.spawn(
             self._commit_quietly(self._delivered(), self.settings.default_api_timeout_ms)
         )
 

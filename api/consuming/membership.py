@@ -15,6 +15,8 @@ Partitions are given up before each join (the eager protocol), so no partition h
 one generation. Joins begin only inside a poll: what was delivered before is then processed.
 A static member (one with a ``group_instance_id``) does not leave on close: restarted within its
 session it gets its partitions back without a rebalance. Source: KIP-62, KIP-345, KIP-394.
+
+One file: joining, heartbeats and leaving are the moves of one state machine.
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     OncelogError,
+    UnknownServerError,
     UnknownTopicOrPartitionError,
     exception_for,
 )
@@ -77,6 +80,14 @@ _REJOIN: Final = frozenset(
 """Codes that are answered by joining (again), at once."""
 
 _log = logging.getLogger(__name__)
+
+
+def bug_met(who: str, bug: BaseException) -> OncelogError:
+    """What the application is told of a task of ours that ended by a bug, its cause."""
+    error = UnknownServerError(f"{who} ended because of a bug: {bug!r}")
+    error.__cause__ = bug
+    _log.error("%s", error, exc_info=bug)
+    return error
 
 
 class MembershipState(enum.Enum):
@@ -144,6 +155,13 @@ class GroupMembership:
         """Whether the coordinator may still take commits from this member's generation."""
         return self.generation_id >= 0 and self.state is not MembershipState.FENCED
 
+    def take_failure(self) -> OncelogError | None:
+        """What the next poll is to raise: once if the member may join again, else for good."""
+        failure = self.failure
+        if self.state is MembershipState.JOINING:
+            self.failure = None
+        return failure
+
     def metadata(self) -> ConsumerGroupMetadata:
         """The identity that commits carry, so that a zombie's are refused.
 
@@ -198,6 +216,7 @@ class GroupMembership:
                 self.note_poll()
                 self.state = MembershipState.STABLE
                 self._heartbeats = asyncio.get_running_loop().create_task(self._beat())
+                self._heartbeats.add_done_callback(self._note_end)
                 _log.info(
                     "group %s: generation %d, %d partitions",
                     self._group_id,
@@ -392,6 +411,12 @@ class GroupMembership:
             else:
                 self._note(reply.error)
                 return
+
+    def _note_end(self, heartbeats: asyncio.Task[None]) -> None:
+        """They end once this member knows why; a bug is told by the next poll, which joins anew."""
+        if not heartbeats.cancelled() and (bug := heartbeats.exception()) is not None:
+            self.failure = bug_met(f"the heartbeats in group {self._group_id!r}", bug)
+            self._ask_to_join()
 
     def _is_silent(self) -> bool:
         """Whether the application has neither polled nor worked for ``max_poll_interval_ms``."""

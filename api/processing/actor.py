@@ -19,7 +19,7 @@ from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.process.ray_metrics import RayMetrics
 from oncelog.actors.rpc.actor_transport import ActorTransport
 from oncelog.actors.rpc.call_meter import CallReports
-from oncelog.actors.rpc.ray_transport import RayTransport
+from oncelog.actors.rpc.ray_transport import RayTransport, find_actor
 from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.api.consuming.consumer import Consumer
 from oncelog.api.processing.job import ProcessJob, ProcessWorker, jobs_of, worker_actor
@@ -132,7 +132,7 @@ def attach(
         transport=transport,
         loop_thread=loop_thread,
         random=chance,
-        handle=lambda name: ray.get_actor(name, NAMESPACE),
+        handle=find_actor,
         release=functools.partial(end_actors, names),
         source=source,
         sink=sink,

@@ -120,9 +120,12 @@ class ProcessWorker:
         self._thread.start()
 
     def _run(self) -> None:
-        self._loop.run()
-        if self._loop.progress.state is WorkerState.FENCED and self._on_fenced is not None:
-            self._on_fenced()
+        try:
+            self._loop.run()
+        finally:
+            # However it ends, its progress says so.
+            if self._loop.progress.state is WorkerState.FENCED and self._on_fenced is not None:
+                self._on_fenced()
 
     def status(self, request: WorkerStatusRequest | None = None) -> WorkerStatus:  # noqa: ARG002
         """What the worker has done since its process started."""

@@ -33,11 +33,11 @@ class Fencing:
         state = self._state
         if reply.error is not ErrorCode.INVALID_PRODUCER_EPOCH or state is None:
             return reply
-        if self._question is None:
-            self._question = self._loop.create_task(
+        question = self._question
+        if question is None:
+            question = self._question = self._loop.create_task(
                 self._requests.why_fenced(state.transactional_id, state.identity, topic_partition)
             )
-        question = self._question
         await asyncio.wait((question,))
         why = Reply() if question.cancelled() else question.result()
         if why.error is ErrorCode.NONE or why.error.retriable:

@@ -83,6 +83,22 @@ def test_it_waits_while_the_same_leads_or_nobody_knows(run: Any, name: str | Non
     run(story())
 
 
+def test_a_bug_in_a_look_is_told_to_the_caller_at_once(run: Any) -> None:
+    async def look() -> str | None:
+        raise ZeroDivisionError("planted")
+
+    async def story() -> None:
+        call = asyncio.create_task(
+            LeaderWatch("one", look).call(Hanging(), REQUEST, timeout_ms=30_000)
+        )
+        await asyncio.sleep(1.5 * CHECK_S)
+        assert call.done()
+        with pytest.raises(ZeroDivisionError, match="planted"):
+            await call
+
+    run(story())
+
+
 def test_one_that_is_cancelled_by_its_caller_is_cancelled(run: Any) -> None:
     async def story() -> None:
         leader = Leader("two")

@@ -6,12 +6,14 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
 from server_world import FLIGHTS, World, stop
 
 from oncelog.actors.launch.assembly import PartitionServer
 from oncelog.actors.protocol.messages.cluster import (
     BecomeLeaderReply,
     BecomeLeaderRequest,
+    ClusterKeysRequest,
     MetadataReply,
     MetadataRequest,
     PartitionMetadata,
@@ -65,6 +67,37 @@ class SettledWorld(World):
             )
             return MetadataReply(topics=(topic,))
         return await super().call(actor, request, timeout_ms=timeout_ms)
+
+
+@pytest.mark.parametrize("what", ["settings", "keys"])
+def test_a_bug_met_while_newer_ones_are_asked_for_ends_the_process(
+    tmp_path: Path, what: str
+) -> None:
+    class BrokenWorld(SettledWorld):
+        async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
+            if isinstance(request, ClusterKeysRequest) or self.settings_asked > asked:
+                raise ZeroDivisionError("planted")
+            return await super().call(actor, request, timeout_ms=timeout_ms)
+
+    asked = 1_000
+
+    async def body() -> None:
+        nonlocal asked
+        world = BrokenWorld()
+        server = world.server(PartitionServer, FLIGHTS, tmp_path)
+        while not server.replica.is_following:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        asked = world.settings_asked - 1
+        if what == "keys":
+            server.refresh_keys_soon()
+        else:
+            server.refresh_settings_soon()
+        while not world.deaths:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert isinstance(world.deaths[0], ZeroDivisionError)
+        await stop(server)
+
+    asyncio.run(asyncio.wait_for(body(), 60))
 
 
 def test_a_push_with_newer_settings_has_the_follower_ask_for_them_once(tmp_path: Path) -> None:

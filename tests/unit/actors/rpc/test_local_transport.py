@@ -88,6 +88,20 @@ def test_every_other_actor_is_called_the_usual_way(address: str):
     asyncio.run(body())
 
 
+def test_a_bug_on_the_way_to_a_replica_is_told_to_the_caller():
+    async def body() -> None:
+        house = House()
+
+        def broken(key: str) -> None:
+            raise ZeroDivisionError("planted")
+
+        house.dispatch._find = broken
+        with pytest.raises(ZeroDivisionError, match="planted"):
+            await house.call("partitions:1@1/here", timeout_ms=60_000)
+
+    asyncio.run(body())
+
+
 def test_a_replica_that_is_not_here_any_more_is_as_one_that_is_gone():
     async def body() -> None:
         house = House()

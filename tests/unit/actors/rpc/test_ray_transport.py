@@ -7,9 +7,11 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from ray.exceptions import RaySystemError
 
-from oncelog.actors.rpc.ray_transport import RayTransport, _within
+from oncelog.actors.rpc.ray_transport import RayTransport, _within, find_actor
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import ConnectionFailedError
 
 
 def test_an_answer_in_time_is_returned() -> None:
@@ -86,7 +88,11 @@ class Handle:
         return self.answer
 
 
-def test_an_actor_that_does_not_listen_is_no_actor_that_does_not_answer() -> None:
+def test_an_actor_that_does_not_listen_is_no_actor_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+
     async def asked(answer: Future[Any], timeout_ms: int) -> object:
         transport = RayTransport()
         transport._handles["controller"] = Handle(answer)
@@ -96,3 +102,56 @@ def test_an_actor_that_does_not_listen_is_no_actor_that_does_not_answer() -> Non
     assert asyncio.run(asked(answer, 1)) is ErrorCode.REQUEST_TIMED_OUT
     answer.set_result(None)
     assert asyncio.run(asked(answer, 1_000)) is None
+
+
+def test_ray_is_called_only_where_it_is_initialized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would begin another cluster, by itself, inside the program that has shut it down.
+
+    1. A program makes calls. 2. It shuts Ray down. 3. It goes on with Ray, and other handles.
+    """
+    answer: Future[Any] = Future()
+    answer.set_result(None)
+    is_up, found = [True], []
+
+    def get_actor(name: str, namespace: str) -> Handle:
+        assert is_up[0], "this starts another Ray"
+        found.append(name)
+        return Handle(answer)
+
+    monkeypatch.setattr("ray.is_initialized", lambda: is_up[0])
+    monkeypatch.setattr("ray.get_actor", get_actor)
+    transport = RayTransport()
+
+    async def asked(actor: str = "controller") -> object:
+        return await transport.listener_of(actor, timeout_ms=1_000)
+
+    assert asyncio.run(asked()) is None
+    is_up[0] = False
+    assert asyncio.run(asked()) is ErrorCode.NETWORK_EXCEPTION
+    assert asyncio.run(asked("another")) is ErrorCode.NETWORK_EXCEPTION
+    with pytest.raises(ConnectionFailedError, match="not initialized"):
+        find_actor("controller")
+    is_up[0] = True
+    assert asyncio.run(asked()) is None
+    assert found == ["controller", "controller"]
+
+
+def test_a_ray_that_is_shut_down_while_an_actor_is_looked_for_does_not_begin_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray wraps what it offers in its own start: that is left out."""
+
+    def inner(name: str, namespace: str) -> None:
+        raise RaySystemError("not started")
+
+    def get_actor(name: str, namespace: str) -> None:
+        raise AssertionError("this starts another Ray")
+
+    get_actor.__wrapped__ = inner  # type: ignore[attr-defined]
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+    monkeypatch.setattr("ray.get_actor", get_actor)
+
+    async def body() -> object:
+        return await RayTransport().listener_of("controller", timeout_ms=1_000)
+
+    assert asyncio.run(body()) is ErrorCode.NETWORK_EXCEPTION

@@ -23,6 +23,7 @@ from oncelog.storage.exceptions import (
     FencedInstanceIdError,
     IllegalStateError,
     RebalanceInProgressError,
+    UnknownServerError,
     UnknownTopicOrPartitionError,
 )
 from oncelog.storage.model import TopicPartition
@@ -217,6 +218,58 @@ def test_a_member_whose_every_partition_is_of_a_deleted_topic_waits_for_the_reba
         return values(await consumer.poll(5_000))
 
     assert run(scenario()) == [b"0"]
+
+
+def test_heartbeats_that_a_bug_ends_are_told_by_the_next_poll_and_begin_again(fake_cluster, run):
+    """Without them the coordinator puts the member out, who does not hear of it."""
+    (log,) = fake_cluster.create("t")
+    log.append(b"0")
+
+    def break_once(request):
+        del fake_cluster.hooks[HeartbeatRequest]
+        raise ZeroDivisionError("planted")
+
+    fake_cluster.hooks[HeartbeatRequest] = break_once
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g", heartbeat_interval_ms=1_000)
+        await consumer.subscribe("t")
+        assert values(await consumer.poll(500)) == [b"0"]
+        with pytest.raises(UnknownServerError, match=r"ZeroDivisionError\('planted") as raised:
+            await consumer.poll(5_000)
+        assert isinstance(raised.value.__cause__, ZeroDivisionError)
+        await consumer.poll(1_000)
+        before = len(fake_cluster.requests(HeartbeatRequest))
+        assert await consumer.poll(5_500) == []
+        assert len(fake_cluster.requests(HeartbeatRequest)) - before >= 5
+        assert consumer._core._identity().generation_id == 2
+        await consumer.close()
+
+    run(scenario())
+
+
+def test_an_automatic_commit_that_meets_a_bug_is_told_by_the_next_poll(fake_cluster, run):
+    fake_cluster.create("t")[0].append(b"0")
+
+    def broken(request):
+        raise ZeroDivisionError("planted")
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g", auto_commit_interval_ms=1_000)
+        await consumer.subscribe("t")
+        assert values(await consumer.poll(500)) == [b"0"]
+        assert await consumer.poll(500) == []
+        fake_cluster.hooks[OffsetCommitRequest] = broken
+        await asyncio.sleep(2)
+        with pytest.raises(UnknownServerError, match="planted"):
+            await consumer.poll(5_000)
+        del fake_cluster.hooks[OffsetCommitRequest]
+        await asyncio.sleep(2)
+        await consumer.poll(500)
+        assert fake_cluster.committed == {TP: 1}
+        await consumer.close()
+
+    run(scenario())
 
 
 def test_automatic_commits_store_what_was_delivered_before_the_poll(fake_cluster, run):
