@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from oncelog.api.distributing.ranges import Bounds, PartitionRange
 from oncelog.api.distributing.write import Connect
+from oncelog.api.session.offsets import lag_of
 from oncelog.spark_bridge.offsets import (
     EARLIEST,
     LATEST,
@@ -34,7 +35,7 @@ from oncelog.spark_bridge.stream_offsets import (
     nested,
 )
 from oncelog.storage.exceptions import OncelogError
-from oncelog.storage.model import TopicPartition
+from oncelog.storage.model import EARLIEST_TIMESTAMP, TopicPartition
 
 LONG_POLL_MS: Final = 1_000
 """How long a stream with nothing to read waits for something before it says so."""
@@ -88,15 +89,35 @@ class MicroBatchReads:
                 starts=starts,
             )
             is_new = (end.positions, end.topic_ids) != (start.positions, start.topic_ids)
-            backlog = sum(ends.values()) - sum(positions.values())
-            is_enough = backlog >= offsets_min or self._is_due(now_ms)
-            if not stored or (is_new and (is_enough or self._is_ending)):
+            if not stored or (
+                is_new
+                and (
+                    self._is_ending
+                    or self._is_due(now_ms)
+                    or self._has(offsets_min, positions, ends)
+                )
+            ):
                 self._last_batch_ms = now_ms
                 return end.to_json()
             if self._is_ending or now_ms >= begun_ms + LONG_POLL_MS:
                 return stored
             connection.wait(LOOK_EVERY_MS)
             now_ms = connection.now_ms()
+
+    def _has(self, offsets_min: int, positions: Offsets, ends: Offsets) -> bool:
+        """Whether there is as much to read; what was deleted does not count."""
+        if sum(ends.values()) - sum(positions.values()) < offsets_min:
+            return False
+        if not offsets_min:
+            return True
+        starts = self._connect(self._options.address).offsets_at(
+            dict.fromkeys(positions, EARLIEST_TIMESTAMP), self._options.isolation_level
+        )
+        lags = (
+            lag_of(position, start_offset=starts[tp], end_offset=ends[tp])
+            for tp, position in positions.items()
+        )
+        return sum(lags) >= offsets_min
 
     def _is_due(self, now_ms: float) -> bool:
         """Whether a batch may be as small as it likes: the last one was too long ago."""

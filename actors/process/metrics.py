@@ -370,7 +370,7 @@ CALL_DURATION_MS: Final = Metric(
 CONSUMER_LAG: Final = Metric(
     name="consumer_lag",
     unit="records",
-    description="End of a partition, as of the last fetch, minus the position of its reader.",
+    description="What the reader of a partition has left to read, as of its last fetch.",
     tags=GROUP_TAGS,
 )
 METRICS: Final = (

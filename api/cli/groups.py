@@ -22,6 +22,7 @@ from oncelog.api.cli.arguments import (
 from oncelog.api.cli.connect import add_cluster_arguments, connect
 from oncelog.api.cli.output import CliError, UsageError, say, table
 from oncelog.api.cli.topics import checked_partition, known_topic
+from oncelog.api.session.offsets import lag_of
 from oncelog.storage.exceptions import CorruptDataError, GroupIdNotFoundError
 from oncelog.storage.model import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
 
@@ -137,7 +138,10 @@ def describe_group(args: argparse.Namespace) -> int:
         group = admin.describe_group(args.group)
         committed = admin.list_group_offsets(args.group, require_stable=False)
         places = {tp: position.offset for tp, position in committed.items()}
-        ends = _ends(cluster, places)
+        starts, ends = _bounds(cluster, places)
+    lags = {
+        tp: lag_of(places[tp], start_offset=starts[tp], end_offset=end) for tp, end in ends.items()
+    }
     if args.json:
         shown = as_json(group)
         shown["offsets"] = [
@@ -146,8 +150,9 @@ def describe_group(args: argparse.Namespace) -> int:
                 "partition": tp.partition,
                 "offset": offset,
                 "metadata": committed[tp].metadata,
+                "start_offset": starts.get(tp),
                 "end_offset": ends.get(tp),
-                "lag": _lag(offset, ends.get(tp)),
+                "lag": lags.get(tp),
             }
             for tp, offset in sorted(places.items())
         ]
@@ -176,7 +181,7 @@ def describe_group(args: argparse.Namespace) -> int:
                 tp.partition,
                 offset,
                 ends.get(tp),
-                _lag(offset, ends.get(tp)),
+                lags.get(tp),
                 owners.get(tp),
             )
             for tp, offset in sorted(places.items())
@@ -309,21 +314,21 @@ def _planned(
     return {tp: min(max(targets[tp], firsts[tp]), ends[tp]) for tp in wanted}
 
 
-def _ends(
+def _bounds(
     cluster: Cluster, committed: Mapping[TopicPartition, int]
-) -> Mapping[TopicPartition, int]:
-    """Where committed readers end on each partition that still exists."""
+) -> tuple[Mapping[TopicPartition, int], Mapping[TopicPartition, int]]:
+    """Where the log starts, and committed readers end, on each partition that still exists."""
     topics = {topic.name: topic for topic in cluster.admin().describe_cluster().topics}
-    known = {
-        tp: LATEST_TIMESTAMP
+    known = [
+        tp
         for tp in committed
         if tp.topic in topics and tp.partition < len(topics[tp.topic].partitions)
-    }
-    return cluster.admin().list_offsets(known)
-
-
-def _lag(offset: int, end: int | None) -> int | None:
-    return None if end is None else max(end - offset, 0)
+    ]
+    admin = cluster.admin()
+    return (
+        admin.list_offsets(dict.fromkeys(known, EARLIEST_TIMESTAMP)),
+        admin.list_offsets(dict.fromkeys(known, LATEST_TIMESTAMP)),
+    )
 
 
 # --- members ----------------------------------------------------------------------------------

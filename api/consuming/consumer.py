@@ -24,7 +24,7 @@ from oncelog.api.session.event_loop import (
     blocking,
     close_if_forgotten,
 )
-from oncelog.api.session.offsets import fetch_committed, list_offsets
+from oncelog.api.session.offsets import fetch_committed, lag_of, list_offsets
 from oncelog.api.session.process_bound import ProcessBound
 from oncelog.api.session.routing import Router
 from oncelog.storage.exceptions import InvalidRequestError, InvalidTopicError
@@ -298,13 +298,19 @@ class AsyncConsumer(ProcessBound):
         return {tp: item if item.offset >= 0 else None for tp, item in found.items()}
 
     async def lag(self, partition: TopicPartition | None = None) -> int:
-        """Offsets between position and end of an assigned partition, or of all in sum."""
+        """How many offsets are left to read of an assigned partition, or of all in sum."""
         partitions = self.assignment() if partition is None else (partition,)
         ends = await self.end_offsets(partitions)
-        total = 0
-        for topic_partition, end in ends.items():
-            total += max(0, end - await self.position(topic_partition))
-        return total
+        positions = {tp: await self.position(tp) for tp in ends}
+        # What was fetched is read, also if it has been deleted since.
+        held = {tp for tp in ends if self._core.fetcher.partition(tp).has_pieces}
+        held |= self._handover.first_offsets().keys()
+        behind = [tp for tp in ends if positions[tp] < ends[tp] and tp not in held]
+        starts = await self.beginning_offsets(behind)
+        return sum(
+            lag_of(positions[tp], start_offset=starts.get(tp, 0), end_offset=end)
+            for tp, end in ends.items()
+        )
 
     async def _list(
         self, targets: Mapping[TopicPartition, int]

@@ -54,7 +54,8 @@ class AssignedPartition:
 
     ``reset_timestamp`` says how to find it: ``EARLIEST_TIMESTAMP`` or ``LATEST_TIMESTAMP`` after a
     seek, ``None`` for the committed offset or else the reset policy. ``readable_end`` (exclusive)
-    is the bound of the last reply: the last stable offset or the high watermark. ``failure`` is
+    is the bound of the last reply: the last stable offset or the high watermark;
+    ``log_start_offset`` is that of the last reply, too. ``failure`` is
     raised to the user once everything fetched before it is taken. ``is_suspicious``: the last reply
     was damaged, and the leader is to check the next one. ``moves`` counts seeks and resets, so that
     the result of a look-up begun before one is recognised as stale. ``topic_id`` is that of the
@@ -67,6 +68,7 @@ class AssignedPartition:
         self.fetch_offset: int | None = None
         self.reset_timestamp: int | None = None
         self.readable_end: int | None = None
+        self.log_start_offset = 0
         self.is_paused = False
         self.failure: OncelogError | None = None
         self.is_suspicious = False

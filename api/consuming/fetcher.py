@@ -343,6 +343,7 @@ class Fetcher:
     def _receive(self, partition: AssignedPartition, reply: FetchReply) -> None:
         is_committed = self._isolation_level is IsolationLevel.READ_COMMITTED
         partition.readable_end = reply.last_stable_offset if is_committed else reply.high_watermark
+        partition.log_start_offset = reply.log_start_offset
         fetch_offset = partition.fetch_offset
         assert fetch_offset is not None
         try:

@@ -11,6 +11,7 @@ import asyncio
 from oncelog.actors.process.metrics import CONSUMER_LAG, NO_METRICS
 from oncelog.actors.rpc.call_meter import CallReports
 from oncelog.api.consuming.fetcher import Fetcher
+from oncelog.api.session.offsets import lag_of
 
 
 class LagReport:
@@ -41,7 +42,11 @@ class LagReport:
                 "topic": tp.topic,
                 "partition": str(tp.partition),
             }
-            lag = max(0, partition.readable_end - partition.position)
+            # What is held is read, also if it has been deleted since.
+            start_offset = 0 if partition.has_pieces else partition.log_start_offset
+            lag = lag_of(
+                partition.position, start_offset=start_offset, end_offset=partition.readable_end
+            )
             self._reports.metrics.set(CONSUMER_LAG, lag, tags)
         self._wait()
 

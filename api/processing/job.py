@@ -325,6 +325,7 @@ class ProcessJob:
         if self.source:
             await self._find_ends()
             await self._find_missing_positions()
+            await self._pass_over_deleted()
         return self._summary()
 
     async def _ask(
@@ -398,6 +399,13 @@ class ProcessJob:
                 start = await self._bound(topic_partition, EARLIEST_TIMESTAMP)
                 if start >= 0:
                     self._processed[topic_partition] = start
+
+    async def _pass_over_deleted(self) -> None:
+        """Where records were deleted that no worker has reached, those behind them are left."""
+        behind = [tp for tp, end in self._ends.items() if end > self._processed.get(tp, end)]
+        starts = await asyncio.gather(*(self._bound(tp, EARLIEST_TIMESTAMP) for tp in behind))
+        for topic_partition, start in zip(behind, starts, strict=True):
+            self._processed[topic_partition] = max(self._processed[topic_partition], start)
 
     def _lag(self) -> int:
         """Offsets left; an unknown number counts as one, so that waiting continues."""

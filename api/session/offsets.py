@@ -57,6 +57,15 @@ def consumer_backoff(settings: ConsumerSettings, random: Random) -> Backoff:
     )
 
 
+def lag_of(position: int, *, start_offset: int, end_offset: int) -> int:
+    """What a reader at ``position`` would get, in offsets.
+
+    From there, or from the log start (inclusive) if that has passed it, to the end (exclusive) that
+    its isolation level allows.
+    """
+    return max(0, end_offset - max(position, start_offset))
+
+
 async def list_offsets(
     router: Router,
     targets: Mapping[TopicPartition, int],

@@ -168,6 +168,16 @@ def test_a_batch_waits_for_as_many_as_it_needs(topics, timed_connection, stream)
     assert following(reads, end, offsets_min=5)["a"] == {"0": 15}
 
 
+def test_a_batch_does_not_count_what_was_deleted(topics, timed_connection, stream):
+    topics.make("a", (0, 10))
+    reads = stream(minOffsetsPerTrigger="5", failOnDataLoss="false")
+    end = following(reads, {}, offsets_min=5)
+    topics.make("a", (13, 17))
+    assert following(reads, end, offsets_min=5) == end
+    topics.make("a", (13, 18))
+    assert following(reads, end, offsets_min=5)["a"] == {"0": 18}
+
+
 def test_a_batch_does_not_wait_for_ever(topics, timed_connection, stream):
     topics.make("a", (0, 10))
     reads = stream(minOffsetsPerTrigger="5", maxTriggerDelay="10m")

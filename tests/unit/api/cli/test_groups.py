@@ -150,6 +150,17 @@ def test_a_group_is_described_with_its_lag_and_who_reads_what(cluster, capsys):
     assert ["m-1", "i-1", "1"] in lines
 
 
+def test_what_was_deleted_is_no_lag(cluster, capsys):
+    cluster.committed = {FIRST: 4, SECOND: 100}
+    assert cli.main(["groups", "describe", "readers", "--json"]) == 0
+    (first, second) = json.loads(capsys.readouterr().out)["offsets"]
+    assert (first["offset"], first["start_offset"], first["end_offset"]) == (4, 10, 100)
+    assert (first["lag"], second["lag"]) == (90, 0)
+    assert cli.main(["groups", "describe", "readers"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["flights", "0", "4", "100", "90", "-"] in lines
+
+
 def test_members_are_put_out_those_named_or_all(cluster, capsys):
     assert (
         cli.main(["groups", "remove-members", "readers", "--instance", "i", "--member", "m"]) == 0

@@ -188,6 +188,22 @@ def test_lag_is_what_lies_between_position_and_end(fake_cluster, run, log):
     assert scenario_with(fake_cluster, run, steps) == (3, 3)
 
 
+def test_lag_does_not_count_what_was_deleted(fake_cluster, run, log):
+    """But what was fetched before is read."""
+
+    async def steps(consumer):
+        await consumer.poll(1_000, max_records=2)
+        log.log_start_offset = 4
+        held = await consumer.lag()
+        await consumer.pause(TP)
+        await consumer.seek(TP, 1)
+        deleted = await consumer.lag()
+        log.log_start_offset = log.log_end_offset
+        return held, deleted, await consumer.lag(TP)
+
+    assert scenario_with(fake_cluster, run, steps) == (3, 1, 0)
+
+
 def test_commit_stores_positions_or_what_it_is_given(fake_cluster, run, log):
     async def steps(consumer):
         before = await consumer.committed(TP)

@@ -26,6 +26,35 @@ class Gauges:
         self.told.append((tuple(tags.values()), value))
 
 
+def test_what_was_deleted_is_no_lag(fake_cluster, run):
+    """1. A partition is read to its end. 2. The reader goes back, and is paused. 3. What it would
+    read again was deleted, as it learnt with the last reply.
+    """
+    log = fake_cluster.create("t", 2)[1]
+    log.append(b"0", b"1", b"2")
+    gauges = Gauges()
+
+    async def scenario():
+        consumer = AsyncConsumer(
+            fake_cluster.router(),
+            ConsumerSettings.from_options({"group_id": "g", "auto_offset_reset": "earliest"}),
+            fake_cluster.random,
+            CallReports(gauges, INTERVAL_MS),
+        )
+        await consumer.assign(TP)
+        assert len(await consumer.poll(500)) == 3
+        log.log_start_offset = 2
+        log.append(b"3")
+        await consumer.poll(500)
+        await consumer.pause(TP)
+        await consumer.seek(TP, 0)
+        await asyncio.sleep(1.5 * INTERVAL_MS / 1_000)
+        await consumer.close()
+
+    run(scenario())
+    assert gauges.told[-1][1] == 2
+
+
 @pytest.mark.parametrize("group_id", ["readers", None])
 def test_a_member_of_a_group_tells_its_lag_from_its_first_poll_to_its_end(
     fake_cluster, run, group_id

@@ -223,6 +223,15 @@ def test_data_of_an_open_transaction_is_no_lag(fake_cluster, job, workers):
     assert job.status().lag == 0
 
 
+def test_what_was_deleted_is_no_lag(fake_cluster, job, workers):
+    fake_cluster.committed[TP0] = 1
+    workers.set(1, processed=((TP1, 2),))
+    fake_cluster.logs[TP0].log_start_offset = 10
+    fake_cluster.logs[TP1].log_start_offset = 4
+
+    assert job.status().lag == 0 + 1
+
+
 def test_a_restarted_worker_keeps_its_counts_and_is_counted(job, workers):
     workers.set(0, records_in=4, commits=1)
     job.status()
