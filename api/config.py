@@ -22,6 +22,7 @@ from oncelog.storage.model import (
     MESSAGE_MAX_BYTES,
     TRANSACTIONAL_ID_MAX_BYTES,
     IsolationLevel,
+    has_utf8_bytes,
 )
 
 ACKS_ALL: Final = -1
@@ -62,7 +63,7 @@ def _check_id(settings: object, name: str, bytes_max: int) -> None:
     value = getattr(settings, name)
     if value is None:
         return
-    if not isinstance(value, str) or not 1 <= len(value.encode("utf-8", "replace")) <= bytes_max:
+    if not isinstance(value, str) or not has_utf8_bytes(value, 1, bytes_max):
         raise _refuse(name, value, f"text of 1 to {bytes_max} bytes of UTF-8")
 
 

@@ -60,6 +60,9 @@ INTERNAL_TOPICS: Final = frozenset(
     {TRANSACTION_STATE_TOPIC, CONSUMER_OFFSETS_TOPIC, CLUSTER_METADATA_TOPIC}
 )
 
+TOPIC_NAME_RULE: Final = "1 to 249 of letters, digits, '.', '_' and '-', not '.' or '..'"
+"""What ``is_valid_topic_name`` allows, for people."""
+
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
@@ -98,6 +101,25 @@ class AbortedTransaction(msgspec.Struct, frozen=True, kw_only=True):
 def is_valid_topic_name(name: str) -> bool:
     """Whether ``name`` may name a topic: 1 to 249 of ``[A-Za-z0-9._-]``, never ``.`` or ``..``."""
     return _TOPIC_NAME.fullmatch(name) is not None and name not in {".", ".."}
+
+
+def is_valid_group_id(group_id: str) -> bool:
+    """Whether ``group_id`` may name a group: 1 to 1,024 bytes of UTF-8."""
+    return has_utf8_bytes(group_id, 1, GROUP_ID_MAX_BYTES)
+
+
+def utf8_bytes(text: str) -> int | None:
+    """Length in UTF-8, or ``None`` when a lone surrogate makes it impossible."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return None
+
+
+def has_utf8_bytes(text: str, bytes_min: int, bytes_max: int) -> bool:
+    """Whether ``text`` has so many bytes of UTF-8; both limits are inclusive."""
+    size_bytes = utf8_bytes(text)
+    return size_bytes is not None and bytes_min <= size_bytes <= bytes_max
 
 
 def sequence_after(sequence: int, count: int) -> int:

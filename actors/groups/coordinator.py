@@ -30,7 +30,7 @@ from oncelog.actors.protocol.group.effects import (
     Timer,
     WriteGroup,
 )
-from oncelog.actors.protocol.group.machine import GroupMachine, is_valid_group_id
+from oncelog.actors.protocol.group.machine import GroupMachine
 from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.group import (
     DeleteGroupReply,
@@ -62,7 +62,12 @@ from oncelog.actors.protocol.messages.partition import (
 from oncelog.actors.replica.log import AppendOutcome
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.model import NO_COORDINATOR_EPOCH, TopicPartition, shard_of
+from oncelog.storage.model import (
+    NO_COORDINATOR_EPOCH,
+    TopicPartition,
+    is_valid_group_id,
+    shard_of,
+)
 
 EXPIRY_SCAN_MS: Final = 600_000
 """How often unused offsets are looked for."""

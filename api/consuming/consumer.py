@@ -31,6 +31,7 @@ from oncelog.storage.exceptions import InvalidRequestError, InvalidTopicError
 from oncelog.storage.model import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
+    TOPIC_NAME_RULE,
     TopicPartition,
     is_valid_topic_name,
 )
@@ -76,9 +77,7 @@ class AsyncConsumer(ProcessBound):
         names = (topics,) if isinstance(topics, str) else tuple(dict.fromkeys(topics))
         for name in names:
             if not is_valid_topic_name(name):
-                raise InvalidTopicError(
-                    f"{name!r} is not a topic name: 1 to 249 of letters, digits, '.', '_' and '-'"
-                )
+                raise InvalidTopicError(f"{name!r} is not a topic name: {TOPIC_NAME_RULE}")
         self._settle()
         if names:
             self._core.subscribe(names)

@@ -183,13 +183,7 @@ class ProducerCore:
         self, token: bytes | None, *, despite_refused_sends: bool = False
     ) -> bool:
         """Send everything, then commit; returns whether all of it is already readable."""
-        if token is not None and (
-            not isinstance(token, bytes) or not 1 <= len(token) <= COMMIT_TOKEN_MAX_BYTES
-        ):
-            what = f"{len(token)} bytes" if isinstance(token, bytes) else repr(token)
-            raise InvalidRequestError(
-                f"a commit token of {what} is not allowed: give 1 to {COMMIT_TOKEN_MAX_BYTES} bytes"
-            )
+        check_token(token)
         state = self._transactional()
         started_s = self._loop.time()
         async with self._operation:
@@ -315,3 +309,13 @@ class ProducerCore:
                 "this producer has no transactions; make it with transactional_id='...'"
             )
         return self._state
+
+
+def check_token(token: object) -> None:
+    """``InvalidRequestError`` if ``token`` is neither ``None`` nor 1 to 1,024 bytes."""
+    if token is None or (isinstance(token, bytes) and 1 <= len(token) <= COMMIT_TOKEN_MAX_BYTES):
+        return
+    what = f"{len(token)} bytes" if isinstance(token, bytes) else repr(token)
+    raise InvalidRequestError(
+        f"a commit token of {what} is not allowed: give 1 to {COMMIT_TOKEN_MAX_BYTES} bytes"
+    )

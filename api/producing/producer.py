@@ -19,21 +19,40 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from random import Random
 from types import TracebackType
+from typing import Final
 
+from oncelog.actors.protocol.group.offsets import (
+    Refusal,
+    refusal_of_count,
+    refusal_of_position,
+)
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.api.config import ProducerSettings
-from oncelog.api.producing.core import ProducerCore
+from oncelog.api.producing.core import ProducerCore, check_token
 from oncelog.api.producing.metrics import ProducerMetrics, metrics_of
 from oncelog.api.producing.sending import AsyncSending, SyncSending
 from oncelog.api.session.event_loop import LoopThread, close_if_forgotten
 from oncelog.api.session.routing import Router
 from oncelog.api.transacting.requests import GroupMetadata
-from oncelog.storage.exceptions import OncelogError
-from oncelog.storage.model import TopicPartition
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import (
+    InvalidGroupIdError,
+    InvalidRequestError,
+    OncelogError,
+    exception_for,
+)
+from oncelog.storage.model import (
+    GROUP_ID_MAX_BYTES,
+    TopicPartition,
+    is_valid_group_id,
+    utf8_bytes,
+)
 
 __all__ = ["AsyncProducer", "Producer", "ProducerMetrics"]
 
 Offsets = Mapping[TopicPartition, "int | OffsetAndMetadata"]
+
+GENERATION_ID_MAX: Final = 2**31 - 1
 
 
 class Producer(SyncSending):
@@ -70,13 +89,14 @@ class Producer(SyncSending):
     def send_offsets_to_transaction(self, offsets: Offsets, group: GroupMetadata) -> None:
         """Commit the next offsets to read of a consumer group with the transaction (KIP-447).
 
-        ``group`` is ``consumer.group_metadata()``. A member that has been replaced is refused
-        with an abortable error, and so are offsets of a topic that has been deleted. Once this
-        raises anything, even ``TypeError`` or ``KeyboardInterrupt``, the transaction can only be
-        aborted.
+        ``group`` is ``consumer.group_metadata()``; at most 10,000 offsets per call. A member that
+        has been replaced is refused with an abortable error. Impossible arguments are refused
+        before anything is sent: ``TypeError``, ``InvalidRequestError``, ``InvalidTopicError``,
+        ``InvalidGroupIdError`` or ``OffsetMetadataTooLargeError`` names the value. Once this
+        raises anything, even ``KeyboardInterrupt``, the transaction can only be aborted.
         """
         try:
-            self._loop_thread.run(self._core.send_offsets(_with_metadata(offsets, group), group))
+            self._loop_thread.run(self._core.send_offsets(_checked_offsets(offsets, group), group))
         except BaseException as error:
             self._core.offsets_refused(error)
             raise
@@ -105,6 +125,7 @@ class Producer(SyncSending):
     @contextlib.contextmanager
     def transaction(self, token: bytes | None = None) -> Iterator[Producer]:
         """A transaction as a block: commits at its end, aborts if an exception leaves it."""
+        check_token(token)
         self.begin_transaction()
         try:
             yield self
@@ -176,7 +197,7 @@ class AsyncProducer(AsyncSending):
     async def send_offsets_to_transaction(self, offsets: Offsets, group: GroupMetadata) -> None:
         """See ``Producer.send_offsets_to_transaction``."""
         try:
-            await self._core.send_offsets(_with_metadata(offsets, group), group)
+            await self._core.send_offsets(_checked_offsets(offsets, group), group)
         except BaseException as error:
             self._core.offsets_refused(error)
             raise
@@ -196,6 +217,7 @@ class AsyncProducer(AsyncSending):
     @contextlib.asynccontextmanager
     async def transaction(self, token: bytes | None = None) -> AsyncIterator[AsyncProducer]:
         """See ``Producer.transaction``."""
+        check_token(token)
         await self.begin_transaction()
         try:
             yield self
@@ -237,28 +259,83 @@ class AsyncProducer(AsyncSending):
         await self.close()
 
 
-def _with_metadata(
+# --- checks -----------------------------------------------------------------------------------
+
+_TEXT: Final = "a str"
+_POSITION_TYPES: Final = {
+    "offset": (int, "an int"),
+    "leader_epoch": (int, "an int"),
+    "metadata": (str, _TEXT),
+    "topic_id": (str, _TEXT),
+}
+
+
+def _checked_offsets(
     offsets: Offsets, group: GroupMetadata
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    if not hasattr(group, "group_id"):
-        raise TypeError(f"group must be what consumer.group_metadata() gives, not {group!r}")
+    """``offsets`` as they are sent, if a coordinator can take them from ``group``."""
+    _check_group(group)
     if not isinstance(offsets, Mapping):
         raise TypeError(f"offsets must be a mapping, not {type(offsets).__name__}")
-    complete: dict[TopicPartition, OffsetAndMetadata] = {}
-    for topic_partition, offset in offsets.items():
-        if not isinstance(topic_partition, TopicPartition):
-            raise TypeError(
-                "offsets must map TopicPartition to the next offset to read, "
-                f"not {type(topic_partition).__name__}"
-            )
-        if isinstance(offset, OffsetAndMetadata):
-            complete[topic_partition] = offset
-        elif isinstance(offset, int) and not isinstance(offset, bool) and offset >= 0:
-            topic_id = group.topic_ids.get(topic_partition.topic, "")
-            complete[topic_partition] = OffsetAndMetadata(offset=offset, topic_id=topic_id)
-        else:
-            raise TypeError(
-                f"the offset of {topic_partition} must be an int of 0 or more, or "
-                f"OffsetAndMetadata, not {offset!r}"
-            )
-    return complete
+    _raise(refusal_of_count(len(offsets)))
+    return {tp: _checked_position(tp, offset, group) for tp, offset in offsets.items()}
+
+
+def _checked_position(
+    tp: object, offset: int | OffsetAndMetadata, group: GroupMetadata
+) -> OffsetAndMetadata:
+    if not isinstance(tp, TopicPartition):
+        raise TypeError(
+            f"offsets must map TopicPartition to the next offset to read, not {type(tp).__name__}"
+        )
+    _check_type(f"topic={tp.topic!r}", tp.topic, str, _TEXT)
+    _check_type(f"partition={tp.partition!r} of {tp.topic!r}", tp.partition, int, "an int")
+    if isinstance(offset, OffsetAndMetadata):
+        position = offset
+    elif isinstance(offset, int) and not isinstance(offset, bool):
+        topic_id = group.topic_ids.get(tp.topic, "")
+        position = OffsetAndMetadata(offset=offset, topic_id=topic_id)
+    else:
+        raise TypeError(
+            f"the offset of {tp} must be an int of 0 or more, or OffsetAndMetadata, not {offset!r}"
+        )
+    for name, (kind, kind_name) in _POSITION_TYPES.items():
+        value = getattr(position, name)
+        _check_type(f"{name}={value!r:.80} of {tp}", value, kind, kind_name)
+    _raise(refusal_of_position(tp, position))
+    return position
+
+
+def _check_group(group: GroupMetadata) -> None:
+    names = ("group_id", "generation_id", "member_id", "group_instance_id", "topic_ids")
+    if not all(hasattr(group, name) for name in names):
+        raise TypeError(f"group must be what consumer.group_metadata() gives, not {group!r}")
+    _check_type(f"group_id={group.group_id!r}", group.group_id, str, _TEXT)
+    if not is_valid_group_id(group.group_id):
+        raise InvalidGroupIdError(
+            f"group_id={group.group_id!r:.80}: give 1 to {GROUP_ID_MAX_BYTES} bytes of UTF-8"
+        )
+    generation_id = group.generation_id
+    _check_type(f"generation_id={generation_id!r}", generation_id, int, "an int")
+    if not -1 <= generation_id <= GENERATION_ID_MAX:
+        raise InvalidRequestError(f"generation_id={generation_id}: give -1 to {GENERATION_ID_MAX}")
+    for name in ("member_id", "group_instance_id"):
+        value = getattr(group, name)
+        if value is None and name == "group_instance_id":
+            continue
+        _check_type(f"{name}={value!r}", value, str, _TEXT)
+        if utf8_bytes(value) is None:
+            raise InvalidRequestError(f"{name}={value!r:.80}: give text that UTF-8 can encode")
+    if not isinstance(group.topic_ids, Mapping):
+        raise TypeError(f"topic_ids={group.topic_ids!r} must be a mapping")
+
+
+def _check_type(what: str, value: object, kind: type, kind_name: str) -> None:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TypeError(f"{what} must be {kind_name}")
+
+
+def _raise(refusal: Refusal) -> None:
+    code, words = refusal
+    if code is not ErrorCode.NONE:
+        raise exception_for(code, words)

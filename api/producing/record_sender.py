@@ -47,7 +47,13 @@ from oncelog.storage.exceptions import (
     RequestTimedOutError,
     exception_for,
 )
-from oncelog.storage.model import INTERNAL_TOPICS, NO_PRODUCER_ID, TopicPartition
+from oncelog.storage.model import (
+    INTERNAL_TOPICS,
+    NO_PRODUCER_ID,
+    TOPIC_NAME_RULE,
+    TopicPartition,
+    is_valid_topic_name,
+)
 from oncelog.storage.records.compression import Codec
 
 ENROL_AFTER_S: Final = 0.001
@@ -219,6 +225,8 @@ class RecordSender:
         That may take ``max_block_ms``; see ``TopicFinder`` for those that do not exist.
         """
         self._check_send()
+        if not is_valid_topic_name(topic):
+            raise InvalidTopicError(f"{topic!r:.80} is not a topic name: {TOPIC_NAME_RULE}")
         if topic in INTERNAL_TOPICS:
             raise InvalidTopicError(f"topic {topic!r} is internal; records cannot be sent to it")
         await self._topics.find(topic, partition)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -18,6 +18,7 @@ from oncelog.api.batching.interceptors import InterceptorChain, ProducerRecord
 from oncelog.api.producing.record_sender import RecordSender
 from oncelog.api.session.event_loop import LoopThread
 from oncelog.api.session.process_bound import ProcessBound
+from oncelog.storage.model import utf8_bytes
 
 Bytes: TypeAlias = "bytes | bytearray | memoryview"
 TableFuture: TypeAlias = "Future[tuple[BatchMetadata, ...]]"
@@ -299,13 +300,18 @@ def _check_integer(name: str, value: object, meaning: str) -> None:
         raise TypeError(f"{name} must be an int ({meaning}) or None, not {type(value).__name__}")
 
 
+_HEADERS_ARE: Final = "headers must be pairs (str, bytes or None), as in [('h', b'1')]"
+
+
 def _checked_headers(headers: Headers) -> Headers:
     checked: list[tuple[str, bytes | None]] = []
+    if not isinstance(headers, Iterable):
+        raise TypeError(f"{_HEADERS_ARE}; got {headers!r}")
     for header in headers:
         if not isinstance(header, tuple) or len(header) != 2 or not isinstance(header[0], str):
-            raise TypeError(
-                f"headers must be pairs (str, bytes or None), as in [('h', b'1')]; got {header!r}"
-            )
+            raise TypeError(f"{_HEADERS_ARE}; got {header!r}")
         name, value = header
+        if utf8_bytes(name) is None:
+            raise ValueError(f"header name {name!r} must be text that UTF-8 can encode")
         checked.append((name, None if value is None else _as_bytes(f"header {name!r}", value)))
     return tuple(checked)

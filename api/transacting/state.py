@@ -90,16 +90,31 @@ def severity(method: str, error: ErrorCode) -> ErrorClass:
     The class of the code itself, except what a coordinator says of epochs (a stale one is
     another producer's doing), of the group (a lost membership spoils only this transaction) and
     of a refused commit: the transaction has been ended, or the token may not follow the last.
+    Whatever else is refused inside an open transaction spoils that only: an abort takes it back,
+    or tells that the producer cannot go on.
     """
-    if method == "produce" and error.error_class is ErrorClass.FATAL:
-        # A leader judges one batch; only these condemn the producer itself.
-        return ErrorClass.FATAL if error in _FATAL_TO_PRODUCE else ErrorClass.ABORTABLE
-    return _SEVERITIES.get((method, error), error.error_class)
+    found = _SEVERITIES.get((method, error), error.error_class)
+    if found is ErrorClass.FATAL and error not in _FATAL_INSIDE.get(method, {error}):
+        return ErrorClass.ABORTABLE
+    return found
 
 
-_FATAL_TO_PRODUCE: Final = frozenset(
+_CONDEMNED: Final = frozenset(
     {ErrorCode.PRODUCER_FENCED, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
 )
+_CONDEMNED_BY_COORDINATOR: Final = _CONDEMNED | {
+    ErrorCode.INVALID_PRODUCER_EPOCH,
+    ErrorCode.INVALID_TXN_STATE,
+}
+
+_FATAL_INSIDE: Final[dict[str, frozenset[ErrorCode]]] = {
+    # A leader judges one batch.
+    "produce": _CONDEMNED,
+    "add_partitions_to_txn": _CONDEMNED_BY_COORDINATOR,
+    "add_offsets_to_txn": _CONDEMNED_BY_COORDINATOR,
+    "txn_offset_commit": _CONDEMNED_BY_COORDINATOR,
+}
+"""Of the calls inside an open transaction: what condemns the producer itself."""
 
 _COORDINATOR_METHODS: Final = (
     "init_producer_id",
@@ -116,11 +131,9 @@ _SEVERITIES: Final[dict[tuple[str, ErrorCode], ErrorClass]] = {
         (method, ErrorCode.INVALID_PRODUCER_EPOCH): ErrorClass.FATAL
         for method in _COORDINATOR_METHODS
     },
-    ("txn_offset_commit", ErrorCode.FENCED_INSTANCE_ID): ErrorClass.ABORTABLE,
     ("txn_offset_commit", ErrorCode.REBALANCE_IN_PROGRESS): ErrorClass.ABORTABLE,
-    # The topic that was read has been deleted; waiting does not help.
+    # The topic that was read has been deleted and made again; waiting does not help.
     ("txn_offset_commit", ErrorCode.UNKNOWN_TOPIC_ID): ErrorClass.ABORTABLE,
-    ("txn_offset_commit", ErrorCode.OFFSET_METADATA_TOO_LARGE): ErrorClass.ABORTABLE,
     # The coordinator has ended the transaction, as it does at the transaction timeout: aborting
     # fetches the epoch that it was given meanwhile.
     ("end_txn", ErrorCode.INVALID_TXN_STATE): ErrorClass.ABORTABLE,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -18,18 +20,25 @@ from sim_stage import (
     Player,
 )
 
+from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.api.producing.producer import AsyncProducer
-from oncelog.api.records import ConsumerRecord
+from oncelog.api.records import ConsumerGroupMetadata, ConsumerRecord
+from oncelog.api.transacting.state import TransactionStatus
 from oncelog.storage.exceptions import (
     FencedInstanceIdError,
     IllegalStateError,
+    InvalidProducerEpochError,
     OncelogError,
+    ProducerFencedError,
 )
 from oncelog.storage.model import IsolationLevel, TopicPartition
 
 RECORDS_MAX = 8
 CARELESS_RATIO = 0.03
 COPY_POLL_INTERVAL_MS = 4_000
+
+FENCED = (ProducerFencedError, InvalidProducerEpochError)
+"""What others may do to a producer at any time."""
 
 
 # --- transactions -----------------------------------------------------------------------------
@@ -316,13 +325,13 @@ async def _copy_batch(
         if player.stage.plan.slow_copies and player.random.random() < player.stage.plan.slow_copies:
             # Until others have its input, and maybe their copy of it.
             await asyncio.sleep(player.random.uniform(1.0, 2.0) * COPY_POLL_INTERVAL_MS / 1_000)
-        if Random(f"careless positions {owner} {write.name}").random() < CARELESS_RATIO:
+        group = noted.consumer.group_metadata()
+        careless = Random(f"careless positions {owner} {write.name}")
+        if careless.random() < CARELESS_RATIO:
             player.stage.counts["refused positions"] += 1
-            wrong: Any = {tp: str(offset) for tp, offset in positions.items()}
-            with contextlib.suppress(TypeError):
-                await producer.send_offsets_to_transaction(wrong, noted.consumer.group_metadata())
+            await _careless_positions(producer, positions, group, careless)
         else:
-            await producer.send_offsets_to_transaction(positions, noted.consumer.group_metadata())
+            await producer.send_offsets_to_transaction(positions, group)
     except OncelogError as error:
         can_go_on = await _abort(player, producer, write) if not error.fatal else False
         if not can_go_on and write.ended_at is None:
@@ -335,6 +344,43 @@ async def _copy_batch(
     if write.outcome is not Outcome.OK and can_go_on:
         await _rewind(noted)
     return can_go_on
+
+
+WRONG_POSITIONS: list[Callable[[dict[TopicPartition, int], ConsumerGroupMetadata], Any]] = [
+    lambda positions, group: ({tp: str(offset) for tp, offset in positions.items()}, group),
+    lambda positions, group: (dict.fromkeys(positions, OffsetAndMetadata(offset=-1)), group),
+    lambda positions, group: (
+        dict.fromkeys(positions, OffsetAndMetadata(offset=0, leader_epoch=2**31)),
+        group,
+    ),
+    lambda positions, group: (
+        dict.fromkeys(positions, OffsetAndMetadata(offset=0, metadata="\ud800")),
+        group,
+    ),
+    lambda positions, group: ({TopicPartition(tp.topic, -1): 0 for tp in positions}, group),
+    lambda positions, group: ({TopicPartition("a/b", tp.partition): 0 for tp in positions}, group),
+    lambda positions, group: (positions, dataclasses.replace(group, group_id="")),
+    lambda positions, group: (positions, dataclasses.replace(group, group_id="g" * 2_000)),
+]
+
+
+async def _careless_positions(
+    producer: AsyncProducer,
+    positions: dict[TopicPartition, int],
+    group: ConsumerGroupMetadata,
+    chance: Random,
+) -> None:
+    """Send what are no positions, and go on as if nothing had been raised."""
+    wrong, who = chance.choice(WRONG_POSITIONS)(positions, group)
+    state = producer._core._state
+    assert state is not None
+    was_over = state.status is TransactionStatus.FATAL_ERROR
+    try:
+        await producer.send_offsets_to_transaction(wrong, who)
+    except (TypeError, OncelogError) as error:
+        is_over = state.status is TransactionStatus.FATAL_ERROR
+        if is_over and not was_over and not isinstance(state.error, FENCED):
+            raise AssertionError(f"a wrong argument ended the producer: {error!r}") from error
 
 
 async def _rewind(noted: NotedReader) -> None:

@@ -21,11 +21,14 @@ from oncelog.actors.protocol.group.rebalance import GroupTurn
 from oncelog.actors.protocol.group.state import Group
 from oncelog.actors.protocol.messages.group import (
     JoinGroupRequest,
+    OffsetAndMetadata,
     TxnOffsetCommitRequest,
 )
 from oncelog.api.consuming.membership import GroupMembership
 from oncelog.api.processing.loop import ProcessLoop
+from oncelog.api.producing import producer
 from oncelog.api.records import ConsumerGroupMetadata
+from oncelog.api.transacting import state as producer_transaction
 from oncelog.api.transacting.state import TransactionState as ProducerTransaction
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_PRODUCER_ID
@@ -191,6 +194,25 @@ def _refused_positions_forgotten() -> Any:
     return mock.patch.object(ProducerTransaction, "offsets_refused")
 
 
+@contextmanager
+def _positions_sent_as_they_are() -> Iterator[None]:
+    """What is no position is sent, and the coordinator's refusal is taken for the producer's."""
+
+    def unchecked(offsets: Any, group: Any) -> Any:
+        return {
+            tp: offset
+            if isinstance(offset, OffsetAndMetadata)
+            else OffsetAndMetadata(offset=int(offset))
+            for tp, offset in offsets.items()
+        }
+
+    with (
+        mock.patch.object(producer, "_checked_offsets", unchecked),
+        mock.patch.dict(producer_transaction._FATAL_INSIDE, clear=True),
+    ):
+        yield
+
+
 def _topics_not_logged() -> Any:
     """Of which topic an offset was committed is lost between the log and whoever loads it."""
     return mock.patch.object(group_log, "_topic_id", return_value="")
@@ -295,6 +317,12 @@ GROUP_MUTANTS = (
         sabotage=_refused_positions_forgotten,
         checker="DoubleProcessing",
         changes=COPIES | {"plain_writers": 2},
+    ),
+    Saboteur(
+        name="positions that are looked at",
+        sabotage=_positions_sent_as_they_are,
+        checker="World",
+        changes=COPIES | {"copiers": 4},
     ),
     Saboteur(
         name="generations remembered",

@@ -59,11 +59,12 @@ from oncelog.actors.protocol.messages.group import (
 )
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
-    GROUP_ID_MAX_BYTES,
     NO_PRODUCER_ID,
     PRODUCER_EPOCH_MAX,
     SEQUENCE_MAX,
     TRANSACTIONAL_ID_MAX_BYTES,
+    has_utf8_bytes,
+    is_valid_group_id,
 )
 
 MEMBER_TEXT_MAX_BYTES: Final = 1_024
@@ -119,7 +120,7 @@ class GroupMachine(GroupTable):
             not 0 < request.rebalance_timeout_ms <= _TIMEOUT_MAX_MS
             or request.group_instance_id == ""
             or len(request.protocols) > MEMBER_PROTOCOLS_MAX
-            or any(not _fits(text, MEMBER_TEXT_MAX_BYTES) for text in texts)
+            or any(not has_utf8_bytes(text, 0, MEMBER_TEXT_MAX_BYTES) for text in texts)
             or any(len(each.metadata) > MEMBER_BLOB_MAX_BYTES for each in request.protocols)
         ):
             return request.failed(ErrorCode.INVALID_REQUEST)
@@ -341,18 +342,6 @@ class GroupMachine(GroupTable):
         return turn.effects
 
 
-def is_valid_group_id(group_id: str) -> bool:
-    """Whether ``group_id`` may name a group: 1 to 1,024 bytes of UTF-8."""
-    return bool(group_id) and _fits(group_id, GROUP_ID_MAX_BYTES)
-
-
-def _fits(text: str, size_bytes_max: int) -> bool:
-    try:
-        return len(text.encode()) <= size_bytes_max
-    except UnicodeEncodeError:
-        return False
-
-
 def _names_producer(request: TxnOffsetCommitRequest) -> bool:
     """Whether the request names a producer that can have a transaction.
 
@@ -362,6 +351,5 @@ def _names_producer(request: TxnOffsetCommitRequest) -> bool:
         NO_PRODUCER_ID < request.producer_id <= _PRODUCER_ID_MAX
         and 0 <= request.producer_epoch <= PRODUCER_EPOCH_MAX
         and 0 <= request.base_sequence <= SEQUENCE_MAX
-        and bool(request.transactional_id)
-        and _fits(request.transactional_id, TRANSACTIONAL_ID_MAX_BYTES)
+        and has_utf8_bytes(request.transactional_id, 1, TRANSACTIONAL_ID_MAX_BYTES)
     )

@@ -39,12 +39,19 @@ from oncelog.storage.model import (
     NO_PRODUCER_ID,
     NO_TIMESTAMP,
     OFFSET_METADATA_MAX_BYTES,
+    TOPIC_NAME_RULE,
     TopicPartition,
     is_valid_topic_name,
+    utf8_bytes,
 )
 
 OFFSETS_PER_COMMIT_MAX: Final = 10_000
 """Positions in one request; more is ``INVALID_REQUEST``."""
+
+Refusal = tuple[ErrorCode, str]
+"""Why something is refused: its code, and a sentence that names the value and what is allowed."""
+
+ACCEPTED: Final[Refusal] = (ErrorCode.NONE, "")
 
 _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
@@ -89,21 +96,18 @@ class GroupOffsets:
         be mistaken for one in the next topic of that name. Whether the group lets the caller commit
         at all is not decided here.
         """
-        if len(request.offsets) > OFFSETS_PER_COMMIT_MAX:
-            return Decision(
-                reply=OffsetCommitReply(
-                    error=ErrorCode.INVALID_REQUEST,
-                    detail=f"{len(request.offsets)} positions, at most {OFFSETS_PER_COMMIT_MAX}",
-                )
-            )
+        error, detail = refusal_of_count(len(request.offsets))
+        if error is not ErrorCode.NONE:
+            return Decision(reply=OffsetCommitReply(error=error, detail=detail))
+        refusals = [_refusal(tp, position, topic_ids) for tp, position in request.offsets]
         results = tuple(
-            PartitionResult(topic_partition=tp, error=_refusal(tp, position, topic_ids))
-            for tp, position in request.offsets
+            PartitionResult(topic_partition=tp, error=error)
+            for (tp, _), (error, _) in zip(request.offsets, refusals, strict=True)
         )
-        if isinstance(request, TxnOffsetCommitRequest) and any(
-            result.error is not ErrorCode.NONE for result in results
-        ):
-            return Decision(reply=OffsetCommitReply(results=tuple(map(_not_attempted, results))))
+        detail = next((words for _, words in refusals if words), "")
+        if isinstance(request, TxnOffsetCommitRequest) and detail:
+            results = tuple(map(_not_attempted, results))
+            return Decision(reply=OffsetCommitReply(detail=detail, results=results))
         records = tuple(
             offset_record(
                 request.group_id,
@@ -114,7 +118,7 @@ class GroupOffsets:
             for (tp, position), result in zip(request.offsets, results, strict=True)
             if result.error is ErrorCode.NONE
         )
-        return Decision(reply=OffsetCommitReply(results=results), records=records)
+        return Decision(reply=OffsetCommitReply(detail=detail, results=results), records=records)
 
     def apply(
         self, key: OffsetKey, value: OffsetValue | None, *, record_offset: int, producer_id: int
@@ -276,24 +280,57 @@ def _not_attempted(result: PartitionResult) -> PartitionResult:
     return structs.replace(result, error=ErrorCode.OPERATION_NOT_ATTEMPTED)
 
 
+def refusal_of_count(position_count: int) -> Refusal:
+    """Whether one commit may have so many positions."""
+    if position_count <= OFFSETS_PER_COMMIT_MAX:
+        return ACCEPTED
+    return ErrorCode.INVALID_REQUEST, (
+        f"{position_count} positions: give at most {OFFSETS_PER_COMMIT_MAX} in one call"
+    )
+
+
+def refusal_of_position(tp: TopicPartition, position: OffsetAndMetadata) -> Refusal:
+    """Why no coordinator takes ``position`` of ``tp``, whatever topics there are."""
+    if not is_valid_topic_name(tp.topic):
+        return ErrorCode.INVALID_TOPIC_EXCEPTION, (
+            f"{tp.topic!r:.80} is not a topic name: {TOPIC_NAME_RULE}"
+        )
+    if not 0 <= tp.partition <= _INT32_MAX:
+        return _impossible(f"partition={tp.partition} of {tp.topic!r}", 0, _INT32_MAX)
+    if not 0 <= position.offset <= _INT64_MAX:
+        return _impossible(f"offset={position.offset} of {tp}", 0, _INT64_MAX)
+    if not NO_LEADER_EPOCH <= position.leader_epoch <= _INT32_MAX:
+        what = f"leader_epoch={position.leader_epoch} of {tp}"
+        return _impossible(what, NO_LEADER_EPOCH, _INT32_MAX)
+    if utf8_bytes(position.topic_id) is None:
+        return ErrorCode.INVALID_REQUEST, f"topic_id={position.topic_id!r} of {tp}: give UTF-8"
+    size_bytes, allowed = utf8_bytes(position.metadata), OFFSET_METADATA_MAX_BYTES
+    if size_bytes is None:
+        return ErrorCode.INVALID_REQUEST, (
+            f"metadata={position.metadata!r:.80} of {tp}: give at most {allowed} bytes of UTF-8"
+        )
+    if size_bytes > allowed:
+        return ErrorCode.OFFSET_METADATA_TOO_LARGE, (
+            f"metadata of {tp} has {size_bytes} bytes: give at most {allowed}"
+        )
+    return ACCEPTED
+
+
+def _impossible(what: str, low: int, high: int) -> Refusal:
+    return ErrorCode.INVALID_REQUEST, f"{what}: give {low} to {high}"
+
+
 def _refusal(
     tp: TopicPartition, position: OffsetAndMetadata, topic_ids: Mapping[str, str]
-) -> ErrorCode:
-    """Why one position cannot be committed, or ``NONE``."""
-    if not is_valid_topic_name(tp.topic):
-        return ErrorCode.INVALID_TOPIC_EXCEPTION
+) -> Refusal:
+    """Why one position cannot be committed, with the topics that there are."""
+    refusal = refusal_of_position(tp, position)
+    if refusal is not ACCEPTED:
+        return refusal
     if tp.topic not in topic_ids:
-        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {tp.topic!r}"
     if position.topic_id not in ("", topic_ids[tp.topic]):
-        return ErrorCode.UNKNOWN_TOPIC_ID
-    if not 0 <= tp.partition <= _INT32_MAX or not 0 <= position.offset <= _INT64_MAX:
-        return ErrorCode.INVALID_REQUEST
-    if not NO_LEADER_EPOCH <= position.leader_epoch <= _INT32_MAX:
-        return ErrorCode.INVALID_REQUEST
-    try:
-        size_bytes = len(position.metadata.encode())
-    except UnicodeEncodeError:
-        return ErrorCode.INVALID_REQUEST
-    if size_bytes > OFFSET_METADATA_MAX_BYTES:
-        return ErrorCode.OFFSET_METADATA_TOO_LARGE
-    return ErrorCode.NONE
+        return ErrorCode.UNKNOWN_TOPIC_ID, (
+            f"topic {tp.topic!r} was deleted and created again since {tp} was read"
+        )
+    return ACCEPTED

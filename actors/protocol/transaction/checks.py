@@ -32,6 +32,7 @@ from oncelog.storage.model import (
     TRANSACTION_STATE_TOPIC,
     TRANSACTIONAL_ID_MAX_BYTES,
     TopicPartition,
+    utf8_bytes,
 )
 
 RUN_ID_MAX_BYTES: Final = 256
@@ -47,7 +48,7 @@ BUSY: Final[Refusal] = (ErrorCode.CONCURRENT_TRANSACTIONS, "")
 
 def check_transactional_id(transactional_id: str | None) -> Refusal | None:
     """Whether a transactional id has 1 to 1,024 bytes of UTF-8."""
-    size = _utf8_bytes(transactional_id or "")
+    size = utf8_bytes(transactional_id or "")
     if size is None or not 0 < size <= TRANSACTIONAL_ID_MAX_BYTES:
         return ErrorCode.INVALID_REQUEST, (
             f"transactional_id={transactional_id!r}: "
@@ -165,7 +166,7 @@ def _check_producer(producer_id: int, producer_epoch: int) -> Refusal | None:
 
 
 def _check_run(run: Run) -> Refusal | None:
-    size = _utf8_bytes(run.id)
+    size = utf8_bytes(run.id)
     if size is None or size > RUN_ID_MAX_BYTES:
         return ErrorCode.INVALID_REQUEST, f"run id: give at most {RUN_ID_MAX_BYTES} bytes of UTF-8"
     if not 0 <= run.number < INT64_MAX:
@@ -176,7 +177,7 @@ def _check_run(run: Run) -> Refusal | None:
 def _check_driver(driver: DriverProcess | None) -> Refusal | None:
     if driver is None:
         return None
-    size = _utf8_bytes(driver.machine)
+    size = utf8_bytes(driver.machine)
     if size is None or size > MACHINE_MAX_BYTES:
         return ErrorCode.INVALID_REQUEST, (
             f"machine of the driver: give at most {MACHINE_MAX_BYTES} bytes of UTF-8"
@@ -194,11 +195,3 @@ def _check_token(token: bytes) -> Refusal | None:
             f"the commit token has {len(token)} bytes; {COMMIT_TOKEN_MAX_BYTES} are allowed"
         )
     return None
-
-
-def _utf8_bytes(text: str) -> int | None:
-    """Length in UTF-8, or ``None`` when a lone surrogate makes it impossible."""
-    try:
-        return len(text.encode())
-    except UnicodeEncodeError:
-        return None

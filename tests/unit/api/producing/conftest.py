@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from oncelog.actors.protocol.group.offsets import GroupOffsets
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.cluster import (
     MetadataReply,
@@ -38,6 +39,7 @@ from oncelog.actors.protocol.messages.transaction import (
     InitProducerIdRequest,
     PartitionEnrolment,
 )
+from oncelog.actors.rpc import message_codec
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.producer import AsyncProducer
 from oncelog.api.session.routing import Router
@@ -222,6 +224,10 @@ class LogCluster:
     async def call(self, actor: str, request: Request[Any], *, timeout_ms: int) -> Any:
         self.calls.append((actor, request))
         await asyncio.sleep(0.001)
+        try:
+            message_codec.encode(request)
+        except ValueError as error:
+            return request.failed(ErrorCode.INVALID_REQUEST, str(error))
         faults = self.faults.get(type(request))
         fault = faults.popleft() if faults else None
         if isinstance(fault, ErrorCode):
@@ -356,6 +362,11 @@ class LogCluster:
             for number in range(2)
         }
         assert request.ticket in tickets
+        decision = GroupOffsets().decide_commit(
+            request, self.clock.now_ms(), {tp.topic: "0" * 32 for tp, _ in request.offsets}
+        )
+        if not decision.records:
+            return decision.reply
         pending = self.pending_offsets.setdefault((request.producer_id, request.producer_epoch), {})
         pending |= {tp: position.offset for tp, position in request.offsets}
         return OffsetCommitReply(

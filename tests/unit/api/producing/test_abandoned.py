@@ -7,9 +7,10 @@ import gc
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ class Group:
     generation_id = -1
     member_id = ""
     group_instance_id = None
+    topic_ids: Mapping[str, str] = MappingProxyType({})
 
 
 @pytest.mark.parametrize(

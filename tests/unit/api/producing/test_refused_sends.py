@@ -218,7 +218,7 @@ PLACE = TopicPartition("t", 0)
 GROUP = ConsumerGroupMetadata(group_id="g")
 WRONG_OFFSETS: list[tuple[Any, Any, str]] = [
     ({PLACE: "x"}, GROUP, "must be an int of 0 or more"),
-    ({PLACE: -5}, GROUP, "must be an int of 0 or more"),
+    ({PLACE: 5.0}, GROUP, "must be an int of 0 or more"),
     ({"t": 1}, GROUP, "must map TopicPartition"),
     ([PLACE], GROUP, "must be a mapping, not list"),
     ({PLACE: 5}, None, r"group_metadata\(\) gives, not None"),
