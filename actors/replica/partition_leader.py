@@ -93,11 +93,11 @@ class PartitionLeader:
             return request.failed(header)
         if header.size_bytes > replica.topic.segment_bytes:
             return request.failed(ErrorCode.RECORD_LIST_TOO_LARGE)
-        error, detail = check_topic_rules(
-            request.batch, header, replica.topic, self._clock.now_ms()
-        )
-        if error is not ErrorCode.NONE:
-            return request.failed(error, detail)
+        check = check_topic_rules(request.batch, header, replica.topic, self._clock.now_ms())
+        if check.error is not ErrorCode.NONE:
+            return ProduceReply(
+                error=check.error, detail=check.detail, refused_records=check.records
+            )
         outcome = await self._append(request, header)
         if outcome.error is not ErrorCode.NONE:
             return request.failed(outcome.error)

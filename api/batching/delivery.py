@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
@@ -58,7 +58,9 @@ class BatchDelivery:
         "_event",
         "_lock",
         "_log_append_time_ms",
+        "_neighbours",
         "_parts",
+        "_refused",
         "_whole",
         "has_waiter",
         "is_done",
@@ -79,6 +81,8 @@ class BatchDelivery:
         self._base_offset = NO_OFFSET
         self._log_append_time_ms = NO_TIMESTAMP
         self._error: OncelogError | None = None
+        self._refused: frozenset[int] = frozenset()
+        self._neighbours: OncelogError | None = None
         self._parts: tuple[BatchDelivery, ...] = ()
         self._awaited: list[tuple[RecordFuture, AwaitableOutcome[RecordMetadata]]] | None = None
 
@@ -105,10 +109,13 @@ class BatchDelivery:
         log_append_time_ms: int = NO_TIMESTAMP,
         *,
         error: OncelogError | None = None,
+        refused: Iterable[int] = (),
+        neighbours: OncelogError | None = None,
     ) -> None:
         """The batch is at ``base_offset``; append time -1 if the log keeps the client's.
 
         With ``error`` it will not be delivered, or its outcome is unknown. Only the first counts.
+        If only the records ``refused`` are why, the others' error is ``neighbours``.
         """
         with self._lock:
             if self.is_done:
@@ -116,6 +123,7 @@ class BatchDelivery:
             self._base_offset = base_offset
             self._log_append_time_ms = log_append_time_ms
             self._error = error
+            self._refused, self._neighbours = frozenset(refused), neighbours
             self.is_done = True
             callbacks, self._callbacks = self._callbacks, []
         if self._event is not None:
@@ -157,7 +165,9 @@ class BatchDelivery:
                 return part.outcome(index)
             index -= part.record_count
         offset = self._base_offset + index if self._base_offset >= 0 else NO_OFFSET
-        return offset, self._log_append_time_ms, self._error
+        is_neighbour = self._neighbours is not None and index not in self._refused
+        error = self._neighbours if is_neighbour else self._error
+        return offset, self._log_append_time_ms, error
 
     def metadata(self) -> Iterator[BatchMetadata]:
         """The place of the batch, or of each part of it."""

@@ -300,7 +300,7 @@ class PartitionSender:
         if entry.may_be_in_log:
             gap = _Gap.UNKNOWN
             detail += "; an earlier attempt got no answer: it may or may not be in the log"
-        self._give_up(entry, exception_for(error, detail), gap)
+        self._give_up(entry, exception_for(error, detail), gap, reply.refused_records)
         return True
 
     def _split(self, entry: _InFlight) -> None:
@@ -329,12 +329,17 @@ class PartitionSender:
 
     # --- failure ------------------------------------------------------------------------------
 
-    def _give_up(self, entry: _InFlight, error: OncelogError, gap: _Gap) -> None:
-        """``entry`` failed for good. ``gap`` says whether it may still be in the log."""
+    def _give_up(
+        self, entry: _InFlight, error: OncelogError, gap: _Gap, refused: tuple[int, ...] = ()
+    ) -> None:
+        """``entry`` failed for good. ``gap`` says whether it may still be in the log.
+
+        ``refused`` are those of its records that are why, if the leader said so.
+        """
         self._in_flight.remove(entry)
         if self._gap is not _Gap.UNKNOWN:
             self._gap = gap
-        self._lose(entry.batch, error)
+        self._lose(entry.batch, error, refused)
         self._go_on()
 
     def _refused(self, entry: _InFlight) -> None:
@@ -417,8 +422,10 @@ class PartitionSender:
                     self._lose(entry.batch, error)
                 await asyncio.sleep(self._context.settings.retry_backoff_max_ms / 1_000)
 
-    def _lose(self, batch: PendingBatch, error: OncelogError) -> None:
-        self._context.fail(batch, error)
+    def _lose(
+        self, batch: PendingBatch, error: OncelogError, refused: tuple[int, ...] = ()
+    ) -> None:
+        self._context.fail(batch, error, refused)
         self._owner.batch_failed(error)
 
     def _expired(self, batch: PendingBatch, reason: str) -> OncelogError:

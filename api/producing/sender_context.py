@@ -17,7 +17,7 @@ from oncelog.api.producing.untold_failures import UntoldFailures
 from oncelog.api.session.routing import Router
 from oncelog.api.transacting.fencing import Fencing
 from oncelog.api.transacting.plain_identity import PlainIdentities
-from oncelog.storage.exceptions import OncelogError
+from oncelog.storage.exceptions import InvalidRecordError, OncelogError
 from oncelog.storage.records.compression import Codec
 
 
@@ -46,11 +46,17 @@ class SenderContext:
     failures: UntoldFailures
     counters: SendCounters = field(default_factory=SendCounters)
 
-    def fail(self, batch: PendingBatch, error: OncelogError) -> None:
-        """Fail a batch."""
+    def fail(self, batch: PendingBatch, error: OncelogError, refused: tuple[int, ...] = ()) -> None:
+        """Fail a batch; if its leader said for which records, the others are told of those."""
         self.counters.batches_failed += 1
         self.counters.records_failed += batch.rows.record_count
-        batch.delivery.finish(error=error)
+        neighbours = None
+        if refused:
+            neighbours = InvalidRecordError(
+                "not appended, although nothing is wrong with this record: a batch is refused as "
+                f"a whole, and of this one was refused: {error}"
+            )
+        batch.delivery.finish(error=error, refused=refused, neighbours=neighbours)
         self.failures.note(batch.delivery, batch.rows.record_count)
 
     def expire(self, begun_before_s: float) -> Iterator[OncelogError]:

@@ -29,13 +29,16 @@ class ProduceReply(Reply, frozen=True, kw_only=True):
 
     On ``NONE`` with acks -1 the batch is durable on every in-sync replica. ``log_append_time_ms``
     is -1 if the topic keeps the client's timestamps. ``is_ticket_old``: the key of the plain
-    ticket is not the current one; a producer that renews it in time keeps its id.
+    ticket is not the current one; a producer that renews it in time keeps its id. A batch is
+    refused as a whole; ``refused_records`` are those of its records, counted from 0, that are why,
+    or nothing if that is not said (KIP-467).
     """
 
     base_offset: int = NO_OFFSET
     log_append_time_ms: int = NO_TIMESTAMP
     log_start_offset: int = NO_OFFSET
     is_ticket_old: bool = False
+    refused_records: tuple[int, ...] = ()
 
 
 class ProduceRequest(Request[ProduceReply], frozen=True, kw_only=True):

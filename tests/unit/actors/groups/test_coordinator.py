@@ -421,6 +421,25 @@ def test_a_position_in_a_topic_of_the_same_name_that_is_deleted_is_refused(play:
     play(scenario)
 
 
+def test_a_transactions_position_in_a_deleted_topic_is_taken_until_that_is_known_and_goes_with_it(
+    play: Play,
+) -> None:
+    async def scenario(shard: Shard) -> None:
+        offsets = ((TP, OffsetAndMetadata(offset=50, topic_id=FLIGHTS_ID)),)
+        assert await shard.commit(40, offsets=offsets) is ErrorCode.NONE
+        del shard.controller.topic_ids["flights"]
+        reply = await shard.txn_commit_reply(offsets=offsets, base_sequence=0)
+        assert [result.error for result in reply.results] == [ErrorCode.NONE]
+        await shard.mark(committed=True)
+        await shard.coordinator.forget_deleted_topics()
+        assert await positions(shard) == []
+        reply = await shard.txn_commit_reply(offsets=offsets, base_sequence=1)
+        assert [result.error for result in reply.results] == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+        assert reply.detail == "there is no topic 'flights'"
+
+    play(scenario)
+
+
 def test_commits_in_a_topic_that_is_known_ask_nobody(play: Play) -> None:
     async def scenario(shard: Shard) -> None:
         position = OffsetAndMetadata(offset=1, topic_id=FLIGHTS_ID)

@@ -301,6 +301,7 @@ def test_a_record_of_a_compacted_topic_needs_a_key(harness: Any) -> None:
         reply = await harness.produce(future)
         assert reply.error is ErrorCode.INVALID_TIMESTAMP
         assert "message_timestamp_after_max_ms=10" in reply.detail
+        assert reply.refused_records == (0,)
         assert harness.replica.machine.log_end_offset == 1
         await harness.replica.stop()
 

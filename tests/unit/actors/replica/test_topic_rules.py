@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oncelog.actors.config import TopicConfig
-from oncelog.actors.replica.topic_rules import check_topic_rules
+from oncelog.actors.replica.topic_rules import REFUSED_RECORDS_MAX, check_topic_rules
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.records.batch import parse_header, seal
 from oncelog.storage.records.codec import encode_records
@@ -18,6 +18,13 @@ def check(
     *records: tuple[bytes | None, int], codec: Codec = Codec.NONE, **settings: object
 ) -> tuple[ErrorCode, str]:
     """Check a batch of (key, age in ms) records."""
+    return checked(*records, codec=codec, **settings)[:2]
+
+
+def checked(
+    *records: tuple[bytes | None, int], codec: Codec = Codec.NONE, **settings: object
+) -> tuple[ErrorCode, str, tuple[int, ...]]:
+    """``check``, with the numbers of the records that are refused."""
     batch = encode_records(
         [(key, b"v", NOW_MS - age_ms, ()) for key, age_ms in records], codec=codec
     )
@@ -92,5 +99,51 @@ def test_records_that_cannot_be_read_are_refused_by_a_compacted_topic() -> None:
         is_transactional=False,
     )
     topic = TopicConfig(cleanup_policy="compact")
-    found, _ = check_topic_rules(batch, parse_header(batch), topic, NOW_MS)
-    assert found is ErrorCode.INVALID_RECORD
+    refusal = check_topic_rules(batch, parse_header(batch), topic, NOW_MS)
+    assert (refusal.error, refusal.records) == (ErrorCode.INVALID_RECORD, ())
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
+@pytest.mark.parametrize(
+    ("records", "settings", "refused"),
+    [
+        ((0, -101, 0, -200), {"message_timestamp_after_max_ms": 100}, (1, 3)),
+        ((0, 101, 50, 200), {"message_timestamp_before_max_ms": 100}, (1, 3)),
+    ],
+)
+def test_whose_timestamps_were_refused_is_told(
+    codec: Codec, records: tuple[int, ...], settings: dict[str, object], refused: tuple[int, ...]
+) -> None:
+    batch = [(b"k", age_ms) for age_ms in records]
+    _, detail, found = checked(*batch, codec=codec, **settings)
+    assert found == refused
+    assert detail.startswith(f"record 1 of 4: timestamp {NOW_MS - records[1]} is 101 ms in the ")
+    assert detail.endswith("refused are 1, 3")
+
+
+def test_whose_key_is_missing_is_told() -> None:
+    records = checked((b"k", 0), (None, 0), (b"", 0), (None, 0), cleanup_policy="compact")[2]
+    assert records == (1, 3)
+
+
+def test_of_too_many_none_is_told() -> None:
+    many = [(b"k", -101)] * (REFUSED_RECORDS_MAX + 1)
+    error, _, records = checked(*many, message_timestamp_after_max_ms=100)
+    assert (error, records) == (ErrorCode.INVALID_TIMESTAMP, ())
+
+
+def test_whose_future_timestamp_it_is_need_not_be_readable_to_be_refused() -> None:
+    batch = seal(
+        b"\xff" * 30,
+        codec=Codec.NONE,
+        record_count=1,
+        base_timestamp_ms=NOW_MS + 101,
+        max_timestamp_ms=NOW_MS + 101,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        is_transactional=False,
+    )
+    topic = TopicConfig(message_timestamp_after_max_ms=100)
+    refusal = check_topic_rules(batch, parse_header(batch), topic, NOW_MS)
+    assert (refusal.error, refusal.records) == (ErrorCode.INVALID_TIMESTAMP, ())

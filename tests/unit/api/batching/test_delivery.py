@@ -19,7 +19,7 @@ from oncelog.api.batching.delivery import (
     TableDelivery,
 )
 from oncelog.api.batching.open_batches import OpenBatches
-from oncelog.storage.exceptions import InvalidRecordError
+from oncelog.storage.exceptions import InvalidRecordError, InvalidTimestampError
 from oncelog.storage.model import TopicPartition
 
 T0 = TopicPartition("t", 0)
@@ -91,6 +91,17 @@ def test_a_failure_is_raised_by_every_future_of_the_batch(make: MakeFutures) -> 
         with pytest.raises(InvalidRecordError, match="bad"):
             future.result(0)
         assert isinstance(future.exception(0), InvalidRecordError)
+
+
+def test_the_neighbours_of_a_refused_record_raise_an_error_of_their_own(
+    make: MakeFutures,
+) -> None:
+    delivery = BatchDelivery(T0, 3)
+    futures = make(delivery, 3)
+    error, other = InvalidTimestampError("too old"), InvalidRecordError("a neighbour is too old")
+    delivery.finish(error=error, refused=(1,), neighbours=other)
+    assert [future.exception(0) for future in futures] == [other, error, other]
+    assert delivery.error is error
 
 
 def test_the_first_outcome_stays(make: MakeFutures) -> None:

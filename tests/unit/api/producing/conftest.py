@@ -13,7 +13,7 @@ import pytest
 from msgspec import structs
 
 from oncelog.actors.protocol.group.offsets import GroupOffsets
-from oncelog.actors.protocol.messages.base import Request
+from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.actors.protocol.messages.cluster import (
     MetadataReply,
     MetadataRequest,
@@ -182,8 +182,9 @@ class LogCluster:
     """``Transport`` to leaders and coordinators in memory, which fail on demand.
 
     ``faults[type]`` holds what becomes of the next calls of a type: an ``ErrorCode`` is answered
-    at once, ``"lose reply"`` does the work and answers ``NETWORK_EXCEPTION``, ``(code,)`` does it
-    and answers ``code``, ``"lose call"`` does not even do the work, a number delays by seconds.
+    at once, and so is a whole reply; ``"lose reply"`` does the work and answers
+    ``NETWORK_EXCEPTION``, ``(code,)`` does it and answers ``code``, ``"lose call"`` does not even
+    do the work, a number delays by seconds.
     """
 
     def __init__(self) -> None:
@@ -232,6 +233,8 @@ class LogCluster:
         fault = faults.popleft() if faults else None
         if isinstance(fault, ErrorCode):
             return request.failed(fault)
+        if isinstance(fault, Reply):
+            return fault
         if fault == "lose call":
             return request.failed(ErrorCode.NETWORK_EXCEPTION)
         if isinstance(fault, float):

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from oncelog.actors.protocol.messages.cluster import MetadataRequest
-from oncelog.actors.protocol.messages.partition import ProduceRequest
+from oncelog.actors.protocol.messages.partition import ProduceReply, ProduceRequest
 from oncelog.actors.protocol.messages.transaction import InitProducerIdRequest
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     ClientClosedError,
+    InvalidRecordError,
+    InvalidTimestampError,
     InvalidTopicError,
     MessageTooLargeError,
     OncelogError,
@@ -558,3 +560,39 @@ def test_two_refusals_in_one_turn_leave_a_producer_that_can_abort(cluster: Any, 
     run(story())
     assert len(late) == 1
     assert [leader.committed_values() for leader in leaders] == [[b"kept"], [b"kept"]]
+
+
+@pytest.mark.parametrize("transactional_id", [None, "loader"])
+def test_a_record_that_is_refused_is_told_from_its_neighbours(
+    cluster: Any, run: Any, transactional_id: str | None
+) -> None:
+    (leader,) = cluster.create("t")
+    cluster.fault(
+        ProduceRequest,
+        ProduceReply(
+            error=ErrorCode.INVALID_TIMESTAMP,
+            detail="record 1 of 3: timestamp 7 is too old",
+            refused_records=(1,),
+        ),
+    )
+
+    async def story() -> None:
+        async with cluster.producer(transactional_id) as producer:
+            if transactional_id:
+                await producer.init_transactions()
+                await producer.begin_transaction()
+            sent = [await producer.send("t", b"%d" % number) for number in range(3)]
+            outcomes = await asyncio.gather(*sent, return_exceptions=True)
+            kinds = [InvalidRecordError, InvalidTimestampError, InvalidRecordError]
+            assert [type(outcome) for outcome in outcomes] == kinds
+            assert str(outcomes[1]).startswith("record 1 of 3: timestamp 7 is too old")
+            assert "nothing is wrong with this record" in str(outcomes[0])
+            assert "record 1 of 3: timestamp 7 is too old" in str(outcomes[0])
+            if transactional_id:
+                await producer.abort_transaction()
+                await producer.begin_transaction()
+            await producer.send("t", b"next")
+            await producer.flush()
+
+    run(story())
+    assert leader.values() == [b"next"]
