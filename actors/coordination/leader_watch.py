@@ -62,15 +62,21 @@ class LeaderWatch:
         self._look.add_done_callback(self._looked)
 
     def _looked(self, look: asyncio.Task[None]) -> None:
-        """A bug would leave the call unwatched: its caller gets it instead of a reply."""
-        if not look.cancelled() and look.exception() is not None and self._caller is not None:
+        """A bug would leave the call unwatched: its caller gets it instead of a reply.
+
+        A program that shuts down cancels whatever it finds: then another look comes.
+        """
+        if self._caller is None or self._has_moved:
+            return
+        if not look.cancelled() and look.exception() is not None:
             self._bug = look.exception()
             self._caller.cancel()
+        else:
+            self._look_later()
 
     async def _give_up_if_moved(self) -> None:
         leader = await self._leader_now()
         if leader is None or leader == self._actor or self._caller is None:
-            self._look_later()
             return
         self._has_moved = True
         self._caller.cancel()

@@ -121,25 +121,30 @@ class ActorTransport:
         for known in [known for known in self._of_loop if known.is_closed()]:
             del self._of_loop[known]
         connections = self._of_loop[loop] = _LoopConnections(self._ray_calls, self._reports)
-        keeper: Any = loop.create_task(self._close_at_end(loop, connections))
+        keeper: Any = loop.create_task(_until_cancelled())
         # No warning for a program that closes its loop without its tasks: this one is not its own.
         keeper._log_destroy_pending = False
-        keeper.add_done_callback(_note_keeper_end)
+        # A callback of the loop: the task may be cancelled before its first step, and what it does
+        # when it is collected may run in any thread, or in the child of a fork.
+        keeper.add_done_callback(functools.partial(self._end, loop, connections))
         connections.keeper = keeper
         return connections
 
-    async def _close_at_end(
-        self, loop: asyncio.AbstractEventLoop, connections: _LoopConnections
+    def _end(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        connections: _LoopConnections,
+        _keeper: asyncio.Task[None],
     ) -> None:
-        """Wait until the loop ends, which cancels its tasks, and close what was opened on it."""
-        try:
-            await loop.create_future()
-        finally:
-            # The collector may end this too, in any thread, or in the child of a fork: the
-            # connections are those of the loop that runs, or not ours to touch.
-            if asyncio._get_running_loop() is loop:
-                self._of_loop.pop(loop, None)
-                connections.close()
+        """The loop ends, which cancels its tasks: close what was opened on it."""
+        if self._of_loop.get(loop) is connections:
+            del self._of_loop[loop]
+        connections.close()
+
+
+async def _until_cancelled() -> None:
+    """Body of the task by which the end of a loop is noticed."""
+    await asyncio.get_running_loop().create_future()
 
 
 class _LoopConnections:
@@ -167,8 +172,17 @@ class _LoopConnections:
         if making is None:
             making = asyncio.ensure_future(self._make(actor))
             self._making[actor] = making
+            # Not by the task itself: one that is cancelled before its first step does nothing.
+            making.add_done_callback(lambda made: self._made(actor, made))
         done, _ = await asyncio.wait([making], timeout=timeout_ms / 1000)
+        if making.cancelled():
+            # Not by its callers: by a program that shuts down, and may yet go on.
+            return ErrorCode.NETWORK_EXCEPTION
         return making.result() if done else ErrorCode.REQUEST_TIMED_OUT
+
+    def _made(self, actor: str, making: asyncio.Future[Connection | ErrorCode | None]) -> None:
+        if self._making.get(actor) is making:
+            del self._making[actor]
 
     def close(self) -> None:
         """Close every connection and report the finished calls."""
@@ -177,21 +191,18 @@ class _LoopConnections:
             connection.close()
 
     async def _make(self, actor: str) -> Connection | ErrorCode | None:
-        try:
-            address = await self._ray_calls.listener_of(actor, timeout_ms=CONNECT_TIMEOUT_MS)
-            if address is None:
-                self._call_through_ray(actor)
-            if not isinstance(address, ListenerAddress):
-                return address
-            connection = await connect(address, timeout_ms=CONNECT_TIMEOUT_MS)
-            if connection is None:
-                return self._failed(actor, address)
-            self._connections[actor] = connection
-            connection.on_lost = functools.partial(self._forget, actor, connection)
-            self._failures.pop(actor, None)
-            return connection
-        finally:
-            del self._making[actor]
+        address = await self._ray_calls.listener_of(actor, timeout_ms=CONNECT_TIMEOUT_MS)
+        if address is None:
+            self._call_through_ray(actor)
+        if not isinstance(address, ListenerAddress):
+            return address
+        connection = await connect(address, timeout_ms=CONNECT_TIMEOUT_MS)
+        if connection is None:
+            return self._failed(actor, address)
+        self._connections[actor] = connection
+        connection.on_lost = functools.partial(self._forget, actor, connection)
+        self._failures.pop(actor, None)
+        return connection
 
     def _failed(self, actor: str, address: ListenerAddress) -> ErrorCode | None:
         """Ray reached the actor, we did not: it has just died, or it is unreachable from here."""
@@ -217,12 +228,6 @@ class _LoopConnections:
     def _forget(self, actor: str, connection: Connection) -> None:
         if self._connections.get(actor) is connection:
             del self._connections[actor]
-
-
-def _note_keeper_end(keeper: asyncio.Task[None]) -> None:
-    """It is cancelled, with its loop or by ``close``; else connections may be left open."""
-    if not keeper.cancelled() and (bug := keeper.exception()) is not None:
-        _logger.error("connections were not closed: %r", bug, exc_info=bug)
 
 
 def _soon() -> float:

@@ -26,6 +26,7 @@ from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.aborted_filter import visible_batches
 from oncelog.api.consuming.fetch_buffer import AssignedPartition
 from oncelog.api.records import ConsumerRecord
+from oncelog.api.session.event_loop import cancelled_by_program
 from oncelog.api.session.offsets import consumer_backoff, is_retriable
 from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
@@ -101,10 +102,10 @@ class Fetcher:
         self._idle &= wanted.keys()
         if wanted and self._idle_check is None:
             self._idle_check = asyncio.get_running_loop().create_task(self._check_leaders())
-            self._idle_check.add_done_callback(self._note_crash)
+            self._watch(self._idle_check, lambda task: task is self._idle_check)
         elif not wanted and self._idle_check is not None:
-            self._idle_check.cancel()
-            self._idle_check = None
+            idle_check, self._idle_check = self._idle_check, None
+            idle_check.cancel()
 
     def partition(self, topic_partition: TopicPartition) -> AssignedPartition:
         """The state of one assigned partition; ``IllegalStateError`` if it is not assigned."""
@@ -223,14 +224,25 @@ class Fetcher:
         task = asyncio.get_running_loop().create_task(
             self._run(self._partitions[topic_partition], self._room[topic_partition])
         )
-        task.add_done_callback(self._note_crash)
         self._tasks[topic_partition] = task
+        self._watch(task, lambda task: task is self._tasks.get(topic_partition))
 
-    def _note_crash(self, task: asyncio.Task[None]) -> None:
-        """A task ends only by being cancelled; anything else is a bug that poll must not hide."""
-        if not task.cancelled() and task.exception() is not None:
-            self._crash = task.exception()
-            self._on_change()
+    def _watch(
+        self, task: asyncio.Task[None], is_wanted: Callable[[asyncio.Task[None]], bool]
+    ) -> None:
+        """A task ends only by being let go of and cancelled; poll must not hide anything else."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            crash: BaseException | None = None
+            if not task.cancelled():
+                crash = task.exception()
+            elif is_wanted(task):
+                crash = cancelled_by_program("consumer")
+            if crash is not None:
+                self._crash = crash
+                self._on_change()
+
+        task.add_done_callback(ended)
 
     def _stop(self, topic_partition: TopicPartition) -> None:
         self._tasks.pop(topic_partition).cancel()

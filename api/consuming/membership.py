@@ -53,6 +53,7 @@ from oncelog.actors.protocol.messages.group import (
 )
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.records import ConsumerGroupMetadata
+from oncelog.api.session.event_loop import cancelled_by_program
 from oncelog.api.session.offsets import consumer_backoff
 from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
@@ -216,7 +217,7 @@ class GroupMembership:
                 self.note_poll()
                 self.state = MembershipState.STABLE
                 self._heartbeats = asyncio.get_running_loop().create_task(self._beat())
-                self._heartbeats.add_done_callback(self._note_end)
+                self._heartbeats.add_done_callback(self._stopped_beating)
                 _log.info(
                     "group %s: generation %d, %d partitions",
                     self._group_id,
@@ -412,9 +413,16 @@ class GroupMembership:
                 self._note(reply.error)
                 return
 
-    def _note_end(self, heartbeats: asyncio.Task[None]) -> None:
-        """They end once this member knows why; a bug is told by the next poll, which joins anew."""
-        if not heartbeats.cancelled() and (bug := heartbeats.exception()) is not None:
+    def _stopped_beating(self, task: asyncio.Task[None]) -> None:
+        """Heartbeats end by themselves, with the next join pending, or because they are stopped.
+
+        A bug, or a program that cancels what it finds, is told by the next poll.
+        """
+        if task.cancelled():
+            if task is self._heartbeats:
+                self.failure = cancelled_by_program("consumer")
+                self._on_change()
+        elif (bug := task.exception()) is not None:
             self.failure = bug_met(f"the heartbeats in group {self._group_id!r}", bug)
             self._ask_to_join()
 

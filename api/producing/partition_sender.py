@@ -158,8 +158,8 @@ class PartitionSender:
         rewrites, self._rewrites = self._rewrites, []
         self._go_on()
         for entry in entries:
-            if entry.task is not None and entry.task is not asyncio.current_task():
-                entry.task.cancel()
+            if entry.task is not None:
+                self._owner.give_up(entry.task)
             self._context.fail(entry.batch, error)
         for entry in rewrites:
             self._context.fail(entry.batch, error)
@@ -173,7 +173,7 @@ class PartitionSender:
             # Failing the first of a transaction fails the others.
             if entry.batch.created_s <= begun_before_s and entry in self._in_flight:
                 if entry.task is not None:
-                    entry.task.cancel()
+                    self._owner.give_up(entry.task)
                 reason = "no answer came"
                 if entry.last_error is not ErrorCode.NONE:
                     reason = f"the last answer was {entry.last_error.name}"

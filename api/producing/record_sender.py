@@ -24,6 +24,7 @@ from oncelog.api.producing.sender_context import SendCounters, SenderContext, op
 from oncelog.api.producing.sender_tasks import SenderTasks
 from oncelog.api.producing.topic_finder import TopicFinder
 from oncelog.api.producing.untold_failures import UntoldFailures
+from oncelog.api.session.event_loop import cancelled_by_program
 from oncelog.api.session.process_bound import AFTER_FORK
 from oncelog.api.session.routing import Router
 from oncelog.api.transacting.enrolment import Enrolment
@@ -45,6 +46,7 @@ from oncelog.storage.exceptions import (
     MessageTooLargeError,
     OncelogError,
     RequestTimedOutError,
+    TransactionAbortableError,
     exception_for,
 )
 from oncelog.storage.model import (
@@ -83,9 +85,9 @@ class RecordSender:
         self._clock = router.clock
         self._requests = requests
         self._state = state
-        self._tasks = SenderTasks(loop, self._crashed)
-        self.spawn = self._tasks.spawn
-        self.identities = PlainIdentities(requests, self.spawn)
+        self._tasks = SenderTasks(loop, self._crashed, self._cancelled)
+        self.spawn, self.give_up = self._tasks.spawn, self._tasks.give_up
+        self.identities = PlainIdentities(requests, self._tasks.spawn_spare)
         self._fatal: OncelogError | None = None
         self.fencing = Fencing(state=state, requests=requests, loop=loop)
         self.interceptors = InterceptorChain(settings.interceptors)
@@ -148,7 +150,7 @@ class RecordSender:
             requests=self._requests,
             loop=self._loop,
             settings=self.settings,
-            spawn=self.spawn,
+            spawn=self._tasks.spawn_spare,
             is_known=lambda tp: self._topics.known(tp.topic, tp.partition) is not None,
         )
 
@@ -294,8 +296,8 @@ class RecordSender:
     def stop(self, error: OncelogError) -> None:
         """Fail every record whose outcome is unknown; their futures raise ``error``."""
         preparing, self._preparing = self._preparing, None
-        if preparing is not None and preparing is not asyncio.current_task():
-            preparing.cancel()
+        if preparing is not None:
+            self.give_up(preparing)
         self.fencing.stop()
         for sender in self._senders.values():
             sender.stop(error)
@@ -478,3 +480,18 @@ class RecordSender:
         if self._state is not None:
             self._state.fail(crash, ErrorClass.FATAL)
         self.stop(crash)
+
+    def _cancelled(self) -> None:
+        """A task was cancelled, but not by this producer: what it was about is lost.
+
+        An abort takes that back. Without a transaction nothing does, as nobody knows what is in
+        the log. In one that has nothing on its way nothing is missing.
+        """
+        if self._state is None:
+            self._crashed(cancelled_by_program("producer"))
+        elif self.buffered_bytes:
+            error = TransactionAbortableError(
+                "a task of the producer was cancelled by the program, as frameworks cancel all "
+                "when they shut down; call abort_transaction()"
+            )
+            self.spoil(error, ErrorClass.ABORTABLE)

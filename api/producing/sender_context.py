@@ -84,6 +84,10 @@ class SenderOwner(Protocol):
         """Run ``work``; if a bug makes it fail, the producer fails and no future hangs."""
         ...
 
+    def give_up(self, task: asyncio.Task[None]) -> None:
+        """Cancel what ``spawn`` began, unless it is what runs."""
+        ...
+
     def batch_failed(self, error: OncelogError) -> None:
         """A batch failed for good: spoil the transaction, if there is one."""
         ...

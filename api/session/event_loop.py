@@ -112,6 +112,14 @@ def _end_all() -> None:
 atexit.register(_end_all)
 
 
+def cancelled_by_program(client: str) -> ClientClosedError:
+    """What a client raises once a task that it cannot do without was cancelled by others."""
+    return ClientClosedError(
+        f"a task of the {client} was cancelled by the program, as frameworks cancel all when they "
+        f"shut down, or with its event loop; close() it, and make a new {client} to go on"
+    )
+
+
 class LoopCall(Generic[ResultT]):
     """A coroutine on its way through a loop in another thread, and who waits for it, once.
 
@@ -199,9 +207,10 @@ class LoopThread:
             self._on_forbid = _with_live(self._on_forbid, callback)
 
     def call_when_closed(self, callback: Callable[[], None]) -> None:
-        """Call the method ``callback``, if its object still lives, last of all on the loop.
+        """Call the method ``callback``, if its object still lives, when the loop is about to end.
 
-        By then every coroutine has been cancelled. ``ClientClosedError`` once closed.
+        What still runs is cancelled only then, so that it is not taken for the program's doing.
+        ``ClientClosedError`` once closed.
         """
         with self._lock:
             if self._is_closed:
@@ -306,7 +315,6 @@ def _run_loop(loop: asyncio.AbstractEventLoop, on_close: _Callbacks) -> None:
     try:
         loop.run_forever()
     finally:
-        _cancel_all(loop)
         loop.run_until_complete(_call_all(on_close))
         _cancel_all(loop)
         loop.run_until_complete(loop.shutdown_asyncgens())

@@ -296,28 +296,33 @@ class Router:
 
     async def _ask(self, topics: frozenset[str]) -> MetadataReply:
         """Ask the controller about ``topics``; callers that want the same share one question."""
-        while (lookup := self._lookup) is not None:
-            # Shielded, since another caller may be waiting for the same answer.
-            reply = await asyncio.shield(lookup.task)
-            if topics <= lookup.topics:
-                return reply
-        task = asyncio.get_running_loop().create_task(self._question(topics))
-        self._lookup = _Lookup(topics=topics, task=task)
-        return await asyncio.shield(task)
+        while True:
+            lookup = self._lookup
+            if lookup is None:
+                task = asyncio.get_running_loop().create_task(self._question(topics))
+                lookup = self._lookup = _Lookup(topics=topics, task=task)
+                # Not by the task itself: one that is cancelled before its first step does nothing.
+                task.add_done_callback(self._forget_lookup)
+            # It goes on without this caller, since another may be waiting for the same answer.
+            await asyncio.wait((lookup.task,))
+            # A program that shuts down may have cancelled it; whoever still waits asks again.
+            if topics <= lookup.topics and not lookup.task.cancelled():
+                return lookup.task.result()
 
     async def _question(self, topics: frozenset[str]) -> MetadataReply:
         began_s = self.outages.now_s()
-        try:
-            reply = await self.transport.call(
-                CONTROLLER_ACTOR,
-                MetadataRequest(topics=tuple(sorted(topics))),
-                timeout_ms=METADATA_TIMEOUT_MS,
-            )
-            self.outages.note("the controller", CONTROLLER_ACTOR, reply.error, began_s=began_s)
-            if reply.error is ErrorCode.NONE:
-                self._remember(reply, topics)
-            return reply
-        finally:
+        reply = await self.transport.call(
+            CONTROLLER_ACTOR,
+            MetadataRequest(topics=tuple(sorted(topics))),
+            timeout_ms=METADATA_TIMEOUT_MS,
+        )
+        self.outages.note("the controller", CONTROLLER_ACTOR, reply.error, began_s=began_s)
+        if reply.error is ErrorCode.NONE:
+            self._remember(reply, topics)
+        return reply
+
+    def _forget_lookup(self, task: asyncio.Task[MetadataReply]) -> None:
+        if self._lookup is not None and self._lookup.task is task:
             self._lookup = None
 
     def _remember(self, reply: MetadataReply, asked: frozenset[str]) -> None:

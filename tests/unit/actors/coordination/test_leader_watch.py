@@ -113,3 +113,26 @@ def test_one_that_is_cancelled_by_its_caller_is_cancelled(run: Any) -> None:
         assert leader.asked == 0
 
     run(story())
+
+
+def test_a_look_that_a_program_cancels_as_it_shuts_down_is_followed_by_another(run: Any) -> None:
+    async def story() -> None:
+        asked = 0
+
+        async def leader_now() -> str:
+            nonlocal asked
+            asked += 1
+            if asked == 1:
+                await asyncio.Event().wait()
+            return "two"
+
+        watch = LeaderWatch("one", leader_now)
+        call = asyncio.create_task(watch.call(Hanging(), REQUEST, timeout_ms=30_000))
+        await asyncio.sleep(1.5 * CHECK_S)
+        assert watch._look is not None
+        watch._look.cancel()
+        await asyncio.sleep(1.5 * CHECK_S)
+        assert call.done()
+        assert (await call).error is ErrorCode.NETWORK_EXCEPTION
+
+    run(story())

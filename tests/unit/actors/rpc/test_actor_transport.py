@@ -6,6 +6,7 @@ import asyncio
 import gc
 import sys
 
+import pytest
 from counted_calls import Counted
 
 from oncelog.actors.protocol.messages.base import Reply, Request
@@ -355,8 +356,8 @@ def test_calls_are_counted_whichever_way_they_take_and_reported_when_the_transpo
         assert await describe(transport) == BY_RAY
         assert not counted.amounts
         transport.close()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        for _ in range(3):
+            await asyncio.sleep(0)
         assert counted.of("calls", "describe_replica", "caller") == 1
         assert counted.of("call_request_bytes", "describe_replica", "caller") == BY_RAY_BYTES[0]
         assert counted.of("call_reply_bytes", "describe_replica", "caller") == BY_RAY_BYTES[1]
@@ -374,5 +375,47 @@ def test_calls_that_reach_nobody_are_counted_as_errors():
         labels = ("describe_replica", "caller", "NETWORK_EXCEPTION")
         assert counted.of("call_errors", *labels) == 1
         assert counted.of("call_request_bytes", *labels[:2]) == 0
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2])
+def test_a_connection_whose_making_was_cancelled_is_made_again(turns: int) -> None:
+    """Even before the first step of the task that makes it."""
+
+    async def body() -> None:
+        ray, listener = FakeRay(), listener_of(1)
+        ray.known = await listener.address()
+        transport = ActorTransport(ray)
+        calling = asyncio.ensure_future(describe(transport))
+        await asyncio.sleep(0)
+        (connections,) = transport._of_loop.values()
+        (making,) = connections._making.values()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        making.cancel()
+        assert (await calling).error is ErrorCode.NETWORK_EXCEPTION
+        assert (await describe(transport)).process_id == 1
+        assert not connections._making
+
+    asyncio.run(body())
+
+
+def test_connections_are_closed_with_their_loop_even_if_its_end_comes_before_their_first_step() -> (
+    None
+):
+    async def body() -> None:
+        ray, listener = FakeRay(), listener_of(1)
+        ray.known = await listener.address()
+        transport = ActorTransport(ray)
+        loop = asyncio.get_running_loop()
+        connections = transport._begin(loop)
+        assert connections.keeper is not None
+        connections.keeper.cancel()
+        await asyncio.wait([connections.keeper])
+        await asyncio.sleep(0)
+        assert transport._of_loop == {}
+        assert (await describe(transport)).process_id == 1
+        assert connections not in transport._of_loop.values()
 
     asyncio.run(body())

@@ -153,7 +153,7 @@ async def until_cancelled(called: list[str]) -> None:
         called.append("cancelled")
 
 
-def test_what_asked_for_it_is_called_on_the_loop_when_all_else_has_ended() -> None:
+def test_what_asked_for_it_is_called_on_the_loop_before_the_rest_is_cancelled() -> None:
     called: list[str] = []
 
     class Living:
@@ -172,7 +172,7 @@ def test_what_asked_for_it_is_called_on_the_loop_when_all_else_has_ended() -> No
     thread.close()
     with pytest.raises(CancelledError):
         call.result()
-    assert called == ["cancelled", "reported", "ends"]
+    assert called == ["reported", "ends", "cancelled"]
     with pytest.raises(ClientClosedError):
         thread.call_when_closed(living.closed)
 

@@ -68,6 +68,44 @@ def test_callers_that_want_the_same_share_one_question(fake_cluster: Any, run: A
     assert asked(fake_cluster) == [("t",)]
 
 
+@pytest.mark.parametrize("turns", [1, 2])
+def test_a_look_up_that_is_cancelled_is_made_again_for_all_who_wait(
+    fake_cluster: Any, run: Any, turns: int
+) -> None:
+    """As frameworks do when they shut down: even before the first step of its task."""
+    fake_cluster.create("t")
+    router = fake_cluster.router()
+
+    async def story() -> None:
+        callers = [asyncio.ensure_future(router.leader(T0)) for _ in range(3)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for task in asyncio.all_tasks() - {asyncio.current_task(), *callers}:
+            task.cancel()
+        answers = await asyncio.wait_for(asyncio.gather(*callers), 10)
+        assert answers == [("partition:t-0@1", 0)] * 3
+        assert await router.leader(T0) == ("partition:t-0@1", 0)
+
+    run(story())
+
+
+def test_a_caller_that_is_cancelled_takes_no_look_up_from_the_others(
+    fake_cluster: Any, run: Any
+) -> None:
+    fake_cluster.create("t")
+    router = fake_cluster.router()
+
+    async def story() -> None:
+        first, second = (asyncio.ensure_future(router.leader(T0)) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert await second == ("partition:t-0@1", 0)
+        assert first.cancelled()
+
+    run(story())
+    assert asked(fake_cluster) == [("t",)]
+
+
 @pytest.mark.parametrize("error", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NETWORK_EXCEPTION])
 def test_a_leader_that_moved_or_is_gone_is_looked_up_again(
     fake_cluster: Any, run: Any, error: ErrorCode
