@@ -91,7 +91,8 @@ def init(
     and none is founded. Raises ``InvalidSettingError`` for an impossible directory or setting,
     ``ConnectionFailedError`` when the cluster has another id or data directory or cannot be
     started. On a cluster that runs, settings that differ from its own are refused by
-    ``InvalidSettingError``; those that are not given are not asked about.
+    ``InvalidSettingError``; those that are not given are not asked about. A handler of SIGTERM that
+    the program has set stays; without one Ray's ends it in order.
     """
     refuse_ray_of_parent()
     paths = connection.directory_paths(data_dir)

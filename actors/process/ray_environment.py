@@ -1,10 +1,17 @@
-"""What must be set before Ray is imported: authentication, and the tuning of our clusters."""
+"""What must be set before Ray is imported: authentication, and the tuning of our clusters.
+
+And what ``ray.init`` changes in a process that is to stay as it was.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,3 +69,20 @@ def prepare_to_start() -> None:
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
+@contextlib.contextmanager
+def own_termination() -> Iterator[None]:
+    """What the program does at SIGTERM is given back after the block, in which Ray replaces it.
+
+    A program may have a transaction to finish. One that does nothing of its own ends in order by
+    Ray's handler, and one whose handler is not Python's cannot be told. Only in the main thread:
+    in others Ray changes nothing.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and before not in (signal.SIG_DFL, None):
+            signal.signal(signal.SIGTERM, before)

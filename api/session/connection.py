@@ -33,7 +33,12 @@ from oncelog.actors.interfaces import (
     leader_address,
 )
 from oncelog.actors.pin import BROKER_LABEL, LOCAL_BROKER_ID
-from oncelog.actors.process.ray_environment import SYSTEM_CONFIG, prepare_to_join, prepare_to_start
+from oncelog.actors.process.ray_environment import (
+    SYSTEM_CONFIG,
+    own_termination,
+    prepare_to_join,
+    prepare_to_start,
+)
 from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest
 from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
 from oncelog.api.session import ray_probe
@@ -161,13 +166,14 @@ def join_ray(address: str) -> None:
             )
         return
     try:
-        ray.init(
-            address=place,
-            namespace=NAMESPACE,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            configure_logging=False,
-        )
+        with own_termination():
+            ray.init(
+                address=place,
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=False,
+            )
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise ConnectionFailedError(
@@ -236,7 +242,7 @@ def start_ray(*, num_cpus: int | None, dashboard_port: int | None) -> DelayedSta
     logging.getLogger("ray").setLevel(logging.ERROR)
     options: dict[str, Any] = {} if dashboard_port is None else {"dashboard_port": dashboard_port}
     try:
-        with delayed() as starts:
+        with own_termination(), delayed() as starts:
             ray.init(
                 address="local",
                 namespace=NAMESPACE,

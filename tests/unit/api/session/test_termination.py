@@ -1,0 +1,103 @@
+"""The program's own handler of SIGTERM stays, although Ray puts one of its own in its place."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import ray
+
+from oncelog.api.session import connection, ray_probe
+from oncelog.storage.exceptions import ConnectionFailedError
+
+
+def rays_handler(*_: Any) -> None:
+    """What ``ray.init`` would put there."""
+
+
+def own_handler(*_: Any) -> None:
+    """A program that finishes its transaction before it ends."""
+
+
+@pytest.fixture(autouse=True)
+def handler_of_the_tests() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def init(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
+    """``ray.init`` does what it does to signals, and raises what is put into the list."""
+    errors: list[Exception] = []
+
+    def init(**_: Any) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, rays_handler)
+        if errors:
+            raise errors[0]
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray_probe, "ray_cluster_at", lambda *_: "cluster")
+    monkeypatch.setattr(connection, "prepare_to_start", lambda: None)
+    monkeypatch.setattr(connection, "prepare_to_join", lambda: None)
+    return errors
+
+
+def join() -> None:
+    connection.join_ray("127.0.0.1:1")
+
+
+def start() -> None:
+    connection.start_ray(num_cpus=None, dashboard_port=None)
+
+
+@pytest.mark.parametrize("connect", [join, start])
+@pytest.mark.parametrize("before", [own_handler, signal.SIG_IGN])
+def test_what_a_program_does_at_sigterm_is_given_back(
+    init: list[Exception], connect: Callable[[], None], before: Any
+) -> None:
+    signal.signal(signal.SIGTERM, before)
+    connect()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("connect", [join, start])
+def test_it_is_given_back_also_when_ray_cannot_be_reached(
+    init: list[Exception], connect: Callable[[], None]
+) -> None:
+    init.append(ConnectionError("nobody there"))
+    signal.signal(signal.SIGTERM, own_handler)
+    with pytest.raises(ConnectionFailedError):
+        connect()
+    assert signal.getsignal(signal.SIGTERM) is own_handler
+
+
+@pytest.mark.parametrize("connect", [join, start])
+def test_a_program_without_one_ends_in_order_by_that_of_ray(
+    init: list[Exception], connect: Callable[[], None]
+) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    connect()
+    assert signal.getsignal(signal.SIGTERM) is rays_handler
+
+
+def test_another_thread_than_the_main_one_changes_no_handler(init: list[Exception]) -> None:
+    signal.signal(signal.SIGTERM, own_handler)
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            join()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert failures == []
+    assert signal.getsignal(signal.SIGTERM) is own_handler
