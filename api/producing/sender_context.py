@@ -53,8 +53,8 @@ class SenderContext:
         neighbours = None
         if refused:
             neighbours = InvalidRecordError(
-                "not appended, although nothing is wrong with this record: a batch is refused as "
-                f"a whole, and of this one was refused: {error}"
+                "nothing is wrong with this record, but it was refused with its batch, which is "
+                f"taken or refused as a whole: {error}"
             )
         batch.delivery.finish(error=error, refused=refused, neighbours=neighbours)
         self.failures.note(batch.delivery, batch.rows.record_count)

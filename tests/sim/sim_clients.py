@@ -108,6 +108,7 @@ async def _transaction(
             if chance.random() < 0.3:
                 await player.pause()
         await _careless_send(player, producer, write)
+        await _careless_shutdown(player, producer, write)
         if chance.random() < 0.1:
             await player.pause(player.stage.plan.transaction_timeout_ms)
     except OncelogError as error:
@@ -127,6 +128,18 @@ async def _careless_send(player: Player, producer: AsyncProducer, write: Write) 
     player.stage.counts["refused sends"] += 1
     with contextlib.suppress(TypeError):
         await producer.send(topic_partition.topic, record.value)  # type: ignore[arg-type]
+
+
+async def _careless_shutdown(player: Player, producer: AsyncProducer, write: Write) -> None:
+    """Now and then: cancel all that runs, as frameworks do at their end, and go on after all."""
+    if not player.happens("shutdowns", f"{write.owner} {write.name}"):
+        return
+    sender = producer._core.sender
+    tasks = sender._tasks
+    is_at_work = any(task not in tasks._spare and not task.done() for task in tasks._tasks)
+    await player.cancel_all()
+    if is_at_work and sender.buffered_bytes:
+        raise AssertionError("a producer waits for what was cancelled")
 
 
 async def commit(player: Player, producer: AsyncProducer, write: Write) -> bool:
@@ -184,8 +197,9 @@ async def plain_writer(player: Player) -> None:
                 break
             topic_partition = player.random.choice(player.stage.targets())
             record = player.history.send_plain(owner, topic_partition, f"{owner}/{number}")
+            is_in_time = not player.happens("wrong_times", record.value)
             try:
-                future = await player.send(producer, record)
+                future = await player.send(producer, record, is_in_time=is_in_time)
             except OncelogError:
                 player.history.end(record.write, Outcome.UNKNOWN)
                 break
@@ -218,12 +232,23 @@ def reader(isolation: IsolationLevel) -> Life:
                 await consumer.seek_to_beginning()
             noted = NotedReader(player, consumer, isolation)
             for _ in range(player.random.randint(20, 200)):
-                if not player.is_on:
+                if not player.is_on or await _is_shut_down(player, noted):
                     break
                 await _read_on(player, noted, isolation)
             await consumer.close()
 
     return life
+
+
+async def _is_shut_down(player: Player, noted: NotedReader) -> bool:
+    """Now and then all that runs is cancelled; whether the reader is of no more use."""
+    if not player.happens("shutdowns", f"{noted.name} at {asyncio.get_running_loop().time()}"):
+        return False
+    await player.cancel_all()
+    with contextlib.suppress(OncelogError):
+        await noted.poll(0, 1)
+        raise AssertionError("a consumer reads on without what was cancelled")
+    return True
 
 
 async def _read_on(player: Player, noted: NotedReader, isolation: IsolationLevel) -> None:

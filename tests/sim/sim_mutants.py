@@ -18,11 +18,12 @@ from sim_saboteurs import ALONE, LATE, Saboteur
 from oncelog.actors.launch import assembly
 from oncelog.actors.protocol.partition.bounds import PartitionBounds, Role
 from oncelog.actors.protocol.partition.producers import ProducerStates
-from oncelog.actors.replica import group_sync, replica
+from oncelog.actors.replica import group_sync, replica, topic_rules
 from oncelog.actors.replica import log as replica_log
 from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.frames import FramedProtocol
 from oncelog.api.consuming.fetch_buffer import AssignedPartition
+from oncelog.api.consuming.fetcher import Fetcher
 from oncelog.api.processing.loop import ProcessLoop
 from oncelog.api.producing.record_sender import RecordSender
 from oncelog.storage.disk import sync_point
@@ -274,7 +275,42 @@ def _workers_that_go_on() -> Any:
 
 
 BUSY = {"writers": 3, "pause_ms": 10.0}
+
+
+def _cancelled_sends_go_unseen() -> Any:
+    """A producer waits on for what a program has cancelled."""
+    return mock.patch.object(RecordSender, "_cancelled")
+
+
+def _cancelled_fetches_go_unseen() -> Any:
+    """A consumer polls on without what fetches for it."""
+    return mock.patch.object(Fetcher, "_watch")
+
+
+def _refusals_of_nobody() -> Any:
+    """A leader that refuses a batch does not say for which of its records."""
+    return mock.patch.object(topic_rules, "_told", return_value=())
+
+
 MUTANTS = (
+    Saboteur(
+        name="refused records",
+        sabotage=_refusals_of_nobody,
+        checker="World",
+        changes=ALONE | {"wrong_times": 0.1, "plain_writers": 2},
+    ),
+    Saboteur(
+        name="cancelled sends",
+        sabotage=_cancelled_sends_go_unseen,
+        checker="World",
+        changes=ALONE | {"shutdowns": 0.3, "readers": 0, "writers": 3},
+    ),
+    Saboteur(
+        name="cancelled fetches",
+        sabotage=_cancelled_fetches_go_unseen,
+        checker="World",
+        changes=ALONE | {"shutdowns": 0.3},
+    ),
     Saboteur(
         name="ends told exactly",
         sabotage=_ends_that_waver,

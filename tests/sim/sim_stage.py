@@ -24,7 +24,7 @@ from oncelog.api.consuming.consumer import AsyncConsumer
 from oncelog.api.producing.member import AsyncTransactionMember
 from oncelog.api.producing.producer import AsyncProducer
 from oncelog.api.records import ConsumerRecord
-from oncelog.storage.exceptions import OncelogError
+from oncelog.storage.exceptions import InvalidTimestampError, OncelogError
 from oncelog.storage.model import IsolationLevel, TopicPartition
 
 CALLS_AGAIN_MAX = 4
@@ -60,6 +60,10 @@ class WorkloadPlan:
     processors: int = 0
     slow_functions: float = 0.0
     """How often the function of a processor takes longer than its group waits for a poll."""
+    shutdowns: float = 0.0
+    """How often writers and readers cancel all that runs in their process, and go on."""
+    wrong_times: float = 0.0
+    """How often a record without transaction has a timestamp that its topic refuses."""
     readers: int = 1
     uncommitted_readers: int = 0
     abort_ratio: float = 0.15
@@ -103,8 +107,15 @@ class Stage:
 
 Life = Callable[["Player"], Awaitable[None]]
 
+WRONG_BY_MS = 7_200_000
+"""How far in the future a wrong timestamp is: further than topics allow."""
+
 DELIVERY_SLACK_MS = 100
 """How much later than ``delivery_timeout_ms`` a record may have its outcome."""
+
+
+SHUTDOWN_TURNS = 10
+"""Turns of a loop within which cancelled tasks have ended, and whoever owns them knows."""
 
 
 class Player:
@@ -152,12 +163,31 @@ class Player:
         """Do nothing for a while."""
         await asyncio.sleep(self.random.expovariate(1.0 / mean_s))
 
+    def happens(self, name: str, what: str) -> bool:
+        """Whether what the plan has a ratio of, under ``name``, happens now; ``what`` is unique."""
+        # Of its own, so that the seeds kept for regressions draw the rest as they did.
+        ratio = getattr(self.stage.plan, name)
+        does_happen: bool = Random(f"{name} in {what}").random() < ratio
+        self.stage.counts[name] += does_happen
+        return does_happen
+
+    async def cancel_all(self) -> None:
+        """Cancel every task of the process but this one, and let the others see it."""
+        for reference in tuple(self.client.tasks):
+            task = reference()
+            if task is not None and task is not asyncio.current_task():
+                task.cancel()
+        for _ in range(SHUTDOWN_TURNS):
+            await asyncio.sleep(0)
+
     # --- what is noted ------------------------------------------------------------------------
 
     async def send(
         self,
         sending: AsyncProducer | AsyncTransactionMember,
         record: SentRecord,
+        *,
+        is_in_time: bool = True,
     ) -> asyncio.Future[RecordMetadata]:
         """Send a record that is noted already, and note what the log answers."""
         topic_partition = record.topic_partition
@@ -167,8 +197,9 @@ class Player:
             key=None if key is None else key.encode(),
             value=record.value.encode(),
             partition=topic_partition.partition,
+            timestamp_ms=None if is_in_time else sending._sender.now_ms() + WRONG_BY_MS,
         )
-        future.add_done_callback(lambda done: self._answered(record, done))
+        future.add_done_callback(lambda done: self._answered(record, done, is_in_time=is_in_time))
         self.expect([record], future, sending._sender.settings)
         return future
 
@@ -185,12 +216,22 @@ class Player:
             lambda: None if future.done() else self.history.overdue.extend(records),
         )
 
-    def _answered(self, record: SentRecord, done: asyncio.Future[RecordMetadata]) -> None:
+    def _answered(
+        self, record: SentRecord, done: asyncio.Future[RecordMetadata], *, is_in_time: bool = True
+    ) -> None:
         if done.cancelled() or done.exception() is not None:
+            if is_in_time and not done.cancelled():
+                self._check_blame(record, done.exception())
             if record.write.transactional_id is None and record.write.ended_at is None:
                 self.history.end(record.write, Outcome.UNKNOWN)
             return
         self.acknowledged(record, done.result().offset)
+
+    def _check_blame(self, record: SentRecord, error: BaseException | None) -> None:
+        # By clocks that are off any record may come from too far in the future.
+        are_right = not self.stage.world.counts["clock_jump"]
+        if are_right and isinstance(error, InvalidTimestampError):
+            raise AssertionError(f"{record.value} is told of a timestamp that is not its own")
 
     def acknowledged(self, record: SentRecord, offset: int) -> None:
         """Note that the log has answered for a record; -1 if it did not tell where it stands."""
@@ -261,7 +302,7 @@ class NotedReader:
         self.consumer = consumer
         self._player = player
         self._isolation = isolation
-        self._name = player.new_owner()
+        self.name = player.new_owner()
         self._session = 0
         self._owned: tuple[object, ...] = ()
 
@@ -277,7 +318,7 @@ class NotedReader:
         for record in records:
             assert record.value is not None
             self._player.history.read(
-                self._name,
+                self.name,
                 self._session,
                 self._isolation,
                 record.topic_partition,

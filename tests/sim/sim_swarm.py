@@ -172,6 +172,8 @@ def _drawn(seed: int) -> Scenario:
             readers=random.choice((1, 2)),
             # One choice, drawn all the same: the seeds kept draw the rest as they did.
             uncommitted_readers=random.choice((1, 1)),
+            shutdowns=Random(f"shutdowns {seed}").choice((0.0,) * 9 + (0.05,)),
+            wrong_times=Random(f"wrong times {seed}").choice((0.0,) * 9 + (0.05,)),
             abort_ratio=0.15,
             transaction_timeout_ms=random.choice((1_000, 3_000, 10_000)),
             request_timeout_ms=random.choice((300, 1_000, 3_000)),
