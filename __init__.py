@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from oncelog.api.client import Cluster, connect, init
     from oncelog.api.config import ConsumerOptions, ProducerOptions
     from oncelog.api.consuming.consumer import AsyncConsumer, Consumer
+    from oncelog.api.consuming.listener import ConsumerRebalanceListener
     from oncelog.api.processing.job import ProcessFailedError, ProcessJob
     from oncelog.api.producing.member import Membership
     from oncelog.api.producing.producer import AsyncProducer, Producer
@@ -125,6 +126,7 @@ __all__ = [
     "ConnectionFailedError",
     "Consumer",
     "ConsumerOptions",
+    "ConsumerRebalanceListener",
     "ConsumerRecord",
     "CoordinatorLoadInProgressError",
     "CoordinatorNotAvailableError",
@@ -228,6 +230,7 @@ _HOMES = {
     "Cluster": "oncelog.api.client",
     "Consumer": "oncelog.api.consuming.consumer",
     "ConsumerOptions": "oncelog.api.config",
+    "ConsumerRebalanceListener": "oncelog.api.consuming.listener",
     "ConsumerRecord": "oncelog.api.records",
     "ErrorCode": "oncelog.storage.errors",
     "IsolationLevel": "oncelog.storage.model",

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from oncelog.storage.model import TopicPartition
+
+_moments: Final = itertools.count(1)
+_THIS_PROCESS: Final = object()
+"""Compared by identity, which a copy that was pickled for another process does not keep."""
+
+
+def next_moment() -> int:
+    """A number above all before it in this process, from any thread: what comes after what."""
+    return next(_moments)
 
 
 class ConsumerRecord(NamedTuple):
@@ -38,12 +48,31 @@ class OffsetAndTimestamp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GivenUpInput:
+    """When a partition was given up, and when the application had last got a record of it.
+
+    Both are moments of the process, and mean nothing in another.
+    """
+
+    given_up_at: int
+    delivered_at: int
+    process: object = field(default=_THIS_PROCESS, repr=False)
+
+    @property
+    def is_of_this_process(self) -> bool:
+        """Whether the moments are of this process."""
+        return self.process is _THIS_PROCESS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerGroupMetadata:
     """Who commits offsets inside a transaction, so that a zombie member is refused (KIP-447).
 
     ``generation_id`` -1 and ``member_id`` "" stand for a consumer that is no group member.
     ``topic_ids`` has the id of each topic that is read, so that an offset of a deleted topic is
-    not taken for one of its successor.
+    not taken for one of its successor. ``given_up`` has the partitions that rebalances have taken
+    from the consumer, so that a transaction that has read of them is not committed: whoever has
+    them now reads the same again.
     """
 
     group_id: str
@@ -51,3 +80,6 @@ class ConsumerGroupMetadata:
     member_id: str = ""
     group_instance_id: str | None = None
     topic_ids: Mapping[str, str] = field(default_factory=dict, compare=False)
+    given_up: Mapping[TopicPartition, GivenUpInput] = field(
+        default_factory=dict, compare=False, repr=False
+    )

@@ -17,6 +17,7 @@ from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.core import ConsumerCore
 from oncelog.api.consuming.handover import Handover
+from oncelog.api.consuming.listener import ConsumerRebalanceListener
 from oncelog.api.records import ConsumerGroupMetadata, ConsumerRecord, OffsetAndTimestamp
 from oncelog.api.session.event_loop import (
     Blocking,
@@ -67,25 +68,35 @@ class AsyncConsumer(ProcessBound):
 
     # --- what is read -------------------------------------------------------------------------
 
-    async def subscribe(self, topics: str | Iterable[str]) -> None:
+    async def subscribe(
+        self,
+        topics: str | Iterable[str],
+        *,
+        listener: ConsumerRebalanceListener | None = None,
+    ) -> None:
         """Read ``topics`` together with the other members of the group; replaces the last call.
 
-        Partitions are assigned during the following polls. Needs a ``group_id``. Topics that do not
-        exist, or are deleted later, are left out with a warning until they are created; a poll
-        raises ``UnknownTopicOrPartitionError`` if none exists.
+        Partitions are assigned during the following polls, which tell the ``listener`` of them.
+        Needs a ``group_id``. Topics that do not exist, or are deleted later, are left out with a
+        warning until they are created; a poll raises ``UnknownTopicOrPartitionError`` if none
+        exists.
         """
+        if not isinstance(listener, ConsumerRebalanceListener | None):
+            raise TypeError(f"listener must be a ConsumerRebalanceListener, not {listener!r}")
+        self._core.check_not_told("subscribe")
         names = (topics,) if isinstance(topics, str) else tuple(dict.fromkeys(topics))
         for name in names:
             if not is_valid_topic_name(name):
                 raise InvalidTopicError(f"{name!r} is not a topic name: {TOPIC_NAME_RULE}")
         self._settle()
         if names:
-            self._core.subscribe(names)
+            self._core.subscribe(names, listener)
         else:
             await self._core.unsubscribe()
 
     async def unsubscribe(self) -> None:
         """Give up topics or partitions. A group is left, after an automatic commit."""
+        self._core.check_not_told("unsubscribe")
         self._settle()
         await self._core.unsubscribe()
 
@@ -118,6 +129,7 @@ class AsyncConsumer(ProcessBound):
 
     async def _poll_noted(self, timeout_ms: float, max_records: int | None) -> list[ConsumerRecord]:
         """``poll`` for a caller that confirms receipt of the records; see ``Handover``."""
+        self._core.check_not_told("poll")
         self._settle()
         count_max = self.settings.max_poll_records if max_records is None else max_records
         _check_poll(timeout_ms, count_max)
@@ -136,6 +148,7 @@ class AsyncConsumer(ProcessBound):
     async def _poll_arrow_noted(self, timeout_ms: float, max_records: int | None) -> pa.Table:
         from oncelog.api.consuming.record_table import record_table
 
+        self._core.check_not_told("poll_arrow")
         self._settle()
         _check_poll(timeout_ms, 1 if max_records is None else max_records)
         taken = await self._core.poll(
@@ -165,7 +178,8 @@ class AsyncConsumer(ProcessBound):
 
     def _settle(self) -> None:
         """Give back what the application did not get, before any position moves."""
-        self._handover.give_back(self._core.fetcher)
+        if not self._core.is_told:  # Else the call around it has done so, and goes on.
+            self._handover.give_back(self._core.fetcher)
 
     # --- positions ----------------------------------------------------------------------------
 
@@ -338,6 +352,7 @@ class AsyncConsumer(ProcessBound):
 
         A member with a ``group_instance_id`` stays in the group until its session ends.
         """
+        self._core.check_not_told("close")
         self._settle()
         await self._core.close()
 

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Final, TypeVar
 
@@ -32,8 +33,10 @@ from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.fetch_buffer import AssignedPartition
 from oncelog.api.consuming.fetcher import Fetcher
 from oncelog.api.consuming.lag_report import LagReport
+from oncelog.api.consuming.listener import ConsumerRebalanceListener
 from oncelog.api.consuming.membership import GroupMembership, bug_met
-from oncelog.api.records import ConsumerGroupMetadata
+from oncelog.api.records import ConsumerGroupMetadata, GivenUpInput, next_moment
+from oncelog.api.session.event_loop import call_in_place, current_user
 from oncelog.api.session.offsets import (
     commit_offsets,
     consumer_backoff,
@@ -64,6 +67,14 @@ _RESETS: Final = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP}
 _log = logging.getLogger(__name__)
 
 
+class _Notice:
+    """What a poll is to tell the listener, and a rebalance waits for."""
+
+    def __init__(self, tell: Callable[[], Awaitable[None]]) -> None:
+        self.tell = tell
+        self.is_over = asyncio.Event()
+
+
 class ConsumerCore:
     """Everything behind ``Consumer`` and ``AsyncConsumer``. Belongs to one event loop."""
 
@@ -88,22 +99,31 @@ class ConsumerCore:
         self._failure: OncelogError | None = None
         """What one of its tasks has met, for the next poll to raise."""
         self._maintenance: asyncio.Task[None] | None = None
+        self._listener: ConsumerRebalanceListener | None = None
+        self._notice: _Notice | None = None
+        self._teller: object = None
+        """Who is in a call of the listener, if anybody is."""
         self._commit_lock = asyncio.Lock()
         self._auto_commit: asyncio.Task[None] | None = None
         self._next_auto_commit_s: float | None = None
         self._left: ConsumerGroupMetadata | None = None
         self._missing: set[str] = set()
         """Topics that do not exist, or not all that is assigned of them; a warning has told."""
+        self._given_up: dict[TopicPartition, GivenUpInput] = {}
+        """What rebalances took after records of it were delivered; bounded by partitions."""
         self._is_closed = False
 
     # --- what is read -------------------------------------------------------------------------
 
-    def subscribe(self, topics: tuple[str, ...]) -> None:
+    def subscribe(
+        self, topics: tuple[str, ...], listener: ConsumerRebalanceListener | None = None
+    ) -> None:
         """Let the group assign partitions of ``topics``; replaces what was subscribed before."""
         self.check_open()
         group_id = self.group_id("subscribe")
         if self._membership is None and self.fetcher.partitions:
             raise IllegalStateError("partitions are assigned by hand; unsubscribe() first")
+        self._listener = listener
         self._stop_maintenance()
         if self._membership is None:
             self._membership = GroupMembership(
@@ -144,7 +164,7 @@ class ConsumerCore:
 
     def check_open(self) -> None:
         """Raise ``ClientClosedError`` once the consumer is closed."""
-        if self._is_closed:
+        if self._is_closed and self._teller is None:  # The listener may still commit.
             raise ClientClosedError
 
     def group_id(self, call: str) -> str:
@@ -181,7 +201,7 @@ class ConsumerCore:
         else:
             identity = ConsumerGroupMetadata(group_id=self.group_id("commit"))
         topic_ids = {tp.topic: p.topic_id for tp, p in self.fetcher.partitions.items()}
-        return replace(identity, topic_ids=topic_ids)
+        return replace(identity, topic_ids=topic_ids, given_up=self._given_up)
 
     # --- poll ---------------------------------------------------------------------------------
 
@@ -228,6 +248,13 @@ class ConsumerCore:
         while True:
             self._wake.clear()
             self._maintain(may_join=True)
+            if (notice := self._notice) is not None:
+                self._notice = None
+                try:
+                    await notice.tell()
+                finally:
+                    notice.is_over.set()
+                continue
             self._raise_failure()
             # Once the group rebalances, treat the partitions as another member's.
             if not self._needs_join():
@@ -238,6 +265,30 @@ class ConsumerCore:
             if remaining <= 0:
                 return None
             await self._wait(remaining)
+
+    async def _tell(
+        self,
+        call: Callable[[frozenset[TopicPartition]], object],
+        partitions: Iterable[TopicPartition],
+    ) -> None:
+        """Call a method of the listener where the application is."""
+        former, self._teller = self._teller, current_user()
+        try:
+            await call_in_place(partial(call, frozenset(partitions)))
+        finally:
+            self._teller = former
+
+    @property
+    def is_told(self) -> bool:
+        """Whether it is the listener that calls, inside another call."""
+        return self._teller is not None and self._teller == current_user()
+
+    def check_not_told(self, call: str) -> None:
+        """Raise ``IllegalStateError`` if the listener of the consumer makes this ``call`` of it."""
+        if self.is_told:
+            raise IllegalStateError(
+                f"{call}() was called by the consumer's rebalance listener: return from it first"
+            )
 
     async def _wait(self, timeout_s: float) -> None:
         """Wait until something changes; a timeout is not an error."""
@@ -320,6 +371,7 @@ class ConsumerCore:
 
     def _stop_maintenance(self) -> None:
         task, self._maintenance, self._failure = self._maintenance, None, None
+        self._notice = None
         if task is not None:
             task.cancel()
 
@@ -370,9 +422,40 @@ class ConsumerCore:
         membership = self._membership
         assert membership is not None
         await self._commit_last(membership)
+        if self._listener is not None and self.fetcher.partitions:
+            await self._in_poll(partial(self._tell_revoked, membership))
+        self._release()
+        assigned = await membership.join()
+        self.fetcher.assign(assigned)
+        if self._listener is not None:
+            await self._in_poll(partial(self._tell, self._listener.on_assigned, assigned))
+
+    async def _tell_revoked(self, membership: GroupMembership) -> None:
+        """Tell the listener that the partitions are given up, or were lost."""
+        if self._listener is not None and self.fetcher.partitions:
+            is_lost = not membership.may_commit
+            call = self._listener.on_lost if is_lost else self._listener.on_revoked
+            await self._tell(call, self.fetcher.partitions)
+
+    async def _in_poll(self, tell: Callable[[], Awaitable[None]]) -> None:
+        """Have a poll ``tell`` the listener, and wait until it has."""
+        notice = self._notice = _Notice(tell)
+        self._wake.set()
+        await notice.is_over.wait()
+
+    def _release(self) -> None:
+        """Give up the partitions: whoever gets them begins at what is committed."""
+        moment = next_moment()
+        # A new mapping: group metadata that was handed out keeps the one of its time.
+        self._given_up = self._given_up | {
+            partition.topic_partition: GivenUpInput(
+                given_up_at=moment, delivered_at=partition.delivered_at
+            )
+            for partition in self.fetcher.partitions.values()
+            if partition.delivered_at
+        }
         self.fetcher.assign(())
         self._missing.clear()
-        self.fetcher.assign(await membership.join())
 
     async def _find_positions(
         self, partitions: list[AssignedPartition]
@@ -447,6 +530,10 @@ class ConsumerCore:
             partition = self.fetcher.partition(topic_partition)
             if partition.position is not None:
                 return partition.position
+            if self._teller is not None:
+                # The maintenance waits for the listener, which asks.
+                await self._find_positions([partition])
+                continue
             self._maintain(may_join=False)
             remaining = deadline - asyncio.get_running_loop().time()
             if remaining <= 0:
@@ -574,9 +661,11 @@ class ConsumerCore:
         topic_ids = {tp.topic: p.topic_id for tp, p in self.fetcher.partitions.items()}
         try:
             await self._commit_last(membership)
+            if membership is not None:
+                await self._tell_revoked(membership)
         finally:
             self._membership = None
-            self.fetcher.assign(())
+            self._release()
             if membership is not None:
                 self._left = replace(membership.metadata(), topic_ids=topic_ids)
                 await membership.close()

@@ -59,7 +59,8 @@ class AssignedPartition:
     raised to the user once everything fetched before it is taken. ``is_suspicious``: the last reply
     was damaged, and the leader is to check the next one. ``moves`` counts seeks and resets, so that
     the result of a look-up begun before one is recognised as stale. ``topic_id`` is that of the
-    topic the position is in, "" until it is known.
+    topic the position is in, "" until it is known. ``delivered_at`` is the moment at which the
+    application last got records, 0 if it got none.
     """
 
     def __init__(self, topic_partition: TopicPartition) -> None:
@@ -75,6 +76,7 @@ class AssignedPartition:
         self.aborted_record_count = 0
         self.moves = 0
         self.topic_id = ""
+        self.delivered_at = 0
         self._pieces: deque[_Piece] = deque()
 
     @property

@@ -25,7 +25,7 @@ from oncelog.actors.protocol.messages.partition import FetchReply, FetchRequest
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.aborted_filter import visible_batches
 from oncelog.api.consuming.fetch_buffer import AssignedPartition
-from oncelog.api.records import ConsumerRecord
+from oncelog.api.records import ConsumerRecord, next_moment
 from oncelog.api.session.event_loop import cancelled_by_program
 from oncelog.api.session.offsets import consumer_backoff, is_retriable
 from oncelog.api.session.routing import Router
@@ -176,10 +176,14 @@ class Fetcher:
             if len(taken) >= count_max:
                 break
             try:
-                taken += partition.take_records(count_max - len(taken))
+                records = partition.take_records(count_max - len(taken))
             except CorruptDataError:
                 if not taken:
                     raise
+                continue
+            if records:
+                partition.delivered_at = next_moment()
+                taken += records
         self._make_room()
         return taken
 
@@ -199,6 +203,7 @@ class Fetcher:
                     raise
                 continue
             if batches:
+                partition.delivered_at = next_moment()
                 taken.append((partition.topic_partition, batches))
                 if left is not None:
                     left -= sum(batch.num_rows for batch in batches)

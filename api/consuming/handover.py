@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from oncelog.api.consuming.fetcher import Fetcher
-from oncelog.api.records import ConsumerRecord
+from oncelog.api.records import ConsumerRecord, next_moment
 from oncelog.storage.model import TopicPartition
 
 TakenT = TypeVar("TakenT")
@@ -69,6 +69,10 @@ class Handover:
     def give_back(self, fetcher: Fetcher) -> None:
         """Move partitions that are still assigned back to where the application is."""
         first_offsets = self.first_offsets()
+        for topic_partition in {r.topic_partition for r in self.records[: self.delivered]}:
+            if (delivered := fetcher.partitions.get(topic_partition)) is not None:
+                # Their poll has ended long ago; the iteration delivered them since.
+                delivered.delivered_at = next_moment()
         self.iterate_over(())
         self._turn += 1
         for topic_partition, offset in first_offsets.items():

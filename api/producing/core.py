@@ -157,6 +157,7 @@ class ProducerCore:
         state = self._transactional()
         async with self._operation:
             state.check_send()
+            state.check_input(group.given_up)
             if not offsets:
                 return
             try:

@@ -90,13 +90,15 @@ class Producer(SyncSending):
         """Commit the next offsets to read of a consumer group with the transaction (KIP-447).
 
         ``group`` is ``consumer.group_metadata()``; at most 10,000 offsets per call. A member that
-        has been replaced is refused with an abortable error. Impossible arguments are refused
-        before anything is sent: ``TypeError``, ``InvalidRequestError``, ``InvalidTopicError``,
-        ``InvalidGroupIdError`` or ``OffsetMetadataTooLargeError`` names the value. Offsets of a
-        topic that was deleted and created again are refused. Those of one that is only deleted
-        are, too, once the coordinator has heard of it, within minutes; until then they are taken,
-        as what was read is no less true, and go with the topic. Once this raises anything, even
-        ``KeyboardInterrupt``, the transaction can only be aborted.
+        has been replaced is refused with an abortable error, and so is whatever is given after a
+        rebalance has taken a partition that was read for this transaction: that is read again.
+        Impossible arguments are refused before anything is sent: ``TypeError``,
+        ``InvalidRequestError``, ``InvalidTopicError``, ``InvalidGroupIdError`` or
+        ``OffsetMetadataTooLargeError`` names the value. Offsets of a topic that was deleted and
+        created again are refused. Those of one that is only deleted are, too, once the coordinator
+        has heard of it, within minutes; until then they are taken, as what was read is no less
+        true, and go with the topic. Once this raises anything, even ``KeyboardInterrupt``, the
+        transaction can only be aborted.
         """
         try:
             self._loop_thread.run(self._core.send_offsets(_checked_offsets(offsets, group), group))

@@ -6,7 +6,9 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
+import contextvars
 import functools
+import inspect
 import logging
 import sys
 import threading
@@ -123,7 +125,8 @@ def cancelled_by_program(client: str) -> ClientClosedError:
 class LoopCall(Generic[ResultT]):
     """A coroutine on its way through a loop in another thread, and who waits for it, once.
 
-    A future of ``run_coroutine_threadsafe`` does more, and takes a third of a call's time.
+    A future of ``run_coroutine_threadsafe`` does more, and takes a third of a call's time. While
+    the coroutine runs it may have the waiting thread call something; see ``call_in_place``.
     """
 
     def __init__(
@@ -132,11 +135,16 @@ class LoopCall(Generic[ResultT]):
         self._loop = loop
         self._coroutine = coroutine
         self._task: asyncio.Task[ResultT] | None = None
+        self.thread_id: Final = threading.get_ident()
+        """The thread that waits."""
+        self._errand: Callable[[], None] | None = None
+        self._is_over = False
         self._has_ended = threading.Lock()
         self._has_ended.acquire()
         loop.call_soon_threadsafe(self._begin)
 
     def _begin(self) -> None:
+        _call.set(self)
         self._task = self._loop.create_task(self._coroutine)
         self._task.add_done_callback(self._end)
 
@@ -144,7 +152,13 @@ class LoopCall(Generic[ResultT]):
         if not task.cancelled():
             # Else a failure that nobody waits for any more would be reported.
             task.exception()
-        self._has_ended.release()
+        self._is_over = True
+        self._wake()
+
+    def _wake(self) -> None:
+        """Wake the thread, if it has not been already."""
+        with contextlib.suppress(RuntimeError):
+            self._has_ended.release()
 
     def result(self) -> ResultT:
         """Wait for the result or error; ``CancelledError`` of ``concurrent.futures`` if cancelled.
@@ -153,6 +167,11 @@ class LoopCall(Generic[ResultT]):
         """
         try:
             self._has_ended.acquire()
+            while not self._is_over:
+                errand, self._errand = self._errand, None
+                if errand is not None:
+                    errand()
+                self._has_ended.acquire()
         except BaseException:
             with contextlib.suppress(RuntimeError):  # It has just been closed.
                 self._loop.call_soon_threadsafe(self._cancel)
@@ -170,6 +189,53 @@ class LoopCall(Generic[ResultT]):
     def _cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
+
+    async def call_in_thread(self, function: Callable[[], object]) -> object:
+        """Have the waiting thread call ``function``; its result or ``Exception``."""
+        outcome: asyncio.Future[object] = self._loop.create_future()
+
+        def tell(report: Callable[..., None], value: object) -> None:
+            if not outcome.done():
+                report(value)
+
+        def run() -> None:
+            report: Callable[..., None] = outcome.set_result
+            value: object
+            try:
+                value = function()
+            except Exception as error:
+                report, value = outcome.set_exception, error
+            self._loop.call_soon_threadsafe(tell, report, value)
+
+        self._errand = run
+        self._wake()
+        return await outcome
+
+
+_call: Final[contextvars.ContextVar[LoopCall[Any] | None]] = contextvars.ContextVar(
+    "oncelog_call", default=None
+)
+"""The call from another thread that a coroutine is part of."""
+
+
+async def call_in_place(function: Callable[[], object]) -> None:
+    """Call ``function`` where the caller of this coroutine's client is: its thread, or this task.
+
+    In a task what it returns is awaited, if that is possible.
+    """
+    call = _call.get()
+    if call is not None:
+        if inspect.iscoroutine(result := await call.call_in_thread(function)):
+            result.close()
+            raise TypeError(f"{function} is asynchronous, but its client is not")
+    elif inspect.isawaitable(result := function()):
+        await result
+
+
+def current_user() -> object:
+    """Who uses the client that this coroutine belongs to: a thread or, in asyncio, a task."""
+    call = _call.get()
+    return asyncio.current_task() if call is None else call.thread_id
 
 
 class LoopThread:

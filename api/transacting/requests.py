@@ -35,6 +35,7 @@ from oncelog.actors.protocol.messages.transaction import (
     Run,
 )
 from oncelog.api.config import ProducerSettings
+from oncelog.api.records import GivenUpInput
 from oncelog.api.session.retry import BackoffPolicy, call_with_retries
 from oncelog.api.session.routing import Router
 from oncelog.api.transacting.state import ProducerIdentity, severity
@@ -78,6 +79,11 @@ class GroupMetadata(Protocol):
     @property
     def topic_ids(self) -> Mapping[str, str]:
         """The id of each topic that it reads."""
+        ...
+
+    @property
+    def given_up(self) -> Mapping[TopicPartition, GivenUpInput]:
+        """What rebalances have taken from it."""
         ...
 
 

@@ -18,10 +18,11 @@ epoch of the next one. Source: KIP-98, KIP-890.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from oncelog.api.records import GivenUpInput, next_moment
 from oncelog.storage.errors import ErrorClass, ErrorCode, InvariantViolation
 from oncelog.storage.exceptions import (
     IllegalStateError,
@@ -159,6 +160,8 @@ class TransactionState:
     """
 
     __slots__ = (
+        "_begun_at",
+        "_ended_at",
         "_error",
         "_offset_sequence",
         "_refused",
@@ -186,6 +189,9 @@ class TransactionState:
         self.on_accepting: Callable[[bool], None] = _ignore
         """Called at each move, in the same turn, with whether records are now accepted."""
         self._status = _S.UNINITIALIZED
+        self._begun_at = 0
+        self._ended_at = 0
+        """The moments when the last transaction began, and when the one before it had ended."""
         self._error: OncelogError | None = None
         self._refused: BaseException | None = None
         self._refused_offsets: BaseException | None = None
@@ -211,6 +217,27 @@ class TransactionState:
         """Refuse a record, or offsets, unless a transaction is open."""
         if self._status is not _S.IN_TRANSACTION:
             self._refuse()
+
+    def check_input(self, given_up: Mapping[TopicPartition, GivenUpInput]) -> None:
+        """Refuse positions once a rebalance took a partition that the transaction has read of.
+
+        Its records are read again, here or by another member, and would count twice. What was
+        read before the last transaction ended is not of this one.
+        """
+        lost = [
+            str(topic_partition)
+            for topic_partition, given in given_up.items()
+            if given.is_of_this_process
+            and given.given_up_at > self._begun_at
+            and given.delivered_at > self._ended_at
+        ]
+        if lost:
+            raise TransactionAbortableError(
+                f"a rebalance has taken {', '.join(sorted(lost))} since the transaction began, and "
+                "what it has read there is read again: call abort_transaction(), then "
+                "seek_to_committed() of the consumer; to commit before partitions are given up, "
+                "subscribe with a ConsumerRebalanceListener"
+            )
 
     def send_refused(self, error: BaseException) -> None:
         """``send`` raised, so that the open transaction lacks what it was given; from any thread.
@@ -241,6 +268,7 @@ class TransactionState:
         if self._status is not _S.READY:
             self._refuse()
         self._move(_S.IN_TRANSACTION)
+        self._begun_at = next_moment()
 
     def begin_commit(self, token: bytes | None, *, despite_refused: bool = False) -> None:
         """``commit_transaction`` was called, for the first time or again with the same token.
@@ -292,6 +320,7 @@ class TransactionState:
     def ended(self, identity: ProducerIdentity) -> None:
         """The transaction is decided; ``identity`` is that of the next one."""
         self._move(_S.READY)
+        self._ended_at = next_moment()
         self._forget(identity)
 
     def fail(self, error: OncelogError, severity: ErrorClass) -> None:

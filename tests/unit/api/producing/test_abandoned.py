@@ -21,6 +21,7 @@ from oncelog.actors.protocol.messages.transaction import EndTxnRequest
 from oncelog.api.batching.interceptors import ProducerInterceptor
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.producer import Producer
+from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.api.session.event_loop import LoopThread
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
@@ -33,16 +34,6 @@ from oncelog.storage.exceptions import (
     TransactionAbortableError,
 )
 from oncelog.storage.model import TopicPartition
-
-
-class Group:
-    """A consumer that belongs to no generation."""
-
-    group_id = "g"
-    generation_id = -1
-    member_id = ""
-    group_instance_id = None
-    topic_ids: Mapping[str, str] = MappingProxyType({})
 
 
 @pytest.mark.parametrize(
@@ -120,13 +111,16 @@ def test_offsets_whose_call_was_cancelled_cannot_be_left_out_of_a_commit(
         await producer.begin_transaction()
         await producer.send("t", b"half")
         with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(producer.send_offsets_to_transaction(offsets, Group()), 1)
+            await asyncio.wait_for(
+                producer.send_offsets_to_transaction(offsets, ConsumerGroupMetadata(group_id="g")),
+                1,
+            )
         with pytest.raises(TransactionAbortableError, match=r"cancelled.*abort_transaction\(\)"):
             await producer.commit_transaction()
         await producer.abort_transaction()
         async with producer.transaction():
             await producer.send("t", b"whole")
-            await producer.send_offsets_to_transaction(offsets, Group())
+            await producer.send_offsets_to_transaction(offsets, ConsumerGroupMetadata(group_id="g"))
 
     run(story())
     assert cluster.leaders[TopicPartition("t", 0)].committed_values() == [b"whole"]
@@ -214,7 +208,7 @@ def test_an_async_producer_refuses_every_call_in_a_forked_child(cluster: Any, ru
             producer.begin_transaction,
             producer.commit_transaction,
             producer.abort_transaction,
-            lambda: producer.send_offsets_to_transaction({}, Group()),
+            lambda: producer.send_offsets_to_transaction({}, ConsumerGroupMetadata(group_id="g")),
             lambda: producer.send("t", b"v"),
             lambda: plain.send("t", b"v"),
             lambda: plain.send("other", b"v"),
