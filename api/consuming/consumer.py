@@ -1,13 +1,17 @@
 """``Consumer`` and ``AsyncConsumer``: read records, alone or as a member of a group.
 
-A consumer is used by one thread (or task) at a time, as in Kafka. Errors are raised as
-``OncelogError``; retriable ones are retried internally.
+A consumer is used by one thread (or task) at a time, as in Kafka; another gets
+``IllegalStateError`` meanwhile, and may only close it, which ends the calls of the first with
+``ClientClosedError``. Errors are raised as ``OncelogError``; retriable ones are retried internally.
+
+One file: the two are one interface, and documented once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from random import Random
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -28,7 +32,11 @@ from oncelog.api.session.event_loop import (
 from oncelog.api.session.offsets import fetch_committed, lag_of, list_offsets
 from oncelog.api.session.process_bound import ProcessBound
 from oncelog.api.session.routing import Router
-from oncelog.storage.exceptions import InvalidRequestError, InvalidTopicError
+from oncelog.storage.exceptions import (
+    ClientClosedError,
+    InvalidRequestError,
+    InvalidTopicError,
+)
 from oncelog.storage.model import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
@@ -88,26 +96,27 @@ class AsyncConsumer(ProcessBound):
         for name in names:
             if not is_valid_topic_name(name):
                 raise InvalidTopicError(f"{name!r} is not a topic name: {TOPIC_NAME_RULE}")
-        self._settle()
-        if names:
-            self._core.subscribe(names, listener)
-        else:
-            await self._core.unsubscribe()
+        with self._use("subscribe()"):
+            if names:
+                self._core.subscribe(names, listener)
+            else:
+                await self._core.unsubscribe()
 
     async def unsubscribe(self) -> None:
         """Give up topics or partitions. A group is left, after an automatic commit."""
         self._core.check_not_told("unsubscribe")
-        self._settle()
-        await self._core.unsubscribe()
+        with self._use("unsubscribe()"):
+            await self._core.unsubscribe()
 
     async def assign(self, partitions: Partitions) -> None:
         """Read exactly ``partitions``, without a group's rebalances; replaces the last call.
 
         Partitions that stay assigned keep their position. Offsets are committed only if there is
-        a ``group_id``.
+        a ``group_id``; of those that are dropped now, if commits are automatic.
         """
-        self._settle()
-        self._core.assign(_flatten((partitions,)))
+        self._core.check_not_told("assign")
+        with self._use("assign()"):
+            await self._core.assign(_flatten((partitions,)))
 
     def subscription(self) -> frozenset[str]:
         """See ``Consumer.subscription``."""
@@ -130,13 +139,13 @@ class AsyncConsumer(ProcessBound):
     async def _poll_noted(self, timeout_ms: float, max_records: int | None) -> list[ConsumerRecord]:
         """``poll`` for a caller that confirms receipt of the records; see ``Handover``."""
         self._core.check_not_told("poll")
-        self._settle()
         count_max = self.settings.max_poll_records if max_records is None else max_records
         _check_poll(timeout_ms, count_max)
-        taken = await self._core.poll(
-            self._handover.noting(lambda fetcher: fetcher.take_records(count_max)),
-            timeout_ms=timeout_ms,
-        )
+        with self._use("poll()"):
+            taken = await self._core.poll(
+                self._handover.noting(lambda fetcher: fetcher.take_records(count_max)),
+                timeout_ms=timeout_ms,
+            )
         return taken or []
 
     async def poll_arrow(self, timeout_ms: float = 0, max_records: int | None = None) -> pa.Table:
@@ -149,12 +158,12 @@ class AsyncConsumer(ProcessBound):
         from oncelog.api.consuming.record_table import record_table
 
         self._core.check_not_told("poll_arrow")
-        self._settle()
         _check_poll(timeout_ms, 1 if max_records is None else max_records)
-        taken = await self._core.poll(
-            self._handover.noting(lambda fetcher: fetcher.take_columns(max_records)),
-            timeout_ms=timeout_ms,
-        )
+        with self._use("poll_arrow()"):
+            taken = await self._core.poll(
+                self._handover.noting(lambda fetcher: fetcher.take_columns(max_records)),
+                timeout_ms=timeout_ms,
+            )
         return record_table(taken or ())
 
     def __aiter__(self) -> AsyncConsumer:
@@ -169,12 +178,20 @@ class AsyncConsumer(ProcessBound):
 
     async def _iterate(self) -> bool:
         """Poll until an iteration can continue; false once the consumer is closed."""
-        while not self._core.is_closed:
-            records = await self._poll_noted(ITERATION_POLL_MS, None)
-            self._handover.iterate_over(records)
-            if records:
-                return True
+        with contextlib.suppress(ClientClosedError):
+            while not self._core.is_closed:
+                records = await self._poll_noted(ITERATION_POLL_MS, None)
+                self._handover.iterate_over(records)
+                if records:
+                    return True
         return False
+
+    @contextmanager
+    def _use(self, call: str) -> Iterator[None]:
+        """For a ``call`` that moves positions: nobody else makes one meanwhile."""
+        with self._handover.sole(call):
+            self._settle()
+            yield
 
     def _settle(self) -> None:
         """Give back what the application did not get, before any position moves."""
@@ -212,8 +229,8 @@ class AsyncConsumer(ProcessBound):
         self._core.check_open()
         if not isinstance(offset, int) or offset < 0:
             raise InvalidRequestError(f"seek to offset {offset!r}: give a whole number from 0 on")
-        self._settle()
-        self._core.fetcher.seek(partition, offset)
+        with self._use("seek()"):
+            self._core.fetcher.seek(partition, offset)
 
     async def seek_to_beginning(self, *partitions: Partitions) -> None:
         """Continue from the log start; all assigned partitions if none is given."""
@@ -233,18 +250,18 @@ class AsyncConsumer(ProcessBound):
 
     def _reset(self, partitions: tuple[Partitions, ...], timestamp: int | None) -> None:
         self._core.check_open()
-        self._settle()
-        for topic_partition in _flatten(partitions) or list(self._core.fetcher.partitions):
-            self._core.fetcher.reset(topic_partition, timestamp)
+        with self._use("a seek"):
+            for topic_partition in _flatten(partitions) or list(self._core.fetcher.partitions):
+                self._core.fetcher.reset(topic_partition, timestamp)
 
     async def pause(self, *partitions: Partitions) -> None:
         """Deliver nothing of these partitions until ``resume``; they stay assigned.
 
         What was prefetched for them is kept, or fetched again if others needed the memory.
         """
-        self._settle()
-        for topic_partition in _flatten(partitions):
-            self._core.fetcher.pause(topic_partition)
+        with self._use("pause()"):
+            for topic_partition in _flatten(partitions):
+                self._core.fetcher.pause(topic_partition)
 
     async def resume(self, *partitions: Partitions) -> None:
         """Undo ``pause``."""
@@ -436,14 +453,13 @@ class Consumer(Blocking[AsyncConsumer], ProcessBound):
 
     def __next__(self) -> ConsumerRecord:
         # Records wait in the inner consumer, so that its thread is asked once per poll.
-        handover = self._client._handover
-        if handover.delivered == len(handover.records) and not self._loop_thread.run(
-            self._client._iterate()
-        ):
+        record = self._client._handover.next_record(self._iterate)
+        if record is None:
             raise StopIteration
-        record = handover.records[handover.delivered]
-        handover.delivered += 1
         return record
+
+    def _iterate(self) -> bool:
+        return self._loop_thread.run(self._client._iterate())
 
     # --- positions ----------------------------------------------------------------------------
 

@@ -56,8 +56,8 @@ from oncelog.storage.model import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPar
 
 TakenT = TypeVar("TakenT")
 
-CLOSE_TIMEOUT_MS: Final = 5_000
-"""How long closing may wait for the last commit and for leaving the group."""
+LAST_COMMIT_TIMEOUT_MS: Final = 4_000
+"""How long partitions that are given up wait for their last commit, and those before it."""
 
 LOOKUP_TIMEOUT_MS: Final = 5_000
 """How long one round of finding positions may take before a pending rebalance gets its turn."""
@@ -124,6 +124,8 @@ class ConsumerCore:
         if self._membership is None and self.fetcher.partitions:
             raise IllegalStateError("partitions are assigned by hand; unsubscribe() first")
         self._listener = listener
+        if self._membership is not None and set(self._membership.topics) == set(topics):
+            return
         self._stop_maintenance()
         if self._membership is None:
             self._membership = GroupMembership(
@@ -137,15 +139,19 @@ class ConsumerCore:
         else:
             self._membership.resubscribe(topics)
 
-    def assign(self, topic_partitions: Iterable[TopicPartition]) -> None:
-        """Read exactly these partitions, without a group's rebalances."""
+    async def assign(self, topic_partitions: Iterable[TopicPartition]) -> None:
+        """Read exactly these partitions, without a group's rebalances; commit what is dropped."""
         self.check_open()
         if self._membership is not None:
             raise IllegalStateError("topics are subscribed to; unsubscribe() first")
         self._left = None
         self._stop_maintenance()
+        wanted = tuple(topic_partitions)
+        if self.fetcher.partitions.keys() - wanted:
+            await self._commit_last(None)
+            self.check_open()
         self._missing.clear()
-        self.fetcher.assign(topic_partitions)
+        self.fetcher.assign(wanted)
 
     async def unsubscribe(self) -> None:
         """Give up topics and partitions; a group is left, after an automatic commit."""
@@ -247,6 +253,8 @@ class ConsumerCore:
         self._begin_auto_commit()
         while True:
             self._wake.clear()
+            if self._is_closed:
+                raise ClientClosedError
             self._maintain(may_join=True)
             if (notice := self._notice) is not None:
                 self._notice = None
@@ -527,6 +535,7 @@ class ConsumerCore:
         deadline = asyncio.get_running_loop().time() + self.settings.default_api_timeout_ms / 1_000
         while True:
             self._wake.clear()
+            self.check_open()
             partition = self.fetcher.partition(topic_partition)
             if partition.position is not None:
                 return partition.position
@@ -631,8 +640,15 @@ class ConsumerCore:
 
     async def _commit_last(self, membership: GroupMembership | None) -> None:
         """The automatic commit before partitions are given up, if the member still owns them."""
-        if self._commits_automatically and (membership is None or membership.may_commit):
-            await self._commit_quietly(self._delivered(), CLOSE_TIMEOUT_MS)
+        if not self._commits_automatically or (
+            membership is not None and not membership.may_commit
+        ):
+            return
+        commit = self._commit_quietly(self._delivered(), LAST_COMMIT_TIMEOUT_MS)
+        try:
+            await asyncio.wait_for(commit, LAST_COMMIT_TIMEOUT_MS / 1_000)
+        except asyncio.TimeoutError:
+            _log.warning("automatic commit took longer than %d ms", LAST_COMMIT_TIMEOUT_MS)
 
     # --- the end ------------------------------------------------------------------------------
 
@@ -647,13 +663,21 @@ class ConsumerCore:
             await membership.close()
 
     async def close(self) -> None:
-        """Commit if commits are automatic, leave the group, stop. May be called again."""
+        """Commit if commits are automatic, leave the group, stop; takes 5 s, and its listener.
+
+        May be called again. What waits for the consumer raises ``ClientClosedError`` at once.
+        """
         if self._is_closed:
             return
         self._is_closed = True
         self._lags.stop()
-        await self._give_up()
-        await self.fetcher.close()
+        self._wake.set()
+        try:
+            await self._give_up()
+        finally:
+            if self._auto_commit is not None:
+                self._auto_commit.cancel()
+            await self.fetcher.close()
 
     async def _give_up(self) -> None:
         self._stop_maintenance()

@@ -7,11 +7,15 @@ where Ctrl-C drops them. The next call first puts them back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from oncelog.api.consuming.fetcher import Fetcher
 from oncelog.api.records import ConsumerRecord, next_moment
+from oncelog.api.session.event_loop import current_user
+from oncelog.storage.exceptions import IllegalStateError
 from oncelog.storage.model import TopicPartition
 
 TakenT = TypeVar("TakenT")
@@ -24,13 +28,55 @@ class Handover:
     and sets it to ``None``. A synchronous caller does that by a plain store just before it returns:
     CPython raises ``KeyboardInterrupt`` after calls and jumps only, so never between the two.
     ``records`` from ``delivered`` on were polled by an iteration and wait to be delivered.
+
+    One thread or task at a time may move them: ``sole`` and, without a round trip to the loop,
+    ``next_record`` refuse the second. To give each its turn would hand out records twice.
     """
 
     def __init__(self) -> None:
+        self._user: object = None
+        self._call = ""
+        self._depth = 0
+        """Calls of the user, one in another: of a listener, or beside one that was interrupted."""
+        self._iterator: int | None = None
+        """The thread that takes the next record of an iteration."""
         self.before: dict[TopicPartition, int] | None = None
         self.records: Sequence[ConsumerRecord] = ()
         self.delivered = 0
         self._turn = 0
+
+    @contextmanager
+    def sole(self, call: str) -> Iterator[None]:
+        """While its block runs, other threads and tasks are refused."""
+        user = current_user()
+        if self._depth and user != self._user:
+            raise _used_twice(call, self._call)
+        if self._iterator is not None and user != self._iterator:
+            raise _used_twice(call, "an iteration")
+        if not self._depth:
+            self._user, self._call = user, call
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    def next_record(self, poll: Callable[[], bool]) -> ConsumerRecord | None:
+        """The next record of an iteration in a thread; ``None`` if there is none after ``poll``."""
+        thread_id = threading.get_ident()
+        if self._iterator is not None or (self._depth and self._user != thread_id):
+            raise _used_twice("an iteration", self._call if self._depth else "another")
+        try:
+            self._iterator = thread_id
+            if self.delivered == len(self.records) and not poll():
+                return None
+            record = self.records[self.delivered]
+            self.delivered += 1
+            if self._iterator != thread_id:
+                raise _used_twice("an iteration", "another")
+            return record
+        finally:
+            self._iterator = None
 
     def noting(self, take: Callable[[Fetcher], TakenT]) -> Callable[[Fetcher], TakenT | None]:
         """``take``, with the positions before it noted if it takes anything.
@@ -79,3 +125,10 @@ class Handover:
             partition = fetcher.partitions.get(topic_partition)
             if partition is not None and partition.position != offset:
                 fetcher.seek(topic_partition, offset)
+
+
+def _used_twice(call: str, other: str) -> IllegalStateError:
+    return IllegalStateError(
+        f"{call} was called while another thread or task is in {other} of the same consumer: give "
+        "each a consumer of its own; only close() may be called from elsewhere"
+    )

@@ -22,6 +22,7 @@ One file: joining, heartbeats and leaving are the moves of one state machine.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import logging
 from collections.abc import Callable
@@ -68,7 +69,8 @@ from oncelog.storage.model import TopicPartition
 JOIN_MARGIN_MS: Final = 5_000
 """How much longer than the rebalance timeout the answer to a join may take."""
 
-LEAVE_TIMEOUT_MS: Final = 3_000
+LEAVE_TIMEOUT_MS: Final = 1_000
+"""How long to wait for the answer to a member that leaves, and for who coordinates its group."""
 
 _REJOIN: Final = frozenset(
     {
@@ -514,7 +516,9 @@ class GroupMembership:
             group_id=self._group_id, members=(LeavingMember(member_id=self.member_id),)
         )
         # One attempt: otherwise the coordinator finds out when the session expires.
-        await self._router.call_group_coordinator(
+        call = self._router.call_group_coordinator(
             self._group_id, request, timeout_ms=LEAVE_TIMEOUT_MS
         )
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(call, LEAVE_TIMEOUT_MS / 1_000)
         self.member_id = ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import concurrent.futures
 import contextlib
 import contextvars
 import functools
@@ -161,7 +160,7 @@ class LoopCall(Generic[ResultT]):
             self._has_ended.release()
 
     def result(self) -> ResultT:
-        """Wait for the result or error; ``CancelledError`` of ``concurrent.futures`` if cancelled.
+        """Wait for the result or error; ``ClientClosedError`` if the loop was closed meanwhile.
 
         If the wait is interrupted (Ctrl-C), the coroutine is cancelled.
         """
@@ -180,7 +179,8 @@ class LoopCall(Generic[ResultT]):
         assert task is not None
         try:
             if task.cancelled():
-                raise concurrent.futures.CancelledError
+                # What cancels is a wait that is interrupted, and is over then, or the loop's end.
+                raise ClientClosedError("the cluster was closed during the call")
             return task.result()
         finally:
             # An error refers to this frame, and must not be referred to from it.

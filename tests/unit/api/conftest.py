@@ -68,8 +68,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.now_s
 
     def _run_once(self) -> None:
-        if not self._ready and self._scheduled:
-            self.now_s = max(self.now_s, self._scheduled[0]._when)
+        # What is cancelled is not waited for: the loop would wait for the next in real time.
+        due = [timer._when for timer in self._scheduled if not timer._cancelled]
+        if not self._ready and due:
+            self.now_s = max(self.now_s, min(due))
         super()._run_once()
 
 

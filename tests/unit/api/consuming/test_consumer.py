@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import sys
 import threading
+import time
 
 import pyarrow as pa
 import pytest
@@ -20,6 +22,7 @@ from oncelog.api.consuming.consumer import AsyncConsumer, Consumer
 from oncelog.api.records import OffsetAndTimestamp
 from oncelog.api.session.event_loop import LoopThread
 from oncelog.storage.exceptions import (
+    ClientClosedError,
     CorruptRecordError,
     IllegalStateError,
     InvalidRequestError,
@@ -482,3 +485,52 @@ def test_a_synchronous_consumer_that_is_forgotten_leaves_its_group_without_a_com
     assert left.wait(10)
     assert fake_cluster.requests(OffsetCommitRequest) == []
     loop_thread.close()
+
+
+@pytest.fixture
+def blocked(fake_cluster, loop_thread):
+    """A synchronous consumer in whose poll, or iteration, another thread waits; and its outcome."""
+    fake_cluster.create("t")
+    consumer = Consumer(
+        fake_cluster.router(), loop_thread, ConsumerSettings(group_id="g"), fake_cluster.random
+    )
+    consumer.assign(TP)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        yield consumer, pool.submit, lambda: _until_used(consumer, loop_thread)
+        with contextlib.suppress(ClientClosedError):
+            consumer.close()
+
+
+def _until_used(consumer, loop_thread):
+    async def is_used():
+        return consumer._client._handover._depth > 0
+
+    deadline = time.monotonic() + 10
+    while not loop_thread.run(is_used()):
+        assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize("first", ["poll", "next"])
+@pytest.mark.parametrize("second", ["poll", "next"])
+def test_a_second_thread_is_refused_and_the_first_is_woken_by_close(blocked, first, second):
+    consumer, start, until_used = blocked
+    calls = {"poll": lambda: consumer.poll(60_000), "next": lambda: next(consumer, "ended")}
+    waiting = start(calls[first])
+    until_used()
+    with pytest.raises(IllegalStateError, match="only close"):
+        calls[second]()
+    consumer.close()
+    if first == "next":
+        assert waiting.result(10) == "ended"
+    else:
+        with pytest.raises(ClientClosedError):
+            waiting.result(10)
+
+
+def test_a_poll_in_another_thread_is_told_that_its_cluster_was_closed(blocked, loop_thread):
+    consumer, start, until_used = blocked
+    waiting = start(lambda: consumer.poll(60_000))
+    until_used()
+    loop_thread.close()
+    with pytest.raises(ClientClosedError, match="the cluster was closed during the call"):
+        waiting.result(10)

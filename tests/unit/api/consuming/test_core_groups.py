@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from oncelog.actors.protocol.group.consumer_protocol import Assignment, encode_assignment
+from oncelog.actors.protocol.messages.cluster import MetadataRequest
 from oncelog.actors.protocol.messages.group import (
     HeartbeatRequest,
     JoinGroupRequest,
@@ -20,6 +21,7 @@ from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.consumer import AsyncConsumer
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
+    ClientClosedError,
     FencedInstanceIdError,
     IllegalStateError,
     RebalanceInProgressError,
@@ -538,3 +540,135 @@ def test_only_silence_between_polls_puts_a_member_out_of_its_group(fake_cluster,
         return await consumer.close()
 
     run(scenario())
+
+
+def go_away(cluster, *kinds):
+    """Nobody answers requests of these ``kinds`` any more."""
+    real = cluster.call
+
+    async def call(actor, request, *, timeout_ms):
+        if not isinstance(request, kinds):
+            return await real(actor, request, timeout_ms=timeout_ms)
+        await asyncio.sleep(timeout_ms / 1_000)
+        return request.failed(ErrorCode.REQUEST_TIMED_OUT)
+
+    cluster.call = call
+
+
+@pytest.mark.parametrize("is_committing", [True, False])
+def test_close_takes_its_five_seconds_at_most_with_the_coordinator_away(
+    fake_cluster, run, is_committing
+):
+    """1. A record is read. 2. The coordinator goes. 3. An automatic commit waits for it, or none
+    was due. 4. The consumer is closed.
+    """
+    (log,) = fake_cluster.create("t")
+    log.append(b"0")
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g", auto_commit_interval_ms=1_000)
+        await consumer.subscribe("t")
+        await consumer.poll(1_000)
+        await consumer.poll(0)
+        go_away(fake_cluster, OffsetCommitRequest, LeaveGroupRequest, MetadataRequest)
+        await asyncio.sleep(2 if is_committing else 0)
+        await consumer.poll(0)
+        await asyncio.sleep(0.1)
+        started_s = asyncio.get_running_loop().time()
+        await consumer.close()
+        return asyncio.get_running_loop().time() - started_s
+
+    assert run(scenario()) <= 5
+
+
+def test_a_blocked_poll_ends_when_another_task_closes_the_consumer(fake_cluster, run):
+    fake_cluster.create("t")
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g")
+        await consumer.subscribe("t")
+        await consumer.poll(1_000)
+        await consumer.pause(TP)  # Else a fetch that ends would wake it too.
+        polling = asyncio.ensure_future(consumer.poll(3_600_000))
+        iterating = asyncio.ensure_future(_collected(other := consumer_of(fake_cluster)))
+        await other.assign(TP)
+        await asyncio.sleep(1)
+        started_s = asyncio.get_running_loop().time()
+        await consumer.close()
+        with pytest.raises(ClientClosedError):
+            await polling
+        await other.close()
+        assert await iterating == []
+        return asyncio.get_running_loop().time() - started_s
+
+    assert run(scenario()) < 1
+
+
+async def _collected(consumer):
+    await asyncio.sleep(0.1)
+    return [record async for record in consumer]
+
+
+def test_a_subscription_to_the_same_topics_changes_nothing(fake_cluster, run):
+    """Kafka's client keeps its place; to join again would go back to what is committed."""
+    (log,) = fake_cluster.create("t")
+    fake_cluster.create("u")
+    log.append(b"0", b"1")
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g", enable_auto_commit=False)
+        await consumer.subscribe(["t", "u"])
+        first = await consumer.poll(1_000, max_records=1)
+        await consumer.subscribe(["u", "t"])
+        second = await consumer.poll(1_000, max_records=1)
+        joins = len(fake_cluster.requests(JoinGroupRequest))
+        await consumer.subscribe("t")
+        await consumer.poll(1_000)
+        return values(first + second), joins, len(fake_cluster.requests(JoinGroupRequest))
+
+    assert run(scenario()) == ([b"0", b"1"], 2, 3)
+
+
+def test_partitions_that_are_no_longer_assigned_are_committed_first(fake_cluster, run):
+    logs = fake_cluster.create("t", 2)
+    for log in logs:
+        log.append(b"0", b"1")
+    other = TopicPartition("t", 1)
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g")
+        await consumer.assign([TP, other])
+        while await consumer.lag():
+            await consumer.poll(1_000)
+        await consumer.assign(other)
+        return dict(fake_cluster.committed), await consumer.position(other)
+
+    assert run(scenario()) == ({TP: 2, other: 2}, 2)
+
+
+@pytest.mark.parametrize("call", ["poll", "pause", "subscribe", "seek_to_end", "anext"])
+def test_another_task_is_refused_while_one_polls(fake_cluster, run, call):
+    """To let it wait, or to give back what the first takes, would deliver records twice."""
+    (log,) = fake_cluster.create("t")
+    calls = {
+        "poll": lambda consumer: consumer.poll(),
+        "pause": lambda consumer: consumer.pause(TP),
+        "subscribe": lambda consumer: consumer.subscribe("t"),
+        "seek_to_end": lambda consumer: consumer.seek_to_end(TP),
+        "anext": anext,
+    }
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g")
+        await consumer.subscribe("t")
+        await consumer.poll(1_000)
+        polling = asyncio.ensure_future(consumer.poll(60_000))
+        await asyncio.sleep(1)
+        with pytest.raises(IllegalStateError, match=r"while another thread or task is in poll\(\)"):
+            await calls[call](consumer)
+        log.append(b"0")
+        seen = values(await polling)
+        await consumer.pause(TP)
+        return seen
+
+    assert run(scenario()) == [b"0"]
