@@ -30,6 +30,7 @@ Acks = Literal["all", -1, 0, 1]
 CompressionType = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 OffsetReset = Literal["earliest", "latest", "none"]
 AssignmentStrategy = Literal["range", "roundrobin", "sticky"]
+AssignmentStrategies = AssignmentStrategy | Sequence[AssignmentStrategy]
 COMPRESSION_TYPES: Final[tuple[str, ...]] = get_args(CompressionType)
 
 _INT32_MAX: Final = 2**31 - 1
@@ -57,6 +58,21 @@ def _check_choice(settings: object, name: str, choices: tuple[str, ...]) -> None
     value = getattr(settings, name)
     if value not in choices:
         raise _refuse(name, value, "one of " + ", ".join(repr(choice) for choice in choices))
+
+
+def _check_strategies(settings: ConsumerSettings) -> None:
+    given = settings.partition_assignment_strategy
+    names = (given,) if isinstance(given, str) else given
+    choices = get_args(AssignmentStrategy)
+    if (
+        not isinstance(names, list | tuple)
+        or not names
+        or any(name not in choices for name in names)
+        or len(set(names)) < len(names)
+    ):
+        allowed = "one or several of " + ", ".join(map(repr, choices))
+        raise _refuse("partition_assignment_strategy", given, allowed)
+    object.__setattr__(settings, "partition_assignment_strategy", tuple(names))
 
 
 def _check_id(settings: object, name: str, bytes_max: int) -> None:
@@ -167,7 +183,9 @@ class ConsumerSettings:
     """How a consumer fetches, commits and takes part in its group.
 
     ``isolation_level`` may be given as text. ``max_poll_interval_ms`` is also the group's
-    rebalance timeout. Without ``group_id`` positions are not committed.
+    rebalance timeout. Without ``group_id`` positions are not committed. Of several strategies the
+    group takes one that all its members have; to change it one member after another, give the new
+    and the old one first, and leave the old one out in a second round.
     """
 
     group_id: str | None = None
@@ -181,7 +199,7 @@ class ConsumerSettings:
     heartbeat_interval_ms: int = 3_000
     max_poll_interval_ms: int = 300_000
     max_poll_records: int = 500
-    partition_assignment_strategy: AssignmentStrategy = "range"
+    partition_assignment_strategy: AssignmentStrategies = ("range",)
     fetch_min_bytes: int = 1
     fetch_max_bytes: int = FETCH_MAX_BYTES
     max_partition_fetch_bytes: int = 1_048_576
@@ -208,7 +226,7 @@ class ConsumerSettings:
         _check_id(self, "group_instance_id", GROUP_ID_MAX_BYTES)
         _check_id(self, "client_id", GROUP_ID_MAX_BYTES)
         _check_choice(self, "auto_offset_reset", get_args(OffsetReset))
-        _check_choice(self, "partition_assignment_strategy", get_args(AssignmentStrategy))
+        _check_strategies(self)
         _check_boolean(self, "enable_auto_commit")
         _check_boolean(self, "check_crcs")
         _check_integer(self, "fetch_max_wait_ms", 0)
@@ -278,7 +296,7 @@ class ConsumerOptions(TypedDict, total=False):
     heartbeat_interval_ms: int
     max_poll_interval_ms: int
     max_poll_records: int
-    partition_assignment_strategy: AssignmentStrategy
+    partition_assignment_strategy: AssignmentStrategies
     fetch_min_bytes: int
     fetch_max_bytes: int
     max_partition_fetch_bytes: int

@@ -290,13 +290,6 @@ class GroupMembership:
 
     async def _call_join(self) -> JoinGroupReply:
         settings = self._settings
-        strategy = settings.partition_assignment_strategy
-        subscription = Subscription(
-            topics=self.topics,
-            # Only this assignor looks at them; for the others the bytes must not change from
-            # one join to the next, or the coordinator would see a changed member.
-            owned_partitions=self._assigned if strategy == "sticky" else (),
-        )
         request = JoinGroupRequest(
             group_id=self._group_id,
             member_id=self.member_id,
@@ -306,11 +299,20 @@ class GroupMembership:
             session_timeout_ms=settings.session_timeout_ms,
             rebalance_timeout_ms=settings.max_poll_interval_ms,
             protocol_type=PROTOCOL_TYPE,
-            protocols=(GroupProtocol(name=strategy, metadata=encode_subscription(subscription)),),
+            protocols=tuple(map(self._protocol, settings.partition_assignment_strategy)),
         )
         return await self._router.call_group_coordinator(
             self._group_id, request, timeout_ms=settings.max_poll_interval_ms + JOIN_MARGIN_MS
         )
+
+    def _protocol(self, strategy: str) -> GroupProtocol:
+        subscription = Subscription(
+            topics=self.topics,
+            # Only this assignor looks at them; for the others the bytes must not change from
+            # one join to the next, or the coordinator would see a changed member.
+            owned_partitions=self._assigned if strategy == "sticky" else (),
+        )
+        return GroupProtocol(name=strategy, metadata=encode_subscription(subscription))
 
     async def _assign(self, joined: JoinGroupReply) -> tuple[MemberAssignment, ...]:
         """As the group's leader: divide the partitions of all subscribed topics."""

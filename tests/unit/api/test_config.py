@@ -52,6 +52,13 @@ def test_an_impossible_producer_setting_is_refused(options: dict[str, Any], mess
         ({"group_instance_id": "a"}, r"group_instance_id='a' .* group_id"),
         ({"max_poll_records": 0}, r"max_poll_records=0"),
         ({"group_id": ""}, r"group_id=''"),
+        *(
+            (
+                {"partition_assignment_strategy": given},
+                r"strategy=.*one or several of 'range', 'roundrobin', 'sticky'",
+            )
+            for given in ("eager", (), ["range", "range"], ["range", []], None)
+        ),
     ],
 )
 def test_an_impossible_consumer_setting_is_refused(options: dict[str, Any], message: str) -> None:

@@ -8,6 +8,7 @@ from oncelog.actors.protocol.group.consumer_protocol import (
     Assignment,
     Subscription,
     decode_assignment,
+    decode_subscription,
     encode_assignment,
     encode_subscription,
 )
@@ -443,3 +444,51 @@ def test_a_commit_that_was_refused_before_makes_a_member_that_joins_forget_nothi
         "member-1",
         "member-1",
     ]
+
+
+def test_members_change_their_assignor_one_after_another(fake_cluster, run):
+    """1. One has two assignors, the other the old one only. 2. The group votes for the old one. 3.
+    The one with both divides by it.
+    """
+    fake_cluster.create("t", 3)
+    old = encode_subscription(Subscription(topics=("t",)))
+
+    def join(request):
+        return JoinGroupReply(
+            generation_id=3,
+            protocol_name="roundrobin",
+            leader_id="a",
+            member_id="a",
+            members=tuple(
+                JoinedMember(member_id=name, group_instance_id=None, metadata=old)
+                for name in ("a", "b")
+            ),
+        )
+
+    fake_cluster.hooks[JoinGroupRequest] = join
+    run(joined(fake_cluster, partition_assignment_strategy=["sticky", "roundrobin"]))
+
+    (request,) = fake_cluster.requests(JoinGroupRequest)
+    assert [protocol.name for protocol in request.protocols] == ["sticky", "roundrobin"]
+    (sync,) = fake_cluster.requests(SyncGroupRequest)
+    assert sync.protocol_name == "roundrobin"
+    shares = [
+        [tp.partition for tp in decode_assignment(item.assignment).partitions]
+        for item in sync.assignments
+    ]
+    assert shares == [[0, 2], [1]]
+
+
+def test_only_the_sticky_assignor_is_told_what_a_member_has(fake_cluster, run):
+    """The bytes of the others must not change: the group would rebalance at each join."""
+    fake_cluster.create("t")
+
+    async def scenario():
+        membership = await joined(fake_cluster, partition_assignment_strategy=("sticky", "range"))
+        await membership.join()
+        await membership.close()
+
+    run(scenario())
+    *_, last = fake_cluster.requests(JoinGroupRequest)
+    owned = [decode_subscription(one.metadata).owned_partitions for one in last.protocols]
+    assert owned == [(TopicPartition("t", 0),), ()]
