@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from random import Random
+from typing import Any, TypeVar
 
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata, OffsetCommitReply
 from oncelog.actors.protocol.messages.transaction import EndTxnRequest, Run
@@ -25,9 +26,12 @@ from oncelog.storage.exceptions import (
     IllegalStateError,
     InvalidRequestError,
     OncelogError,
+    RequestTimedOutError,
     TransactionAbortableError,
 )
 from oncelog.storage.model import COMMIT_TOKEN_MAX_BYTES, TopicPartition
+
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(slots=True)
@@ -80,8 +84,7 @@ class ProducerCore:
         await self.sender.deliver_all()
         if self._state is not None:
             self._state.raise_error()
-        elif (error := self.sender.take_failure()) is not None:
-            raise error
+        self.raise_untold()
         self.check_complete()
 
     async def close(self, timeout_ms: int | None = None) -> None:
@@ -107,6 +110,11 @@ class ProducerCore:
     async def abandon(self) -> None:
         """As ``close``: what was sent is delivered, and what is open aborted."""
         await self.close()
+
+    def raise_untold(self) -> None:
+        """Raise a failure outside transactions that nobody has seen, as ``flush`` does."""
+        if (error := self.sender.take_failure()) is not None:
+            raise error
 
     async def leave(self) -> None:
         """Stop at once, without ending the transaction."""
@@ -186,6 +194,13 @@ class ProducerCore:
         """Send everything, then commit; returns whether all of it is already readable."""
         check_token(token)
         state = self._transactional()
+        return await self._within_max_block(
+            self._commit(state, token, despite_refused_sends), "commit_transaction()"
+        )
+
+    async def _commit(
+        self, state: TransactionState, token: bytes | None, despite_refused_sends: bool
+    ) -> bool:
         started_s = self._loop.time()
         async with self._operation:
             state.begin_commit(token, despite_refused=despite_refused_sends)
@@ -200,6 +215,37 @@ class ProducerCore:
     async def abort_transaction(self) -> None:
         """Drop what was not sent and abort what was."""
         state = self._transactional()
+        await self._within_max_block(self._abort(state), "abort_transaction()")
+
+    async def _within_max_block(self, end: Coroutine[Any, Any, ResultT], call: str) -> ResultT:
+        """``end``, unless that takes ``max_block_ms``: the same call goes on where it stopped."""
+        max_block_ms = self.sender.settings.max_block_ms
+        task = asyncio.current_task()
+        assert task is not None
+        is_late = False
+
+        def expire() -> None:
+            nonlocal is_late
+            is_late = True
+            task.cancel()
+
+        # Not wait_for: in a task of its own the end would be seen after what waited for it.
+        timer = self._loop.call_later(max_block_ms / 1_000, expire)
+        try:
+            return await end
+        except asyncio.CancelledError:
+            if not is_late:
+                raise
+            if hasattr(task, "uncancel"):  # From Python 3.11 on.
+                task.uncancel()
+            raise RequestTimedOutError(
+                f"{call} has not ended within max_block_ms={max_block_ms}: the transaction's "
+                f"records or its end got no answer, and it may have taken effect; call {call} again"
+            ) from None
+        finally:
+            timer.cancel()
+
+    async def _abort(self, state: TransactionState) -> None:
         started_s = self._loop.time()
         async with self._operation:
             state.begin_abort()

@@ -115,7 +115,8 @@ class Producer(SyncSending):
         ``init_transactions``. Returns whether all of it is already readable; ``False`` if a
         partition was unreachable. Raises an abortable error if a record failed, or if ``send``
         raised in the transaction, unless ``despite_refused_sends`` says to commit without that
-        record. After ``RequestTimedOutError`` call it again, with the same token. An id that
+        record. After ``RequestTimedOutError``, which comes within ``max_block_ms`` and leaves
+        records on their way, call it again, with the same token. An id that
         remembers a version of an application's writes commits only later versions of it;
         anything else raises an abortable error.
         """
@@ -177,8 +178,10 @@ class Producer(SyncSending):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close the producer."""
+        """Close the producer; then raise what ``flush`` would, unless an error leaves the block."""
         self.close()
+        if kind is None:
+            self._core.raise_untold()
 
 
 class AsyncProducer(AsyncSending):
@@ -260,8 +263,10 @@ class AsyncProducer(AsyncSending):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close the producer."""
+        """Close the producer; then raise what ``flush`` would, unless an error leaves the block."""
         await self.close()
+        if kind is None:
+            self._core.raise_untold()
 
 
 # --- checks -----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from oncelog.actors.protocol.messages.cluster import MetadataRequest
 from oncelog.actors.protocol.messages.partition import ProduceRequest
 from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnRequest,
@@ -25,6 +26,7 @@ from oncelog.storage.exceptions import (
     RequestTimedOutError,
     TransactionAbortableError,
 )
+from oncelog.storage.model import TopicPartition
 
 
 async def begun(cluster: Any, **options: Any) -> Any:
@@ -511,3 +513,43 @@ def test_a_producer_without_transactional_id_says_how_to_get_transactions(
             await cluster.producer().begin_transaction()
 
     run(story())
+
+
+@pytest.mark.parametrize("hangs", [ProduceRequest, EndTxnRequest, MetadataRequest])
+@pytest.mark.parametrize("call", ["commit_transaction", "abort_transaction"])
+def test_the_end_of_a_transaction_waits_no_longer_than_max_block_ms(
+    cluster: Any, run: Any, hangs: type, call: str
+) -> None:
+    """Whatever of it gets no answer, its records included; called again, it goes on."""
+    cluster.create("t")
+
+    async def story() -> float:
+        producer = await begun(
+            cluster, max_block_ms=2_000, request_timeout_ms=30_000, linger_ms=60_000
+        )
+        await producer.send("t", b"v")
+        real = cluster.call
+
+        async def call_of_a_hung_server(actor: str, request: Any, *, timeout_ms: int) -> Any:
+            if not isinstance(request, hangs):
+                return await real(actor, request, timeout_ms=timeout_ms)
+            await asyncio.sleep(timeout_ms / 1_000)
+            return request.failed(ErrorCode.REQUEST_TIMED_OUT)
+
+        cluster.call = call_of_a_hung_server
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        with contextlib.suppress(RequestTimedOutError):
+            await getattr(producer, call)()
+        took_s = loop.time() - started_s
+        cluster.call = real
+        await asyncio.sleep(60)
+        with contextlib.suppress(IllegalStateError):
+            await getattr(producer, call)()
+        await producer.close()
+        return took_s
+
+    assert run(story()) <= 2
+    assert cluster.leaders[TopicPartition("t", 0)].committed_values() == (
+        [b"v"] if call == "commit_transaction" else []
+    )

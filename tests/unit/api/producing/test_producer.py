@@ -295,3 +295,52 @@ def test_a_producer_that_is_forgotten_delivers_what_it_holds(
         del producer
     assert future.result(5).offset == 0
     assert leader.values() == [b"a"]
+
+
+def test_a_block_ends_with_the_failure_of_a_record_that_nobody_asked_about(
+    cluster: Any, make: Callable[..., Producer]
+) -> None:
+    cluster.create("t")
+    cluster.fault(ProduceRequest, ErrorCode.INVALID_RECORD)
+    producer = make()
+    with pytest.raises(InvalidRecordError), producer:
+        producer.send("t", b"lost")
+    producer.close()  # Raised once, and only by the block.
+
+
+def test_an_error_that_leaves_a_block_matters_more_than_a_record_that_failed(
+    cluster: Any, make: Callable[..., Producer]
+) -> None:
+    cluster.create("t")
+    cluster.fault(ProduceRequest, ErrorCode.INVALID_RECORD)
+
+    def fail() -> None:
+        with make() as producer:
+            producer.send("t", b"lost")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+
+
+def test_a_block_ends_in_silence_once_the_failure_was_seen(
+    cluster: Any, make: Callable[..., Producer]
+) -> None:
+    cluster.create("t")
+    cluster.fault(ProduceRequest, ErrorCode.INVALID_RECORD)
+    with make() as producer:
+        future = producer.send("t", b"lost")
+        with pytest.raises(InvalidRecordError):
+            future.result(5)
+
+
+def test_a_block_of_an_asyncio_producer_ends_with_the_failure_too(cluster: Any, run: Any) -> None:
+    cluster.create("t")
+    cluster.fault(ProduceRequest, ErrorCode.INVALID_RECORD)
+
+    async def story() -> None:
+        async with cluster.producer() as producer:
+            await producer.send("t", b"lost")
+
+    with pytest.raises(InvalidRecordError):
+        run(story())
