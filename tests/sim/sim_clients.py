@@ -335,16 +335,23 @@ async def _copy_batch(
     owner: str,
     records: list[ConsumerRecord],
 ) -> bool:
-    """Copy ``records`` in one transaction; whether the producer can go on."""
+    """Copy ``records`` in one transaction; whether the producer can go on.
+
+    Some go on with what another poll brings, between which the group may have rebalanced.
+    """
     write = player.history.begin(owner, f"{producer.settings.transactional_id}")
-    positions = {record.topic_partition: record.offset + 1 for record in records}
+    spanning = Random(f"spans polls {owner} {write.name}")
     try:
         await producer.begin_transaction()
-        for number, record in enumerate(records):
-            target = player.random.choice(_targets(player))
-            source = (record.topic_partition, record.offset)
-            value = f"{owner}/{write.name.removeprefix('write ')}.{number}"
-            await player.send(producer, player.history.send(write, target, value, source))
+        await _send_copies(player, producer, write, records, player.random)
+        if spanning.random() < player.stage.plan.spanning_ratio:
+            player.stage.counts["transactions that span polls"] += 1
+            for _ in range(spanning.randint(1, 6)):
+                await player.pause()
+                more = await noted.poll(500, 5)
+                await _send_copies(player, producer, write, more, spanning, first=len(records))
+                records = [*records, *more]
+        positions = {record.topic_partition: record.offset + 1 for record in records}
         write.offsets = {(COPY_GROUP, tp): offset for tp, offset in positions.items()}
         await player.pause()
         if player.stage.plan.slow_copies and player.random.random() < player.stage.plan.slow_copies:
@@ -406,6 +413,22 @@ async def _careless_positions(
         is_over = state.status is TransactionStatus.FATAL_ERROR
         if is_over and not was_over and not isinstance(state.error, FENCED):
             raise AssertionError(f"a wrong argument ended the producer: {error!r}") from error
+
+
+async def _send_copies(
+    player: Player,
+    producer: AsyncProducer,
+    write: Write,
+    records: list[ConsumerRecord],
+    random: Random,
+    *,
+    first: int = 0,
+) -> None:
+    for number, record in enumerate(records, first):
+        target = random.choice(_targets(player))
+        source = (record.topic_partition, record.offset)
+        value = f"{write.owner}/{write.name.removeprefix('write ')}.{number}"
+        await player.send(producer, player.history.send(write, target, value, source))
 
 
 async def _rewind(noted: NotedReader) -> None:

@@ -57,6 +57,8 @@ class WorkloadPlan:
     static_ratio: float = 0.3
     slow_copies: float = 0.0
     """How often a copier's transaction takes longer than its group waits for a poll."""
+    spanning_ratio: float = 0.0
+    """How often a copier's transaction goes on with what later polls bring."""
     processors: int = 0
     slow_functions: float = 0.0
     """How often the function of a processor takes longer than its group waits for a poll."""

@@ -168,6 +168,7 @@ def _drawn(seed: int) -> Scenario:
             jobs=random.choice((0, 0, 1, 2)),
             queries=Random(f"queries {seed}").choice((0, 0, 1, 2)),
             copiers=copiers,
+            spanning_ratio=Random(f"spanning {seed}").choice((0.0, 0.0, 0.3)),
             processors=processors,
             readers=random.choice((1, 2)),
             # One choice, drawn all the same: the seeds kept draw the rest as they did.
