@@ -146,6 +146,14 @@ def _check_dataset(dataset: Dataset, topic: str | None) -> None:
             f"DataContext.max_errored_blocks={errors_max} would commit a write without the rows of "
             "tasks that failed: set it to 0"
         )
+    # The rows of each task would count as written when the task ends, and the transaction may abort
+    # after that: the next execution would leave them out.
+    if dataset.context.checkpoint_config is not None:
+        raise InvalidSettingError(
+            "DataContext.checkpoint_config would leave out rows that were aborted: set "
+            "dataset.context.checkpoint_config to None, and give txn_app_id and txn_version, with "
+            "which a write that is run again writes all rows or, once committed, none"
+        )
     schema = dataset.schema(fetch_if_missing=False)
     if schema is not None:
         check(schema.base_schema, topic)

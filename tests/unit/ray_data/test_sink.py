@@ -5,6 +5,7 @@ import pickle
 import pandas as pd
 import pyarrow as pa
 import pytest
+from ray.data import DataContext, Dataset
 from ray.data.datasource import WriteResult
 
 from oncelog.actors.protocol.messages.transaction import Winner
@@ -68,6 +69,36 @@ def test_what_is_no_dataset_is_refused(fake_connection):
     with pytest.raises(InvalidSettingError, match="dataset is a Table: give a ray"):
         write(table("1"), "t")
     assert fake_connection.members == []
+
+
+class UnreadDataset(Dataset):
+    """One that is never executed: Ray would start to make a real one."""
+
+    context = None
+    _current_executor = None
+
+    def __init__(self):
+        self.context = DataContext()
+
+    def schema(self, *, fetch_if_missing):
+        return None
+
+
+def test_a_dataset_with_ray_datas_own_checkpoint_is_refused(fake_connection, tmp_path):
+    """It counts the rows of a task as written when the task ends, which an abort takes back."""
+    dataset = UnreadDataset()
+    dataset.context.checkpoint_config = {"id_column": "id", "checkpoint_path": str(tmp_path)}
+    with pytest.raises(InvalidSettingError, match=r"checkpoint_config .* to None, .*txn_app_id"):
+        write(dataset, "t")
+    assert fake_connection.planned_count == 0
+
+
+def test_a_dataset_that_may_drop_blocks_is_refused(fake_connection):
+    dataset = UnreadDataset()
+    dataset.context.max_errored_blocks = 2
+    with pytest.raises(InvalidSettingError, match="max_errored_blocks=2 would commit"):
+        write(dataset, "t")
+    assert fake_connection.planned_count == 0
 
 
 # --- one write --------------------------------------------------------------------------------
