@@ -62,8 +62,9 @@ def write(
 
     With ``txn_app_id`` and ``txn_version`` a rerun is safe: a version that is committed is not
     executed again, and one below it raises ``OutdatedVersionError``. A write without them that
-    raised after its end was asked for may be committed. ``transaction_timeout_ms`` runs from the
-    first task's first rows to the end. ``address`` is that of ``oncelog.connect``; by default the
+    raised after its end was asked for may be committed. ``transactional_id`` is the id of one
+    without them, which fences earlier writes. ``transaction_timeout_ms`` runs from the first task's
+    first rows to the end. ``address`` is that of ``oncelog.connect``; by default the
     Ray cluster of this process, or machine. ``concurrency`` and ``ray_remote_args`` are those of
     ``Dataset.write_datasink``.
 

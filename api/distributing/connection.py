@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from oncelog.actors.process.process_table import ProcessTable
+from oncelog.actors.protocol.messages.admin import DescribeTransactionsRequest
+from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.cluster import TopicMetadata
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
@@ -42,6 +44,7 @@ from oncelog.storage.exceptions import (
 from oncelog.storage.model import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
+    TRANSACTION_STATE_TOPIC,
     IsolationLevel,
     TopicPartition,
 )
@@ -165,16 +168,7 @@ class Connection:
         """How much of each partition's log an offset takes on average, at least 1 byte."""
 
         async def ask(topic_partition: TopicPartition) -> int:
-            reply = await call_with_retries(
-                lambda: self._router.call_leader(
-                    topic_partition, DescribeReplicaRequest(), timeout_ms=REQUEST_TIMEOUT_MS
-                ),
-                random=self._random,
-                timeout_ms=PLAN_TIMEOUT_MS,
-                is_retriable=is_retriable,
-            )
-            if reply.error is not ErrorCode.NONE:
-                raise exception_for(reply.error, reply.detail or f"size of {topic_partition}")
+            reply = await self._ask_leader(topic_partition, DescribeReplicaRequest())
             offsets = max(1, reply.log_end_offset - reply.log_start_offset)
             return max(1, reply.size_bytes // offsets)
 
@@ -182,6 +176,24 @@ class Connection:
             return await asyncio.gather(*map(ask, partitions))
 
         return dict(zip(partitions, self._loop_thread.run(ask_all()), strict=True))
+
+    async def _ask_leader(
+        self, topic_partition: TopicPartition, request: Request[ReplyT]
+    ) -> ReplyT:
+        """What a partition's leader answers; its error is raised once it is final."""
+        reply = await call_with_retries(
+            lambda: self._router.call_leader(
+                topic_partition, request, timeout_ms=REQUEST_TIMEOUT_MS
+            ),
+            random=self._random,
+            timeout_ms=self._settings.plan_timeout_ms,
+            is_retriable=is_retriable,
+        )
+        if reply.error is not ErrorCode.NONE:
+            raise exception_for(
+                reply.error, reply.detail or f"{request.method} of {topic_partition}"
+            )
+        return reply
 
     def now_ms(self) -> float:
         """Milliseconds since any one moment."""
@@ -239,8 +251,26 @@ class Connection:
         return PlannedRun(run_id=new_run_id(self._random), driver=self._driver(self._processes))
 
     def begin_run(self, options: WriteOptions, planned: PlannedRun) -> Membership:
-        """Begin a planned run, which fences earlier ones; begun again, it is the same run."""
+        """Begin a planned run, which fences earlier ones; begun again, it is the same run.
+
+        An application that has no version yet may have some under an id of a former oncelog, which
+        began with ``transactional.id``: what is committed there counts, who writes there is fenced.
+        """
         transactional_id, token = options.identity(planned.run_id)
+        begun = self._begun(options, planned, transactional_id, token)
+        if options.txn_app_id is None or begun.is_committed:
+            return begun
+        if options.is_remembered(begun.last_token):
+            return begun
+        for former_id in self._loop_thread.run(self._former_ids(options)):
+            earlier = self._begun(options, planned, former_id, token)
+            if earlier.is_committed:
+                return earlier
+        return begun
+
+    def _begun(
+        self, options: WriteOptions, planned: PlannedRun, transactional_id: str, token: bytes
+    ) -> Membership:
         return self._loop_thread.run(
             begin_run(
                 self._router,
@@ -253,6 +283,22 @@ class Connection:
                 random=self._random,
             )
         )
+
+    async def _former_ids(self, options: WriteOptions) -> list[str]:
+        """The other ids that have versions of the application; every shard is asked."""
+        request = DescribeTransactionsRequest(app_id=options.txn_app_id or "")
+        count = len((await self._all_topics())[TRANSACTION_STATE_TOPIC].partitions)
+        shards = [TopicPartition(TRANSACTION_STATE_TOPIC, shard) for shard in range(count)]
+        replies = await asyncio.gather(*(self._ask_leader(shard, request) for shard in shards))
+        found = {options.prefixed_id} if options.prefixed_id else set()
+        found |= {
+            known.transactional_id
+            for reply in replies
+            for known in reply.transactions
+            # A coordinator of a former oncelog tells of all ids.
+            if options.is_remembered(known.commit_token)
+        }
+        return sorted(filter(options.is_former_id, found))
 
     def member(
         self, membership: Membership, producer_settings: Mapping[str, Any]

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from oncelog.actors.protocol.transaction.commit_versions import version_token
+from oncelog.actors.protocol.transaction.commit_versions import version_in, version_token
 from oncelog.api.producing.member import TRANSACTION_TIMEOUT_MS
 from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.model import COMMIT_TOKEN_MAX_BYTES, TRANSACTIONAL_ID_MAX_BYTES
 
+ENGINES: Final = ("spark", "ray-data")
+"""Who writes versions: an application of one is another one than that of the other."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """A write. ``topic`` ``None``: each row names its own. ``engine`` names those without an id.
+    """A write. ``topic`` ``None``: each row names its own.
 
+    ``engine`` is how the ids begin of versions, and of writes without an id.
     ``producer`` are settings of ``ProducerSettings`` that differ from its defaults.
     """
 
@@ -38,16 +42,37 @@ class WriteOptions:
         """The transactional id that a run writes under, and the commit token of what it writes.
 
         With ``txn_app_id`` the application has its own transactional id, and the token names the
-        version: a committed version is not written again. Otherwise ``transactional_id`` is used
-        as it is; without one each run has a new id and no token, so that the coordinator may
-        expire it. A batch of a stream is a version of its query.
+        version: a committed version is not written again, whatever ``transactional_id`` says.
+        Otherwise that is used as it is; without one each run has a new id and no token, so that
+        the coordinator may expire it. A batch of a stream is a version of its query.
         """
         if self.txn_app_id is not None:
-            transactional_id = f"{self.transactional_id or self.engine}-{self.txn_app_id}"
-            return transactional_id, version_token(self.txn_app_id, self.txn_version)
+            token = version_token(self.txn_app_id, self.txn_version)
+            return f"{self.engine}-{self.txn_app_id}", token
         if self.transactional_id is not None:
             return self.transactional_id, run_id.encode()
         return f"{self.engine}-{run_id}", b""
+
+    @property
+    def prefixed_id(self) -> str | None:
+        """The id that a former oncelog wrote the application's versions under, with this prefix."""
+        if self.txn_app_id is None or self.transactional_id is None:
+            return None
+        prefixed = f"{self.transactional_id}-{self.txn_app_id}"
+        return prefixed if len(prefixed.encode()) <= TRANSACTIONAL_ID_MAX_BYTES else None
+
+    def is_remembered(self, token: bytes | None) -> bool:
+        """Whether a commit token names a version of the application."""
+        version = version_in(token or b"")
+        return version is not None and version.app_id == self.txn_app_id
+
+    def is_former_id(self, transactional_id: str) -> bool:
+        """Whether a former oncelog may have written the application's versions under the id.
+
+        That had any prefix; what another engine writes is not meant.
+        """
+        prefix = transactional_id.removesuffix(f"-{self.txn_app_id}")
+        return prefix not in ("", transactional_id, self.engine, *ENGINES)
 
     def check_identity(self) -> None:
         """Refuse ids that no coordinator takes: ``InvalidSettingError`` names what is too long.

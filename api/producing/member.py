@@ -44,12 +44,14 @@ class Membership:
     """The run that a member belongs to; made by ``begin_run`` and sent to every task.
 
     ``is_committed``: what the token names is already committed, so there is nothing to write.
+    ``last_token`` is that of the transaction that the id had committed last when the run began.
     """
 
     transactional_id: str
     run: Run
     token: bytes = b""
     is_committed: bool = False
+    last_token: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +203,7 @@ async def begin_run(
             run=Run(number=reply.number, id=run_id),
             token=token,
             is_committed=is_committed,
+            last_token=reply.commit_token,
         )
     if severity("begin_run", reply.error) is ErrorClass.RETRIABLE:
         raise RequestTimedOutError(

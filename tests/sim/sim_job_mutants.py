@@ -95,6 +95,17 @@ def _versions_without_a_name() -> Any:
     return mock.patch.object(WriteOptions, "identity", identity)
 
 
+def _versions_under_a_prefix() -> Any:
+    """What an application has written is remembered under the id that its driver was told."""
+    real = WriteOptions.identity
+
+    def identity(self: WriteOptions, run_id: str) -> tuple[str, bytes]:
+        transactional_id, token = real(self, run_id)
+        return (self.prefixed_id or transactional_id), token
+
+    return mock.patch.object(WriteOptions, "identity", identity)
+
+
 def _runs_of_nobody() -> Any:
     """A run is begun without a word of its driver."""
     real = connection.begin_run
@@ -174,6 +185,12 @@ JOB_MUTANTS = (
         sabotage=_versions_without_a_name,
         checker="RepeatedTokens",
         changes=ALONE | {"jobs": 3},
+    ),
+    Saboteur(
+        name="versions whatever their prefix",
+        sabotage=_versions_under_a_prefix,
+        checker="RepeatedTokens",
+        changes=ALONE | {"queries": 2, "abort_ratio": 0.02},
     ),
     Saboteur(
         name="drivers named to the coordinator",

@@ -248,13 +248,21 @@ async def _end_late(player: Player, plan: RunPlan) -> None:
 
 async def _planned(player: Player, job: Job) -> RunPlan:
     name = f"run {player.new_owner()}"
-    options = parse_write_options(job.options)
+    options = parse_write_options(job.options | _prefix(player, job))
     kind = DistributedWrite if job.batch is None else MicroBatchWrite
     pickled = await hook(player, lambda connect: pickle.dumps(kind.plan(connect, options)))
     write = pickle.loads(pickled)
     if isinstance(write, DistributedWrite):
         return RunPlan(name, job, write.membership.transactional_id, pickled)
     return RunPlan(name, job, f"spark-{job.app}", pickled)
+
+
+def _prefix(player: Player, job: Job) -> dict[str, str]:
+    """A version's ``transactional.id``, which its driver changes as it likes, or leaves out."""
+    # Of its own, as that of drivers.
+    chance = Random(f"prefix {player.stage.world.seed} {player.stage.world.now_s}")
+    prefix = chance.choice((None, "load", "copy"))
+    return {} if prefix is None or not job.app else {"transactional.id": prefix}
 
 
 class _LastDriver(Player):

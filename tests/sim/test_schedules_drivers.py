@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from sim_history import Outcome
 from sim_schedules import HASTY, TIMES, C, Play
 from sim_stage import Player
+from sim_writes import hook
 
 from oncelog.actors.protocol.transaction.commit_versions import version_token
+from oncelog.api.distributing.write import DistributedWrite
+from oncelog.spark_bridge.write_options import parse_write_options
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import OncelogError, TransactionAbortableError
 from oncelog.storage.model import TopicPartition
@@ -22,7 +27,7 @@ class Driver:
     def __init__(self, play, name, *, clock_offset_ms=0):
         self.play, self.name = play, name
         self.client = play.world.client(name)
-        self.player = Player(play.stage, self.client, None)
+        self.player = Player(play.stage, self.client, Random(name))
         play.world.clock_offsets_ms[name] = clock_offset_ms
         self.membership = self.member = self.write = None
 
@@ -207,3 +212,63 @@ def test_versions_only_rise_whoever_writes_them():
         again.send("a", "three")
         again.commit()
         assert play.read("a") == ["two", "three"]
+
+
+# --- versions under former ids ----------------------------------------------------------------
+
+
+def planned(driver, version, **given):
+    """A write of a version of ``job`` as its driver plans it, with the options that are given."""
+    options = {"txnAppId": "job", "txnVersion": str(version), **given}
+    parsed = parse_write_options(options)
+    return driver.do(hook(driver.player, lambda connect: DistributedWrite.plan(connect, parsed)))
+
+
+@pytest.mark.parametrize("prefix", [None, "load", "other"])
+def test_a_version_that_was_written_under_a_prefix_is_known_under_any(prefix):
+    """1. A driver of a former oncelog writes version 7 under an id with a prefix, and one of Ray
+    Data version 9 of what has the same name there. 2. Drivers with the same prefix, with another
+    and with none come with 7, with one below it and the next one.
+    """
+    given = {} if prefix is None else {"transactional.id": prefix}
+    with Play() as play:
+        former = Driver(play, "F")
+        former.begin("load-job", version_token("job", 7))
+        former.send("a", "seven")
+        former.commit()
+        others = Driver(play, "O")
+        others.begin("ray-data-job", version_token("job", 9))
+        others.send("b", "nine")
+        others.commit()
+        driver = Driver(play, "D")
+        assert planned(driver, 7, **given).membership.is_committed
+        assert driver.refused(planned, driver, 6, **given) is ErrorCode.OUTDATED_VERSION
+        following = planned(driver, 8, **given)
+        assert not following.membership.is_committed
+        assert following.membership.transactional_id == "spark-job"
+
+
+def test_a_former_driver_that_still_writes_under_its_prefix_is_fenced():
+    """1. F, of a former oncelog, writes the first version. 2. Its program is started anew, with
+    today's. 3. F can not commit.
+    """
+    with Play() as play:
+        former = Driver(play, "F")
+        former.begin("load-job", version_token("job", 1))
+        former.send("a", "one")
+        planned(Driver(play, "D"), 1, **{"transactional.id": "load"})
+        assert former.refused(former.commit) is ErrorCode.PRODUCER_FENCED
+        assert play.read("a") == []
+
+
+def test_former_ids_are_looked_for_until_an_application_has_written_a_version():
+    with Play() as play:
+        driver = Driver(play, "D")
+        planned(driver, 1)
+        assert play.calls("describe_transactions")
+        driver.begin("spark-job", version_token("job", 1))
+        driver.send("a", "one")
+        driver.commit()
+        before = len(play.calls("describe_transactions"))
+        assert not planned(driver, 2).membership.is_committed
+        assert len(play.calls("describe_transactions")) == before

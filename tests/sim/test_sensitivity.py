@@ -36,12 +36,13 @@ EVERYBODY = (
 
 FOUND_IN = {
     "a snapshot gives all of the state": 1,
+    "batches recognised when they come again": 1,
     "commits with their records": 1,
     "completions resumed": 7,
     "coordinator epochs": 1,
     "damage is told": 1,
-    "deaths of drivers noticed": 1,
-    "drivers named to the coordinator": 1,
+    "deaths of drivers noticed": 2,
+    "drivers named to the coordinator": 6,
     "duplicates remembered": 1,
     "durable ids of all static members": 12,
     "durable ids of static members": 1,
@@ -67,6 +68,7 @@ FOUND_IN = {
     "topics in the log": 1,
     "transactions behind tickets": 37,
     "versions named in tokens": 1,
+    "versions whatever their prefix": 1,
     "whole aborted index": 13,
     "workers that go back": 7,
 }

@@ -57,8 +57,9 @@ class DescribeTransactionsRequest(Request[DescribeTransactionsReply], frozen=Tru
 
     An id requested by name that is unknown makes the error
     ``TRANSACTIONAL_ID_NOT_FOUND``. An empty filter passes everything: ``states`` are Kafka's
-    names, ``producer_ids`` also finds members, and ``running_longer_than_ms`` (exclusive) passes
-    only open or undecided transactions, by the coordinator's clock. Source: KIP-994.
+    names, ``producer_ids`` also finds members, ``running_longer_than_ms`` (exclusive) passes
+    only open or undecided transactions, by the coordinator's clock, and ``app_id`` only ids whose
+    commit token names a version of that application. Source: KIP-994.
     """
 
     method = "describe_transactions"
@@ -68,6 +69,7 @@ class DescribeTransactionsRequest(Request[DescribeTransactionsReply], frozen=Tru
     states: tuple[str, ...] = ()
     producer_ids: tuple[int, ...] = ()
     running_longer_than_ms: int = ANY_DURATION_MS
+    app_id: str = ""
 
 
 class AbortTransactionReply(Reply, frozen=True, kw_only=True):

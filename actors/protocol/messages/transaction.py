@@ -38,9 +38,13 @@ class DriverProcess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BeginRunReply(Reply, frozen=True, kw_only=True):
-    """The run's number. With ``CONCURRENT_TRANSACTIONS``: the newest run's, if given."""
+    """The run's number. With ``CONCURRENT_TRANSACTIONS``: the newest run's, if given.
+
+    ``commit_token`` is that of the id's last committed transaction, if the run has begun.
+    """
 
     number: int = NO_RUN
+    commit_token: bytes | None = None
 
 
 class BeginRunRequest(Request[BeginRunReply], frozen=True, kw_only=True):

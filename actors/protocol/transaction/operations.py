@@ -30,6 +30,7 @@ from oncelog.actors.protocol.messages.admin import (
     TransactionMember,
 )
 from oncelog.actors.protocol.transaction.checks import Refusal
+from oncelog.actors.protocol.transaction.commit_versions import version_in
 from oncelog.actors.protocol.transaction.end import EndAge, end_age
 from oncelog.actors.protocol.transaction.ids import TransactionalIds
 from oncelog.actors.protocol.transaction.members import MemberStatus, active_count
@@ -130,6 +131,10 @@ def _passes(
     if request.producer_ids:
         known = {metadata.producer_id, metadata.next_producer_id, *metadata.members}
         if known.isdisjoint(request.producer_ids):
+            return False
+    if request.app_id:
+        version = version_in(metadata.commit_token or b"")
+        if version is None or version.app_id != request.app_id:
             return False
     if request.running_longer_than_ms < 0:
         return True

@@ -105,7 +105,7 @@ class Runs:
             return refused(request, *refusal)
         newest = newest_run_number(metadata)
         if metadata is not None and metadata.run is not None and metadata.run.id == request.run_id:
-            return Decision(reply=BeginRunReply(number=newest))
+            return Decision(reply=_begin_reply(metadata))
         if request.after != newest:
             error = ErrorCode.CONCURRENT_TRANSACTIONS
             return Decision(reply=BeginRunReply(error=error, number=newest))
@@ -126,7 +126,7 @@ class Runs:
             spare_producer_id=self.producer_ids.spare(metadata),
             now_ms=now_ms,
         )
-        return self.ids.move(BeginRunReply(number=newest_run_number(begun)), begun)
+        return self.ids.move(_begin_reply(begun), begun)
 
     def _write_refusal(self, request: BeginRunRequest | EnlistRequest) -> Refusal | None:
         """Whether the id may be moved now, and the token of ``request`` be committed."""
@@ -259,6 +259,10 @@ class Runs:
         if metadata.run is None or self.ids.is_pending(metadata.transactional_id):
             return None
         return metadata.driver if is_run_open(metadata, metadata.run) else None
+
+
+def _begin_reply(metadata: TransactionMetadata) -> BeginRunReply:
+    return BeginRunReply(number=newest_run_number(metadata), commit_token=metadata.commit_token)
 
 
 def _enlist_reply(member: Member) -> EnlistReply:

@@ -174,6 +174,16 @@ def test_an_application_id_gives_the_same_transaction_and_token_in_every_run():
     assert first == second == ("spark-nightly", version_token("nightly", 3))
 
 
+def test_what_an_application_remembers_hangs_on_no_transactional_id():
+    """Else a stream whose option is changed would write its last batch again."""
+    application = {"txnAppId": "nightly", "txnVersion": "3"}
+    ids = {
+        write(**application, **given).identity("0")
+        for given in ({}, {"transactional.id": "load"}, {"transactional.id": "copy"})
+    }
+    assert ids == {("spark-nightly", version_token("nightly", 3))}
+
+
 def test_applications_that_share_a_transactional_id_do_not_share_a_transaction():
     ids = {
         write(**{"transactional.id": "load", "txnAppId": app_id, "txnVersion": "1"}).identity("0")[
@@ -181,7 +191,24 @@ def test_applications_that_share_a_transactional_id_do_not_share_a_transaction()
         ]
         for app_id in ("a", "b")
     }
-    assert ids == {"load-a", "load-b"}
+    assert ids == {"spark-a", "spark-b"}
+
+
+@pytest.mark.parametrize(
+    ("transactional_id", "is_former"),
+    [
+        ("load-nightly", True),
+        ("load-2-nightly", True),
+        ("spark-nightly", False),
+        ("ray-data-nightly", False),
+        ("-nightly", False),
+        ("nightly", False),
+        ("load-nightly-2", False),
+    ],
+)
+def test_a_former_id_of_an_application_has_a_prefix_that_is_no_engine(transactional_id, is_former):
+    options = write(txnAppId="nightly", txnVersion="3")
+    assert options.is_former_id(transactional_id) is is_former
 
 
 # --- the page for users -----------------------------------------------------------------------

@@ -186,7 +186,7 @@ def test_a_batch_of_a_stream_is_a_version_of_its_query(seventh_batch):
     reports = [told(writer.write(iter([rows("1", "2")]))), told(writer.write(iter([])))]
     new_stream_writer().commit(reports, 7)
     ((membership, committed, winners),) = seventh_batch.ends
-    assert membership.transactional_id == "load-q"
+    assert membership.transactional_id == "spark-q"
     assert membership.token == version_token("q", 7)
     assert (committed, winners) == (True, [Winner(producer_id=1, record_count=2)])
 

@@ -14,6 +14,7 @@ from oncelog.actors.protocol.messages.admin import (
     DescribeTransactionsRequest,
 )
 from oncelog.actors.protocol.messages.transaction import Run
+from oncelog.actors.protocol.transaction.commit_versions import version_token
 from oncelog.actors.protocol.transaction.state import TransactionState
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_PRODUCER_EPOCH, TopicPartition
@@ -233,3 +234,12 @@ def test_a_description_names_members_and_hides_the_start_of_what_has_ended(shard
     assert described.commit_token == b"batch-1"
     assert (shard.machine.ids.unsettled(), len(shard.machine.ids)) == ((), 1)
     assert described.producer_epoch != NO_PRODUCER_EPOCH
+
+
+def test_ids_are_found_by_the_application_whose_version_they_remember(shard: Any) -> None:
+    assert names(shard, app_id="nightly") == []
+    shard.install(commit_token=version_token("nightly", 3))
+    assert names(shard, app_id="nightly") == ["loader"]
+    assert names(shard, app_id="night") == []
+    shard.install(commit_token=b"batch-1")
+    assert names(shard, app_id="batch-1") == []

@@ -134,6 +134,14 @@ def test_an_equal_version_is_skipped_and_a_lower_one_is_an_error(shard: Any) -> 
     assert begun(shard, "b", after=1, token=version(6)).number == 2
 
 
+def test_a_begin_tells_what_its_id_has_committed_last(shard: Any) -> None:
+    first = shard.begin("a", 0, token=version(5))
+    assert first.commit_token is None
+    committed(shard, Run(number=first.number, id="a"), version(5))
+    for _ in range(2):
+        assert shard.begin("b", 1, token=version(6)).commit_token == version(5)
+
+
 def test_a_version_that_is_not_to_be_written_stops_no_other_run(shard: Any) -> None:
     """1. Version 5 is committed. 2. 6 is being written. 3. Drivers come with 5 and 4."""
     run = begun(shard, "a", token=version(5))
