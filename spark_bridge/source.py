@@ -215,5 +215,7 @@ def _read(
         return
     columns_schema = arrow_schema(schema)
     with one_line_errors():
-        for columns in connect(options.address).read(wanted, options.isolation_level):
+        for columns in connect(options.address).read(
+            wanted, options.isolation_level, skips_lost=not options.fails_on_data_loss
+        ):
             yield to_spark(columns, wanted.topic_partition, columns_schema)

@@ -229,11 +229,19 @@ class Connection:
     # --- reading ------------------------------------------------------------------------------
 
     def read(
-        self, wanted: PartitionRange, isolation_level: IsolationLevel
+        self,
+        wanted: PartitionRange,
+        isolation_level: IsolationLevel,
+        *,
+        skips_lost: bool = False,
     ) -> Iterator[pa.RecordBatch]:
         """The records of a range, in offset order; see ``read_range``."""
         batches = read_range(
-            self._router, wanted, isolation_level=isolation_level, random=self._random
+            self._router,
+            wanted,
+            isolation_level=isolation_level,
+            random=self._random,
+            skips_lost=skips_lost,
         )
         try:
             while True:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from random import Random
 from typing import TYPE_CHECKING, Final
 
 from oncelog.api.config import ConsumerSettings
+from oncelog.api.consuming.fetch_buffer import AssignedPartition
 from oncelog.api.consuming.fetcher import Fetcher
 from oncelog.api.distributing.ranges import PartitionRange
+from oncelog.api.session.offsets import list_offsets
 from oncelog.api.session.routing import Router
-from oncelog.storage.exceptions import RequestTimedOutError
-from oncelog.storage.model import IsolationLevel
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import OncelogError, RequestTimedOutError
+from oncelog.storage.model import EARLIEST_TIMESTAMP, IsolationLevel
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,6 +27,8 @@ STALL_TIMEOUT_MS: Final = 120_000
 PARTITION_FETCH_BYTES: Final = 1_900_000
 """One reply; a larger one would go through the object store, not inside the actor call."""
 
+_logger = logging.getLogger(__name__)
+
 
 async def read_range(
     router: Router,
@@ -30,12 +36,14 @@ async def read_range(
     *,
     isolation_level: IsolationLevel,
     random: Random,
+    skips_lost: bool = False,
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     """The records of ``wanted``, in offset order, as batches of ``decode_columns``'s schema.
 
-    Raises ``OffsetOutOfRangeError`` when the range is no longer in the log,
-    ``UnknownTopicOrPartitionError`` or ``UnknownTopicIdError`` when the topic is gone, and
-    ``RequestTimedOutError`` when its leader sends nothing for ``STALL_TIMEOUT_MS``.
+    Raises ``OffsetOutOfRangeError`` when the range is no longer in the log, and
+    ``UnknownTopicOrPartitionError`` or ``UnknownTopicIdError`` when the topic is gone, unless it
+    ``skips_lost``: then a warning names the offsets. ``RequestTimedOutError`` when its leader sends
+    nothing for ``STALL_TIMEOUT_MS``.
     """
     changed = asyncio.Event()
     fetcher = Fetcher(
@@ -60,12 +68,49 @@ async def read_range(
                     if within.num_rows:
                         yield within
             failure = fetcher.take_failure()
-            if failure is not None:
+            if failure is not None and not skips_lost:
                 raise failure[1]
+            if failure is not None:
+                after = await _after_lost(router, wanted, *failure, random=random)
+                fetcher.seek(topic_partition, after)
             if not fetcher.has_data and (partition.position or 0) < wanted.end_offset:
                 await _wait(changed, wanted)
     finally:
         await fetcher.close()
+
+
+async def _after_lost(
+    router: Router,
+    wanted: PartitionRange,
+    partition: AssignedPartition,
+    failure: OncelogError,
+    *,
+    random: Random,
+) -> int:
+    """Where ``wanted`` goes on after records that are gone: its end, if all the rest is.
+
+    Any other ``failure`` is raised, also that of a leader which alone knows of no such topic.
+    """
+    lost, position = wanted.topic_partition, partition.position or 0
+    after = wanted.end_offset
+    if failure.code is ErrorCode.OFFSET_OUT_OF_RANGE:
+        replies = await list_offsets(
+            router,
+            {lost: EARLIEST_TIMESTAMP},
+            isolation_level=IsolationLevel.READ_UNCOMMITTED,
+            random=random,
+            timeout_ms=STALL_TIMEOUT_MS,
+        )
+        if replies[lost].offset > position:
+            after = min(after, replies[lost].offset)
+    elif failure.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        known = (await router.metadata((lost.topic,), refresh=True)).get(lost.topic)
+        if known is not None and known.topic_id == wanted.topic_id:
+            raise failure
+    elif failure.code is not ErrorCode.UNKNOWN_TOPIC_ID:
+        raise failure
+    _logger.warning("offsets %d to %d of %s are gone: they are skipped", position, after - 1, lost)
+    return after
 
 
 def _below(batch: pa.RecordBatch, end_offset: int) -> pa.RecordBatch:

@@ -40,6 +40,8 @@ class OnePartition:
     """Topic ``t`` with partition 0, in memory.
 
     ``is_silent``: fetches find nothing, for ever. ``is_deleted``: the controller knows no topic.
+    ``is_unknown_to_leader``: its leader does not. ``end_is_enforced``: nor what
+    is beyond its end.
     """
 
     def __init__(self):
@@ -48,6 +50,8 @@ class OnePartition:
         self.log_end_offset = 0
         self.is_silent = False
         self.is_deleted = False
+        self.is_unknown_to_leader = False
+        self.end_is_enforced = False
         self.topic_id = "0" * 32
 
     def append(self, *values):
@@ -61,6 +65,9 @@ class OnePartition:
 
     async def call(self, actor, request, *, timeout_ms):
         await asyncio.sleep(0)
+        if isinstance(request, ListOffsetsRequest):
+            assert request.timestamp_ms == EARLIEST_TIMESTAMP
+            return ListOffsetsReply(offset=self.log_start_offset)
         return self._metadata() if isinstance(request, MetadataRequest) else self._fetch(request)
 
     def _metadata(self):
@@ -74,9 +81,12 @@ class OnePartition:
         )
 
     def _fetch(self, request: FetchRequest):
+        if self.is_unknown_to_leader:
+            return request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         if request.topic_id != self.topic_id:
             return request.failed(ErrorCode.UNKNOWN_TOPIC_ID)
-        if request.fetch_offset < self.log_start_offset:
+        is_beyond = self.end_is_enforced and request.fetch_offset >= self.log_end_offset
+        if request.fetch_offset < self.log_start_offset or is_beyond:
             return request.failed(ErrorCode.OFFSET_OUT_OF_RANGE)
         found = [
             batch

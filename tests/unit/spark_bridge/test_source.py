@@ -3,9 +3,11 @@ from __future__ import annotations
 from datetime import datetime, timezone
 
 import pytest
+from distributed_world import TimedConnection
 from pyspark.sql.datasource import DataSourceReader, EqualTo, GreaterThanOrEqual
 
 from oncelog.api.distributing.ranges import PartitionRange
+from oncelog.api.session.event_loop import LoopThread
 from oncelog.spark_bridge import source
 from oncelog.spark_bridge.schema import read_schema
 from oncelog.storage.model import TopicPartition
@@ -61,3 +63,24 @@ def test_a_batch_reads_only_what_the_filters_of_its_query_want(topics, planned_b
 def test_a_reader_takes_filters_only_if_told_to():
     """Spark refuses one that does, unless it is configured to push filters."""
     assert new_reader(subscribe="a").pushFilters.__func__ is DataSourceReader.pushFilters
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_task_skips_lost_records_only_if_told_to(monkeypatch, one_partition, fails):
+    """1. A read is planned. 2. Retention deletes some of it. 3. Its task reads."""
+    for value in b"012":
+        one_partition.append(b"%d" % value)
+    reader = new_reader(subscribe="t", failondataloss=fails)
+    wanted = PartitionRange(topic_partition=TopicPartition("t", 0), start_offset=0, end_offset=3)
+    one_partition.log_start_offset = 2
+    loop_thread = LoopThread("test")
+    monkeypatch.setattr(source, "connect", lambda _: TimedConnection(one_partition, loop_thread))
+    try:
+        read = reader.read(source.RangePartition(wanted))
+        if fails == "true":
+            with pytest.raises(ValueError, match="oncelog: fetch of t-0 at offset 0"):
+                list(read)
+        else:
+            assert [batch["offset"].to_pylist() for batch in read] == [[2]]
+    finally:
+        loop_thread.close()
