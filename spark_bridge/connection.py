@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.process.ray_environment import prepare_to_join
 from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.api.distributing.connection import Connection
+from oncelog.storage.exceptions import ConnectionFailedError
 
 if TYPE_CHECKING:
     from oncelog.api.client import Cluster
@@ -48,7 +50,8 @@ class _Cache:
 def connect(address: str | None) -> Connection:
     """This process's connection to the cluster at ``address``; the default one for ``None``.
 
-    A process can be in one Ray cluster at a time: another address replaces the last.
+    Of several addresses with commas between it is the first that answers. A process can be in one
+    Ray cluster at a time: another address replaces the last.
     Raises ``ConnectionFailedError`` if there is no cluster.
     """
     wanted = address or default_address()
@@ -57,18 +60,33 @@ def connect(address: str | None) -> Connection:
         return _Cache.connection
     # Ray reads its authentication mode when it is imported, which the client does below.
     prepare_to_join()
-    from oncelog.api import client
-
     if _Cache.cluster is not None:
         import ray
 
         _Cache.cluster.close()
         _Cache.cluster = _Cache.connection = None
         ray.shutdown()
-    _Cache.cluster = client.connect(wanted)
+    _Cache.cluster = _joined([address.strip() for address in wanted.split(",")])
     _Cache.connection = Connection(_Cache.cluster.context, driver_process)
     _Cache.address = wanted
     return _Cache.connection
+
+
+def _joined(addresses: Sequence[str]) -> Cluster:
+    """The first cluster that answers; ``ConnectionFailedError`` says why none does."""
+    from oncelog.api import client
+
+    failures = []
+    for address in addresses:
+        try:
+            return client.connect(address)
+        except ConnectionFailedError as error:
+            failures.append(str(error))
+            import ray
+
+            # A Ray cluster without a log may have been joined.
+            ray.shutdown()
+    raise ConnectionFailedError("; ".join(failures))
 
 
 def _leave_out_of_garbage_collection() -> None:

@@ -6,10 +6,24 @@ is ours.
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from oncelog.storage.exceptions import OncelogError
+
+TOLD_MAX: Final = 1_000
+"""How many lines a process of Spark's remembers to have told."""
+
+_logger = logging.getLogger(__name__)
+
+
+@functools.lru_cache(maxsize=TOLD_MAX)
+def tell_once(line: str) -> None:
+    """Warn of something that every micro-batch comes upon, once in this process."""
+    _logger.warning("%s", line)
 
 
 @contextmanager

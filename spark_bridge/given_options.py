@@ -1,7 +1,7 @@
 """Options as Spark hands them over, sorted into what they mean; for reads and writes alike.
 
 Keys come in lower case and every value as text. An unknown or impossible option is refused with
-its name, its value and what is allowed; options of Kafka's that mean nothing here are logged.
+its name, its value and what is allowed; options of Kafka's that mean nothing here are told once.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import json
-import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from oncelog.spark_bridge.errors import tell_once
 from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.model import is_valid_topic_name
 
@@ -23,15 +23,61 @@ SPARKS_OWN: Final = ("path", "paths", "checkpointLocation", "queryName")
 
 _UNIT_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
-_logger = logging.getLogger(__name__)
+CLIENT_TUNING: Final = (
+    "kafka.acks",
+    "kafka.allow.auto.create.topics",
+    "kafka.auto.commit.interval.ms",
+    "kafka.auto.include.jmx.reporter",
+    "kafka.batch.size",
+    "kafka.buffer.memory",
+    "kafka.check.crcs",
+    "kafka.client.*",
+    "kafka.compression.*",
+    "kafka.config.providers*",
+    "kafka.connections.*",
+    "kafka.default.api.timeout.ms",
+    "kafka.delivery.timeout.ms",
+    "kafka.enable.idempotence",
+    "kafka.enable.metrics.push",
+    "kafka.exclude.internal.topics",
+    "kafka.fetch.*",
+    "kafka.group.*",
+    "kafka.heartbeat.interval.ms",
+    "kafka.isolation.level",
+    "kafka.linger.ms",
+    "kafka.max.block.ms",
+    "kafka.max.in.flight.requests.per.connection",
+    "kafka.max.partition.fetch.bytes",
+    "kafka.max.poll.*",
+    "kafka.max.request.size",
+    "kafka.metadata.*",
+    "kafka.metric.reporters",
+    "kafka.metrics.*",
+    "kafka.partition.assignment.strategy",
+    "kafka.partitioner.*",
+    "kafka.receive.buffer.bytes",
+    "kafka.reconnect.*",
+    "kafka.request.timeout.ms",
+    "kafka.retries",
+    "kafka.retry.*",
+    "kafka.sasl.*",
+    "kafka.security.*",
+    "kafka.send.buffer.bytes",
+    "kafka.session.timeout.ms",
+    "kafka.socket.*",
+    "kafka.ssl.*",
+    "kafka.transaction.*",
+    "kafka.transactional.id",
+)
+"""What tunes Kafka's clients, in either direction: accepted where it means something, else told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionNames:
     """The options of a read, or of a write. ``docs/SPARK.md`` has the same as a table.
 
-    ``aliases``: Kafka's spelling → ours. ``ignored``: names, or patterns as of files, of what is
-    logged and has no effect. ``refused``: name → what to do instead.
+    ``aliases``: Kafka's spelling → ours. ``ignored``: names, or patterns as of files, of what has
+    no effect, beside ``CLIENT_TUNING``. ``refused``: name → what to do instead.
     """
 
     accepted: tuple[str, ...]
@@ -49,9 +95,8 @@ class OptionNames:
         advice = {item.lower(): text for item, text in self.refused.items()}.get(lower)
         if advice is not None:
             raise InvalidSettingError(f"{key}={value!r} is not allowed: {advice}")
-        if any(fnmatch.fnmatchcase(lower, pattern.lower()) for pattern in self.ignored):
-            _logger.warning("option %s=%r means nothing to oncelog", key, value)
-        elif lower not in {item.lower() for item in SPARKS_OWN}:
+        known = (*SPARKS_OWN, *self.ignored, *CLIENT_TUNING)
+        if not any(fnmatch.fnmatchcase(lower, pattern.lower()) for pattern in known):
             raise self._unknown(key, value)
         return None
 
@@ -75,13 +120,18 @@ class GivenOptions:
     def of(cls, options: Mapping[str, str], names: OptionNames) -> GivenOptions:
         """Sort the options: accepted ones, Spark's own, those without meaning, unknown ones."""
         values: dict[str, str] = {}
+        passed_over = []
         for key, value in options.items():
             name = names.own_name(key, value)
             if name is None:
+                passed_over += [key] if key.lower() not in map(str.lower, SPARKS_OWN) else []
                 continue
             if values.get(name, value) != value:
                 raise InvalidSettingError(f"{key}={value!r} and {name}={values[name]!r} differ")
             values[name] = value
+        if passed_over:
+            # Not their values: some are passwords.
+            tell_once(f"options that mean nothing to oncelog: {', '.join(sorted(passed_over))}")
         paths = tuple(_path_list(options["paths"])) if "paths" in options else ()
         return cls(values=values, path=options.get("path"), paths=paths)
 

@@ -23,6 +23,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from oncelog.spark_bridge.errors import tell_once
 from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.model import TopicPartition
 
@@ -122,12 +123,15 @@ _WRITE_COLUMNS: Final[dict[str, tuple[tuple[type[DataType], ...], str]]] = {
 }
 """Column → (types it may have, how to say it)."""
 
+_GIVEN_BY_THE_LOG: Final = {column.name.lower() for column in READ_SCHEMA} - _WRITE_COLUMNS.keys()
+"""What a read gives and no record takes; Kafka's sink passes it over too."""
+
 
 def check_write_schema(schema: StructType, topic: str | None) -> None:
     """Refuse a DataFrame that cannot be written: ``InvalidSettingError`` names the column.
 
     ``value`` is needed, and a column ``topic`` unless the option says which. Names are compared
-    without regard to case.
+    without regard to case. Columns that only a read gives are passed over.
     """
     names = [name.lower() for name in schema.fieldNames()]
     shown = ", ".join(schema.fieldNames()) or "no column"
@@ -136,7 +140,12 @@ def check_write_schema(schema: StructType, topic: str | None) -> None:
             f"the DataFrame has no column 'value' (it has {shown}): make one, as with "
             "df.selectExpr('to_json(struct(*)) AS value')"
         )
+    given = [name for name in schema.fieldNames() if name.lower() in _GIVEN_BY_THE_LOG]
+    if given:
+        tell_once(f"columns {', '.join(given)} are not written: the log gives each record its own")
     for column in schema:
+        if column.name in given:
+            continue
         if column.name.lower() not in _WRITE_COLUMNS:
             raise InvalidSettingError(
                 f"column {column.name!r} cannot be written: drop it; a record is made of "
@@ -153,6 +162,12 @@ def check_write_schema(schema: StructType, topic: str | None) -> None:
         raise InvalidSettingError(
             "no topic to write to: give option('topic', ...), or a column 'topic'"
         )
+
+
+def writable(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The columns of ``batch``, whose schema is checked, that records are made of."""
+    names = [name for name in batch.schema.names if name.lower() in _WRITE_COLUMNS]
+    return batch if len(names) == batch.num_columns else batch.select(names)
 
 
 def _is_headers(column: StructField) -> bool:

@@ -27,7 +27,7 @@ from oncelog.spark_bridge.micro_batch_write import (
     MicroBatchReport,
     MicroBatchWrite,
 )
-from oncelog.spark_bridge.schema import check_write_schema
+from oncelog.spark_bridge.schema import check_write_schema, writable
 from oncelog.spark_bridge.write_options import check_stream
 from oncelog.storage.exceptions import IllegalStateError, InvalidSettingError
 
@@ -68,7 +68,7 @@ class BatchWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskReport:
         """Write the rows of one task attempt."""
         with one_line_errors():
-            return TaskReport(self._write.write(connect, iterator))
+            return TaskReport(self._write.write(connect, _writable(iterator)))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """End the run with the attempts that sent the messages, one per Spark partition."""
@@ -108,7 +108,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StreamTaskReport:
         """Write the rows of one task attempt, unless their batch is committed already."""
         with one_line_errors():
-            return StreamTaskReport(self._write.write(connect, _micro_batch(), iterator))
+            report = self._write.write(connect, _micro_batch(), _writable(iterator))
+            return StreamTaskReport(report)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
         """Commit the batch with the attempts that sent the messages, one per Spark partition."""
@@ -118,6 +119,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
         """Abort the batch, unless it is committed. Never raises."""
         self._write.abort(connect, _stream_reports(messages))
+
+
+def _writable(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows of a task; a generator, so that rows of what is committed are left unread."""
+    for batch in batches:
+        yield writable(batch)
 
 
 def _stream_reports(messages: list[WriterCommitMessage | None]) -> list[MicroBatchReport]:

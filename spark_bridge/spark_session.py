@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -53,6 +54,12 @@ _DEFAULTS: Final = {
     # A Python worker holds a batch in memory: of large rows, fewer.
     "spark.sql.execution.arrow.maxBytesPerBatch": "8388608",
 }
+
+_REFUSED_MODE: Final = ("UNSUPPORTED_DATA_SOURCE_SAVE_MODE", '"oncelog"')
+MODE_ADVICE: Final = (
+    "oncelog: add .mode('append') before .save(): a log is only appended to, and Spark's default "
+    "mode, errorifexists, would create what it writes to"
+)
 
 _INHERITED: Final = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 """What a Python worker needs to join a Ray cluster that requires a token."""
@@ -136,8 +143,37 @@ def register(spark: SparkSession, cluster: Cluster | None = None) -> None:
     if str(context.master).startswith("local") and "PYSPARK_PYTHON" not in os.environ:
         # The first python3 on the path, which Spark takes by default, need not have oncelog.
         context.pythonExec = sys.executable
+    explain_modes()
     # The registration carries the context's environment to planner and executor workers.
     spark.dataSource.register(OncelogDataSource)
+
+
+def explain_modes() -> None:
+    """Have every ``save()`` of this process say what is wrong with its mode."""
+    from pyspark.sql.readwriter import DataFrameWriter
+
+    save: Any = DataFrameWriter.save
+    if not hasattr(save, "__wrapped__"):
+        DataFrameWriter.save = explained(save)  # type: ignore[method-assign]
+
+
+def explained(save: Callable[..., Any]) -> Callable[..., Any]:
+    """``DataFrameWriter.save``, whose refusal of a mode says which one to give, and why.
+
+    Spark refuses a mode before it asks the data source anything, and knows no reason.
+    """
+
+    @functools.wraps(save)
+    def told(*arguments: Any, **named: Any) -> Any:
+        try:
+            return save(*arguments, **named)
+        except Exception as error:
+            add_note = getattr(error, "add_note", None)
+            if add_note is not None and all(text in str(error) for text in _REFUSED_MODE):
+                add_note(MODE_ADVICE)
+            raise
+
+    return told
 
 
 def stop(spark: SparkSession) -> None:

@@ -41,16 +41,7 @@ WRITE_OPTIONS: Final = OptionNames(
         "kafka.transactional.id": "transactional.id",
         "kafka.transaction.timeout.ms": "transaction.timeout.ms",
     },
-    ignored=(
-        "kafka.ssl.*",
-        "kafka.sasl.*",
-        "kafka.security.*",
-        "kafka.client.id",
-        "kafka.retries",
-        "kafka.retry.backoff.*",
-        "kafka.max.in.flight.requests.per.connection",
-        "includeHeaders",
-    ),
+    ignored=("includeHeaders",),
     refused={
         "kafka.key.serializer": "cast column key to string or binary",
         "kafka.value.serializer": "cast column value to string or binary",

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
+
+import pytest
+
+from oncelog.api import client
+from oncelog.spark_bridge import connection
+from oncelog.storage.exceptions import ConnectionFailedError
 
 PROGRAM = """
 import gc
@@ -29,3 +36,37 @@ def test_what_is_loaded_by_the_second_hook_is_left_out_of_the_collections_of_gar
     )
     frozen, left = map(int, told.stdout.split())
     assert frozen > 10_000 > left
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The addresses that are connected to, in order; only ``there:1`` answers."""
+    asked = []
+
+    def answer(address):
+        asked.append(address)
+        if address != "there:1":
+            raise ConnectionFailedError(f"nobody at {address}")
+        return SimpleNamespace(context=None, close=lambda: None)
+
+    for name in ("address", "cluster", "connection", "is_frozen"):
+        monkeypatch.setattr(connection._Cache, name, getattr(connection._Cache, name))
+    monkeypatch.setattr(client, "connect", answer)
+    monkeypatch.setattr(connection, "prepare_to_join", lambda: None)
+    monkeypatch.setattr(connection, "Connection", lambda context, driver: SimpleNamespace())
+    monkeypatch.setattr(connection, "_leave_out_of_garbage_collection", lambda: None)
+    return asked
+
+
+def test_of_several_addresses_the_first_that_answers_is_taken(asked):
+    first = connection.connect("gone:1, there:1,other:1")
+    assert asked == ["gone:1", "there:1"]
+    assert connection.connect("gone:1, there:1,other:1") is first
+    assert asked == ["gone:1", "there:1"]
+
+
+def test_if_no_address_answers_each_is_told_with_why(asked):
+    with pytest.raises(ConnectionFailedError, match="nobody at gone:1; nobody at away:1"):
+        connection.connect("gone:1,away:1")
+    with pytest.raises(ConnectionFailedError, match=r"^nobody at gone:1$"):
+        connection.connect("gone:1")

@@ -8,6 +8,8 @@ import pytest
 from oncelog.actors.protocol.messages.transaction import Run
 from oncelog.actors.protocol.transaction.commit_versions import version_token
 from oncelog.api.distributing.ranges import Selection
+from oncelog.spark_bridge.errors import TOLD_MAX, tell_once
+from oncelog.spark_bridge.given_options import CLIENT_TUNING
 from oncelog.spark_bridge.offsets import EARLIEST, LATEST, Timestamps
 from oncelog.spark_bridge.read_options import READ_OPTIONS, parse_read_options
 from oncelog.spark_bridge.write_options import (
@@ -109,6 +111,79 @@ def test_an_option_of_kafka_without_meaning_here_is_passed_over_and_logged(caplo
     with caplog.at_level(logging.WARNING):
         read(**{"subscribe": "a", "kafka.ssl.truststore.location": "f"})
     assert "kafka.ssl.truststore.location" in caplog.text
+
+
+USUAL = (
+    "kafka.acks",
+    "kafka.batch.size",
+    "kafka.client.dns.lookup",
+    "kafka.client.id",
+    "kafka.client.rack",
+    "kafka.compression.zstd.level",
+    "kafka.connections.max.idle.ms",
+    "kafka.default.api.timeout.ms",
+    "kafka.fetch.max.bytes",
+    "kafka.fetch.min.bytes",
+    "kafka.group.instance.id",
+    "kafka.group.protocol",
+    "kafka.heartbeat.interval.ms",
+    "kafka.max.in.flight.requests.per.connection",
+    "kafka.max.partition.fetch.bytes",
+    "kafka.max.poll.records",
+    "kafka.metadata.max.age.ms",
+    "kafka.metric.reporters",
+    "kafka.metrics.num.samples",
+    "kafka.partition.assignment.strategy",
+    "kafka.partitioner.adaptive.partitioning.enable",
+    "kafka.receive.buffer.bytes",
+    "kafka.reconnect.backoff.max.ms",
+    "kafka.retries",
+    "kafka.retry.backoff.ms",
+    "kafka.sasl.jaas.config",
+    "kafka.sasl.mechanism",
+    "kafka.security.protocol",
+    "kafka.send.buffer.bytes",
+    "kafka.session.timeout.ms",
+    "kafka.socket.connection.setup.timeout.ms",
+    "kafka.ssl.keystore.password",
+)
+"""What programs for Kafka's connector set, for its source and for its sink alike."""
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_what_tunes_kafkas_clients_is_no_obstacle_to_a_read_or_a_write(name):
+    value = {"kafka.acks": "all", "kafka.batch.size": "65536"}.get(name, "x")
+    assert read(subscribe="a", **{name: value}).selection == Selection(topics=("a",))
+    assert write(topic="a", **{name: value}).topic == "a"
+
+
+def test_what_is_passed_over_is_told_once_by_name_alone(caplog):
+    """Not by value: some are passwords. A micro-batch looks at its options several times."""
+    given = {"kafka.ssl.key.password": "secret", "kafka.sasl.mechanism": "PLAIN"}
+    for _ in range(3):
+        read(subscribe="a", **given)
+    (line,) = caplog.messages
+    assert "kafka.sasl.mechanism, kafka.ssl.key.password" in line
+    assert "secret" not in caplog.text
+    write(topic="a", **given, **{"kafka.retries": "3"})
+    assert len(caplog.messages) == 2
+
+
+def test_lines_that_are_told_once_are_remembered_within_a_bound(caplog):
+    for number in range(TOLD_MAX + 1):
+        tell_once(str(number))
+    tell_once(str(TOLD_MAX))
+    assert len(caplog.messages) == TOLD_MAX + 1
+    tell_once("0")
+    assert caplog.messages[-1] == "0"
+    assert len(caplog.messages) == TOLD_MAX + 2
+
+
+def test_a_misspelt_option_of_kafka_is_refused_all_the_same():
+    with pytest.raises(InvalidSettingError, match=r"did you mean kafka.isolation.level\?"):
+        read(subscribe="a", **{"kafka.isolation.levle": "read_uncommitted"})
+    with pytest.raises(InvalidSettingError, match=r"did you mean kafka.max.request.size\?"):
+        write(topic="a", **{"kafka.max.request.sice": "2000000"})
 
 
 def test_offsets_are_given_by_word_or_by_partition():
@@ -232,7 +307,8 @@ def test_the_page_has_every_option_and_no_other():
     for options, rows in ((READ_OPTIONS, read_rows), (WRITE_OPTIONS, write_rows)):
         assert [*options.accepted, *options.aliases] == list(rows)
         assert all(rows[alias] == f"as `{name}`" for alias, name in options.aliases.items())
-    read_refused, write_refused, read_ignored, write_ignored = others
+    read_refused, write_refused, read_ignored, write_ignored, client_tuning = others
+    assert list(client_tuning) == list(CLIENT_TUNING)
     assert (read_refused, write_refused) == (READ_OPTIONS.refused, WRITE_OPTIONS.refused)
     assert list(read_ignored) == list(READ_OPTIONS.ignored)
     assert list(write_ignored) == list(WRITE_OPTIONS.ignored)
@@ -247,7 +323,8 @@ def test_what_is_refused_says_what_to_do_and_what_is_ignored_is_logged(parse, ow
     for name, advice in names.refused.items():
         with pytest.raises(InvalidSettingError, match=f"{name}='x' is not allowed: {advice}"):
             parse(**own, **{name: "x"})
-    for name in names.ignored:
+    elsewhere = {*names.accepted, *names.aliases, *names.refused}
+    for name in (*names.ignored, *(set(CLIENT_TUNING) - elsewhere)):
         parse(**own, **{name.replace("*", "x"): "y"})
         assert name.lower().replace("*", "x") in caplog.text
 

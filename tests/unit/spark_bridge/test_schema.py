@@ -14,6 +14,7 @@ from oncelog.spark_bridge.schema import (
     check_write_schema,
     read_schema,
     to_spark,
+    writable,
 )
 from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.model import TopicPartition
@@ -109,6 +110,19 @@ def test_a_schema_that_a_read_cannot_give_is_refused(struct, columns, text):
 )
 def test_records_with_any_of_their_parts_may_be_written(struct, columns):
     assert check_write_schema(struct(**columns), "t") is None
+
+
+def test_what_only_the_log_gives_a_record_is_passed_over_and_told_once(struct, caplog):
+    """So what was read can be written as it is."""
+    columns = {"value": "binary", "Offset": "long", "timestampType": "integer"}
+    for _ in range(2):
+        check_write_schema(struct(**columns), "t")
+    assert caplog.messages == [
+        "columns Offset, timestampType are not written: the log gives each record its own"
+    ]
+    batch = pa.RecordBatch.from_pydict({"Offset": [7], "Value": ["v"], "timestampType": [0]})
+    assert writable(batch).to_pydict() == {"Value": ["v"]}
+    assert writable(batch.select(["Value"])).to_pydict() == {"Value": ["v"]}
 
 
 def test_a_topic_may_come_from_the_rows(struct):

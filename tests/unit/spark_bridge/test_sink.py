@@ -78,6 +78,13 @@ def test_a_task_writes_its_rows_as_a_member_and_reports_them(connection):
     assert member.is_closed
 
 
+def test_offsets_of_rows_that_were_read_are_not_written(connection):
+    batch = pa.RecordBatch.from_pydict({"value": ["1"], "offset": [5], "timestampType": [0]})
+    new_writer().write(iter([batch]))
+    ((_, table),) = connection.members[0].tables
+    assert table.column_names == ["value"]
+
+
 def test_a_task_without_rows_takes_no_part(connection):
     report = new_writer().write(iter([rows()]))
     assert report == TaskReport(winner=None)
@@ -189,6 +196,13 @@ def test_a_batch_of_a_stream_is_a_version_of_its_query(seventh_batch):
     assert membership.transactional_id == "spark-q"
     assert membership.token == version_token("q", 7)
     assert (committed, winners) == (True, [Winner(producer_id=1, record_count=2)])
+
+
+def test_offsets_of_rows_that_a_stream_has_read_are_not_written(seventh_batch):
+    batch = pa.RecordBatch.from_pydict({"value": ["1"], "offset": [5], "timestampType": [0]})
+    new_stream_writer().write(iter([batch]))
+    ((_, table),) = seventh_batch.members[0].tables
+    assert table.column_names == ["value"]
 
 
 def test_a_stream_without_a_transactional_id_writes_under_that_of_its_query(seventh_batch):

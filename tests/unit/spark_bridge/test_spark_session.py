@@ -4,9 +4,17 @@ import subprocess
 import sys
 
 import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql.readwriter import DataFrameWriter
 
 from oncelog import spark_bridge
-from oncelog.spark_bridge.spark_session import java_problem, session, session_configs
+from oncelog.spark_bridge.spark_session import (
+    explain_modes,
+    explained,
+    java_problem,
+    session,
+    session_configs,
+)
 from oncelog.storage.exceptions import InvalidSettingError
 
 JAVA_8 = 'java version "1.8.0_362"\nJava(TM) SE Runtime Environment\n'
@@ -27,6 +35,42 @@ def test_the_bridge_has_its_functions_each_time_they_are_asked_for():
     assert spark_bridge.session is session
     with pytest.raises(AttributeError, match="no attribute 'sessions'"):
         _ = spark_bridge.sessions
+
+
+@pytest.mark.parametrize(
+    ("source", "is_told"), [("oncelog", True), ("kafka", False)], ids=["ours", "another's"]
+)
+def test_a_save_without_a_mode_is_told_which_and_why(source, is_told):
+    """Spark refuses it before it asks the data source anything."""
+    refusal = AnalysisException(
+        f'[UNSUPPORTED_DATA_SOURCE_SAVE_MODE] The data source "{source}" cannot be written in the '
+        '"Create" mode. Please use either the "Append" or "Overwrite" mode instead.'
+    )
+
+    def save(writer, path=None):
+        raise refusal
+
+    with pytest.raises(AnalysisException) as told:
+        explained(save)("writer", path="t")
+    assert told.value is refusal
+    advice = "\n".join(getattr(refusal, "__notes__", []))
+    assert (".mode('append')" in advice) is is_told
+
+
+def test_sparks_own_save_is_explained_once(monkeypatch):
+    monkeypatch.setattr(DataFrameWriter, "save", DataFrameWriter.save)
+    plain = DataFrameWriter.save
+    for _ in range(2):
+        explain_modes()
+    assert DataFrameWriter.save.__wrapped__ is plain
+
+
+def test_what_a_save_gives_and_takes_is_left_as_it_is():
+    assert explained(lambda writer, path, mode: (writer, path, mode))(1, "t", mode="m") == (
+        1,
+        "t",
+        "m",
+    )
 
 
 @pytest.mark.parametrize("text", [JAVA_17, JAVA_25])
