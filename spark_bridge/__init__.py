@@ -1,4 +1,4 @@
-"""The Spark data source ``oncelog``, and a RayDP session that has it.
+"""The Spark data source ``oncelog``, a RayDP session that has it, a write for ``foreachBatch``.
 
 Importing this package imports neither Spark nor Ray; its functions do.
 """
@@ -9,9 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from oncelog.spark_bridge.spark_session import register, session, stop
+    from oncelog.spark_bridge.spark_session import register, session, stop, write_once
 
-__all__ = ["register", "session", "stop"]
+__all__ = ["register", "session", "stop", "write_once"]
 
 
 def __getattr__(name: str) -> Any:

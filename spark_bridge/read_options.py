@@ -64,6 +64,14 @@ READ_OPTIONS: Final = OptionNames(
     },
 )
 
+STREAM_OPTIONS: Final = (
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "kafka.group.id",
+)
+"""What a batch read has no use for."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
@@ -71,7 +79,7 @@ class ReadOptions:
 
     ``ending`` ``None``: at latest. ``address`` ``None`` stands for the default, of reads as of
     writes. ``offsets_max`` and ``offsets_min`` are those of one micro-batch, ``None`` for any
-    number.
+    number. ``given_for_streams`` are options that only a stream can have.
     """
 
     selection: Selection
@@ -88,9 +96,15 @@ class ReadOptions:
     offsets_min: int = 0
     trigger_delay_max_ms: int = MAX_TRIGGER_DELAY_MS
     group_id: str | None = None
+    given_for_streams: tuple[str, ...] = ()
 
     def check_batch(self) -> None:
         """Refuse what makes no sense in a batch read, such as starting at the end."""
+        if self.given_for_streams:
+            raise InvalidSettingError(
+                f"{self.given_for_streams[0]} is for streams: leave it out of a batch read, which "
+                "ends where endingOffsets or endingTimestamp say, and shows no progress"
+            )
         for name, wanted, never, word in (
             ("startingOffsets", self.starting, LATEST, "latest"),
             ("endingOffsets", self.ending, EARLIEST, "earliest"),
@@ -136,6 +150,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         offsets_min=offsets_min,
         trigger_delay_max_ms=given.duration_ms("maxTriggerDelay", default=MAX_TRIGGER_DELAY_MS),
         group_id=group_id,
+        given_for_streams=tuple(filter(given.has, STREAM_OPTIONS)),
     )
 
 

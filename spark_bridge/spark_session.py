@@ -22,7 +22,7 @@ from oncelog.storage.exceptions import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from oncelog.api.client import Cluster
 
@@ -174,6 +174,17 @@ def explained(save: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return told
+
+
+def write_once(frame: DataFrame, name: str, batch_id: int, **options: Any) -> None:
+    """Write a batch of ``foreachBatch`` as version ``batch_id`` of ``name``, once however it ends.
+
+    ``options`` are those of a write, such as ``topic``. Two writes of one batch need two names, and
+    so do two checkpoints: their batches count from 0. Returns without a write, and says so in a
+    line, if the version is committed; one below the last committed is refused.
+    """
+    writer = frame.write.format("oncelog").options(**options, txnAppId=name, txnVersion=batch_id)
+    writer.mode("append").save()
 
 
 def stop(spark: SparkSession) -> None:

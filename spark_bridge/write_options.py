@@ -8,18 +8,11 @@ from typing import Final
 from oncelog.api.config import COMPRESSION_TYPES, ProducerSettings
 from oncelog.api.distributing.options import WriteOptions
 from oncelog.api.producing.member import TRANSACTION_TIMEOUT_MS
+from oncelog.spark_bridge.errors import PRODUCER_SETTINGS, option_of
 from oncelog.spark_bridge.given_options import GivenOptions, OptionNames, check_topic
 from oncelog.storage.exceptions import InvalidSettingError
 
-PRODUCER_NUMBERS: Final = {
-    "kafka.linger.ms": "linger_ms",
-    "kafka.batch.size": "batch_size",
-    "kafka.buffer.memory": "buffer_memory",
-    "kafka.max.request.size": "max_request_size",
-    "kafka.max.block.ms": "max_block_ms",
-    "kafka.request.timeout.ms": "request_timeout_ms",
-    "kafka.delivery.timeout.ms": "delivery_timeout_ms",
-}
+PRODUCER_NUMBERS: Final = {option_of(setting): setting for setting in PRODUCER_SETTINGS}
 """Settings of each task's producer, with its own defaults and limits."""
 
 WRITE_OPTIONS: Final = OptionNames(

@@ -19,7 +19,11 @@ from oncelog.api.batching.accumulator import HEADER_OVERHEAD_BYTES
 from oncelog.api.batching.open_batches import RECORD_OVERHEAD_BYTES
 from oncelog.api.batching.partitioner import partitions_for_keys
 from oncelog.api.batching.rows import Rows
-from oncelog.storage.exceptions import MessageTooLargeError, UnknownTopicOrPartitionError
+from oncelog.storage.exceptions import (
+    InvalidRecordError,
+    MessageTooLargeError,
+    UnknownTopicOrPartitionError,
+)
 from oncelog.storage.model import TopicPartition
 from oncelog.storage.records.codec import encode_columns
 
@@ -116,8 +120,9 @@ def split_table(
     """The batches of ``table`` (from ``as_table``), in row order within each partition.
 
     Rows without a partition go by key; those without a key to ``sticky_partition()``, called
-    for each block. A missing timestamp becomes ``now_ms``. Raises ``MessageTooLargeError`` and
-    ``UnknownTopicOrPartitionError`` before yielding the first batch.
+    for each block. A missing timestamp becomes ``now_ms``. Raises ``MessageTooLargeError``,
+    ``InvalidRecordError`` for a header without a key, and ``UnknownTopicOrPartitionError`` before
+    yielding the first batch.
     """
     _check_rows(table, topic, partition_count, record_bytes_max)
     for block in _blocks(table):
@@ -186,8 +191,8 @@ def _check_rows(table: pa.Table, topic: str, partition_count: int, record_bytes_
     position = 0
     for block in _blocks(table):
         columns = _normalise(block, 0)
-        if "headers" in columns.schema.names and columns["headers"].flatten().field(0).null_count:
-            raise ValueError("a header has a null key; nothing of the table was sent")
+        if "headers" in columns.schema.names:
+            _check_headers(columns["headers"], position)
         sizes = _row_bytes(columns)
         if int(sizes.max()) > record_bytes_max:
             row = int(sizes.argmax())
@@ -196,6 +201,19 @@ def _check_rows(table: pa.Table, topic: str, partition_count: int, record_bytes_
                 f"max_request_size={record_bytes_max}; nothing of the table was sent"
             )
         position += len(sizes)
+
+
+def _check_headers(headers: pa.Array, position: int) -> None:
+    """Refuse a header without a key; ``position`` is that of the first row."""
+    # Of a header that is null the key is null, whatever lies under it.
+    keys = pc.struct_field(headers.flatten(), "key")
+    if keys.null_count:
+        place = pc.index(pc.is_null(keys), True).as_py()
+        row = pc.list_parent_indices(headers)[place].as_py()
+        raise InvalidRecordError(
+            f"row {position + row} has a header that is null or has no key: leave it out, or give "
+            "it one; nothing of the table was sent"
+        )
 
 
 def _blocks(table: pa.Table) -> Iterator[pa.Table]:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from oncelog.actors.protocol.messages.transaction import Winner
+from oncelog.actors.protocol.transaction.commit_versions import version_in
 from oncelog.api.distributing.connection import Connection
 from oncelog.api.distributing.options import WriteOptions
 from oncelog.api.producing.member import Membership, RunEnd
@@ -107,12 +108,20 @@ class DistributedWrite:
         end = connect(self.options.address).end_run(
             self.membership, committed=True, winners=winners
         )
+        if end.was_committed_before:
+            self.tell_committed()
         if not end.visible:
             _logger.warning(
                 "transaction %r is committed; some of its partitions do not show it yet",
                 self.membership.transactional_id,
             )
         return end
+
+    def tell_committed(self) -> None:
+        """Log that what is to be written is there already: it may be a wrong name or number."""
+        version = version_in(self.membership.token)
+        what = f"version {version.version} of {version.app_id!r}" if version else "this"
+        _logger.warning("%s was committed before: nothing is written again", what)
 
     def abort(self, connect: Connect) -> RunEnd | None:
         """Abort the run, unless it is committed; then nothing changes. Never raises.

@@ -263,4 +263,4 @@ class FakeConnection:
         if self.end_error:
             raise self.end_error
         self.ends.append((membership, committed, list(winners)))
-        return RunEnd(visible=True)
+        return RunEnd(visible=True, was_committed_before=membership.is_committed)

@@ -206,6 +206,23 @@ def test_a_batch_that_could_hold_nothing_is_refused(name, value):
         read(subscribe="a", **{name: value}).check_batch()
 
 
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is for streams: .*endingOffsets"),
+        ({"minOffsetsPerTrigger": "5"}, "minOffsetsPerTrigger is for streams"),
+        ({"maxTriggerDelay": "5m"}, "maxTriggerDelay is for streams"),
+        ({"kafka.group.id": "g"}, "kafka.group.id is for streams"),
+    ],
+    ids=str,
+)
+def test_what_is_for_streams_is_refused_in_a_batch(option, told):
+    options = read(subscribe="a", **option)
+    options.check_stream()
+    with pytest.raises(InvalidSettingError, match=told):
+        options.check_batch()
+
+
 # --- writing ----------------------------------------------------------------------------------
 
 

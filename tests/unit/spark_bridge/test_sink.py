@@ -15,6 +15,7 @@ from oncelog.spark_bridge.write_options import parse_write_options
 from oncelog.storage.exceptions import (
     InvalidSettingError,
     InvalidTxnStateError,
+    MessageTooLargeError,
     OutdatedVersionError,
     ProducerFencedError,
     RequestTimedOutError,
@@ -155,6 +156,22 @@ def test_an_abort_that_fails_is_logged_and_never_raised(connection, caplog, erro
     assert str(error) in caplog.text
 
 
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_a_version_that_was_committed_before_is_told_in_one_line(connection, caplog, is_committed):
+    connection.is_committed = is_committed
+    new_writer(txnappid="a", txnversion="1").commit([TaskReport(winner=None)])
+    told = ["version 1 of 'a' was committed before: nothing is written again"]
+    assert caplog.messages == (told if is_committed else [])
+
+
+def test_a_row_that_is_too_large_is_told_with_the_option_of_spark(connection):
+    connection.send_error = MessageTooLargeError(
+        "row 0 takes 9 bytes, more than max_request_size=8"
+    )
+    with pytest.raises(ValueError, match=r"more than kafka.max.request.size=8"):
+        new_writer().write(iter([rows("1")]))
+
+
 # --- streams ----------------------------------------------------------------------------------
 
 
@@ -222,6 +239,13 @@ def test_a_batch_that_comes_again_after_its_commit_is_left_unread(seventh_batch)
     new_stream_writer().commit([report], 7)
     assert seventh_batch.members == []
     assert seventh_batch.ends[0][0].is_committed
+
+
+def test_a_batch_of_a_stream_that_was_committed_before_is_told_in_one_line(seventh_batch, caplog):
+    seventh_batch.is_committed = True
+    reports = [told(new_stream_writer().write(None)) for _ in range(3)]
+    new_stream_writer().commit(reports, 7)
+    assert caplog.messages == ["version 7 of 'q' was committed before: nothing is written again"]
 
 
 def test_one_task_that_finds_its_batch_committed_is_enough_to_know_it(seventh_batch):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from pyspark.errors import AnalysisException
@@ -55,6 +56,31 @@ def test_a_save_without_a_mode_is_told_which_and_why(source, is_told):
     assert told.value is refusal
     advice = "\n".join(getattr(refusal, "__notes__", []))
     assert (".mode('append')" in advice) is is_told
+
+
+class NotedWriter:
+    """``DataFrame.write`` that notes what it is told."""
+
+    def __init__(self):
+        self.told = {}
+
+    def __getattr__(self, name):
+        def note(*arguments, **named):
+            self.told[name] = named or arguments
+            return self
+
+        return note
+
+
+def test_a_batch_of_foreach_batch_is_a_version_of_what_it_is_named():
+    writer = NotedWriter()
+    spark_bridge.write_once(SimpleNamespace(write=writer), "totals", 7, topic="t")
+    assert writer.told == {
+        "format": ("oncelog",),
+        "options": {"topic": "t", "txnAppId": "totals", "txnVersion": 7},
+        "mode": ("append",),
+        "save": (),
+    }
 
 
 def test_sparks_own_save_is_explained_once(monkeypatch):

@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 from oncelog.api.batching import arrow_rows
 from oncelog.api.batching.arrow_rows import ColumnBatch, as_table, split_table
 from oncelog.api.batching.partitioner import partition_for_key
-from oncelog.storage.exceptions import MessageTooLargeError, UnknownTopicOrPartitionError
+from oncelog.storage.exceptions import (
+    InvalidRecordError,
+    MessageTooLargeError,
+    UnknownTopicOrPartitionError,
+)
 from oncelog.storage.records.codec import Record, decode_records
 from oncelog.storage.records.compression import Codec
 
@@ -212,9 +216,26 @@ def test_what_cannot_be_sent_is_named(data: Any, error: type[Exception], message
         as_table(data)
 
 
-def test_a_header_without_name_is_refused_before_anything_is_given() -> None:
-    headers = pa.array([[{"key": None, "value": b"1"}]], HEADERS)
-    with pytest.raises(ValueError, match="null key"):
+@pytest.mark.parametrize("blocks_of_bytes", [1, 1_000_000])
+@pytest.mark.parametrize("wrong", [None, {"key": None, "value": b"1"}], ids=["header", "key"])
+def test_a_header_that_is_null_or_has_no_key_is_refused_before_anything_is_given(
+    monkeypatch: pytest.MonkeyPatch, wrong: Any, blocks_of_bytes: int
+) -> None:
+    monkeypatch.setattr(arrow_rows, "BLOCK_BYTES", blocks_of_bytes)
+    right = {"key": "k", "value": None}
+    headers = pa.array([None, [], [right], [right, wrong], [wrong]], HEADERS)
+    with pytest.raises(InvalidRecordError, match=r"^row 3 has a header that is null or has no key"):
+        split_columns({"value": [b"v"] * 5, "headers": headers})
+
+
+def test_what_a_null_header_covers_does_not_count() -> None:
+    """Spark may leave values under a null."""
+    fields = [pa.field("key", pa.string()), pa.field("value", pa.binary())]
+    covered = pa.StructArray.from_arrays(
+        [pa.array(["k"]), pa.array([b"v"])], fields=fields, mask=pa.array([True])
+    )
+    headers = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), covered)
+    with pytest.raises(InvalidRecordError, match="row 0 has a header that is null"):
         split_columns({"value": [b"v"], "headers": headers})
 
 
