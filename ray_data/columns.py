@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
@@ -62,6 +64,83 @@ def check_names(names: Sequence[str], topic: str | None) -> None:
         )
     if topic is None and "topic" not in names:
         raise InvalidSettingError("no topic to write to: name one, or add a column 'topic'")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFormat:
+    """How rows become records. By default they have a record's columns.
+
+    ``is_json``: the value is the whole row as a JSON object. ``key_field``: the column that is the
+    key; bytes as they are, anything else as its text.
+    """
+
+    key_field: str | None = None
+    is_json: bool = False
+
+    def check(self, schema: pa.Schema, topic: str | None) -> None:
+        """Refuse rows that make no record, by their columns: see ``check_schema``."""
+        if self.key_field is None and not self.is_json:
+            check_schema(schema, topic)
+            return
+        self.check_names(schema.names, topic)
+
+    def check_names(self, names: Sequence[str], topic: str | None) -> None:
+        """Refuse rows that make no record, by the names of their columns."""
+        if self.key_field is not None and self.key_field not in names:
+            raise InvalidSettingError(
+                f"key_field={self.key_field!r} is no column: there are {', '.join(names) or 'none'}"
+            )
+        if self.is_json:
+            return
+        others = [name for name in names if name != self.key_field]
+        if self.key_field is not None and "key" in others:
+            raise InvalidSettingError(
+                f"there is a column 'key' and key_field={self.key_field!r} as well: drop one"
+            )
+        check_names(others, topic)
+
+    def records(self, table: pa.Table) -> pa.Table:
+        """``table`` with a record's columns."""
+        if self.key_field is None and not self.is_json:
+            return table
+        self.check_names(table.column_names, "")
+        columns = {}
+        if self.key_field is not None:
+            columns["key"] = _as_keys(table[self.key_field])
+        if self.is_json:
+            columns["value"] = pa.array(_as_json(table), pa.binary())
+        else:
+            columns |= {name: table[name] for name in table.column_names if name != self.key_field}
+        return pa.table(columns)
+
+
+def _as_keys(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
+    try:
+        check_column_type("key", column.type)
+    except TypeError:
+        texts = (None if value is None else str(value).encode() for value in column.to_pylist())
+        return pa.array(list(texts), pa.binary())
+    return column
+
+
+def _as_json(table: pa.Table) -> list[bytes]:
+    rows = table.to_pylist()
+    try:
+        return [json.dumps(row).encode() for row in rows]
+    except TypeError as error:
+        wrong = next(name for name in table.column_names if not _is_json(table[name]))
+        raise InvalidSettingError(
+            f"value_serializer='json': {error} (column {wrong!r}): convert it, as with "
+            "ds.map_batches"
+        ) from None
+
+
+def _is_json(column: pa.ChunkedArray) -> bool:
+    try:
+        json.dumps(column.to_pylist())
+    except TypeError:
+        return False
+    return True
 
 
 def check_schema(schema: pa.Schema, topic: str | None) -> None:

@@ -8,7 +8,6 @@ coordinator aborts the run (ADR 16).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +21,7 @@ from oncelog.api.config import COMPRESSION_TYPES
 from oncelog.api.distributing.options import WriteOptions
 from oncelog.api.distributing.write import DistributedWrite
 from oncelog.api.producing.member import TRANSACTION_TIMEOUT_MS
-from oncelog.ray_data.columns import check_names, check_schema
+from oncelog.ray_data.columns import RowFormat, check_schema
 from oncelog.ray_data.connection import connect
 from oncelog.ray_data.planning import check_count, check_words
 from oncelog.storage.exceptions import InvalidSettingError
@@ -30,14 +29,17 @@ from oncelog.storage.exceptions import InvalidSettingError
 if TYPE_CHECKING:
     from ray.data._internal.execution.interfaces import TaskContext
 
+AS_RECORDS: Final = RowFormat()
+
+FORMATTED_ROWS_MAX: Final = 10_000
+"""How many rows a task makes into records at a time: as JSON they are objects meanwhile."""
+
 TASK_BYTES: Final = 33_554_432
 """The least that Ray Data gives to a task of a write, unless there is no more.
 
 Each task is a member of the transaction, of which there may not be too many. And a sink that names
 a least size is not fused with what makes the rows: a fused task keeps all its rows until it ends.
 """
-
-_logger = logging.getLogger(__name__)
 
 
 def write(
@@ -49,6 +51,8 @@ def write(
     transactional_id: str | None = None,
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
     compression_type: str = "none",
+    key_field: str | None = None,
+    value_serializer: str | None = None,
     address: str | None = None,
     concurrency: int | None = None,
     ray_remote_args: dict[str, Any] | None = None,
@@ -58,7 +62,9 @@ def write(
     Columns: ``value`` (binary or string) and, optionally, ``key`` (the same), ``timestamp`` (ms
     since 1970, or an Arrow timestamp), ``headers`` (``list<struct<key, value>>``), ``partition``
     (an integer) and ``topic``, which counts where the argument is ``None``. Null counts as
-    absent. Rows of a task keep their order within a partition.
+    absent. Rows of a task keep their order within a partition. With ``value_serializer="json"`` the
+    value is the whole row as a JSON object, as ``Dataset.write_kafka`` writes it; ``key_field``
+    names the column that is the key, bytes as they are and anything else as its text.
 
     With ``txn_app_id`` and ``txn_version`` a rerun is safe: a version that is committed is not
     executed again, and one below it raises ``OutdatedVersionError``. A write without them that
@@ -80,15 +86,16 @@ def write(
         transaction_timeout_ms=transaction_timeout_ms,
         compression_type=compression_type,
     )
-    _check_dataset(dataset, topic)
+    rows = row_format(topic=topic, key_field=key_field, value_serializer=value_serializer)
+    _check_dataset(dataset, topic, rows)
     connect(address)
     planned = DistributedWrite.plan(connect, options)
     if planned.membership.is_committed:
-        _logger.info("%s version %s is committed already", txn_app_id, txn_version)
+        planned.tell_committed()
         return
     try:
         dataset.write_datasink(
-            OncelogDatasink(planned), concurrency=concurrency, ray_remote_args=ray_remote_args
+            OncelogDatasink(planned, rows), concurrency=concurrency, ray_remote_args=ray_remote_args
         )
     except BaseException:
         # Ray Data tells its sink of most errors, and not of an interrupt; once more does no harm.
@@ -135,7 +142,19 @@ def write_options(
     return options
 
 
-def _check_dataset(dataset: Dataset, topic: str | None) -> None:
+def row_format(
+    *, topic: str | None, key_field: str | None, value_serializer: str | None
+) -> RowFormat:
+    """How rows become records; ``InvalidSettingError`` names the argument that is wrong."""
+    check_words("value_serializer", value_serializer, (None, "json"))
+    if key_field is not None and (not isinstance(key_field, str) or not key_field):
+        raise InvalidSettingError(f"key_field={key_field!r} is not allowed: give text, or None")
+    if value_serializer is not None and topic is None:
+        raise InvalidSettingError("rows as JSON name no topic: name one")
+    return RowFormat(key_field=key_field, is_json=value_serializer is not None)
+
+
+def _check_dataset(dataset: Dataset, topic: str | None, rows: RowFormat) -> None:
     if not isinstance(dataset, Dataset):
         raise InvalidSettingError(
             f"dataset is a {type(dataset).__name__}: give a ray.data.Dataset, as of "
@@ -157,22 +176,23 @@ def _check_dataset(dataset: Dataset, topic: str | None) -> None:
         )
     schema = dataset.schema(fetch_if_missing=False)
     if schema is not None:
-        check(schema.base_schema, topic)
+        check(schema.base_schema, topic, rows)
 
 
-def check(schema: Any, topic: str | None) -> None:
+def check(schema: Any, topic: str | None, rows: RowFormat) -> None:
     """Check the columns of a schema of Ray Data; what pandas holds shows its types in the tasks."""
     if isinstance(schema, pa.Schema):
-        check_schema(schema, topic)
+        rows.check(schema, topic)
     else:
-        check_names(list(schema.names), topic)
+        rows.check_names(list(schema.names), topic)
 
 
 class OncelogDatasink(Datasink["Winner | None"]):
     """One write as Ray Data sees it; pickled into its tasks."""
 
-    def __init__(self, planned: DistributedWrite) -> None:
+    def __init__(self, planned: DistributedWrite, rows: RowFormat = AS_RECORDS) -> None:
         self._write = planned
+        self._rows = rows
 
     @property
     def min_bytes_per_write(self) -> int:
@@ -182,11 +202,11 @@ class OncelogDatasink(Datasink["Winner | None"]):
     def on_write_start(self, schema: Any | None = None) -> None:
         """Check the columns of the first block, before any task of the write runs."""
         if schema is not None:
-            check(schema, self._write.options.topic)
+            check(schema, self._write.options.topic, self._rows)
 
     def write(self, blocks: Iterable[Block], ctx: TaskContext) -> Winner | None:  # noqa: ARG002
         """Write the blocks of one task attempt as they come; all is acknowledged on return."""
-        return self._write.write(connect, batches(blocks, self._write.options.topic))
+        return self._write.write(connect, batches(blocks, self._write.options.topic, self._rows))
 
     def on_write_complete(self, write_result: WriteResult[Winner | None]) -> None:
         """Commit the attempts that were reported, and abort all others."""
@@ -197,10 +217,14 @@ class OncelogDatasink(Datasink["Winner | None"]):
         self._write.abort(connect)
 
 
-def batches(blocks: Iterable[Block], topic: str | None) -> Iterator[pa.RecordBatch]:
-    """The rows of ``blocks``, whose columns are checked again: blocks may differ."""
+def batches(
+    blocks: Iterable[Block], topic: str | None, rows: RowFormat
+) -> Iterator[pa.RecordBatch]:
+    """The records of ``blocks``, whose columns are checked again: blocks may differ."""
     for block in blocks:
         table = BlockAccessor.for_block(block).to_arrow()
-        if table.num_rows:
-            check_schema(table.schema, topic)
-            yield from table.to_batches()
+        step = FORMATTED_ROWS_MAX if rows.is_json else max(1, table.num_rows)
+        for start in range(0, table.num_rows, step):
+            records = rows.records(table.slice(start, step))
+            check_schema(records.schema, topic)
+            yield from records.to_batches()

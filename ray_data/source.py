@@ -61,6 +61,7 @@ def read(
     label_selector: dict[str, str] | None = None,
     resources: dict[str, float] | None = None,
     runtime_env: dict[str, Any] | None = None,
+    ray_remote_args: dict[str, Any] | None = None,
 ) -> Dataset:
     """A dataset of the records of ``topics`` that can be read now, one row each.
 
@@ -70,11 +71,11 @@ def read(
 
     ``start_offset`` (inclusive) and ``end_offset`` (exclusive) are an offset, a ``datetime``
     (without a zone it is UTC), "earliest" or "latest", or ``{topic: {partition: one of these}}``,
-    where those not named are read from the earliest or to the latest. A time stands for the
-    first record at or after it. The latest is the last stable offset for read_committed, the
-    high watermark for read_uncommitted; an end beyond it is cut to it. ``address`` is that of
-    ``oncelog.connect``; by default the Ray cluster of this process, or machine. The other
-    arguments are those of ``ray.data.read_datasource``.
+    where those not named are read from the earliest or to the latest. A time stands for the first
+    record at or after it. The latest is the last stable offset for read_committed, the high
+    watermark for read_uncommitted; an end beyond it is cut to it. ``address`` is that of
+    ``oncelog.connect``; by default this process's Ray cluster, or machine's. The other arguments
+    are those of ``ray.data.read_datasource``.
 
     Raises ``InvalidSettingError`` for an impossible argument, ``UnknownTopicOrPartitionError``
     for a topic that does not exist, and ``OffsetOutOfRangeError`` for a start whose records are
@@ -89,12 +90,9 @@ def read(
         check_count("override_num_blocks", override_num_blocks, low=1, high=BLOCKS_MAX)
     level = IsolationLevel(isolation_level)
     planned = plan_read(connect(address), names, start_offset, end_offset, level)
+    least_bytes = 1 if override_num_blocks else TASK_BYTES_MIN
     dataset: Dataset = read_datasource(
-        OncelogDatasource(
-            planned,
-            includes_headers=include_headers,
-            task_bytes_min=1 if override_num_blocks else TASK_BYTES_MIN,
-        ),
+        OncelogDatasource(planned, includes_headers=include_headers, task_bytes_min=least_bytes),
         override_num_blocks=override_num_blocks,
         concurrency=concurrency,
         num_cpus=num_cpus,
@@ -103,6 +101,7 @@ def read(
         label_selector=label_selector,
         resources=resources,
         runtime_env=runtime_env,
+        ray_remote_args=ray_remote_args,
     )
     return dataset
 

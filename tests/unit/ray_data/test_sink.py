@@ -12,8 +12,12 @@ from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.api.distributing.options import WriteOptions
 from oncelog.api.distributing.write import DistributedWrite
 from oncelog.ray_data import sink
+from oncelog.ray_data.columns import RowFormat
 from oncelog.ray_data.sink import OncelogDatasink, write, write_options
 from oncelog.storage.exceptions import InvalidSettingError, RequestTimedOutError
+
+# Ray Data's own settings set its own settings that are deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
 
 OPTIONS = {
     "topic": "t",
@@ -101,6 +105,29 @@ def test_a_dataset_that_may_drop_blocks_is_refused(fake_connection):
     assert fake_connection.planned_count == 0
 
 
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"value_serializer": "avro"}, "value_serializer='avro' is not allowed: give one of None"),
+        ({"key_field": ""}, "key_field='' is not allowed: give text"),
+        ({"key_field": 3}, "key_field=3 is not allowed"),
+        ({"topic": None, "value_serializer": "json"}, "rows as JSON name no topic: name one"),
+    ],
+)
+def test_an_impossible_format_of_rows_is_refused_before_anything_is_asked(
+    fake_connection, wrong, told
+):
+    with pytest.raises(InvalidSettingError, match=told):
+        write(UnreadDataset(), **{"topic": "t", **wrong})
+    assert fake_connection.planned_count == 0
+
+
+def test_a_version_that_is_committed_is_not_executed_and_told_in_one_line(fake_connection, caplog):
+    fake_connection.is_committed = True
+    write(UnreadDataset(), "t", txn_app_id="a", txn_version=3)
+    assert caplog.messages == ["version 3 of 'a' was committed before: nothing is written again"]
+
+
 # --- one write --------------------------------------------------------------------------------
 
 
@@ -136,6 +163,20 @@ def test_blocks_of_pandas_and_of_several_schemas_are_written(fake_connection):
     report = a_sink().write(blocks, None)
     (member,) = fake_connection.members
     assert [len(rows) for _, rows in member.tables] == [1, 1, 1]
+    assert report.record_count == 3
+
+
+def test_rows_are_made_into_records_a_few_at_a_time(fake_connection, monkeypatch):
+    monkeypatch.setattr(sink, "FORMATTED_ROWS_MAX", 2)
+    planned = DistributedWrite.plan(sink.connect, WriteOptions(topic="t"))
+    made = OncelogDatasink(planned, RowFormat(key_field="id", is_json=True))
+    made.on_write_start(pa.schema([("id", pa.int64())]))
+    report = pickle.loads(pickle.dumps(made)).write([pa.table({"id": [1, 2, 3]})], None)
+    ((_, table),) = fake_connection.members[0].tables
+    assert table.to_pydict() == {
+        "key": [b"1", b"2", b"3"],
+        "value": [b'{"id": 1}', b'{"id": 2}', b'{"id": 3}'],
+    }
     assert report.record_count == 3
 
 
