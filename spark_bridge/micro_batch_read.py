@@ -59,6 +59,7 @@ class MicroBatchReads:
         self._target: Offsets | None = None
         self._latest: Offsets | None = None
         self._last_batch_ms: float | None = None
+        self._shown: Stored | None = None
 
     def end_here(self) -> None:
         """Go no further than what there is at the next question, in as many batches as it takes."""
@@ -206,10 +207,11 @@ class MicroBatchReads:
     def show(self, stored: Stored) -> None:
         """Show how far the query has read as the progress of its group, if it has one.
 
-        Only the checkpoint counts: what cannot be shown now is logged, and shown the next time.
+        Only the checkpoint counts: what cannot be shown now is logged, and the next one shown.
         """
-        if self._options.group_id is None:
+        if self._options.group_id is None or stored == self._shown:
             return
+        self._shown = stored
         reached = StreamOffset.parse(stored)
         try:
             self._connect(self._options.address).show_progress(

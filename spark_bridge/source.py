@@ -185,6 +185,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 offsets_max=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
                 offsets_min=self._options.offsets_min if is_limited else 0,
             )
+            if start and end == start:
+                # What is before it is done, which Spark tells only when there is a next batch.
+                self._reads.show(start)
             return dict(end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802

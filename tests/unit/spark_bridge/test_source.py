@@ -5,6 +5,7 @@ from datetime import datetime, timezone
 import pytest
 from distributed_world import TimedConnection
 from pyspark.sql.datasource import DataSourceReader, EqualTo, GreaterThanOrEqual
+from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from oncelog.api.distributing.ranges import PartitionRange
 from oncelog.api.session.event_loop import LoopThread
@@ -84,3 +85,24 @@ def test_a_task_skips_lost_records_only_if_told_to(monkeypatch, one_partition, f
             assert [batch["offset"].to_pylist() for batch in read] == [[2]]
     finally:
         loop_thread.close()
+
+
+def test_a_group_is_shown_the_last_batch_of_a_query_too(monkeypatch, topics, timed_connection):
+    """Spark tells that a batch is done when it makes the next one, and after the last one never.
+    But it asks how far the next one may go: then what is before it is done.
+    """
+    topics.make("a", (0, 10))
+    monkeypatch.setattr(source, "connect", lambda address: timed_connection)
+    given = {"subscribe": "a", "kafka.group.id": "g", "startingoffsets": "earliest"}
+    schema = read_schema(includes_headers=False)
+    reader = source.OncelogDataSource(given).streamReader(schema)
+    reader.prepareForTriggerAvailableNow()
+    end = reader.latestOffset({}, ReadMaxRows(6))
+    assert topics.committed == []
+    reader.commit(end)
+    last = reader.latestOffset(end, ReadMaxRows(6))
+    assert last != end
+    for _ in range(2):
+        assert reader.latestOffset(last, ReadMaxRows(6)) == last
+    shown = [[position.offset for position in offsets.values()] for _, offsets in topics.committed]
+    assert shown == [[6], [10]]
