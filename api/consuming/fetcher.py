@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final
 
@@ -102,7 +103,9 @@ class Fetcher:
         self._idle &= wanted.keys()
         if wanted and self._idle_check is None:
             self._idle_check = asyncio.get_running_loop().create_task(self._check_leaders())
-            self._watch(self._idle_check, lambda task: task is self._idle_check)
+            self._idle_check.add_done_callback(
+                partial(self._ended, lambda task: task is self._idle_check)
+            )
         elif not wanted and self._idle_check is not None:
             idle_check, self._idle_check = self._idle_check, None
             idle_check.cancel()
@@ -230,24 +233,22 @@ class Fetcher:
             self._run(self._partitions[topic_partition], self._room[topic_partition])
         )
         self._tasks[topic_partition] = task
-        self._watch(task, lambda task: task is self._tasks.get(topic_partition))
+        task.add_done_callback(
+            partial(self._ended, lambda task: task is self._tasks.get(topic_partition))
+        )
 
-    def _watch(
-        self, task: asyncio.Task[None], is_wanted: Callable[[asyncio.Task[None]], bool]
+    def _ended(
+        self, is_wanted: Callable[[asyncio.Task[None]], bool], task: asyncio.Task[None]
     ) -> None:
         """A task ends only by being let go of and cancelled; poll must not hide anything else."""
-
-        def ended(task: asyncio.Task[None]) -> None:
-            crash: BaseException | None = None
-            if not task.cancelled():
-                crash = task.exception()
-            elif is_wanted(task):
-                crash = cancelled_by_program("consumer")
-            if crash is not None:
-                self._crash = crash
-                self._on_change()
-
-        task.add_done_callback(ended)
+        crash: BaseException | None = None
+        if not task.cancelled():
+            crash = task.exception()
+        elif is_wanted(task):
+            crash = cancelled_by_program("consumer")
+        if crash is not None:
+            self._crash = crash
+            self._on_change()
 
     def _stop(self, topic_partition: TopicPartition) -> None:
         self._tasks.pop(topic_partition).cancel()

@@ -7,10 +7,9 @@ import gc
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
-from types import MappingProxyType
 from typing import Any
 
 import pytest
