@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from oncelog.actors.protocol.messages.cluster import TopicMetadata
 from oncelog.api.distributing.ranges import Bounds, PartitionRange
 from oncelog.api.distributing.write import Connect
 from oncelog.api.session.offsets import lag_of
@@ -37,11 +38,14 @@ from oncelog.spark_bridge.stream_offsets import (
 from oncelog.storage.exceptions import OncelogError
 from oncelog.storage.model import EARLIEST_TIMESTAMP, TopicPartition
 
-LONG_POLL_MS: Final = 1_000
-"""How long a stream with nothing to read waits for something before it says so."""
+IDLE_WAIT_MS: Final = 20
+"""How long a stream with nothing to read waits before it says so: Spark asks again at once.
 
-LOOK_EVERY_MS: Final = 100
-"""How often it looks meanwhile."""
+The batches of other sources of the query wait as long for each one that is idle.
+"""
+
+TOPICS_AGE_MS: Final = 1_000
+"""How often a stream with nothing to read looks whether there are other topics or partitions."""
 
 Stored = Mapping[str, Any]
 """An offset as the checkpoint has it; empty before the first batch."""
@@ -60,6 +64,9 @@ class MicroBatchReads:
         self._latest: Offsets | None = None
         self._last_batch_ms: float | None = None
         self._shown: Stored | None = None
+        self._topics: Mapping[str, TopicMetadata] = {}
+        self._topics_until_ms: float | None = None
+        """Until when they need not be asked for, while there is nothing to read."""
 
     def end_here(self) -> None:
         """Go no further than what there is at the next question, in as many batches as it takes."""
@@ -68,42 +75,33 @@ class MicroBatchReads:
     def following(self, stored: Stored, *, offsets_max: int | None, offsets_min: int = 0) -> Stored:
         """How far the batch after ``stored`` goes; ``stored`` itself if there is nothing to read.
 
-        Waits up to ``LONG_POLL_MS`` for something, and up to ``maxTriggerDelay`` between batches
-        for ``offsets_min``. Raises what ``check_topics`` and ``check_not_before`` do for records
-        that are gone, if that is to fail, and ``UnknownTopicOrPartitionError`` for a topic that
-        there never was.
+        Waits up to ``maxTriggerDelay`` between batches for ``offsets_min``. Raises what
+        ``check_topics`` and ``check_not_before`` do for records that are gone, if that is to fail,
+        and ``UnknownTopicOrPartitionError`` for a topic that there never was.
         """
         connection = self._connect(self._options.address)
         start = StreamOffset.parse(stored)
-        topic_ids, chosen = self._chosen(start)
+        now_ms = connection.now_ms()
+        topic_ids, chosen = self._chosen(start, now_ms)
         known = {tp: start.positions[tp] for tp in chosen if start.has(tp, topic_ids)}
         starts = self._starts([tp for tp in chosen if tp not in known], is_first=not stored)
         read_ids = {tp.topic: topic_ids[tp.topic] for tp in chosen}
-        begun_ms = now_ms = connection.now_ms()
-        while True:
-            positions = known | starts
-            ends = self._ends(positions)
-            positions = {tp: min(position, ends[tp]) for tp, position in positions.items()}
-            end = StreamOffset(
-                positions=limited(positions, ends, offsets_max),
-                topic_ids=read_ids,
-                starts=starts,
-            )
-            is_new = (end.positions, end.topic_ids) != (start.positions, start.topic_ids)
-            if not stored or (
-                is_new
-                and (
-                    self._is_ending
-                    or self._is_due(now_ms)
-                    or self._has(offsets_min, positions, ends)
-                )
-            ):
-                self._last_batch_ms = now_ms
-                return end.to_json()
-            if self._is_ending or now_ms >= begun_ms + LONG_POLL_MS:
-                return stored
-            connection.wait(LOOK_EVERY_MS)
-            now_ms = connection.now_ms()
+        positions = known | starts
+        ends = self._ends(positions)
+        positions = {tp: min(position, ends[tp]) for tp, position in positions.items()}
+        end = StreamOffset(
+            positions=limited(positions, ends, offsets_max), topic_ids=read_ids, starts=starts
+        )
+        is_new = (end.positions, end.topic_ids) != (start.positions, start.topic_ids)
+        if not stored or (
+            is_new
+            and (self._is_ending or self._is_due(now_ms) or self._has(offsets_min, positions, ends))
+        ):
+            self._last_batch_ms, self._topics_until_ms = now_ms, None
+            return end.to_json()
+        if not self._is_ending:
+            connection.wait(IDLE_WAIT_MS)
+        return stored
 
     def _has(self, offsets_min: int, positions: Offsets, ends: Offsets) -> bool:
         """Whether there is as much to read; what was deleted does not count."""
@@ -125,9 +123,12 @@ class MicroBatchReads:
         last_ms = self._last_batch_ms
         return last_ms is None or now_ms - last_ms >= self._options.trigger_delay_max_ms
 
-    def _chosen(self, start: StreamOffset) -> tuple[TopicIds, list[TopicPartition]]:
+    def _chosen(self, start: StreamOffset, now_ms: float) -> tuple[TopicIds, list[TopicPartition]]:
         """The ids of all topics, and what is read of them."""
-        topics = self._connect(self._options.address).topics()
+        if self._topics_until_ms is None or now_ms >= self._topics_until_ms:
+            self._topics = self._connect(self._options.address).topics()
+            self._topics_until_ms = now_ms + TOPICS_AGE_MS
+        topics = self._topics
         topic_ids = {name: topic.topic_id for name, topic in topics.items()}
         lost = start.lost_topics(topic_ids)
         if lost and self._options.fails_on_data_loss:

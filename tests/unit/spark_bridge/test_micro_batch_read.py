@@ -7,7 +7,11 @@ import logging
 
 import pytest
 
-from oncelog.spark_bridge.micro_batch_read import LONG_POLL_MS, MicroBatchReads
+from oncelog.spark_bridge.micro_batch_read import (
+    IDLE_WAIT_MS,
+    TOPICS_AGE_MS,
+    MicroBatchReads,
+)
 from oncelog.spark_bridge.read_options import parse_read_options
 from oncelog.storage.exceptions import (
     InvalidSettingError,
@@ -121,16 +125,39 @@ def test_without_news_the_same_offset_is_given_after_a_while(topics, timed_conne
     reads = stream()
     end = following(reads, {})
     assert reads.following(end, offsets_max=None) is end
-    assert timed_connection.clock_ms == LONG_POLL_MS
+    assert timed_connection.clock_ms == IDLE_WAIT_MS
 
 
-def test_what_comes_while_it_waits_is_told_at_once(topics, timed_connection, stream):
+def test_three_idle_sources_hold_up_the_batches_of_a_fourth_by_less_than_a_tenth_of_a_second(
+    topics, timed_connection, stream
+):
+    topics.make("a", (0, 10))
+    idle = [stream() for _ in range(3)]
+    ends = [following(reads, {}) for reads in idle]
+    for reads, end in zip(idle, ends, strict=True):
+        assert following(reads, end) == end
+    assert 0 < timed_connection.clock_ms < 100
+
+
+def test_what_comes_while_it_waits_is_told_at_the_next_question(topics, timed_connection, stream):
     topics.make("a", (0, 10))
     reads = stream()
     end = following(reads, {})
-    timed_connection.meanwhile = [lambda: None, lambda: topics.make("a", (0, 11))]
+    timed_connection.meanwhile = [lambda: topics.make("a", (0, 11))]
+    assert following(reads, end) == end
     assert following(reads, end)["a"] == {"0": 11}
-    assert timed_connection.wait_count == 2
+    assert timed_connection.wait_count == 1
+
+
+def test_an_idle_stream_looks_for_partitions_once_a_second(topics, timed_connection, stream):
+    topics.make("a", (0, 10))
+    reads = stream()
+    end = following(reads, {})
+    assert following(reads, end) == end
+    topics.make("a", (0, 10), (0, 3))
+    assert following(reads, end) == end
+    timed_connection.clock_ms += TOPICS_AGE_MS
+    assert following(reads, end)["a"] == {"0": 10, "1": 3}
 
 
 def test_a_controller_that_is_away_for_a_moment_is_asked_again(topics, stream):
