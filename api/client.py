@@ -157,7 +157,7 @@ class Cluster(ProcessBound):
         self._transport = ActorTransport(RayTransport(), self._reports)
         self._clock = SystemClock()
         self._random = random.Random(secrets.randbits(64))
-        self._router = Router(self._transport, self._clock)
+        self._router = Router(self._transport, self._clock, self._reports.metrics)
         self._processes = ProcessTable(ray.util.get_node_ip_address())
         self.address = connection.ray_address()
         try:

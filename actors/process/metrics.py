@@ -373,6 +373,13 @@ CONSUMER_LAG: Final = Metric(
     description="What the reader of a partition has left to read, as of its last fetch.",
     tags=GROUP_TAGS,
 )
+CLIENT_OUTAGES: Final = Metric(
+    name="client_outages",
+    kind=Kind.COUNTER,
+    unit="outages",
+    description="Times that a client has told that something does not answer for 5 s.",
+    tags=("what",),
+)
 METRICS: Final = (
     REPLICA_OFFLINE,
     DISK_REFUSING,
@@ -422,6 +429,7 @@ METRICS: Final = (
     CALL_REPLY_BYTES,
     CALL_DURATION_MS,
     CONSUMER_LAG,
+    CLIENT_OUTAGES,
 )
 
 

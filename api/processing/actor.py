@@ -56,7 +56,7 @@ def _connect(producer: ProducerSettings, consumer: ConsumerSettings) -> Clients:
     chance = random.Random(secrets.randbits(64))
     loop_thread = LoopThread()
     reports = CallReports(RayMetrics(), ClusterConfig().metrics_interval_ms)
-    router = Router(ActorTransport(RayTransport(), reports), SystemClock())
+    router = Router(ActorTransport(RayTransport(), reports), SystemClock(), reports.metrics)
     return Clients(
         producer=Producer(router, loop_thread, producer, random=chance),
         consumer=Consumer(router, loop_thread, consumer, chance, reports),

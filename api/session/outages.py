@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from oncelog.actors.process.clock import monotonic_s
+from oncelog.actors.process.metrics import CLIENT_OUTAGES, NO_METRICS, MetricSink
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
@@ -65,9 +66,12 @@ class Outages:
     ``listeners`` are called on the loop with each ``Outage``: when one begins, and when it is over.
     """
 
-    def __init__(self, now_s: Callable[[], float] = monotonic_s) -> None:
+    def __init__(
+        self, now_s: Callable[[], float] = monotonic_s, metrics: MetricSink = NO_METRICS
+    ) -> None:
         self.listeners: list[Callable[[Outage], None]] = []
         self._now_s = now_s
+        self._metrics = metrics
         self._silences: dict[TopicPartition | str, _Silence] = {}
 
     def now_s(self) -> float:
@@ -110,6 +114,8 @@ class Outages:
         if is_over:
             _log.warning("%s answers again, after %.0f s", what, lasted_s)
         else:
+            kind = "partition" if isinstance(target, TopicPartition) else target.split()[1]
+            self._metrics.add(CLIENT_OUTAGES, 1, {"what": kind})
             _log.warning(
                 "%s does not answer since %.0f s: %s of %s; calls are repeated while their time "
                 "allows",

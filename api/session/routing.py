@@ -19,6 +19,7 @@ from oncelog.actors.interfaces import (
     Transport,
     leader_address,
 )
+from oncelog.actors.process.metrics import NO_METRICS, MetricSink
 from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.cluster import (
     MetadataReply,
@@ -77,7 +78,9 @@ class _Lookup:
 class Router:
     """The cluster's map as one client knows it. Belongs to one event loop; bounded by topics."""
 
-    def __init__(self, transport: Transport, clock: Clock) -> None:
+    def __init__(
+        self, transport: Transport, clock: Clock, metrics: MetricSink = NO_METRICS
+    ) -> None:
         self.transport = transport
         self.clock = clock
         self.known_topics: Final[dict[str, TopicMetadata]] = {}
@@ -86,7 +89,7 @@ class Router:
         self._learned_s: dict[str, float] = {}
         self._cluster: MetadataReply | None = None
         self._lookup: _Lookup | None = None
-        self.outages = Outages()
+        self.outages = Outages(metrics=metrics)
 
     # --- metadata -----------------------------------------------------------------------------
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from oncelog.actors.process.metrics import CLIENT_OUTAGES, Metric
 from oncelog.actors.protocol.messages.group import OffsetFetchRequest
 from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
 from oncelog.api.session.outages import OUTAGE_S, Outage, Outages
@@ -23,8 +25,16 @@ class Told:
     def __init__(self) -> None:
         self.now_s = 100.0
         self.told: list[Outage] = []
-        self.outages = Outages(lambda: self.now_s)
+        self.counted: list[str] = []
+        self.outages = Outages(lambda: self.now_s, self)
         self.outages.listeners.append(self.told.append)
+
+    def set(self, metric: Metric, value: float, tags: Mapping[str, str]) -> None:
+        raise AssertionError
+
+    def add(self, metric: Metric, amount: float, tags: Mapping[str, str]) -> None:
+        assert (metric, amount) == (CLIENT_OUTAGES, 1)
+        self.counted.append(tags["what"])
 
     def note(self, error: ErrorCode, what: TopicPartition | str = T0) -> None:
         self.outages.note(what, "partitions:1@2", error, began_s=self.now_s)
@@ -50,6 +60,7 @@ def test_an_outage_is_told_once_when_it_lasts_and_once_when_it_is_over(
         ("partition t-0", True),
     ]
     assert world.outages.count == 0
+    assert world.counted == ["partition"]
     begun, ended = caplog.messages
     assert "partition t-0 does not answer since 6 s: NETWORK_EXCEPTION of partitions:1@2" in begun
     assert ended == "partition t-0 answers again, after 8 s"
