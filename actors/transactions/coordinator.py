@@ -31,7 +31,7 @@ from oncelog.actors.protocol.messages.admin import (
     DescribeTransactionsReply,
     DescribeTransactionsRequest,
 )
-from oncelog.actors.protocol.messages.base import ReplyT, Request
+from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
 from oncelog.actors.protocol.messages.cluster import TopicMetadata
 from oncelog.actors.protocol.messages.transaction import (
     AddOffsetsToTxnRequest,
@@ -45,6 +45,7 @@ from oncelog.actors.protocol.messages.transaction import (
     EnlistRequest,
     InitProducerIdReply,
     InitProducerIdRequest,
+    LeaveRunRequest,
     PartitionEnrolment,
 )
 from oncelog.actors.protocol.tickets import issue_ticket
@@ -213,6 +214,14 @@ class TransactionCoordinator:
             request,
             request.transactional_id,
             lambda now_ms: self.machine.runs.decide_enlist(request, now_ms),
+        )
+
+    async def leave_run(self, request: LeaveRunRequest) -> Reply:
+        """Note, durably, that a member of a distributed write has failed."""
+        return await self._execute(
+            request,
+            request.transactional_id,
+            lambda now_ms: self.machine.runs.decide_leave(request, now_ms),
         )
 
     async def add_partitions_to_txn(

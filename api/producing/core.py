@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from random import Random
@@ -32,6 +33,8 @@ from oncelog.storage.exceptions import (
 from oncelog.storage.model import COMMIT_TOKEN_MAX_BYTES, TopicPartition
 
 ResultT = TypeVar("ResultT")
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -150,6 +153,23 @@ class ProducerCore:
                 ProducerIdentity(producer_id=reply.producer_id, producer_epoch=reply.producer_epoch)
             )
             return True
+
+    async def leave_run(self, run: Run) -> None:
+        """Stop, and say that this member of a distributed write has failed. Never raises for it."""
+        await self.leave()
+        identity = self.sender.identity
+        if identity is None:
+            return
+        name = self._transactional().transactional_id
+        reply = await self._requests.leave_run(name, run, identity)
+        if reply.error is not ErrorCode.NONE:
+            _log.warning(
+                "the coordinator of %r was not told that a member has failed: %s %s; what it wrote "
+                "is aborted with its run",
+                name,
+                reply.error.name,
+                reply.detail,
+            )
 
     def begin_transaction(self) -> None:
         """Open a transaction; the coordinator learns of it from the first enrolment."""

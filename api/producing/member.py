@@ -3,8 +3,8 @@
 The planner of the write begins one *run* per attempt at the whole of it; the newest run fences the
 earlier ones. Each task attempt is a member: it enlists, sends, flushes and reports its producer id
 and record count. The planner ends the run by naming the winners; every other member, whether
-failed, retried or merely late, is aborted. The token names what is written: once committed, it is
-never written again.
+failed, retried or merely late, is aborted. Where all have failed that happens at once. The token
+names what is written: once committed, it is never written again.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ class RunEnd:
 class TransactionMember(SyncSending):
     """One task attempt of a distributed write, from any thread.
 
+    A ``with`` block that ends with an error says so to the coordinator: the attempt can win no
+    more, and once all who took part have failed, what they wrote is aborted at once.
     ``settings.transactional_id`` is not used: ``membership`` names the transaction.
     """
 
@@ -125,12 +127,15 @@ class TransactionMember(SyncSending):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close the member."""
-        self.close()
+        """Close the member; one that has failed leaves its run."""
+        if error is None:
+            self.close()
+        else:
+            self._loop_thread.run(self._core.leave_run(self._membership.run))
 
 
 class AsyncTransactionMember(AsyncSending):
-    """``TransactionMember`` for the event loop that it is made on."""
+    """``TransactionMember`` for the event loop that it is made on: ``async with``, ``await``."""
 
     def __init__(
         self,
@@ -166,6 +171,22 @@ class AsyncTransactionMember(AsyncSending):
     async def close(self) -> None:
         """See ``TransactionMember.close``."""
         await self._core.leave()
+
+    async def __aenter__(self) -> AsyncTransactionMember:
+        """The member itself."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """See ``TransactionMember.__exit__``."""
+        if error is None:
+            await self.close()
+        else:
+            await self._core.leave_run(self._membership.run)
 
 
 async def begin_run(

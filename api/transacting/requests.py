@@ -32,6 +32,7 @@ from oncelog.actors.protocol.messages.transaction import (
     EnlistRequest,
     InitProducerIdReply,
     InitProducerIdRequest,
+    LeaveRunRequest,
     Run,
 )
 from oncelog.api.config import ProducerSettings
@@ -44,6 +45,9 @@ from oncelog.storage.model import TopicPartition
 
 WHY_WITHIN_MS: Final = 2_000
 """How long to wait for a coordinator's reason for fencing before settling for the leader's."""
+
+LEAVE_WITHIN_MS: Final = 2_000
+"""How long a task that has failed is held up to say so."""
 
 UNKNOWN_TOPIC_WAIT_MS: Final = 3_000
 """How long a topic may be missing before a call gives up: it may have just been created."""
@@ -159,6 +163,22 @@ class TransactionRequests:
             lambda: self._router.call_transaction_coordinator(
                 transactional_id, request, timeout_ms=self._timeout_ms
             ),
+        )
+
+    async def leave_run(self, transactional_id: str, run: Run, identity: ProducerIdentity) -> Reply:
+        """Say that a member has failed; what nobody hears ends with its transaction."""
+        request = LeaveRunRequest(
+            transactional_id=transactional_id,
+            run=run,
+            producer_id=identity.producer_id,
+            producer_epoch=identity.producer_epoch,
+        )
+        return await self._repeat(
+            "leave_run",
+            lambda: self._router.call_transaction_coordinator(
+                transactional_id, request, timeout_ms=self._timeout_ms
+            ),
+            within_ms=LEAVE_WITHIN_MS,
         )
 
     async def add_partitions(

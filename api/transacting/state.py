@@ -121,6 +121,7 @@ _COORDINATOR_METHODS: Final = (
     "init_producer_id",
     "begin_run",
     "enlist",
+    "leave_run",
     "add_partitions_to_txn",
     "add_offsets_to_txn",
     "end_txn",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from random import Random
 
 import pytest
@@ -59,6 +60,18 @@ class Driver:
         end = await self.client.end_run(self.membership, committed=True, winners=winners, **HASTY)
         self.player.ended(self.write, Outcome.OK, is_visible=end.visible)
 
+    def fail(self):
+        """Its task fails. The next record is that of another attempt."""
+        self.do(self._failing())
+        self.player.ended(self.write, Outcome.FAIL)
+        self.member = None
+        self.write = self.player.history.begin(self.name, self.write.transactional_id)
+
+    async def _failing(self):
+        with contextlib.suppress(ZeroDivisionError):
+            async with self.member:
+                raise ZeroDivisionError
+
     def refused(self, step, *arguments, **named):
         """The code that a step is refused with; the schedule fails if it is not."""
         try:
@@ -106,6 +119,30 @@ def test_what_a_dead_driver_left_open_holds_readers_back_for_seconds(dies):
         second.commit()
         play.pass_time(SOON_S)
         assert play.read("a") == ["q"]
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["C lives", "C dies"])
+def test_what_a_failed_task_left_open_holds_readers_back_for_seconds(dies):
+    """1. The only task of P fails after it has written; P lives on. C may die. 2. Q writes, as
+    another id, and commits. 3. Readers see it. 4. The task of P is tried again, and P commits.
+    """
+    with Play() as play:
+        first = Driver(play, "P")
+        first.begin("spark-1")
+        first.send("a", "p")
+        first.fail()
+        if dies:
+            play.crash(C)
+        second = Driver(play, "Q")
+        second.begin("spark-2")
+        second.send("a", "q")
+        second.commit()
+        play.pass_time(SOON_S)
+        assert play.read("a") == ["q"]
+        first.send("a", "p again")
+        first.commit()
+        play.pass_time(SOON_S)
+        assert play.read("a") == ["q", "p again"]
 
 
 def test_a_driver_that_lives_may_be_slow():

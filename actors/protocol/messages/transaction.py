@@ -118,6 +118,22 @@ class EnlistRequest(Request[EnlistReply], frozen=True, kw_only=True):
     token: bytes
 
 
+class LeaveRunRequest(Request[Reply], frozen=True, kw_only=True):
+    """A member's attempt has failed: it can win no more. Safe to repeat, and at any time.
+
+    Once no member of its run is left what they wrote is aborted, and the run waits for its first
+    member again: a failed write must not hold up readers for as long as its driver lives.
+    """
+
+    method = "leave_run"
+    reply_type = Reply
+
+    transactional_id: str
+    run: Run
+    producer_id: int
+    producer_epoch: int
+
+
 class PartitionEnrolment(msgspec.Struct, frozen=True, kw_only=True):
     """The answer for one partition: its ticket, or why it was not enrolled."""
 

@@ -10,6 +10,7 @@ coordinator remembers what raised each epoch, and answers the producer of the ep
 | another producer's ``init_transactions`` | PRODUCER_FENCED |
 | a distributed write under the same id | PRODUCER_FENCED |
 | the death of a distributed write's driver | PRODUCER_FENCED |
+| the failure of all members of a distributed write | PRODUCER_FENCED |
 | its own end, or more than one rise | PRODUCER_FENCED |
 
 Source: KIP-588 (timeouts that fence nobody); KIP-1050 for what is abortable.
@@ -58,6 +59,10 @@ def cause_text(metadata: TransactionMetadata) -> str:
             f"the driver of the distributed write of {name} is gone, so its coordinator has "
             "aborted it"
         ),
+        EpochCause.MEMBERS: (
+            f"all who took part in the distributed write of {name} have failed, so its coordinator "
+            "has aborted what they wrote"
+        ),
         EpochCause.RUN: f"a distributed write has begun with {name}",
     }[metadata.epoch_cause]
 
@@ -68,4 +73,5 @@ _CODES: Final = {
     EpochCause.PRODUCER: ErrorCode.PRODUCER_FENCED,
     EpochCause.RUN: ErrorCode.PRODUCER_FENCED,
     EpochCause.DRIVER: ErrorCode.PRODUCER_FENCED,
+    EpochCause.MEMBERS: ErrorCode.PRODUCER_FENCED,
 }

@@ -15,6 +15,7 @@ from oncelog.actors.protocol.messages.transaction import (
     EndTxnRequest,
     EnlistRequest,
     InitProducerIdRequest,
+    LeaveRunRequest,
     Run,
 )
 from oncelog.actors.protocol.transaction.commit_versions import (
@@ -96,6 +97,11 @@ def check_enlist(request: EnlistRequest) -> Refusal | None:
         or _check_run(request.run)
         or _check_token(request.token)
     )
+
+
+def check_leave_run(request: LeaveRunRequest) -> Refusal | None:
+    """Id and run."""
+    return check_transactional_id(request.transactional_id) or _check_run(request.run)
 
 
 def check_end_txn(request: EndTxnRequest) -> Refusal | None:

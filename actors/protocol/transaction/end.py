@@ -17,6 +17,7 @@ from typing import Final
 from oncelog.actors.protocol.transaction.state import (
     ABORTED,
     COMMITTED,
+    PREPARED,
     TransactionMetadata,
     TransactionState,
 )
@@ -145,6 +146,7 @@ def run_end_verdict(
     | transaction | COMMIT, its token committed | COMMIT otherwise | ABORT |
     |---|---|---|---|
     | none yet, the run waits | decide | decide | decide |
+    | the run's, being aborted, after which the run waits | CONCURRENT | CONCURRENT | CONCURRENT |
     | the run's, open | decide | decide | decide |
     | the run's, committed | success | success | success, nothing changes |
     | the run's, aborted | success | INVALID_TXN_STATE | success |
@@ -156,6 +158,8 @@ def run_end_verdict(
     """
     is_its_own = is_newest and metadata.is_run_current
     is_open = is_its_own and metadata.state is TransactionState.ONGOING
+    if is_newest and metadata.is_run_waiting and metadata.state in PREPARED:
+        return ErrorCode.CONCURRENT_TRANSACTIONS
     if is_open or (is_newest and metadata.is_run_waiting):
         return EndAction.PREPARE
     if (committed and is_token_committed) or (is_newest and not committed):

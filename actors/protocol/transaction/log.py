@@ -19,15 +19,16 @@ Key: version int16 = 0, transactional id. Value, version 1 (flexible; big-endian
 | 1 | next producer id | int64 |
 | 2 | client transaction version | int16, always 2 |
 | 10000 | last producer epoch | int16 |
-| 10001 | newest run | number int64, id compact string, int8: 0, or 1, 2 as below |
+| 10001 | newest run | number int64, id compact string, int8: 0, or 1, 2, 3 as below |
 | 10002 | commit token of the last committed transaction | the bytes |
 | 10003 | members | compact array of (producer id int64, epoch int16, status int8, compact bytes) |
 | 10004 | partitions enrolled ahead | as the partitions above |
-| 10005 | why the epoch rose last | int8: 0 owner … 5 driver, as ``EpochCause`` |
+| 10005 | why the epoch rose last | int8: 0 owner … 6 members, as ``EpochCause`` |
 | 10006 | driver of the run | machine compact string, process id int64, start in clock ticks int64 |
 
 The int8 of a run is 1 if the current or last transaction is its, 2 while it waits for its first
-member. Before runs had numbers this was the driver's time, in ns: the next number is higher.
+member, 3 if it does so once more. Before runs had numbers this was the driver's time, in ns: the
+next number is higher.
 
 The bytes of a member are a bitmap, low bit first, over ``partitions`` in their order: of a run,
 ``partitions`` are those of all members, which is the list of markers to write.
@@ -94,6 +95,7 @@ TAG_DRIVER: Final = 10_006
 
 _RUN_CURRENT: Final = 1
 _RUN_WAITING: Final = 2
+_RUN_WAITING_AGAIN: Final = _RUN_CURRENT | _RUN_WAITING
 
 _STATUS: Final = {
     TransactionState.EMPTY: 0,
@@ -209,7 +211,7 @@ def decode_member_value(producer_id: int, value: bytes) -> MemberValue | None:
     reader.flexible = True
     owner_producer_id, owner_epoch = reader.int64(), reader.int16()
     producer_epoch, status = reader.int16(), reader.int8()
-    if status > MemberStatus.ABORTED.value:
+    if status > MemberStatus.LEFT.value:
         raise CorruptDataError(f"status {status} of member {producer_id} is unknown")
     partitions = reader.nullable_array_of_partitions()
     last_update_ms = reader.int64()
@@ -270,7 +272,7 @@ def decode_value(transactional_id: str, value: bytes) -> TransactionMetadata | N
     tags = reader.tagged_fields()
     reader.expect_end()
     run, run_state = _decode_run(tags.get(TAG_RUN))
-    is_run_current = run_state == _RUN_CURRENT
+    is_run_current = run_state in (_RUN_CURRENT, _RUN_WAITING_AGAIN)
     return TransactionMetadata(
         transactional_id=transactional_id,
         producer_id=producer_id,
@@ -286,7 +288,7 @@ def decode_value(transactional_id: str, value: bytes) -> TransactionMetadata | N
         commit_token=tags.get(TAG_COMMIT_TOKEN),
         run=run,
         is_run_current=is_run_current,
-        is_run_waiting=run_state == _RUN_WAITING,
+        is_run_waiting=run_state in (_RUN_WAITING, _RUN_WAITING_AGAIN),
         driver=_decode_driver(tags.get(TAG_DRIVER)),
         members=_decode_members(tags.get(TAG_MEMBERS), partitions),
         ahead_partitions=_decode_partitions(tags.get(TAG_AHEAD_PARTITIONS)),
@@ -324,7 +326,10 @@ def _tagged(
         writer = WireWriter()
         writer.int64(metadata.run.number)
         writer.compact_bytes(metadata.run.id.encode())
-        writer.int8(_RUN_WAITING if metadata.is_run_waiting else int(metadata.is_run_current))
+        writer.int8(
+            (_RUN_CURRENT if metadata.is_run_current else 0)
+            | (_RUN_WAITING if metadata.is_run_waiting else 0)
+        )
         fields.append((TAG_RUN, bytes(writer.buffer)))
     if metadata.commit_token is not None:
         fields.append((TAG_COMMIT_TOKEN, metadata.commit_token))
@@ -369,7 +374,7 @@ def _decode_members(encoded: bytes | None, partitions: Sequence[TopicPartition])
         producer_id, producer_epoch, status = reader.int64(), reader.int16(), reader.int8()
         bitmap = int.from_bytes(reader.blob(), "little")
         reader.skip_tagged_fields()
-        if bitmap >> len(partitions) or status > MemberStatus.ABORTED.value:
+        if bitmap >> len(partitions) or status > MemberStatus.LEFT.value:
             raise CorruptDataError(f"member {producer_id} has an impossible status or partition")
         return Member(
             producer_id=producer_id,

@@ -11,7 +11,10 @@ write. A producer id whose epochs are used up leaves the pool.
 |---|---|---|---|---|
 | FREE | → ENLISTED | PRODUCER_FENCED | - | - |
 | ENLISTED | - | enrolled | → COMMITTED or ABORTED, epoch + 1 | - |
+| LEFT | - | PRODUCER_FENCED | → ABORTED, epoch + 1 | - |
 | COMMITTED, ABORTED | - | PRODUCER_FENCED | - | → FREE |
+
+One that is ENLISTED is LEFT once it says that it has failed.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ class MemberStatus(enum.Enum):
     ENLISTED = 1
     COMMITTED = 2
     ABORTED = 3
+    LEFT = 4
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,20 +80,25 @@ def active_count(members: Members) -> int:
     return sum(member.status is not MemberStatus.FREE for member in members.values())
 
 
+def has_enlisted(members: Members) -> bool:
+    """Whether some member may still win."""
+    return any(member.status is MemberStatus.ENLISTED for member in members.values())
+
+
 def with_member(members: Members, member: Member) -> Members:
     """``members`` with one of them added or replaced."""
     return {**members, member.producer_id: member}
 
 
 def with_outcomes(members: Members, winners: frozenset[int]) -> Members:
-    """Give each enlisted member its outcome and the epoch of its next transaction."""
+    """Give each member of the transaction its outcome and the epoch of its next transaction."""
     return {
         producer_id: structs.replace(
             member,
             producer_epoch=member.producer_epoch + 1,
             status=MemberStatus.COMMITTED if producer_id in winners else MemberStatus.ABORTED,
         )
-        if member.status is MemberStatus.ENLISTED
+        if member.status in (MemberStatus.ENLISTED, MemberStatus.LEFT)
         else member
         for producer_id, member in members.items()
     }

@@ -13,10 +13,13 @@ unless it is decided. A token is committed once, and the versions of an applicat
 | begin, after another run | CONCURRENT | CONCURRENT | CONCURRENT | CONCURRENT |
 | enlist, newest run | - | first member if it waits, else FENCED | one more | FENCED |
 | enlist, another run | FENCED | FENCED | FENCED | FENCED |
+| leave, enlisted in the newest run | - | nothing | LEFT; the last: abort, the run waits | nothing |
+| leave, any other | nothing | nothing | nothing | nothing |
 | end of the newest run | - | table in ``transaction.end`` | PREPARE | table |
 | end of another run | FENCED | table | table | table |
 | driver gone | - | - | abort | - |
 
+An enlist while a run is being aborted that will wait again is CONCURRENT.
 FENCED is PRODUCER_FENCED. A begin names the newest run that its caller knows of, so a late copy
 of it changes nothing.
 Source: members, runs and tokens are oncelog's own, on top of KIP-98.
@@ -38,13 +41,16 @@ from oncelog.actors.protocol.messages.transaction import (
     EndTxnRequest,
     EnlistReply,
     EnlistRequest,
+    LeaveRunRequest,
     Run,
 )
 from oncelog.actors.protocol.transaction.causes import cause_text
 from oncelog.actors.protocol.transaction.checks import (
+    BUSY,
     Refusal,
     check_begin_run,
     check_enlist,
+    check_leave_run,
     check_version,
 )
 from oncelog.actors.protocol.transaction.end import EndAction, run_end_verdict
@@ -57,6 +63,7 @@ from oncelog.actors.protocol.transaction.members import (
     active_count,
     check_winners,
     free_member,
+    has_enlisted,
     with_member,
 )
 from oncelog.actors.protocol.transaction.producer_ids import (
@@ -65,10 +72,12 @@ from oncelog.actors.protocol.transaction.producer_ids import (
 )
 from oncelog.actors.protocol.transaction.state import (
     AT_REST,
+    PREPARED,
     EpochCause,
     TransactionMetadata,
     aborted,
     created,
+    emptied,
     has_run_committed,
     is_run_open,
     is_token_committed,
@@ -152,6 +161,8 @@ class Runs:
             detail = f"no run of {request.transactional_id!r} is known"
             return refused(request, ErrorCode.PRODUCER_FENCED, detail)
         if metadata.run == request.run and metadata.is_run_waiting:
+            if metadata.state in PREPARED:
+                return refused(request, *BUSY)
             return self._first_enlisted(metadata, now_ms)
         if not is_run_open(metadata, request.run):
             detail = cause_text(metadata)
@@ -177,6 +188,26 @@ class Runs:
         if member is None:
             member = Member(producer_id=self.producer_ids.take())
         return structs.replace(member, status=MemberStatus.ENLISTED)
+
+    @waiting_for_producer_ids
+    def decide_leave(self, request: LeaveRunRequest, now_ms: int) -> Decision[Reply]:
+        """The caller has failed, and can win no more; the last one empties the run."""
+        metadata = self.ids.metadata(request.transactional_id)
+        refusal = check_leave_run(request) or self.ids.check_not_pending(request.transactional_id)
+        if refusal is not None:
+            return refused(request, *refusal)
+        if metadata is None or not is_run_open(metadata, request.run):
+            return Decision(reply=Reply())
+        member = metadata.members.get(request.producer_id)
+        if member is None or not _is_enlisted(member, request.producer_epoch):
+            return Decision(reply=Reply())
+        left = structs.replace(member, status=MemberStatus.LEFT)
+        members = with_member(metadata.members, left)
+        if has_enlisted(members):
+            return self.ids.move_member(Reply(), metadata, left, now_ms)
+        spare = self.producer_ids.spare(metadata)
+        following = emptied(structs.replace(metadata, members=members), now_ms, spare)
+        return self.ids.move(Reply(), following)
 
     # --- ends -------------------------------------------------------------------------------
 
@@ -259,6 +290,10 @@ class Runs:
         if metadata.run is None or self.ids.is_pending(metadata.transactional_id):
             return None
         return metadata.driver if is_run_open(metadata, metadata.run) else None
+
+
+def _is_enlisted(member: Member, producer_epoch: int) -> bool:
+    return member.status is MemberStatus.ENLISTED and member.producer_epoch == producer_epoch
 
 
 def _begin_reply(metadata: TransactionMetadata) -> BeginRunReply:

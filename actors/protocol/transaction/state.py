@@ -69,6 +69,8 @@ class EpochCause(enum.Enum):
     """A distributed write has taken the id over."""
     DRIVER = 5
     """The driver of its distributed write has died."""
+    MEMBERS = 6
+    """Every member of its distributed write has failed."""
 
 
 PREPARED: Final = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT})
@@ -106,10 +108,10 @@ class TransactionMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """One transactional id. Every field is in its log record, so reload loses nothing.
 
     ``partitions`` are those of the id's own producer; a run's are with its members. ``run`` is the
-    newest run that ever began. It is *waiting* until its first member enlists; ``is_run_current``
-    tells whether the current or last transaction is its. ``driver`` is the process whose
-    death ends it, until it is decided. ``commit_token`` is that of the last committed transaction:
-    it is set by the PREPARE record, together with the decision.
+    newest run that ever began. It is *waiting* until its first member enlists, and again once all
+    of its members have failed; ``is_run_current`` tells whether the current or last transaction is
+    its. ``driver`` is the process whose death ends it, until it is decided. ``commit_token`` is
+    that of the last committed transaction: it is set by the PREPARE record, with the decision.
 
     ``ahead_partitions`` are part of PREPARE_COMMIT: they are enrolled in the next transaction,
     which begins when this one is complete. They are kept while that one is open, because its owner
@@ -318,6 +320,17 @@ def aborted(
         spare_producer_id=spare_producer_id,
         ahead_partitions=frozenset() if is_fencing else metadata.ahead_partitions,
         cause=cause,
+    )
+
+
+def emptied(
+    metadata: TransactionMetadata, now_ms: int, spare_producer_id: int
+) -> TransactionMetadata:
+    """What the members of the open run wrote is aborted, and the run waits for its first again."""
+    return structs.replace(
+        aborted(metadata, EpochCause.MEMBERS, now_ms, spare_producer_id),
+        is_run_waiting=True,
+        driver=metadata.driver,
     )
 
 

@@ -37,6 +37,7 @@ from oncelog.actors.protocol.messages.transaction import (
     EnlistRequest,
     InitProducerIdReply,
     InitProducerIdRequest,
+    LeaveRunRequest,
     PartitionEnrolment,
 )
 from oncelog.actors.rpc import message_codec
@@ -263,6 +264,7 @@ class LogCluster:
             TxnOffsetCommitRequest: self._txn_offset_commit,
             EndTxnRequest: self._end_txn,
             EnlistRequest: self._enlist,
+            LeaveRunRequest: lambda _: Reply(),
             BeginRunRequest: self.begins,
         }
         return answers[type(request)](request)

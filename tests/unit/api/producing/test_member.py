@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from random import Random
 from typing import Any
@@ -15,6 +16,7 @@ from oncelog.actors.protocol.messages.transaction import (
     BeginRunRequest,
     EndTxnRequest,
     EnlistRequest,
+    LeaveRunRequest,
     Run,
     Winner,
 )
@@ -78,6 +80,48 @@ def test_a_member_writes_as_its_own_producer_and_reports_what_was_acknowledged(
         len({request.producer_id for request in cluster.requests(AddPartitionsToTxnRequest)}) == 2
     )
     assert not cluster.requests(EndTxnRequest)
+
+
+class FunctionError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("answer", [ErrorCode.NONE, ErrorCode.UNKNOWN_SERVER_ERROR])
+def test_a_member_that_fails_says_so_and_raises_what_it_failed_of(
+    cluster: Any, run: Any, answer: ErrorCode
+) -> None:
+    cluster.create("t")
+    if answer is not ErrorCode.NONE:
+        cluster.fault(LeaveRunRequest, answer)
+
+    async def story() -> None:
+        async with member(cluster) as failing:
+            assert await failing.enlist()
+            await failing.send("t", b"1")
+            raise FunctionError
+
+    with pytest.raises(FunctionError):
+        run(story())
+    ((enrolled, left),) = zip(
+        cluster.requests(AddPartitionsToTxnRequest), cluster.requests(LeaveRunRequest), strict=True
+    )
+    assert (left.producer_id, left.producer_epoch) == (enrolled.producer_id, 0)
+
+
+@pytest.mark.parametrize("enlists", [False, True])
+def test_a_member_without_failure_or_identity_says_nothing(
+    cluster: Any, run: Any, *, enlists: bool
+) -> None:
+    async def story() -> None:
+        async with member(cluster) as sound:
+            if enlists:
+                assert await sound.enlist()
+            else:
+                raise FunctionError
+
+    with contextlib.suppress(FunctionError):
+        run(story())
+    assert cluster.requests(LeaveRunRequest) == []
 
 
 def test_a_committed_token_tells_the_member_to_write_nothing(cluster: Any, run: Any) -> None:

@@ -19,6 +19,7 @@ from oncelog.actors.protocol.messages.transaction import (
     EnlistRequest,
     InitProducerIdReply,
     InitProducerIdRequest,
+    LeaveRunRequest,
     Run,
     Winner,
 )
@@ -156,6 +157,15 @@ class Shard:
     def enlist(self, run: Run, token: bytes = b"batch-1") -> EnlistReply:
         request = EnlistRequest(transactional_id="loader", run=run, token=token)
         return self.commit(self.machine.runs.decide_enlist(request, self.now_ms))
+
+    def leave(self, run: Run, producer_id: int, producer_epoch: int) -> Reply:
+        request = LeaveRunRequest(
+            transactional_id="loader",
+            run=run,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+        )
+        return self.commit(self.machine.runs.decide_leave(request, self.now_ms))
 
     def end_run(
         self,

@@ -230,6 +230,79 @@ def test_an_impossible_begin_is_refused(
     assert shard.machine.ids.metadata("loader") is None
 
 
+# --- leave ------------------------------------------------------------------------------------
+
+
+def test_what_the_only_member_wrote_is_aborted_when_it_fails(shard: Any) -> None:
+    """1. One member writes, and fails. 2. Its records are aborted, while the driver lives.
+    3. The next attempt is a member of the same run, which commits.
+    """
+    producer_id, epoch = enlist(shard, RUN, FLIGHTS[0])
+    assert shard.leave(RUN, producer_id, epoch).error is ErrorCode.NONE
+    assert verdicts(shard) == {producer_id: (epoch + 1, False, (FLIGHTS[0],))}
+    assert shard.enlist(RUN).error is ErrorCode.CONCURRENT_TRANSACTIONS
+    for committed in (True, False):
+        end = shard.end_run(RUN, committed=committed)
+        assert end.error is ErrorCode.CONCURRENT_TRANSACTIONS
+    shard.complete()
+    again, next_epoch = enlist(shard, RUN, FLIGHTS[1])
+    assert (again, next_epoch) == (producer_id, epoch + 1)
+    assert shard.end_run(RUN, winners={again: 1}).error is ErrorCode.NONE
+    assert verdicts(shard) == {again: (next_epoch + 1, True, (FLIGHTS[1],))}
+
+
+def test_a_run_goes_on_while_one_of_its_members_has_not_failed(shard: Any) -> None:
+    failed, epoch = enlist(shard, RUN, FLIGHTS[0])
+    other, other_epoch = enlist(shard, RUN, FLIGHTS[1])
+    assert shard.leave(RUN, failed, epoch).error is ErrorCode.NONE
+    assert shard.known.state is S.ONGOING
+    assert member(shard, failed).status is MemberStatus.LEFT
+    assert shard.add(failed, epoch, FLIGHTS[2]).error is ErrorCode.PRODUCER_FENCED
+    refused = shard.end_run(RUN, winners={failed: 1, other: 1})
+    assert refused.error is ErrorCode.INVALID_TXN_STATE
+    assert shard.end_run(RUN, winners={other: 1}).error is ErrorCode.NONE
+    assert verdicts(shard) == {
+        failed: (epoch + 1, False, (FLIGHTS[0],)),
+        other: (other_epoch + 1, True, (FLIGHTS[1],)),
+    }
+
+
+def test_a_run_whose_members_have_failed_outlives_the_coordinator(shard: Any) -> None:
+    first, epoch = enlist(shard, RUN, FLIGHTS[0])
+    second, second_epoch = enlist(shard, RUN, FLIGHTS[1])
+    shard.leave(RUN, first, epoch)
+    assert shard.reload().ids.metadata("loader") == shard.known
+    shard.leave(RUN, second, second_epoch)
+    assert shard.reload().ids.metadata("loader") == shard.known
+    shard.complete()
+    assert shard.reload().ids.metadata("loader") == shard.known
+    assert shard.known.is_run_waiting
+
+
+@pytest.mark.parametrize("state", ["never known", "waiting", "another run", "other epoch", "ended"])
+def test_a_late_word_of_a_failure_changes_nothing(shard: Any, state: str) -> None:
+    producer_id, epoch = 1_001, 0
+    if state != "never known":
+        begin(shard, RUN)
+    if state in ("another run", "other epoch", "ended"):
+        producer_id, epoch = enlist(shard, RUN, FLIGHTS[0])
+    if state == "another run":
+        shard.begin(NEW.id, RUN.number)
+        shard.complete()
+        enlist(shard, NEW, FLIGHTS[0])
+    elif state == "other epoch":
+        epoch += 1
+    elif state == "ended":
+        shard.end_run(RUN, winners={producer_id: 1})
+    before = shard.machine.ids.metadata("loader")
+    assert shard.leave(RUN, producer_id, epoch).error is ErrorCode.NONE
+    assert shard.machine.ids.metadata("loader") == before
+
+
+def test_an_impossible_word_of_a_failure_is_refused(shard: Any) -> None:
+    assert shard.leave(Run(number=-1, id=""), 1, 0).error is ErrorCode.INVALID_REQUEST
+
+
 # --- partitions of members --------------------------------------------------------------------
 
 
