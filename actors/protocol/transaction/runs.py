@@ -168,7 +168,10 @@ class Runs:
             detail = cause_text(metadata)
             return refused(request, ErrorCode.PRODUCER_FENCED, detail)
         if active_count(metadata.members) >= MEMBERS_MAX:
-            detail = f"the run has {MEMBERS_MAX} members already, the most that are allowed"
+            detail = (
+                f"the run has {MEMBERS_MAX} members already, the most that are allowed: write with "
+                "fewer tasks, in Spark after coalesce(n)"
+            )
             return refused(request, ErrorCode.POLICY_VIOLATION, detail)
         enlisted = self._newly_enlisted(metadata)
         return self.ids.move_member(_enlist_reply(enlisted), metadata, enlisted, now_ms)
