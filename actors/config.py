@@ -255,6 +255,7 @@ class ClusterConfig(_Settings):
     partitions are created. Each ``leader_imbalance_check_interval_ms`` preferred leaders that are
     in sync lead again. A leader whose disk refuses appends for ``disk_refusal_time_max_ms``, as a
     full one does, gives way to a replica in sync whose disk does not.
+    A distributed write whose tasks live is not over before ``distributed_write_max_ms``.
     ``metadata_log_max_record_count_between_snapshots``: so many records make
     the controller write a snapshot and drop what is before it, or as many as the state has
     partitions, if these are more.
@@ -263,6 +264,7 @@ class ClusterConfig(_Settings):
     transaction_state_partitions: int = 2
     offsets_partitions: int = 2
     transaction_max_timeout_ms: int = 900_000
+    distributed_write_max_ms: int = TRANSACTION_TIMEOUT_LIMIT_MS
     transaction_visibility_wait_ms: int = 1_000
     transaction_abort_scan_ms: int = 1_000
     transactional_id_expiration_ms: int = 604_800_000
@@ -308,12 +310,8 @@ class ClusterConfig(_Settings):
             2**31 - 1,
         )
         check_choice("calls", self.calls, get_args(Road))
-        check_range(
-            "transaction_max_timeout_ms",
-            self.transaction_max_timeout_ms,
-            1,
-            TRANSACTION_TIMEOUT_LIMIT_MS,
-        )
+        for name in ("transaction_max_timeout_ms", "distributed_write_max_ms"):
+            check_range(name, getattr(self, name), 1, TRANSACTION_TIMEOUT_LIMIT_MS)
         # An old ticket must have expired before the leader forgets the epoch that refuses it.
         check_range(
             "producer_id_expiration_ms",
@@ -362,6 +360,7 @@ class ClusterOptions(TypedDict, total=False):
     transaction_state_partitions: int
     offsets_partitions: int
     transaction_max_timeout_ms: int
+    distributed_write_max_ms: int
     transaction_visibility_wait_ms: int
     transaction_abort_scan_ms: int
     transactional_id_expiration_ms: int

@@ -47,6 +47,7 @@ from oncelog.actors.protocol.messages.transaction import (
     InitProducerIdRequest,
     LeaveRunRequest,
     PartitionEnrolment,
+    RenewRunRequest,
 )
 from oncelog.actors.protocol.tickets import issue_ticket
 from oncelog.actors.protocol.transaction.checks import Refusal, check_transactional_id
@@ -101,6 +102,7 @@ class TransactionCoordinator:
         self.machine = TransactionMachine(
             producer_ids=producer_ids,
             transaction_max_timeout_ms=cluster.transaction_max_timeout_ms,
+            distributed_write_max_ms=cluster.distributed_write_max_ms,
             transactional_id_expiration_ms=cluster.transactional_id_expiration_ms,
         )
         self._runtime = CoordinatorRuntime(
@@ -222,6 +224,14 @@ class TransactionCoordinator:
             request,
             request.transactional_id,
             lambda now_ms: self.machine.runs.decide_leave(request, now_ms),
+        )
+
+    async def renew_run(self, request: RenewRunRequest) -> Reply:
+        """Note, durably, that a task of a distributed write lives."""
+        return await self._execute(
+            request,
+            request.transactional_id,
+            lambda now_ms: self.machine.runs.decide_renew(request, now_ms),
         )
 
     async def add_partitions_to_txn(

@@ -81,15 +81,14 @@ class DistributedWrite:
         """
         if self.membership.is_committed:
             return None
-        tables = _gathered(batches, gather_bytes)
-        first = next(tables, None)
-        if first is None:
-            return None
         connection = connect(self.options.address)
         # The topic of the option was checked by the planner, those of rows are known only here.
         topics = {self.options.topic}
+        # Before the first row, which may take long to compute.
         with connection.member(self.membership, self.options.producer_settings) as member:
-            if not member.enlist():
+            tables = _gathered(batches, gather_bytes)
+            first = next(tables, None)
+            if first is None or not member.enlist():
                 return None
             for table in itertools.chain((first,), tables):
                 for topic, rows in rows_by_topic(table, self.options.topic):

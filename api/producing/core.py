@@ -11,7 +11,7 @@ import logging
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata, OffsetCommitReply
 from oncelog.actors.protocol.messages.transaction import EndTxnRequest, Run
@@ -33,6 +33,9 @@ from oncelog.storage.exceptions import (
 from oncelog.storage.model import COMMIT_TOKEN_MAX_BYTES, TopicPartition
 
 ResultT = TypeVar("ResultT")
+
+RENEWALS: Final = 4
+"""In each timeout of a distributed write, so often a task says that it lives."""
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +70,7 @@ class ProducerCore:
         self._operation = asyncio.Lock()
         self._is_closed = False
         self._loop = loop
+        self._renewal: asyncio.Task[None] | None = None
         self.transactions = TransactionCounters()
         self.sender = RecordSender(
             router=router,
@@ -122,6 +126,8 @@ class ProducerCore:
     async def leave(self) -> None:
         """Stop at once, without ending the transaction."""
         self._is_closed = True
+        if self._renewal is not None:
+            self._renewal.cancel()
         self.sender.close()
 
     # --- transactions -------------------------------------------------------------------------
@@ -170,6 +176,22 @@ class ProducerCore:
                 reply.error.name,
                 reply.detail,
             )
+
+    async def keep_run(self, run: Run, timeout_ms: int) -> None:
+        """Have ``run`` go on for as long as this member has not left, although it may compute."""
+        if self._renewal is None and not self._is_closed:
+            self._renewal = self._loop.create_task(self._renew(run, timeout_ms))
+            self._renewal.add_done_callback(_note_renewal_end)
+
+    async def _renew(self, run: Run, timeout_ms: int) -> None:
+        """Body of a task. What cannot be said now is said the next time."""
+        name = self._transactional().transactional_id
+        while True:
+            await asyncio.sleep(timeout_ms / RENEWALS / 1_000)
+            reply = await self._requests.renew_run(name, run)
+            if reply.error is ErrorCode.PRODUCER_FENCED:
+                # The next record of the member will be refused; that is told by its future.
+                return
 
     def begin_transaction(self) -> None:
         """Open a transaction; the coordinator learns of it from the first enrolment."""
@@ -386,3 +408,9 @@ def check_token(token: object) -> None:
     raise InvalidRequestError(
         f"a commit token of {what} is not allowed: give 1 to {COMMIT_TOKEN_MAX_BYTES} bytes"
     )
+
+
+def _note_renewal_end(renewal: asyncio.Task[None]) -> None:
+    """It ends with its member, or its run; else the write may time out."""
+    if not renewal.cancelled() and (bug := renewal.exception()) is not None:
+        _log.error("a distributed write is not renewed any more: %r", bug, exc_info=bug)

@@ -45,6 +45,7 @@ class Membership:
 
     ``is_committed``: what the token names is already committed, so there is nothing to write.
     ``last_token`` is that of the transaction that the id had committed last when the run began.
+    The run times out if none of its members has been there for ``transaction_timeout_ms``.
     """
 
     transactional_id: str
@@ -52,6 +53,7 @@ class Membership:
     token: bytes = b""
     is_committed: bool = False
     last_token: bytes | None = None
+    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +120,9 @@ class TransactionMember(SyncSending):
         self._loop_thread.run(self._core.leave())
 
     def __enter__(self) -> TransactionMember:
-        """The member itself."""
+        """The member itself; its run does not time out while the block lasts."""
+        if not self._membership.is_committed:
+            self._loop_thread.run(_keep(self._core, self._membership))
         return self
 
     def __exit__(
@@ -173,7 +177,9 @@ class AsyncTransactionMember(AsyncSending):
         await self._core.leave()
 
     async def __aenter__(self) -> AsyncTransactionMember:
-        """The member itself."""
+        """See ``TransactionMember.__enter__``."""
+        if not self._membership.is_committed:
+            await _keep(self._core, self._membership)
         return self
 
     async def __aexit__(
@@ -225,6 +231,7 @@ async def begin_run(
             token=token,
             is_committed=is_committed,
             last_token=reply.commit_token,
+            transaction_timeout_ms=transaction_timeout_ms,
         )
     if severity("begin_run", reply.error) is ErrorClass.RETRIABLE:
         raise RequestTimedOutError(
@@ -296,9 +303,14 @@ def _member_core(
     return ProducerCore(router=router, settings=settings, random=random, loop=loop)
 
 
+async def _keep(core: ProducerCore, membership: Membership) -> None:
+    await core.keep_run(membership.run, membership.transaction_timeout_ms)
+
+
 async def _enlist(core: ProducerCore, membership: Membership) -> bool:
     if membership.is_committed:
         return False
+    await _keep(core, membership)
     return await core.enlist(membership.run, membership.token)
 
 

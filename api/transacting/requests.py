@@ -33,6 +33,7 @@ from oncelog.actors.protocol.messages.transaction import (
     InitProducerIdReply,
     InitProducerIdRequest,
     LeaveRunRequest,
+    RenewRunRequest,
     Run,
 )
 from oncelog.api.config import ProducerSettings
@@ -179,6 +180,13 @@ class TransactionRequests:
                 transactional_id, request, timeout_ms=self._timeout_ms
             ),
             within_ms=LEAVE_WITHIN_MS,
+        )
+
+    async def renew_run(self, transactional_id: str, run: Run) -> Reply:
+        """Say once that a task lives; it is said again soon."""
+        request = RenewRunRequest(transactional_id=transactional_id, run=run)
+        return await self._router.call_transaction_coordinator(
+            transactional_id, request, timeout_ms=self._timeout_ms
         )
 
     async def add_partitions(

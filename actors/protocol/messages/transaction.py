@@ -134,6 +134,19 @@ class LeaveRunRequest(Request[Reply], frozen=True, kw_only=True):
     producer_epoch: int
 
 
+class RenewRunRequest(Request[Reply], frozen=True, kw_only=True):
+    """A task of a distributed write lives: its transaction is not to time out. Safe to repeat.
+
+    ``PRODUCER_FENCED``: the run is over.
+    """
+
+    method = "renew_run"
+    reply_type = Reply
+
+    transactional_id: str
+    run: Run
+
+
 class PartitionEnrolment(msgspec.Struct, frozen=True, kw_only=True):
     """The answer for one partition: its ticket, or why it was not enrolled."""
 

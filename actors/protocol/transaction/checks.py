@@ -16,6 +16,7 @@ from oncelog.actors.protocol.messages.transaction import (
     EnlistRequest,
     InitProducerIdRequest,
     LeaveRunRequest,
+    RenewRunRequest,
     Run,
 )
 from oncelog.actors.protocol.transaction.commit_versions import (
@@ -99,7 +100,7 @@ def check_enlist(request: EnlistRequest) -> Refusal | None:
     )
 
 
-def check_leave_run(request: LeaveRunRequest) -> Refusal | None:
+def check_run(request: LeaveRunRequest | RenewRunRequest) -> Refusal | None:
     """Id and run."""
     return check_transactional_id(request.transactional_id) or _check_run(request.run)
 

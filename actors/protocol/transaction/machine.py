@@ -8,7 +8,7 @@ final (I-11); COMPLETE follows when every marker is written (I-15).
 | who asks | part |
 |---|---|
 | a producer: init_producer_id, add_partitions, end_txn | ``producers``, ``end`` |
-| a distributed write: begin_run, enlist, end_txn | ``runs``, ``end`` |
+| a distributed write: begin_run, enlist, leave_run, renew_run, end_txn | ``runs``, ``end`` |
 | an operator: describe, abort, delete | ``operations`` |
 | the coordinator itself: completion, timeout, expiration | ``upkeep`` |
 
@@ -32,6 +32,8 @@ from oncelog.actors.protocol.transaction.producers import Producers
 from oncelog.actors.protocol.transaction.runs import Runs
 from oncelog.actors.protocol.transaction.upkeep import Upkeep
 
+DISTRIBUTED_WRITE_MAX_MS: Final = 39_600_000
+
 NOTHING_HELD: Final = HeldRecords()
 NO_TOPICS: Final[Mapping[str, int]] = MappingProxyType({})
 
@@ -45,12 +47,15 @@ class TransactionMachine:
         producer_ids: ProducerIdBlocks,
         transaction_max_timeout_ms: int,
         transactional_id_expiration_ms: int,
+        distributed_write_max_ms: int = DISTRIBUTED_WRITE_MAX_MS,
     ) -> None:
         self.ids = TransactionalIds()
         self.producers = Producers(self.ids, producer_ids, transaction_max_timeout_ms)
         self.runs = Runs(self.ids, producer_ids, transaction_max_timeout_ms)
         self.operations = Operations(self.ids, producer_ids)
-        self.upkeep = Upkeep(self.ids, producer_ids, transactional_id_expiration_ms)
+        self.upkeep = Upkeep(
+            self.ids, producer_ids, transactional_id_expiration_ms, distributed_write_max_ms
+        )
 
     def decide_end_txn(
         self,

@@ -15,6 +15,8 @@ unless it is decided. A token is committed once, and the versions of an applicat
 | enlist, another run | FENCED | FENCED | FENCED | FENCED |
 | leave, enlisted in the newest run | - | nothing | LEFT; the last: abort, the run waits | nothing |
 | leave, any other | nothing | nothing | nothing | nothing |
+| renew, newest run | - | FENCED unless it waits | logged, now and then | FENCED unless it waits |
+| renew, another run | FENCED | FENCED | FENCED | FENCED |
 | end of the newest run | - | table in ``transaction.end`` | PREPARE | table |
 | end of another run | FENCED | table | table | table |
 | driver gone | - | - | abort | - |
@@ -28,6 +30,7 @@ Source: members, runs and tokens are oncelog's own, on top of KIP-98.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from msgspec import structs
 
@@ -42,6 +45,7 @@ from oncelog.actors.protocol.messages.transaction import (
     EnlistReply,
     EnlistRequest,
     LeaveRunRequest,
+    RenewRunRequest,
     Run,
 )
 from oncelog.actors.protocol.transaction.causes import cause_text
@@ -50,7 +54,7 @@ from oncelog.actors.protocol.transaction.checks import (
     Refusal,
     check_begin_run,
     check_enlist,
-    check_leave_run,
+    check_run,
     check_version,
 )
 from oncelog.actors.protocol.transaction.end import EndAction, run_end_verdict
@@ -88,6 +92,9 @@ from oncelog.actors.protocol.transaction.state import (
 )
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
+
+RENEWALS: Final = 8
+"""In each timeout of a run, that its tasks live is logged so often at most."""
 
 
 @dataclass(eq=False)
@@ -196,7 +203,7 @@ class Runs:
     def decide_leave(self, request: LeaveRunRequest, now_ms: int) -> Decision[Reply]:
         """The caller has failed, and can win no more; the last one empties the run."""
         metadata = self.ids.metadata(request.transactional_id)
-        refusal = check_leave_run(request) or self.ids.check_not_pending(request.transactional_id)
+        refusal = check_run(request) or self.ids.check_not_pending(request.transactional_id)
         if refusal is not None:
             return refused(request, *refusal)
         if metadata is None or not is_run_open(metadata, request.run):
@@ -211,6 +218,23 @@ class Runs:
         spare = self.producer_ids.spare(metadata)
         following = emptied(structs.replace(metadata, members=members), now_ms, spare)
         return self.ids.move(Reply(), following)
+
+    @waiting_for_producer_ids
+    def decide_renew(self, request: RenewRunRequest, now_ms: int) -> Decision[Reply]:
+        """A task lives. All of them together are logged a few times in each timeout."""
+        metadata = self.ids.metadata(request.transactional_id)
+        refusal = check_run(request)
+        if refusal is not None:
+            return refused(request, *refusal)
+        if metadata is not None and metadata.run == request.run and metadata.is_run_waiting:
+            return Decision(reply=Reply())
+        if metadata is None or not is_run_open(metadata, request.run):
+            detail = "" if metadata is None else cause_text(metadata)
+            return refused(request, ErrorCode.PRODUCER_FENCED, detail)
+        is_news = now_ms - metadata.last_update_ms >= metadata.transaction_timeout_ms // RENEWALS
+        if not is_news or self.ids.is_pending(request.transactional_id):
+            return Decision(reply=Reply())
+        return self.ids.move(Reply(), structs.replace(metadata, last_update_ms=now_ms))
 
     # --- ends -------------------------------------------------------------------------------
 

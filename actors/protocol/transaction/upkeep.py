@@ -3,7 +3,7 @@
 | | at rest | Ongoing | Prepare* |
 |---|---|---|---|
 | every marker is written | - | - | COMPLETE |
-| transaction timeout | - | PREPARE_ABORT | - |
+| transaction timeout; of a run, since one of its tasks was heard | - | PREPARE_ABORT | - |
 | id expiration, no commit token | tombstone | - | - |
 
 Source: KIP-98; that tokens are kept is oncelog's own.
@@ -47,6 +47,7 @@ class Upkeep:
     ids: TransactionalIds
     producer_ids: ProducerIdBlocks
     transactional_id_expiration_ms: int
+    distributed_write_max_ms: int
 
     # --- completion -------------------------------------------------------------------------
 
@@ -114,7 +115,16 @@ class Upkeep:
         return (
             metadata.state is TransactionState.ONGOING
             and not self.ids.is_pending(metadata.transactional_id)
-            and metadata.start_ms + metadata.transaction_timeout_ms < now_ms
+            and self._deadline_ms(metadata) < now_ms
+        )
+
+    def _deadline_ms(self, metadata: TransactionMetadata) -> int:
+        """Until when it may be open; a run for as long as something is heard of its tasks."""
+        if not metadata.is_run_current:
+            return metadata.start_ms + metadata.transaction_timeout_ms
+        return min(
+            metadata.last_update_ms + metadata.transaction_timeout_ms,
+            metadata.start_ms + self.distributed_write_max_ms,
         )
 
     # --- idle ids ---------------------------------------------------------------------------

@@ -39,6 +39,7 @@ from oncelog.actors.protocol.messages.transaction import (
     InitProducerIdRequest,
     LeaveRunRequest,
     PartitionEnrolment,
+    RenewRunRequest,
 )
 from oncelog.actors.rpc import message_codec
 from oncelog.api.config import ProducerSettings
@@ -265,6 +266,7 @@ class LogCluster:
             EndTxnRequest: self._end_txn,
             EnlistRequest: self._enlist,
             LeaveRunRequest: lambda _: Reply(),
+            RenewRunRequest: lambda _: Reply(),
             BeginRunRequest: self.begins,
         }
         return answers[type(request)](request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 from random import Random
@@ -17,6 +18,7 @@ from oncelog.actors.protocol.messages.transaction import (
     EndTxnRequest,
     EnlistRequest,
     LeaveRunRequest,
+    RenewRunRequest,
     Run,
     Winner,
 )
@@ -106,6 +108,59 @@ def test_a_member_that_fails_says_so_and_raises_what_it_failed_of(
         cluster.requests(AddPartitionsToTxnRequest), cluster.requests(LeaveRunRequest), strict=True
     )
     assert (left.producer_id, left.producer_epoch) == (enrolled.producer_id, 0)
+
+
+def renewals_of(cluster: Any) -> asyncio.Queue[RenewRunRequest]:
+    """Every renewal that is asked for from now on."""
+    asked: asyncio.Queue[RenewRunRequest] = asyncio.Queue()
+    call = cluster.call
+
+    async def noted(actor: str, request: Any, *, timeout_ms: int) -> Any:
+        if isinstance(request, RenewRunRequest):
+            asked.put_nowait(request)
+        return await call(actor, request, timeout_ms=timeout_ms)
+
+    cluster.call = noted
+    return asked
+
+
+def brief_member(cluster: Any) -> AsyncTransactionMember:
+    membership = dataclasses.replace(MEMBERSHIP, transaction_timeout_ms=40)
+    return AsyncTransactionMember(
+        cluster.router(), ProducerSettings(), membership, random=Random(1)
+    )
+
+
+@pytest.mark.parametrize("enlists", [False, True], ids=["before its first row", "enlisted"])
+def test_the_run_of_a_member_is_renewed_until_it_leaves(
+    cluster: Any, run: Any, *, enlists: bool
+) -> None:
+    async def story() -> None:
+        asked = renewals_of(cluster)
+        async with brief_member(cluster) as computing:
+            if enlists:
+                assert await computing.enlist()
+            for _ in range(3):
+                assert (await asked.get()).run == MEMBERSHIP.run
+        renewal = computing._core._renewal
+        assert renewal is not None
+        await asyncio.wait([renewal])
+        assert renewal.cancelled()
+
+    run(story())
+
+
+def test_a_run_that_is_over_is_not_renewed(cluster: Any, run: Any) -> None:
+    cluster.fault(RenewRunRequest, ErrorCode.NETWORK_EXCEPTION, ErrorCode.PRODUCER_FENCED)
+
+    async def story() -> None:
+        asked = renewals_of(cluster)
+        async with brief_member(cluster) as late:
+            assert late._core._renewal is not None
+            await late._core._renewal
+        assert asked.qsize() == 2
+
+    run(story())
 
 
 @pytest.mark.parametrize("enlists", [False, True])

@@ -20,6 +20,7 @@ from oncelog.actors.protocol.messages.transaction import (
     InitProducerIdReply,
     InitProducerIdRequest,
     LeaveRunRequest,
+    RenewRunRequest,
     Run,
     Winner,
 )
@@ -166,6 +167,13 @@ class Shard:
             producer_epoch=producer_epoch,
         )
         return self.commit(self.machine.runs.decide_leave(request, self.now_ms))
+
+    def renew(self, run: Run) -> Reply:
+        request = RenewRunRequest(transactional_id="loader", run=run)
+        return self.commit(self.machine.runs.decide_renew(request, self.now_ms))
+
+    def time_out(self) -> None:
+        self.commit(self.machine.upkeep.decide_timeout("loader", self.now_ms))
 
     def end_run(
         self,

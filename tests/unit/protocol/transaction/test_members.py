@@ -16,6 +16,7 @@ from oncelog.actors.protocol.messages.transaction import (
     Winner,
 )
 from oncelog.actors.protocol.transaction.log import MemberKey, decode_member_key
+from oncelog.actors.protocol.transaction.machine import DISTRIBUTED_WRITE_MAX_MS
 from oncelog.actors.protocol.transaction.members import (
     MEMBERS_MAX,
     HeldRecords,
@@ -301,6 +302,60 @@ def test_a_late_word_of_a_failure_changes_nothing(shard: Any, state: str) -> Non
 
 def test_an_impossible_word_of_a_failure_is_refused(shard: Any) -> None:
     assert shard.leave(Run(number=-1, id=""), 1, 0).error is ErrorCode.INVALID_REQUEST
+
+
+# --- renew ------------------------------------------------------------------------------------
+
+TIMEOUT_MS = 900_000
+
+
+def test_a_run_goes_on_while_a_task_of_it_lives_and_times_out_after(shard: Any) -> None:
+    producer_id, _ = enlist(shard, RUN, FLIGHTS[0])
+    for _ in range(10):
+        shard.now_ms += TIMEOUT_MS - 1
+        assert shard.renew(RUN).error is ErrorCode.NONE
+        assert shard.reload().ids.metadata("loader") == shard.known
+        shard.time_out()
+    assert shard.known.state is S.ONGOING
+    shard.now_ms += TIMEOUT_MS + 1
+    shard.time_out()
+    assert set(verdicts(shard)) == {producer_id}
+    assert shard.renew(RUN).error is ErrorCode.PRODUCER_FENCED
+
+
+def test_a_run_is_over_at_the_latest_after_the_time_that_is_set(shard: Any) -> None:
+    enlist(shard, RUN, FLIGHTS[0])
+    begun_ms = shard.now_ms
+    while shard.now_ms - begun_ms <= DISTRIBUTED_WRITE_MAX_MS:
+        assert shard.renew(RUN).error is ErrorCode.NONE
+        shard.now_ms += TIMEOUT_MS - 1
+        shard.time_out()
+    assert shard.renew(RUN).error is ErrorCode.PRODUCER_FENCED
+
+
+def test_many_tasks_that_live_are_logged_a_few_times_in_each_timeout(shard: Any) -> None:
+    enlist(shard, RUN, FLIGHTS[0])
+    updates = set()
+    for _ in range(100):
+        shard.now_ms += TIMEOUT_MS // 100
+        shard.renew(RUN)
+        updates.add(shard.known.last_update_ms)
+    assert 2 <= len(updates) <= 9
+
+
+@pytest.mark.parametrize(
+    ("run", "error"), [(OLD, ErrorCode.PRODUCER_FENCED), (RUN, ErrorCode.NONE)]
+)
+def test_a_run_that_waits_needs_no_renewal(shard: Any, run: Run, error: ErrorCode) -> None:
+    begin(shard, RUN)
+    before = shard.known
+    assert shard.renew(run).error is error
+    assert shard.known == before
+
+
+def test_an_unknown_run_is_not_renewed(shard: Any) -> None:
+    assert shard.renew(RUN).error is ErrorCode.PRODUCER_FENCED
+    assert shard.renew(Run(number=-1, id="")).error is ErrorCode.INVALID_REQUEST
 
 
 # --- partitions of members --------------------------------------------------------------------
