@@ -169,6 +169,7 @@ def _drawn(seed: int) -> Scenario:
             queries=Random(f"queries {seed}").choice((0, 0, 1, 2)),
             copiers=copiers,
             spanning_ratio=Random(f"spanning {seed}").choice((0.0, 0.0, 0.3)),
+            slow_copies=Random(f"slow copies {seed}").choice((0.0,) * 5 + (0.05,)),
             processors=processors,
             readers=random.choice((1, 2)),
             # One choice, drawn all the same: the seeds kept draw the rest as they did.
