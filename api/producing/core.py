@@ -163,10 +163,10 @@ class ProducerCore:
     async def leave_run(self, run: Run) -> None:
         """Stop, and say that this member of a distributed write has failed. Never raises for it."""
         await self.leave()
-        identity = self.sender.identity
-        if identity is None:
+        identity, state = self.sender.identity, self._state
+        if identity is None or state is None:
             return
-        name = self._transactional().transactional_id
+        name = state.transactional_id
         reply = await self._requests.leave_run(name, run, identity)
         if reply.error is not ErrorCode.NONE:
             _log.warning(

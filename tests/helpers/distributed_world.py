@@ -188,8 +188,10 @@ class FakeMember:
         self.tables = []
         self.is_flushed = False
         self.is_closed = False
+        self.is_asked = False
 
     def enlist(self):
+        self.is_asked = True
         return self.connection.may_enlist
 
     def send_arrow(self, topic, rows):

@@ -402,7 +402,7 @@ def _decode_cause(encoded: bytes | None) -> EpochCause:
     if encoded is None:
         return EpochCause.OWNER
     number = int.from_bytes(encoded, "big")
-    if len(encoded) != 1 or number > EpochCause.DRIVER.value:
+    if len(encoded) != 1 or number > EpochCause.MEMBERS.value:
         raise CorruptDataError(f"tagged field {TAG_EPOCH_CAUSE} has the unknown value {number}")
     return EpochCause(number)
 

@@ -99,7 +99,7 @@ def test_a_member_that_fails_says_so_and_raises_what_it_failed_of(
     async def story() -> None:
         async with member(cluster) as failing:
             assert await failing.enlist()
-            await failing.send("t", b"1")
+            await (await failing.send("t", b"1"))
             raise FunctionError
 
     with pytest.raises(FunctionError):
