@@ -51,7 +51,6 @@ from oncelog.actors.protocol.messages.partition import (
 from oncelog.actors.protocol.transaction.state import TransactionState
 from oncelog.api.admin import moving
 from oncelog.api.admin.calls import (
-    ATTEMPT_TIMEOUT_MS,
     TIMEOUT_MS,
     AdminCalls,
     check,
@@ -223,7 +222,7 @@ class AsyncAdmin:
         """Delete a topic and its data."""
         request = DeleteTopicRequest(name=name)
         reply = await self._calls.delete(
-            lambda: self._router.call_controller(request, timeout_ms=ATTEMPT_TIMEOUT_MS),
+            lambda timeout_ms: self._router.call_controller(request, timeout_ms=timeout_ms),
             gone=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         )
         check(reply, f"there is no topic {name!r}")
@@ -332,8 +331,8 @@ class AsyncAdmin:
         """Delete a group without members, and its offsets, durably."""
         request = DeleteGroupRequest(group_id=group_id)
         reply = await self._calls.delete(
-            lambda: self._router.call_group_coordinator(
-                group_id, request, timeout_ms=ATTEMPT_TIMEOUT_MS
+            lambda timeout_ms: self._router.call_group_coordinator(
+                group_id, request, timeout_ms=timeout_ms
             ),
             gone=ErrorCode.GROUP_ID_NOT_FOUND,
         )
@@ -472,8 +471,8 @@ class AsyncAdmin:
         """
         request = DeleteTransactionalIdRequest(transactional_id=transactional_id)
         reply = await self._calls.delete(
-            lambda: self._router.call_transaction_coordinator(
-                transactional_id, request, timeout_ms=ATTEMPT_TIMEOUT_MS
+            lambda timeout_ms: self._router.call_transaction_coordinator(
+                transactional_id, request, timeout_ms=timeout_ms
             ),
             gone=ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
         )

@@ -6,6 +6,7 @@ All of them are safe to repeat. Unknown topics are reported at once.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from random import Random
 from typing import Any, Final
@@ -42,22 +43,32 @@ class AdminCalls:
         self.random = random
         self.timeout_ms = timeout_ms
 
-    async def retried(self, attempt: Callable[[], Coroutine[Any, Any, ReplyT]]) -> ReplyT:
-        """Repeat ``attempt`` until its answer is final or the time is up; the last answer."""
+    async def retried(
+        self,
+        attempt: Callable[[int], Coroutine[Any, Any, ReplyT]],
+        is_retriable: Callable[[ErrorCode], bool] = is_retriable,
+    ) -> ReplyT:
+        """Repeat ``attempt`` until its answer is final or the time is up; the last answer.
+
+        It is given the milliseconds that it may take.
+        """
         return await call_with_retries(
-            attempt, random=self.random, timeout_ms=self.timeout_ms, is_retriable=is_retriable
+            lambda left_ms: attempt(min(left_ms, ATTEMPT_TIMEOUT_MS)),
+            random=self.random,
+            timeout_ms=self.timeout_ms,
+            is_retriable=is_retriable,
         )
 
     async def delete(
-        self, attempt: Callable[[], Coroutine[Any, Any, ReplyT]], *, gone: ErrorCode
+        self, attempt: Callable[[int], Coroutine[Any, Any, ReplyT]], *, gone: ErrorCode
     ) -> Reply:
         """Repeat a deletion; ``gone`` after an attempt without an answer means that it was done."""
         attempts = 0
 
-        async def counted() -> Reply:
+        async def counted(timeout_ms: int) -> Reply:
             nonlocal attempts
             attempts += 1
-            reply = await attempt()
+            reply = await attempt(timeout_ms)
             return Reply() if attempts > 1 and reply.error is gone else reply
 
         return await self.retried(counted)
@@ -66,35 +77,33 @@ class AdminCalls:
         self, request: Request[ReplyT], *, told_at_once: Collection[ErrorCode] = ()
     ) -> ReplyT:
         """Ask the controller; not again for an answer of ``told_at_once``, which could pass."""
-        return await call_with_retries(
-            lambda: self.router.call_controller(request, timeout_ms=ATTEMPT_TIMEOUT_MS),
-            random=self.random,
-            timeout_ms=self.timeout_ms,
-            is_retriable=lambda error: is_retriable(error) and error not in told_at_once,
+        return await self.retried(
+            lambda timeout_ms: self.router.call_controller(request, timeout_ms=timeout_ms),
+            lambda error: is_retriable(error) and error not in told_at_once,
         )
 
     async def group(self, group_id: str, request: Request[ReplyT]) -> ReplyT:
         """Ask the coordinator of a group."""
-        return await self.retried(lambda: self.group_once(group_id, request))
-
-    async def group_once(self, group_id: str, request: Request[ReplyT]) -> ReplyT:
-        """One attempt of ``group``."""
-        return await self.router.call_group_coordinator(
-            group_id, request, timeout_ms=min(self.timeout_ms, ATTEMPT_TIMEOUT_MS)
+        return await self.retried(
+            lambda timeout_ms: self.router.call_group_coordinator(
+                group_id, request, timeout_ms=timeout_ms
+            )
         )
 
     async def transaction(self, transactional_id: str, request: Request[ReplyT]) -> ReplyT:
         """Ask the coordinator of a transactional id."""
         return await self.retried(
-            lambda: self.router.call_transaction_coordinator(
-                transactional_id, request, timeout_ms=ATTEMPT_TIMEOUT_MS
+            lambda timeout_ms: self.router.call_transaction_coordinator(
+                transactional_id, request, timeout_ms=timeout_ms
             )
         )
 
     async def leader(self, topic_partition: TopicPartition, request: Request[ReplyT]) -> ReplyT:
         """Ask the leader of a partition."""
         return await self.retried(
-            lambda: self.router.call_leader(topic_partition, request, timeout_ms=ATTEMPT_TIMEOUT_MS)
+            lambda timeout_ms: self.router.call_leader(
+                topic_partition, request, timeout_ms=timeout_ms
+            )
         )
 
     async def wait_until_led(self, name: str, partitions: int) -> None:
@@ -106,9 +115,9 @@ class AdminCalls:
         self.router.invalidate(TopicPartition(name, 0))
         request = DescribeReplicaRequest()
 
-        async def ask(topic_partition: TopicPartition) -> DescribeReplicaReply:
+        async def ask(topic_partition: TopicPartition, left_ms: int) -> DescribeReplicaReply:
             reply = await self.router.call_leader(
-                topic_partition, request, timeout_ms=ATTEMPT_TIMEOUT_MS
+                topic_partition, request, timeout_ms=min(left_ms, ATTEMPT_TIMEOUT_MS)
             )
             if reply.error is ErrorCode.NONE and not reply.takes_writes:
                 return request.failed(ErrorCode.NOT_LEADER_OR_FOLLOWER)
@@ -116,7 +125,9 @@ class AdminCalls:
 
         async def wait(topic_partition: TopicPartition) -> ErrorCode:
             reply = await call_with_retries(
-                lambda: ask(topic_partition), random=self.random, timeout_ms=self.timeout_ms
+                functools.partial(ask, topic_partition),
+                random=self.random,
+                timeout_ms=self.timeout_ms,
             )
             return reply.error
 
@@ -147,9 +158,11 @@ class AdminCalls:
 
 
 def check(reply: Reply, detail: str = "") -> None:
-    """Raise a reply's error as the user sees it."""
+    """Raise a reply's error as the user sees it; ``detail`` says why, if there was an answer."""
     if reply.error is not ErrorCode.NONE:
-        raise exception_for(reply.error, reply.detail or detail)
+        raise exception_for(
+            reply.error, reply.detail or ("" if is_retriable(reply.error) else detail)
+        )
 
 
 async def remove_members(
@@ -161,10 +174,10 @@ async def remove_members(
     request = LeaveGroupRequest(group_id=group_id, members=tuple(leaving))
     attempts = 0
 
-    async def counted() -> LeaveGroupReply:
+    async def counted(timeout_ms: int) -> LeaveGroupReply:
         nonlocal attempts
         attempts += 1
-        return await calls.group_once(group_id, request)
+        return await calls.router.call_group_coordinator(group_id, request, timeout_ms=timeout_ms)
 
     reply = await calls.retried(counted)
     check(reply)

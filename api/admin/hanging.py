@@ -39,7 +39,7 @@ from oncelog.actors.protocol.messages.partition import (
     WriteTxnMarkersReply,
     WriteTxnMarkersRequest,
 )
-from oncelog.api.admin.calls import ATTEMPT_TIMEOUT_MS, AdminCalls, check
+from oncelog.api.admin.calls import AdminCalls, check
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     InvalidTxnStateError,
@@ -185,10 +185,8 @@ async def _write_marker(
         ),
     )
 
-    async def attempt() -> WriteTxnMarkersReply:
-        reply = await calls.router.call_leader(
-            topic_partition, request, timeout_ms=ATTEMPT_TIMEOUT_MS
-        )
+    async def attempt(timeout_ms: int) -> WriteTxnMarkersReply:
+        reply = await calls.router.call_leader(topic_partition, request, timeout_ms=timeout_ms)
         errors = [result.error for result in reply.results]
         return structs.replace(reply, error=errors[0]) if errors else reply
 

@@ -182,8 +182,8 @@ class Connection:
     ) -> ReplyT:
         """What a partition's leader answers; its error is raised once it is final."""
         reply = await call_with_retries(
-            lambda: self._router.call_leader(
-                topic_partition, request, timeout_ms=REQUEST_TIMEOUT_MS
+            lambda left_ms: self._router.call_leader(
+                topic_partition, request, timeout_ms=min(left_ms, REQUEST_TIMEOUT_MS)
             ),
             random=self._random,
             timeout_ms=self._settings.plan_timeout_ms,

@@ -86,15 +86,16 @@ async def list_offsets(
             isolation_level=isolation_level,
         )
         reply = await call_with_retries(
-            lambda: router.call_leader(
-                topic_partition, request, timeout_ms=min(timeout_ms, REQUEST_TIMEOUT_MS)
+            lambda left_ms: router.call_leader(
+                topic_partition, request, timeout_ms=min(left_ms, REQUEST_TIMEOUT_MS)
             ),
             random=random,
             timeout_ms=timeout_ms,
             is_retriable=is_retriable,
         )
         if reply.error is not ErrorCode.NONE:
-            raise exception_for(reply.error, reply.detail or f"list_offsets of {topic_partition}")
+            late = f"no offset of {topic_partition} within {timeout_ms} ms: {reply.error.name}"
+            raise exception_for(reply.error, reply.detail or late)
         return reply
 
     replies = await asyncio.gather(*(ask(tp, timestamp) for tp, timestamp in targets.items()))
@@ -121,9 +122,9 @@ async def fetch_committed(
         group_id=group_id, partitions=wanted, require_stable=require_stable
     )
 
-    async def attempt() -> OffsetFetchReply:
+    async def attempt(left_ms: int) -> OffsetFetchReply:
         reply = await router.call_group_coordinator(
-            group_id, request, timeout_ms=min(timeout_ms, REQUEST_TIMEOUT_MS)
+            group_id, request, timeout_ms=min(left_ms, REQUEST_TIMEOUT_MS)
         )
         errors = [item.error for item in reply.offsets]
         return structs.replace(reply, error=_first_error(reply.error, errors))
@@ -181,9 +182,9 @@ async def commit_offsets(
         group_instance_id=group.group_instance_id,
     )
 
-    async def attempt() -> OffsetCommitReply:
+    async def attempt(left_ms: int) -> OffsetCommitReply:
         reply = await router.call_group_coordinator(
-            group.group_id, request, timeout_ms=min(timeout_ms, REQUEST_TIMEOUT_MS)
+            group.group_id, request, timeout_ms=min(left_ms, REQUEST_TIMEOUT_MS)
         )
         errors = [item.error for item in reply.results]
         return structs.replace(reply, error=_first_error(reply.error, errors))

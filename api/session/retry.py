@@ -65,7 +65,7 @@ class Backoff:
 
 
 async def call_with_retries(
-    attempt: Callable[[], Awaitable[ReplyT]],
+    attempt: Callable[[int], Awaitable[ReplyT]],
     *,
     random: Random,
     timeout_ms: float,
@@ -74,15 +74,16 @@ async def call_with_retries(
 ) -> ReplyT:
     """Repeat ``attempt`` until its reply is final or ``timeout_ms`` have passed.
 
-    ``attempt`` looks its actor up and calls it; it must be safe to repeat. The last reply is
-    returned, so a reply with a retriable code means that time ran out. ``attempt`` runs at least
-    once; a wait that would end after the deadline is not begun.
+    ``attempt`` looks its actor up and calls it, within the milliseconds it is given, those that
+    are left; it must be safe to repeat. The last reply is returned, so a reply with a retriable
+    code means that time ran out. ``attempt`` runs at least once; a wait that would end after the
+    deadline is not begun.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_ms / 1_000
     backoff = Backoff(policy, random)
     while True:
-        reply = await attempt()
+        reply = await attempt(max(1, round((deadline - loop.time()) * 1_000)))
         if not is_retriable(reply.error):
             return reply
         delay = backoff.delay_ms(reply.error) / 1_000

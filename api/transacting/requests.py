@@ -130,27 +130,25 @@ class TransactionRequests:
         )
 
     async def _init(self, request: InitProducerIdRequest) -> InitProducerIdReply:
-        def attempt() -> Awaitable[InitProducerIdReply]:
+        def attempt(timeout_ms: int) -> Awaitable[InitProducerIdReply]:
             # Any shard serves an idempotent producer.
             key = request.transactional_id or str(self._random.getrandbits(32))
-            return self._router.call_transaction_coordinator(
-                key, request, timeout_ms=self._timeout_ms
-            )
+            return self._router.call_transaction_coordinator(key, request, timeout_ms=timeout_ms)
 
         return await self._repeat("init_producer_id", attempt)
 
     async def begin_run(self, request: BeginRunRequest) -> BeginRunReply:
         """The number of a new run of a distributed write, after the newest."""
 
-        async def attempt() -> BeginRunReply:
+        async def attempt(timeout_ms: int) -> BeginRunReply:
             nonlocal request
             reply = await self._router.call_transaction_coordinator(
-                request.transactional_id, request, timeout_ms=self._timeout_ms
+                request.transactional_id, request, timeout_ms=timeout_ms
             )
             if reply.error is ErrorCode.CONCURRENT_TRANSACTIONS and reply.number != NO_RUN:
                 request = structs.replace(request, after=reply.number)
                 reply = await self._router.call_transaction_coordinator(
-                    request.transactional_id, request, timeout_ms=self._timeout_ms
+                    request.transactional_id, request, timeout_ms=timeout_ms
                 )
             return reply
 
@@ -161,8 +159,8 @@ class TransactionRequests:
         request = EnlistRequest(transactional_id=transactional_id, run=run, token=token)
         return await self._repeat(
             "enlist",
-            lambda: self._router.call_transaction_coordinator(
-                transactional_id, request, timeout_ms=self._timeout_ms
+            lambda timeout_ms: self._router.call_transaction_coordinator(
+                transactional_id, request, timeout_ms=timeout_ms
             ),
         )
 
@@ -176,8 +174,8 @@ class TransactionRequests:
         )
         return await self._repeat(
             "leave_run",
-            lambda: self._router.call_transaction_coordinator(
-                transactional_id, request, timeout_ms=self._timeout_ms
+            lambda timeout_ms: self._router.call_transaction_coordinator(
+                transactional_id, request, timeout_ms=timeout_ms
             ),
             within_ms=LEAVE_WITHIN_MS,
         )
@@ -202,7 +200,7 @@ class TransactionRequests:
         What is only ``expected`` is enrolled with them, or left out if that fails.
         """
 
-        async def call(wanted: set[TopicPartition]) -> AddPartitionsToTxnReply:
+        async def call(wanted: set[TopicPartition], timeout_ms: int) -> AddPartitionsToTxnReply:
             request = AddPartitionsToTxnRequest(
                 transactional_id=transactional_id,
                 producer_id=identity.producer_id,
@@ -211,19 +209,19 @@ class TransactionRequests:
             )
             return _with_worst_enrolment(
                 await self._router.call_transaction_coordinator(
-                    transactional_id, request, timeout_ms=self._timeout_ms
+                    transactional_id, request, timeout_ms=timeout_ms
                 )
             )
 
         needed = set(partitions)
         wanted = needed.union(expected)
 
-        async def attempt() -> AddPartitionsToTxnReply:
+        async def attempt(timeout_ms: int) -> AddPartitionsToTxnReply:
             nonlocal wanted
-            reply = await call(wanted)
+            reply = await call(wanted, timeout_ms)
             if reply.error is not ErrorCode.NONE and wanted != needed:
                 wanted = needed
-                reply = await call(wanted)
+                reply = await call(wanted, timeout_ms)
             return reply
 
         return await self._repeat("add_partitions_to_txn", attempt)
@@ -244,8 +242,8 @@ class TransactionRequests:
         )
         return await self._repeat(
             "add_partitions_to_txn",
-            lambda: self._router.call_transaction_coordinator(
-                transactional_id, request, timeout_ms=min(self._timeout_ms, WHY_WITHIN_MS)
+            lambda timeout_ms: self._router.call_transaction_coordinator(
+                transactional_id, request, timeout_ms=timeout_ms
             ),
             within_ms=WHY_WITHIN_MS,
         )
@@ -277,9 +275,9 @@ class TransactionRequests:
             group_instance_id=group.group_instance_id,
         )
 
-        async def attempt() -> OffsetCommitReply:
+        async def attempt(timeout_ms: int) -> OffsetCommitReply:
             reply = await self._router.call_group_coordinator(
-                group.group_id, request, timeout_ms=self._timeout_ms
+                group.group_id, request, timeout_ms=timeout_ms
             )
             for result in reply.results:
                 # When a call is refused the others were not attempted; their codes mean nothing.
@@ -296,10 +294,9 @@ class TransactionRequests:
 
     async def end(self, request: EndTxnRequest, *, within_ms: int | None = None) -> EndTxnReply:
         """Commit or abort; repeated until it is known to be decided, or not ``within_ms``."""
-        timeout_ms = self._timeout_ms if within_ms is None else min(self._timeout_ms, within_ms)
         return await self._repeat(
             "end_txn",
-            lambda: self._router.call_transaction_coordinator(
+            lambda timeout_ms: self._router.call_transaction_coordinator(
                 request.transactional_id, request, timeout_ms=timeout_ms
             ),
             within_ms=within_ms,
@@ -308,7 +305,7 @@ class TransactionRequests:
     async def _repeat(
         self,
         method: str,
-        attempt: Callable[[], Awaitable[ReplyT]],
+        attempt: Callable[[int], Awaitable[ReplyT]],
         *,
         within_ms: int | None = None,
     ) -> ReplyT:
@@ -325,7 +322,7 @@ class TransactionRequests:
 
         async with self._turn:
             return await call_with_retries(
-                attempt,
+                lambda left_ms: attempt(min(left_ms, self._timeout_ms)),
                 random=self._random,
                 timeout_ms=min(within_ms or max_block_ms, max_block_ms),
                 policy=self._policy,

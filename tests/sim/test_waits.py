@@ -157,7 +157,6 @@ E = Everything
 
 CALLS: dict[str, tuple[Make, Call]] = {
     "AsyncProducer.send": (E.plain, _acknowledged),
-
     "AsyncProducer.send_arrow": (E.plain, lambda p: _sent(p.send_arrow("a", _table()))),
     "AsyncProducer.flush": (E.plain, _flushed),
     "AsyncProducer.close": (E.plain, lambda p: p.close(TIMEOUT_MS)),
@@ -195,7 +194,6 @@ CALLS: dict[str, tuple[Make, Call]] = {
     "AsyncConsumer.close": (E.subscribed, lambda c: c.close()),
     "AsyncTransactionMember.enlist": (E.member, lambda m: m.enlist()),
     "AsyncTransactionMember.send": (E.enlisted, _acknowledged),
-
     "AsyncTransactionMember.send_arrow": (E.enlisted, lambda m: _sent(m.send_arrow("a", _table()))),
     "AsyncTransactionMember.flush": (E.enlisted, _flushed),
     "AsyncTransactionMember.close": (E.enlisted, lambda m: m.close()),

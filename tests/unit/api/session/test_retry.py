@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from random import Random
 from typing import Any
 
@@ -19,7 +20,7 @@ def attempts(*codes: ErrorCode) -> tuple[Any, list[float]]:
     left = list(codes)
     times: list[float] = []
 
-    async def attempt() -> Reply:
+    async def attempt(left_ms: int) -> Reply:
         times.append(asyncio.get_running_loop().time())
         return Reply(error=left.pop(0) if len(left) > 1 else left[0])
 
@@ -54,6 +55,20 @@ def test_retriable_codes_are_repeated_until_a_final_one(run: Any, final: ErrorCo
     reply = run(call_with_retries(attempt, random=Random(1), timeout_ms=10_000))
     assert reply.error is final
     assert len(times) == 3
+
+
+def test_an_attempt_is_given_the_time_that_is_left(run: Any) -> None:
+    given: list[int] = []
+
+    async def attempt(left_ms: int) -> Reply:
+        given.append(left_ms)
+        await asyncio.sleep(0.4)
+        return Reply(error=ErrorCode.NETWORK_EXCEPTION)
+
+    run(call_with_retries(attempt, random=Random(1), timeout_ms=2_000))
+    assert given[0] == 2_000
+    assert all(0 < later <= left - 400 for left, later in itertools.pairwise(given))
+    assert len(given) > 2
 
 
 def test_the_last_retriable_reply_comes_back_when_time_is_up(run: Any) -> None:
