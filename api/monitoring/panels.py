@@ -136,6 +136,12 @@ HEALTH: Final = Row(
             ((rate(m.CALL_ERRORS, "method", "error", where=CALLER), "{{method}}: {{error}}"),),
         ),
         Panel(
+            "Outages told by clients",
+            m.CLIENT_OUTAGES.description,
+            "ops",
+            ((rate(m.CLIENT_OUTAGES, "what", where=SESSION), "{{what}}"),),
+        ),
+        Panel(
             "Cut by the last start",
             m.CUT_BYTES.description,
             "bytes",
