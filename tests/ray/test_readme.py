@@ -10,6 +10,15 @@ from pathlib import Path
 
 import pytest
 
+NOTEBOOK = """
+import sys
+cell, names = compile(sys.stdin.read(), "cell", "exec"), {"__name__": "__main__"}
+for _ in range(2):
+    exec(cell, names)
+    print("the cell has run", flush=True)
+"""
+"""A cell that its user runs again, with what the first run has left."""
+
 ROOT = Path(__file__).resolve().parents[2]
 TIMES = 2
 
@@ -72,3 +81,20 @@ def test_the_spark_of_readme_runs_twice(tmp_path: Path) -> None:
     for count in range(1, TIMES + 1):
         output = run(sys.executable, "-", text=program, place=tmp_path)
         assert output.count("flights") == count
+
+
+@pytest.mark.ray
+def test_the_python_of_readme_is_a_cell_that_runs_twice(tmp_path: Path) -> None:
+    (program,) = blocks("From Python")
+    output = run(sys.executable, "-c", NOTEBOOK, text=program, place=tmp_path)
+    first, second, _ = output.split("the cell has run")
+    assert first.count("EWR IAH 517") == second.count("EWR IAH 517") == 1
+
+
+@pytest.mark.ray
+@pytest.mark.spark
+def test_the_spark_of_readme_is_a_cell_that_runs_twice(tmp_path: Path) -> None:
+    (program,) = blocks("From Spark")
+    output = run(sys.executable, "-c", NOTEBOOK, text=program, place=tmp_path)
+    first, second, _ = output.split("the cell has run")
+    assert (first.count("flights"), second.count("flights")) == (1, 2)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from standalone_spark import StandaloneSpark
 
+from oncelog import UnknownTopicOrPartitionError
+
 pytestmark = [pytest.mark.ray, pytest.mark.spark]
 
+ROOT = Path(__file__).resolve().parents[2]
 DRIVER_TIMEOUT_S = 300
 ROW_COUNT = 100
 
@@ -20,7 +26,7 @@ import json, sys
 from pyspark.sql import SparkSession
 from oncelog import spark_bridge
 
-master, address, checkpoint = sys.argv[1:]
+master, address, checkpoint, is_registered = sys.argv[1:]
 spark = (
     SparkSession.builder.master(master)
     .config("spark.ui.enabled", "false")
@@ -30,7 +36,8 @@ spark = (
     .config("spark.driver.host", "127.0.0.1")
     .getOrCreate()
 )
-spark_bridge.register(spark)
+if is_registered == "True":
+    spark_bridge.register(spark)
 
 
 def read(topic):
@@ -53,18 +60,36 @@ spark.stop()
 
 
 @pytest.mark.slow
-def test_a_standalone_cluster_reads_and_writes_given_an_address(cluster, tmp_path):
-    """Its executors are children of its worker, whose environment says nothing of Ray."""
+@pytest.mark.parametrize("is_registered", [True, False])
+def test_a_standalone_cluster_reads_and_writes_given_an_address(cluster, tmp_path, is_registered):
+    """Its executors are children of its worker, whose environment says nothing of Ray.
+
+    Without being registered the source is found by the name of its module, installed as by pip.
+    """
     for topic in ("others", "copies_of_others"):
+        with contextlib.suppress(UnknownTopicOrPartitionError):
+            cluster.admin().delete_topic(topic)
         cluster.admin().create_topic(topic, partitions=2)
+    installed = tmp_path / "installed"
+    installed.mkdir()
+    shutil.copy(ROOT / "pyspark_oncelog.py", installed)
     environment = {
         name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS",)
     }
     environment |= {"PYSPARK_PYTHON": sys.executable, "PYTHONWARNINGS": "ignore"}
+    environment["PYTHONPATH"] = str(installed)
     spark = StandaloneSpark(tmp_path)
     try:
         done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, spark.master, cluster.address, str(tmp_path / "point")],
+            [
+                sys.executable,
+                "-c",
+                PROGRAM,
+                spark.master,
+                cluster.address,
+                str(tmp_path / "point"),
+                str(is_registered),
+            ],
             env=environment,
             capture_output=True,
             text=True,
