@@ -161,10 +161,10 @@ class TransactionState:
     """
 
     __slots__ = (
-        "_begun_at",
         "_ended_at",
         "_error",
         "_offset_sequence",
+        "_ready_at",
         "_refused",
         "_refused_offsets",
         "_status",
@@ -190,9 +190,9 @@ class TransactionState:
         self.on_accepting: Callable[[bool], None] = _ignore
         """Called at each move, in the same turn, with whether records are now accepted."""
         self._status = _S.UNINITIALIZED
-        self._begun_at = 0
+        self._ready_at = 0
         self._ended_at = 0
-        """The moments when the last transaction began, and when the one before it had ended."""
+        """The moments since when a transaction could begin, and when the last had ended, if any."""
         self._error: OncelogError | None = None
         self._refused: BaseException | None = None
         self._refused_offsets: BaseException | None = None
@@ -220,24 +220,25 @@ class TransactionState:
             self._refuse()
 
     def check_input(self, given_up: Mapping[TopicPartition, GivenUpInput]) -> None:
-        """Refuse positions once a rebalance took a partition that the transaction has read of.
+        """Refuse positions once a rebalance took a partition that was read for the transaction.
 
-        Its records are read again, here or by another member, and would count twice. What was
-        read before the last transaction ended is not of this one.
+        Its records are read again, here or by another member, and would count twice. Whatever was
+        read since the last transaction ended may be of this one, also if it began later; of the
+        first, what a rebalance took before the producer was there is not.
         """
         lost = [
             str(topic_partition)
             for topic_partition, given in given_up.items()
             if given.is_of_this_process
-            and given.given_up_at > self._begun_at
+            and given.given_up_at > self._ready_at
             and given.delivered_at > self._ended_at
         ]
         if lost:
             raise TransactionAbortableError(
-                f"a rebalance has taken {', '.join(sorted(lost))} since the transaction began, and "
-                "what it has read there is read again: call abort_transaction(), then "
-                "seek_to_committed() of the consumer; to commit before partitions are given up, "
-                "subscribe with a ConsumerRebalanceListener"
+                f"a rebalance has taken {', '.join(sorted(lost))} since it was read for the "
+                "transaction, and what was read there is read again: call abort_transaction(), "
+                "then seek_to_committed() of the consumer; to commit before partitions are given "
+                "up, subscribe with a ConsumerRebalanceListener"
             )
 
     def send_refused(self, error: BaseException) -> None:
@@ -269,7 +270,6 @@ class TransactionState:
         if self._status is not _S.READY:
             self._refuse()
         self._move(_S.IN_TRANSACTION)
-        self._begun_at = next_moment()
 
     def begin_commit(self, token: bytes | None, *, despite_refused: bool = False) -> None:
         """``commit_transaction`` was called, for the first time or again with the same token.
@@ -363,6 +363,7 @@ class TransactionState:
     # --- internals ----------------------------------------------------------------------------
 
     def _forget(self, identity: ProducerIdentity) -> None:
+        self._ready_at = next_moment()
         self.identity = identity
         self.tickets = {}
         self._offset_sequence = 0

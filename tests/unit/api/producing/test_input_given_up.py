@@ -112,6 +112,51 @@ def test_input_that_a_rebalance_gave_away_and_back_does_not_count_twice(copy, ru
     assert run(scenario()) == ([b"0", b"1"], [b"0", b"1"], [b"0", b"1"])
 
 
+def test_input_that_a_rebalance_gave_back_before_the_transaction_began_does_not_count_twice(
+    copy, run
+):
+    """1. A program reads by several polls what its next transaction is to copy. 2. Between them a
+    rebalance takes the partition, and gives it back. 3. The positions are refused, by its name; the
+    next transaction goes on.
+    """
+
+    async def scenario():
+        async with copy() as world:
+            await world.start(b"0", b"1")
+            read = await world.poll()
+            world.rebalance()
+            read += await world.poll()
+            await world.producer.begin_transaction()
+            await world.copy(read)
+            with pytest.raises(TransactionAbortableError, match="has taken t-0 since it was read"):
+                await world.commit()
+            await world.abort()
+            again = await world.poll()
+            await world.producer.begin_transaction()
+            await world.copy(again)
+            await world.commit()
+            return read, world.committed()
+
+    assert run(scenario()) == ([b"0", b"1", b"0", b"1"], [b"0", b"1"])
+
+
+def test_what_a_rebalance_took_before_the_producer_was_there_is_not_of_its_transactions(copy, run):
+    async def scenario():
+        async with copy() as world:
+            await world.start(b"0", b"1")
+            await world.poll()
+            world.rebalance()
+            read = await world.poll()
+            world.producer = world.sink.producer("successor", linger_ms=0)
+            await world.producer.init_transactions()
+            await world.producer.begin_transaction()
+            await world.copy(read)
+            await world.commit()
+            return world.committed()
+
+    assert run(scenario()) == [b"0", b"1"]
+
+
 def test_positions_of_nothing_are_refused_too_once_the_input_is_given_up(copy, run):
     async def scenario():
         async with copy() as world:
