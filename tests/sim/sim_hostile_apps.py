@@ -57,6 +57,7 @@ def hostile_copier(name: str, ledger: Ledger) -> Life:
     async def life(player: Player) -> None:
         copier = _Copier(name, Caller(player, ledger, drawn_habits(player.random)))
         player.stage.world.note(f"lives by {copier.caller.habits}")
+        ledger.counts["static members"] += copier.habits.is_static
         while player.is_on:
             await copier.use_a_consumer()
 

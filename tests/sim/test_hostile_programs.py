@@ -7,7 +7,11 @@ others just stop; then one well-behaved member of the group has to copy what is 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from random import Random
+from unittest import mock
 
 import pytest
 from sim_hostile import Ledger
@@ -26,6 +30,11 @@ from sim_stage import Cast, Stage, WorkloadPlan
 from sim_swarm import CLUSTER
 from sim_world import SimulationError, World, WorldSettings
 
+from oncelog.api.consuming.handover import Handover
+from oncelog.api.producing.record_sender import RecordSender
+from oncelog.api.transacting.state import TransactionState
+from oncelog.storage.errors import ErrorClass
+from oncelog.storage.exceptions import OncelogError
 from oncelog.storage.model import TopicPartition
 
 SEEDS = range(12)
@@ -34,6 +43,29 @@ DURATION_S = 25.0
 
 DRAIN_LIMIT_S = 40.0
 """Sessions, poll intervals and transactions that nobody ends time out, one after another."""
+
+HOSTILITIES = (
+    "cancelled anext",
+    "cancelled commit",
+    "cancelled offsets",
+    "cancelled poll",
+    "cancelled send",
+    "closes while polling",
+    "commits by listeners",
+    "consumers dropped",
+    "faults",
+    "long thoughts",
+    "producers dropped",
+    "static members",
+    "transactions of several polls",
+    "transactions that span polls",
+    "twin anext",
+    "twin commit",
+    "twin offsets",
+    "twin poll",
+)
+HOSTILITIES_MIN = 2
+"""So often each happens in the first runs together."""
 
 PLAN = WorkloadPlan(topics={SOURCE: 2, TARGET: 2}, duration_s=DURATION_S, pause_ms=30.0)
 
@@ -155,6 +187,84 @@ class Run:
                 )
 
 
+# --- without a protection ---------------------------------------------------------------------
+
+
+def _given_up_input_counts() -> AbstractContextManager[object]:
+    """A transaction commits what it read of partitions that a rebalance took meanwhile."""
+    return mock.patch.object(TransactionState, "check_input")
+
+
+def _broken_off_iterations_are_forgotten() -> AbstractContextManager[object]:
+    """What an iteration had taken when it was broken off, or cancelled, is not given back."""
+    return mock.patch.object(Handover, "give_back", lambda self, _: self.iterate_over(()))
+
+
+@contextmanager
+def _two_tasks_may_read_at_once() -> Iterator[None]:
+    """The calls of two tasks go through one another, and none takes the turn of the other."""
+    only_turn = property(lambda _: 0, lambda _, turn: None)
+    with (
+        mock.patch.object(Handover, "sole", return_value=nullcontext()),
+        mock.patch.object(Handover, "_turn", only_turn, create=True),
+    ):
+        yield
+
+
+@contextmanager
+def _interrupted_positions_are_forgotten() -> Iterator[None]:
+    """A transaction commits although nobody knows whether its positions are in it."""
+    spoil = RecordSender.spoil
+
+    def forget(self: RecordSender, error: OncelogError, weight: ErrorClass) -> None:
+        if "was cancelled" not in str(error):
+            spoil(self, error, weight)
+
+    with (
+        mock.patch.object(RecordSender, "spoil", forget),
+        mock.patch.object(TransactionState, "offsets_refused"),
+    ):
+        yield
+
+
+def _interrupted_sends_are_forgotten() -> AbstractContextManager[object]:
+    """A transaction commits without a record that it was given in vain."""
+    return mock.patch.object(TransactionState, "send_refused")
+
+
+SABOTEURS: dict[str, tuple[Callable[[], AbstractContextManager[object]], tuple[int, ...]]] = {
+    "input that is read again": (_given_up_input_counts, (7, 4, 9)),
+    "iterations that are broken off": (_broken_off_iterations_are_forgotten, (1, 0, 2)),
+    "one task at a time": (_two_tasks_may_read_at_once, (4, 9)),
+    "interrupted positions": (_interrupted_positions_are_forgotten, (0, 2)),
+    "interrupted sends": (_interrupted_sends_are_forgotten, (0, 3, 6)),
+}
+"""Each protection, its absence, and the seeds of which one finds it, the likeliest first."""
+
+
+@cache
+def _told(seed: int) -> tuple[list[str], Counter[str]]:
+    """What the judge finds in a run, and what happened in it."""
+    run = Run(seed)
+    return run.findings, run.ledger.counts
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_an_application_may_conclude_is_true(seed: int) -> None:
-    assert Run(seed).findings == []
+    findings, _ = _told(seed)
+    assert findings == []
+
+
+def test_the_programs_are_hostile() -> None:
+    counts: Counter[str] = sum((_told(seed)[1] for seed in SEEDS[:4]), Counter())
+    missing = {kind: counts[kind] for kind in HOSTILITIES if counts[kind] < HOSTILITIES_MIN}
+    assert missing == {}
+    assert counts["committed"] > 100
+    assert counts["aborted"] > 20
+
+
+@pytest.mark.parametrize("protection", SABOTEURS)
+def test_without_this_protection_an_application_is_told_what_is_not_true(protection: str) -> None:
+    sabotage, seeds = SABOTEURS[protection]
+    with sabotage():
+        assert any(Run(seed).findings for seed in seeds), f"nobody missed: {protection}"
