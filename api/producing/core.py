@@ -264,6 +264,8 @@ class ProducerCore:
         max_block_ms = self.sender.settings.max_block_ms
         task = asyncio.current_task()
         assert task is not None
+        # Python 3.10 cannot tell who else has cancelled it.
+        cancelled_before = task.cancelling() if hasattr(task, "cancelling") else 0
         is_late = False
 
         def expire() -> None:
@@ -278,8 +280,8 @@ class ProducerCore:
         except asyncio.CancelledError:
             if not is_late:
                 raise
-            if hasattr(task, "uncancel"):  # From Python 3.11 on.
-                task.uncancel()
+            if hasattr(task, "uncancel") and task.uncancel() > cancelled_before:
+                raise  # By the application too, at the same moment.
             raise RequestTimedOutError(
                 f"{call} has not ended within max_block_ms={max_block_ms}: the transaction's "
                 f"records or its end got no answer, and it may have taken effect; call {call} again"

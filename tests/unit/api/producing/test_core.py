@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Coroutine
 from typing import Any
 
@@ -553,3 +554,47 @@ def test_the_end_of_a_transaction_waits_no_longer_than_max_block_ms(
     assert cluster.leaders[TopicPartition("t", 0)].committed_values() == (
         [b"v"] if call == "commit_transaction" else []
     )
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="nobody can tell who cancels a task")
+@pytest.mark.parametrize("was_cancelled_before", [False, True])
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_who_is_cancelled_at_the_moment_when_max_block_ms_is_over_hears_of_that(
+    cluster: Any, run: Any, is_cancelled: bool, was_cancelled_before: bool
+) -> None:
+    """Also in a task that has been cancelled before, and went on."""
+    cluster.create("t")
+
+    async def story() -> asyncio.Task[Any]:
+        producer = await begun(cluster, max_block_ms=2_000, linger_ms=0)
+        await producer.send("t", b"v")
+        await producer.flush()
+        real = cluster.call
+
+        async def call_of_a_hung_server(actor: str, request: Any, *, timeout_ms: int) -> Any:
+            if not isinstance(request, EndTxnRequest):
+                return await real(actor, request, timeout_ms=timeout_ms)
+            await asyncio.sleep(timeout_ms / 1_000)
+            return request.failed(ErrorCode.REQUEST_TIMED_OUT)
+
+        cluster.call = call_of_a_hung_server
+
+        async def commit() -> None:
+            if was_cancelled_before:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(1)
+            await producer.commit_transaction()
+
+        task = asyncio.ensure_future(commit())
+        await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        if was_cancelled_before:
+            task.cancel()
+        if is_cancelled:
+            loop.call_later(2, task.cancel)
+        await asyncio.wait({task})
+        return task
+
+    task = run(story())
+    assert task.cancelled() is is_cancelled
+    assert is_cancelled or isinstance(task.exception(), RequestTimedOutError)
