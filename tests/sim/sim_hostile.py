@@ -105,8 +105,8 @@ class Ledger:
     transactions: list[Transaction] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    dropped: list[object] = field(default_factory=list)
-    """Clients that no program refers to any more; kept, so that no garbage collection decides."""
+    made: list[object] = field(default_factory=list)
+    """Every client, also what no program refers to any more: no garbage collection may decide."""
 
     def end(self, transaction: Transaction, outcome: str) -> None:
         """An answer has told how it ended."""
@@ -125,7 +125,9 @@ class Caller:
         self.ledger = ledger
         self.habits = habits
         self.random = player.random
-        self._cancelled: set[asyncio.Task[Any]] = set()
+        self._cancelled: set[asyncio.Task[Any] | None] = set()
+        self._parents: dict[asyncio.Task[Any] | None, asyncio.Task[Any] | None] = {}
+        """Of tasks that are cancelled with the one that waits for them."""
 
     def happens(self, ratio: float) -> bool:
         """Whether something of this ratio happens now."""
@@ -186,7 +188,9 @@ class Caller:
             twins = [self.timed(name, make, limit_ms) for _ in range(2)]
         else:
             twins = [self.cancelled(name, make, limit_ms, cancel_after_s) for _ in range(2)]
-        results = await asyncio.gather(*twins, return_exceptions=True)
+        tasks = [asyncio.ensure_future(twin) for twin in twins]
+        self._parents.update(dict.fromkeys(tasks, asyncio.current_task()))
+        results = await asyncio.gather(*tasks, return_exceptions=True)
         return [result if isinstance(result, BaseException) else None for result in results]
 
     async def timed(
@@ -210,7 +214,8 @@ class Caller:
             self.ledger.counts[f"{name}: {type(error).__name__}"] += 1
             raise
         except asyncio.CancelledError:
-            if asyncio.current_task() not in self._cancelled:
+            task = asyncio.current_task()
+            if not {task, self._parents.get(task, task)} & self._cancelled:
                 self.complain(f"{name} was cancelled by nobody")
             raise
         except Exception as error:

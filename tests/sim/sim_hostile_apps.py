@@ -88,12 +88,12 @@ class _Copier:
         """From its first poll to its close, or until it is dropped."""
         caller = self.caller
         consumer = caller.player.client.consumer(**self._settings())
+        self.ledger.made.append(consumer)
         reading = Reading(caller, consumer)
         listener = reading if self.habits.has_listener else None
         await consumer.subscribe(SOURCE, listener=listener)
         for _ in range(caller.random.randint(10, 60)):
             if not caller.player.is_on:
-                self.ledger.dropped.append((consumer, self._producer))
                 return
             try:
                 await self._step(reading)
@@ -104,7 +104,6 @@ class _Copier:
                 await asyncio.sleep(0.05)
         if caller.happens(self.habits.drop_ratio):
             self.ledger.counts["consumers dropped"] += 1
-            self.ledger.dropped.append(consumer)
             return
         try:
             if caller.happens(self.habits.twin_ratio):
@@ -312,6 +311,7 @@ class _Copier:
         producer = self.caller.player.client.producer(
             transactional_id=self.name, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS, **settings
         )
+        self.ledger.made.append(producer)
         for _ in range(CALLS_AGAIN_MAX):
             try:
                 await self.caller.call("init", producer.init_transactions, BLOCK_MS)
@@ -327,7 +327,6 @@ class _Copier:
 
     async def _leave_producer(self, producer: AsyncProducer) -> None:
         self._producer = None
-        self.ledger.dropped.append(producer)
         if self.caller.happens(self.habits.drop_ratio):
             self.ledger.counts["producers dropped"] += 1
             return
@@ -351,6 +350,7 @@ def hostile_source(ledger: Ledger) -> Life:
         caller = Caller(player, ledger, drawn_habits(player.random))
         while player.is_on:
             producer = player.client.producer(**player.producer_settings())
+            ledger.made.append(producer)
             owner = player.new_owner()
             for number in range(player.random.randint(10, 60)):
                 if not player.is_on:
@@ -362,7 +362,6 @@ def hostile_source(ledger: Ledger) -> Life:
                 except (OncelogError, InterruptedCallError) as error:
                     player.stage.world.note(f"input failed: {error!r}")
                 await player.pause(150)
-            ledger.dropped.append(producer)
 
     return life
 
