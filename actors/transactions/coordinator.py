@@ -94,6 +94,7 @@ class TransactionCoordinator:
         drivers: DriverWatch,
         on_failure: Callable[[BaseException], None],
     ) -> None:
+        # One thing: who takes part, and what each is given.
         cluster = replica.config.cluster
         self.replica = replica
         self._tasks = OwnTasks(on_failure)
