@@ -128,8 +128,14 @@ def register(spark: SparkSession, cluster: Cluster | None = None) -> None:
 
     Without ``cluster`` that is the Ray cluster this process is connected to, if any, else
     ``RAY_ADDRESS`` or a cluster on the worker's own machine. Option ``address`` of a read or write
-    overrides it. oncelog must be installed on the executors.
+    overrides it. oncelog must be installed on the executors. ``InvalidSettingError`` for a session
+    of Spark Connect, whose server finds the source by itself.
     """
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        raise InvalidSettingError(
+            "a session of Spark Connect takes no registration: its server finds the source where "
+            "oncelog is installed, and option address of a read or write names the cluster"
+        )
     from oncelog.spark_bridge.source import OncelogDataSource
 
     address = cluster.address if cluster is not None else _joined_address()

@@ -138,3 +138,20 @@ def test_settings_of_the_user_go_before_ours_and_java_options_are_joined():
 def test_an_impossible_size_is_refused(arguments, text):
     with pytest.raises(InvalidSettingError, match=text):
         session(None, **arguments)
+
+
+def test_a_session_of_spark_connect_is_told_that_it_needs_no_registration() -> None:
+    kind = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})
+    with pytest.raises(InvalidSettingError, match="Spark Connect takes no registration"):
+        spark_bridge.register(kind())
+
+
+def test_an_older_spark_is_refused_with_its_version() -> None:
+    program = (
+        "import sys; sys.modules['pyspark.sql.streaming.datasource'] = None\n"
+        "import oncelog.spark_bridge.source"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert "needs Spark 4.2 or newer, this is 4." in done.stderr.splitlines()[-1]

@@ -1,0 +1,128 @@
+"""The programs of Spark's guide to its Kafka connector, with two edits: the format and the address.
+
+Source: "Structured Streaming + Kafka Integration Guide" of Spark 4. Its ``host1:port1,host2:port2``
+are the Ray cluster here, and a batch is saved in the one mode that Spark allows Python sources.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from oncelog import spark_bridge
+
+pytestmark = [pytest.mark.ray, pytest.mark.spark]
+
+CHANGED_S = 60
+
+
+@pytest.fixture(scope="module")
+def spark(cluster):
+    from pyspark.sql import SparkSession
+
+    session = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "OFF")
+        .getOrCreate()
+    )
+    spark_bridge.register(session)
+    with cluster.producer() as producer:
+        for topic in ("topic1", "topic2"):
+            cluster.admin().create_topic(topic, partitions=1)
+            for number in range(30):
+                producer.send(topic, f"{topic}-{number}".encode(), key=str(number).encode())
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="module")
+def address(cluster):
+    """Two of them, as the guide has; nobody listens at the first."""
+    return f"127.0.0.1:1,{cluster.address}"
+
+
+def written(topic):
+    return [f"{topic}-{number}" for number in range(30)]
+
+
+def values(frame):
+    rows = frame.selectExpr("CAST(key AS STRING)", "CAST(value AS STRING)").collect()
+    return sorted((row[1] for row in rows), key=lambda text: (text[:6], int(text.split("-")[1])))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"subscribe": "topic1"}, written("topic1")),
+        ({"subscribe": "topic1", "includeHeaders": "true"}, written("topic1")),
+        (
+            {
+                "subscribe": "topic1,topic2",
+                "startingOffsets": '{"topic1":{"0":23},"topic2":{"0":-2}}',
+                "endingOffsets": '{"topic1":{"0":28},"topic2":{"0":-1}}',
+            },
+            written("topic1")[23:28] + written("topic2"),
+        ),
+        (
+            {
+                "subscribePattern": "topic.*",
+                "startingOffsets": "earliest",
+                "endingOffsets": "latest",
+            },
+            written("topic1") + written("topic2"),
+        ),
+    ],
+)
+def test_its_batch_queries_read(spark, address, options, expected):
+    reader = spark.read.format("oncelog").option("kafka.bootstrap.servers", address)
+    assert values(reader.options(**options).load()) == expected
+
+
+@pytest.mark.parametrize("names_topic", [True, False])
+def test_its_batch_write_writes(spark, cluster, address, names_topic):
+    topic = f"saved-{names_topic}"
+    cluster.admin().create_topic(topic, partitions=1)
+    source = spark.read.format("oncelog").option("kafka.bootstrap.servers", address)
+    df = source.option("subscribe", "topic1").load()
+    if names_topic:
+        rows = df.selectExpr("CAST(key AS STRING)", "CAST(value AS STRING)")
+    else:
+        rows = df.selectExpr(f"'{topic}' AS topic", "CAST(key AS STRING)", "CAST(value AS STRING)")
+    writer = rows.write.format("oncelog").option("kafka.bootstrap.servers", address)
+    (writer.option("topic", topic) if names_topic else writer).mode("append").save()
+    again = spark.read.format("oncelog").option("kafka.bootstrap.servers", address)
+    assert values(again.option("subscribe", topic).load()) == written("topic1")
+
+
+def test_its_stream_copies_with_the_settings_of_kafkas_clients(spark, cluster, address, tmp_path):
+    """Of its ``kafka.`` options those that tune Kafka's clients change nothing here."""
+    cluster.admin().create_topic("streamed", partitions=1)
+    df = (
+        spark.readStream.format("oncelog")
+        .option("kafka.bootstrap.servers", address)
+        .option("subscribe", "topic1")
+        .option("startingOffsets", "earliest")
+        .option("kafka.max.poll.records", "500")
+        .option("kafka.security.protocol", "PLAINTEXT")
+        .option("kafkaConsumer.pollTimeoutMs", "512")
+        .option("groupIdPrefix", "spark-kafka-source")
+        .load()
+    )
+    query = (
+        df.selectExpr("CAST(key AS STRING)", "CAST(value AS STRING)")
+        .writeStream.format("oncelog")
+        .option("kafka.bootstrap.servers", address)
+        .option("kafka.retries", "3")
+        .option("topic", "streamed")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(CHANGED_S)
+    (source,) = query.lastProgress["sources"]
+    assert json.loads(str(source["endOffset"]).replace("'", '"'))
+    read = spark.read.format("oncelog").option("kafka.bootstrap.servers", address)
+    assert values(read.option("subscribe", "streamed").load()) == written("topic1")
