@@ -82,7 +82,9 @@ def call_reports(config: ReplicaConfig | HostConfig | BrokerConfig) -> CallRepor
 
 def production(config: ReplicaConfig | HostConfig | BrokerConfig) -> Surroundings:
     """The surroundings of a Ray actor; also sets up logging."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     return Surroundings(
         filesystem=RealFileSystem(),
         clock=SystemClock(),
