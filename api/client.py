@@ -1,4 +1,7 @@
-"""The connection of one program to a cluster, and everything that is made from it."""
+"""The connection of one program to a cluster, and everything that is made from it.
+
+One file: who is made from a connection shares its loop, its transport and its end.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ from oncelog.api.producing.member import (
 from oncelog.api.producing.producer import AsyncProducer, Producer
 from oncelog.api.session import connection, expected
 from oncelog.api.session.context import ClientContext
-from oncelog.api.session.event_loop import LoopThread
+from oncelog.api.session.event_loop import LoopOfProgram, LoopThread, close_if_forgotten
 from oncelog.api.session.outages import Outage
 from oncelog.api.session.process_bound import ProcessBound, refuse_ray_of_parent
 from oncelog.api.session.ray_head import DelayedStarts
@@ -267,18 +270,28 @@ class Cluster(ProcessBound):
         )
 
     def async_producer(self, **settings: Unpack[ProducerOptions]) -> AsyncProducer:
-        """Make a producer for the running event loop, with its own view of the cluster."""
+        """Make a producer for the running event loop, with its own view of the cluster.
+
+        One that is not closed ends when nothing refers to it any more, with a ``ResourceWarning``.
+        """
         router = Router(self._transport, self._clock)
         options = ProducerSettings.from_options(settings)
         producer = AsyncProducer(router, options, random=self._random)
         self._loop_thread.call_when_forbidden(producer.forbid)
+        close_if_forgotten(producer, LoopOfProgram(), producer._core)
         return producer
 
     def async_consumer(self, **settings: Unpack[ConsumerOptions]) -> AsyncConsumer:
-        """Make a consumer for the running event loop, with its own view of the cluster."""
+        """Make a consumer for the running event loop, with its own view of the cluster.
+
+        One that is not closed leaves its group when nothing refers to it any more, with a
+        ``ResourceWarning``.
+        """
         router = Router(self._transport, self._clock)
         options = ConsumerSettings.from_options(settings)
-        return AsyncConsumer(router, options, self._random, self._reports)
+        consumer = AsyncConsumer(router, options, self._random, self._reports)
+        close_if_forgotten(consumer, LoopOfProgram(), consumer._core)
+        return consumer
 
     def begin_run(
         self,

@@ -56,7 +56,21 @@ class Abandonable(Protocol):
         ...
 
 
-def close_if_forgotten(face: Any, loop_thread: LoopThread, client: Abandonable) -> None:
+class LoopOfProgram:
+    """The running event loop, which the program ends and not we."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether it runs no more, be it for a while."""
+        return not self.loop.is_running()
+
+
+def close_if_forgotten(
+    face: Any, loop_thread: LoopThread | LoopOfProgram, client: Abandonable
+) -> None:
     """Have ``client`` abandoned once nothing refers to ``face`` any more, or the program ends.
 
     A ``ResourceWarning`` names the line that made it. ``client`` must not refer to ``face``.
@@ -75,13 +89,14 @@ def _caller() -> str:
 
 
 def _abandon(
-    loop_thread: LoopThread, client: Abandonable, name: str, made_at: str
+    loop_thread: LoopThread | LoopOfProgram, client: Abandonable, name: str, made_at: str
 ) -> concurrent.futures.Future[None] | None:
     """Begin to; in any thread, that of the loop among them. What was closed stays as it is."""
     if client.is_closed or loop_thread.is_ended:
         return None
+    article = "an" if name.startswith("A") else "a"
     warnings.warn(
-        f"a {name} made at {made_at} was not closed: use it in a with block, or close it",
+        f"{article} {name} made at {made_at} was not closed: use it in a with block, or close it",
         ResourceWarning,
         stacklevel=2,
     )
@@ -90,7 +105,9 @@ def _abandon(
     return leaving
 
 
-def _note_left(loop_thread: LoopThread, leaving: concurrent.futures.Future[None]) -> None:
+def _note_left(
+    loop_thread: LoopThread | LoopOfProgram, leaving: concurrent.futures.Future[None]
+) -> None:
     """Until here something refers to the thread, which so lives until it has left."""
     if not loop_thread.is_ended and not leaving.cancelled() and leaving.exception() is not None:
         _log.warning("what was not closed could not leave: %r", leaving.exception())

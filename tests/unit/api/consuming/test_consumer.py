@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import gc
 import os
 import sys
 import threading
@@ -20,7 +21,7 @@ from oncelog.actors.protocol.messages.group import (
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.consumer import AsyncConsumer, Consumer
 from oncelog.api.records import OffsetAndTimestamp
-from oncelog.api.session.event_loop import LoopThread
+from oncelog.api.session.event_loop import LoopOfProgram, LoopThread, close_if_forgotten
 from oncelog.storage.exceptions import (
     ClientClosedError,
     CorruptRecordError,
@@ -485,6 +486,26 @@ def test_a_synchronous_consumer_that_is_forgotten_leaves_its_group_without_a_com
     assert left.wait(10)
     assert fake_cluster.requests(OffsetCommitRequest) == []
     loop_thread.close()
+
+
+def test_an_asynchronous_consumer_that_is_forgotten_leaves_its_group(fake_cluster, log):
+    async def forget():
+        left = asyncio.Event()
+        fake_cluster.hooks[LeaveGroupRequest] = lambda _: left.set()
+        settings = ConsumerSettings(
+            group_id="g", auto_offset_reset="earliest", fetch_max_wait_ms=10
+        )
+        consumer = AsyncConsumer(fake_cluster.router(), settings, fake_cluster.random)
+        close_if_forgotten(consumer, LoopOfProgram(), consumer._core)
+        await consumer.subscribe("t")
+        await consumer.poll(5_000)
+        gc.collect()
+        with pytest.warns(ResourceWarning, match=r"an AsyncConsumer made at .*test_consumer.py"):
+            del consumer
+        await asyncio.wait_for(left.wait(), 10)
+
+    asyncio.run(forget())
+    assert fake_cluster.requests(OffsetCommitRequest) == []
 
 
 @pytest.fixture

@@ -8,12 +8,13 @@ import gc
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from oncelog.api.session.event_loop import LoopThread, close_if_forgotten
+from oncelog.api.session.event_loop import LoopOfProgram, LoopThread, close_if_forgotten
 from oncelog.storage.exceptions import ClientClosedError, IllegalStateError
 
 
@@ -218,7 +219,7 @@ class Left:
 class Face:
     """What a program has of it."""
 
-    def __init__(self, loop_thread: LoopThread, client: Left) -> None:
+    def __init__(self, loop_thread: LoopThread | LoopOfProgram, client: Left) -> None:
         self._loop_thread = loop_thread
         close_if_forgotten(self, loop_thread, client)
 
@@ -238,6 +239,24 @@ def test_what_nobody_refers_to_any_more_leaves_and_its_thread_ends() -> None:
     assert not thread.is_alive()
 
 
+def test_what_a_program_forgets_on_a_loop_of_its_own_leaves_as_long_as_that_runs() -> None:
+    client, other = Left(), Left()
+
+    async def forget() -> Face:
+        face = Face(LoopOfProgram(), client)
+        with pytest.warns(ResourceWarning, match="a Face made at"):
+            del face
+        await asyncio.to_thread(client.left.wait, 10)
+        return Face(LoopOfProgram(), other)
+
+    face = asyncio.run(forget())
+    assert client.left.is_set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del face
+    assert not other.left.is_set()
+
+
 def test_what_was_closed_is_not_told_to_leave(loop_thread: LoopThread, recwarn: Any) -> None:
     client = Left()
     face = Face(loop_thread, client)
@@ -252,7 +271,7 @@ def test_what_was_closed_is_not_told_to_leave(loop_thread: LoopThread, recwarn: 
 def test_what_a_program_leaves_open_leaves_before_it_ends() -> None:
     code = (
         "import asyncio\n"
-        "from oncelog.api.session.event_loop import LoopThread, close_if_forgotten\n"
+        "from oncelog.api.session.event_loop import LoopOfProgram, LoopThread, close_if_forgotten\n"
         "class Client:\n"
         "    is_closed = False\n"
         "    async def abandon(self):\n"
