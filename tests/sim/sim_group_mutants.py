@@ -213,11 +213,6 @@ def _positions_sent_as_they_are() -> Iterator[None]:
         yield
 
 
-def _given_up_input_counts() -> Any:
-    """A transaction commits what it read of partitions that a rebalance took meanwhile."""
-    return mock.patch.object(ProducerTransaction, "check_input")
-
-
 def _topics_not_logged() -> Any:
     """Of which topic an offset was committed is lost between the log and whoever loads it."""
     return mock.patch.object(group_log, "_topic_id", return_value="")
@@ -328,13 +323,6 @@ GROUP_MUTANTS = (
         sabotage=_positions_sent_as_they_are,
         checker="World",
         changes=COPIES | {"copiers": 4},
-    ),
-    Saboteur(
-        name="input that was given up",
-        sabotage=_given_up_input_counts,
-        checker="DoubleProcessing",
-        changes=COPIES
-        | {"copiers": 4, "plain_writers": 2, "spanning_ratio": 1.0, "duration_s": 4.0},
     ),
     Saboteur(
         name="generations remembered",
