@@ -284,7 +284,7 @@ def _cancelled_sends_go_unseen() -> Any:
 
 def _cancelled_fetches_go_unseen() -> Any:
     """A consumer polls on without what fetches for it."""
-    return mock.patch.object(Fetcher, "_watch")
+    return mock.patch.object(Fetcher, "_ended")
 
 
 def _refusals_of_nobody() -> Any:
