@@ -273,7 +273,10 @@ class ReplicaDirectory:
         )
         log.begin_restore()
         try:
-            self._replay(log, log.replay_state(history_from))
+            batches = log.replay_state(
+                history_from, snapshot_offset=snapshot_offset, history_end=machine.replay_from
+            )
+            self._replay(log, batches)
         except (CorruptDataError, OSError) as damage:
             is_lost = isinstance(damage, CorruptDataError) or is_unreadable(damage)
             if not is_lost or history_from == snapshot_offset:
@@ -287,7 +290,8 @@ class ReplicaDirectory:
             log.begin_restore()
             self._replay(log, log.replay_sound(history_from, snapshot_offset))
             if snapshot_offset < log.log_end_offset:
-                self._replay(log, log.replay_state(snapshot_offset))
+                batches = log.replay_state(snapshot_offset, snapshot_offset=snapshot_offset)
+                self._replay(log, batches)
         machine.advance_log_start(log.log_start_offset)
         log.end_restore()
         point = log.sync_point()

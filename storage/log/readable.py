@@ -125,16 +125,28 @@ class ReadableLog:
         for segment in self._segments.opened_from(from_offset):
             yield from segment.replay(from_offset, self._epochs.pairs)
 
-    def replay_state(self, from_offset: int) -> Iterator[tuple[BatchHeader, memoryview]]:
+    def replay_state(
+        self, from_offset: int, *, snapshot_offset: int = 0, history_end: int = 0
+    ) -> Iterator[tuple[BatchHeader, memoryview]]:
         """``replay`` of only what producer state is made of, and the last batch.
 
+        The caller knows the state before ``snapshot_offset`` already. Of batches below
+        ``history_end`` (exclusive), which is not above it, it needs sequences; of transactions
+        between it and the high watermark that the log remembers, of those committed, the newest.
         What is left out may mention leader epochs: all of them are in ``leader_epochs``.
         For use right after ``open``: what that has read and checked is not checked again.
         """
         pairs = self._epochs.pairs
+        settled = range(snapshot_offset, max(snapshot_offset, self.high_watermark))
         for segment in self._segments.opened_from(from_offset):
             is_checked = segment.base_offset >= self._checked_from
-            yield from segment.replay_state(from_offset, pairs, is_checked=is_checked)
+            yield from segment.replay_state(
+                from_offset,
+                pairs,
+                is_checked=is_checked,
+                history_end=history_end,
+                settled=settled,
+            )
 
     def replay_sound(
         self, from_offset: int, upper_offset: int

@@ -124,6 +124,9 @@ def state_batches(
     known_epochs: Any,
     last_epoch: int,
     window: int,
+    history_end: int,
+    settled_from: int,
+    settled_end: int,
 ) -> tuple[int, int, int, list[int]]:
     """See ``state_replay.state_batches``. ``known_epochs`` is a buffer of int64 pairs."""
 

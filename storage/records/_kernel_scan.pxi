@@ -177,30 +177,35 @@ cdef inline Py_ssize_t slot_of(int64_t producer_id) noexcept nogil:
 
 
 cdef Py_ssize_t drop_forgotten(
-    const uint8_t *start, int32_t *places, Py_ssize_t count, int32_t window
+    const uint8_t *start, int32_t *places, Py_ssize_t count, int32_t window, int64_t history_end
 ) noexcept nogil:
-    """Leave out what ``window`` later batches make a producer's state forget; how many remain.
+    """Leave out what ``window`` later batches, or one of a newer epoch, make a state forget.
 
-    The first of each producer stays, so that producers become known in the same order.
+    How many remain. The first of each producer stays, so that producers become known in the same
+    order. Below ``history_end`` only sequences count, whatever transaction they were of.
     """
     cdef int64_t first[SLOTS]
     cdef Slot slots[SLOTS]
     cdef Slot *slot
     cdef Sender sender
     cdef Py_ssize_t index, kept = 0, number
+    cdef uint8_t special
     for index in range(SLOTS):
         first[index] = slots[index].producer_id = -2
         slots[index].later = slots[index].producer_epoch = 0
     for index in range(count - 1, -1, -1):
         sender = sender_of(start + places[index])
         slot = &slots[slot_of(sender.producer_id)]
-        if sender.attributes & (TRANSACTIONAL | CONTROL) or sender.base_sequence < 0:
+        special = CONTROL if big64(start + places[index]) < history_end else TRANSACTIONAL | CONTROL
+        if sender.attributes & special or sender.base_sequence < 0:
             if slot.producer_id == sender.producer_id:
                 slot.producer_id = -1
-        elif slot.producer_id != sender.producer_id or slot.producer_epoch != sender.producer_epoch:
+        elif (
+            slot.producer_id != sender.producer_id or slot.producer_epoch < sender.producer_epoch
+        ):
             slot.producer_id, slot.producer_epoch = sender.producer_id, sender.producer_epoch
             slot.later = 1
-        elif slot.later < window:
+        elif slot.producer_epoch == sender.producer_epoch and slot.later < window:
             slot.later += 1
         else:
             # Marked by a place that no batch has; the next loop closes the gaps.
@@ -217,8 +222,108 @@ cdef Py_ssize_t drop_forgotten(
     return kept
 
 
+cdef struct Ended:
+    int64_t producer_id
+    int16_t epoch
+    bint is_settled
+
+
+cdef inline bint is_marker(const uint8_t *at) noexcept nogil:
+    """Whether a control batch is as ``control.encode_marker`` writes it."""
+    cdef const uint8_t *record = at + HEADER_BYTES
+    return (
+        big32(at + LENGTH_AT) + LENGTH_END == HEADER_BYTES + MARKER_RECORD_BYTES
+        and big32(at + RECORD_COUNT_AT) == 1
+        and at[ATTRIBUTES_AT + 1] & CODEC_MASK == 0
+        and big32(record) == 0x20000000
+        and big32(record + 4) >> 8 == 0x080000
+        and record[7] == 0
+        and record[8] <= 1
+    )
+
+
+cdef void mark_settled(
+    const uint8_t *start, int32_t *places, Py_ssize_t count, int64_t settled_end
+) noexcept nogil:
+    """Mark what was committed below ``settled_end`` and is followed by a marker that stays.
+
+    That makes the producer's state anew, as its epoch is newer. A mark is a place that no batch
+    has.
+    """
+    cdef Ended slots[SLOTS]
+    cdef Ended *slot
+    cdef Sender sender
+    cdef const uint8_t *at
+    cdef Py_ssize_t index
+    for index in range(SLOTS):
+        slots[index].producer_id = -2
+    for index in range(count - 1, -1, -1):
+        at = start + places[index]
+        sender = sender_of(at)
+        if sender.producer_id < 0:
+            continue
+        slot = &slots[slot_of(sender.producer_id)]
+        if sender.attributes & CONTROL and is_marker(at):
+            slot.is_settled = (
+                slot.producer_id == sender.producer_id
+                and slot.epoch > sender.producer_epoch
+                and at[HEADER_BYTES + 8] == 1
+                and big64(at) < settled_end
+            )
+            if not slot.is_settled:
+                slot.producer_id, slot.epoch = sender.producer_id, sender.producer_epoch
+        elif (
+            slot.producer_id != sender.producer_id
+            or sender.attributes & CONTROL
+            or not sender.attributes & TRANSACTIONAL
+        ):
+            continue
+        if slot.is_settled:
+            places[index] = ~places[index]
+
+
+cdef Py_ssize_t drop_settled(
+    const uint8_t *start, int32_t *places, Py_ssize_t count, int64_t settled_from
+) noexcept nogil:
+    """Leave out what is marked as settled; how many batches remain.
+
+    But not before the first marker of a producer from ``settled_from`` on, as what that ends may
+    have begun elsewhere; so the first batch stays. Data that stay have their marker: else a later
+    one that aborts would begin with them.
+    """
+    cdef Ended slots[SLOTS]
+    cdef Ended *slot
+    cdef Sender sender
+    cdef const uint8_t *at
+    cdef Py_ssize_t index, kept = 0
+    cdef bint is_left_out
+    for index in range(SLOTS):
+        slots[index].producer_id = -2
+    for index in range(count):
+        is_left_out = places[index] < 0
+        if is_left_out:
+            places[index] = ~places[index]
+        at = start + places[index]
+        sender = sender_of(at)
+        slot = &slots[slot_of(sender.producer_id)]
+        if slot.producer_id != sender.producer_id:
+            slot.producer_id, slot.is_settled = sender.producer_id, False
+        if sender.attributes & CONTROL and is_marker(at):
+            is_left_out = is_left_out and slot.is_settled
+            slot.is_settled = big64(at) >= settled_from
+        elif not is_left_out:
+            slot.is_settled = False
+        else:
+            is_left_out = slot.is_settled
+        if not is_left_out:
+            places[kept] = places[index]
+            kept += 1
+    return kept
+
+
 def state_batches(data, checksum, bint is_checked, int64_t expected, known_epochs,
-                  int64_t last_epoch, int32_t window):
+                  int64_t last_epoch, int32_t window, int64_t history_end,
+                  int64_t settled_from, int64_t settled_end):
     cdef BatchBytes batches = BatchBytes(data, checksum)
     cdef KnownEpochs known = KnownEpochs(known_epochs)
     cdef const uint8_t *start = batches.view.at
@@ -227,6 +332,7 @@ def state_batches(data, checksum, bint is_checked, int64_t expected, known_epoch
     cdef Py_ssize_t count = 0, index, last = -1
     cdef Memory memory
     cdef int32_t *places
+    cdef bint is_needed
     cdef Head head
     # Places are int32, and one bit of them is a mark; the caller reads on where this ends.
     end = start + min(batches.view.size, <Py_ssize_t>INT32_MAX)
@@ -248,12 +354,18 @@ def state_batches(data, checksum, bint is_checked, int64_t expected, known_epoch
                     break
                 last_epoch = head.leader_epoch
             last = at - start
-            if sender_of(at).producer_id >= 0 or head.attributes & CONTROL or last == 0:
+            if head.attributes & CONTROL:
+                is_needed = head.base_offset >= history_end
+            else:
+                is_needed = sender_of(at).producer_id >= 0
+            if is_needed or last == 0:
                 places[count] = <int32_t>last
                 count += 1
             expected = head.next_offset
             at += head.size
-        count = drop_forgotten(start, places, count, window)
+        mark_settled(start, places, count, settled_end)
+        count = drop_settled(start, places, count, settled_from)
+        count = drop_forgotten(start, places, count, window, history_end)
     found = [places[index] for index in range(count)]
     if last >= 0 and (not found or found[count - 1] != last):
         found.append(last)

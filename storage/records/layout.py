@@ -48,6 +48,9 @@ HEADER_BYTES: Final = 61
 RECORD_BYTES_MIN: Final = 7
 """The smallest record: no key, no value, no headers, every number in one byte."""
 
+MARKER_RECORD_BYTES: Final = 17
+"""The record of a transaction's marker, as ``control`` writes it."""
+
 MAGIC: Final = 2
 
 CODEC_MASK: Final = 0x07

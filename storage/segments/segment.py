@@ -423,13 +423,24 @@ class Segment:
         )
 
     def replay_state(
-        self, from_offset: int, leader_epochs: LeaderEpochPairs, *, is_checked: bool
+        self,
+        from_offset: int,
+        leader_epochs: LeaderEpochPairs,
+        *,
+        is_checked: bool,
+        history_end: int,
+        settled: range,
     ) -> Iterator[tuple[BatchHeader, memoryview]]:
         """As ``replay``, but only what a partition's state needs: see ``state_batches``."""
         return self._replay(
             from_offset,
             lambda start: state_batches(
-                self.log_file, start, leader_epochs=leader_epochs, is_checked=is_checked
+                self.log_file,
+                start,
+                leader_epochs=leader_epochs,
+                is_checked=is_checked,
+                history_end=history_end,
+                settled=settled,
             ),
         )
 

@@ -21,13 +21,22 @@ StateBatch = tuple[BatchHeader, memoryview]
 
 
 def state_batches(
-    file: LogFile, position: int, *, leader_epochs: LeaderEpochPairs, is_checked: bool
+    file: LogFile,
+    position: int,
+    *,
+    leader_epochs: LeaderEpochPairs,
+    is_checked: bool,
+    history_end: int,
+    settled: range,
 ) -> Iterator[StateBatch]:
     """Header and bytes of the batches from ``position`` that a partition's state needs.
 
     Data of producers and control batches, and of each leader epoch the first and the last batch
     of the file. May be left out: plain data of a producer that is not the first seen of it, and
-    that ``DUPLICATE_WINDOW_BATCHES`` later batches of the same epoch follow.
+    that ``DUPLICATE_WINDOW_BATCHES`` later batches of the same epoch follow. Below ``history_end``,
+    exclusive, only sequences count: control batches may be left out, and transactional data as if
+    it were plain. Committed transactions that lie in ``settled`` may be left out as a whole, or all
+    of it but the marker: no state is known within, and all is replicated.
     ``is_checked``: all were found good since the log was opened; else CRCs and ``leader_epochs``,
     as far as they are known, are checked, and CorruptDataError names file and position.
     """
@@ -45,6 +54,9 @@ def state_batches(
                 packed,
                 last_epoch,
                 DUPLICATE_WINDOW_BATCHES,
+                history_end,
+                settled.start,
+                settled.stop,
             )
             for place in places:
                 header = parse_header(run, taken + place)

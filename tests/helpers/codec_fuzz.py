@@ -293,6 +293,9 @@ def check_scan(kernel: Any, chance: random.Random) -> bool:
         epochs,
         chance.choice([-1, 0, 2**31]),
         chance.choice([5, 1, 0, -1]),
+        chance.choice(numbers),
+        chance.choice(numbers),
+        chance.choice(numbers),
     )
     assert places == sorted(set(places))
     assert all(0 <= place < end for place in places)
