@@ -93,9 +93,10 @@ def several_brokers(
             finally:
                 ray.shutdown()
     finally:
-        logs = nodes.temporary / "session_latest" / "logs"
-        if logs.is_dir():
-            shutil.copytree(logs, directory / LOGS, ignore=shutil.ignore_patterns("old"))
+        # Each start of Ray's head begins a session.
+        for logs in nodes.temporary.glob("session_2*/logs"):
+            kept = directory / LOGS / logs.parent.name
+            shutil.copytree(logs, kept, ignore=shutil.ignore_patterns("old"))
         nodes.close()
         if links is not None:
             links.close()
