@@ -170,11 +170,11 @@ class AsyncConsumer(ProcessBound):
         return self
 
     async def __anext__(self) -> ConsumerRecord:
-        handover = self._handover
-        if handover.delivered == len(handover.records) and not await self._iterate():
+        for record in self._handover.pending:
+            return record
+        if not await self._iterate():
             raise StopAsyncIteration
-        handover.delivered += 1
-        return handover.records[handover.delivered - 1]
+        return next(self._handover.pending)
 
     async def _iterate(self) -> bool:
         """Poll until an iteration can continue; false once the consumer is closed."""
@@ -453,13 +453,14 @@ class Consumer(Blocking[AsyncConsumer], ProcessBound):
 
     def __next__(self) -> ConsumerRecord:
         # Records wait in the inner consumer, so that its thread is asked once per poll.
-        record = self._client._handover.next_record(self._iterate)
-        if record is None:
-            raise StopIteration
-        return record
-
-    def _iterate(self) -> bool:
-        return self._loop_thread.run(self._client._iterate())
+        handover = self._client._handover
+        for record in handover.pending:
+            return record
+        while self._loop_thread.run(self._client._iterate()):
+            # Another thread may have been faster.
+            for record in handover.pending:
+                return record
+        raise StopIteration
 
     # --- positions ----------------------------------------------------------------------------
 

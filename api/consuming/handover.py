@@ -7,9 +7,9 @@ where Ctrl-C drops them. The next call first puts them back.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import length_hint
 from typing import TypeVar
 
 from oncelog.api.consuming.fetcher import Fetcher
@@ -27,10 +27,11 @@ class Handover:
     ``before`` are the positions before the last poll took anything, until its caller has the result
     and sets it to ``None``. A synchronous caller does that by a plain store just before it returns:
     CPython raises ``KeyboardInterrupt`` after calls and jumps only, so never between the two.
-    ``records`` from ``delivered`` on were polled by an iteration and wait to be delivered.
+    ``records`` were polled by an iteration; it takes one after the other from ``pending``.
 
-    One thread or task at a time may move them: ``sole`` and, without a round trip to the loop,
-    ``next_record`` refuse the second. To give each its turn would hand out records twice.
+    One thread or task at a time may make calls that move positions: ``sole`` refuses the second. To
+    give each its turn would hand out records twice. What is ``pending`` they may share: taking the
+    next of a list is one step for CPython, and so is taking all that are left.
     """
 
     def __init__(self) -> None:
@@ -38,11 +39,9 @@ class Handover:
         self._call = ""
         self._depth = 0
         """Calls of the user, one in another: of a listener, or beside one that was interrupted."""
-        self._iterator: int | None = None
-        """The thread that takes the next record of an iteration."""
         self.before: dict[TopicPartition, int] | None = None
         self.records: Sequence[ConsumerRecord] = ()
-        self.delivered = 0
+        self.pending: Iterator[ConsumerRecord] = iter(self.records)
         self._turn = 0
 
     @contextmanager
@@ -51,8 +50,6 @@ class Handover:
         user = current_user()
         if self._depth and user != self._user:
             raise _used_twice(call, self._call)
-        if self._iterator is not None and user != self._iterator:
-            raise _used_twice(call, "an iteration")
         if not self._depth:
             self._user, self._call = user, call
         self._depth += 1
@@ -60,23 +57,6 @@ class Handover:
             yield
         finally:
             self._depth -= 1
-
-    def next_record(self, poll: Callable[[], bool]) -> ConsumerRecord | None:
-        """The next record of an iteration in a thread; ``None`` if there is none after ``poll``."""
-        thread_id = threading.get_ident()
-        if self._iterator is not None or (self._depth and self._user != thread_id):
-            raise _used_twice("an iteration", self._call if self._depth else "another")
-        try:
-            self._iterator = thread_id
-            if self.delivered == len(self.records) and not poll():
-                return None
-            record = self.records[self.delivered]
-            self.delivered += 1
-            if self._iterator != thread_id:
-                raise _used_twice("an iteration", "another")
-            return record
-        finally:
-            self._iterator = None
 
     def noting(self, take: Callable[[Fetcher], TakenT]) -> Callable[[Fetcher], TakenT | None]:
         """``take``, with the positions before it noted if it takes anything.
@@ -103,22 +83,28 @@ class Handover:
 
     def iterate_over(self, records: Sequence[ConsumerRecord]) -> None:
         """An iteration has polled ``records`` and delivers them next."""
-        self.records, self.delivered, self.before = records, 0, None
+        self.records, self.pending, self.before = records, iter(records), None
 
     def first_offsets(self) -> dict[TopicPartition, int]:
         """The application's offset in each partition where it differs from the position."""
+        delivered_count = len(self.records) - length_hint(self.pending)
+        return self._first_offsets(self.records[delivered_count:])
+
+    def _first_offsets(self, pending: Sequence[ConsumerRecord]) -> dict[TopicPartition, int]:
         first: dict[TopicPartition, int] = {}
-        for record in self.records[self.delivered :]:
+        for record in pending:
             first.setdefault(record.topic_partition, record.offset)
         return first | (self.before or {})
 
     def give_back(self, fetcher: Fetcher) -> None:
         """Move partitions that are still assigned back to where the application is."""
-        first_offsets = self.first_offsets()
-        for topic_partition in {r.topic_partition for r in self.records[: self.delivered]}:
-            if (delivered := fetcher.partitions.get(topic_partition)) is not None:
+        pending = list(self.pending)
+        first_offsets = self._first_offsets(pending)
+        delivered = self.records[: len(self.records) - len(pending)]
+        for topic_partition in {record.topic_partition for record in delivered}:
+            if (partition := fetcher.partitions.get(topic_partition)) is not None:
                 # Their poll has ended long ago; the iteration delivered them since.
-                delivered.delivered_at = next_moment()
+                partition.delivered_at = next_moment()
         self.iterate_over(())
         self._turn += 1
         for topic_partition, offset in first_offsets.items():

@@ -548,6 +548,28 @@ def test_a_second_thread_is_refused_and_the_first_is_woken_by_close(blocked, fir
             waiting.result(10)
 
 
+def test_threads_that_share_an_iteration_get_each_record_once(fake_cluster, loop_thread):
+    (log,) = fake_cluster.create("t")
+    log.append(*(b"%d" % number for number in range(2_000)))
+    settings = ConsumerSettings(auto_offset_reset="earliest", fetch_max_wait_ms=10)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with (
+            Consumer(fake_cluster.router(), loop_thread, settings, fake_cluster.random) as consumer,
+            concurrent.futures.ThreadPoolExecutor(2) as pool,
+        ):
+            consumer.assign(TP)
+            first = next(consumer).offset
+            read = [pool.submit(lambda: [next(consumer).offset for _ in range(200)]) for _ in "ab"]
+            offsets = [first, *(offset for one in read for offset in one.result(30))]
+            rest = [record.offset for record in consumer.poll(5_000)]
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert sorted(offsets) == list(range(401))
+    assert rest[0] == 401
+
+
 def test_a_poll_in_another_thread_is_told_that_its_cluster_was_closed(blocked, loop_thread):
     consumer, start, until_used = blocked
     waiting = start(lambda: consumer.poll(60_000))
