@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import os
 import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +27,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from oncelog.api.client import Cluster
+
+_logger = logging.getLogger(__name__)
+
+NAME_FREE_MAX_S: Final = 30
+"""How long ``stop`` waits for the name of a session's actor to be free."""
+
+NAME_LOOK_S: Final = 0.05
+_MASTER_SUFFIX: Final = "_SPARK_MASTER"
+"""RayDP's, behind the name of the application."""
 
 JAVA_MIN: Final = 17
 JAVA_TIMEOUT_S: Final = 60
@@ -194,12 +205,35 @@ def write_once(frame: DataFrame, name: str, batch_id: int, **options: Any) -> No
 
 
 def stop(spark: SparkSession) -> None:
-    """Stop ``spark``; one from ``session`` gives its CPUs and memory back to Ray."""
+    """Stop ``spark``; one from ``session`` gives its CPUs, memory and name back to Ray.
+
+    Waits up to ``NAME_FREE_MAX_S`` until another session can have the name.
+    """
     import raydp
 
+    name = f"{spark.sparkContext.appName}{_MASTER_SUFFIX}"
     # Does nothing unless the session came from RayDP.
     raydp.stop_spark()
     spark.stop()
+    deadline_s = time.monotonic() + NAME_FREE_MAX_S
+    while _is_taken(name):
+        if time.monotonic() > deadline_s:
+            _logger.warning("Ray still knows the actor %s, which stopped with Spark", name)
+            return
+        time.sleep(NAME_LOOK_S)
+
+
+def _is_taken(name: str) -> bool:
+    """Whether an actor has the name: RayDP ends its own, but not before it returns."""
+    import ray
+
+    if not ray.is_initialized():
+        return False
+    try:
+        ray.get_actor(name)
+    except ValueError:
+        return False
+    return True
 
 
 def session_configs(configs: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ import grpc
 
 from oncelog.storage.exceptions import ConnectionFailedError
 
-TIMEOUT_S: Final = 5.0
+TIMEOUT_S: Final = 10.0
 """How long the control store may take to answer; it does so in a few milliseconds."""
 
 _WHO_ARE_YOU: Final = "/ray.rpc.NodeInfoGcsService/GetClusterId"

@@ -92,8 +92,6 @@ class PartitionLog(ReadableLog):
         self._unsealed = loaded.unsealed
         self._gaps_end = loaded.gaps_end
         self.cut: TailCut | None = loaded.cut
-        self.high_watermark = loaded.high_watermark
-        """Exclusive; the owner of the true one copies it here, for the next checkpoint."""
         self.recovery_point = (
             loaded.log_start_offset if loaded.recovery_point is None else loaded.recovery_point
         )

@@ -31,6 +31,8 @@ class ReadableLog:
         self._checked_from = loaded.checked_from
         self.log_start_offset = loaded.log_start_offset
         self.log_end_offset = loaded.segments[-1].next_offset
+        self.high_watermark = loaded.high_watermark
+        """Exclusive; the owner of the true one copies it here, for the next checkpoint."""
 
     @property
     def leader_epochs(self) -> list[tuple[int, int]]:

@@ -75,15 +75,6 @@ def test_the_commands_of_readme_run_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.spark
-def test_the_spark_of_readme_runs_twice(tmp_path: Path) -> None:
-    (program,) = blocks("From Spark")
-    for count in range(1, TIMES + 1):
-        output = run(sys.executable, "-", text=program, place=tmp_path)
-        assert output.count("flights") == count
-
-
-@pytest.mark.ray
 def test_the_python_of_readme_is_a_cell_that_runs_twice(tmp_path: Path) -> None:
     (program,) = blocks("From Python")
     output = run(sys.executable, "-c", NOTEBOOK, text=program, place=tmp_path)
