@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -215,12 +215,12 @@ def stop(spark: SparkSession) -> None:
     # Does nothing unless the session came from RayDP.
     raydp.stop_spark()
     spark.stop()
-    deadline_s = time.monotonic() + NAME_FREE_MAX_S
-    while _is_taken(name):
-        if time.monotonic() > deadline_s:
-            _logger.warning("Ray still knows the actor %s, which stopped with Spark", name)
+    pause = threading.Event()
+    for _ in range(round(NAME_FREE_MAX_S / NAME_LOOK_S)):
+        if not _is_taken(name):
             return
-        time.sleep(NAME_LOOK_S)
+        pause.wait(NAME_LOOK_S)
+    _logger.warning("Ray still knows the actor %s, which stopped with Spark", name)
 
 
 def _is_taken(name: str) -> bool:

@@ -94,19 +94,20 @@ def test_without_arguments_the_commands_are_shown(bare):
 
 # --- the whole test ---------------------------------------------------------------------------
 
-REAL, COMPUTED = "= 1 of a real cluster =", "= 1 that computes ="
+REAL, SIMULATED, OTHERS = "= 1 of a real cluster =", "= 1 simulated =", "= 1 other ="
 FAILURES = "=== FAILURES ==="
 
 
-def whole_test(root, tmp_path, *, real_status, computed_status):
+def whole_test(root, tmp_path, *, real=0, simulated=0, others=0):
     """What ``run_all_tests`` does with a pytest that only prints and ends as told."""
     function = re.search(r"^run_all_tests\(\).*?^}$", (root / "run").read_text(), re.M | re.S)
-    failures = f"echo '{FAILURES}'; " if real_status else ""
+    failed = {status: f"echo '{FAILURES}'; " if status else "" for status in (0, 1)}
     program(
         tmp_path / "pytest",
         f"""case "$*" in
-        *"not ray"*) echo "{COMPUTED}"; exit {computed_status} ;;
-        *) {failures}echo "{REAL}"; exit {real_status} ;;
+        *"not spark tests/sim") {failed[simulated]}echo "{SIMULATED}"; exit {simulated} ;;
+        *"not spark --ignore=tests/sim") {failed[others]}echo "{OTHERS}"; exit {others} ;;
+        *) {failed[real]}echo "{REAL}"; exit {real} ;;
         esac""",
     )
     script = f"set -euo pipefail\n{function.group()}\nrun_all_tests"
@@ -124,16 +125,19 @@ def whole_test(root, tmp_path, *, real_status, computed_status):
     return done.returncode, done.stdout.splitlines()
 
 
-def test_the_whole_test_succeeds_if_both_halves_do(root, tmp_path):
-    status, lines = whole_test(root, tmp_path, real_status=0, computed_status=0)
-    assert (status, lines) == (0, [REAL, COMPUTED])
+def test_the_whole_test_succeeds_if_all_its_parts_do(root, tmp_path):
+    assert whole_test(root, tmp_path) == (0, [REAL, SIMULATED, OTHERS])
 
 
 def test_what_failed_on_a_real_cluster_is_told_at_the_end(root, tmp_path):
-    status, lines = whole_test(root, tmp_path, real_status=1, computed_status=0)
-    assert (status, lines) == (1, [FAILURES, REAL, COMPUTED, FAILURES, REAL])
+    told = [FAILURES, REAL, SIMULATED, OTHERS, FAILURES, REAL]
+    assert whole_test(root, tmp_path, real=1) == (1, told)
 
 
-def test_the_whole_test_fails_with_its_half_that_computes(root, tmp_path):
-    status, lines = whole_test(root, tmp_path, real_status=0, computed_status=1)
-    assert (status, lines) == (1, [REAL, COMPUTED])
+def test_what_failed_in_the_simulator_is_told_at_the_end(root, tmp_path):
+    told = [REAL, FAILURES, SIMULATED, OTHERS, FAILURES, SIMULATED]
+    assert whole_test(root, tmp_path, simulated=1) == (1, told)
+
+
+def test_the_whole_test_fails_with_what_else_computes(root, tmp_path):
+    assert whole_test(root, tmp_path, others=1) == (1, [REAL, SIMULATED, FAILURES, OTHERS])
