@@ -154,6 +154,10 @@ class Controller(ClusterWorld):
         request = ReassignPartitionRequest(topic_partition=PARTITION, replicas=replicas)
         self.run(decide_reassign(machine.topics, machine.broker_states, request))
 
+    def move_on(self) -> None:
+        """What the controller looks for at times: a move may be complete since it began."""
+        self.apply(complete(self.topic, 0, self.machine.broker_states))
+
 
 @dataclass
 class Call:
@@ -484,6 +488,7 @@ class World:
             for ballot in list(self.ballots):
                 self.decide(ballot)
                 self.ballots.remove(ballot)
+            self.controller.move_on()
             self.begin_to_lead()
             self.check()
 

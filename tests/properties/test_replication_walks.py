@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from replica_model import Replica
 from replication_world import BrokenPromiseError, World, walk
@@ -29,6 +29,7 @@ from oncelog.storage.model import NO_OFFSET
 SABOTAGED_WALKS_MAX = 400
 
 
+@example(seed=16777216)  # a move that only takes a replica away: no change of the ISR ends it
 @given(seed=st.integers(0, 2**32))
 def test_committed_batches_stay_and_logs_become_equal(seed: int) -> None:
     assert walk(seed).committed_end > 0
