@@ -14,7 +14,11 @@ from typing import Any, Final, Literal, TypedDict, TypeVar, get_args
 
 from oncelog.actors.pin import Pin
 from oncelog.actors.protocol.cluster.hosts import AUTO, HOST_REPLICAS_MAX, ReplicasPerActor
-from oncelog.actors.protocol.tickets import TICKET_GRACE_MS, TICKET_LIFETIME_MAX_MS
+from oncelog.actors.protocol.tickets import (
+    TICKET_GRACE_MS,
+    TICKET_LIFETIME_MAX_MS,
+    TRANSACTION_TIMEOUT_LIMIT_MS,
+)
 from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.log_settings import UNLIMITED, RetentionPolicy
 from oncelog.storage.model import (
@@ -47,9 +51,6 @@ this much is some 25,000 records, about a second. The rest, compacted, is one re
 
 PRODUCER_ID_EXPIRATION_MIN_MS: Final = TICKET_LIFETIME_MAX_MS + TICKET_GRACE_MS
 """No producer is forgotten sooner: tickets live for 12 h, and clocks differ."""
-
-TRANSACTION_TIMEOUT_LIMIT_MS: Final = TICKET_LIFETIME_MAX_MS - TICKET_GRACE_MS
-"""No transaction may last longer: its tickets, valid from its start, must outlive it."""
 
 DATA_DIR_SEPARATOR: Final = ","
 """Between the directories of one ``data_dir``, as between Kafka's ``log.dirs``."""

@@ -274,7 +274,7 @@ class Cluster(ProcessBound):
 
         One that is not closed ends when nothing refers to it any more, with a ``ResourceWarning``.
         """
-        router = Router(self._transport, self._clock)
+        router = Router(self._transport, self._clock, self._reports.metrics)
         options = ProducerSettings.from_options(settings)
         producer = AsyncProducer(router, options, random=self._random)
         self._loop_thread.call_when_forbidden(producer.forbid)
@@ -287,7 +287,7 @@ class Cluster(ProcessBound):
         One that is not closed leaves its group when nothing refers to it any more, with a
         ``ResourceWarning``.
         """
-        router = Router(self._transport, self._clock)
+        router = Router(self._transport, self._clock, self._reports.metrics)
         options = ConsumerSettings.from_options(settings)
         consumer = AsyncConsumer(router, options, self._random, self._reports)
         close_if_forgotten(consumer, LoopOfProgram(), consumer._core)

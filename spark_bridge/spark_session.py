@@ -225,13 +225,11 @@ def stop(spark: SparkSession) -> None:
 
 def _is_taken(name: str) -> bool:
     """Whether an actor has the name: RayDP ends its own, but not before it returns."""
-    import ray
+    from oncelog.actors.rpc.ray_transport import find_actor
 
-    if not ray.is_initialized():
-        return False
     try:
-        ray.get_actor(name)
-    except ValueError:
+        find_actor(name, namespace=None)
+    except (ValueError, ConnectionFailedError):
         return False
     return True
 

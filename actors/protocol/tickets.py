@@ -45,6 +45,9 @@ TICKET_GRACE_MS: Final = 3_600_000
 TICKET_LIFETIME_MAX_MS: Final = 43_200_000
 """No ticket lives longer, whatever the timeout: half of what a leader remembers a producer for."""
 
+TRANSACTION_TIMEOUT_LIMIT_MS: Final = TICKET_LIFETIME_MAX_MS - TICKET_GRACE_MS
+"""No transaction may last longer: its tickets, valid from its start, must outlive it."""
+
 _VERSION: Final = 2
 _LABEL: Final = b"oncelog enrolment ticket\x00"
 _PLAIN_LABEL: Final = b"oncelog plain ticket\x00"

@@ -125,11 +125,12 @@ class RayTransport:
             return RayFailure(ErrorCode.REQUEST_TIMED_OUT)
 
 
-def find_actor(actor: str, namespace: str = NAMESPACE) -> Any:
+def find_actor(actor: str, namespace: str | None = NAMESPACE) -> Any:
     """The Ray handle of a named actor, ``ValueError`` if there is none. Never starts Ray.
 
-    ``ray.get_actor`` does, where it is not initialized: another, empty one inside a program that
-    has shut its own down. ``ConnectionFailedError`` instead.
+    ``namespace`` ``None`` is the program's. ``ray.get_actor`` does start it, where it is not
+    initialized: another, empty one inside a program that has shut its own down.
+    ``ConnectionFailedError`` instead.
     """
     if not ray.is_initialized():
         raise ConnectionFailedError("Ray is not initialized in this process: was it shut down?")

@@ -467,6 +467,6 @@ class TransactionCoordinator:
             partition=tp.partition,
             # The logged start, not now: no coordinator can freshen an old ticket.
             issued_ms=metadata.start_ms,
-            transaction_timeout_ms=metadata.transaction_timeout_ms,
+            transaction_timeout_ms=self.machine.upkeep.longest_ms(metadata),
         )
         return PartitionEnrolment(topic_partition=tp, error=ErrorCode.NONE, ticket=ticket)

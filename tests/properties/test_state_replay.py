@@ -128,7 +128,7 @@ def state_of(log, snapshot_offset, entries, replay, from_offset):
     machine = PartitionMachine(PARTITION)
     # As a replica does: the log tells its epochs, so batches below a snapshot need not.
     machine.load(0, snapshot_offset, entries, leader_epochs=log.leader_epochs)
-    count, aborted = 0, []
+    count, aborted, stable_offset = 0, [], 0
     for header, batch in replay(
         min(from_offset, machine.replay_from),
         snapshot_offset=snapshot_offset,
@@ -138,6 +138,9 @@ def state_of(log, snapshot_offset, entries, replay, from_offset):
         completed = machine.apply(header, control)
         if completed is not None and completed.is_aborted:
             aborted.append((completed.producer_id, completed.first_offset, completed.last_offset))
+            # Where an entry lets a search stop, no later one may have begun before.
+            assert stable_offset <= completed.first_offset
+            stable_offset = completed.last_stable_offset
         count += 1
     machine.advance_high_watermark(log.high_watermark)
     producers = machine.producers

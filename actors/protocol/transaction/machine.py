@@ -23,6 +23,7 @@ from typing import Final
 
 from oncelog.actors.protocol.effects import Decision, refused
 from oncelog.actors.protocol.messages.transaction import EndTxnReply, EndTxnRequest
+from oncelog.actors.protocol.tickets import TRANSACTION_TIMEOUT_LIMIT_MS
 from oncelog.actors.protocol.transaction.checks import check_end_txn
 from oncelog.actors.protocol.transaction.ids import TransactionalIds
 from oncelog.actors.protocol.transaction.members import HeldRecords
@@ -31,8 +32,6 @@ from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
 from oncelog.actors.protocol.transaction.producers import Producers
 from oncelog.actors.protocol.transaction.runs import Runs
 from oncelog.actors.protocol.transaction.upkeep import Upkeep
-
-DISTRIBUTED_WRITE_MAX_MS: Final = 39_600_000
 
 NOTHING_HELD: Final = HeldRecords()
 NO_TOPICS: Final[Mapping[str, int]] = MappingProxyType({})
@@ -47,7 +46,7 @@ class TransactionMachine:
         producer_ids: ProducerIdBlocks,
         transaction_max_timeout_ms: int,
         transactional_id_expiration_ms: int,
-        distributed_write_max_ms: int = DISTRIBUTED_WRITE_MAX_MS,
+        distributed_write_max_ms: int = TRANSACTION_TIMEOUT_LIMIT_MS,
     ) -> None:
         self.ids = TransactionalIds()
         self.producers = Producers(self.ids, producer_ids, transaction_max_timeout_ms)

@@ -118,14 +118,18 @@ class Upkeep:
             and self._deadline_ms(metadata) < now_ms
         )
 
+    def longest_ms(self, metadata: TransactionMetadata) -> int:
+        """How long after its start it may be open at most: so long its tickets must count."""
+        if metadata.is_run_current:
+            return self.distributed_write_max_ms
+        return metadata.transaction_timeout_ms
+
     def _deadline_ms(self, metadata: TransactionMetadata) -> int:
         """Until when it may be open; a run for as long as something is heard of its tasks."""
+        latest_ms = metadata.start_ms + self.longest_ms(metadata)
         if not metadata.is_run_current:
-            return metadata.start_ms + metadata.transaction_timeout_ms
-        return min(
-            metadata.last_update_ms + metadata.transaction_timeout_ms,
-            metadata.start_ms + self.distributed_write_max_ms,
-        )
+            return latest_ms
+        return min(metadata.last_update_ms + metadata.transaction_timeout_ms, latest_ms)
 
     # --- idle ids ---------------------------------------------------------------------------
 

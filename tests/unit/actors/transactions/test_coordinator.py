@@ -23,6 +23,7 @@ from oncelog.actors.protocol.messages.transaction import (
     EndTxnReply,
     EndTxnRequest,
     EnlistRequest,
+    RenewRunRequest,
     Run,
     Winner,
 )
@@ -344,6 +345,35 @@ def holds(world: Any, actor: str, **counts: int) -> None:
         )
 
     world.actors[actor] = handler
+
+
+def test_a_task_of_a_long_distributed_write_gets_a_ticket_that_counts(world: Any) -> None:
+    """It enlists hours after the first: what it is given is as old as the write."""
+
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        world.add_partition(FLIGHTS)
+        await enlist(coordinator)
+        for _ in range(60):
+            await asyncio.sleep(200)
+            renewed = await coordinator.renew_run(
+                RenewRunRequest(transactional_id="loader", run=RUN)
+            )
+            assert renewed.error is ErrorCode.NONE
+        producer_id, epoch = await enlist(coordinator)
+        (enrolment,) = (await add(coordinator, producer_id, epoch)).enrolments
+        verdict = check_ticket(
+            enrolment.ticket,
+            keys=ClusterKeys(current=CLUSTER_KEY),
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            topic_id=world.topic_ids[FLIGHTS.topic],
+            partition=FLIGHTS.partition,
+            now_ms=world.now_ms(),
+        )
+        assert verdict is TicketVerdict.VALID
+
+    world.run(scenario)
 
 
 def test_a_distributed_write_commits_its_winners_and_aborts_the_others(world: Any) -> None:

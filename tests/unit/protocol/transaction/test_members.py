@@ -15,8 +15,8 @@ from oncelog.actors.protocol.messages.transaction import (
     Run,
     Winner,
 )
+from oncelog.actors.protocol.tickets import TRANSACTION_TIMEOUT_LIMIT_MS
 from oncelog.actors.protocol.transaction.log import MemberKey, decode_member_key
-from oncelog.actors.protocol.transaction.machine import DISTRIBUTED_WRITE_MAX_MS
 from oncelog.actors.protocol.transaction.members import (
     MEMBERS_MAX,
     HeldRecords,
@@ -326,7 +326,7 @@ def test_a_run_goes_on_while_a_task_of_it_lives_and_times_out_after(shard: Any) 
 def test_a_run_is_over_at_the_latest_after_the_time_that_is_set(shard: Any) -> None:
     enlist(shard, RUN, FLIGHTS[0])
     begun_ms = shard.now_ms
-    while shard.now_ms - begun_ms <= DISTRIBUTED_WRITE_MAX_MS:
+    while shard.now_ms - begun_ms <= TRANSACTION_TIMEOUT_LIMIT_MS:
         assert shard.renew(RUN).error is ErrorCode.NONE
         shard.now_ms += TIMEOUT_MS - 1
         shard.time_out()
