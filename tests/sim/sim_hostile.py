@@ -160,7 +160,8 @@ class Caller:
         self, name: str, make: Callable[[], Awaitable[ResultT]], limit_ms: float, delay_s: float
     ) -> ResultT:
         """A call that is cancelled after a while, unless it has ended before."""
-        task = asyncio.ensure_future(self.timed(name, make, limit_ms))
+        # Not ensure_future: what is thrown away with its loop would begin it on another one.
+        task = asyncio.get_running_loop().create_task(self.timed(name, make, limit_ms))
         await asyncio.sleep(0)  # A call that is cancelled before it begins is none.
         await asyncio.wait({task}, timeout=delay_s)
         if not task.done():
@@ -188,7 +189,7 @@ class Caller:
             twins = [self.timed(name, make, limit_ms) for _ in range(2)]
         else:
             twins = [self.cancelled(name, make, limit_ms, cancel_after_s) for _ in range(2)]
-        tasks = [asyncio.ensure_future(twin) for twin in twins]
+        tasks = [asyncio.get_running_loop().create_task(twin) for twin in twins]
         self._parents.update(dict.fromkeys(tasks, asyncio.current_task()))
         results = await asyncio.gather(*tasks, return_exceptions=True)
         return [result if isinstance(result, BaseException) else None for result in results]
@@ -316,7 +317,7 @@ class Reading(ConsumerRebalanceListener):
         async def poll() -> None:
             self._take(await self.consumer.poll(60_000))
 
-        polling = asyncio.ensure_future(caller.timed("poll", poll, limit_ms))
+        polling = asyncio.get_running_loop().create_task(caller.timed("poll", poll, limit_ms))
         await asyncio.sleep(0.01)
         await caller.timed("close of consumer", self.consumer.close, limit_ms)
         await asyncio.wait({polling}, timeout=SLACK_MS / 1_000)

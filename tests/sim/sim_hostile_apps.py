@@ -233,7 +233,10 @@ class _Copier:
             for record in records:
                 await self._send(current, record)
             return
-        sending = [asyncio.ensure_future(self._send(current, record)) for record in records]
+        sending = [
+            asyncio.get_running_loop().create_task(self._send(current, record))
+            for record in records
+        ]
         for error in await asyncio.gather(*sending, return_exceptions=True):
             if error is not None:
                 raise error
