@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oncelog.actors.protocol.partition.machine import PartitionMachine
@@ -80,6 +80,9 @@ SENDS = st.builds(
     is_from_coordinator=st.sampled_from([False, False, True]),
     content=st.integers(0, 1),
 )
+PLAIN = Send(1, 1, 0, 0, False, True, False, 0)
+TRANSACTIONAL = Send(1, 1, 0, 0, True, True, False, 0)
+REPEATED = Send(1, 1, -2, 0, True, True, False, 0)
 MARKS = st.builds(
     Mark,
     producer_id=st.sampled_from(PRODUCERS),
@@ -305,6 +308,7 @@ def test_last_stable_offset_is_the_first_record_whose_verdict_is_not_replicated(
 
 
 @given(EVENTS)
+@example([PLAIN, TRANSACTIONAL, REPEATED])
 def test_log_holds_each_sequence_once_and_epochs_only_rise(
     events: list[Send | Mark | Replicate | Snapshot | FailOver],
 ) -> None:
@@ -327,11 +331,12 @@ def test_log_holds_each_sequence_once_and_epochs_only_rise(
 
 
 @given(EVENTS)
-def test_an_id_that_had_a_transaction_or_a_marker_writes_nothing_outside_one(
+@example([PLAIN, TRANSACTIONAL])
+@example([TRANSACTIONAL, PLAIN])
+def test_an_id_writes_only_in_transactions_or_only_outside_them(
     events: list[Send | Mark | Replicate | Snapshot | FailOver],
 ) -> None:
-    of_transactions: set[int] = set()
+    """A marker counts as a transaction: its id is a transactional producer's."""
+    is_plain: dict[int, bool] = {}
     for header, _ in run(events).log:
-        if not header.is_plain:
-            of_transactions.add(header.producer_id)
-        assert not header.is_plain or header.producer_id not in of_transactions
+        assert is_plain.setdefault(header.producer_id, header.is_plain) is header.is_plain

@@ -192,6 +192,8 @@ def test_figures_are_on_the_endpoint_that_prometheus_reads(
     at_zero |= {"voter_count", "lagging_voter_count", "voter_lag", "voter_lag_ms"}
     # With one directory either all is there or nothing.
     at_zero |= {"offline_directory"}
+    # Only a client that has waited for 5 s reports one, so only on a busy machine.
+    at_zero |= {"client_outages"}
     wanted = {
         *(
             (name,)
@@ -222,9 +224,10 @@ def test_figures_are_on_the_endpoint_that_prometheus_reads(
             consumer.poll(1_000)
             with urllib.request.urlopen(url, timeout=30) as answer:
                 lines = answer.read().decode().splitlines()
+            # What was seen once counts: the open transaction does not outlive its timeout.
             missing = {
                 (name, *labels)
-                for name, *labels in wanted
+                for name, *labels in missing
                 if not any(
                     line.startswith(f"{name}{{") and all(label in line for label in labels)
                     for line in lines

@@ -19,6 +19,7 @@ lower epoch                         sequence 0                accept: a new epoc
 lower epoch                         another sequence          OUT_OF_ORDER, early
 higher epoch                        any                       INVALID_PRODUCER_EPOCH
 open transaction, or a marker       data outside transaction  INVALID_TXN_STATE
+data outside a transaction          data of a transaction     INVALID_TXN_STATE
 any                                 coordinator's data        as above; a sequence may be left
                                                               out, or be ahead
 none                                marker                    accept: fences lower epochs
@@ -184,7 +185,7 @@ class ProducerStates:
         not arrive.
         """
         entry = self._entries.get(header.producer_id)
-        if entry is not None and entry.is_transactional and not header.is_transactional:
+        if entry is not None and entry.is_transactional is not header.is_transactional:
             return ErrorCode.INVALID_TXN_STATE, False
         if entry is not None and header.producer_epoch < entry.producer_epoch:
             return ErrorCode.INVALID_PRODUCER_EPOCH, False

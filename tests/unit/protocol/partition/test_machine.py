@@ -88,10 +88,10 @@ def test_replay_from_further_back_counts_only_the_open_transaction(leader: Any) 
 
 def test_open_transactions_of_a_snapshot_come_in_the_order_of_their_offsets(leader: Any) -> None:
     """1. A is the first producer here. 2. B opens. 3. A opens. 4. Snapshot. 5. B ends."""
-    leader.send(0, producer_id=A)
+    leader.open(A)
+    leader.mark(A)
     first_of_b = leader.open(B)
-    first_of_a = leader.end
-    leader.send_transactional(1, producer_id=A, ticket=leader.ticket(A))
+    first_of_a = leader.open(A, producer_epoch=1)
     leader.machine = leader.reload(leader.end, leader.machine.snapshot())
     leader.machine.become_leader(2, "topic-id-1", ClusterKeys(current=b"k"))
     assert leader.machine.first_unstable_offset == first_of_b

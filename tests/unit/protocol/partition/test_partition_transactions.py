@@ -101,6 +101,19 @@ def test_data_outside_the_open_transaction_is_refused(leader: Any) -> None:
     assert leader.send(0, producer_id=B) == ACCEPTED
 
 
+def test_an_id_that_has_written_outside_transactions_begins_none(leader: Any) -> None:
+    """Its batch would pass for the repeat of one that no verdict holds back."""
+    leader.send(0, producer_id=A)
+    for sequence, producer_epoch in ((0, 0), (1, 0), (0, 1)):
+        refused = leader.send_transactional(
+            sequence,
+            producer_epoch=producer_epoch,
+            ticket=leader.ticket(A, producer_epoch),
+        )
+        assert refused.error is ErrorCode.INVALID_TXN_STATE
+    assert leader.send(1, producer_id=A) == ACCEPTED
+
+
 def test_marker_without_open_transaction_only_fences(leader: Any) -> None:
     leader.fill(5)
     leader.machine.advance_high_watermark(5)
