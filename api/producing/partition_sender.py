@@ -14,14 +14,21 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from dataclasses import dataclass
-from typing import Final
+import logging
+from collections import deque
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final, Protocol
 
 from oncelog.actors.protocol.messages.partition import ProduceReply, ProduceRequest
-from oncelog.api.batching.accumulator import PendingBatch
-from oncelog.api.producing.delivery_deadline import expired
-from oncelog.api.producing.sender_context import SenderContext, SenderOwner
+from oncelog.api.batching.accumulator import Accumulator, PendingBatch
+from oncelog.api.batching.delivery import BatchDelivery
+from oncelog.api.config import ProducerSettings
 from oncelog.api.session.retry import Backoff, BackoffPolicy
+from oncelog.api.session.routing import Router
+from oncelog.api.transacting.fencing import Fencing
+from oncelog.api.transacting.plain_identity import PlainIdentities
 from oncelog.api.transacting.requests import UNKNOWN_TOPIC_WAIT_MS
 from oncelog.api.transacting.state import ProducerIdentity
 from oncelog.storage.errors import ErrorCode
@@ -29,10 +36,12 @@ from oncelog.storage.exceptions import (
     InvalidRecordError,
     OncelogError,
     OutOfOrderSequenceNumberError,
+    RequestTimedOutError,
     UnknownTopicOrPartitionError,
     exception_for,
 )
 from oncelog.storage.model import PRODUCER_EPOCH_EXHAUSTED, TopicPartition, sequence_after
+from oncelog.storage.records.compression import Codec
 
 _TOO_LARGE: Final = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
 
@@ -437,4 +446,150 @@ class PartitionSender:
             reply.detail
             or f"partition {self._topic_partition} does not exist; was topic {topic!r} deleted? "
             f"create it with admin.create_topic({topic!r}, partitions=N)"
+        )
+
+
+# --- what the partition senders of one producer share ---------------------------------------------
+
+
+@dataclass(slots=True)
+class SendCounters:
+    """Totals of one producer."""
+
+    records_acknowledged: int = 0
+    records_failed: int = 0
+    records_sent: int = 0
+    batches_sent: int = 0
+    batches_failed: int = 0
+    batches_retried: int = 0
+    bytes_sent: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SenderContext:
+    """What all partition senders of one producer share."""
+
+    router: Router
+    settings: ProducerSettings
+    random: Random
+    accumulator: Accumulator
+    codec: Codec
+    failures: UntoldFailures
+    counters: SendCounters = field(default_factory=SendCounters)
+
+    def fail(self, batch: PendingBatch, error: OncelogError, refused: tuple[int, ...] = ()) -> None:
+        """Fail a batch; if its leader said for which records, the others are told of those."""
+        self.counters.batches_failed += 1
+        self.counters.records_failed += batch.rows.record_count
+        neighbours = None
+        if refused:
+            neighbours = InvalidRecordError(
+                "nothing is wrong with this record, but it was refused with its batch, which is "
+                f"taken or refused as a whole: {error}"
+            )
+        batch.delivery.finish(error=error, refused=refused, neighbours=neighbours)
+        self.failures.note(batch.delivery, batch.rows.record_count)
+
+    def expire(self, begun_before_s: float) -> Iterator[OncelogError]:
+        """Fail what no sender has taken and was begun no later; yields the errors."""
+        for batch in self.accumulator.take_old(begun_before_s):
+            error = expired(batch, self.settings.delivery_timeout_ms, "it was never sent")
+            self.fail(batch, error)
+            yield error
+
+    def drop(self, error: OncelogError) -> None:
+        """Fail every batch that no sender has taken."""
+        for batch in self.accumulator.drop():
+            self.fail(batch, error)
+
+
+class SenderOwner(Protocol):
+    """What a partition sender needs of its producer."""
+
+    fencing: Fencing
+    """Tells why a leader refuses the epoch of a transaction."""
+    identities: PlainIdentities
+    """Producer ids and their tickets (idempotent only)."""
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run ``work``; if a bug makes it fail, the producer fails and no future hangs."""
+        ...
+
+    def give_up(self, task: asyncio.Task[None]) -> None:
+        """Cancel what ``spawn`` began, unless it is what runs."""
+        ...
+
+    def batch_failed(self, error: OncelogError) -> None:
+        """A batch failed for good: spoil the transaction, if there is one."""
+        ...
+
+
+def expired(batch: PendingBatch, timeout_ms: int, reason: str) -> OncelogError:
+    """The error of a batch whose delivery timed out."""
+    return RequestTimedOutError(
+        f"{batch.rows.record_count} records for partition {batch.delivery.topic_partition} were "
+        f"not acknowledged within delivery_timeout_ms={timeout_ms}; {reason}"
+    )
+
+
+LINE_PERIOD_S: Final = 1.0
+"""At most one line per period; it counts the records that it covers."""
+
+UNTOLD_MAX: Final = 100
+"""How many failed batches ``flush`` remembers; it raises one, and the counters count all."""
+
+_logger = logging.getLogger("oncelog.producer")
+
+
+class UntoldFailures:
+    """Those of one producer. With ``is_told`` they are reported elsewhere and not kept."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, is_told: bool) -> None:
+        self._loop = loop
+        self._is_told = is_told
+        self._failed: deque[BatchDelivery] = deque(maxlen=UNTOLD_MAX)
+        self._unlogged_count = 0
+        self._last: BatchDelivery | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def note(self, delivery: BatchDelivery, record_count: int) -> None:
+        """Record that a batch has failed."""
+        if self._is_told or delivery.is_observed:
+            return
+        self._failed.append(delivery)
+        self._last = delivery
+        self._unlogged_count += record_count
+        if self._timer is None:
+            self._log()
+            self._timer = self._loop.call_later(LINE_PERIOD_S, self._period_over)
+
+    def take(self) -> OncelogError | None:
+        """The first failure still unexamined, for ``flush`` to raise; returned once."""
+        self._log()
+        failed = [delivery for delivery in self._failed if not delivery.is_observed]
+        self._failed.clear()
+        return failed[0].error if failed else None
+
+    def close(self) -> None:
+        """Log what has not been logged yet."""
+        self._log()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _period_over(self) -> None:
+        self._timer = None
+        if self._unlogged_count:
+            self._log()
+            self._timer = self._loop.call_later(LINE_PERIOD_S, self._period_over)
+
+    def _log(self) -> None:
+        count, self._unlogged_count = self._unlogged_count, 0
+        if not count or self._last is None:
+            return
+        _logger.error(
+            "%s not delivered, and no one was waiting for the outcome: %s",
+            f"1 record for {self._last.topic_partition} was"
+            if count == 1
+            else f"{count} records, the last of them for {self._last.topic_partition}, were",
+            self._last.error,
         )

@@ -7,31 +7,35 @@ they take the accumulator's lock and wake the loop when they must.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from random import Random
-from typing import Final
+from typing import Any, Final
 
+from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.process.freed_memory import keep_freed_memory
 from oncelog.actors.protocol.messages.base import Reply
+from oncelog.actors.protocol.messages.cluster import TopicMetadata
 from oncelog.api.batching.accumulator import Accumulator, Headers, Wake, record_size_bytes
 from oncelog.api.batching.arrow_rows import ColumnBatch
 from oncelog.api.batching.delivery import RecordFuture, TableDelivery
 from oncelog.api.batching.interceptors import InterceptorChain
+from oncelog.api.batching.open_batches import OpenBatches, fastest
 from oncelog.api.config import ProducerSettings
-from oncelog.api.producing.delivery_deadline import DeliveryDeadline
-from oncelog.api.producing.partition_sender import PartitionSender
-from oncelog.api.producing.sender_context import SendCounters, SenderContext, open_batches_for
-from oncelog.api.producing.sender_tasks import SenderTasks
-from oncelog.api.producing.topic_finder import TopicFinder
-from oncelog.api.producing.untold_failures import UntoldFailures
+from oncelog.api.producing.partition_sender import (
+    PartitionSender,
+    SendCounters,
+    SenderContext,
+    UntoldFailures,
+)
 from oncelog.api.session.event_loop import cancelled_by_program
 from oncelog.api.session.process_bound import AFTER_FORK
+from oncelog.api.session.retry import Backoff, BackoffPolicy
 from oncelog.api.session.routing import Router
 from oncelog.api.transacting.enrolment import Enrolment
 from oncelog.api.transacting.failures import abort_after, for_the_others, unanswered
 from oncelog.api.transacting.fencing import Fencing
 from oncelog.api.transacting.plain_identity import PlainIdentities
-from oncelog.api.transacting.requests import TransactionRequests
+from oncelog.api.transacting.requests import UNKNOWN_TOPIC_WAIT_MS, TransactionRequests
 from oncelog.api.transacting.state import (
     ProducerIdentity,
     TransactionState,
@@ -47,6 +51,8 @@ from oncelog.storage.exceptions import (
     OncelogError,
     RequestTimedOutError,
     TransactionAbortableError,
+    UnknownServerError,
+    UnknownTopicOrPartitionError,
     exception_for,
 )
 from oncelog.storage.model import (
@@ -495,3 +501,191 @@ class RecordSender:
                 "when they shut down; call abort_transaction()"
             )
             self.spoil(error, ErrorClass.ABORTABLE)
+
+
+def open_batches_for(settings: ProducerSettings, router: Router) -> OpenBatches:
+    """A producer's open batches, compiled if possible."""
+    return fastest()(
+        known_topics=router.known_topics,
+        now_ms=router.clock.now_ms,
+        is_system_time=isinstance(router.clock, SystemClock),
+        batch_bytes=settings.batch_size,
+        record_bytes_max=settings.max_request_size,
+        buffer_bytes_max=settings.buffer_memory,
+    )
+
+
+# --- tasks ----------------------------------------------------------------------------------------
+
+
+class SenderTasks:
+    """Runs coroutines on ``loop``; one that fails is a bug and goes to ``on_crash``.
+
+    ``on_cancelled`` is called for one that was cancelled, but not by ``give_up`` or ``cancel``,
+    unless it was begun as one that the producer can do without.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_crash: Callable[[OncelogError], None],
+        on_cancelled: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._spare: set[asyncio.Task[None]] = set()
+        self._on_crash = on_crash
+        self._on_cancelled = on_cancelled
+        # In start order, so that they are cancelled in it too.
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run ``work`` as a task."""
+        task = self._loop.create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._done)
+        return task
+
+    def spawn_spare(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """``spawn`` for what may be cancelled by anybody, as others do it later."""
+        task = self.spawn(work)
+        self._spare.add(task)
+        return task
+
+    def give_up(self, task: asyncio.Task[None]) -> None:
+        """Cancel ``task``, whose end is of no more interest; one that runs goes on to its end."""
+        if task is not asyncio.current_task(self._loop):
+            self._tasks.pop(task, None)
+            task.cancel()
+
+    def cancel(self) -> None:
+        """Cancel all tasks."""
+        for task in tuple(self._tasks):
+            self._tasks.pop(task)
+            task.cancel()
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        is_wanted = task in self._tasks and task not in self._spare
+        self._tasks.pop(task, None)
+        self._spare.discard(task)
+        if task.cancelled():
+            if is_wanted:
+                self._on_cancelled()
+            return
+        if task.exception() is None:
+            return
+        crash = UnknownServerError(f"the producer stopped because of a bug: {task.exception()!r}")
+        crash.__cause__ = task.exception()
+        self._on_crash(crash)
+
+
+# --- the delivery timeout -------------------------------------------------------------------------
+
+
+RESOLUTION_S: Final = 0.001
+"""Anything due within this is due now: a timer may fire early by the clock's resolution."""
+
+AGAIN_AFTER_S: Final = 0.1
+"""The minimum interval between checks while something overdue cannot be expired yet."""
+
+
+class DeliveryDeadline:
+    """Calls ``expire`` with the time at or before which a batch must have begun to be overdue.
+
+    ``accumulator`` knows when, by the time of ``loop``, the oldest one was begun.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        settings: ProducerSettings,
+        accumulator: Accumulator,
+        expire: Callable[[float], None],
+    ) -> None:
+        self._loop = loop
+        self._timeout_s = settings.delivery_timeout_ms / 1_000
+        self._oldest_s = accumulator.oldest_s
+        self._expire = expire
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self) -> None:
+        """Set the timer if a batch is open; call it on the loop after the first one was begun."""
+        if self._timer is None and (oldest_s := self._oldest_s()) is not None:
+            self._timer = self._loop.call_at(oldest_s + self._timeout_s, self._look)
+
+    def stop(self) -> None:
+        """Cancel the timer: no more batches will be begun."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        self._timer = None
+        now_s = self._loop.time()
+        self._expire(now_s - self._timeout_s + RESOLUTION_S)
+        if (oldest_s := self._oldest_s()) is not None:
+            due_s = max(oldest_s + self._timeout_s, now_s + AGAIN_AFTER_S)
+            self._timer = self._loop.call_at(due_s, self._look)
+
+
+# --- topics that are not known yet ----------------------------------------------------------------
+
+
+class TopicFinder:
+    """Looks topics up for one producer. ``known`` may be called from any thread."""
+
+    def __init__(self, *, router: Router, settings: ProducerSettings, random: Random) -> None:
+        self._router = router
+        self._settings = settings
+        self._random = random
+
+    def known(self, topic: str, partition: int | None = None) -> TopicMetadata | None:
+        """Cached metadata of a topic that may be written to, if it has ``partition``."""
+        metadata = self._router.known_topics.get(topic)
+        if metadata is None or topic in INTERNAL_TOPICS:
+            return None
+        if partition is not None and partition >= len(metadata.partitions):
+            return None
+        return metadata
+
+    async def find(self, topic: str, partition: int | None = None) -> None:
+        """Wait until ``topic`` is known, up to ``max_block_ms``.
+
+        A topic that the controller does not know is reported after a few seconds. A ``partition``
+        beyond the known ones may just have been added, so the controller is asked again. Raises
+        ``UnknownTopicOrPartitionError``, or the reason why the controller does not answer.
+        """
+        await self._until_answered(lambda: self._router.partition_count(topic))
+        if partition is None or self.known(topic, partition) is not None:
+            return
+        await self._until_answered(lambda: self._router.ask_for(topic))
+        count = await self._router.partition_count(topic)
+        if partition >= count:
+            raise UnknownTopicOrPartitionError(
+                f"topic {topic!r} has partitions 0 to {count - 1}, not {partition}"
+            )
+
+    async def _until_answered(self, ask: Callable[[], Awaitable[object]]) -> None:
+        backoff = Backoff(
+            BackoffPolicy(
+                initial_ms=self._settings.retry_backoff_ms,
+                max_ms=self._settings.retry_backoff_max_ms,
+            ),
+            self._random,
+        )
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        while True:
+            try:
+                await ask()
+                return
+            except OncelogError as error:
+                is_missing = isinstance(error, UnknownTopicOrPartitionError)
+                limit_ms = (
+                    min(UNKNOWN_TOPIC_WAIT_MS, self._settings.max_block_ms)
+                    if is_missing
+                    else self._settings.max_block_ms
+                )
+                delay_s = backoff.delay_ms(error.code) / 1_000
+                waited_s = loop.time() - started_s
+                if not error.retriable or (waited_s + delay_s) * 1_000 > limit_ms:
+                    raise
+                await asyncio.sleep(delay_s)

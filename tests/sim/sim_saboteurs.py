@@ -42,7 +42,7 @@ from oncelog.actors.replica.opening import ReplicaDirectory
 from oncelog.actors.replica.replica import Replica
 from oncelog.actors.transactions.coordinator import TransactionCoordinator
 from oncelog.actors.transactions.marker_sender import MarkerSender
-from oncelog.api.producing.delivery_deadline import DeliveryDeadline
+from oncelog.api.producing.record_sender import DeliveryDeadline
 from oncelog.api.transacting.enrolment import Enrolment
 from oncelog.api.transacting.state import TransactionState as ProducerTransaction
 from oncelog.storage.compaction import round as cleaner_round
