@@ -26,7 +26,7 @@ from oncelog.actors.protocol.messages.transaction import (
 )
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.core import ProducerCore
-from oncelog.api.producing.sending import AsyncSending, SyncSending
+from oncelog.api.producing.producer import AsyncSending, SyncSending
 from oncelog.api.session.event_loop import LoopThread
 from oncelog.api.session.routing import Router
 from oncelog.api.transacting.requests import TransactionRequests

@@ -16,10 +16,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
 from random import Random
 from types import TracebackType
-from typing import Final
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
 
 from oncelog.actors.protocol.group.offsets import (
     Refusal,
@@ -27,11 +32,15 @@ from oncelog.actors.protocol.group.offsets import (
     refusal_of_position,
 )
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
+from oncelog.api.batching.accumulator import Headers
+from oncelog.api.batching.arrow_rows import ColumnBatch, as_table, highest_partition, split_table
+from oncelog.api.batching.delivery import BatchMetadata, RecordFuture, RecordMetadata, TableDelivery
+from oncelog.api.batching.interceptors import InterceptorChain, ProducerRecord
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.core import ProducerCore, check_token
-from oncelog.api.producing.metrics import ProducerMetrics, metrics_of
-from oncelog.api.producing.sending import AsyncSending, SyncSending
+from oncelog.api.producing.record_sender import RecordSender
 from oncelog.api.session.event_loop import LoopThread, close_if_forgotten
+from oncelog.api.session.process_bound import ProcessBound
 from oncelog.api.session.routing import Router
 from oncelog.api.transacting.requests import GroupMetadata
 from oncelog.storage.errors import ErrorCode
@@ -47,6 +56,303 @@ from oncelog.storage.model import (
     is_valid_group_id,
     utf8_bytes,
 )
+
+Bytes: TypeAlias = "bytes | bytearray | memoryview"
+TableFuture: TypeAlias = "Future[tuple[BatchMetadata, ...]]"
+"""The future of a table: the position of each of its batches."""
+
+MAKE_THERE: Final = "pass its settings and make one there with cluster.producer(...)"
+
+
+class SyncSending(ProcessBound):
+    """Sending from any thread; the loop of ``loop_thread`` delivers the batches."""
+
+    make_there = MAKE_THERE
+
+    def __init__(self, sender: RecordSender, loop_thread: LoopThread) -> None:
+        self._sender = sender
+        self._loop_thread = loop_thread
+        loop_thread.call_when_forbidden(sender.forbid)
+        loop_thread.call_when_closed(sender.close)
+        if not sender.interceptors:
+            # The fast path: one call from the caller into a batch with room. What it falls back to
+            # must not refer to this object, which could never be forgotten.
+            slow = partial(_send, sender, loop_thread)
+            self.send = sender.open_batches.sender(slow)  # type: ignore[method-assign]
+
+    def send(
+        self,
+        topic: str,
+        value: Bytes | None = None,
+        key: Bytes | None = None,
+        *,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        timestamp_ms: int | None = None,
+        partition: int | None = None,
+    ) -> RecordFuture:
+        """Send one record; returns at once, and the future gives its offset.
+
+        A record goes to ``partition``, else by the hash of its key, else to a sticky partition. A
+        ``value`` of ``None`` is a tombstone. ``timestamp_ms`` ``None`` is now. Waits up to
+        ``max_block_ms`` while ``buffer_memory`` is full, and some milliseconds when the thread
+        is far ahead of what is sent. Raises ``TypeError`` for what is not bytes,
+        ``UnknownTopicOrPartitionError`` if there is no such topic after a few seconds,
+        ``MessageTooLargeError``, and ``IllegalStateError`` outside a transaction. A transaction in
+        which it raised anything, even ``KeyboardInterrupt``, cannot be committed without
+        ``despite_refused_sends``. Only a call that does not fit the signature goes unnoticed:
+        Python refuses it before ``send`` begins.
+        """
+        chain = self._sender.interceptors
+        if not chain:
+            return _send(
+                self._sender, self._loop_thread, topic, value, key, headers, timestamp_ms, partition
+            )
+        try:
+            sent = _intercepted(chain, topic, value, key, headers, timestamp_ms, partition)
+            with _refusals_reported(chain):
+                future = _send(
+                    self._sender,
+                    self._loop_thread,
+                    sent.topic,
+                    sent.value,
+                    sent.key,
+                    sent.headers,
+                    sent.timestamp_ms,
+                    sent.partition,
+                )
+            chain.watch(future)
+        except BaseException as error:
+            self._sender.note_refused(error)
+            raise
+        return future
+
+    def send_arrow(self, topic: str, table: Any) -> TableFuture:
+        """Send a pyarrow ``Table`` or ``RecordBatch``, one record per row, without Python objects.
+
+        Columns: ``value`` (binary or string) and, optionally, ``key`` (the same), ``timestamp``
+        (milliseconds or an Arrow timestamp), ``headers`` (``list<struct<key, value>>``) and
+        ``partition`` (integer); null counts as absent. Rows of a partition keep their order. Waits
+        while ``buffer_memory`` is full.
+
+        One future for the whole table: it resolves to one ``BatchMetadata`` per batch that was
+        appended, or raises the error of the first batch that failed.
+        """
+        self._loop_thread.check()
+        try:
+            _checked_topic(topic)
+            table = as_table(table)
+            partition = highest_partition(table)
+            if not self._sender.has_room(topic, partition):
+                self._loop_thread.run(self._sender.make_room(topic, partition))
+            delivery = TableDelivery()
+            for batch in _batches(self._sender, topic, table):
+                while not self._sender.has_room(topic):
+                    self._loop_thread.run(self._sender.make_room(topic))
+                self._sender.append_batch(batch, delivery)
+            delivery.seal()
+            return delivery.future
+        except BaseException as error:
+            self._sender.note_refused(error)
+            raise
+
+
+def _send(
+    sender: RecordSender,
+    loop_thread: LoopThread,
+    topic: str,
+    value: Bytes | None,
+    key: Bytes | None,
+    headers: Headers,
+    timestamp_ms: int | None,
+    partition: int | None,
+) -> RecordFuture:
+    """The slow path: checks everything, and waits if it must."""
+    loop_thread.check()
+    try:
+        value, key, headers = _checked(topic, value, key, headers, timestamp_ms, partition)
+        while True:
+            future = sender.try_send(topic, value, key, headers, timestamp_ms, partition)
+            if future is not None:
+                return future
+            loop_thread.run(sender.make_room(topic, partition))
+    except BaseException as error:
+        sender.note_refused(error)
+        raise
+
+
+class AsyncSending(ProcessBound):
+    """Sending from coroutines of one event loop."""
+
+    make_there = MAKE_THERE
+
+    def __init__(self, sender: RecordSender) -> None:
+        self._sender = sender
+        self._add = sender.open_batches.add
+
+    async def send(
+        self,
+        topic: str,
+        value: Bytes | None = None,
+        key: Bytes | None = None,
+        *,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        timestamp_ms: int | None = None,
+        partition: int | None = None,
+    ) -> asyncio.Future[RecordMetadata]:
+        """``Producer.send``: await it to have the record accepted, its result for the offset."""
+        sender, chain = self._sender, self._sender.interceptors
+        if not chain and (future := self._add(topic, value, key, headers, timestamp_ms, partition)):
+            return future.awaitable()
+        # The slow path: checks everything, and waits if it must.
+        try:
+            if chain:
+                sent = _intercepted(chain, topic, value, key, headers, timestamp_ms, partition)
+                topic, value, key, headers = sent.topic, sent.value, sent.key, sent.headers
+                timestamp_ms, partition = sent.timestamp_ms, sent.partition
+            with _refusals_reported(chain):
+                value, key, headers = _checked(topic, value, key, headers, timestamp_ms, partition)
+                record = (topic, value, key, headers, timestamp_ms, partition)
+                while (future := sender.try_send(*record)) is None:
+                    await sender.make_room(topic, partition)
+            if chain:
+                chain.watch(future)
+        except BaseException as error:
+            sender.note_refused(error)
+            raise
+        return future.awaitable()
+
+    async def send_arrow(self, topic: str, table: Any) -> asyncio.Future[tuple[BatchMetadata, ...]]:
+        """``Producer.send_arrow``; the future resolves to the position of each batch."""
+        try:
+            _checked_topic(topic)
+            table = as_table(table)
+            partition = highest_partition(table)
+            if not self._sender.has_room(topic, partition):
+                await self._sender.make_room(topic, partition)
+            delivery = TableDelivery()
+            for batch in _batches(self._sender, topic, table):
+                while not self._sender.has_room(topic):
+                    await self._sender.make_room(topic)
+                self._sender.append_batch(batch, delivery)
+            delivery.seal()
+            return delivery.awaitable(asyncio.get_running_loop())
+        except BaseException as error:
+            self._sender.note_refused(error)
+            raise
+
+    def forbid(self) -> None:
+        """Refuse every use: this is the copy in a forked process."""
+        self._sender.forbid()
+
+
+def _batches(sender: RecordSender, topic: str, table: pa.Table) -> Iterator[ColumnBatch]:
+    count = sender.partition_count(topic)
+    return split_table(
+        table,
+        topic=topic,
+        partition_count=count,
+        now_ms=sender.now_ms(),
+        record_bytes_max=sender.settings.max_request_size,
+        sticky_partition=lambda: sender.sticky_partition(topic, count),
+    )
+
+
+# --- interceptors -----------------------------------------------------------------------------
+
+
+def _intercepted(
+    chain: InterceptorChain,
+    topic: str,
+    value: Bytes | None,
+    key: Bytes | None,
+    headers: Headers,
+    timestamp_ms: int | None,
+    partition: int | None,
+) -> ProducerRecord:
+    record = ProducerRecord(
+        topic=topic,
+        value=value,
+        key=key,
+        headers=headers,
+        timestamp_ms=timestamp_ms,
+        partition=partition,
+    )
+    return chain.on_send(record)
+
+
+@contextlib.contextmanager
+def _refusals_reported(chain: InterceptorChain) -> Iterator[None]:
+    """Interceptors also see the outcome of a record that is not accepted (KIP-42)."""
+    try:
+        yield
+    except (Exception, asyncio.CancelledError) as error:
+        chain.on_acknowledgement(None, error)
+        raise
+
+
+# --- checks -----------------------------------------------------------------------------------
+
+
+def _checked(
+    topic: str,
+    value: Bytes | None,
+    key: Bytes | None,
+    headers: Headers,
+    timestamp_ms: int | None,
+    partition: int | None,
+) -> tuple[bytes | None, bytes | None, Headers]:
+    """The arguments of ``send`` with plain bytes; ``TypeError`` names the one that is wrong."""
+    if type(topic) is not str:
+        _checked_topic(topic)
+    if value is not None and type(value) is not bytes:
+        value = _as_bytes("value", value)
+    if key is not None and type(key) is not bytes:
+        key = _as_bytes("key", key)
+    if headers:
+        headers = _checked_headers(headers)
+    if timestamp_ms is not None:
+        _check_integer("timestamp_ms", timestamp_ms, "milliseconds since 1970")
+        if not -(2**63) <= timestamp_ms < 2**63:
+            raise ValueError(f"timestamp_ms={timestamp_ms} does not fit into 64 bits")
+    if partition is not None:
+        _check_integer("partition", partition, "a partition number")
+    return value, key, headers if headers else ()
+
+
+def _checked_topic(topic: object) -> str:
+    if not isinstance(topic, str):
+        raise TypeError(f"topic must be str, not {type(topic).__name__}")
+    return topic
+
+
+def _as_bytes(name: str, value: object) -> bytes:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    hint = "; encode it, for example with .encode()" if isinstance(value, str) else ""
+    raise TypeError(f"{name} must be bytes or None, not {type(value).__name__}{hint}")
+
+
+def _check_integer(name: str, value: object, meaning: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an int ({meaning}) or None, not {type(value).__name__}")
+
+
+_HEADERS_ARE: Final = "headers must be pairs (str, bytes or None), as in [('h', b'1')]"
+
+
+def _checked_headers(headers: Headers) -> Headers:
+    checked: list[tuple[str, bytes | None]] = []
+    if not isinstance(headers, Iterable):
+        raise TypeError(f"{_HEADERS_ARE}; got {headers!r}")
+    for header in headers:
+        if not isinstance(header, tuple) or len(header) != 2 or not isinstance(header[0], str):
+            raise TypeError(f"{_HEADERS_ARE}; got {header!r}")
+        name, value = header
+        if utf8_bytes(name) is None:
+            raise ValueError(f"header name {name!r} must be text that UTF-8 can encode")
+        checked.append((name, None if value is None else _as_bytes(f"header {name!r}", value)))
+    return tuple(checked)
+
 
 __all__ = ["AsyncProducer", "Producer", "ProducerMetrics"]
 
@@ -349,3 +655,75 @@ def _raise(refusal: Refusal) -> None:
     code, words = refusal
     if code is not ErrorCode.NONE:
         raise exception_for(code, words)
+
+
+# --- metrics --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerMetrics:
+    """Totals since the producer was made, and two current values.
+
+    Current: ``batches_in_flight``, and the unacknowledged ``buffered_bytes``, at most
+    ``buffer_memory_bytes``. ``commit_ms`` and ``abort_ms`` sum the time from call to decision
+    over all transactions. ``bytes_sent`` counts encoded batches, without retries.
+    """
+
+    records_sent: int
+    records_acknowledged: int
+    records_failed: int
+    batches_sent: int
+    batches_retried: int
+    batches_failed: int
+    batches_in_flight: int
+    bytes_sent: int
+    batch_size_bytes: int
+    buffered_bytes: int
+    buffer_memory_bytes: int
+    transactions_begun: int
+    transactions_committed: int
+    transactions_aborted: int
+    commit_ms: float
+    abort_ms: float
+    interceptor_failures: int
+
+    @property
+    def records_per_batch(self) -> float:
+        """Mean number of records of a batch; 0 before the first."""
+        return self.records_sent / self.batches_sent if self.batches_sent else 0.0
+
+    @property
+    def batch_fill(self) -> float:
+        """Mean size of a sent batch as a fraction of ``batch_size``; tables may exceed 1."""
+        if not self.batches_sent:
+            return 0.0
+        return self.bytes_sent / self.batches_sent / self.batch_size_bytes
+
+    @property
+    def buffer_use(self) -> float:
+        """The used fraction of ``buffer_memory``."""
+        return self.buffered_bytes / self.buffer_memory_bytes
+
+
+def metrics_of(core: ProducerCore) -> ProducerMetrics:
+    """The metrics of one producer; may be called from any thread."""
+    sender, counters, transactions = core.sender, core.sender.counters, core.transactions
+    return ProducerMetrics(
+        records_sent=counters.records_sent,
+        records_acknowledged=counters.records_acknowledged,
+        records_failed=counters.records_failed,
+        batches_sent=counters.batches_sent,
+        batches_retried=counters.batches_retried,
+        batches_failed=counters.batches_failed,
+        batches_in_flight=sender.in_flight_count,
+        bytes_sent=counters.bytes_sent,
+        batch_size_bytes=sender.settings.batch_size,
+        buffered_bytes=sender.buffered_bytes,
+        buffer_memory_bytes=sender.settings.buffer_memory,
+        transactions_begun=transactions.begun,
+        transactions_committed=transactions.committed,
+        transactions_aborted=transactions.aborted,
+        commit_ms=transactions.commit_ms,
+        abort_ms=transactions.abort_ms,
+        interceptor_failures=sender.interceptors.failure_count,
+    )
