@@ -32,15 +32,20 @@ from oncelog.api.session.process_bound import AFTER_FORK
 from oncelog.api.session.retry import Backoff, BackoffPolicy
 from oncelog.api.session.routing import Router
 from oncelog.api.transacting.enrolment import Enrolment
-from oncelog.api.transacting.failures import abort_after, for_the_others, unanswered
-from oncelog.api.transacting.fencing import Fencing
-from oncelog.api.transacting.plain_identity import PlainIdentities
-from oncelog.api.transacting.requests import UNKNOWN_TOPIC_WAIT_MS, TransactionRequests
+from oncelog.api.transacting.requests import (
+    UNKNOWN_TOPIC_WAIT_MS,
+    Fencing,
+    PlainIdentities,
+    TransactionRequests,
+)
 from oncelog.api.transacting.state import (
     ProducerIdentity,
     TransactionState,
     TransactionStatus,
+    abort_after,
+    for_the_others,
     severity,
+    unanswered,
 )
 from oncelog.storage.errors import ErrorClass, ErrorCode
 from oncelog.storage.exceptions import (

@@ -20,7 +20,6 @@ from oncelog.actors.protocol.messages.transaction import (
     PartitionEnrolment,
 )
 from oncelog.api.config import ProducerSettings
-from oncelog.api.transacting.enrolment_habit import EnrolmentHabit
 from oncelog.api.transacting.requests import TransactionRequests
 from oncelog.api.transacting.state import ProducerIdentity, TransactionState
 from oncelog.storage.errors import ErrorCode
@@ -184,3 +183,31 @@ class Enrolment:
 
 def _tickets(enrolments: Iterable[PartitionEnrolment]) -> dict[TopicPartition, bytes]:
     return {enrolment.topic_partition: enrolment.ticket for enrolment in enrolments}
+
+
+# --- habit ----------------------------------------------------------------------------------------
+
+
+EXPECTED_MAX: Final = 64
+"""No more partitions are expected: needless markers would cost more than the wait."""
+
+
+class EnrolmentHabit:
+    """The partitions that both of the last two transactions wrote to."""
+
+    __slots__ = ("_last", "expected")
+
+    def __init__(self) -> None:
+        self._last: frozenset[TopicPartition] = frozenset()
+        self.expected: frozenset[TopicPartition] = frozenset()
+        """Of the next transaction; empty if unknown or too many."""
+
+    def following(self, written: Collection[TopicPartition]) -> frozenset[TopicPartition]:
+        """What is expected of the transaction after one that sends records to ``written``."""
+        both = self._last.intersection(written)
+        return both if len(both) <= EXPECTED_MAX else frozenset()
+
+    def ended(self, written: Collection[TopicPartition]) -> None:
+        """A transaction has ended that sent records to ``written``."""
+        self.expected = self.following(written)
+        self._last = frozenset(written)

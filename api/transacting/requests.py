@@ -8,9 +8,9 @@ same arguments, and a reply that carries a retriable code means that ``max_block
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from random import Random
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from msgspec import structs
 
@@ -40,8 +40,9 @@ from oncelog.api.config import ProducerSettings
 from oncelog.api.records import GivenUpInput
 from oncelog.api.session.retry import BackoffPolicy, call_with_retries
 from oncelog.api.session.routing import Router
-from oncelog.api.transacting.state import ProducerIdentity, severity
+from oncelog.api.transacting.state import ProducerIdentity, TransactionState, severity
 from oncelog.storage.errors import ErrorClass, ErrorCode
+from oncelog.storage.exceptions import exception_for
 from oncelog.storage.model import TopicPartition
 
 WHY_WITHIN_MS: Final = 2_000
@@ -340,3 +341,100 @@ def _with_worst_enrolment(reply: AddPartitionsToTxnReply) -> AddPartitionsToTxnR
                 detail += f"; create it with admin.create_topic({partition.topic!r}, partitions=N)"
             return structs.replace(reply, error=enrolment.error, detail=detail)
     return reply
+
+
+# --- why an epoch was fenced ----------------------------------------------------------------------
+
+
+class Fencing:
+    """Finds out why leaders refuse a producer's epoch. Asks once per transaction."""
+
+    def __init__(
+        self,
+        *,
+        state: TransactionState | None,
+        requests: TransactionRequests,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._state = state
+        self._requests = requests
+        self._loop = loop
+        self._question: asyncio.Task[Reply] | None = None
+
+    async def explained(self, topic_partition: TopicPartition, reply: ReplyT) -> ReplyT:
+        """A leader's ``reply``; if it refuses the transaction's epoch, with the true cause."""
+        state = self._state
+        if reply.error is not ErrorCode.INVALID_PRODUCER_EPOCH or state is None:
+            return reply
+        question = self._question
+        if question is None:
+            question = self._question = self._loop.create_task(
+                self._requests.why_fenced(state.transactional_id, state.identity, topic_partition)
+            )
+        await asyncio.wait((question,))
+        why = Reply() if question.cancelled() else question.result()
+        if why.error is ErrorCode.NONE or why.error.retriable:
+            return reply
+        return structs.replace(reply, error=why.error, detail=why.detail)
+
+    def stop(self) -> None:
+        """Stop asking: the transaction is over."""
+        if self._question is not None:
+            self._question.cancel()
+
+    def forget(self) -> None:
+        """The next transaction has another epoch."""
+        self._question = None
+
+
+# --- ids without transactions ---------------------------------------------------------------------
+
+
+class PlainIdentities:
+    """Gets producer ids. ``current`` is the one that new partitions start with.
+
+    Remembers one ticket per id, so at most one more than the producer has partitions.
+    """
+
+    def __init__(
+        self,
+        requests: TransactionRequests,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+    ) -> None:
+        self._requests = requests
+        self._spawn = spawn
+        self._tickets: dict[int, bytes] = {}
+        self._renewing: dict[int, asyncio.Task[None]] = {}
+        self.current: ProducerIdentity | None = None
+
+    async def fresh(self) -> ProducerIdentity:
+        """A new producer id; ``OncelogError`` if none can be obtained."""
+        reply = await self._requests.init_producer_id(None)
+        if reply.error is not ErrorCode.NONE:
+            raise exception_for(reply.error, reply.detail or "no producer id could be obtained")
+        self._tickets[reply.producer_id] = reply.ticket
+        return ProducerIdentity(producer_id=reply.producer_id, producer_epoch=reply.producer_epoch)
+
+    def ticket_of(self, identity: ProducerIdentity) -> bytes | None:
+        """What proves that the producer id is ours."""
+        return self._tickets.get(identity.producer_id)
+
+    def renew_soon(self, identity: ProducerIdentity) -> None:
+        """Ask for a ticket under the current key; if that fails, the next hint asks again."""
+        task = self._renewing.get(identity.producer_id)
+        ticket = self._tickets.get(identity.producer_id)
+        if ticket is not None and (task is None or task.done()):
+            self._renewing[identity.producer_id] = self._spawn(self._renew(identity, ticket))
+
+    def give_up(self, identity: ProducerIdentity) -> None:
+        """A leader refused our ticket: start nothing new with this id."""
+        self._tickets.pop(identity.producer_id, None)
+        if self.current is not None and self.current.producer_id == identity.producer_id:
+            self.current = None
+
+    async def _renew(self, identity: ProducerIdentity, ticket: bytes) -> None:
+        producer_id = identity.producer_id
+        reply = await self._requests.renew_ticket(identity, ticket)
+        if reply.error is ErrorCode.NONE and producer_id in self._tickets:
+            self._tickets[producer_id] = reply.ticket
+        del self._renewing[producer_id]

@@ -12,7 +12,7 @@ from oncelog.actors.protocol.messages.partition import ProduceRequest
 from oncelog.actors.protocol.messages.transaction import InitProducerIdReply, InitProducerIdRequest
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.producer import AsyncProducer
-from oncelog.api.transacting.plain_identity import PlainIdentities
+from oncelog.api.transacting.requests import PlainIdentities
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import OutOfOrderSequenceNumberError
 

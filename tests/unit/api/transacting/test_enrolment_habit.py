@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oncelog.api.transacting.enrolment_habit import EXPECTED_MAX, EnrolmentHabit
+from oncelog.api.transacting.enrolment import EXPECTED_MAX, EnrolmentHabit
 from oncelog.storage.model import TopicPartition
 
 
