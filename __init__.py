@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from oncelog.api.client import Cluster, connect, init
     from oncelog.api.config import ConsumerOptions, ProducerOptions
     from oncelog.api.consuming.consumer import AsyncConsumer, Consumer
-    from oncelog.api.consuming.listener import ConsumerRebalanceListener
+    from oncelog.api.consuming.core import ConsumerRebalanceListener
     from oncelog.api.processing.job import ProcessFailedError, ProcessJob
     from oncelog.api.producing.member import Membership
     from oncelog.api.producing.producer import AsyncProducer, Producer
@@ -230,7 +230,7 @@ _HOMES = {
     "Cluster": "oncelog.api.client",
     "Consumer": "oncelog.api.consuming.consumer",
     "ConsumerOptions": "oncelog.api.config",
-    "ConsumerRebalanceListener": "oncelog.api.consuming.listener",
+    "ConsumerRebalanceListener": "oncelog.api.consuming.core",
     "ConsumerRecord": "oncelog.api.records",
     "ErrorCode": "oncelog.storage.errors",
     "IsolationLevel": "oncelog.storage.model",

@@ -25,6 +25,7 @@ from typing import Final, TypeVar
 
 from msgspec import structs
 
+from oncelog.actors.process.metrics import CONSUMER_LAG, NO_METRICS
 from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.protocol.messages.cluster import TopicMetadata
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
@@ -32,8 +33,6 @@ from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.fetch_buffer import AssignedPartition
 from oncelog.api.consuming.fetcher import Fetcher
-from oncelog.api.consuming.lag_report import LagReport
-from oncelog.api.consuming.listener import ConsumerRebalanceListener
 from oncelog.api.consuming.membership import GroupMembership, bug_met
 from oncelog.api.records import ConsumerGroupMetadata, GivenUpInput, next_moment
 from oncelog.api.session.event_loop import call_in_place, current_user
@@ -42,6 +41,7 @@ from oncelog.api.session.offsets import (
     consumer_backoff,
     fetch_committed,
     is_retriable,
+    lag_of,
     list_offsets,
 )
 from oncelog.api.session.routing import Router
@@ -53,6 +53,34 @@ from oncelog.storage.exceptions import (
     OncelogError,
 )
 from oncelog.storage.model import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
+
+
+class ConsumerRebalanceListener:
+    """Base class of listeners, for ``subscribe``; override the methods you need.
+
+    They are called in a poll, before it goes on, in the thread or task that polls; the two that
+    take partitions away also in ``close`` and ``unsubscribe``. They may commit, seek and end a
+    transaction, but not poll, subscribe or close. Those of an ``AsyncConsumer`` may be coroutine
+    functions. What one raises leaves the poll, and the rebalance goes on with the next one.
+    Source: KIP-429 for ``on_lost``; each rebalance takes all partitions before it gives any.
+    """
+
+    def on_assigned(self, partitions: frozenset[TopicPartition]) -> object:
+        """These are read from now on; also called without any. Positions may still be set."""
+
+    def on_revoked(self, partitions: frozenset[TopicPartition]) -> object:
+        """These are about to be given up: what is not committed now, is read again.
+
+        Commits are taken, also those of a transaction.
+        """
+
+    def on_lost(self, partitions: frozenset[TopicPartition]) -> object:
+        """The member is out of its group, and these may be another's: no commit is taken any more.
+
+        Calls ``on_revoked`` unless it is overridden.
+        """
+        return self.on_revoked(partitions)
+
 
 TakenT = TypeVar("TakenT")
 
@@ -699,3 +727,48 @@ def _exists(topics: Mapping[str, TopicMetadata], topic_partition: TopicPartition
     """Whether the partition is in what is known of ``topics``."""
     topic = topics.get(topic_partition.topic)
     return topic is not None and topic.find(topic_partition.partition) is not None
+
+
+# --- lag ------------------------------------------------------------------------------------------
+
+
+class LagReport:
+    """Sets the lag of each assigned partition, every interval from the first poll to the close."""
+
+    def __init__(self, reports: CallReports, fetcher: Fetcher, group_id: str | None) -> None:
+        self._reports = reports
+        self._fetcher = fetcher
+        self._group_id = group_id
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Report from now on, for a member of a group whose cluster is watched."""
+        is_watched = self._reports.metrics is not NO_METRICS
+        if self._timer is None and self._group_id is not None and is_watched:
+            self._wait()
+
+    def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._reports.interval_ms / 1_000, self._report)
+
+    def _report(self) -> None:
+        for tp, partition in self._fetcher.partitions.items():
+            if partition.position is None or partition.readable_end is None:
+                continue
+            tags = {
+                "group": self._group_id or "",
+                "topic": tp.topic,
+                "partition": str(tp.partition),
+            }
+            # What is held is read, also if it has been deleted since.
+            start_offset = 0 if partition.has_pieces else partition.log_start_offset
+            lag = lag_of(
+                partition.position, start_offset=start_offset, end_offset=partition.readable_end
+            )
+            self._reports.metrics.set(CONSUMER_LAG, lag, tags)
+        self._wait()
+
+    def stop(self) -> None:
+        """Report no more."""
+        if self._timer is not None:
+            self._timer.cancel()

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 from oncelog.actors.protocol.messages.partition import FetchReply, FetchRequest
 from oncelog.api.config import ConsumerSettings
-from oncelog.api.consuming.aborted_filter import visible_batches
-from oncelog.api.consuming.fetch_buffer import AssignedPartition
+from oncelog.api.consuming.fetch_buffer import AssignedPartition, visible_batches
 from oncelog.api.records import ConsumerRecord, next_moment
 from oncelog.api.session.event_loop import cancelled_by_program
 from oncelog.api.session.offsets import consumer_backoff, is_retriable

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from oncelog.actors.protocol.partition.machine import PartitionMachine
-from oncelog.api.consuming.aborted_filter import visible_batches
+from oncelog.api.consuming.fetch_buffer import visible_batches
 from oncelog.storage.compaction.compactor import Cleaner, CleanResult, CompactionSettings
 from oncelog.storage.disk.file_system import RealFileHandle, RealFileSystem
 from oncelog.storage.log.partition import LogSettings, PartitionLog

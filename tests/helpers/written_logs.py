@@ -9,7 +9,7 @@ from crash_disk import CrashDisk, DataLoss, NameLoss
 from crash_life import DIRECTORY, NOW_MS, History, Life
 from file_damage import contents
 
-from oncelog.api.consuming.aborted_filter import visible_batches
+from oncelog.api.consuming.fetch_buffer import visible_batches
 from oncelog.storage.exceptions import CorruptRecordError
 from oncelog.storage.log.checkpoint import CLEAN_SHUTDOWN_FILE
 from oncelog.storage.records.batch import iterate_batches

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from sim_stage import Player
 
 from oncelog.api.consuming.consumer import AsyncConsumer
-from oncelog.api.consuming.listener import ConsumerRebalanceListener
+from oncelog.api.consuming.core import ConsumerRebalanceListener
 from oncelog.api.records import ConsumerRecord
 from oncelog.storage.exceptions import ClientClosedError, IllegalStateError, OncelogError
 from oncelog.storage.model import TopicPartition

@@ -30,7 +30,7 @@ from sim_stage import Cast, Stage, WorkloadPlan
 from sim_swarm import CLUSTER
 from sim_world import SimulationError, World, WorldSettings
 
-from oncelog.api.consuming.handover import Handover
+from oncelog.api.consuming.consumer import Handover
 from oncelog.api.producing.record_sender import RecordSender
 from oncelog.api.transacting.state import TransactionState
 from oncelog.storage.errors import ErrorClass

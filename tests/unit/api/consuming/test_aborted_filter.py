@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncelog.api.consuming.aborted_filter import VisibleBatches, visible_batches
+from oncelog.api.consuming.fetch_buffer import VisibleBatches, visible_batches
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import AbortedTransaction
 from oncelog.storage.records.batch import seal

@@ -4,8 +4,7 @@ import pickle
 
 import pytest
 
-from oncelog.api.consuming.aborted_filter import visible_batches
-from oncelog.api.consuming.fetch_buffer import AssignedPartition
+from oncelog.api.consuming.fetch_buffer import AssignedPartition, visible_batches
 from oncelog.api.records import ConsumerRecord
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import TopicPartition

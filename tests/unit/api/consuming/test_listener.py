@@ -10,7 +10,7 @@ import pytest
 from oncelog.actors.protocol.messages.group import LeaveGroupRequest
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.consumer import AsyncConsumer, Consumer
-from oncelog.api.consuming.listener import ConsumerRebalanceListener
+from oncelog.api.consuming.core import ConsumerRebalanceListener
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import IllegalStateError
 from oncelog.storage.model import TopicPartition

@@ -11,7 +11,7 @@ import pytest
 
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.consumer import AsyncConsumer
-from oncelog.api.consuming.listener import ConsumerRebalanceListener
+from oncelog.api.consuming.core import ConsumerRebalanceListener
 from oncelog.api.records import ConsumerGroupMetadata, GivenUpInput
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import TransactionAbortableError

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from written_logs import written
 
-from oncelog.api.consuming.aborted_filter import visible_batches
+from oncelog.api.consuming.fetch_buffer import visible_batches
 from oncelog.storage.log_settings import RetentionPolicy
 
 
