@@ -39,10 +39,9 @@ from oncelog.api.config import (
 )
 from oncelog.api.consuming.consumer import AsyncConsumer, Consumer
 from oncelog.api.processing.actor import attach, launch_workers, running_jobs
-from oncelog.api.processing.job import ProcessJob
+from oncelog.api.processing.job import LEAVE_TIMEOUT_MS, ProcessJob, leave_former_places
 from oncelog.api.processing.loop import worker_settings
 from oncelog.api.processing.messages import ProcessConfig
-from oncelog.api.processing.places import LEAVE_TIMEOUT_MS, leave_former_places
 from oncelog.api.producing.member import (
     TRANSACTION_TIMEOUT_MS,
     Membership,

@@ -26,6 +26,7 @@ its side effects may repeat. Nothing may depend on state that it keeps between c
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -44,15 +45,17 @@ from oncelog.api.processing.messages import (
     WorkerState,
     WorkerStatus,
     WorkerStatusRequest,
+    identity_of,
 )
-from oncelog.api.processing.places import LEAVE_TIMEOUT_MS, give_up_places
 from oncelog.api.session.event_loop import LoopThread
 from oncelog.api.session.offsets import fetch_committed, list_offsets
 from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
+    GroupIdNotFoundError,
     OncelogError,
     RequestTimedOutError,
+    UnknownMemberIdError,
     UnknownServerError,
     UnknownTopicOrPartitionError,
 )
@@ -473,3 +476,47 @@ class ProcessJob:
     async def _leave_group(self) -> None:
         admin = AsyncAdmin(self._router, random=self._random, timeout_ms=LEAVE_TIMEOUT_MS)
         await give_up_places(admin, self.group_id, [history.index for history in self._histories])
+
+
+# --- places in the group --------------------------------------------------------------------------
+
+
+LEAVE_TIMEOUT_MS: Final = 5_000
+"""How long the coordinator of the group may take to put workers out, when a job starts or stops."""
+
+_log = logging.getLogger(__name__)
+
+
+async def leave_former_places(admin: AsyncAdmin, group_id: str, *, worker_count: int) -> None:
+    """Give up the places of earlier jobs that a job of ``worker_count`` has no worker for.
+
+    Those were killed, or ended with their cluster.
+    """
+    try:
+        group = await admin.describe_group(group_id)
+    except GroupIdNotFoundError:
+        return
+    except OncelogError as error:
+        _log.warning("job %s: which workers it had before is not known: %s", group_id, error)
+        return
+    prefix = identity_of(group_id, 0).removesuffix("0")
+    names = (member.group_instance_id or "" for member in group.members)
+    numbers = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+    former = [int(number) for number in numbers if number.isdecimal()]
+    await give_up_places(admin, group_id, [index for index in former if index >= worker_count])
+
+
+async def give_up_places(admin: AsyncAdmin, group_id: str, worker_indexes: Iterable[int]) -> None:
+    """Put these workers out of the group, those that are in it."""
+    places = [identity_of(group_id, index) for index in worker_indexes]
+    try:
+        await admin.remove_members_from_group(group_id, group_instance_ids=places)
+    except UnknownMemberIdError as error:
+        _log.debug("job %s: %s", group_id, error)
+    except OncelogError as error:
+        _log.warning(
+            "job %s: the group keeps the places of %s until their sessions end: %s",
+            group_id,
+            ", ".join(places),
+            error,
+        )

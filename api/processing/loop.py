@@ -31,23 +31,29 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from msgspec import structs
 
 from oncelog.actors.interfaces import Clock
+from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.api.consuming.consumer import Consumer
-from oncelog.api.processing.deaths import ProcessDeaths
 from oncelog.api.processing.messages import ProcessConfig, WorkerState
-from oncelog.api.processing.output import Output, apply_to_records, apply_to_table
-from oncelog.api.processing.starts import StartPositions
 from oncelog.api.producing.producer import Offsets, Producer
-from oncelog.api.records import ConsumerGroupMetadata
+from oncelog.api.records import ConsumerGroupMetadata, ConsumerRecord
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import ClientClosedError, OncelogError
 from oncelog.storage.model import TopicPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from oncelog.api.producing.producer import Producer
+
 
 POLL_MS: Final = 100
 """How long a poll of an idle worker waits, hence how soon it notices a stop."""
@@ -537,3 +543,223 @@ def _first_offsets(batch: Any) -> dict[TopicPartition, int]:
     for record in batch:
         first.setdefault(record.topic_partition, record.offset)
     return first
+
+
+# --- output ---------------------------------------------------------------------------------------
+
+
+_PLACE: Final = ("topic", "partition", "offset")
+
+
+class Output(Protocol):
+    """Records to be sent in the open transaction."""
+
+    @property
+    def record_count(self) -> int:
+        """How many records there are."""
+        ...
+
+    def send(self, producer: Producer, sink: str) -> None:
+        """Hand all of them to ``producer``; the commit shows whether they arrived."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TableOutput:
+    """Rows of a table, ``None`` for no output."""
+
+    table: pa.Table | pa.RecordBatch | None
+
+    @property
+    def record_count(self) -> int:
+        """How many rows there are."""
+        return 0 if self.table is None else int(self.table.num_rows)
+
+    def send(self, producer: Producer, sink: str) -> None:
+        """Send the rows, if there are any."""
+        if self.record_count:
+            producer.send_arrow(sink, self.table)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordOutput:
+    """Key, value and timestamp of each record."""
+
+    records: Sequence[tuple[bytes | None, bytes | None, int]]
+
+    @property
+    def record_count(self) -> int:
+        """How many records there are."""
+        return len(self.records)
+
+    def send(self, producer: Producer, sink: str) -> None:
+        """Send one record after another; the producer makes batches of them."""
+        for key, value, timestamp_ms in self.records:
+            producer.send(
+                sink, value=value, key=key, timestamp_ms=timestamp_ms if timestamp_ms >= 0 else None
+            )
+
+
+def apply_to_table(function: Callable[[Any], Any], batch: pa.Table) -> TableOutput:
+    """Apply ``function`` to a whole batch; it returns a table, a record batch or ``None``."""
+    import pyarrow as pa
+
+    result = function(batch)
+    if result is not None and not isinstance(result, (pa.Table, pa.RecordBatch)):
+        raise TypeError(
+            "the function must return a pyarrow Table, a RecordBatch or None, "
+            f"not {type(result).__name__}; for single records use batch_format='record'"
+        )
+    return TableOutput(result if result is None else _without_place(result))
+
+
+def _without_place(result: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
+    """``result`` without the columns that say where its rows were in the source.
+
+    ``topic`` and ``offset`` mean nothing for a record to be sent. Where one of them is, the rows
+    were made from those of the source, and so was ``partition``: it is not one of the sink.
+    """
+    names = [name for name in result.schema.names if name in _PLACE]
+    if not names or names == ["partition"]:
+        return result
+    return result.drop_columns(names)
+
+
+def apply_to_records(
+    function: Callable[[Any], Any], batch: Sequence[ConsumerRecord]
+) -> RecordOutput:
+    """Apply ``function`` to each record; it returns a value, a key and value, several, or None."""
+    records: list[tuple[bytes | None, bytes | None, int]] = []
+    for record in batch:
+        result = function(record)
+        records.extend(
+            (*_key_and_value(item, record), record.timestamp_ms)
+            for item in (result if isinstance(result, list) else [result])
+            if item is not None
+        )
+    return RecordOutput(records)
+
+
+def _key_and_value(item: Any, record: ConsumerRecord) -> tuple[bytes | None, bytes | None]:
+    """Output of one record: a value alone keeps the key of the record it was made from."""
+    if isinstance(item, bytes):
+        return record.key, item
+    if isinstance(item, tuple) and len(item) == 2:
+        key, value = item
+        if (key is None or isinstance(key, bytes)) and (value is None or isinstance(value, bytes)):
+            return key, value
+    raise TypeError(
+        "the function must return bytes (the value), a tuple (key, value) of bytes or None, a list "
+        f"of such, or None, not {type(item).__name__}"
+    )
+
+
+# --- where a worker begins ------------------------------------------------------------------------
+
+
+class CommittedOffsets(Protocol):
+    """The part of a consumer used here."""
+
+    def committed(self, partition: TopicPartition) -> int | None:
+        """The group's committed offset; waits for open transactions."""
+        ...
+
+
+class StartPositions:
+    """The starts of one worker, through all its clients. Offsets are inclusive."""
+
+    def __init__(self) -> None:
+        self._begun: dict[TopicPartition, int] = {}
+        self._settled: set[TopicPartition] = set()
+
+    def note(
+        self, first_offsets: Mapping[TopicPartition, int], positions: Mapping[TopicPartition, int]
+    ) -> None:
+        """Take in a poll: what it read first in each partition, and the positions after it."""
+        for partition, offset in (*first_offsets.items(), *positions.items()):
+            if partition not in self._settled:
+                self._begun.setdefault(partition, offset)
+
+    def settle(
+        self,
+        consumer: CommittedOffsets,
+        first_offsets: Mapping[TopicPartition, int],
+        positions: Mapping[TopicPartition, int],
+        commit: Callable[[Mapping[TopicPartition, int]], None],
+    ) -> bool:
+        """Commit the starts of the partitions assigned now, for a member of the group.
+
+        False: the poll began later than the worker did before, so it has to be repeated from the
+        committed offsets. Raises what ``committed`` and ``commit`` raise; then nothing is settled.
+        """
+        begun = {tp: offset for tp, offset in self._begun.items() if tp in positions}
+        if not begun:
+            return True
+        starts = {tp: offset for tp, offset in begun.items() if consumer.committed(tp) is None}
+        if starts:
+            commit(starts)
+        for partition in begun:
+            del self._begun[partition]
+        self._settled.update(begun)
+        current = {**positions, **first_offsets}
+        return all(current[partition] <= offset for partition, offset in starts.items())
+
+
+# --- how often a process has died -----------------------------------------------------------------
+
+
+_WORD: Final = "attempt"
+
+
+class CommittedPositions(Protocol):
+    """The part of a consumer used here."""
+
+    def committed_with_metadata(self, partition: TopicPartition) -> OffsetAndMetadata | None:
+        """The group's committed position; waits for open transactions."""
+        ...
+
+
+class ProcessDeaths:
+    """The attempts of one worker of the job ``job_id``, in one process."""
+
+    def __init__(self, job_id: str, deaths_max: int) -> None:
+        self._job_id = job_id
+        self._deaths_max = deaths_max
+        self._noted: set[TopicPartition] = set()
+
+    def note(
+        self,
+        consumer: CommittedPositions,
+        first_offsets: Mapping[TopicPartition, int],
+        commit: Callable[[Mapping[TopicPartition, OffsetAndMetadata]], None],
+    ) -> str:
+        """Note an attempt at each partition; why there must not be another, or "".
+
+        ``first_offsets`` are those of the input, ``commit`` commits positions durably. Raises what
+        both raise; then the attempt counts as not made.
+        """
+        marks: dict[TopicPartition, OffsetAndMetadata] = {}
+        for partition, first_offset in first_offsets.items():
+            if partition in self._noted:
+                continue
+            found = consumer.committed_with_metadata(partition)
+            deaths = 0 if found is None else self._deaths(found.metadata)
+            offset = first_offset if found is None else found.offset
+            if deaths >= self._deaths_max:
+                return (
+                    f"{deaths} processes in a row died while the function worked on {partition} "
+                    f"from offset {offset} on"
+                )
+            position = found or OffsetAndMetadata(offset=first_offset)
+            metadata = f"{self._job_id} {_WORD} {deaths + 1}"
+            marks[partition] = structs.replace(position, metadata=metadata)
+        if marks:
+            commit(marks)
+            self._noted.update(marks)
+        return ""
+
+    def _deaths(self, metadata: str) -> int:
+        words = metadata.split(" ")
+        if len(words) == 3 and words[:2] == [self._job_id, _WORD] and words[2].isdecimal():
+            return int(words[2])
+        return 0

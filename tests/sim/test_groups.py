@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sim_world import World
 
-from oncelog.api.processing.places import give_up_places, leave_former_places
+from oncelog.api.processing.job import give_up_places, leave_former_places
 from oncelog.storage.model import TopicPartition
 
 SOON_S = 10.0

@@ -20,6 +20,7 @@ from oncelog.api.processing.job import (
     ProcessJob,
     ProcessWorker,
     jobs_of,
+    leave_former_places,
     worker_actor,
 )
 from oncelog.api.processing.messages import (
@@ -29,7 +30,6 @@ from oncelog.api.processing.messages import (
     WorkerStatus,
     WorkerStatusRequest,
 )
-from oncelog.api.processing.places import leave_former_places
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     ProducerFencedError,

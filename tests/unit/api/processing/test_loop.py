@@ -7,8 +7,8 @@ import pytest
 from process_world import TP, VALUES, FakeProducer, World, consumers_of, sunk
 
 from oncelog.api.processing import loop as process_loop
+from oncelog.api.processing.loop import apply_to_table
 from oncelog.api.processing.messages import WorkerState
-from oncelog.api.processing.output import apply_to_table
 from oncelog.storage.exceptions import (
     FencedInstanceIdError,
     IllegalStateError,
