@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, Final, TypeAlias
 
-from oncelog.api.distributing.ranges import Bounds, PartitionRange
+from oncelog.api.distributing.read import Bounds, PartitionRange
 from oncelog.storage.exceptions import InvalidSettingError, OffsetOutOfRangeError
 from oncelog.storage.model import NO_OFFSET, TopicPartition
 

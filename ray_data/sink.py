@@ -18,8 +18,7 @@ from ray.data.datasource import Datasink, WriteResult
 
 from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.api.config import COMPRESSION_TYPES
-from oncelog.api.distributing.options import WriteOptions
-from oncelog.api.distributing.write import DistributedWrite
+from oncelog.api.distributing.write import DistributedWrite, WriteOptions
 from oncelog.api.producing.member import TRANSACTION_TIMEOUT_MS
 from oncelog.ray_data.columns import RowFormat, check_schema
 from oncelog.ray_data.connection import connect

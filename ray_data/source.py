@@ -15,7 +15,7 @@ from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 
 from oncelog.api.distributing.connection import Connection
-from oncelog.api.distributing.ranges import PartitionRange, Selection
+from oncelog.api.distributing.read import PartitionRange, Selection
 from oncelog.ray_data.columns import read_schema, to_block
 from oncelog.ray_data.connection import connect
 from oncelog.ray_data.planning import (

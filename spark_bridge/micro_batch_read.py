@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from oncelog.actors.protocol.messages.cluster import TopicMetadata
-from oncelog.api.distributing.ranges import Bounds, PartitionRange
+from oncelog.api.distributing.read import Bounds, PartitionRange
 from oncelog.api.distributing.write import Connect
 from oncelog.api.session.offsets import lag_of
 from oncelog.spark_bridge.offsets import (

@@ -26,8 +26,13 @@ from typing import TYPE_CHECKING
 
 from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.api.distributing.connection import PlannedRun
-from oncelog.api.distributing.options import WriteOptions
-from oncelog.api.distributing.write import GATHER_BYTES, Connect, DistributedWrite, refuse_missing
+from oncelog.api.distributing.write import (
+    GATHER_BYTES,
+    Connect,
+    DistributedWrite,
+    WriteOptions,
+    refuse_missing,
+)
 from oncelog.api.producing.member import Membership, RunEnd
 from oncelog.storage.exceptions import (
     IllegalStateError,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from oncelog.api.distributing.ranges import Bounds, PartitionRange
+from oncelog.api.distributing.read import Bounds, PartitionRange
 from oncelog.storage.exceptions import InvalidSettingError, OffsetOutOfRangeError
 from oncelog.storage.model import NO_OFFSET, TopicPartition
 

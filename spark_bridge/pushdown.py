@@ -34,7 +34,7 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from oncelog.api.distributing.ranges import PartitionRange
+from oncelog.api.distributing.read import PartitionRange
 from oncelog.spark_bridge.offsets import Offsets
 from oncelog.storage.model import NO_OFFSET, TopicPartition
 

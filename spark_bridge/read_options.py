@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from oncelog.api.distributing.ranges import Selection
+from oncelog.api.distributing.read import Selection
 from oncelog.spark_bridge.given_options import GivenOptions, OptionNames, check_topic
 from oncelog.spark_bridge.offsets import (
     EARLIEST,

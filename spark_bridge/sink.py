@@ -18,8 +18,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from oncelog.actors.protocol.messages.transaction import Winner
-from oncelog.api.distributing.options import WriteOptions
-from oncelog.api.distributing.write import DistributedWrite
+from oncelog.api.distributing.write import DistributedWrite, WriteOptions
 from oncelog.spark_bridge.connection import connect
 from oncelog.spark_bridge.errors import one_line_errors
 from oncelog.spark_bridge.micro_batch_write import (

@@ -38,7 +38,7 @@ except ImportError as error:
         "batches of a bounded size came to Python sources with 4.1 and 4.2"
     ) from error
 
-from oncelog.api.distributing.ranges import PartitionRange
+from oncelog.api.distributing.read import PartitionRange
 from oncelog.spark_bridge.connection import connect
 from oncelog.spark_bridge.errors import one_line_errors
 from oncelog.spark_bridge.micro_batch_read import MicroBatchReads

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from oncelog.api.config import COMPRESSION_TYPES, ProducerSettings
-from oncelog.api.distributing.options import WriteOptions
+from oncelog.api.distributing.write import WriteOptions
 from oncelog.api.producing.member import TRANSACTION_TIMEOUT_MS
 from oncelog.spark_bridge.errors import PRODUCER_SETTINGS, option_of
 from oncelog.spark_bridge.given_options import GivenOptions, OptionNames, check_topic

@@ -16,9 +16,7 @@ from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
 from oncelog.actors.protocol.messages.transaction import DriverProcess, Winner
 from oncelog.api.config import ProducerSettings
-from oncelog.api.distributing.options import WriteOptions
-from oncelog.api.distributing.range_reader import read_range
-from oncelog.api.distributing.ranges import Bounds, PartitionRange, unknown_topic
+from oncelog.api.distributing.read import Bounds, PartitionRange, read_range, unknown_topic
 from oncelog.api.producing.member import (
     Membership,
     RunEnd,
@@ -52,6 +50,7 @@ from oncelog.storage.model import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from oncelog.api.distributing.write import WriteOptions
     from oncelog.api.session.context import ClientContext
 
 PLAN_TIMEOUT_MS: Final = 60_000

@@ -52,8 +52,7 @@ def values(dataset: Any) -> Counter[bytes]:
 
 def write_with(sink_class: Any, dataset: Any, topic: str) -> None:
     """Write with a sink that breaks in its own way."""
-    from oncelog.api.distributing.options import WriteOptions
-    from oncelog.api.distributing.write import DistributedWrite
+    from oncelog.api.distributing.write import DistributedWrite, WriteOptions
     from oncelog.ray_data.connection import connect
 
     dataset.write_datasink(sink_class(DistributedWrite.plan(connect, WriteOptions(topic=topic))))

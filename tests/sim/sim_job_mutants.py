@@ -25,8 +25,7 @@ from oncelog.actors.protocol.transaction import state as transaction_state
 from oncelog.actors.protocol.transaction.runs import Runs
 from oncelog.actors.protocol.transaction.state import TransactionMetadata
 from oncelog.api.distributing import connection
-from oncelog.api.distributing.options import WriteOptions
-from oncelog.api.distributing.write import DistributedWrite
+from oncelog.api.distributing.write import DistributedWrite, WriteOptions
 from oncelog.api.producing.member import TransactionMember
 from oncelog.spark_bridge.micro_batch_write import MicroBatch, MicroBatchWrite
 from oncelog.storage.errors import ErrorCode

@@ -21,8 +21,7 @@ from sim_threads import SimThread
 from oncelog.actors.protocol.messages.transaction import DriverProcess, Winner
 from oncelog.api.config import ProducerSettings
 from oncelog.api.distributing.connection import Connection, PlannedRun, WritingSettings
-from oncelog.api.distributing.options import WriteOptions
-from oncelog.api.distributing.write import GATHER_BYTES, Connect, DistributedWrite
+from oncelog.api.distributing.write import GATHER_BYTES, Connect, DistributedWrite, WriteOptions
 from oncelog.api.producing.member import Membership, TransactionMember
 from oncelog.api.session.context import ClientContext
 from oncelog.spark_bridge.connection import driver_process

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncelog.api.distributing.ranges import Bounds, PartitionRange
+from oncelog.api.distributing.read import Bounds, PartitionRange
 from oncelog.ray_data.planning import END, START, plan, rows_bytes, shares, times_ms
 from oncelog.storage.exceptions import InvalidSettingError, OffsetOutOfRangeError
 from oncelog.storage.model import TopicPartition

@@ -9,8 +9,7 @@ from ray.data import DataContext, Dataset
 from ray.data.datasource import WriteResult
 
 from oncelog.actors.protocol.messages.transaction import Winner
-from oncelog.api.distributing.options import WriteOptions
-from oncelog.api.distributing.write import DistributedWrite
+from oncelog.api.distributing.write import DistributedWrite, WriteOptions
 from oncelog.ray_data import sink
 from oncelog.ray_data.columns import RowFormat
 from oncelog.ray_data.sink import OncelogDatasink, write, write_options

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from oncelog import ray_data
-from oncelog.api.distributing.ranges import Bounds, PartitionRange
+from oncelog.api.distributing.read import Bounds, PartitionRange
 from oncelog.ray_data import source
 from oncelog.ray_data.columns import READ_SCHEMA
 from oncelog.ray_data.source import OncelogDatasource, blocks, plan_read

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncelog.api.distributing.ranges import Bounds, PartitionRange
+from oncelog.api.distributing.read import Bounds, PartitionRange
 from oncelog.spark_bridge.offsets import (
     EARLIEST,
     LATEST,

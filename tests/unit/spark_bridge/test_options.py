@@ -7,7 +7,7 @@ import pytest
 
 from oncelog.actors.protocol.messages.transaction import Run
 from oncelog.actors.protocol.transaction.commit_versions import version_token
-from oncelog.api.distributing.ranges import Selection
+from oncelog.api.distributing.read import Selection
 from oncelog.spark_bridge.errors import TOLD_MAX, tell_once
 from oncelog.spark_bridge.given_options import CLIENT_TUNING
 from oncelog.spark_bridge.offsets import EARLIEST, LATEST, Timestamps

@@ -21,7 +21,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from oncelog.api.distributing.ranges import PartitionRange
+from oncelog.api.distributing.read import PartitionRange
 from oncelog.spark_bridge.pushdown import GAP_MIN, SPANS_MAX, Spans, push
 from oncelog.storage.model import TopicPartition
 

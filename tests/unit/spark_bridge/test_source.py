@@ -7,7 +7,7 @@ from distributed_world import TimedConnection
 from pyspark.sql.datasource import DataSourceReader, EqualTo, GreaterThanOrEqual
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from oncelog.api.distributing.ranges import PartitionRange
+from oncelog.api.distributing.read import PartitionRange
 from oncelog.api.session.event_loop import LoopThread
 from oncelog.spark_bridge import source
 from oncelog.spark_bridge.schema import read_schema

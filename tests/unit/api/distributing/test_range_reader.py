@@ -8,9 +8,8 @@ from distributed_world import OnePartition
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncelog.api.distributing import range_reader
-from oncelog.api.distributing.range_reader import read_range
-from oncelog.api.distributing.ranges import PartitionRange
+from oncelog.api.distributing import read
+from oncelog.api.distributing.read import PartitionRange, read_range
 from oncelog.storage.exceptions import (
     OffsetOutOfRangeError,
     RequestTimedOutError,
@@ -154,7 +153,7 @@ def test_a_topic_that_only_its_leader_does_not_know_is_not_taken_for_gone(one_pa
 
 
 def test_a_leader_that_gives_nothing_for_long_fails_the_read(one_partition, monkeypatch):
-    monkeypatch.setattr(range_reader, "STALL_TIMEOUT_MS", 20)
+    monkeypatch.setattr(read, "STALL_TIMEOUT_MS", 20)
     one_partition.append(b"0")
     one_partition.is_silent = True
     with pytest.raises(RequestTimedOutError, match="the leader of t-0 gave nothing"):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncelog.api.distributing.ranges import Selection
+from oncelog.api.distributing.read import Selection
 from oncelog.storage.exceptions import UnknownTopicOrPartitionError
 from oncelog.storage.model import TopicPartition
 

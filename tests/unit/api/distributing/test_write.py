@@ -3,8 +3,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from oncelog.api.distributing.options import WriteOptions
-from oncelog.api.distributing.write import DistributedWrite, rows_by_topic
+from oncelog.api.distributing.write import DistributedWrite, WriteOptions, rows_by_topic
 from oncelog.storage.exceptions import (
     InvalidRequestError,
     InvalidTopicError,
