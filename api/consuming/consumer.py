@@ -4,7 +4,7 @@ A consumer is used by one thread (or task) at a time, as in Kafka; another gets
 ``IllegalStateError`` meanwhile, and may only close it, which ends the calls of the first with
 ``ClientClosedError``. Errors are raised as ``OncelogError``; retriable ones are retried internally.
 
-One file: the two are one interface, and documented once.
+One file: the two are one interface, documented once, and hand records over in the same way.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
 ITERATION_POLL_MS: Final = 1_000
 """How long one poll of an iterating consumer waits; iteration itself never times out."""
+
+TakenT = TypeVar("TakenT")
 
 Partitions: TypeAlias = TopicPartition | Iterable[TopicPartition]
 
@@ -545,11 +547,13 @@ def _check_poll(timeout_ms: float, max_records: int) -> None:
 # --- records on their way to the application ------------------------------------------------------
 
 
-TakenT = TypeVar("TakenT")
-
-
 class Handover:
-    """The records on their way to the application. Plain attributes: two threads use them in turn.
+    """Records taken from a consumer's partitions that the application does not have yet.
+
+    Positions move when records are taken. They then pass through an iteration, which delivers the
+    records of a poll one by one, and in a synchronous consumer from the loop's thread to the
+    user's, where Ctrl-C drops them. The next call first puts them back. Plain attributes: two
+    threads use them in turn.
 
     ``before`` are the positions before the last poll took anything, until its caller has the result
     and sets it to ``None``. A synchronous caller does that by a plain store just before it returns:

@@ -1,5 +1,6 @@
-"""A consumer's state of one assigned partition: its position and what was prefetched.
+"""What a consumer has fetched of one partition: which of it may be seen, how much is taken.
 
+A reply is filtered first, by the rules of ``visible_batches``; what is left is buffered.
 ``position`` is the truth: the offset of the next record the user gets. Fetched replies wait in
 order as *pieces*; taking from them, as records or as columns, decodes one batch at a time and
 moves the position. When the last visible batch of a piece is taken, the position steps to the end
@@ -27,6 +28,13 @@ from oncelog.storage.records.rows import Rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+PIECES_MAX: Final = 2
+"""Replies held per partition: the one being taken from, and one fetched ahead."""
+
+
+# --- what may be seen -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +88,20 @@ def visible_batches(
     aborted_transactions: Iterable[AbortedTransaction] | None,
     checks_crc: bool = True,
 ) -> VisibleBatches:
-    """Filter the ``records`` of a fetch from ``fetch_offset`` (inclusive).
+    """Filter the ``records`` of a fetch from ``fetch_offset`` (inclusive): the read_committed rule.
+
+    Below the last stable offset every transaction is decided, so "not in the aborted list" means
+    committed, and the reader needs neither buffering nor a look-ahead. The rule, batch by batch in
+    offset order (Source: KIP-98, "Consumer"):
+
+    * a batch with a producer id first *activates* every listed transaction whose first offset is
+      not above the batch's last offset;
+    * an ABORT marker *deactivates* its producer id; COMMIT markers, other control types and control
+      batches that compaction has emptied change nothing; no control batch is ever delivered;
+    * a transactional data batch of an active producer id is skipped; all other data is delivered.
+
+    The state starts empty for each reply, because a leader lists every overlapping transaction. One
+    producer may have several aborted transactions in one reply: each activates it again.
 
     ``aborted_transactions`` is ``None`` for read_uncommitted: then only control batches are
     hidden. A truncated batch at the end is ignored. The first visible batch may begin below
@@ -122,8 +143,7 @@ def _is_abort_marker(records: Buffer, header: BatchHeader, position: int) -> boo
     return control is not None and control.committed is False
 
 
-PIECES_MAX: Final = 2
-"""Replies held per partition: the one being taken from, and one fetched ahead."""
+# --- what is held ---------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

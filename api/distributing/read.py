@@ -1,4 +1,4 @@
-"""Which records a distributed read covers, and what can be read. Pure.
+"""A read of many tasks: which records it covers, and how each task reads its range of them.
 
 A range is from its start (inclusive) to its end (exclusive). Control batches and aborted records
 have offsets too, so a range may hold fewer records than offsets.
@@ -34,6 +34,15 @@ from oncelog.storage.model import (
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+STALL_TIMEOUT_MS: Final = 120_000
+"""How long a read may stall before it fails, for the engine to retry the task."""
+
+PARTITION_FETCH_BYTES: Final = 1_900_000
+"""One reply; a larger one would go through the object store, not inside the actor call."""
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,15 +132,6 @@ def unknown_topic(topic: str, known: Iterable[str]) -> str:
 # --- reading a range ------------------------------------------------------------------------------
 
 
-STALL_TIMEOUT_MS: Final = 120_000
-"""How long a read may stall before it fails, for the engine to retry the task."""
-
-PARTITION_FETCH_BYTES: Final = 1_900_000
-"""One reply; a larger one would go through the object store, not inside the actor call."""
-
-_logger = logging.getLogger(__name__)
-
-
 async def read_range(
     router: Router,
     wanted: PartitionRange,
@@ -142,6 +142,7 @@ async def read_range(
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     """The records of ``wanted``, in offset order, as batches of ``decode_columns``'s schema.
 
+    Fetches ahead while its task consumes.
     Raises ``OffsetOutOfRangeError`` when the range is no longer in the log, and
     ``UnknownTopicOrPartitionError`` or ``UnknownTopicIdError`` when the topic is gone, unless it
     ``skips_lost``: then a warning names the offsets. ``RequestTimedOutError`` when its leader sends

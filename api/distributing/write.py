@@ -43,8 +43,9 @@ ENGINES: Final = ("spark", "ray-data")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """A write. ``topic`` ``None``: each row names its own.
+    """What a write is told: where to, and under which identity.
 
+    ``topic`` ``None``: each row names its own.
     ``engine`` is how the ids begin of versions, and of writes without an id.
     ``producer`` are settings of ``ProducerSettings`` that differ from its defaults.
     """

@@ -21,6 +21,11 @@ A job is known by its ``group_id`` and outlives the program that started it: ``c
 
 The function may run more than once for the same input, after a failure: its *output* counts once,
 its side effects may repeat. Nothing may depend on state that it keeps between calls.
+
+Workers are static members of the group: a restarted one has its partitions back at once, and for
+the rest of its session nobody else gets them. So a job that ends gives its places up.
+
+One file: what a user does with a job, and the workers that answer it.
 """
 
 from __future__ import annotations
@@ -71,6 +76,11 @@ STATUS_TIMEOUT_MS: Final = 2_000
 
 WAIT_POLL_S: Final = 0.1
 STOP_TIMEOUT_MS: Final = 30_000
+
+LEAVE_TIMEOUT_MS: Final = 5_000
+"""How long the coordinator of the group may take to put workers out, when a job starts or stops."""
+
+_log = logging.getLogger(__name__)
 
 
 class ProcessFailedError(UnknownServerError):
@@ -479,12 +489,6 @@ class ProcessJob:
 
 
 # --- places in the group --------------------------------------------------------------------------
-
-
-LEAVE_TIMEOUT_MS: Final = 5_000
-"""How long the coordinator of the group may take to put workers out, when a job starts or stops."""
-
-_log = logging.getLogger(__name__)
 
 
 async def leave_former_places(admin: AsyncAdmin, group_id: str, *, worker_count: int) -> None:

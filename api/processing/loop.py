@@ -548,11 +548,8 @@ def _first_offsets(batch: Any) -> dict[TopicPartition, int]:
 # --- output ---------------------------------------------------------------------------------------
 
 
-_PLACE: Final = ("topic", "partition", "offset")
-
-
 class Output(Protocol):
-    """Records to be sent in the open transaction."""
+    """What a user's function returned, checked and made ready to be sent in the transaction."""
 
     @property
     def record_count(self) -> int:
@@ -598,6 +595,9 @@ class RecordOutput:
             producer.send(
                 sink, value=value, key=key, timestamp_ms=timestamp_ms if timestamp_ms >= 0 else None
             )
+
+
+_PLACE: Final = ("topic", "partition", "offset")
 
 
 def apply_to_table(function: Callable[[Any], Any], batch: pa.Table) -> TableOutput:
@@ -666,7 +666,16 @@ class CommittedOffsets(Protocol):
 
 
 class StartPositions:
-    """The starts of one worker, through all its clients. Offsets are inclusive."""
+    """Where a worker begins in partitions without committed offset, kept as the group's positions.
+
+    With ``auto_offset_reset="latest"`` a partition begins where its log ended when it was first
+    looked at. That offset is lost later: a restart after a rebalance, an abort or a crash would
+    find a later end and skip what came in between. So it is committed before any record is
+    processed. Records read while the worker was not a member of its group are not processed; their
+    offset is remembered until it can be committed.
+
+    One object serves a worker through all its clients. Offsets are inclusive.
+    """
 
     def __init__(self) -> None:
         self._begun: dict[TopicPartition, int] = {}
@@ -720,7 +729,15 @@ class CommittedPositions(Protocol):
 
 
 class ProcessDeaths:
-    """The attempts of one worker of the job ``job_id``, in one process."""
+    """How often a worker's process has died over the same input, kept where the next finds it.
+
+    A function may end its process: a crash in native code, ``os.abort``, too much memory. Ray
+    starts the worker again, which meets the same input. So each process, before it applies the
+    function to a partition for the first time, commits the group's position once more, unmoved,
+    with a metadata string that counts the attempts of the job ``job_id``. The next commit of output
+    replaces it. It is a transaction like those: a late copy of a plain commit would take the group
+    back to that position. Costs one commit per process and assignment, nothing per batch.
+    """
 
     def __init__(self, job_id: str, deaths_max: int) -> None:
         self._job_id = job_id

@@ -8,6 +8,8 @@ Without a transaction, a batch that fails for good leaves a gap that the leader 
 partition then waits until nothing is in flight and continues under the next producer epoch, from
 sequence 0. In a transaction any failure spoils the whole, and its end brings the next epoch.
 Source: KIP-98, "Idempotent producer guarantees"; KIP-360.
+
+One file: what becomes of a batch is told where it is decided, to its futures, counters and log.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ from oncelog.storage.exceptions import (
 )
 from oncelog.storage.model import PRODUCER_EPOCH_EXHAUSTED, TopicPartition, sequence_after
 from oncelog.storage.records.compression import Codec
+
+_logger = logging.getLogger("oncelog.producer")
 
 _TOO_LARGE: Final = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
 
@@ -530,17 +534,23 @@ def expired(batch: PendingBatch, timeout_ms: int, reason: str) -> OncelogError:
     )
 
 
+# --- failures that nobody waits for ---------------------------------------------------------------
+
+
 LINE_PERIOD_S: Final = 1.0
 """At most one line per period; it counts the records that it covers."""
 
 UNTOLD_MAX: Final = 100
 """How many failed batches ``flush`` remembers; it raises one, and the counters count all."""
 
-_logger = logging.getLogger("oncelog.producer")
-
 
 class UntoldFailures:
-    """Those of one producer. With ``is_told`` they are reported elsewhere and not kept."""
+    """Records of one producer that failed without anyone waiting for them: never lost silently.
+
+    In a transaction the commit fails: with ``is_told`` nothing is kept here. Without one, a caller
+    that drops the future of ``send`` would never know; so the failure is logged, and the next
+    ``flush`` raises it.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, is_told: bool) -> None:
         self._loop = loop

@@ -2,6 +2,8 @@
 
 Lives on one event loop. Only the methods under "from any thread" may be called from elsewhere;
 they take the accumulator's lock and wake the loop when they must.
+
+One file: tasks, timers and look-ups of a producer all lead to the next batch that may be sent.
 """
 
 from __future__ import annotations
@@ -524,8 +526,9 @@ def open_batches_for(settings: ProducerSettings, router: Router) -> OpenBatches:
 
 
 class SenderTasks:
-    """Runs coroutines on ``loop``; one that fails is a bug and goes to ``on_crash``.
+    """The tasks of one producer: none ends unseen, and none outlives it.
 
+    Runs coroutines on ``loop``; one that fails is a bug and goes to ``on_crash``.
     ``on_cancelled`` is called for one that was cancelled, but not by ``give_up`` or ``cancel``,
     unless it was begun as one that the producer can do without.
     """
@@ -594,9 +597,12 @@ AGAIN_AFTER_S: Final = 0.1
 
 
 class DeliveryDeadline:
-    """Calls ``expire`` with the time at or before which a batch must have begun to be overdue.
+    """``delivery_timeout_ms``: the outcome of a batch is known by then, wherever the batch is.
 
-    ``accumulator`` knows when, by the time of ``loop``, the oldest one was begun.
+    Calls ``expire`` with the time at or before which a batch must have begun to be overdue;
+    ``accumulator`` knows when, by the time of ``loop``, the oldest one was begun. One timer serves
+    all batches, set for the oldest: as all have the same timeout, it is reset only when it fires,
+    so a healthy producer pays nothing per batch.
     """
 
     def __init__(
@@ -635,7 +641,10 @@ class DeliveryDeadline:
 
 
 class TopicFinder:
-    """Looks topics up for one producer. ``known`` may be called from any thread."""
+    """Looks up topics and partitions that a producer does not know yet, with retries.
+
+    ``known`` may be called from any thread.
+    """
 
     def __init__(self, *, router: Router, settings: ProducerSettings, random: Random) -> None:
         self._router = router

@@ -193,7 +193,11 @@ EXPECTED_MAX: Final = 64
 
 
 class EnrolmentHabit:
-    """The partitions that both of the last two transactions wrote to."""
+    """What a transaction will probably write to: what both of the last two wrote to. Pure.
+
+    A producer that writes to the same partitions again and again can enrol all of them as soon as
+    it has the first record, while others are still being gathered.
+    """
 
     __slots__ = ("_last", "expected")
 

@@ -3,6 +3,9 @@
 A coordinator works on one step of a transactional id at a time and answers others with
 ``CONCURRENT_TRANSACTIONS``; so these calls queue here instead. Each is safe to repeat with the
 same arguments, and a reply that carries a retriable code means that ``max_block_ms`` have passed.
+
+Beside the calls, what is kept of two answers: why leaders refuse an epoch, and the producer ids
+that a producer without transactions sends under.
 """
 
 from __future__ import annotations
@@ -347,7 +350,10 @@ def _with_worst_enrolment(reply: AddPartitionsToTxnReply) -> AddPartitionsToTxnR
 
 
 class Fencing:
-    """Finds out why leaders refuse a producer's epoch. Asks once per transaction."""
+    """Finds out why leaders refuse a producer's epoch. Asks once per transaction.
+
+    Leaders know only that it was fenced; the transaction coordinator knows why.
+    """
 
     def __init__(
         self,
@@ -391,9 +397,13 @@ class Fencing:
 
 
 class PlainIdentities:
-    """Gets producer ids. ``current`` is the one that new partitions start with.
+    """The producer ids of a producer without transactions, and the tickets that prove them.
 
-    Remembers one ticket per id, so at most one more than the producer has partitions.
+    ``current`` is the one that new partitions start with. A ticket lasts as long as its key. A
+    leader that sees one under a replaced key says so; the ticket is then renewed in the background,
+    and the id stays. A producer that was idle for too long is refused and starts over with a new
+    id: it has nothing in flight. Remembers one ticket per id, so at most one more than the producer
+    has partitions.
     """
 
     def __init__(

@@ -1,4 +1,6 @@
-"""The client side of a producer's transaction: pure rules of what may be called when.
+"""The client side of a producer's transaction: what may be called when, and what failures mean.
+
+Pure rules. The states, and what leads from one to another:
 
 ```
 UNINITIALIZED ─init─▶ INITIALIZING ─▶ READY ─begin─▶ IN_TRANSACTION ─commit─▶ COMMITTING ─▶ READY
