@@ -54,6 +54,18 @@ from oncelog.storage.exceptions import (
 )
 from oncelog.storage.model import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
 
+TakenT = TypeVar("TakenT")
+
+LAST_COMMIT_TIMEOUT_MS: Final = 4_000
+"""How long partitions that are given up wait for their last commit, and those before it."""
+
+LOOKUP_TIMEOUT_MS: Final = 5_000
+"""How long one round of finding positions may take before a pending rebalance gets its turn."""
+
+_RESETS: Final = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP}
+
+_log = logging.getLogger(__name__)
+
 
 class ConsumerRebalanceListener:
     """Base class of listeners, for ``subscribe``; override the methods you need.
@@ -80,19 +92,6 @@ class ConsumerRebalanceListener:
         Calls ``on_revoked`` unless it is overridden.
         """
         return self.on_revoked(partitions)
-
-
-TakenT = TypeVar("TakenT")
-
-LAST_COMMIT_TIMEOUT_MS: Final = 4_000
-"""How long partitions that are given up wait for their last commit, and those before it."""
-
-LOOKUP_TIMEOUT_MS: Final = 5_000
-"""How long one round of finding positions may take before a pending rebalance gets its turn."""
-
-_RESETS: Final = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP}
-
-_log = logging.getLogger(__name__)
 
 
 class _Notice:

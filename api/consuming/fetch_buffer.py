@@ -29,7 +29,6 @@ from oncelog.storage.records.rows import Rows
 if TYPE_CHECKING:
     import pyarrow as pa
 
-
 PIECES_MAX: Final = 2
 """Replies held per partition: the one being taken from, and one fetched ahead."""
 

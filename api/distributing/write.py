@@ -9,8 +9,9 @@ attempt or one still writing. No task ever commits anything.
 With an application and its version a repeated write of a committed version writes nothing: its
 tasks leave their rows unread.
 
-Nothing here knows Spark: any engine with rows as Arrow batches, tasks, and a way to send objects
-between processes can write this way. Each step is given a way to connect its own process.
+Nothing here knows more of Spark than its name: any engine with rows as Arrow batches, tasks, and a
+way to send objects between processes can write this way. Each step is given a way to connect its
+own process.
 """
 
 from __future__ import annotations
@@ -36,9 +37,16 @@ from oncelog.storage.model import COMMIT_TOKEN_MAX_BYTES, TRANSACTIONAL_ID_MAX_B
 if TYPE_CHECKING:
     import pyarrow as pa
 
+Connect: TypeAlias = "Callable[[str | None], Connection]"
+"""The connection of this process to the cluster at an address; it may raise OncelogError."""
+
+GATHER_BYTES: Final = 8_388_608
+"""Rows are gathered up to this size, so that each partition gets few, large batches."""
 
 ENGINES: Final = ("spark", "ray-data")
 """Who writes versions: an application of one is another one than that of the other."""
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,15 +126,6 @@ class WriteOptions:
                 f"the application's name {str(self.txn_app_id)[:40]!r}... is too long for a commit "
                 "token: give a shorter one"
             )
-
-
-Connect: TypeAlias = "Callable[[str | None], Connection]"
-"""The connection of this process to the cluster at an address; it may raise OncelogError."""
-
-GATHER_BYTES: Final = 8_388_608
-"""Rows are gathered up to this size, so that each partition gets few, large batches."""
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

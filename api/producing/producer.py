@@ -10,6 +10,8 @@ Every producer is idempotent: a record lands once, in order, whatever is retried
 
 Errors of a transaction: ``abortable`` ones ask for ``abort_transaction``, ``fatal`` ones for a new
 producer. A call that timed out may have taken effect: make the same call again.
+
+One file: members of distributed writes send as producers do, and the checks are those of a send.
 """
 
 from __future__ import annotations
@@ -60,6 +62,10 @@ from oncelog.storage.model import (
 Bytes: TypeAlias = "bytes | bytearray | memoryview"
 TableFuture: TypeAlias = "Future[tuple[BatchMetadata, ...]]"
 """The future of a table: the position of each of its batches."""
+
+Offsets = Mapping[TopicPartition, "int | OffsetAndMetadata"]
+
+GENERATION_ID_MAX: Final = 2**31 - 1
 
 MAKE_THERE: Final = "pass its settings and make one there with cluster.producer(...)"
 
@@ -156,30 +162,6 @@ class SyncSending(ProcessBound):
             raise
 
 
-def _send(
-    sender: RecordSender,
-    loop_thread: LoopThread,
-    topic: str,
-    value: Bytes | None,
-    key: Bytes | None,
-    headers: Headers,
-    timestamp_ms: int | None,
-    partition: int | None,
-) -> RecordFuture:
-    """The slow path: checks everything, and waits if it must."""
-    loop_thread.check()
-    try:
-        value, key, headers = _checked(topic, value, key, headers, timestamp_ms, partition)
-        while True:
-            future = sender.try_send(topic, value, key, headers, timestamp_ms, partition)
-            if future is not None:
-                return future
-            loop_thread.run(sender.make_room(topic, partition))
-    except BaseException as error:
-        sender.note_refused(error)
-        raise
-
-
 class AsyncSending(ProcessBound):
     """Sending from coroutines of one event loop."""
 
@@ -243,122 +225,6 @@ class AsyncSending(ProcessBound):
     def forbid(self) -> None:
         """Refuse every use: this is the copy in a forked process."""
         self._sender.forbid()
-
-
-def _batches(sender: RecordSender, topic: str, table: pa.Table) -> Iterator[ColumnBatch]:
-    count = sender.partition_count(topic)
-    return split_table(
-        table,
-        topic=topic,
-        partition_count=count,
-        now_ms=sender.now_ms(),
-        record_bytes_max=sender.settings.max_request_size,
-        sticky_partition=lambda: sender.sticky_partition(topic, count),
-    )
-
-
-# --- interceptors -----------------------------------------------------------------------------
-
-
-def _intercepted(
-    chain: InterceptorChain,
-    topic: str,
-    value: Bytes | None,
-    key: Bytes | None,
-    headers: Headers,
-    timestamp_ms: int | None,
-    partition: int | None,
-) -> ProducerRecord:
-    record = ProducerRecord(
-        topic=topic,
-        value=value,
-        key=key,
-        headers=headers,
-        timestamp_ms=timestamp_ms,
-        partition=partition,
-    )
-    return chain.on_send(record)
-
-
-@contextlib.contextmanager
-def _refusals_reported(chain: InterceptorChain) -> Iterator[None]:
-    """Interceptors also see the outcome of a record that is not accepted (KIP-42)."""
-    try:
-        yield
-    except (Exception, asyncio.CancelledError) as error:
-        chain.on_acknowledgement(None, error)
-        raise
-
-
-# --- checks -----------------------------------------------------------------------------------
-
-
-def _checked(
-    topic: str,
-    value: Bytes | None,
-    key: Bytes | None,
-    headers: Headers,
-    timestamp_ms: int | None,
-    partition: int | None,
-) -> tuple[bytes | None, bytes | None, Headers]:
-    """The arguments of ``send`` with plain bytes; ``TypeError`` names the one that is wrong."""
-    if type(topic) is not str:
-        _checked_topic(topic)
-    if value is not None and type(value) is not bytes:
-        value = _as_bytes("value", value)
-    if key is not None and type(key) is not bytes:
-        key = _as_bytes("key", key)
-    if headers:
-        headers = _checked_headers(headers)
-    if timestamp_ms is not None:
-        _check_integer("timestamp_ms", timestamp_ms, "milliseconds since 1970")
-        if not -(2**63) <= timestamp_ms < 2**63:
-            raise ValueError(f"timestamp_ms={timestamp_ms} does not fit into 64 bits")
-    if partition is not None:
-        _check_integer("partition", partition, "a partition number")
-    return value, key, headers if headers else ()
-
-
-def _checked_topic(topic: object) -> str:
-    if not isinstance(topic, str):
-        raise TypeError(f"topic must be str, not {type(topic).__name__}")
-    return topic
-
-
-def _as_bytes(name: str, value: object) -> bytes:
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-    hint = "; encode it, for example with .encode()" if isinstance(value, str) else ""
-    raise TypeError(f"{name} must be bytes or None, not {type(value).__name__}{hint}")
-
-
-def _check_integer(name: str, value: object, meaning: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an int ({meaning}) or None, not {type(value).__name__}")
-
-
-_HEADERS_ARE: Final = "headers must be pairs (str, bytes or None), as in [('h', b'1')]"
-
-
-def _checked_headers(headers: Headers) -> Headers:
-    checked: list[tuple[str, bytes | None]] = []
-    if not isinstance(headers, Iterable):
-        raise TypeError(f"{_HEADERS_ARE}; got {headers!r}")
-    for header in headers:
-        if not isinstance(header, tuple) or len(header) != 2 or not isinstance(header[0], str):
-            raise TypeError(f"{_HEADERS_ARE}; got {header!r}")
-        name, value = header
-        if utf8_bytes(name) is None:
-            raise ValueError(f"header name {name!r} must be text that UTF-8 can encode")
-        checked.append((name, None if value is None else _as_bytes(f"header {name!r}", value)))
-    return tuple(checked)
-
-
-__all__ = ["AsyncProducer", "Producer", "ProducerMetrics"]
-
-Offsets = Mapping[TopicPartition, "int | OffsetAndMetadata"]
-
-GENERATION_ID_MAX: Final = 2**31 - 1
 
 
 class Producer(SyncSending):
@@ -575,9 +441,213 @@ class AsyncProducer(AsyncSending):
             self._core.raise_untold()
 
 
-# --- checks -----------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerMetrics:
+    """Totals since the producer was made, and two current values.
+
+    Current: ``batches_in_flight``, and the unacknowledged ``buffered_bytes``, at most
+    ``buffer_memory_bytes``. ``commit_ms`` and ``abort_ms`` sum the time from call to decision
+    over all transactions. ``bytes_sent`` counts encoded batches, without retries.
+    """
+
+    records_sent: int
+    records_acknowledged: int
+    records_failed: int
+    batches_sent: int
+    batches_retried: int
+    batches_failed: int
+    batches_in_flight: int
+    bytes_sent: int
+    batch_size_bytes: int
+    buffered_bytes: int
+    buffer_memory_bytes: int
+    transactions_begun: int
+    transactions_committed: int
+    transactions_aborted: int
+    commit_ms: float
+    abort_ms: float
+    interceptor_failures: int
+
+    @property
+    def records_per_batch(self) -> float:
+        """Mean number of records of a batch; 0 before the first."""
+        return self.records_sent / self.batches_sent if self.batches_sent else 0.0
+
+    @property
+    def batch_fill(self) -> float:
+        """Mean size of a sent batch as a fraction of ``batch_size``; tables may exceed 1."""
+        if not self.batches_sent:
+            return 0.0
+        return self.bytes_sent / self.batches_sent / self.batch_size_bytes
+
+    @property
+    def buffer_use(self) -> float:
+        """The used fraction of ``buffer_memory``."""
+        return self.buffered_bytes / self.buffer_memory_bytes
+
+
+def metrics_of(core: ProducerCore) -> ProducerMetrics:
+    """The metrics of one producer; may be called from any thread."""
+    sender, counters, transactions = core.sender, core.sender.counters, core.transactions
+    return ProducerMetrics(
+        records_sent=counters.records_sent,
+        records_acknowledged=counters.records_acknowledged,
+        records_failed=counters.records_failed,
+        batches_sent=counters.batches_sent,
+        batches_retried=counters.batches_retried,
+        batches_failed=counters.batches_failed,
+        batches_in_flight=sender.in_flight_count,
+        bytes_sent=counters.bytes_sent,
+        batch_size_bytes=sender.settings.batch_size,
+        buffered_bytes=sender.buffered_bytes,
+        buffer_memory_bytes=sender.settings.buffer_memory,
+        transactions_begun=transactions.begun,
+        transactions_committed=transactions.committed,
+        transactions_aborted=transactions.aborted,
+        commit_ms=transactions.commit_ms,
+        abort_ms=transactions.abort_ms,
+        interceptor_failures=sender.interceptors.failure_count,
+    )
+
+
+# --- a send ---------------------------------------------------------------------------------------
+
+
+def _send(
+    sender: RecordSender,
+    loop_thread: LoopThread,
+    topic: str,
+    value: Bytes | None,
+    key: Bytes | None,
+    headers: Headers,
+    timestamp_ms: int | None,
+    partition: int | None,
+) -> RecordFuture:
+    """The slow path: checks everything, and waits if it must."""
+    loop_thread.check()
+    try:
+        value, key, headers = _checked(topic, value, key, headers, timestamp_ms, partition)
+        while True:
+            future = sender.try_send(topic, value, key, headers, timestamp_ms, partition)
+            if future is not None:
+                return future
+            loop_thread.run(sender.make_room(topic, partition))
+    except BaseException as error:
+        sender.note_refused(error)
+        raise
+
+
+def _batches(sender: RecordSender, topic: str, table: pa.Table) -> Iterator[ColumnBatch]:
+    count = sender.partition_count(topic)
+    return split_table(
+        table,
+        topic=topic,
+        partition_count=count,
+        now_ms=sender.now_ms(),
+        record_bytes_max=sender.settings.max_request_size,
+        sticky_partition=lambda: sender.sticky_partition(topic, count),
+    )
+
+
+def _intercepted(
+    chain: InterceptorChain,
+    topic: str,
+    value: Bytes | None,
+    key: Bytes | None,
+    headers: Headers,
+    timestamp_ms: int | None,
+    partition: int | None,
+) -> ProducerRecord:
+    record = ProducerRecord(
+        topic=topic,
+        value=value,
+        key=key,
+        headers=headers,
+        timestamp_ms=timestamp_ms,
+        partition=partition,
+    )
+    return chain.on_send(record)
+
+
+@contextlib.contextmanager
+def _refusals_reported(chain: InterceptorChain) -> Iterator[None]:
+    """Interceptors also see the outcome of a record that is not accepted (KIP-42)."""
+    try:
+        yield
+    except (Exception, asyncio.CancelledError) as error:
+        chain.on_acknowledgement(None, error)
+        raise
+
+
+# --- checks of what is sent -----------------------------------------------------------------------
+
+
+def _checked(
+    topic: str,
+    value: Bytes | None,
+    key: Bytes | None,
+    headers: Headers,
+    timestamp_ms: int | None,
+    partition: int | None,
+) -> tuple[bytes | None, bytes | None, Headers]:
+    """The arguments of ``send`` with plain bytes; ``TypeError`` names the one that is wrong."""
+    if type(topic) is not str:
+        _checked_topic(topic)
+    if value is not None and type(value) is not bytes:
+        value = _as_bytes("value", value)
+    if key is not None and type(key) is not bytes:
+        key = _as_bytes("key", key)
+    if headers:
+        headers = _checked_headers(headers)
+    if timestamp_ms is not None:
+        _check_integer("timestamp_ms", timestamp_ms, "milliseconds since 1970")
+        if not -(2**63) <= timestamp_ms < 2**63:
+            raise ValueError(f"timestamp_ms={timestamp_ms} does not fit into 64 bits")
+    if partition is not None:
+        _check_integer("partition", partition, "a partition number")
+    return value, key, headers if headers else ()
+
+
+def _checked_topic(topic: object) -> str:
+    if not isinstance(topic, str):
+        raise TypeError(f"topic must be str, not {type(topic).__name__}")
+    return topic
+
+
+def _as_bytes(name: str, value: object) -> bytes:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    hint = "; encode it, for example with .encode()" if isinstance(value, str) else ""
+    raise TypeError(f"{name} must be bytes or None, not {type(value).__name__}{hint}")
+
+
+def _check_integer(name: str, value: object, meaning: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an int ({meaning}) or None, not {type(value).__name__}")
+
+
+_HEADERS_ARE: Final = "headers must be pairs (str, bytes or None), as in [('h', b'1')]"
+
+
+def _checked_headers(headers: Headers) -> Headers:
+    checked: list[tuple[str, bytes | None]] = []
+    if not isinstance(headers, Iterable):
+        raise TypeError(f"{_HEADERS_ARE}; got {headers!r}")
+    for header in headers:
+        if not isinstance(header, tuple) or len(header) != 2 or not isinstance(header[0], str):
+            raise TypeError(f"{_HEADERS_ARE}; got {header!r}")
+        name, value = header
+        if utf8_bytes(name) is None:
+            raise ValueError(f"header name {name!r} must be text that UTF-8 can encode")
+        checked.append((name, None if value is None else _as_bytes(f"header {name!r}", value)))
+    return tuple(checked)
+
+
+# --- checks of offsets ----------------------------------------------------------------------------
+
 
 _TEXT: Final = "a str"
+
 _POSITION_TYPES: Final = {
     "offset": (int, "an int"),
     "leader_epoch": (int, "an int"),
@@ -655,75 +725,3 @@ def _raise(refusal: Refusal) -> None:
     code, words = refusal
     if code is not ErrorCode.NONE:
         raise exception_for(code, words)
-
-
-# --- metrics --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerMetrics:
-    """Totals since the producer was made, and two current values.
-
-    Current: ``batches_in_flight``, and the unacknowledged ``buffered_bytes``, at most
-    ``buffer_memory_bytes``. ``commit_ms`` and ``abort_ms`` sum the time from call to decision
-    over all transactions. ``bytes_sent`` counts encoded batches, without retries.
-    """
-
-    records_sent: int
-    records_acknowledged: int
-    records_failed: int
-    batches_sent: int
-    batches_retried: int
-    batches_failed: int
-    batches_in_flight: int
-    bytes_sent: int
-    batch_size_bytes: int
-    buffered_bytes: int
-    buffer_memory_bytes: int
-    transactions_begun: int
-    transactions_committed: int
-    transactions_aborted: int
-    commit_ms: float
-    abort_ms: float
-    interceptor_failures: int
-
-    @property
-    def records_per_batch(self) -> float:
-        """Mean number of records of a batch; 0 before the first."""
-        return self.records_sent / self.batches_sent if self.batches_sent else 0.0
-
-    @property
-    def batch_fill(self) -> float:
-        """Mean size of a sent batch as a fraction of ``batch_size``; tables may exceed 1."""
-        if not self.batches_sent:
-            return 0.0
-        return self.bytes_sent / self.batches_sent / self.batch_size_bytes
-
-    @property
-    def buffer_use(self) -> float:
-        """The used fraction of ``buffer_memory``."""
-        return self.buffered_bytes / self.buffer_memory_bytes
-
-
-def metrics_of(core: ProducerCore) -> ProducerMetrics:
-    """The metrics of one producer; may be called from any thread."""
-    sender, counters, transactions = core.sender, core.sender.counters, core.transactions
-    return ProducerMetrics(
-        records_sent=counters.records_sent,
-        records_acknowledged=counters.records_acknowledged,
-        records_failed=counters.records_failed,
-        batches_sent=counters.batches_sent,
-        batches_retried=counters.batches_retried,
-        batches_failed=counters.batches_failed,
-        batches_in_flight=sender.in_flight_count,
-        bytes_sent=counters.bytes_sent,
-        batch_size_bytes=sender.settings.batch_size,
-        buffered_bytes=sender.buffered_bytes,
-        buffer_memory_bytes=sender.settings.buffer_memory,
-        transactions_begun=transactions.begun,
-        transactions_committed=transactions.committed,
-        transactions_aborted=transactions.aborted,
-        commit_ms=transactions.commit_ms,
-        abort_ms=transactions.abort_ms,
-        interceptor_failures=sender.interceptors.failure_count,
-    )
