@@ -322,7 +322,7 @@ class Connection:
     def end_run(
         self, membership: Membership, *, committed: bool, winners: Sequence[Winner] = ()
     ) -> RunEnd:
-        """Commit ``winners`` and abort all other members, or abort all; see ``api.member``."""
+        """Commit ``winners`` and abort all other members, or abort all; see ``member.end_run``."""
         return self._loop_thread.run(
             end_run(
                 self._router,
