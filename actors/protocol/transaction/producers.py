@@ -28,8 +28,6 @@ from oncelog.actors.protocol.messages.transaction import (
     InitProducerIdRequest,
     PartitionEnrolment,
 )
-from oncelog.actors.protocol.transaction.ahead import ahead_partitions
-from oncelog.actors.protocol.transaction.causes import cause_text, outdated
 from oncelog.actors.protocol.transaction.checks import (
     BUSY,
     Refusal,
@@ -40,9 +38,11 @@ from oncelog.actors.protocol.transaction.checks import (
 from oncelog.actors.protocol.transaction.end import (
     EndAction,
     EndAge,
+    cause_text,
     end_age,
     end_verdict,
     is_retry_of_previous_id,
+    outdated,
 )
 from oncelog.actors.protocol.transaction.ids import TransactionalIds
 from oncelog.actors.protocol.transaction.members import Member, MemberStatus
@@ -65,7 +65,34 @@ from oncelog.actors.protocol.transaction.state import (
     raised,
 )
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
+from oncelog.storage.model import (
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    PRODUCER_EPOCH_EXHAUSTED,
+    TopicPartition,
+)
+
+# --- enrolment ahead ------------------------------------------------------------------------------
+
+
+AHEAD_EPOCH_MAX: Final = PRODUCER_EPOCH_EXHAUSTED - 2
+"""A commit with a higher epoch enrols nothing ahead: what follows must keep the producer id."""
+
+AHEAD_PARTITIONS_MAX: Final = 256
+"""Any more are left to the usual call: each costs a ticket in the reply to the commit."""
+
+
+def ahead_partitions(
+    metadata: TransactionMetadata, request: EndTxnRequest, partition_counts: Mapping[str, int]
+) -> frozenset[TopicPartition]:
+    """What the commit that ``request`` asks for enrols in the next transaction: all or nothing."""
+    wanted = request.next_partitions
+    is_possible = request.committed and metadata.producer_epoch <= AHEAD_EPOCH_MAX
+    if not is_possible or len(wanted) > AHEAD_PARTITIONS_MAX:
+        return frozenset()
+    refused, _ = bad_partition(wanted, partition_counts)
+    return frozenset() if refused else frozenset(wanted)
+
 
 _NOT_ITS_END: Final = frozenset({ErrorCode.INVALID_TXN_STATE, ErrorCode.PRODUCER_FENCED})
 
