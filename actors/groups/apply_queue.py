@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from oncelog.actors.protocol.effects import LogRecord
-from oncelog.actors.protocol.group.table import GroupTable
+from oncelog.actors.protocol.group.machine import GroupTable
 from oncelog.actors.protocol.messages.group import TxnOffsetCommitRequest
 from oncelog.actors.protocol.messages.partition import TxnMarker
 from oncelog.actors.replica.log import AppendOutcome

@@ -21,7 +21,8 @@ from oncelog.actors.groups.topics import GroupTopics
 from oncelog.actors.interfaces import Clock, Transport
 from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.protocol.effects import LogRecord
-from oncelog.actors.protocol.group.effects import (
+from oncelog.actors.protocol.group.machine import GroupMachine
+from oncelog.actors.protocol.group.rebalance import (
     CancelTimer,
     Effect,
     GroupSettings,
@@ -30,7 +31,6 @@ from oncelog.actors.protocol.group.effects import (
     Timer,
     WriteGroup,
 )
-from oncelog.actors.protocol.group.machine import GroupMachine
 from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.group import (
     DeleteGroupReply,
