@@ -23,22 +23,20 @@ from oncelog.actors.process.clock import monotonic_s
 from oncelog.actors.process.loop_time import loop_ms
 from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.protocol.effects import Decision, LogRecord
-from oncelog.actors.protocol.messages.admin import (
-    AbortTransactionReply,
-    AbortTransactionRequest,
-    DeleteTransactionalIdReply,
-    DeleteTransactionalIdRequest,
-    DescribeTransactionsReply,
-    DescribeTransactionsRequest,
-)
 from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
 from oncelog.actors.protocol.messages.cluster import TopicMetadata
 from oncelog.actors.protocol.messages.transaction import (
+    AbortTransactionReply,
+    AbortTransactionRequest,
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnReply,
     AddPartitionsToTxnRequest,
     BeginRunReply,
     BeginRunRequest,
+    DeleteTransactionalIdReply,
+    DeleteTransactionalIdRequest,
+    DescribeTransactionsReply,
+    DescribeTransactionsRequest,
     EndTxnReply,
     EndTxnRequest,
     EnlistReply,

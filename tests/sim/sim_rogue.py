@@ -16,14 +16,12 @@ from sim_nodes import FOUNDER_NODE
 from sim_stage import Player
 
 from oncelog.actors.interfaces import actor_of, address_of
-from oncelog.actors.protocol.messages.admin import (
-    DescribeTransactionsRequest,
-    TransactionDescription,
-)
 from oncelog.actors.protocol.messages.partition import ProduceRequest
 from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnRequest,
+    DescribeTransactionsRequest,
     InitProducerIdRequest,
+    TransactionDescription,
 )
 from oncelog.actors.protocol.partition.producer_entry import ProducerEntry
 from oncelog.actors.protocol.tickets import TICKET_BYTES

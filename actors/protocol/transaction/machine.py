@@ -25,18 +25,19 @@ from typing import Final
 from msgspec import structs
 
 from oncelog.actors.protocol.effects import Decision, LogRecord, refused
-from oncelog.actors.protocol.messages.admin import (
+from oncelog.actors.protocol.messages.base import Reply
+from oncelog.actors.protocol.messages.partition import TxnMarker
+from oncelog.actors.protocol.messages.transaction import (
     AbortTransactionReply,
     AbortTransactionRequest,
     DeleteTransactionalIdReply,
     DeleteTransactionalIdRequest,
     DescribeTransactionsRequest,
+    EndTxnReply,
+    EndTxnRequest,
     TransactionDescription,
     TransactionMember,
 )
-from oncelog.actors.protocol.messages.base import Reply
-from oncelog.actors.protocol.messages.partition import TxnMarker
-from oncelog.actors.protocol.messages.transaction import EndTxnReply, EndTxnRequest
 from oncelog.actors.protocol.tickets import TRANSACTION_TIMEOUT_LIMIT_MS
 from oncelog.actors.protocol.transaction.checks import Refusal, check_end_txn
 from oncelog.actors.protocol.transaction.commit_versions import version_in
