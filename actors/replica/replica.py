@@ -20,7 +20,7 @@ from oncelog.actors.protocol.cluster.placement import min_insync_of
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
-from oncelog.actors.protocol.partition.follower_progress import Push
+from oncelog.actors.protocol.partition.followers import Push
 from oncelog.actors.protocol.partition.replication import (
     Assignment,
     LeaderReplication,

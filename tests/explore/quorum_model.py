@@ -29,7 +29,7 @@ from oncelog.actors.protocol.messages.replication import (
     VoteReply,
     VoteRequest,
 )
-from oncelog.actors.protocol.partition.follower_progress import Push
+from oncelog.actors.protocol.partition.followers import Push
 from oncelog.actors.protocol.partition.replication import ReplicationSettings
 from oncelog.actors.protocol.tickets import NO_KEYS
 from oncelog.storage.errors import ErrorCode

@@ -23,7 +23,7 @@ from oncelog.actors.protocol.messages.transaction import (
     InitProducerIdRequest,
     TransactionDescription,
 )
-from oncelog.actors.protocol.partition.producer_entry import ProducerEntry
+from oncelog.actors.protocol.partition.producers import ProducerEntry
 from oncelog.actors.protocol.tickets import TICKET_BYTES
 from oncelog.actors.protocol.transaction.state import TransactionState
 from oncelog.storage.exceptions import CorruptDataError

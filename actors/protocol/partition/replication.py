@@ -54,14 +54,15 @@ from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages.cluster import AlterIsrReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply
 from oncelog.actors.protocol.partition.bounds import PartitionBounds
-from oncelog.actors.protocol.partition.follower_progress import (
+from oncelog.actors.protocol.partition.followers import (
     BACKOFF_MIN_MS,
     Bounds,
     FollowerProgress,
     FollowerState,
+    InSyncReplicas,
+    IsrProposal,
     Push,
 )
-from oncelog.actors.protocol.partition.in_sync import InSyncReplicas, IsrProposal
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_LEADER_EPOCH, NO_OFFSET
 from oncelog.storage.segments.leader_epochs import epoch_span

@@ -1,35 +1,14 @@
-"""What a leader knows of one follower: how far it has come, and what is on its way to it.
-
-==============  ==============================  ==================================================
-state           event                           answer
-==============  ==============================  ==================================================
-PROBING         push                            asks whether the logs agree at ``next_offset``
-PROBING         they agree                      REPLICATING from there
-PROBING         they diverge                    PROBING further back
-REPLICATING     push                            what follows ``next_offset``
-REPLICATING     acknowledged                    ``next_offset`` is the follower's synced end
-REPLICATING     they diverge (its disk is not   PROBING; nothing counts as replicated
-                what it was)
-any             an error                        no push until the back-off has passed, twice as
-                                                long each time
-any             it is not in sync, and the      PROBING; nothing counts as replicated, whatever is
-                partition has changed           answered to an earlier push
-any             an error of its disk            likewise; not in sync as long as it lacks any,
-                                                until it has synced what follows the refused
-any             an answer to an earlier push    ignored
-==============  ==============================  ==================================================
-
-One push at a time is in flight, so ``next_offset`` moves only when one is answered. A follower is
-*caught up* at the latest moment of which it has all that the leader's log then held.
-"""
+"""What a leader knows of those that copy from it: how far each has come, and who is in sync."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 
+from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_LEADER_EPOCH, NO_OFFSET
 
 BACKOFF_MIN_MS: Final = 50
@@ -239,3 +218,68 @@ class FollowerProgress:
         if self.match_offset >= log_end_offset:
             return None
         return self._caught_up_ms + lag_max_ms + 1
+
+
+# --- who is in sync -------------------------------------------------------------------------------
+
+
+class IsrProposal(msgspec.Struct, frozen=True, kw_only=True):
+    """Make ``isr`` the in-sync replicas if ``partition_version`` is still current."""
+
+    isr: tuple[int, ...]
+    partition_version: int
+
+
+class InSyncReplicas:
+    """The committed ISR, its version, and the proposal whose outcome is not known."""
+
+    __slots__ = ("_isr", "_possible", "_proposal", "_version")
+
+    def __init__(self, isr: Iterable[int], partition_version: int) -> None:
+        self._isr = frozenset(isr)
+        self._version = partition_version
+        self._proposal: frozenset[int] | None = None
+        self._possible = self._isr
+
+    @property
+    def isr(self) -> frozenset[int]:
+        """The in-sync replicas as the controller last told them."""
+        return self._isr
+
+    @property
+    def version(self) -> int:
+        """The partition's version that came with them."""
+        return self._version
+
+    @property
+    def maximal(self) -> frozenset[int]:
+        """Everyone who may be in the controller's ISR now: the high watermark waits for them."""
+        return self._possible
+
+    @property
+    def proposal(self) -> IsrProposal | None:
+        """What to propose, again and again until it is answered; None if nothing is pending."""
+        if self._proposal is None:
+            return None
+        return IsrProposal(isr=tuple(sorted(self._proposal)), partition_version=self._version)
+
+    def propose(self, isr: frozenset[int]) -> None:
+        """Want ``isr``; nothing happens if it is the ISR, or while a proposal is pending."""
+        if self._proposal is None and isr != self._isr:
+            self._proposal = isr
+            self._possible |= isr
+
+    def refused(self, error: ErrorCode) -> None:
+        """The proposal was answered with ``error``; see the table."""
+        if error is ErrorCode.INELIGIBLE_REPLICA and self._proposal is not None:
+            self._proposal = None
+            self._possible = self._isr
+
+    def learn(self, isr: Iterable[int], partition_version: int) -> bool:
+        """Take what the controller has, if it is newer than what is known; whether it was."""
+        if partition_version <= self._version:
+            return False
+        self._isr = self._possible = frozenset(isr)
+        self._version = partition_version
+        self._proposal = None
+        return True
