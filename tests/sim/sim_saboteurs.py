@@ -40,8 +40,8 @@ from oncelog.actors.replica import partition_leader
 from oncelog.actors.replica.group_sync import GroupSync
 from oncelog.actors.replica.opening import ReplicaDirectory
 from oncelog.actors.replica.replica import Replica
+from oncelog.actors.transactions.completions import MarkerSender
 from oncelog.actors.transactions.coordinator import TransactionCoordinator
-from oncelog.actors.transactions.marker_sender import MarkerSender
 from oncelog.api.producing.delivery_deadline import DeliveryDeadline
 from oncelog.api.transacting.enrolment import Enrolment
 from oncelog.api.transacting.state import TransactionState as ProducerTransaction
