@@ -1,10 +1,26 @@
-"""The table of ``end_txn``: what a verdict means in each state, for each epoch it may carry.
+"""The table of ``end_txn``, for each state and epoch; and why an epoch is over.
 
 An end names the producer id and epoch of the transaction it ends. With *e* the stored epoch, it
 is *current* when it carries *e* and a *retry* when it carries *e - 1*: its transaction has ended
 and only the reply may have been lost. Anything else is fenced. So a delayed end never touches
 the transaction that follows (KAFKA-17754).
-Source: KIP-890, "Bump Epoch on Each Transaction for New Clients".
+
+A producer that was only too slow can abort and continue; one that was replaced cannot. So the
+coordinator remembers what raised each epoch, and answers the producer of the epoch before with it,
+by a code to act on and a text for people.
+
+| the epoch rose because of | code |
+|---|---|
+| the transaction timeout | TRANSACTION_TIMED_OUT |
+| an operator's abort | ABORTED_BY_OPERATOR |
+| another producer's ``init_transactions`` | PRODUCER_FENCED |
+| a distributed write under the same id | PRODUCER_FENCED |
+| the death of a distributed write's driver | PRODUCER_FENCED |
+| the failure of all members of a distributed write | PRODUCER_FENCED |
+| its own end, or more than one rise | PRODUCER_FENCED |
+
+Source: KIP-890, "Bump Epoch on Each Transaction for New Clients"; KIP-588 (timeouts that fence
+nobody); KIP-1050 for what is abortable.
 """
 
 from __future__ import annotations
@@ -171,7 +187,7 @@ def run_end_verdict(
     return EndAction.ENDED if metadata.state in COMMITTED else ErrorCode.INVALID_TXN_STATE
 
 
-# --- why an epoch is over -------------------------------------------------------------------------
+# --- why an epoch is over --------------------------------------------------------------------
 
 
 def outdated(metadata: TransactionMetadata, producer_id: int, producer_epoch: int) -> Refusal:

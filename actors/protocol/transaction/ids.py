@@ -192,7 +192,12 @@ _OUTDATED_MIN: Final = 64
 
 
 class RestingIds:
-    """Ids by the time of their last change, in milliseconds since the Unix epoch."""
+    """Which ids are at rest, and since when: the longest at rest are found first.
+
+    Times are of an id's last change, in milliseconds since the Unix epoch. The order is that of the
+    times, not of the records: a clock that was ahead for a while must not keep the ids behind it
+    from being forgotten. A query reads only what it returns, whatever else is at rest.
+    """
 
     __slots__ = ("_order", "_since_ms")
 

@@ -9,8 +9,8 @@ final (I-11); COMPLETE follows when every marker is written (I-15).
 |---|---|
 | a producer: init_producer_id, add_partitions, end_txn | ``producers``, ``end`` |
 | a distributed write: begin_run, enlist, leave_run, renew_run, end_txn | ``runs``, ``end`` |
-| an operator: describe, abort, delete | ``operations`` |
-| the coordinator itself: completion, timeout, expiration | ``upkeep`` |
+| an operator: describe, abort, delete | ``Operations`` |
+| the coordinator itself: completion, timeout, expiration | ``Upkeep`` |
 
 Source: KIP-98, KIP-360, KIP-890; members, runs and tokens are oncelog's own.
 """
@@ -68,6 +68,7 @@ from oncelog.storage.model import NO_TIMESTAMP
 
 NOTHING_HELD: Final = HeldRecords()
 NO_TOPICS: Final[Mapping[str, int]] = MappingProxyType({})
+NOTHING = Decision(reply=Reply())
 
 
 class TransactionMachine:
@@ -111,7 +112,21 @@ class TransactionMachine:
 
 @dataclass(eq=False)
 class Operations:
-    """What operators see and decide."""
+    """What an operator may do to a transactional id: find it, abort its transaction, forget it.
+
+    Rules. An abort from outside is an abort like any other: PREPARE_ABORT, markers with the next
+    epoch, COMPLETE; its producer continues with that epoch, as after a timeout. It names the
+    producer id and epoch it is about, so that a late copy never hits the next transaction. An id is
+    forgotten only at rest: what is open or undecided concerns its partitions as well.
+
+    | request | unknown id | at rest | Ongoing | PrepareAbort | PrepareCommit |
+    |---|---|---|---|---|---|
+    | abort, current epoch | NOT_FOUND | INVALID_TXN_STATE | PREPARE | INVALID_TXN_STATE | INVALID |
+    | abort, epoch before | NOT_FOUND | NONE if aborted, else INVALID | INVALID | NONE | INVALID |
+    | delete | NOT_FOUND | tombstone | INVALID_TXN_STATE | INVALID_TXN_STATE | INVALID |
+
+    Source: KIP-664, KIP-939 ("force terminate"); tokens, and so deletion, are oncelog's own.
+    """
 
     ids: TransactionalIds
     producer_ids: ProducerIdBlocks
@@ -227,12 +242,18 @@ def _described(metadata: TransactionMetadata) -> TransactionDescription:
     )
 
 
-NOTHING = Decision(reply=Reply())
-
-
 @dataclass(eq=False)
 class Upkeep:
-    """The decisions without a request."""
+    """What a coordinator decides by itself: it completes, ends what is overdue, forgets the idle.
+
+    | | at rest | Ongoing | Prepare* |
+    |---|---|---|---|
+    | every marker is written | - | - | COMPLETE |
+    | transaction timeout; of a run, since one of its tasks was heard | - | PREPARE_ABORT | - |
+    | id expiration, no commit token | tombstone | - | - |
+
+    Source: KIP-98; that tokens are kept is oncelog's own.
+    """
 
     ids: TransactionalIds
     producer_ids: ProducerIdBlocks
