@@ -1,9 +1,10 @@
-"""On which brokers the replicas of new partitions are placed.
+"""Whether a topic, or more of its partitions, can be created, and on which brokers they are placed.
 
 Rules. Only *usable* brokers, neither fenced nor draining, get replicas. The replicas of a partition
 are on different brokers, and on different racks as long as there are any. The first replica is
 the preferred leader. Each is placed where there is least: leaders first by leaders, followers first
-by replicas. Nothing is chosen by chance, so the same state gives the same placement.
+by replicas. Nothing is chosen by chance, so the same state gives the same placement. Nothing here
+changes state.
 
 Source: KIP-36 (racks).
 """
@@ -23,6 +24,19 @@ from oncelog.actors.protocol.messages.cluster import (
 )
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import INTERNAL_TOPICS, TOPIC_PARTITIONS_MAX, is_valid_topic_name
+
+REPLICATION_FACTOR_DEFAULT: Final = 3
+"""Of topics whose creator leaves it open: so many, or for now one for each usable broker."""
+
+MIN_INSYNC_REPLICAS_DEFAULT: Final = 2
+"""Of topics that do not set it and have more replicas than that. With fewer it is 1: two replicas
+that need each other stand still oftener than one."""
+
+MIN_INSYNC_REPLICAS: Final = "min_insync_replicas"
+
+Topics = Mapping[str, TopicState]
+Settings = tuple[tuple[str, str], ...]
+Replicas = tuple[tuple[int, ...], ...]
 
 
 def usable_brokers(brokers: Mapping[int, BrokerState]) -> dict[int, BrokerState]:
@@ -113,21 +127,7 @@ def place_partitions(
     return tuple(placer.place(replication_factor) for _ in range(count))
 
 
-# --- whether it can be created --------------------------------------------------------------------
-
-
-REPLICATION_FACTOR_DEFAULT: Final = 3
-"""Of topics whose creator leaves it open: so many, or for now one for each usable broker."""
-
-MIN_INSYNC_REPLICAS_DEFAULT: Final = 2
-"""Of topics that do not set it and have more replicas than that. With fewer it is 1: two replicas
-that need each other stand still oftener than one."""
-
-MIN_INSYNC_REPLICAS: Final = "min_insync_replicas"
-
-Topics = Mapping[str, TopicState]
-Settings = tuple[tuple[str, str], ...]
-Replicas = tuple[tuple[int, ...], ...]
+# --- what can be created ---------------------------------------------------------------------
 
 
 def min_insync_of(settings: Settings, replication_factor: int) -> int:
@@ -147,7 +147,7 @@ def replication_of(request: CreateTopicRequest, brokers: Brokers) -> int:
 
 
 def wanted_of(request: CreateTopicRequest) -> int:
-    """How many replicas its partitions are to have once there are brokers: see ``growth``."""
+    """How many replicas its partitions are to have once there are brokers: see ``grown``."""
     is_open = request.replication_factor == ANY_REPLICATION
     return REPLICATION_FACTOR_DEFAULT if is_open else request.replication_factor
 

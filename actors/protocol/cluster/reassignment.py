@@ -1,10 +1,10 @@
-"""Moving a partition to other brokers, without ever having fewer copies than before.
+"""Moving a partition to other brokers, or to more, without ever having fewer copies than before.
 
 Rules. The new replicas are added first, and the old ones stay. Once every replica of the target is
 in sync the old ones are removed, and a leader among them gives way. At each step the leader is in
 the ISR and the ISR among the replicas. Whoever asks for a target, or cancels one, also says how
-many replicas there are to be (``growth``); what the controller moves by itself leaves that as it
-is. Nothing here changes state: each function gives records.
+many replicas there are to be; what the controller moves by itself leaves that as it is. Nothing
+here changes state: each function gives records, or what to begin.
 
 =============  ===================================  ============================================
 event          state                                answer
@@ -22,7 +22,16 @@ complete       all of the target in sync, and one   the old are removed; if the 
                of them live                         them, another leads, epoch + 1
 complete       else                                 nothing
 drained        a broker drains                      targets for some of its partitions
+grown          fewer replicas than there are to be  targets for some of these partitions
 =============  ===================================  ============================================
+
+*Growth*. A topic whose creator left its replication factor open is to have as many replicas as are
+the default: it may have been made while a broker was away, or before there were so many. So are the
+topics of the coordinators, which are founded with one replica, on the first broker. Wherever people
+say how many, by a number or by a reassignment, that holds. A few partitions grow at a time. Nothing
+makes them fewer, but a broker that drains, where no other can take its replica (``drained``). A
+partition that has enough stays where it is, and new replicas come last; only preferred leaders of
+internal topics go round the usable brokers, by their number.
 
 Source: KIP-455.
 """
@@ -59,6 +68,9 @@ from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
 
 DRAIN_MOVES_MAX: Final = 10
 """Partitions that move off draining brokers at once: each is copied as a whole."""
+
+GROWING_MAX: Final = 4
+"""Partitions that are given more replicas at once: each is copied as a whole."""
 
 HostChoice = Callable[[int], int]
 """The host that is to hold a new replica, by its broker."""
@@ -240,11 +252,7 @@ def drained(topics: Mapping[str, TopicState], brokers: Brokers) -> tuple[Move, .
     return tuple(moves)
 
 
-# --- growth ---------------------------------------------------------------------------------------
-
-
-GROWING_MAX: Final = 4
-"""Partitions that are given more replicas at once: each is copied as a whole."""
+# --- growth ----------------------------------------------------------------------------------
 
 
 def grown(topics: Mapping[str, TopicState], brokers: Brokers) -> tuple[Move, ...]:
