@@ -1,6 +1,7 @@
-"""Bytes of subscriptions and assignments, exactly those of Kafka's consumer protocol.
+"""What the members of a group settle among themselves: who wants what, and who reads what.
 
-The group coordinator carries them as opaque bytes; only members read them. Layouts, big-endian::
+The group coordinator carries it as opaque bytes; only members read them. They are exactly those of
+Kafka's consumer protocol. Layouts, big-endian::
 
     subscription   version i16 · topics [string] · user_data bytes?
                    from version 1: owned_partitions [topic string · partitions [i32]]
@@ -8,8 +9,16 @@ The group coordinator carries them as opaque bytes; only members read them. Layo
 
 Written: subscription version 1, assignment version 0. Of a newer version
 only the known fields are read: new ones are only ever appended.
-Source: Kafka's ``ConsumerProtocolSubscription`` and ``ConsumerProtocolAssignment`` schemas;
-owned partitions from KIP-429.
+
+An *assignor* is a pure function from members and topics to who reads what. It runs in the client
+that leads the group, so its result must depend only on the arguments. Each partition of a known
+topic that has a subscriber goes to exactly one member; unknown topics are left out. Members are
+taken in a fixed order: those with a ``group_instance_id`` first, by it, then the others by
+``member_id``, so that a static member keeps its share when its member id changes.
+
+Source: Kafka's ``ConsumerProtocolSubscription`` and ``ConsumerProtocolAssignment`` schemas; owned
+partitions from KIP-429. Kafka's ``RangeAssignor`` and ``RoundRobinAssignor``; KIP-54 for the goals
+of *sticky*, KIP-345 for the order.
 """
 
 from __future__ import annotations
@@ -116,7 +125,7 @@ def _read_version(reader: WireReader, what: str) -> int:
     return version
 
 
-# --- assignors ------------------------------------------------------------------------------------
+# --- assignors -------------------------------------------------------------------------------
 
 
 class Subscriber(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,8 +1,12 @@
 """The groups of one shard: what every request does in every state.
 
-What the log says about groups is in ``group/table.py``. This is the rebalance, whose state may
-be lost in a failover: a request changes it and returns effects for the shell, in order. A group
-loads as stable, with all session timers restarted, or as empty.
+*Durable*: committed positions and the last record of each group, changed only by ``apply`` and
+``apply_marker`` in log order, live and on reload. *Volatile*: the ``Group`` objects that the
+rebalance works on, which may be lost in a failover; ``finish_load`` makes them from the durable
+part. A request changes them and returns effects for the shell, in order. A group loads as stable,
+with all session timers restarted, or as empty.
+
+One file: a request, the log and a removal all work on the same groups.
 
 ===========  ==================  ====================  ====================  ==================
 request      Empty               PreparingRebalance    CompletingRebalance   Stable
@@ -26,7 +30,8 @@ delete       Dead, tombstones    NON_EMPTY_GROUP       NON_EMPTY_GROUP       NON
 .. [2] ``NONE`` in a transaction: the generation check alone fences a zombie (KIP-447).
 
 Dead answers everything with COORDINATOR_NOT_AVAILABLE.
-Source: Kafka's classic group protocol; KIP-345, KIP-394, KIP-447.
+Source: Kafka's classic group protocol; KIP-98 and KIP-447 (pending positions), KIP-211 (expiry),
+KIP-345, KIP-394.
 """
 
 from __future__ import annotations
@@ -81,11 +86,21 @@ from oncelog.storage.model import (
     is_valid_group_id,
 )
 
+MEMBER_TEXT_MAX_BYTES: Final = 1_024
+"""Longest client id, group instance id, protocol type or protocol name."""
+
+MEMBER_PROTOCOLS_MAX: Final = 16
+MEMBER_BLOB_MAX_BYTES: Final = 262_144
+"""Longest subscription or assignment of one member."""
+
+_TIMEOUT_MAX_MS: Final = 2**31 - 1
+_PRODUCER_ID_MAX: Final = 2**63 - 1
+
 
 class GroupTable:
-    """Every group of one shard, by group id.
+    """Every group of one shard, by group id: what the log says about them, and their removal.
 
-    Invariant: once loaded, every group in ``_records`` or with positions is in ``_groups`` too.
+    The base of the group machine. Invariant: once loaded, every group in ``_records`` or with positions is in ``_groups`` too.
     """
 
     def __init__(self, settings: GroupSettings) -> None:
@@ -227,17 +242,6 @@ class GroupTable:
     def _turn(self, group: Group, now_ms: int) -> GroupTurn:
         logged = self._records.get(group.group_id)
         return GroupTurn(group, self._settings, now_ms, logged=logged)
-
-
-MEMBER_TEXT_MAX_BYTES: Final = 1_024
-"""Longest client id, group instance id, protocol type or protocol name."""
-
-MEMBER_PROTOCOLS_MAX: Final = 16
-MEMBER_BLOB_MAX_BYTES: Final = 262_144
-"""Longest subscription or assignment of one member."""
-
-_TIMEOUT_MAX_MS: Final = 2**31 - 1
-_PRODUCER_ID_MAX: Final = 2**63 - 1
 
 
 class GroupMachine(GroupTable):

@@ -1,6 +1,8 @@
 """How one group moves from generation to generation: one turn of the group machine.
 
-A turn works on one group at one moment and collects effects. Rules:
+A turn works on one group at one moment and collects effects, which the shell carries out in order.
+Timers are identified by value: setting one again replaces it, cancelling one that is not set does
+nothing. Rules:
 
 1. The parked calls of a removed or replaced member are answered; no call is left behind.
 2. A generation begins when every member is parked in its join and no member id handed out to a
@@ -9,6 +11,8 @@ A turn works on one group at one moment and collects effects. Rules:
 3. An assignment counts once it is durable: no one sees ``Stable`` before.
 4. The join of a static member counts once no record knows it by another member id, neither the
    last one nor those on their way: the next coordinator would fence it. Repeated joins, too.
+
+One file: a turn, and the settings and effects that say what it may ask for.
 
 Source: Kafka's classic group protocol; KIP-345 (static members), KIP-394 (pending member ids),
 KIP-559 (protocol in replies), KIP-814 (a returning static leader does not assign).
