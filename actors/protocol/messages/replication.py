@@ -10,6 +10,9 @@ from oncelog.storage.model import NO_LEADER_EPOCH, NO_OFFSET, TopicPartition
 
 if TYPE_CHECKING:
     from oncelog.storage.records.batch import Buffer as Batches
+else:
+    # Decoded as a view of the input, not a copy.
+    Batches = memoryview
 
 
 class ReplicateReply(Reply, frozen=True, kw_only=True):
