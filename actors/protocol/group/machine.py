@@ -100,7 +100,8 @@ _PRODUCER_ID_MAX: Final = 2**63 - 1
 class GroupTable:
     """Every group of one shard, by group id: what the log says about them, and their removal.
 
-    The base of the group machine. Invariant: once loaded, every group in ``_records`` or with positions is in ``_groups`` too.
+    The base of the group machine. Invariant: once loaded, every group in ``_records`` or with
+    positions is in ``_groups`` too.
     """
 
     def __init__(self, settings: GroupSettings) -> None:

@@ -1,4 +1,7 @@
-"""What a leader sends each follower, and the follower's answer. See ``base`` for the rules."""
+"""What a leader sends followers and a candidate voters, and the answers. See ``base`` for the rules.
+
+Also what a voter tells people while no controller answers.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ class ReplicateRequest(Request[ReplicateReply], frozen=True, kw_only=True):
     batches: Batches
 
 
-# --- elections of a controller --------------------------------------------------------------------
+# --- votes for a controller ------------------------------------------------------------------
 
 
 class VoteReply(Reply, frozen=True, kw_only=True):

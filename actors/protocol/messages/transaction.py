@@ -1,4 +1,8 @@
-"""Requests and replies of the transaction coordinator: producers, runs, enrolment and ends."""
+"""Requests and replies of the transaction coordinator: producers, runs, enrolment, ends, operators.
+
+Source of what operators ask: KIP-664 (finding and aborting hanging transactions), KIP-994 (filters
+of a listing). See ``base`` for the rules.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,9 @@ from oncelog.storage.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TIMESTAM
 
 NO_RUN: Final = 0
 """Below the number of every run."""
+
+ANY_DURATION_MS = -1
+"""``running_longer_than_ms`` of a request for every transactional id."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,11 +237,7 @@ class EndTxnRequest(Request[EndTxnReply], frozen=True, kw_only=True):
     next_partitions: tuple[TopicPartition, ...] = ()
 
 
-# --- operators ------------------------------------------------------------------------------------
-
-
-ANY_DURATION_MS = -1
-"""``running_longer_than_ms`` of a request for every transactional id."""
+# --- operators -------------------------------------------------------------------------------
 
 
 class TransactionMember(msgspec.Struct, frozen=True, kw_only=True):
