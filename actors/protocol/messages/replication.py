@@ -1,6 +1,6 @@
-"""What a leader sends followers and a candidate voters, and the answers. See ``base`` for the rules.
+"""What a leader sends followers, and a candidate voters, with the answers.
 
-Also what a voter tells people while no controller answers.
+Also what a voter tells people while no controller answers. See ``base`` for the rules.
 """
 
 from __future__ import annotations

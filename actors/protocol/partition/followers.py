@@ -1,4 +1,50 @@
-"""What a leader knows of those that copy from it: how far each has come, and who is in sync."""
+"""What a leader knows of those that copy from it: how far each has come, and who is in sync.
+
+*Progress* is how far one follower has come, and what is on its way to it:
+
+==============  ==============================  ==================================================
+state           event                           answer
+==============  ==============================  ==================================================
+PROBING         push                            asks whether the logs agree at ``next_offset``
+PROBING         they agree                      REPLICATING from there
+PROBING         they diverge                    PROBING further back
+REPLICATING     push                            what follows ``next_offset``
+REPLICATING     acknowledged                    ``next_offset`` is the follower's synced end
+REPLICATING     they diverge (its disk is not   PROBING; nothing counts as replicated
+                what it was)
+any             an error                        no push until the back-off has passed, twice as
+                                                long each time
+any             it is not in sync, and the      PROBING; nothing counts as replicated, whatever is
+                partition has changed           answered to an earlier push
+any             an error of its disk            likewise; not in sync as long as it lacks any,
+                                                until it has synced what follows the refused
+any             an answer to an earlier push    ignored
+==============  ==============================  ==================================================
+
+One push at a time is in flight, so ``next_offset`` moves only when one is answered. A follower is
+*caught up* at the latest moment of which it has all that the leader's log then held.
+
+*In-sync replicas* are those of the partition as its leader knows them, and what it proposes to
+change. The controller's record alone decides who is in sync. A change is proposed by
+compare-and-set on (leader epoch, partition version), one at a time. Until its outcome is known both
+sets may be the controller's, so the high watermark waits for all of both: the *maximal* ISR. A
+proposal can still be accepted as long as the version that it names is current, however often its
+call failed; only a newer version ends that. One that was refused because a member is fenced is over
+at once: the controller raises the version before that member could be accepted
+(``cluster.elections``).
+
+====================================  ============================================================
+answer                                effect
+====================================  ============================================================
+NONE, or INVALID_UPDATE_VERSION, with what the controller has is learned; all proposals are over
+a newer version
+INELIGIBLE_REPLICA                    nothing is proposed any more
+an older or equal version, or an      the same proposal is made again
+error of the call
+====================================  ============================================================
+
+Source: KIP-497, KIP-841.
+"""
 
 from __future__ import annotations
 
@@ -220,7 +266,7 @@ class FollowerProgress:
         return self._caught_up_ms + lag_max_ms + 1
 
 
-# --- who is in sync -------------------------------------------------------------------------------
+# --- who is in sync --------------------------------------------------------------------------
 
 
 class IsrProposal(msgspec.Struct, frozen=True, kw_only=True):

@@ -36,6 +36,23 @@ each other. Whether the batch then waits, and how long, is up to the shell.
 An unknown producer may begin at any sequence, because an entry is forgotten after a day of silence
 and refusing would kill a healthy producer. A transaction is never that old, so it begins at 0.
 
+What is remembered of one producer is its epoch, its newest batches and its transaction. Only log
+content changes an entry, so every replica and every replay arrives at the same entry. Another epoch
+clears the remembered batches: sequences restart at 0.
+
+============================  =============================================================
+event                         answer
+============================  =============================================================
+data, same epoch              batch remembered, the sixth oldest forgotten
+data, another epoch           batches cleared, epoch taken, batch remembered
+data without sequence         as above, but not remembered: a coordinator's
+data, transactional           transaction begins here unless one is open; records counted
+marker, same epoch            transaction closed
+marker, another epoch         batches cleared, epoch taken, transaction closed
+============================  =============================================================
+
+One file: every answer is given from the entry of one producer.
+
 Source: KIP-98; KIP-360; KIP-890 and KIP-1228 for markers.
 """
 
@@ -68,6 +85,13 @@ from oncelog.storage.model import (
 )
 from oncelog.storage.records.batch import BatchHeader, Buffer, crc_when_stamped
 from oncelog.storage.records.control import ControlRecord
+
+PRODUCER_ID_EXPIRATION_MS: Final = 86_400_000
+"""A producer without an open transaction is forgotten after a day of silence."""
+
+_SEQUENCE_COUNT: Final = SEQUENCE_MAX + 1
+_AHEAD_MAX: Final = _SEQUENCE_COUNT // 2
+"""Half the circle: a sequence less than this far above is ahead, any other is behind."""
 
 NO_CRC: Final = -1
 """The content of a remembered batch is not known."""
@@ -249,14 +273,6 @@ def _appended(header: BatchHeader) -> AppendedBatch:
         header.max_timestamp_ms,
         header.crc if is_as_sent else NO_CRC,
     )
-
-
-PRODUCER_ID_EXPIRATION_MS: Final = 86_400_000
-"""A producer without an open transaction is forgotten after a day of silence."""
-
-_SEQUENCE_COUNT: Final = SEQUENCE_MAX + 1
-_AHEAD_MAX: Final = _SEQUENCE_COUNT // 2
-"""Half the circle: a sequence less than this far above is ahead, any other is behind."""
 
 
 class Enrolment(enum.Enum):
