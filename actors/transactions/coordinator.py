@@ -2,7 +2,9 @@
 
 Decisions are the machine's. This shell brings what they need (producer ids, topics, what the
 leaders hold), has them logged, issues tickets only afterwards, and sees every decided transaction
-through to COMPLETE.
+through to COMPLETE. By itself it looks for transactions left open, and for idle ids.
+
+One file: the requests, and what is looked for or asked of leaders to decide on them.
 """
 
 from __future__ import annotations
@@ -476,7 +478,13 @@ class TransactionCoordinator:
 
 
 class TransactionScans:
-    """The loops of one coordinator; run each as a task that ends with it."""
+    """What one coordinator looks for by itself: transactions left open, and idle ids.
+
+    Run each loop as a task that ends with it. A transaction is left open when it has timed out, or
+    when the driver it is tied to is gone. A driver counts as gone only if this process can see that
+    for certain; otherwise the timeout ends the transaction. Only undecided transactions are
+    aborted: their commit then fails cleanly.
+    """
 
     def __init__(
         self,
@@ -547,7 +555,11 @@ class TransactionScans:
 
 
 class HeldRecordsReader:
-    """Collects what the leaders hold, one call per partition, all at once."""
+    """Asks partition leaders how many records they hold of open transactions, all at once.
+
+    The end of a distributed write names its winners and their counts; before it is decided the
+    leaders must agree. An incomplete answer decides nothing.
+    """
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
-"""Producer ids for plain production, each with the ticket that proves whose it is.
+"""Producer ids: blocks of them from the controller, and one for each producer without transactions.
 
-Nothing of it is logged. An id is fresh out of a reserved block, so it never was and never will be
-one of a transactional id: that is what a plain ticket says.
+The latter comes with the ticket that proves whose it is. Nothing of it is logged. An id is fresh
+out of a reserved block, so it never was and never will be one of a transactional id: that is what a
+plain ticket says.
 """
 
 from __future__ import annotations
