@@ -21,13 +21,12 @@ from oncelog.actors.controller.replica_actors import ReplicaActors
 from oncelog.actors.controller.replica_calls import ReplicaCalls
 from oncelog.actors.protocol.cluster.brokers import decide_drain
 from oncelog.actors.protocol.cluster.elections import balance
-from oncelog.actors.protocol.cluster.growth import grown
 from oncelog.actors.protocol.cluster.hosts import HostRules, Placement
 from oncelog.actors.protocol.cluster.log import decision
 from oncelog.actors.protocol.cluster.machine import ClusterMachine
-from oncelog.actors.protocol.cluster.reassignment import complete, decide_reassign, drained
+from oncelog.actors.protocol.cluster.placement import min_insync_of
+from oncelog.actors.protocol.cluster.reassignment import complete, decide_reassign, drained, grown
 from oncelog.actors.protocol.cluster.state import PartitionState
-from oncelog.actors.protocol.cluster.topic_creation import min_insync_of
 from oncelog.actors.protocol.effects import Decision
 from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.actors.protocol.messages.brokers import (

@@ -4,24 +4,29 @@ Rules: a request is checked and its records are appended in one turn of the even
 applied in log order once committed, and only then is the request answered. Because the record
 of a new generation follows every offset commit admitted before it, a reader of
 offsets under the new generation sees those commits: as committed, or as unstable.
+
+One file: what the coordinator appends, its queue applies, and its topics say what it may append.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial, wraps
 from random import Random
 from typing import Any, Final, TypeVar
 
 from oncelog.actors.config import ClusterConfig
+from oncelog.actors.coordination.cluster_view import ClusterView
 from oncelog.actors.coordination.runtime import client_error_of_append
-from oncelog.actors.groups.apply_queue import ApplyQueue
-from oncelog.actors.groups.topics import GroupTopics
 from oncelog.actors.interfaces import Clock, Transport
+from oncelog.actors.process.loop_time import loop_ms
 from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.protocol.effects import LogRecord
-from oncelog.actors.protocol.group.effects import (
+from oncelog.actors.protocol.group.machine import GroupMachine, GroupTable
+from oncelog.actors.protocol.group.rebalance import (
     CancelTimer,
     Effect,
     GroupSettings,
@@ -30,7 +35,6 @@ from oncelog.actors.protocol.group.effects import (
     Timer,
     WriteGroup,
 )
-from oncelog.actors.protocol.group.machine import GroupMachine
 from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.group import (
     DeleteGroupReply,
@@ -64,6 +68,7 @@ from oncelog.actors.replica.replica import Replica
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
     NO_COORDINATOR_EPOCH,
+    NO_PRODUCER_ID,
     TopicPartition,
     is_valid_group_id,
     shard_of,
@@ -470,3 +475,199 @@ class GroupCoordinator:
             if not reply.done():
                 reply.set_exception(error)
         self._on_failure(error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """One batch: a marker, or records of one group, in a transaction or not."""
+
+    base_offset: int
+    next_offset: int
+    group_id: str = ""
+    producer_id: int = NO_PRODUCER_ID
+    records: Sequence[LogRecord] = ()
+    marker: TxnMarker | None = None
+
+
+class ApplyQueue:
+    """Appends to ``replica`` and applies to ``table``, in the epoch ``replica`` leads with now.
+
+    Always in log order, once committed. Any number of appends may be in flight, so that commits
+    share syncs. A waiter for one of them, or a reader, first applies everything committed by then:
+    state never runs ahead of the high watermark, and never depends on which waiter wakes first.
+
+    A coordinator that loads again makes a new queue: what an older one holds is never applied.
+    ``on_failure`` is called when a committed record could not be applied: the table no longer
+    matches the log.
+    """
+
+    def __init__(
+        self,
+        *,
+        replica: Replica,
+        table: GroupTable,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._replica = replica
+        self._table = table
+        self._on_failure = on_failure
+        self._entries: deque[_Entry] = deque()
+        self._leader_epoch = replica.leader_epoch
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Nothing more is applied, and every waiter is told that the outcome is unknown."""
+        self._is_closed = True
+        self._entries.clear()
+
+    def append(
+        self,
+        group_id: str,
+        records: Sequence[LogRecord],
+        now_ms: int,
+        transaction: TxnOffsetCommitRequest | None = None,
+    ) -> AppendOutcome:
+        """Append records of one group as one batch; wait for it with ``applied``.
+
+        With ``transaction`` the batch belongs to that producer's transaction: its epoch, sequence
+        and ticket are checked, and its offsets are pending until a marker follows. A batch
+        appended before is waited for like a new one, but not applied a second time.
+        """
+        producer_id = NO_PRODUCER_ID
+        if transaction is None:
+            outcome = self._replica.append(records, now_ms=now_ms)
+        else:
+            producer_id = transaction.producer_id
+            outcome = self._replica.append(
+                records,
+                now_ms=now_ms,
+                producer_id=producer_id,
+                producer_epoch=transaction.producer_epoch,
+                base_sequence=transaction.base_sequence,
+                transactional_id=transaction.transactional_id,
+                ticket=transaction.ticket,
+            )
+        if outcome.error is ErrorCode.NONE and not outcome.is_duplicate:
+            self._entries.append(
+                _Entry(
+                    base_offset=outcome.base_offset,
+                    next_offset=outcome.next_offset,
+                    group_id=group_id,
+                    producer_id=producer_id,
+                    records=records,
+                )
+            )
+        return outcome
+
+    def append_marker(
+        self, marker: TxnMarker, coordinator_epoch: int, now_ms: int
+    ) -> AppendOutcome:
+        """Append a transaction's marker; wait for it with ``applied``."""
+        outcome = self._replica.append_marker(marker, coordinator_epoch, now_ms)
+        if outcome.error is ErrorCode.NONE:
+            self._entries.append(
+                _Entry(
+                    base_offset=outcome.base_offset,
+                    next_offset=outcome.next_offset,
+                    marker=marker,
+                )
+            )
+        return outcome
+
+    async def applied(self, outcome: AppendOutcome) -> ErrorCode:
+        """Wait until an append is durable and applied.
+
+        On an error the outcome of an accepted append is unknown.
+        """
+        error = outcome.error
+        if error is ErrorCode.NONE:
+            error = await self._replica.committed(outcome.next_offset)
+        if error is not ErrorCode.NONE:
+            return error
+        if self._is_closed or self._leader_epoch != self._replica.leader_epoch:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        self.catch_up()
+        return ErrorCode.NONE
+
+    async def settled(self, group_id: str) -> ErrorCode:
+        """Wait until everything appended for a group so far is applied."""
+        waiting = [entry.next_offset for entry in self._entries if entry.group_id == group_id]
+        if not waiting:
+            return ErrorCode.NONE
+        return await self.applied(AppendOutcome(error=ErrorCode.NONE, next_offset=waiting[-1]))
+
+    def catch_up(self) -> None:
+        """Apply, in log order, everything committed by now."""
+        high_watermark = self._replica.machine.high_watermark
+        while self._entries and self._entries[0].next_offset <= high_watermark:
+            try:
+                self._apply(self._entries.popleft())
+            except Exception as error:
+                self._on_failure(error)
+                raise
+
+    def _apply(self, entry: _Entry) -> None:
+        if entry.marker is not None:
+            self._table.apply_marker(entry.marker.producer_id, committed=entry.marker.committed)
+        for place, record in enumerate(entry.records):
+            self._table.apply(
+                record,
+                record_offset=entry.base_offset + place,
+                producer_id=entry.producer_id,
+            )
+
+    @property
+    def group_ids(self) -> set[str]:
+        """The groups with records in flight."""
+        return {entry.group_id for entry in self._entries}
+
+
+class GroupTopics:
+    """The topics that exist, as far as a group coordinator needs to know.
+
+    Names can be reused, ids never are. A topic that is deleted and created again begins at offset
+    0, with new records. An offset in the old one must neither be taken for one in the new topic,
+    nor replace one.
+    """
+
+    def __init__(self, *, transport: Transport, call_timeout_ms: int) -> None:
+        self._cluster = ClusterView(transport=transport, call_timeout_ms=call_timeout_ms)
+
+    async def ids_named_by(
+        self, request: OffsetCommitRequest | TxnOffsetCommitRequest
+    ) -> tuple[ErrorCode, dict[str, str]]:
+        """The ids of those topics of a commit that exist, by name.
+
+        What is known is used if it agrees with the caller; otherwise one of the two is out of date,
+        and the controller decides. So once an offset in a topic was accepted, none in an earlier
+        topic of that name is. ``COORDINATOR_NOT_AVAILABLE`` if the controller does not answer.
+        """
+        names = {tp.topic for tp, _ in request.offsets}
+        known = self._cluster.cached(names)
+        is_agreed = all(
+            tp.topic in known and position.topic_id == known[tp.topic].topic_id
+            for tp, position in request.offsets
+        )
+        if not is_agreed:
+            error, known = await self._cluster.topics(names, as_of_ms=_after_now_ms())
+            if error is not ErrorCode.NONE:
+                return ErrorCode.COORDINATOR_NOT_AVAILABLE, {}
+        return ErrorCode.NONE, {name: topic.topic_id for name, topic in known.items()}
+
+    async def gone(self, named: Mapping[str, frozenset[str]]) -> frozenset[str]:
+        """Those of the ids in ``named``, by topic, whose topic is deleted; none if in doubt.
+
+        ``named`` is older than the question, so the controller knows of every topic in it.
+        """
+        if not named:
+            return frozenset()
+        error, topics = await self._cluster.topics(named, as_of_ms=_after_now_ms())
+        if error is not ErrorCode.NONE:
+            return frozenset()
+        current = {topic.topic_id for topic in topics.values()}
+        return frozenset(topic_id for ids in named.values() for topic_id in ids - current)
+
+
+def _after_now_ms() -> int:
+    """A reply from this very millisecond may be older than the question."""
+    return loop_ms() + 1

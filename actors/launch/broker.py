@@ -28,13 +28,14 @@ from oncelog.actors.protocol.messages.brokers import (
     PingRequest,
     RegisterBrokerRequest,
 )
-from oncelog.actors.protocol.messages.quorum import (
+from oncelog.actors.protocol.messages.replication import (
     DescribeVoterReply,
     DescribeVoterRequest,
+    ReplicateReply,
+    ReplicateRequest,
     VoteReply,
     VoteRequest,
 )
-from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.replica.data_directory import DirectoryIdentity, join, keep_epoch
 from oncelog.actors.replica.log_directories import DIRECTORY_ID_BYTES, join_further
 from oncelog.storage.errors import ErrorCode

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from oncelog.actors.interfaces import Transport, broker_actor
 from oncelog.actors.protocol.cluster.quorum import NO_DISKS, Candidacy
 from oncelog.actors.protocol.messages.brokers import Disk
-from oncelog.actors.protocol.messages.quorum import VoteRequest
+from oncelog.actors.protocol.messages.replication import VoteRequest
 
 
 async def ask_voters(

@@ -24,8 +24,12 @@ from oncelog.actors.protocol.messages.cluster import (
     ShutdownReply,
     ShutdownRequest,
 )
-from oncelog.actors.protocol.messages.quorum import DescribeVoterRequest, VoteRequest
-from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
+from oncelog.actors.protocol.messages.replication import (
+    DescribeVoterRequest,
+    ReplicateReply,
+    ReplicateRequest,
+    VoteRequest,
+)
 from oncelog.actors.replica.log_directories import DIRECTORY_ID_BYTES, join_further
 from oncelog.actors.replica.metadata_replica import MetadataReplica
 from oncelog.actors.replica.opening import ExpectedLog

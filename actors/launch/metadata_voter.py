@@ -21,8 +21,13 @@ from oncelog.actors.process.loop_time import loop_ms
 from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.protocol.cluster.quorum import may_stand
 from oncelog.actors.protocol.messages.brokers import Disk
-from oncelog.actors.protocol.messages.quorum import DescribeVoterReply, VoteReply, VoteRequest
-from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
+from oncelog.actors.protocol.messages.replication import (
+    DescribeVoterReply,
+    ReplicateReply,
+    ReplicateRequest,
+    VoteReply,
+    VoteRequest,
+)
 from oncelog.actors.replica.follower_log import NOT_NOW
 from oncelog.actors.replica.metadata_replica import MetadataCopy
 from oncelog.actors.replica.voter_file import VOTER_FILE

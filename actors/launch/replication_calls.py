@@ -16,7 +16,7 @@ from oncelog.actors.protocol.messages.cluster import (
     LeaderAndIsrRequest,
 )
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
-from oncelog.actors.protocol.partition.in_sync import IsrProposal
+from oncelog.actors.protocol.partition.followers import IsrProposal
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.errors import ErrorCode
 

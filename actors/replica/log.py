@@ -26,7 +26,7 @@ from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages.cluster import AlterIsrReply, BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import TxnMarker
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
-from oncelog.actors.protocol.partition.in_sync import IsrProposal
+from oncelog.actors.protocol.partition.followers import IsrProposal
 from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.actors.replica.found_damage import FoundDamage
 from oncelog.actors.replica.group_sync import DiskRefusal, GroupSync

@@ -31,8 +31,12 @@ from oncelog.actors.protocol.cluster.quorum import (
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.messages.brokers import NO_DISK
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
-from oncelog.actors.protocol.messages.quorum import VoteReply, VoteRequest
-from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
+from oncelog.actors.protocol.messages.replication import (
+    ReplicateReply,
+    ReplicateRequest,
+    VoteReply,
+    VoteRequest,
+)
 from oncelog.actors.protocol.partition.following import ReplicateVerdict
 from oncelog.actors.protocol.partition.quorum_replication import QuorumReplication
 from oncelog.actors.replica.follower_log import NOT_NOW

@@ -15,8 +15,7 @@ from oncelog.actors.process.loop_time import loop_ms
 from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.protocol.messages.cluster import AlterIsrReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
-from oncelog.actors.protocol.partition.follower_progress import Push
-from oncelog.actors.protocol.partition.in_sync import IsrProposal
+from oncelog.actors.protocol.partition.followers import IsrProposal, Push
 from oncelog.actors.protocol.partition.replication import (
     Assignment,
     LeaderReplication,

@@ -15,12 +15,10 @@ import msgspec
 from msgspec import structs
 
 from oncelog.actors.protocol.messages import (
-    admin,
     brokers,
     cluster,
     group,
     partition,
-    quorum,
     replication,
     transaction,
 )
@@ -36,8 +34,6 @@ _MODULES: Final = (
     group,
     cluster,
     brokers,
-    quorum,
-    admin,
 )
 _decoders: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {}
 _encoder = msgspec.msgpack.Encoder()

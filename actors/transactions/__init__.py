@@ -1,4 +1,4 @@
 """The transaction coordinator's shell: calls in, markers out, and what it looks for by itself.
 
-Start at ``coordinator``; ``marker_sender`` is the last step of every transaction.
+Start at ``coordinator``; ``completions`` has the last step of every transaction, its markers.
 """

@@ -2,7 +2,9 @@
 
 Decisions are the machine's. This shell brings what they need (producer ids, topics, what the
 leaders hold), has them logged, issues tickets only afterwards, and sees every decided transaction
-through to COMPLETE.
+through to COMPLETE. By itself it looks for transactions left open, and for idle ids.
+
+One file: the requests, and what is looked for or asked of leaders to decide on them.
 """
 
 from __future__ import annotations
@@ -10,35 +12,36 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from msgspec import structs
 
-from oncelog.actors.coordination.cluster_view import ClusterView
-from oncelog.actors.coordination.producer_id_reservation import ProducerIdReservation
+from oncelog.actors.config import ClusterConfig
+from oncelog.actors.coordination.cluster_view import ANY_AGE_MS, ClusterView
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
 from oncelog.actors.interfaces import Clock, DriverWatch, Transport
+from oncelog.actors.process.backoff import backoff_ms
 from oncelog.actors.process.clock import monotonic_s
 from oncelog.actors.process.loop_time import loop_ms
 from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.protocol.effects import Decision, LogRecord
-from oncelog.actors.protocol.messages.admin import (
-    AbortTransactionReply,
-    AbortTransactionRequest,
-    DeleteTransactionalIdReply,
-    DeleteTransactionalIdRequest,
-    DescribeTransactionsReply,
-    DescribeTransactionsRequest,
-)
 from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
 from oncelog.actors.protocol.messages.cluster import TopicMetadata
+from oncelog.actors.protocol.messages.partition import DescribeProducersRequest, ProducerDescription
 from oncelog.actors.protocol.messages.transaction import (
+    AbortTransactionReply,
+    AbortTransactionRequest,
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnReply,
     AddPartitionsToTxnRequest,
     BeginRunReply,
     BeginRunRequest,
+    DeleteTransactionalIdReply,
+    DeleteTransactionalIdRequest,
+    DescribeTransactionsReply,
+    DescribeTransactionsRequest,
     EndTxnReply,
     EndTxnRequest,
     EnlistReply,
@@ -52,15 +55,17 @@ from oncelog.actors.protocol.messages.transaction import (
 from oncelog.actors.protocol.tickets import issue_ticket
 from oncelog.actors.protocol.transaction.checks import Refusal, check_transactional_id
 from oncelog.actors.protocol.transaction.machine import NOTHING_HELD, TransactionMachine
+from oncelog.actors.protocol.transaction.members import HeldRecords
 from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
 from oncelog.actors.protocol.transaction.state import TransactionMetadata, TransactionState
 from oncelog.actors.replica.replica import Replica
-from oncelog.actors.transactions.completions import TransactionCompletions
-from oncelog.actors.transactions.end_durations import EndDurations, EndStep
-from oncelog.actors.transactions.held_records import HeldRecordsReader
-from oncelog.actors.transactions.marker_sender import MarkerSender
-from oncelog.actors.transactions.plain_producers import PlainProducers
-from oncelog.actors.transactions.scans import TransactionScans
+from oncelog.actors.transactions.completions import (
+    EndDurations,
+    EndStep,
+    MarkerSender,
+    TransactionCompletions,
+)
+from oncelog.actors.transactions.producer_ids import PlainProducers, ProducerIdReservation
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
     CONSUMER_OFFSETS_TOPIC,
@@ -470,3 +475,137 @@ class TransactionCoordinator:
             transaction_timeout_ms=self.machine.upkeep.longest_ms(metadata),
         )
         return PartitionEnrolment(topic_partition=tp, error=ErrorCode.NONE, ticket=ticket)
+
+
+class TransactionScans:
+    """What one coordinator looks for by itself: transactions left open, and idle ids.
+
+    Run each loop as a task that ends with it. A transaction is left open when it has timed out, or
+    when the driver it is tied to is gone. A driver counts as gone only if this process can see that
+    for certain; otherwise the timeout ends the transaction. Only undecided transactions are
+    aborted: their commit then fails cleanly.
+    """
+
+    def __init__(
+        self,
+        *,
+        machine: TransactionMachine,
+        runtime: CoordinatorRuntime,
+        completions: TransactionCompletions,
+        reservation: ProducerIdReservation,
+        drivers: DriverWatch,
+        config: ClusterConfig,
+        clock: Clock,
+    ) -> None:
+        self._machine = machine
+        self._runtime = runtime
+        self._completions = completions
+        self._reservation = reservation
+        self._drivers = drivers
+        self._config = config
+        self._clock = clock
+
+    async def abort_left_open(self) -> None:
+        """Abort what is left open, and complete whatever is decided."""
+        while True:
+            await asyncio.sleep(max(self._config.transaction_abort_scan_ms, 1) / 1000)
+            if self._runtime.unavailable() is not ErrorCode.NONE:
+                continue
+            self._completions.resume()
+            await self._abort_expired()
+            await self._abort_abandoned()
+
+    async def _abort_expired(self) -> None:
+        for transactional_id in self._machine.upkeep.expired_transactions(self._clock.now_ms()):
+            _logger.info("the transaction of %r timed out: aborting", transactional_id)
+            await self._abort(
+                transactional_id, partial(self._machine.upkeep.decide_timeout, transactional_id)
+            )
+
+    async def _abort_abandoned(self) -> None:
+        for transactional_id, driver in self._machine.runs.open_drivers():
+            if not self._drivers.is_gone(driver):
+                continue
+            _logger.info(
+                "process %d, which wrote as %r, is gone: aborting",
+                driver.process_id,
+                transactional_id,
+            )
+            await self._abort(
+                transactional_id,
+                partial(self._machine.runs.decide_driver_gone, transactional_id, driver),
+            )
+
+    async def _abort(self, transactional_id: str, decide: Callable[[int], Decision[Reply]]) -> None:
+        await self._reservation.ensure()
+        await self._runtime.execute(transactional_id, decide)
+        self._completions.ensure(transactional_id)
+
+    async def forget_idle(self) -> None:
+        """Forget ids that have been idle for too long."""
+        interval_ms = self._config.transactional_id_expiration_check_interval_ms
+        while True:
+            await asyncio.sleep(interval_ms / 1000)
+            if self._runtime.unavailable() is not ErrorCode.NONE:
+                continue
+            for transactional_id in self._machine.upkeep.idle_ids(self._clock.now_ms()):
+                await self._runtime.execute(
+                    transactional_id, partial(self._machine.upkeep.decide_expire, transactional_id)
+                )
+
+
+class HeldRecordsReader:
+    """Asks partition leaders how many records they hold of open transactions, all at once.
+
+    The end of a distributed write names its winners and their counts; before it is decided the
+    leaders must agree. An incomplete answer decides nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        cluster: ClusterView,
+        rng: random.Random,
+        call_timeout_ms: int,
+    ) -> None:
+        self._transport = transport
+        self._cluster = cluster
+        self._rng = rng
+        self._call_timeout_ms = call_timeout_ms
+
+    async def read(
+        self, partitions: Sequence[TopicPartition], producer_ids: Sequence[int]
+    ) -> HeldRecords | None:
+        """What ``partitions`` hold of ``producer_ids``; ``None`` if one did not answer in time."""
+        deadline_ms = loop_ms() + self._call_timeout_ms
+        answers = await asyncio.gather(
+            *(self._ask(tp, tuple(producer_ids), deadline_ms) for tp in partitions)
+        )
+        counts: dict[tuple[int, int, TopicPartition], int] = {}
+        for tp, producers in zip(partitions, answers, strict=True):
+            if producers is None:
+                return None
+            for producer in producers:
+                key = (producer.producer_id, producer.producer_epoch, tp)
+                counts[key] = producer.open_record_count
+        return HeldRecords(answered=frozenset(partitions), counts=counts)
+
+    async def _ask(
+        self, tp: TopicPartition, producer_ids: tuple[int, ...], deadline_ms: int
+    ) -> tuple[ProducerDescription, ...] | None:
+        """The producers of one partition; none when it is gone, ``None`` when time is over."""
+        request = DescribeProducersRequest(topic_partition=tp, producer_ids=producer_ids)
+        attempt = 0
+        while (remaining_ms := deadline_ms - loop_ms()) > 0:
+            as_of_ms = loop_ms() if attempt else ANY_AGE_MS
+            location = await self._cluster.locate(tp, as_of_ms=as_of_ms)
+            if location.is_gone:
+                return ()
+            if location.actor is not None:
+                reply = await self._transport.call(location.actor, request, timeout_ms=remaining_ms)
+                if reply.error is ErrorCode.NONE:
+                    return reply.producers
+            await asyncio.sleep(backoff_ms(attempt, self._rng) / 1000)
+            attempt += 1
+        return None

@@ -16,13 +16,6 @@ from typing import TYPE_CHECKING, Final
 
 from oncelog.actors.config import TopicConfig, TopicOptions, check_range
 from oncelog.actors.process.metrics import LATE_GRACE_MS
-from oncelog.actors.protocol.messages.admin import (
-    ANY_DURATION_MS,
-    AbortTransactionRequest,
-    DeleteTransactionalIdRequest,
-    DescribeTransactionsRequest,
-    TransactionDescription,
-)
 from oncelog.actors.protocol.messages.cluster import (
     ANY_REPLICATION,
     AlterTopicRequest,
@@ -47,6 +40,13 @@ from oncelog.actors.protocol.messages.partition import (
     DescribeReplicaReply,
     DescribeReplicaRequest,
     ProducerDescription,
+)
+from oncelog.actors.protocol.messages.transaction import (
+    ANY_DURATION_MS,
+    AbortTransactionRequest,
+    DeleteTransactionalIdRequest,
+    DescribeTransactionsRequest,
+    TransactionDescription,
 )
 from oncelog.actors.protocol.transaction.state import TransactionState
 from oncelog.api.admin import moving

@@ -27,10 +27,6 @@ from typing import Final
 
 from msgspec import structs
 
-from oncelog.actors.protocol.messages.admin import (
-    DescribeTransactionsRequest,
-    TransactionDescription,
-)
 from oncelog.actors.protocol.messages.base import Reply
 from oncelog.actors.protocol.messages.partition import (
     DescribeProducersRequest,
@@ -38,6 +34,10 @@ from oncelog.actors.protocol.messages.partition import (
     TxnMarker,
     WriteTxnMarkersReply,
     WriteTxnMarkersRequest,
+)
+from oncelog.actors.protocol.messages.transaction import (
+    DescribeTransactionsRequest,
+    TransactionDescription,
 )
 from oncelog.api.admin.calls import AdminCalls, check
 from oncelog.storage.errors import ErrorCode

@@ -19,7 +19,7 @@ from oncelog.actors.protocol.messages.cluster import (
     PartitionMetadata,
 )
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply
-from oncelog.actors.protocol.messages.quorum import DescribeVoterReply
+from oncelog.actors.protocol.messages.replication import DescribeVoterReply
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 

@@ -15,7 +15,7 @@ from oncelog.actors.protocol.messages.cluster import (
     VoterMetadata,
 )
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
-from oncelog.actors.protocol.messages.quorum import DescribeVoterReply, DescribeVoterRequest
+from oncelog.actors.protocol.messages.replication import DescribeVoterReply, DescribeVoterRequest
 from oncelog.api.cli.conditions import ActorStatus, ClusterStatus, Finding
 from oncelog.api.cli.connect import find, quiet_libraries
 from oncelog.api.cli.output import (

@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from oncelog.actors.protocol.messages.admin import TransactionDescription
 from oncelog.actors.protocol.messages.partition import ProducerDescription
+from oncelog.actors.protocol.messages.transaction import TransactionDescription
 from oncelog.actors.protocol.transaction.state import TransactionState
 from oncelog.api.admin.hanging import HangingTransaction, IncompleteSearchError
 from oncelog.api.cli.arguments import (

@@ -29,10 +29,11 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
-from oncelog.actors.protocol.group.assignors import ASSIGNORS, Subscriber
 from oncelog.actors.protocol.group.consumer_protocol import (
+    ASSIGNORS,
     PROTOCOL_TYPE,
     Assignment,
+    Subscriber,
     Subscription,
     decode_assignment,
     decode_subscription,

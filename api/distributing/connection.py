@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from oncelog.actors.process.process_table import ProcessTable
-from oncelog.actors.protocol.messages.admin import DescribeTransactionsRequest
 from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.cluster import TopicMetadata
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
-from oncelog.actors.protocol.messages.transaction import DriverProcess, Winner
+from oncelog.actors.protocol.messages.transaction import (
+    DescribeTransactionsRequest,
+    DriverProcess,
+    Winner,
+)
 from oncelog.api.config import ProducerSettings
 from oncelog.api.distributing.read import Bounds, PartitionRange, read_range, unknown_topic
 from oncelog.api.producing.member import (

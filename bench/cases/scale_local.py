@@ -34,8 +34,8 @@ from oncelog.actors.protocol.cluster.log import (
 )
 from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.effects import LogRecord
-from oncelog.actors.protocol.group.effects import GroupSettings
 from oncelog.actors.protocol.group.machine import GroupMachine
+from oncelog.actors.protocol.group.rebalance import GroupSettings
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata, OffsetCommitRequest
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.log.partition import PartitionLog

@@ -39,8 +39,7 @@ from oncelog.actors.protocol.messages.cluster import (
     BecomeLeaderRequest,
 )
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
-from oncelog.actors.protocol.partition.follower_progress import Push
-from oncelog.actors.protocol.partition.in_sync import IsrProposal
+from oncelog.actors.protocol.partition.followers import IsrProposal, Push
 from oncelog.actors.protocol.partition.producers import ProducerStates
 from oncelog.actors.protocol.partition.replication import Assignment, ReplicationSettings
 from oncelog.storage.errors import ErrorCode

@@ -23,9 +23,13 @@ from replica_model import PARTITION
 
 from oncelog.actors.protocol.cluster.quorum import Candidacy, Vote, decide_vote
 from oncelog.actors.protocol.messages.brokers import NO_DISK, Disk
-from oncelog.actors.protocol.messages.quorum import VoteReply, VoteRequest
-from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
-from oncelog.actors.protocol.partition.follower_progress import Push
+from oncelog.actors.protocol.messages.replication import (
+    ReplicateReply,
+    ReplicateRequest,
+    VoteReply,
+    VoteRequest,
+)
+from oncelog.actors.protocol.partition.followers import Push
 from oncelog.actors.protocol.partition.replication import ReplicationSettings
 from oncelog.actors.protocol.tickets import NO_KEYS
 from oncelog.storage.errors import ErrorCode

@@ -14,8 +14,8 @@ from partition_model import QUIET, PartitionModel, Scope
 from oncelog.actors.protocol.cluster import elections, machine
 from oncelog.actors.protocol.cluster.state import PartitionState
 from oncelog.actors.protocol.partition import following
+from oncelog.actors.protocol.partition.followers import InSyncReplicas
 from oncelog.actors.protocol.partition.following import FollowerReplication
-from oncelog.actors.protocol.partition.in_sync import InSyncReplicas
 from oncelog.actors.protocol.partition.replication import LeaderReplication
 
 SLICE = 250

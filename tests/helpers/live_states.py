@@ -16,8 +16,8 @@ from unittest import mock
 from oncelog.actors.protocol.cluster import log as cluster_log
 from oncelog.actors.protocol.cluster.log import ClusterRecord, decode_cluster_record
 from oncelog.actors.protocol.effects import LogRecord
-from oncelog.actors.protocol.group import effects as group_effects
 from oncelog.actors.protocol.group import offsets as group_offsets
+from oncelog.actors.protocol.group import rebalance as group_rebalance
 from oncelog.actors.protocol.group.log import (
     GroupKey,
     GroupValue,
@@ -91,7 +91,7 @@ def _batch(_log: PartitionLog, batch: Any, header: BatchHeader, _none: None) -> 
 _ENCODERS: tuple[tuple[Any, str, Compare], ...] = (
     (transactional_ids, "encode_value", _transaction),
     (transactional_ids, "encode_member_value", _member),
-    (group_effects, "group_record", _group),
+    (group_rebalance, "group_record", _group),
     (group_offsets, "offset_record", _position),
     (cluster_log, "encode_cluster_record", _cluster),
     (PartitionLog, "append", _batch),

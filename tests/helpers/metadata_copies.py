@@ -6,8 +6,7 @@ from typing import Any
 
 from oncelog.actors.protocol.cluster.log import ClusterRecord, encode_cluster_record
 from oncelog.actors.protocol.cluster.quorum import LogPosition
-from oncelog.actors.protocol.messages.quorum import VoteRequest
-from oncelog.actors.protocol.messages.replication import ReplicateRequest
+from oncelog.actors.protocol.messages.replication import ReplicateRequest, VoteRequest
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC, TopicPartition
 from oncelog.storage.records.batch import parse_header
 from oncelog.storage.records.codec import encode_records

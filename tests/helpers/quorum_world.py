@@ -23,9 +23,8 @@ from oncelog.actors.protocol.cluster.quorum import (
     may_stand,
     with_epoch,
 )
-from oncelog.actors.protocol.messages.quorum import VoteReply, VoteRequest
-from oncelog.actors.protocol.messages.replication import ReplicateRequest
-from oncelog.actors.protocol.partition.follower_progress import Push
+from oncelog.actors.protocol.messages.replication import ReplicateRequest, VoteReply, VoteRequest
+from oncelog.actors.protocol.partition.followers import Push
 from oncelog.actors.protocol.partition.following import ReplicateVerdict
 from oncelog.actors.protocol.partition.quorum_replication import QuorumReplication
 from oncelog.actors.protocol.partition.replication import ReplicationSettings

@@ -28,9 +28,8 @@ from oncelog.actors.protocol.messages.cluster import (
     BecomeLeaderReply,
 )
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
-from oncelog.actors.protocol.partition.follower_progress import Push
+from oncelog.actors.protocol.partition.followers import IsrProposal, Push
 from oncelog.actors.protocol.partition.following import ReplicateVerdict
-from oncelog.actors.protocol.partition.in_sync import IsrProposal
 from oncelog.actors.protocol.partition.replication import (
     Assignment,
     LeaderReplication,

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oncelog.actors.protocol.partition.machine import PartitionMachine
-from oncelog.actors.protocol.partition.producer_entry import ProducerEntry
+from oncelog.actors.protocol.partition.producers import ProducerEntry
 from oncelog.actors.protocol.tickets import ClusterKeys, issue_plain_ticket, issue_ticket
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.log.producer_entry import ProducerSnapshotEntry

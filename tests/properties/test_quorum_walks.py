@@ -15,7 +15,7 @@ from quorum_world import Node, World, walk
 from replication_world import BrokenPromiseError
 
 from oncelog.actors.protocol.cluster.quorum import NOBODY, LogPosition, Vote
-from oncelog.actors.protocol.messages.quorum import VoteRequest
+from oncelog.actors.protocol.messages.replication import VoteRequest
 from oncelog.actors.protocol.partition.following import FollowerReplication
 from oncelog.actors.protocol.partition.quorum_replication import QuorumReplication
 from oncelog.storage.errors import InvariantViolation

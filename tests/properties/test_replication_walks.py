@@ -19,9 +19,8 @@ from oncelog.actors.protocol.cluster.log import LeaderElected
 from oncelog.actors.protocol.messages.cluster import AlterIsrReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition import following
-from oncelog.actors.protocol.partition.follower_progress import Push
+from oncelog.actors.protocol.partition.followers import InSyncReplicas, Push
 from oncelog.actors.protocol.partition.following import FollowerReplication, ReplicateVerdict
-from oncelog.actors.protocol.partition.in_sync import InSyncReplicas
 from oncelog.actors.protocol.partition.replication import LeaderReplication
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.model import NO_OFFSET

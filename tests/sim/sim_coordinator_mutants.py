@@ -21,11 +21,10 @@ from oncelog.actors.protocol.transaction import log as transaction_log
 from oncelog.actors.protocol.transaction import producers as transaction_producers
 from oncelog.actors.protocol.transaction import state as transaction_state
 from oncelog.actors.protocol.transaction.end import EndAge
+from oncelog.actors.protocol.transaction.machine import Upkeep
 from oncelog.actors.protocol.transaction.state import TransactionMetadata
-from oncelog.actors.protocol.transaction.upkeep import Upkeep
 from oncelog.actors.transactions import completions as transaction_completions
-from oncelog.actors.transactions.completions import TransactionCompletions
-from oncelog.actors.transactions.marker_sender import MarkerSender
+from oncelog.actors.transactions.completions import MarkerSender, TransactionCompletions
 
 
 def _tokens_dropped_by_aborts() -> Any:

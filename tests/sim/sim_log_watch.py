@@ -23,7 +23,7 @@ from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.group.log import GroupKey
 from oncelog.actors.protocol.group.log import decode_key as decode_group_key
-from oncelog.actors.protocol.group.table import GroupTable
+from oncelog.actors.protocol.group.machine import GroupTable
 from oncelog.actors.protocol.messages.partition import DeleteRecordsRequest
 from oncelog.actors.protocol.partition.bounds import PartitionBounds, Role
 from oncelog.actors.protocol.partition.machine import PartitionMachine

@@ -21,9 +21,8 @@ from oncelog.actors.protocol.cluster.quorum import Candidacy
 from oncelog.actors.protocol.cluster.state import PartitionState, TopicState
 from oncelog.actors.protocol.messages.replication import ReplicateRequest
 from oncelog.actors.protocol.partition import following, quorum_replication
-from oncelog.actors.protocol.partition.follower_progress import FollowerProgress, Push
+from oncelog.actors.protocol.partition.followers import FollowerProgress, InSyncReplicas, Push
 from oncelog.actors.protocol.partition.following import FollowerReplication, ReplicateVerdict
-from oncelog.actors.protocol.partition.in_sync import InSyncReplicas
 from oncelog.actors.protocol.partition.replication import LeaderReplication
 from oncelog.actors.replica.follower_log import FollowerLog
 from oncelog.actors.replica.metadata_replica import MetadataLog

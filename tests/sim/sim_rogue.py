@@ -16,16 +16,14 @@ from sim_nodes import FOUNDER_NODE
 from sim_stage import Player
 
 from oncelog.actors.interfaces import actor_of, address_of
-from oncelog.actors.protocol.messages.admin import (
-    DescribeTransactionsRequest,
-    TransactionDescription,
-)
 from oncelog.actors.protocol.messages.partition import ProduceRequest
 from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnRequest,
+    DescribeTransactionsRequest,
     InitProducerIdRequest,
+    TransactionDescription,
 )
-from oncelog.actors.protocol.partition.producer_entry import ProducerEntry
+from oncelog.actors.protocol.partition.producers import ProducerEntry
 from oncelog.actors.protocol.tickets import TICKET_BYTES
 from oncelog.actors.protocol.transaction.state import TransactionState
 from oncelog.storage.exceptions import CorruptDataError

@@ -30,18 +30,18 @@ from oncelog.actors.protocol.partition.open_transactions import OpenTransactions
 from oncelog.actors.protocol.partition.producers import Enrolment as Enrolled
 from oncelog.actors.protocol.partition.producers import ProducerStates
 from oncelog.actors.protocol.tickets import TICKET_BYTES, TicketVerdict
+from oncelog.actors.protocol.transaction import machine as transaction_machine
 from oncelog.actors.protocol.transaction import producers as transaction_producers
 from oncelog.actors.protocol.transaction import runs as transaction_runs
 from oncelog.actors.protocol.transaction import state as transaction_state
-from oncelog.actors.protocol.transaction import upkeep as transaction_upkeep
 from oncelog.actors.protocol.transaction.end import EndAge
 from oncelog.actors.protocol.transaction.state import AT_REST, TransactionMetadata, TransactionState
 from oncelog.actors.replica import partition_leader
 from oncelog.actors.replica.group_sync import GroupSync
 from oncelog.actors.replica.opening import ReplicaDirectory
 from oncelog.actors.replica.replica import Replica
+from oncelog.actors.transactions.completions import MarkerSender
 from oncelog.actors.transactions.coordinator import TransactionCoordinator
-from oncelog.actors.transactions.marker_sender import MarkerSender
 from oncelog.api.producing.record_sender import DeliveryDeadline
 from oncelog.api.transacting.enrolment import Enrolment
 from oncelog.api.transacting.state import TransactionState as ProducerTransaction
@@ -282,7 +282,7 @@ def _tickets_without_a_transaction() -> Iterator[None]:
 def _nothing_begun_ahead() -> Iterator[None]:
     """Tickets of a transaction that the coordinator did not begin."""
     with (
-        mock.patch.object(transaction_upkeep, "begun_ahead", lambda complete, _now_ms: complete),
+        mock.patch.object(transaction_machine, "begun_ahead", lambda complete, _now_ms: complete),
         _tickets_without_a_transaction(),
     ):
         yield

@@ -27,8 +27,8 @@ from sim_stage import Stage, WorkloadPlan
 from sim_world import SimulationError, World
 
 from oncelog.actors.interfaces import address_of, holder_of
-from oncelog.actors.protocol.messages.admin import DescribeTransactionsRequest
 from oncelog.actors.protocol.messages.group import DescribeGroupsRequest
+from oncelog.actors.protocol.messages.transaction import DescribeTransactionsRequest
 from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import OncelogError, TransactionAbortableError

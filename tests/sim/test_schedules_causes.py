@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sim_schedules import Play, Writer
 
-from oncelog.actors.protocol.messages.admin import AbortTransactionRequest
+from oncelog.actors.protocol.messages.transaction import AbortTransactionRequest
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import OncelogError
 

@@ -77,6 +77,15 @@ from oncelog.actors.protocol.cluster.log import (
     decode_cluster_record,
     with_parts_opened,
 )
+from oncelog.actors.protocol.cluster.placement import (
+    check_new_partitions,
+    check_new_topic,
+    factor_of,
+    min_insync_of,
+    placed,
+    replication_of,
+    wanted_of,
+)
 from oncelog.actors.protocol.cluster.state import (
     NO_LEADER,
     BrokerState,
@@ -88,15 +97,6 @@ from oncelog.actors.protocol.cluster.state import (
     registrations_of,
     snapshot_of,
     topic_in,
-)
-from oncelog.actors.protocol.cluster.topic_creation import (
-    check_new_partitions,
-    check_new_topic,
-    factor_of,
-    min_insync_of,
-    placed,
-    replication_of,
-    wanted_of,
 )
 from oncelog.actors.protocol.effects import Decision, LogRecord, refused
 from oncelog.actors.protocol.invariants import invariant

@@ -52,7 +52,7 @@ from oncelog.actors.protocol.cluster.log import (
 )
 from oncelog.actors.protocol.cluster.state import BrokerState
 from oncelog.actors.protocol.messages.brokers import NO_DISK, Disk
-from oncelog.actors.protocol.messages.quorum import VoteReply, VoteRequest
+from oncelog.actors.protocol.messages.replication import VoteReply, VoteRequest
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_LEADER_EPOCH
 

@@ -1,10 +1,10 @@
-"""Moving a partition to other brokers, without ever having fewer copies than before.
+"""Moving a partition to other brokers, or to more, without ever having fewer copies than before.
 
 Rules. The new replicas are added first, and the old ones stay. Once every replica of the target is
 in sync the old ones are removed, and a leader among them gives way. At each step the leader is in
 the ISR and the ISR among the replicas. Whoever asks for a target, or cancels one, also says how
-many replicas there are to be (``growth``); what the controller moves by itself leaves that as it
-is. Nothing here changes state: each function gives records.
+many replicas there are to be; what the controller moves by itself leaves that as it is. Nothing
+here changes state: each function gives records, or what to begin.
 
 =============  ===================================  ============================================
 event          state                                answer
@@ -22,7 +22,16 @@ complete       all of the target in sync, and one   the old are removed; if the 
                of them live                         them, another leads, epoch + 1
 complete       else                                 nothing
 drained        a broker drains                      targets for some of its partitions
+grown          fewer replicas than there are to be  targets for some of these partitions
 =============  ===================================  ============================================
+
+*Growth*. A topic whose creator left its replication factor open is to have as many replicas as are
+the default: it may have been made while a broker was away, or before there were so many. So are the
+topics of the coordinators, which are founded with one replica, on the first broker. Wherever people
+say how many, by a number or by a reassignment, that holds. A few partitions grow at a time. Nothing
+makes them fewer, but a broker that drains, where no other can take its replica (``drained``). A
+partition that has enough stays where it is, and new replicas come last; only preferred leaders of
+internal topics go round the usable brokers, by their number.
 
 Source: KIP-455.
 """
@@ -43,7 +52,11 @@ from oncelog.actors.protocol.cluster.elections import (
 )
 from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR
 from oncelog.actors.protocol.cluster.log import ReplicasChanged, decision
-from oncelog.actors.protocol.cluster.placement import Placer, usable_brokers
+from oncelog.actors.protocol.cluster.placement import (
+    REPLICATION_FACTOR_DEFAULT,
+    Placer,
+    usable_brokers,
+)
 from oncelog.actors.protocol.cluster.state import NO_LEADER, PartitionState, TopicState
 from oncelog.actors.protocol.effects import Decision, refused
 from oncelog.actors.protocol.messages.brokers import (
@@ -55,6 +68,9 @@ from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
 
 DRAIN_MOVES_MAX: Final = 10
 """Partitions that move off draining brokers at once: each is copied as a whole."""
+
+GROWING_MAX: Final = 4
+"""Partitions that are given more replicas at once: each is copied as a whole."""
 
 HostChoice = Callable[[int], int]
 """The host that is to hold a new replica, by its broker."""
@@ -234,3 +250,43 @@ def drained(topics: Mapping[str, TopicState], brokers: Brokers) -> tuple[Move, .
                     Move(topic_partition=TopicPartition(topic.name, number), replicas=target)
                 )
     return tuple(moves)
+
+
+# --- growth ----------------------------------------------------------------------------------
+
+
+def grown(topics: Mapping[str, TopicState], brokers: Brokers) -> tuple[Move, ...]:
+    """The next partitions to give more replicas, and which; those of internal topics first."""
+    usable = list(usable_brokers(brokers))
+    internal = sorted(INTERNAL_TOPICS & topics.keys())
+    owned = [name for name in topics if name not in internal]
+    ordered = [topics[name] for name in (*internal, *owned)]
+    growing = sum(_is_growing(partition) for topic in ordered for partition in topic.partitions)
+    placer = Placer(brokers, topics.values())
+    moves: list[Move] = []
+    for topic in ordered:
+        for number, partition in enumerate(topic.partitions):
+            target, wanted = partition.target, min(_wanted(topic, partition), len(usable))
+            # What is on a broker that drains moves first, with as many replicas as it has.
+            is_settled = not partition.is_moving and set(target) <= set(usable)
+            if not is_settled or len(target) >= wanted:
+                continue
+            if growing + len(moves) >= GROWING_MAX:
+                return tuple(moves)
+            placer.forget(target)
+            preferred = usable[number % len(usable)] if topic.name in internal else target[0]
+            kept = (preferred, *(n for n in target if n != preferred))
+            replicas = placer.fill(kept, wanted)
+            moves.append(
+                Move(topic_partition=TopicPartition(topic.name, number), replicas=replicas)
+            )
+    return tuple(moves)
+
+
+def _wanted(topic: TopicState, partition: PartitionState) -> int:
+    is_internal = topic.name in INTERNAL_TOPICS
+    return REPLICATION_FACTOR_DEFAULT if is_internal else partition.replication_factor
+
+
+def _is_growing(partition: PartitionState) -> bool:
+    return len(partition.adding) > len(partition.removing)

@@ -1,6 +1,7 @@
-"""Bytes of subscriptions and assignments, exactly those of Kafka's consumer protocol.
+"""What the members of a group settle among themselves: who wants what, and who reads what.
 
-The group coordinator carries them as opaque bytes; only members read them. Layouts, big-endian::
+The group coordinator carries it as opaque bytes; only members read them. They are exactly those of
+Kafka's consumer protocol. Layouts, big-endian::
 
     subscription   version i16 · topics [string] · user_data bytes?
                    from version 1: owned_partitions [topic string · partitions [i32]]
@@ -8,13 +9,23 @@ The group coordinator carries them as opaque bytes; only members read them. Layo
 
 Written: subscription version 1, assignment version 0. Of a newer version
 only the known fields are read: new ones are only ever appended.
-Source: Kafka's ``ConsumerProtocolSubscription`` and ``ConsumerProtocolAssignment`` schemas;
-owned partitions from KIP-429.
+
+An *assignor* is a pure function from members and topics to who reads what. It runs in the client
+that leads the group, so its result must depend only on the arguments. Each partition of a known
+topic that has a subscriber goes to exactly one member; unknown topics are left out. Members are
+taken in a fixed order: those with a ``group_instance_id`` first, by it, then the others by
+``member_id``, so that a static member keeps its share when its member id changes.
+
+Source: Kafka's ``ConsumerProtocolSubscription`` and ``ConsumerProtocolAssignment`` schemas; owned
+partitions from KIP-429. Kafka's ``RangeAssignor`` and ``RoundRobinAssignor``; KIP-54 for the goals
+of *sticky*, KIP-345 for the order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -112,3 +123,156 @@ def _read_version(reader: WireReader, what: str) -> int:
     if version < 0:
         raise CorruptDataError(f"{what} has version {version}, the first is 0")
     return version
+
+
+# --- assignors -------------------------------------------------------------------------------
+
+
+class Subscriber(msgspec.Struct, frozen=True, kw_only=True):
+    """A member as an assignor sees it; ``owned_partitions`` matter only to *sticky*."""
+
+    member_id: str
+    group_instance_id: str | None = None
+    topics: tuple[str, ...]
+    owned_partitions: tuple[TopicPartition, ...] = ()
+
+
+AssignmentPlan = dict[str, tuple[TopicPartition, ...]]
+"""Member id to its partitions, sorted; every member has an entry, perhaps an empty one."""
+
+Assignor = Callable[[Sequence[Subscriber], Mapping[str, int]], AssignmentPlan]
+"""Members and the partition count of each known topic to the plan."""
+
+
+def assign_range(
+    subscribers: Sequence[Subscriber], partition_counts: Mapping[str, int]
+) -> AssignmentPlan:
+    """Per topic, each member gets one contiguous range; if uneven, the first ones get one more."""
+    ordered = _in_order(subscribers)
+    owned: dict[str, list[TopicPartition]] = {member.member_id: [] for member in ordered}
+    for topic in _topics(ordered, partition_counts):
+        readers = [member for member in ordered if topic in member.topics]
+        size, extra = divmod(partition_counts[topic], len(readers))
+        first = 0
+        for place, member in enumerate(readers):
+            end = first + size + (1 if place < extra else 0)
+            owned[member.member_id] += [TopicPartition(topic, n) for n in range(first, end)]
+            first = end
+    return _plan(owned)
+
+
+def assign_round_robin(
+    subscribers: Sequence[Subscriber], partition_counts: Mapping[str, int]
+) -> AssignmentPlan:
+    """Deal all partitions in order around the members, skipping those not subscribed."""
+    ordered = _in_order(subscribers)
+    owned: dict[str, list[TopicPartition]] = {member.member_id: [] for member in ordered}
+    circle = itertools.cycle(ordered)
+    for tp in _partitions(ordered, partition_counts):
+        member = next(member for member in circle if tp.topic in member.topics)
+        owned[member.member_id].append(tp)
+    return _plan(owned)
+
+
+def assign_sticky(
+    subscribers: Sequence[Subscriber], partition_counts: Mapping[str, int]
+) -> AssignmentPlan:
+    """Keep what members hold, deal out the rest, and even out until no single move helps.
+
+    With equal subscriptions no two shares then differ by more than one. A partition that two
+    members claim stays with neither: one of them missed a rebalance, and it is unknown which.
+    """
+    ordered = _in_order(subscribers)
+    wanted = _partitions(ordered, partition_counts)
+    owned = _still_owned(ordered, set(wanted))
+    kept = {tp for partitions in owned.values() for tp in partitions}
+    for tp in wanted:
+        if tp not in kept:
+            _least_loaded(ordered, owned, tp.topic)[1].append(tp)
+    _level(ordered, owned)
+    return _plan(owned)
+
+
+ASSIGNORS: Final[Mapping[str, Assignor]] = MappingProxyType(
+    {"range": assign_range, "roundrobin": assign_round_robin, "sticky": assign_sticky}
+)
+"""The assignors by protocol name, as given when joining a group."""
+
+
+def _in_order(subscribers: Sequence[Subscriber]) -> list[Subscriber]:
+    return sorted(
+        subscribers,
+        key=lambda member: (
+            member.group_instance_id is None,
+            member.group_instance_id or member.member_id,
+        ),
+    )
+
+
+def _topics(subscribers: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> list[str]:
+    """The known topics with a subscriber, sorted."""
+    return sorted(
+        {topic for member in subscribers for topic in member.topics if topic in partition_counts}
+    )
+
+
+def _partitions(
+    subscribers: Sequence[Subscriber], partition_counts: Mapping[str, int]
+) -> list[TopicPartition]:
+    return [
+        TopicPartition(topic, partition)
+        for topic in _topics(subscribers, partition_counts)
+        for partition in range(partition_counts[topic])
+    ]
+
+
+def _still_owned(
+    subscribers: Sequence[Subscriber], wanted: set[TopicPartition]
+) -> dict[str, list[TopicPartition]]:
+    """What each member holds, still subscribes to, and holds alone."""
+    claims: dict[TopicPartition, int] = {}
+    for member in subscribers:
+        for tp in set(member.owned_partitions):
+            claims[tp] = claims.get(tp, 0) + 1
+    return {
+        member.member_id: [
+            tp
+            for tp in sorted(set(member.owned_partitions))
+            if tp in wanted and tp.topic in member.topics and claims[tp] == 1
+        ]
+        for member in subscribers
+    }
+
+
+def _least_loaded(
+    subscribers: Sequence[Subscriber], owned: dict[str, list[TopicPartition]], topic: str
+) -> tuple[Subscriber, list[TopicPartition]]:
+    """The subscriber of ``topic`` with the fewest partitions; of equals, the first."""
+    member = min(
+        (member for member in subscribers if topic in member.topics),
+        key=lambda member: len(owned[member.member_id]),
+    )
+    return member, owned[member.member_id]
+
+
+def _level(subscribers: Sequence[Subscriber], owned: dict[str, list[TopicPartition]]) -> None:
+    """Move partitions from the longest shares to the shortest that may take them.
+
+    Every move takes one from a share and gives it to one at least two shorter, which lowers
+    the sum of squares, so the loop ends.
+    """
+    has_moved = True
+    while has_moved:
+        has_moved = False
+        for giver in sorted(subscribers, key=lambda member: -len(owned[member.member_id])):
+            share = owned[giver.member_id]
+            for tp in sorted(share, reverse=True):
+                taker, other = _least_loaded(subscribers, owned, tp.topic)
+                if len(other) + 1 < len(share) and taker is not giver:
+                    share.remove(tp)
+                    other.append(tp)
+                    has_moved = True
+
+
+def _plan(owned: dict[str, list[TopicPartition]]) -> AssignmentPlan:
+    return {member_id: tuple(sorted(partitions)) for member_id, partitions in owned.items()}

@@ -17,8 +17,7 @@ from collections.abc import Collection, Iterable, Mapping
 from oncelog.actors.protocol.messages.brokers import NO_DISK, Disk
 from oncelog.actors.protocol.messages.replication import ReplicateReply
 from oncelog.actors.protocol.partition.bounds import PartitionBounds
-from oncelog.actors.protocol.partition.follower_progress import Push
-from oncelog.actors.protocol.partition.in_sync import InSyncReplicas
+from oncelog.actors.protocol.partition.followers import InSyncReplicas, Push
 from oncelog.actors.protocol.partition.replication import (
     Assignment,
     LeaderReplication,

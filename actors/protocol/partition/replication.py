@@ -1,6 +1,6 @@
 """The leader's side of replication: what to push, what is committed, and who is in sync.
 
-Rules. The high watermark is the lowest synced end over the maximal ISR (``partition.in_sync``), it
+Rules. The high watermark is the lowest synced end over the maximal ISR (``followers``), it
 only rises, and it stands still while the committed ISR has fewer members than
 ``min_insync_replicas``. The leader's own end counts only as far as it is synced. What it may lead
 is what the controller gave it: a refusal by a newer epoch, from whomever, ends it at once, and
@@ -18,7 +18,7 @@ LEADING         answered, newer epoch      FENCED
 LEADING         answered, error of a disk  back-off; the ISR may be shrunk at once
 LEADING         answered, another error    back-off
 LEADING         time passes                the ISR may be shrunk; bounds are told
-LEADING         proposal answered          as the table of ``partition.in_sync``;
+LEADING         proposal answered          as the table of ``followers``;
                                            FENCED_LEADER_EPOCH, UNKNOWN_TOPIC_ID and
                                            NOT_LEADER_OR_FOLLOWER: FENCED
 LEADING         INELIGIBLE_REPLICA         who was refused is proposed again after a back-off
@@ -54,14 +54,15 @@ from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages.cluster import AlterIsrReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply
 from oncelog.actors.protocol.partition.bounds import PartitionBounds
-from oncelog.actors.protocol.partition.follower_progress import (
+from oncelog.actors.protocol.partition.followers import (
     BACKOFF_MIN_MS,
     Bounds,
     FollowerProgress,
     FollowerState,
+    InSyncReplicas,
+    IsrProposal,
     Push,
 )
-from oncelog.actors.protocol.partition.in_sync import InSyncReplicas, IsrProposal
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_LEADER_EPOCH, NO_OFFSET
 from oncelog.storage.segments.leader_epochs import epoch_span

@@ -7,7 +7,15 @@
 | end_txn | INVALID_MAPPING | table in ``transaction.end`` | PREPARE | table |
 
 A member of a distributed write enrols partitions here as well; the rest of it is in ``runs``.
-Source: KIP-98, KIP-360, KIP-890.
+
+*Enrolment ahead*: a commit may enrol the partitions of the transaction after it. PREPARE names them
+beside its decision, so they are durable with it. The next transaction begins with them in the log
+batch that has COMPLETE, when every marker of the current one is written; from then on it is open,
+and times out, like any other. Its owner may have missed the reply to the commit: until it ends, a
+retry of that commit gets the same answer, even after a timeout has aborted what it began.
+
+Source: KIP-98, KIP-360, KIP-890. Enrolment ahead is oncelog's own: Kafka's coordinator learns of a
+transaction from its first partition.
 """
 
 from __future__ import annotations
@@ -28,8 +36,6 @@ from oncelog.actors.protocol.messages.transaction import (
     InitProducerIdRequest,
     PartitionEnrolment,
 )
-from oncelog.actors.protocol.transaction.ahead import ahead_partitions
-from oncelog.actors.protocol.transaction.causes import cause_text, outdated
 from oncelog.actors.protocol.transaction.checks import (
     BUSY,
     Refusal,
@@ -40,9 +46,11 @@ from oncelog.actors.protocol.transaction.checks import (
 from oncelog.actors.protocol.transaction.end import (
     EndAction,
     EndAge,
+    cause_text,
     end_age,
     end_verdict,
     is_retry_of_previous_id,
+    outdated,
 )
 from oncelog.actors.protocol.transaction.ids import TransactionalIds
 from oncelog.actors.protocol.transaction.members import Member, MemberStatus
@@ -65,7 +73,18 @@ from oncelog.actors.protocol.transaction.state import (
     raised,
 )
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
+from oncelog.storage.model import (
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    PRODUCER_EPOCH_EXHAUSTED,
+    TopicPartition,
+)
+
+AHEAD_EPOCH_MAX: Final = PRODUCER_EPOCH_EXHAUSTED - 2
+"""A commit with a higher epoch enrols nothing ahead: what follows must keep the producer id."""
+
+AHEAD_PARTITIONS_MAX: Final = 256
+"""Any more are left to the usual call: each costs a ticket in the reply to the commit."""
 
 _NOT_ITS_END: Final = frozenset({ErrorCode.INVALID_TXN_STATE, ErrorCode.PRODUCER_FENCED})
 
@@ -303,6 +322,18 @@ def _not_attempted(
             for tp in request.partitions
         ),
     )
+
+
+def ahead_partitions(
+    metadata: TransactionMetadata, request: EndTxnRequest, partition_counts: Mapping[str, int]
+) -> frozenset[TopicPartition]:
+    """What the commit that ``request`` asks for enrols in the next transaction: all or nothing."""
+    wanted = request.next_partitions
+    is_possible = request.committed and metadata.producer_epoch <= AHEAD_EPOCH_MAX
+    if not is_possible or len(wanted) > AHEAD_PARTITIONS_MAX:
+        return frozenset()
+    bad, _ = bad_partition(wanted, partition_counts)
+    return frozenset() if bad else frozenset(wanted)
 
 
 def _is_token_alone(metadata: TransactionMetadata, request: EndTxnRequest, age: EndAge) -> bool:

@@ -48,7 +48,6 @@ from oncelog.actors.protocol.messages.transaction import (
     RenewRunRequest,
     Run,
 )
-from oncelog.actors.protocol.transaction.causes import cause_text
 from oncelog.actors.protocol.transaction.checks import (
     BUSY,
     Refusal,
@@ -57,7 +56,7 @@ from oncelog.actors.protocol.transaction.checks import (
     check_run,
     check_version,
 )
-from oncelog.actors.protocol.transaction.end import EndAction, run_end_verdict
+from oncelog.actors.protocol.transaction.end import EndAction, cause_text, run_end_verdict
 from oncelog.actors.protocol.transaction.ids import TransactionalIds
 from oncelog.actors.protocol.transaction.members import (
     MEMBERS_MAX,

@@ -10,7 +10,7 @@ from actor_surroundings import JumpingLoop
 
 from oncelog.actors.interfaces import broker_actor
 from oncelog.actors.launch.candidate import ask_voters
-from oncelog.actors.protocol.messages.quorum import VoteReply, VoteRequest
+from oncelog.actors.protocol.messages.replication import VoteReply, VoteRequest
 from oncelog.storage.errors import ErrorCode
 
 TIMEOUT_MS = 5_000

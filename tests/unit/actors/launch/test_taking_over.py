@@ -23,8 +23,11 @@ from oncelog.actors.protocol.messages.cluster import (
     HostedReplicasRequest,
     MetadataRequest,
 )
-from oncelog.actors.protocol.messages.quorum import DescribeVoterRequest, VoteRequest
-from oncelog.actors.protocol.messages.replication import ReplicateRequest
+from oncelog.actors.protocol.messages.replication import (
+    DescribeVoterRequest,
+    ReplicateRequest,
+    VoteRequest,
+)
 from oncelog.actors.replica.voter_file import VOTER_FILE, read_voter_state, write_voter_state
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode

@@ -35,7 +35,7 @@ from oncelog.actors.protocol.messages.transaction import (
 )
 from oncelog.actors.protocol.tickets import issue_ticket
 from oncelog.actors.replica.replica import Replica
-from oncelog.actors.transactions.end_durations import EndDurations, EndStep
+from oncelog.actors.transactions.completions import EndDurations, EndStep
 from oncelog.storage.disk.file_system import DiskSpace, RealFileSystem, disk_space
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TRANSACTION_STATE_TOPIC, IsolationLevel, TopicPartition

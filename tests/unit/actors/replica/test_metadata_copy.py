@@ -23,8 +23,7 @@ from oncelog.actors.protocol.cluster.log import (
     encode_cluster_record,
 )
 from oncelog.actors.protocol.cluster.quorum import LogPosition, VoterState
-from oncelog.actors.protocol.messages.quorum import VoteReply
-from oncelog.actors.protocol.messages.replication import ReplicateReply
+from oncelog.actors.protocol.messages.replication import ReplicateReply, VoteReply
 from oncelog.actors.replica import metadata_replica
 from oncelog.actors.replica.metadata_replica import MetadataCopy
 from oncelog.actors.replica.voter_file import VOTER_FILE, read_voter_state, write_voter_state

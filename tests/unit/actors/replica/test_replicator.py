@@ -6,8 +6,7 @@ import asyncio
 
 from oncelog.actors.protocol.messages.cluster import AlterIsrReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
-from oncelog.actors.protocol.partition.follower_progress import Push
-from oncelog.actors.protocol.partition.in_sync import IsrProposal
+from oncelog.actors.protocol.partition.followers import IsrProposal, Push
 from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.actors.protocol.partition.replication import (
     Assignment,

@@ -13,7 +13,7 @@ from msgspec import structs
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import ConfigureRequest
 from oncelog.actors.protocol.messages.replication import ReplicateRequest
-from oncelog.actors.protocol.partition.follower_progress import Bounds, Push
+from oncelog.actors.protocol.partition.followers import Bounds, Push
 from oncelog.storage.errors import ErrorCode
 
 

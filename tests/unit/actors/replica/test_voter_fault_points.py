@@ -20,8 +20,7 @@ from pointed_disk import ERRORS, PointedDisk, errors_of
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.protocol.cluster.log import BrokerRegistered, VotersChanged
-from oncelog.actors.protocol.messages.quorum import VoteReply
-from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
+from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest, VoteReply
 from oncelog.actors.replica.metadata_replica import MetadataCopy
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC

@@ -33,8 +33,8 @@ from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.actors.protocol.tickets import ClusterKeys
 from oncelog.actors.replica.partition_leader import PartitionLeader
 from oncelog.actors.replica.replica import Replica
+from oncelog.actors.transactions.completions import MarkerSender
 from oncelog.actors.transactions.coordinator import TransactionCoordinator
-from oncelog.actors.transactions.marker_sender import MarkerSender
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (

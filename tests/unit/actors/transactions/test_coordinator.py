@@ -28,7 +28,7 @@ from oncelog.actors.protocol.messages.transaction import (
     Winner,
 )
 from oncelog.actors.protocol.tickets import ClusterKeys, TicketVerdict, check_ticket
-from oncelog.actors.transactions.end_durations import EndStep
+from oncelog.actors.transactions.completions import EndStep
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import IsolationLevel, TopicPartition
 from oncelog.storage.records.codec import encode_records

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.messages.admin import DescribeTransactionsRequest
 from oncelog.actors.protocol.messages.partition import DescribeProducersRequest, ProduceRequest
 from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnRequest,
     BeginRunRequest,
+    DescribeTransactionsRequest,
     EndTxnRequest,
     EnlistRequest,
     InitProducerIdRequest,

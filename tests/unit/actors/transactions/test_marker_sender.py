@@ -16,7 +16,7 @@ from oncelog.actors.protocol.messages.partition import (
     WriteTxnMarkersReply,
     WriteTxnMarkersRequest,
 )
-from oncelog.actors.transactions.marker_sender import Delivery
+from oncelog.actors.transactions.completions import Delivery
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
     CONSUMER_OFFSETS_TOPIC,

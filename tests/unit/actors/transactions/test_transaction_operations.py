@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from oncelog.actors.protocol.messages.admin import (
+from oncelog.actors.protocol.messages.transaction import (
     AbortTransactionRequest,
+    AddPartitionsToTxnRequest,
     DeleteTransactionalIdRequest,
     DescribeTransactionsRequest,
-)
-from oncelog.actors.protocol.messages.transaction import (
-    AddPartitionsToTxnRequest,
     InitProducerIdRequest,
 )
 from oncelog.storage.errors import ErrorCode

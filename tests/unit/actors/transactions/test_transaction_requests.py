@@ -10,12 +10,12 @@ from transaction_calls import FLIGHTS, RUN, add, begin, end, init
 
 from oncelog.actors.coordination import runtime as coordinator_runtime
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
-from oncelog.actors.protocol.messages.admin import DescribeTransactionsRequest
 from oncelog.actors.protocol.messages.transaction import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnReply,
     AddPartitionsToTxnRequest,
     BeginRunRequest,
+    DescribeTransactionsRequest,
     EndTxnReply,
     EndTxnRequest,
     EnlistRequest,

@@ -6,11 +6,6 @@ import pytest
 from msgspec import structs
 
 from oncelog.actors.interfaces import partition_actor
-from oncelog.actors.protocol.messages.admin import (
-    DescribeTransactionsReply,
-    DescribeTransactionsRequest,
-    TransactionDescription,
-)
 from oncelog.actors.protocol.messages.cluster import (
     AlterTopicReply,
     AlterTopicRequest,
@@ -38,6 +33,11 @@ from oncelog.actors.protocol.messages.partition import (
     DescribeReplicaReply,
     DescribeReplicaRequest,
     ProducerDescription,
+)
+from oncelog.actors.protocol.messages.transaction import (
+    DescribeTransactionsReply,
+    DescribeTransactionsRequest,
+    TransactionDescription,
 )
 from oncelog.api.admin.admin import Admin, AsyncAdmin
 from oncelog.storage.errors import ErrorCode

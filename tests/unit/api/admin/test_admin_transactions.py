@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from oncelog.actors.protocol.messages.admin import (
+from oncelog.actors.protocol.messages.cluster import RotateClusterKeyReply, RotateClusterKeyRequest
+from oncelog.actors.protocol.messages.partition import (
+    DescribeProducersReply,
+    DescribeProducersRequest,
+    ProducerDescription,
+)
+from oncelog.actors.protocol.messages.transaction import (
     AbortTransactionReply,
     AbortTransactionRequest,
     DeleteTransactionalIdReply,
@@ -12,12 +18,6 @@ from oncelog.actors.protocol.messages.admin import (
     DescribeTransactionsReply,
     DescribeTransactionsRequest,
     TransactionDescription,
-)
-from oncelog.actors.protocol.messages.cluster import RotateClusterKeyReply, RotateClusterKeyRequest
-from oncelog.actors.protocol.messages.partition import (
-    DescribeProducersReply,
-    DescribeProducersRequest,
-    ProducerDescription,
 )
 from oncelog.api.admin.admin import AsyncAdmin
 from oncelog.storage.errors import ErrorCode

@@ -19,7 +19,7 @@ from oncelog.actors.protocol.messages.cluster import (
     VoterMetadata,
 )
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply
-from oncelog.actors.protocol.messages.quorum import DescribeVoterReply, DescribeVoterRequest
+from oncelog.actors.protocol.messages.replication import DescribeVoterReply, DescribeVoterRequest
 from oncelog.api.cli import status as cli_status
 from oncelog.api.cli.conditions import CONDITIONS, Finding
 from oncelog.api.cli.output import describe_error

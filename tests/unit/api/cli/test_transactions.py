@@ -7,8 +7,8 @@ import json
 import pytest
 from msgspec import structs
 
-from oncelog.actors.protocol.messages.admin import TransactionDescription, TransactionMember
 from oncelog.actors.protocol.messages.partition import ProducerDescription
+from oncelog.actors.protocol.messages.transaction import TransactionDescription, TransactionMember
 from oncelog.api.admin.hanging import HangingTransaction, IncompleteSearchError
 from oncelog.api.cli import main as cli
 from oncelog.api.cli import transactions as cli_transactions

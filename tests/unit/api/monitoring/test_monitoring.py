@@ -9,7 +9,7 @@ import yaml
 
 from oncelog.actors.process.metrics import METRICS, Kind
 from oncelog.actors.rpc.message_codec import REQUESTS
-from oncelog.actors.transactions.end_durations import EndStep
+from oncelog.actors.transactions.completions import EndStep
 from oncelog.api.monitoring.alerts import ALERTS, FAILURES, alerts_yaml
 from oncelog.api.monitoring.dashboard import COLUMNS, dashboard_json
 

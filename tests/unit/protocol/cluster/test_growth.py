@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 from cluster_worlds import TOPIC_ID, ClusterWorld
 
-from oncelog.actors.protocol.cluster.growth import GROWING_MAX, grown
 from oncelog.actors.protocol.cluster.log import ReplicasChanged, TopicCreated
-from oncelog.actors.protocol.cluster.reassignment import complete, decide_reassign
+from oncelog.actors.protocol.cluster.reassignment import (
+    GROWING_MAX,
+    complete,
+    decide_reassign,
+    grown,
+)
 from oncelog.actors.protocol.messages.brokers import ReassignPartitionRequest
 from oncelog.actors.protocol.messages.cluster import (
     CreatePartitionsRequest,

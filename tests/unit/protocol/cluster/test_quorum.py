@@ -23,7 +23,7 @@ from oncelog.actors.protocol.cluster.quorum import (
 )
 from oncelog.actors.protocol.cluster.state import BrokerState
 from oncelog.actors.protocol.messages.brokers import Disk
-from oncelog.actors.protocol.messages.quorum import VoteReply, VoteRequest
+from oncelog.actors.protocol.messages.replication import VoteReply, VoteRequest
 from oncelog.storage.errors import ErrorCode
 
 CLUSTER = "c" * 32

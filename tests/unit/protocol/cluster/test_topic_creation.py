@@ -8,7 +8,7 @@ import pytest
 from cluster_worlds import ClusterWorld
 
 from oncelog.actors.protocol.cluster.brokers import fence
-from oncelog.actors.protocol.cluster.topic_creation import (
+from oncelog.actors.protocol.cluster.placement import (
     MIN_INSYNC_REPLICAS_DEFAULT,
     REPLICATION_FACTOR_DEFAULT,
     min_insync_of,

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from oncelog.actors.protocol.effects import LogRecord
-from oncelog.actors.protocol.group.effects import (
+from oncelog.actors.protocol.group.machine import GroupMachine
+from oncelog.actors.protocol.group.rebalance import (
     CancelTimer,
     Effect,
     GroupSettings,
@@ -19,7 +20,6 @@ from oncelog.actors.protocol.group.effects import (
     TimerKind,
     WriteGroup,
 )
-from oncelog.actors.protocol.group.machine import GroupMachine
 from oncelog.actors.protocol.messages.group import (
     DescribeGroupsRequest,
     GroupDescription,

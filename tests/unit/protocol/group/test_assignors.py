@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncelog.actors.protocol.group.assignors import (
+from oncelog.actors.protocol.group.consumer_protocol import (
     ASSIGNORS,
     AssignmentPlan,
     Subscriber,

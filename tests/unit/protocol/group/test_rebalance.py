@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.group.effects import Timer, TimerKind
+from oncelog.actors.protocol.group.rebalance import Timer, TimerKind
 from oncelog.actors.protocol.messages.group import GroupProtocol
 from oncelog.storage.errors import ErrorCode
 

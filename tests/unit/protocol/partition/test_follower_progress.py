@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oncelog.actors.protocol.partition.follower_progress import (
+from oncelog.actors.protocol.partition.followers import (
     BACKOFF_MAX_MS,
     BACKOFF_MIN_MS,
     Bounds,

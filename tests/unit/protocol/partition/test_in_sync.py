@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncelog.actors.protocol.partition.in_sync import InSyncReplicas, IsrProposal
+from oncelog.actors.protocol.partition.followers import InSyncReplicas, IsrProposal
 from oncelog.storage.errors import ErrorCode
 
 ALL = frozenset({1, 2, 3})

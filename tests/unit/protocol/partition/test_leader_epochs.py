@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncelog.actors.protocol.partition.leader_epochs import (
+from oncelog.actors.protocol.partition.bounds import (
     UNDEFINED_EPOCH_END,
     EpochEnd,
     LeaderEpochs,

@@ -8,7 +8,7 @@ from replica_model import Replica, batch_at
 
 from oncelog.actors.protocol.messages.brokers import Disk
 from oncelog.actors.protocol.messages.replication import ReplicateReply
-from oncelog.actors.protocol.partition.follower_progress import BACKOFF_MIN_MS, Push
+from oncelog.actors.protocol.partition.followers import BACKOFF_MIN_MS, Push
 from oncelog.actors.protocol.partition.quorum_replication import QuorumReplication
 from oncelog.actors.protocol.tickets import NO_KEYS
 from oncelog.storage.errors import ErrorCode

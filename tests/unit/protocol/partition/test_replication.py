@@ -10,13 +10,13 @@ from replica_model import Replica, batch_at
 
 from oncelog.actors.protocol.messages.cluster import AlterIsrReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply
-from oncelog.actors.protocol.partition.follower_progress import (
+from oncelog.actors.protocol.partition.followers import (
     BACKOFF_MIN_MS,
     Bounds,
     FollowerState,
+    IsrProposal,
     Push,
 )
-from oncelog.actors.protocol.partition.in_sync import IsrProposal
 from oncelog.actors.protocol.partition.replication import (
     INELIGIBLE_MAX_MS,
     INELIGIBLE_MIN_MS,

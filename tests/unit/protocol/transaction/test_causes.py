@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncelog.actors.protocol.messages.admin import AbortTransactionRequest
+from oncelog.actors.protocol.messages.transaction import AbortTransactionRequest
 from oncelog.actors.protocol.transaction.state import TransactionState
 from oncelog.storage.errors import ErrorCode
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.messages.admin import (
+from oncelog.actors.protocol.messages.transaction import (
     AbortTransactionReply,
     AbortTransactionRequest,
     DeleteTransactionalIdReply,
     DeleteTransactionalIdRequest,
     DescribeTransactionsRequest,
+    Run,
 )
-from oncelog.actors.protocol.messages.transaction import Run
 from oncelog.actors.protocol.transaction.commit_versions import version_token
 from oncelog.actors.protocol.transaction.state import TransactionState
 from oncelog.storage.errors import ErrorCode

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncelog.actors.protocol.transaction.resting_ids import RestingIds
+from oncelog.actors.protocol.transaction.ids import RestingIds
 
 MOVES = st.lists(st.tuples(st.sampled_from("abcd"), st.none() | st.integers(0, 9)), max_size=300)
 

@@ -1,4 +1,6 @@
-"""What a leader knows of one follower: how far it has come, and what is on its way to it.
+"""What a leader knows of those that copy from it: how far each has come, and who is in sync.
+
+*Progress* is how far one follower has come, and what is on its way to it:
 
 ==============  ==============================  ==================================================
 state           event                           answer
@@ -21,15 +23,38 @@ any             an answer to an earlier push    ignored
 
 One push at a time is in flight, so ``next_offset`` moves only when one is answered. A follower is
 *caught up* at the latest moment of which it has all that the leader's log then held.
+
+*In-sync replicas* are those of the partition as its leader knows them, and what it proposes to
+change. The controller's record alone decides who is in sync. A change is proposed by
+compare-and-set on (leader epoch, partition version), one at a time. Until its outcome is known both
+sets may be the controller's, so the high watermark waits for all of both: the *maximal* ISR. A
+proposal can still be accepted as long as the version that it names is current, however often its
+call failed; only a newer version ends that. One that was refused because a member is fenced is over
+at once: the controller raises the version before that member could be accepted
+(``cluster.elections``).
+
+====================================  ============================================================
+answer                                effect
+====================================  ============================================================
+NONE, or INVALID_UPDATE_VERSION, with what the controller has is learned; all proposals are over
+a newer version
+INELIGIBLE_REPLICA                    nothing is proposed any more
+an older or equal version, or an      the same proposal is made again
+error of the call
+====================================  ============================================================
+
+Source: KIP-497, KIP-841.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 
+from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_LEADER_EPOCH, NO_OFFSET
 
 BACKOFF_MIN_MS: Final = 50
@@ -239,3 +264,68 @@ class FollowerProgress:
         if self.match_offset >= log_end_offset:
             return None
         return self._caught_up_ms + lag_max_ms + 1
+
+
+# --- who is in sync --------------------------------------------------------------------------
+
+
+class IsrProposal(msgspec.Struct, frozen=True, kw_only=True):
+    """Make ``isr`` the in-sync replicas if ``partition_version`` is still current."""
+
+    isr: tuple[int, ...]
+    partition_version: int
+
+
+class InSyncReplicas:
+    """The committed ISR, its version, and the proposal whose outcome is not known."""
+
+    __slots__ = ("_isr", "_possible", "_proposal", "_version")
+
+    def __init__(self, isr: Iterable[int], partition_version: int) -> None:
+        self._isr = frozenset(isr)
+        self._version = partition_version
+        self._proposal: frozenset[int] | None = None
+        self._possible = self._isr
+
+    @property
+    def isr(self) -> frozenset[int]:
+        """The in-sync replicas as the controller last told them."""
+        return self._isr
+
+    @property
+    def version(self) -> int:
+        """The partition's version that came with them."""
+        return self._version
+
+    @property
+    def maximal(self) -> frozenset[int]:
+        """Everyone who may be in the controller's ISR now: the high watermark waits for them."""
+        return self._possible
+
+    @property
+    def proposal(self) -> IsrProposal | None:
+        """What to propose, again and again until it is answered; None if nothing is pending."""
+        if self._proposal is None:
+            return None
+        return IsrProposal(isr=tuple(sorted(self._proposal)), partition_version=self._version)
+
+    def propose(self, isr: frozenset[int]) -> None:
+        """Want ``isr``; nothing happens if it is the ISR, or while a proposal is pending."""
+        if self._proposal is None and isr != self._isr:
+            self._proposal = isr
+            self._possible |= isr
+
+    def refused(self, error: ErrorCode) -> None:
+        """The proposal was answered with ``error``; see the table."""
+        if error is ErrorCode.INELIGIBLE_REPLICA and self._proposal is not None:
+            self._proposal = None
+            self._possible = self._isr
+
+    def learn(self, isr: Iterable[int], partition_version: int) -> bool:
+        """Take what the controller has, if it is newer than what is known; whether it was."""
+        if partition_version <= self._version:
+            return False
+        self._isr = self._possible = frozenset(isr)
+        self._version = partition_version
+        self._proposal = None
+        return True

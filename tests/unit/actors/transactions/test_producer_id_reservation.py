@@ -7,9 +7,9 @@ from typing import Any
 
 from actor_surroundings import until_idle
 
-from oncelog.actors.coordination.producer_id_reservation import ProducerIdReservation
 from oncelog.actors.protocol.messages.cluster import AllocateProducerIdsReply
 from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
+from oncelog.actors.transactions.producer_ids import ProducerIdReservation
 
 
 class Controller:

@@ -1,13 +1,19 @@
-"""Producer ids for plain production, each with the ticket that proves whose it is.
+"""Producer ids: blocks of them from the controller, and one for each producer without transactions.
 
-Nothing of it is logged. An id is fresh out of a reserved block, so it never was and never will be
-one of a transactional id: that is what a plain ticket says.
+The latter comes with the ticket that proves whose it is. Nothing of it is logged. An id is fresh
+out of a reserved block, so it never was and never will be one of a transactional id: that is what a
+plain ticket says.
 """
 
 from __future__ import annotations
 
-from oncelog.actors.coordination.producer_id_reservation import ProducerIdReservation
-from oncelog.actors.interfaces import Clock
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, Clock, Transport
+from oncelog.actors.protocol.messages.cluster import AllocateProducerIdsRequest
 from oncelog.actors.protocol.messages.transaction import InitProducerIdReply, InitProducerIdRequest
 from oncelog.actors.protocol.tickets import (
     TicketVerdict,
@@ -22,6 +28,50 @@ from oncelog.actors.protocol.transaction.producer_ids import (
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_PRODUCER_ID
+
+_logger = logging.getLogger(__name__)
+
+SPARE_PRODUCER_IDS: Final = 3
+"""The most producer ids one decision can take."""
+
+
+class ProducerIdReservation:
+    """Requests the next block before the current one runs out, one at a time."""
+
+    def __init__(
+        self,
+        *,
+        producer_ids: ProducerIdBlocks,
+        transport: Transport,
+        broker_id: int,
+        call_timeout_ms: int,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+    ) -> None:
+        self._producer_ids = producer_ids
+        self._transport = transport
+        self._broker_id = broker_id
+        self._call_timeout_ms = call_timeout_ms
+        self._spawn = spawn
+        self._asking: asyncio.Task[None] | None = None
+
+    async def ensure(self) -> None:
+        """Request the next block in time; wait only if the remaining ids may not suffice."""
+        if not self._producer_ids.needs_block:
+            return
+        if self._asking is None or self._asking.done():
+            self._asking = self._spawn(self._ask())
+        if self._producer_ids.remaining < SPARE_PRODUCER_IDS:
+            await asyncio.wait({self._asking})
+
+    async def _ask(self) -> None:
+        request = AllocateProducerIdsRequest(broker_id=self._broker_id)
+        reply = await self._transport.call(
+            CONTROLLER_ACTOR, request, timeout_ms=self._call_timeout_ms
+        )
+        if reply.error is ErrorCode.NONE:
+            self._producer_ids.add_block(reply.first_producer_id, reply.count)
+        else:
+            _logger.warning("no producer ids from the controller: %s", reply.error.name)
 
 
 class PlainProducers:
