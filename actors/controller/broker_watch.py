@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from msgspec import structs
 
-from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.cluster.brokers import BrokerSessions
 from oncelog.actors.protocol.cluster.state import BrokerState
 from oncelog.actors.protocol.messages.cluster import BrokerMetadata

@@ -17,7 +17,7 @@ from oncelog.actors.controller.broker_watch import (
 )
 from oncelog.actors.coordination.actor_watch import PING_TIMEOUT_MS, ActorWatch, Sight
 from oncelog.actors.interfaces import Transport, holder_of
-from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.cluster.brokers import (
     decide_heartbeat,
     decide_register,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from oncelog.actors.coordination.cluster_view import ClusterView
 from oncelog.actors.interfaces import Transport
-from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.group import OffsetCommitRequest, TxnOffsetCommitRequest
 from oncelog.storage.errors import ErrorCode
 

@@ -22,7 +22,7 @@ from oncelog.actors.groups.coordinator import GroupCoordinator, group_settings
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, Background, Clock, DriverWatch, Transport
 from oncelog.actors.launch.figures import NO_DISK, DiskFigures, ReplicaFigures
 from oncelog.actors.launch.replication_calls import ReplicationCalls
-from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.process.metrics import (
     ACTIVE_TRANSACTIONAL_ID_COUNT,
     NO_METRICS,

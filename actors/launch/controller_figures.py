@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.process.metrics import (
     BROKER_FENCED,
     LAGGING_VOTER_COUNT,

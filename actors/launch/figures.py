@@ -15,7 +15,7 @@ from zlib import crc32
 
 from oncelog.actors.config import ReplicaConfig, data_directories
 from oncelog.actors.interfaces import Clock
-from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.process.metrics import (
     APPENDED_BYTES,
     APPENDED_RECORDS,

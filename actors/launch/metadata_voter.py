@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from oncelog.actors.config import BrokerConfig, ReplicaConfig, own_directory
 from oncelog.actors.launch.assembly import Surroundings
 from oncelog.actors.launch.candidate import ask_voters
-from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.protocol.cluster.quorum import may_stand
 from oncelog.actors.protocol.messages.brokers import Disk

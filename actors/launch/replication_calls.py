@@ -6,7 +6,7 @@ import asyncio
 
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, Transport, address_of
-from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.protocol.messages.brokers import OfflineReplica, PingReply, PingRequest
 from oncelog.actors.protocol.messages.cluster import (

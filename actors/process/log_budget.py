@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.process.clock import loop_ms
 
 LINES_PER_MINUTE_MAX: Final = 60
 _MINUTE_MS: Final = 60_000

@@ -19,8 +19,7 @@ from typing import Final, NamedTuple
 from oncelog.actors.config import ReplicaConfig, TopicConfig
 from oncelog.actors.interfaces import Background, ResultT
 from oncelog.actors.process.background import settle
-from oncelog.actors.process.clock import monotonic_s
-from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.process.clock import loop_ms, monotonic_s
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages.cluster import AlterIsrReply, BecomeLeaderReply

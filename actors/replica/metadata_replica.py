@@ -16,7 +16,7 @@ from msgspec import structs
 
 from oncelog.actors.config import ReplicaConfig, own_directory
 from oncelog.actors.interfaces import Background, Clock
-from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.cluster.log import ClusterRecord, VotersChanged, decode_cluster_record
 from oncelog.actors.protocol.cluster.quorum import (
     Disks,

@@ -14,7 +14,7 @@ from typing import Final
 from msgspec import structs
 
 from oncelog.actors.interfaces import Clock
-from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.partition import (
     ConfigureReply,
     ConfigureRequest,

@@ -14,8 +14,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
-from oncelog.actors.process.backoff import backoff_ms
-from oncelog.actors.process.clock import monotonic_s
+from oncelog.actors.process.clock import backoff_ms, monotonic_s
 from oncelog.actors.protocol.transaction.machine import TransactionMachine
 from oncelog.actors.transactions.end_durations import EndDurations, EndStep
 from oncelog.actors.transactions.marker_sender import Delivery, MarkerSender

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 from oncelog.actors.coordination.cluster_view import ANY_AGE_MS, ClusterView
 from oncelog.actors.interfaces import Transport
-from oncelog.actors.process.backoff import backoff_ms
-from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.process.clock import backoff_ms, loop_ms
 from oncelog.actors.protocol.messages.partition import DescribeProducersRequest, ProducerDescription
 from oncelog.actors.protocol.transaction.members import HeldRecords
 from oncelog.storage.errors import ErrorCode

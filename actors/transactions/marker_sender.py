@@ -34,8 +34,7 @@ from msgspec import structs
 from oncelog.actors.coordination.cluster_view import ANY_AGE_MS, ClusterView
 from oncelog.actors.coordination.leader_watch import LeaderWatch
 from oncelog.actors.interfaces import Transport
-from oncelog.actors.process.backoff import backoff_ms
-from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.process.clock import backoff_ms, loop_ms
 from oncelog.actors.protocol.messages.partition import TxnMarker, WriteTxnMarkersRequest
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition

@@ -13,7 +13,7 @@ import pytest
 from crash_disk import CrashDisk, DataLoss, NameLoss
 from msgspec import structs
 
-from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import (
     DeleteRecordsRequest,
