@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
-ResultT = TypeVar("ResultT")
+from oncelog.actors.interfaces import ResultT
 
 
 class OwnTasks:
