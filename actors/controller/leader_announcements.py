@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from oncelog.actors.interfaces import Transport, address_of
-from oncelog.actors.process.own_tasks import OwnTasks
+from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply, LeaderAndIsrRequest

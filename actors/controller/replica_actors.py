@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from oncelog.actors.controller.broker_watch import BrokerLauncher
 from oncelog.actors.interfaces import Transport, holder_of, host_actor
-from oncelog.actors.process.own_tasks import OwnTasks
+from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.protocol.cluster.hosts import (
     HOST_REPLICAS_MAX,
     OWN_ACTOR,

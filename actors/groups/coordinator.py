@@ -19,7 +19,7 @@ from oncelog.actors.coordination.runtime import client_error_of_append
 from oncelog.actors.groups.apply_queue import ApplyQueue
 from oncelog.actors.groups.topics import GroupTopics
 from oncelog.actors.interfaces import Clock, Transport
-from oncelog.actors.process.own_tasks import OwnTasks
+from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.group.effects import (
     CancelTimer,

@@ -22,6 +22,7 @@ from oncelog.actors.groups.coordinator import GroupCoordinator, group_settings
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, Background, Clock, DriverWatch, Transport
 from oncelog.actors.launch.figures import NO_DISK, DiskFigures, ReplicaFigures
 from oncelog.actors.launch.replication_calls import ReplicationCalls
+from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.process.metrics import (
     ACTIVE_TRANSACTIONAL_ID_COUNT,
@@ -29,7 +30,6 @@ from oncelog.actors.process.metrics import (
     TRANSACTIONAL_ID_COUNT,
     MetricSink,
 )
-from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.cluster import (
     BecomeLeaderReply,

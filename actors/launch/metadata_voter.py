@@ -17,8 +17,8 @@ from typing import Final, Protocol
 from oncelog.actors.config import BrokerConfig, ReplicaConfig, own_directory
 from oncelog.actors.launch.assembly import Surroundings
 from oncelog.actors.launch.candidate import ask_voters
+from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.clock import loop_ms
-from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.protocol.cluster.quorum import may_stand
 from oncelog.actors.protocol.messages.brokers import Disk
 from oncelog.actors.protocol.messages.quorum import DescribeVoterReply, VoteReply, VoteRequest

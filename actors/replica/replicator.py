@@ -10,9 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from oncelog.actors.process.background import settle
+from oncelog.actors.process.background import OwnTasks, settle
 from oncelog.actors.process.clock import loop_ms
-from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.protocol.messages.cluster import AlterIsrReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.follower_progress import Push

@@ -12,8 +12,8 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
+from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.log_budget import LogBudget
-from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.rpc.admission import Caller, Places, Progress, RequestRoom
 from oncelog.actors.rpc.certificates import secure_context
 from oncelog.actors.rpc.dispatch import Dispatch

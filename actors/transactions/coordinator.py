@@ -19,8 +19,8 @@ from oncelog.actors.coordination.cluster_view import ClusterView
 from oncelog.actors.coordination.producer_id_reservation import ProducerIdReservation
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
 from oncelog.actors.interfaces import Clock, DriverWatch, Transport
+from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.clock import loop_ms, monotonic_s
-from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.messages.admin import (
     AbortTransactionReply,
