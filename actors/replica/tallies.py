@@ -5,8 +5,7 @@ They only grow; ``launch/figures.py`` reports by how much.
 
 from __future__ import annotations
 
-from oncelog.actors.process.histogram import Histogram
-from oncelog.actors.process.metrics import SYNC_DURATION_MS
+from oncelog.actors.process.metrics import SYNC_DURATION_MS, Histogram
 
 
 class ReplicaTallies:

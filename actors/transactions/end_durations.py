@@ -12,8 +12,7 @@ from __future__ import annotations
 import enum
 
 from oncelog.actors.process.clock import monotonic_s
-from oncelog.actors.process.histogram import Histogram
-from oncelog.actors.process.metrics import TRANSACTION_END_DURATION_MS, MetricSink
+from oncelog.actors.process.metrics import TRANSACTION_END_DURATION_MS, Histogram, MetricSink
 
 
 class EndStep(enum.Enum):
