@@ -1,4 +1,7 @@
-"""Wall-clock time of the machine: ``Clock`` in production."""
+"""Time: the machine's clock, what has elapsed, and the pause before a repeated call.
+
+``SystemClock`` is ``Clock`` in production; elapsed time is unaffected by changes of it.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,8 @@ class SystemClock:
 
 BACKOFF_FIRST_MS: Final = 20
 BACKOFF_MAX_MS: Final = 1_000
+"""How long a server waits before it repeats an internal call, the first time and at most."""
+
 _DOUBLINGS_MAX: Final = 16
 
 

@@ -10,7 +10,10 @@ production (``process/ray_metrics.py``), nothing elsewhere.
   One that *rests at zero* is exported while it is above 0, and once more when it is 0 again.
 * A *counter* only grows while its process lives; query its ``rate``, summed over processes. What
   happens is added up in whole numbers, and what was added since the last report is reported.
-* A *histogram* is three counters, see ``process/histogram.py``.
+* A *histogram* is exported as counters: cumulative counts per upper bound, sum and count. Ray's
+  own takes one value at a time, replays each at every export and knows their sum only by the
+  middles of the buckets. So ``Histogram`` counts itself: an observation costs a search among
+  fifteen bounds and two additions.
 
 Tags bound how many series there are: by partitions, brokers and their data directories, requests
 and error codes. Only the
@@ -19,6 +22,8 @@ names of groups are given by users.
 A transaction is *late* once it has been open for the longest allowed time plus five minutes: its
 coordinator should have ended it. The time is this process's own, counted from when it first saw
 the transaction: records may carry timestamps of years ago. Source: KIP-98, "Metrics"; KIP-664.
+
+One file: most of it is the one table, and the rest says how a figure of each kind is counted.
 """
 
 from __future__ import annotations
