@@ -40,11 +40,10 @@ from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.process.process_table import ProcessTable, boot_id
 from oncelog.actors.process.ray_metrics import RayMetrics
 from oncelog.actors.protocol.messages.base import Request
-from oncelog.actors.rpc.actor_transport import ActorTransport
+from oncelog.actors.rpc.actor_transport import ActorTransport, LocalTransport
 from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.actors.rpc.dispatch import Dispatch, read_answer
 from oncelog.actors.rpc.listener import TOKEN_BYTES, Listener, ListenerAddress
-from oncelog.actors.rpc.local_transport import LocalTransport
 from oncelog.actors.rpc.message_codec import REQUESTS, encode
 from oncelog.actors.rpc.ray_transport import RayTransport
 from oncelog.storage.disk.file_system import RealFileSystem

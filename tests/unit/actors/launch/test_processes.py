@@ -26,7 +26,7 @@ from oncelog.actors.protocol.messages.partition import (
     FetchRequest,
     ProduceReply,
 )
-from oncelog.actors.rpc.connection import connect
+from oncelog.actors.rpc.actor_transport import connect
 from oncelog.actors.rpc.dispatch import read_answer
 from oncelog.actors.rpc.message_codec import REQUESTS, encode
 from oncelog.storage.errors import ErrorCode
