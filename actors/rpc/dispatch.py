@@ -1,7 +1,8 @@
 """A call at the actor that is called, whether it comes through Ray or a connection.
 
 A request comes as the bytes of ``message_codec``, a method of the actor's server answers it, and
-an ``Outcome`` goes back with the bytes that it describes.
+an ``Outcome`` goes back with the bytes that it describes. Log lines about what others do wrong are
+limited per minute.
 """
 
 from __future__ import annotations
@@ -18,35 +19,13 @@ from oncelog.actors.rpc.frames import Outcome
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.records.batch import Buffer
 
-LINES_PER_MINUTE_MAX: Final = 60
-_MINUTE_MS: Final = 60_000
-
-
-class LogBudget:
-    """Warnings of one kind, which a misbehaving peer could repeat without end."""
-
-    def __init__(self, logger: logging.Logger) -> None:
-        self._logger = logger
-        self._minute_end_ms = 0.0
-        self._line_count = 0
-
-    def warn(self, line: str, *arguments: object) -> None:
-        """Log a line, unless this minute had too many; the next one counts those dropped."""
-        if loop_ms() >= self._minute_end_ms:
-            if self._line_count > LINES_PER_MINUTE_MAX:
-                left_out = self._line_count - LINES_PER_MINUTE_MAX
-                self._logger.warning("%d more lines like these were left out", left_out)
-            self._minute_end_ms = loop_ms() + _MINUTE_MS
-            self._line_count = 0
-        self._line_count += 1
-        if self._line_count <= LINES_PER_MINUTE_MAX:
-            self._logger.warning(line, *arguments)
-
-
 _logger = logging.getLogger(__name__)
 
 Answer: TypeAlias = tuple[Outcome, tuple[Buffer, ...]]
 """The outcome of a call, and the bytes that belong to it."""
+
+LINES_PER_MINUTE_MAX: Final = 60
+_MINUTE_MS: Final = 60_000
 
 
 class Dispatch:
@@ -147,3 +126,24 @@ def read_answer(request: Request[Any], outcome: int, body: bytes | memoryview) -
 def _failed(request: Request[Any], error: ErrorCode, detail: str) -> Reply:
     reply: Reply = request.failed(error, detail)
     return reply
+
+
+class LogBudget:
+    """Warnings of one kind, which a misbehaving peer could repeat without end."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._minute_end_ms = 0.0
+        self._line_count = 0
+
+    def warn(self, line: str, *arguments: object) -> None:
+        """Log a line, unless this minute had too many; the next one counts those dropped."""
+        if loop_ms() >= self._minute_end_ms:
+            if self._line_count > LINES_PER_MINUTE_MAX:
+                left_out = self._line_count - LINES_PER_MINUTE_MAX
+                self._logger.warning("%d more lines like these were left out", left_out)
+            self._minute_end_ms = loop_ms() + _MINUTE_MS
+            self._line_count = 0
+        self._line_count += 1
+        if self._line_count <= LINES_PER_MINUTE_MAX:
+            self._logger.warning(line, *arguments)
