@@ -16,8 +16,7 @@ from typing import Final
 
 from oncelog.actors.controller.membership import always
 from oncelog.actors.controller.name_locks import NameLocks
-from oncelog.actors.controller.replica_actors import ReplicaActors
-from oncelog.actors.controller.replica_calls import ReplicaCalls
+from oncelog.actors.controller.replica_actors import ReplicaActors, ReplicaCalls
 from oncelog.actors.interfaces import actor_of, holder_of
 from oncelog.actors.protocol.cluster.elections import is_live
 from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR, Placement

@@ -17,8 +17,7 @@ from oncelog.actors.config import ClusterConfig
 from oncelog.actors.controller.leaving import LeavingReplicas
 from oncelog.actors.controller.membership import Execute
 from oncelog.actors.controller.name_locks import NameLocks
-from oncelog.actors.controller.replica_actors import ReplicaActors
-from oncelog.actors.controller.replica_calls import ReplicaCalls
+from oncelog.actors.controller.replica_actors import ReplicaActors, ReplicaCalls
 from oncelog.actors.protocol.cluster.brokers import decide_drain
 from oncelog.actors.protocol.cluster.elections import balance
 from oncelog.actors.protocol.cluster.growth import grown

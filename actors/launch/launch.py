@@ -14,7 +14,7 @@ from typing import Any, Final
 import ray
 
 from oncelog.actors.config import BrokerConfig, HostConfig, ReplicaConfig
-from oncelog.actors.controller.broker_watch import BrokerNode
+from oncelog.actors.controller.membership import BrokerNode
 from oncelog.actors.controller.replica_actors import FoundActor
 from oncelog.actors.interfaces import NAMESPACE, actor_of, broker_actor, host_actor
 from oncelog.actors.launch.processes import ActorProcess, BrokerProcess, HostProcess, process_of

@@ -10,7 +10,7 @@ import pytest
 from actor_surroundings import JumpingLoop
 
 from oncelog.actors.controller import broker_watch
-from oncelog.actors.controller.broker_watch import SESSION_CHECK_MS, BrokerNode, BrokerWatch
+from oncelog.actors.controller.membership import SESSION_CHECK_MS, BrokerNode, BrokerWatch
 from oncelog.actors.protocol.cluster.state import BrokerState
 
 SESSION_MS = 9_000

@@ -11,7 +11,7 @@ from actor_surroundings import JumpingLoop, until_idle
 from cluster_worlds import TOPIC_ID, ClusterWorld
 
 from oncelog.actors.controller import leader_announcements
-from oncelog.actors.controller.leader_announcements import ANNOUNCE_RETRY_MS, LeaderAnnouncements
+from oncelog.actors.controller.replica_actors import ANNOUNCE_RETRY_MS, LeaderAnnouncements
 from oncelog.actors.interfaces import address_of
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.protocol.cluster.hosts import Placement
