@@ -13,8 +13,8 @@ from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.controller import leaving as leaving_replicas
 from oncelog.actors.controller import moves as controller_moves
 from oncelog.actors.controller.controller import Controller
-from oncelog.actors.controller.leaving import LeavingReplicas
 from oncelog.actors.controller.membership import BrokerNode
+from oncelog.actors.controller.moves import LeavingReplicas
 from oncelog.actors.controller.replica_actors import FoundActor
 from oncelog.actors.process.background import ThreadBackground
 from oncelog.actors.protocol.cluster.hosts import Placement
