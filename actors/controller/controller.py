@@ -18,6 +18,7 @@ from msgspec import structs
 from oncelog import __version__
 from oncelog.actors.config import CLUSTER, FOUNDING_SETTINGS, ClusterConfig, TopicConfig
 from oncelog.actors.controller.membership import Membership
+from oncelog.actors.controller.metadata_log import Snapshots, Voters
 from oncelog.actors.controller.moves import Moves
 from oncelog.actors.controller.name_locks import NameLocks
 from oncelog.actors.controller.replica_actors import (
@@ -28,8 +29,6 @@ from oncelog.actors.controller.replica_actors import (
     ReplicaActors,
     ReplicaCalls,
 )
-from oncelog.actors.controller.snapshots import Snapshots
-from oncelog.actors.controller.voters import Voters
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
 from oncelog.actors.interfaces import Clock, Transport, address_of, holder_of
 from oncelog.actors.process.background import OwnTasks
