@@ -19,8 +19,7 @@ from oncelog import __version__
 from oncelog.actors.config import CLUSTER, FOUNDING_SETTINGS, ClusterConfig, TopicConfig
 from oncelog.actors.controller.membership import Membership
 from oncelog.actors.controller.metadata_log import Snapshots, Voters
-from oncelog.actors.controller.moves import Moves
-from oncelog.actors.controller.name_locks import NameLocks
+from oncelog.actors.controller.moves import Moves, NameLocks
 from oncelog.actors.controller.replica_actors import (
     SMALL_MACHINE,
     Launcher,

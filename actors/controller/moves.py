@@ -13,6 +13,7 @@ import functools
 import itertools
 import logging
 from collections.abc import (
+    AsyncIterator,
     Awaitable,
     Callable,
     Collection,
@@ -26,7 +27,6 @@ from typing import Any, Final
 
 from oncelog.actors.config import ClusterConfig
 from oncelog.actors.controller.membership import Execute, always
-from oncelog.actors.controller.name_locks import NameLocks
 from oncelog.actors.controller.replica_actors import ReplicaActors, ReplicaCalls
 from oncelog.actors.interfaces import actor_of, holder_of
 from oncelog.actors.protocol.cluster.brokers import decide_drain
@@ -49,6 +49,31 @@ from oncelog.actors.protocol.messages.brokers import (
 from oncelog.actors.protocol.messages.cluster import HostedReplica, MetadataReply, MetadataRequest
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
+
+
+class NameLocks:
+    """Bounded by the requests in progress, whatever names they use."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._users: dict[str, int] = {}
+
+    @contextlib.asynccontextmanager
+    async def hold(self, name: str) -> AsyncIterator[None]:
+        """Wait until nobody else holds ``name``, and hold it."""
+        lock = self._locks.setdefault(name, asyncio.Lock())
+        self._users[name] = self._users.get(name, 0) + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            self._users[name] -= 1
+            if not self._users[name]:
+                del self._users[name], self._locks[name]
+
+    def __len__(self) -> int:
+        return len(self._locks)
+
 
 _logger = logging.getLogger(__name__)
 
