@@ -1,4 +1,16 @@
-"""The metadata log as its controller sees it: who votes on it, and the snapshots it begins with."""
+"""The metadata log as its controller sees it: who votes on it, and the snapshots it begins with.
+
+``Voters`` tells who is to be one, and who lags.
+
+A snapshot is records of the log itself (``protocol/cluster/log``), written in a turn in which
+nothing else is in flight: so it gives what all before it gives. Only when all of it is committed
+does the log start rise to its first record: whoever may lead has the whole snapshot then, and all
+that follows. The voters raise theirs as they are told, and who lacks the first record is restarted
+there, as every follower that is behind its leader's log start. If the controller ends before that,
+its records are passed over, and a later snapshot is written when it is due.
+
+Source: KIP-630, but for the place of a snapshot, which is a file there.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +50,9 @@ _logger = logging.getLogger(__name__)
 
 VOTERS_LOOK_MS: Final = 500
 """How often the controller looks whether another broker is to be a voter, or has caught up."""
+
+SNAPSHOT_LOOK_MS: Final = 1_000
+"""How often the controller looks whether a snapshot is due."""
 
 
 class Voters:
@@ -184,10 +199,6 @@ class Voters:
             )
             for voter in self._machine.voters
         )
-
-
-SNAPSHOT_LOOK_MS: Final = 1_000
-"""How often the controller looks whether a snapshot is due."""
 
 
 class Snapshots:

@@ -3,6 +3,11 @@
 A move begins with a record; the actors of the new replicas are started and copy the log. When all
 of the target are in sync another record ends it, and the old replicas are removed. Whatever a call,
 or this process, leaves undone is found again by the next pass.
+
+Replicas that are declared no more are held until they have removed their files
+(``LeavingReplicas``): hosts are told to hold them as long, and actors of their own go on. Only
+memory knows of them: what a controller that ends leaves behind stays on the disk until a replica is
+placed there again, which then copies what it lacks.
 """
 
 from __future__ import annotations
@@ -50,35 +55,16 @@ from oncelog.actors.protocol.messages.cluster import HostedReplica, MetadataRepl
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
-
-class NameLocks:
-    """Bounded by the requests in progress, whatever names they use."""
-
-    def __init__(self) -> None:
-        self._locks: dict[str, asyncio.Lock] = {}
-        self._users: dict[str, int] = {}
-
-    @contextlib.asynccontextmanager
-    async def hold(self, name: str) -> AsyncIterator[None]:
-        """Wait until nobody else holds ``name``, and hold it."""
-        lock = self._locks.setdefault(name, asyncio.Lock())
-        self._users[name] = self._users.get(name, 0) + 1
-        try:
-            async with lock:
-                yield
-        finally:
-            self._users[name] -= 1
-            if not self._users[name]:
-                del self._users[name], self._locks[name]
-
-    def __len__(self) -> int:
-        return len(self._locks)
-
-
 _logger = logging.getLogger(__name__)
 
 MOVES_CHECK_MS: Final = 5_000
 """How often the controller looks for what is to be moved, unless it knows sooner."""
+
+LEAVING_MAX: Final = 10_000
+"""Replicas that have moved away and are still to be removed, as on brokers that are down."""
+
+REMOVAL_RETRY_MS: Final = 5_000
+"""How soon those that did not answer are told again."""
 
 
 class Moves:
@@ -282,13 +268,6 @@ class Moves:
         return [one for one in self._machine.placements(tp.topic) if one.topic_partition == tp]
 
 
-LEAVING_MAX: Final = 10_000
-"""Replicas that have moved away and are still to be removed, as on brokers that are down."""
-
-REMOVAL_RETRY_MS: Final = 5_000
-"""How soon those that did not answer are told again."""
-
-
 class LeavingReplicas:
     """What is to be removed; every change of a topic's is made under the lock of its name."""
 
@@ -413,3 +392,30 @@ class LeavingReplicas:
 
     def _declared(self, name: str) -> Sequence[Placement]:
         return self._machine.placements(name) if name in self._machine.topics else ()
+
+
+class NameLocks:
+    """A lock per name, kept while somebody holds it or waits for it.
+
+    Bounded by the requests in progress, whatever names they use.
+    """
+
+    def __init__(self) -> None:
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._users: dict[str, int] = {}
+
+    @contextlib.asynccontextmanager
+    async def hold(self, name: str) -> AsyncIterator[None]:
+        """Wait until nobody else holds ``name``, and hold it."""
+        lock = self._locks.setdefault(name, asyncio.Lock())
+        self._users[name] = self._users.get(name, 0) + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            self._users[name] -= 1
+            if not self._users[name]:
+                del self._users[name], self._locks[name]
+
+    def __len__(self) -> int:
+        return len(self._locks)

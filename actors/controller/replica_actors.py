@@ -1,4 +1,9 @@
-"""The actors that hold replicas: which share one, how they are started, and told what to hold."""
+"""The actors that hold replicas: which share one, how they are started, and what they are told.
+
+``ReplicaActors`` starts and ends them, and has hosts look what they are to hold. ``ReplicaCalls``
+tells replicas once: a failure is only logged. ``LeaderAnnouncements`` tells leaders what has been
+recorded of their partitions until they have taken it.
+"""
 
 from __future__ import annotations
 
@@ -29,49 +34,6 @@ from oncelog.actors.protocol.messages.cluster import (
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
-SHUTDOWN_TIMEOUT_MS: Final = 20_000
-
-
-class ReplicaCalls:
-    """Calls of replicas, all of them at the same time."""
-
-    def __init__(self, transport: Transport, *, timeout_ms: int) -> None:
-        self._transport = transport
-        self._timeout_ms = timeout_ms
-
-    async def tell(
-        self, messages: Mapping[str, Request[Any]], *, timeout_ms: int | None = None
-    ) -> dict[str, Reply]:
-        """Send each actor its message, and return what they answer."""
-        limit_ms = timeout_ms or self._timeout_ms
-        replies = await asyncio.gather(
-            *(
-                self._transport.call(actor, message, timeout_ms=limit_ms)
-                for actor, message in messages.items()
-            )
-        )
-        for (actor, message), reply in zip(messages.items(), replies, strict=True):
-            if reply.error is not ErrorCode.NONE:
-                _logger.warning("%s missed %s: %s", actor, message.method, reply.error.name)
-        return dict(zip(messages, replies, strict=True))
-
-    async def shut_down(
-        self, placements: Sequence[Placement], *, remove_data: bool, is_moved: bool = False
-    ) -> list[Placement]:
-        """Stop replicas, each only if it still belongs to its topic; those that have ended."""
-        replies = await self.tell(
-            {
-                address_of(placement): ShutdownRequest(
-                    remove_data=remove_data, topic_id=placement.topic_id, is_moved=is_moved
-                )
-                for placement in placements
-            },
-            timeout_ms=SHUTDOWN_TIMEOUT_MS,
-        )
-        ended = {ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_ID}
-        return [one for one in placements if replies[address_of(one)].error in ended]
-
-
 _logger = logging.getLogger(__name__)
 
 MEMORY_PER_ACTOR_BYTES: Final = 4 * 1_073_741_824
@@ -82,6 +44,16 @@ FILES_PER_REPLICA: Final = 8
 
 TELL_RETRY_MS: Final = 500
 """How soon a host that was not reached is told again."""
+
+SHUTDOWN_TIMEOUT_MS: Final = 20_000
+
+ANNOUNCE_RETRY_MS: Final = 250
+"""How soon a leader that was not reached is told again."""
+
+ANNOUNCEMENTS_MAX: Final = 100
+"""Calls at once of one broker: a controller that starts has something to tell every leader."""
+
+_TAKEN: Final = frozenset({ErrorCode.NONE, ErrorCode.FENCED_LEADER_EPOCH})
 
 
 class FoundActor(NamedTuple):
@@ -203,13 +175,44 @@ class ReplicaActors:
         self._untold.discard(host)
 
 
-ANNOUNCE_RETRY_MS: Final = 250
-"""How soon a leader that was not reached is told again."""
+class ReplicaCalls:
+    """Calls of replicas, all of them at the same time."""
 
-ANNOUNCEMENTS_MAX: Final = 100
-"""Calls at once of one broker: a controller that starts has something to tell every leader."""
+    def __init__(self, transport: Transport, *, timeout_ms: int) -> None:
+        self._transport = transport
+        self._timeout_ms = timeout_ms
 
-_TAKEN: Final = frozenset({ErrorCode.NONE, ErrorCode.FENCED_LEADER_EPOCH})
+    async def tell(
+        self, messages: Mapping[str, Request[Any]], *, timeout_ms: int | None = None
+    ) -> dict[str, Reply]:
+        """Send each actor its message, and return what they answer."""
+        limit_ms = timeout_ms or self._timeout_ms
+        replies = await asyncio.gather(
+            *(
+                self._transport.call(actor, message, timeout_ms=limit_ms)
+                for actor, message in messages.items()
+            )
+        )
+        for (actor, message), reply in zip(messages.items(), replies, strict=True):
+            if reply.error is not ErrorCode.NONE:
+                _logger.warning("%s missed %s: %s", actor, message.method, reply.error.name)
+        return dict(zip(messages, replies, strict=True))
+
+    async def shut_down(
+        self, placements: Sequence[Placement], *, remove_data: bool, is_moved: bool = False
+    ) -> list[Placement]:
+        """Stop replicas, each only if it still belongs to its topic; those that have ended."""
+        replies = await self.tell(
+            {
+                address_of(placement): ShutdownRequest(
+                    remove_data=remove_data, topic_id=placement.topic_id, is_moved=is_moved
+                )
+                for placement in placements
+            },
+            timeout_ms=SHUTDOWN_TIMEOUT_MS,
+        )
+        ended = {ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_ID}
+        return [one for one in placements if replies[address_of(one)].error in ended]
 
 
 class LeaderAnnouncements:
