@@ -21,7 +21,7 @@ from oncelog.actors.protocol.partition.replication import (
     LeaderReplication,
     ReplicationSettings,
 )
-from oncelog.actors.replica.tallies import ReplicaTallies
+from oncelog.actors.replica.observations import ReplicaTallies
 from oncelog.storage.errors import ErrorCode
 
 SETTLING: Final = ErrorCode.NOT_LEADER_OR_FOLLOWER

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from oncelog.actors.protocol.messages.partition import DeleteRecordsRequest, ListOffsetsRequest
-from oncelog.actors.replica.found_damage import PLACES_MAX, FoundDamage
+from oncelog.actors.replica.observations import PLACES_MAX, FoundDamage
 from oncelog.actors.replica.scrub import LogScrub
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.fetcher import Fetcher

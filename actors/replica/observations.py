@@ -1,15 +1,43 @@
-"""What is known to be damaged in a log: readers met it, or the scrub found it.
-
-Readers get an error for every damaged place; this is for operators: status, metric, log file.
-"""
+"""What is observed of one replica, for operators: what happened, added up, and what is damaged."""
 
 from __future__ import annotations
 
 import logging
 from typing import Final
 
+from oncelog.actors.process.metrics import SYNC_DURATION_MS, Histogram
 from oncelog.storage.exceptions import CorruptRecordError
 from oncelog.storage.model import TopicPartition
+
+
+class ReplicaTallies:
+    """Totals of one replica since its process began."""
+
+    __slots__ = (
+        "appended_bytes",
+        "appended_records",
+        "fetched_bytes",
+        "fetched_records",
+        "follower_cuts",
+        "isr_expands",
+        "isr_shrinks",
+        "pushed_bytes",
+        "replicated_bytes",
+        "sync_durations",
+    )
+
+    def __init__(self) -> None:
+        self.appended_bytes = 0
+        self.appended_records = 0
+        self.fetched_bytes = 0
+        self.fetched_records = 0
+        self.follower_cuts = 0
+        self.isr_expands = 0
+        self.isr_shrinks = 0
+        self.pushed_bytes = 0
+        self.replicated_bytes = 0
+        self.sync_durations = Histogram(SYNC_DURATION_MS)
+
 
 _logger = logging.getLogger(__name__)
 
