@@ -44,8 +44,7 @@ from oncelog.actors.protocol.messages.cluster import (
     TopicMetadata,
 )
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
-from oncelog.actors.replica.cleaning import clean_if_dirty
-from oncelog.actors.replica.maintenance import Maintenance
+from oncelog.actors.replica.maintenance import Maintenance, clean_if_dirty
 from oncelog.actors.replica.opening import ExpectedLog
 from oncelog.actors.replica.partition_leader import PartitionLeader
 from oncelog.actors.replica.replica import Replica

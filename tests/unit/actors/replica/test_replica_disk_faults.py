@@ -25,7 +25,7 @@ from oncelog.actors.protocol.messages.replication import ReplicateRequest
 from oncelog.actors.replica import group_sync as group_sync_module
 from oncelog.actors.replica import log as log_module
 from oncelog.actors.replica import replica as replica_module
-from oncelog.actors.replica.scrub import LogScrub
+from oncelog.actors.replica.maintenance import LogScrub
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.records.batch import iterate_batches
 
