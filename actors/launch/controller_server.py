@@ -26,10 +26,10 @@ from oncelog.actors.protocol.messages.cluster import (
 )
 from oncelog.actors.protocol.messages.quorum import DescribeVoterRequest, VoteRequest
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
+from oncelog.actors.replica.data_directory import VOTER_FILE
 from oncelog.actors.replica.log_directories import DIRECTORY_ID_BYTES, join_further
 from oncelog.actors.replica.metadata_replica import MetadataReplica
 from oncelog.actors.replica.opening import ExpectedLog
-from oncelog.actors.replica.voter_file import VOTER_FILE
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_LEADER_EPOCH

@@ -23,9 +23,9 @@ from oncelog.actors.protocol.cluster.quorum import may_stand
 from oncelog.actors.protocol.messages.brokers import Disk
 from oncelog.actors.protocol.messages.quorum import DescribeVoterReply, VoteReply, VoteRequest
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
+from oncelog.actors.replica.data_directory import VOTER_FILE
 from oncelog.actors.replica.follower_log import NOT_NOW
 from oncelog.actors.replica.metadata_replica import MetadataCopy
-from oncelog.actors.replica.voter_file import VOTER_FILE
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC, NO_LEADER_EPOCH
 
 _logger = logging.getLogger(__name__)

@@ -35,13 +35,13 @@ from oncelog.actors.protocol.messages.quorum import VoteReply, VoteRequest
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.following import ReplicateVerdict
 from oncelog.actors.protocol.partition.quorum_replication import QuorumReplication
+from oncelog.actors.replica.data_directory import read_voter_state, write_voter_state
 from oncelog.actors.replica.follower_log import NOT_NOW
 from oncelog.actors.replica.log import AppendOutcome
 from oncelog.actors.replica.maintenance import Maintenance
 from oncelog.actors.replica.opening import ExpectedLog
 from oncelog.actors.replica.replica import Replica
 from oncelog.actors.replica.replicator import Replicator
-from oncelog.actors.replica.voter_file import read_voter_state, write_voter_state
 from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
