@@ -6,6 +6,8 @@ one that Ray restarts on another disk, or on one that is not mounted, finds noth
 
 While a cluster is being founded its directory says so (``is_founding``), and only then may a
 metadata log be begun. The mark goes once the first record of that log is durable.
+
+A second file of the directory has what a voter of the metadata log must not forget.
 """
 
 from __future__ import annotations

@@ -12,6 +12,17 @@ Compaction takes long and runs beside the rest. Only the removal of segments mus
 there are any to remove, compaction gives way, and goes on when it is due again with what it has not
 done yet.
 
+Removing segments waits for the disk, so what was true before a wait is checked again after it.
+
+Compaction goes in small pieces, never faster than a fixed rate. Each reads a quarter of a megabyte
+in the background thread, whose queue the group sync shares, so a sync waits for one piece at most;
+then compaction rests long enough to keep to ``BYTES_PER_SECOND``. On the event loop it only swaps
+files by name.
+
+The scrub reads a log through, to find damage before a reader does: ``PIECE_BYTES`` every
+``SCRUB_PIECE_INTERVAL_MS``, from the log start to the high watermark; then it rests for a day. What
+it finds is in ``status`` and in the metrics.
+
 A replica that is idle costs a look at its checkpoint a second, by a bare timer, and little else:
 a process may hold a thousand.
 
@@ -291,7 +302,6 @@ async def remove_old_segments(replica: Replica, now_ms: int) -> int:
 
 # --- scrub ----------------------------------------------------------------------------------------
 
-
 SCRUB_PIECE_INTERVAL_MS: Final = 10_000
 PIECE_BYTES: Final = 2_097_152
 SLICE_BYTES: Final = 262_144
@@ -352,7 +362,6 @@ class LogScrub:
 
 
 # --- compaction -----------------------------------------------------------------------------------
-
 
 BYTES_PER_SECOND: Final = 8_388_608
 """What compaction reads at most. A coordinator with 1,000 transactions a second writes a tenth."""

@@ -1,4 +1,9 @@
-"""What is observed of one replica, for operators: what happened, added up, and what is damaged."""
+"""What is observed of one replica, for operators: what happened, added up, and what is damaged.
+
+Tallies are whole numbers, a few per batch and none per record. They only grow;
+``launch/figures.py`` reports by how much. Damage is what readers met or the scrub found: readers
+get an error for every damaged place, and status, metric and log file tell it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,11 @@ from typing import Final
 from oncelog.actors.process.metrics import SYNC_DURATION_MS, Histogram
 from oncelog.storage.exceptions import CorruptRecordError
 from oncelog.storage.model import TopicPartition
+
+_logger = logging.getLogger(__name__)
+
+PLACES_MAX: Final = 1_000
+"""Of more damaged places the first are remembered; the others are logged all the same."""
 
 
 class ReplicaTallies:
@@ -37,12 +47,6 @@ class ReplicaTallies:
         self.pushed_bytes = 0
         self.replicated_bytes = 0
         self.sync_durations = Histogram(SYNC_DURATION_MS)
-
-
-_logger = logging.getLogger(__name__)
-
-PLACES_MAX: Final = 1_000
-"""Of more damaged places the first are remembered; the others are logged all the same."""
 
 
 class FoundDamage:

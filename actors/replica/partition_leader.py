@@ -1,7 +1,12 @@
 """The leader of one partition: what clients and coordinators call.
 
-Nothing here is per record: a batch's 61-byte header is all that this looks at. Compiled calls check
+Nothing is per record: a batch's 61-byte header is all that a leader looks at. Compiled calls check
 its CRC, and that uncompressed records can be decoded.
+
+``check_topic_rules`` is what the settings of a topic ask of a client's batch beyond its header's
+shape. It is the one place where a leader looks at records, and only if it must: for the keys of a
+compacted topic, for the timestamps of one that refuses old ones, and to tell whose timestamp was
+refused.
 """
 
 from __future__ import annotations
@@ -59,9 +64,15 @@ from oncelog.storage.records.client_batch import check_client_batch
 if TYPE_CHECKING:
     from oncelog.storage.records.codec import Record
 
-
 ACKS: Final = (-1, 0, 1)
 TO_HIGH_WATERMARK: Final = -1
+
+REFUSED_RECORDS_MAX: Final = 1_000
+"""So many records of a batch are named as those that it is refused for; of more, none is."""
+
+_NAMED_RECORDS_MAX: Final = 10
+
+_ANY_AGE_MS: Final = 2**63 - 1
 
 
 class PartitionLeader:
@@ -374,13 +385,6 @@ class PartitionLeader:
         if error is not ErrorCode.NONE:
             return error
         return self.replica.machine.check_leader(leader_epoch)
-
-
-REFUSED_RECORDS_MAX: Final = 1_000
-"""So many records of a batch are named as those that it is refused for; of more, none is."""
-
-_NAMED_RECORDS_MAX: Final = 10
-_ANY_AGE_MS: Final = 2**63 - 1
 
 
 class RuleCheck(NamedTuple):
