@@ -14,8 +14,8 @@ from oncelog.actors.controller.controller import Controller
 from oncelog.actors.controller.replica_actors import SMALL_MACHINE, Launcher, MachineSize
 from oncelog.actors.interfaces import BROKER_ACTORS, broker_actor
 from oncelog.actors.launch.assembly import LeadershipLostError, ReplicaServer, Surroundings
-from oncelog.actors.launch.candidate import ask_voters
-from oncelog.actors.launch.controller_figures import ControllerFigures
+from oncelog.actors.launch.figures import ControllerFigures
+from oncelog.actors.launch.metadata_voter import ask_voters
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.process.metrics import NO_METRICS
 from oncelog.actors.protocol.cluster.quorum import Candidacy, may_stand, with_epoch
