@@ -91,7 +91,7 @@ class RayControllerPlace:
 
     def _start(self) -> None:
         # Only here: its process is started with all that this one is started with.
-        from oncelog.actors.launch.controller_process import launch_controller
+        from oncelog.actors.launch.processes import launch_controller
 
         config = self._config
         found = _find()

@@ -10,9 +10,9 @@ import pytest
 from called_server import TIMEOUT_MS, Server, produce
 
 from oncelog.actors.config import CONNECTIONS, RAY, ReplicaConfig
-from oncelog.actors.launch.controller_process import ControllerProcess
 from oncelog.actors.launch.processes import (
     ActorProcess,
+    ControllerProcess,
     GroupCoordinatorProcess,
     PartitionProcess,
     ReplicaProcess,
