@@ -274,7 +274,8 @@ class BrokerProcess(ActorProcess):
     server_class = Broker
 
     def __init__(self, config: BrokerConfig) -> None:
-        broker = Broker(config, production(config), RayControllerPlace(config))
+        place = RayControllerPlace(config, launch_controller)
+        broker = Broker(config, production(config), place)
         super().__init__(broker, calls=config.cluster.calls, reports=call_reports(config))
         broker.begin()
 
