@@ -1,9 +1,10 @@
 """How each kind of process is put together, wherever it runs: shell, replica and maintenance.
 
-``processes.py`` and ``controller_process.py`` give these classes the surroundings of production
-and make Ray actors of them; the simulator gives them its own. Constructors only set fields, because
-an exception there would end a Ray actor for good; recovery runs in a task, and while it runs
-requests are answered with a code.
+``processes.py`` gives these classes the surroundings of production and makes Ray actors of them;
+the simulator gives them its own. Constructors only set fields, because an exception there would end
+a Ray actor for good; recovery runs in a task, and while it runs requests are answered with a code.
+
+One file: the servers differ in what is on top of the replica, and all else is the same for all.
 """
 
 from __future__ import annotations
@@ -73,9 +74,54 @@ from oncelog.storage.model import (
     TRANSACTION_STATE_TOPIC,
 )
 
+_logger = logging.getLogger(__name__)
+
+DISK_RESTART_MS: Final = 2_000
+"""How long a process waits before it ends, when its replica is offline for a passing reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a process is given by its environment.
+
+    ``new_background`` makes the queue of one log; all share the threads of the process, but for
+    what opens logs, which may take long: ``new_opener`` makes the queue for that, where it differs.
+    ``shared_metadata`` asks the controller, with replicas of the process that ask just the same.
+    ``incarnation`` is new in each life of the process. ``die`` is given a broken invariant, another
+    bug, a ``LeadershipLostError`` or a ``DiskRefusedError``, and ends the process at once: it does
+    not return. In a host it returns after the last two, and ends and begins that server alone.
+    ``boot_id`` is of the operating system, "" if it is not known.
+    """
+
+    filesystem: FileSystem
+    clock: Clock
+    new_background: Callable[[], Background]
+    new_opener: Callable[[], Background] | None = None
+    shared_metadata: Callable[[MetadataRequest], Awaitable[MetadataReply]] | None = None
+    transport: Transport
+    drivers: DriverWatch
+    random: Random
+    incarnation: str
+    process_id: int
+    metrics: MetricSink = NO_METRICS
+    disk_figures: DiskFigures = NO_DISK
+    boot_id: str = ""
+    die: Callable[[BaseException], None]
+
+
+class LeadershipLostError(Exception):
+    """No bug: the controller has given a newer epoch, so this process has to begin again."""
+
+
+class DiskRefusedError(Exception):
+    """No bug: the disk refused something that may pass, so this process has to begin again."""
+
 
 class ReplicationCalls:
-    """Half of a replica's server. ``only_topic_id``: see ``ReplicaServer``."""
+    """The calls by which a replica replicates: what it answers, and what it asks of others.
+
+    Half of a replica's server. ``only_topic_id``: see ``ReplicaServer``.
+    """
 
     config: ReplicaConfig
     replica: Replica
@@ -154,50 +200,6 @@ class ReplicationCalls:
         )
         timeout_ms = self.config.cluster.internal_call_timeout_ms
         return await self.transport.call(CONTROLLER_ACTOR, request, timeout_ms=timeout_ms)
-
-
-_logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What a process is given by its environment.
-
-    ``new_background`` makes the queue of one log; all share the threads of the process, but for
-    what opens logs, which may take long: ``new_opener`` makes the queue for that, where it differs.
-    ``shared_metadata`` asks the controller, with replicas of the process that ask just the same.
-    ``incarnation`` is new in each life of the process. ``die`` is given a broken invariant, another
-    bug, a ``LeadershipLostError`` or a ``DiskRefusedError``, and ends the process at once: it does
-    not return. In a host it returns after the last two, and ends and begins that server alone.
-    ``boot_id`` is of the operating system, "" if it is not known.
-    """
-
-    filesystem: FileSystem
-    clock: Clock
-    new_background: Callable[[], Background]
-    new_opener: Callable[[], Background] | None = None
-    shared_metadata: Callable[[MetadataRequest], Awaitable[MetadataReply]] | None = None
-    transport: Transport
-    drivers: DriverWatch
-    random: Random
-    incarnation: str
-    process_id: int
-    metrics: MetricSink = NO_METRICS
-    disk_figures: DiskFigures = NO_DISK
-    boot_id: str = ""
-    die: Callable[[BaseException], None]
-
-
-class LeadershipLostError(Exception):
-    """No bug: the controller has given a newer epoch, so this process has to begin again."""
-
-
-class DiskRefusedError(Exception):
-    """No bug: the disk refused something that may pass, so this process has to begin again."""
-
-
-DISK_RESTART_MS: Final = 2_000
-"""How long a process waits before it ends, when its replica is offline for a passing reason."""
 
 
 class ReplicaServer(ReplicationCalls):

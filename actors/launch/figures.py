@@ -1,4 +1,4 @@
-"""The figures that operators watch of one replica, and of the disk it is on.
+"""The figures that operators watch: of one replica, of the disk it is on, and of the cluster.
 
 What ``process/metrics.py`` has a name for. A report of an idle replica takes some 30 µs; those of
 a process are spread over the interval, so that many do not hold up its event loop together.
@@ -272,7 +272,10 @@ class ReplicaFigures:
 
 
 class ControllerFigures:
-    """``broker_id`` is the controller's own. A report looks at every partition."""
+    """What the controller alone knows of the cluster: brokers, leaders, moves, voters.
+
+    ``broker_id`` is the controller's own. A report looks at every partition.
+    """
 
     def __init__(self, *, machine: ClusterMachine, metrics: MetricSink, broker_id: int) -> None:
         self._machine = machine

@@ -6,6 +6,9 @@ only one live actor have its name; whether this broker may follow it say the vot
 is late at times, or wrong, or missing: that delays, and decides nothing. A copy that has the
 directory while the controller waits for it here lets it go, and a controller here that answers
 nobody any more is killed, which a process that hangs cannot do itself.
+
+``ask_voters`` asks the voters for an epoch, as a starting controller does too: the rules are in
+``cluster/quorum``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,12 @@
-"""The Ray actor classes: each gives its server the surroundings of production, and takes its calls.
+"""The Ray actors: the class of each process, and how actors are started, found and ended.
 
-A broken invariant ends the process: Ray starts it again and it recovers from its log.
+A class gives its server the surroundings of production, and takes its calls. A broken invariant
+ends the process: Ray starts it again and it recovers from its log.
+
+``launch_actor`` turns classes into named, detached, self-restarting Ray actors. The classes are not
+decorated, so a restarted actor runs the code that is installed then.
+
+One file: the controller's process starts all others, and a broker's starts the controller's.
 """
 
 from __future__ import annotations
@@ -69,6 +75,11 @@ _logger = logging.getLogger(__name__)
 EXIT_STATUS_OF_BUG: Final = 70
 """Exit status of a process that met a bug of ours (EX_SOFTWARE of sysexits)."""
 
+MAX_CONCURRENCY: Final = 100_000
+"""Calls one actor may hold at once: most are long polls, which cost nothing while they wait."""
+
+_UNLIMITED_FILES: Final = 1_048_576
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
@@ -114,6 +125,16 @@ def production(config: ReplicaConfig | HostConfig | BrokerConfig) -> Surrounding
         disk_figures=DiskFigures(),
         boot_id=boot_id(),
         die=die_of_bug,
+    )
+
+
+def machine_size() -> MachineSize:
+    """The processors, memory and open files that a process on this machine may use."""
+    _, files_max = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MachineSize(
+        processor_count=len(os.sched_getaffinity(0)),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        files_max=_UNLIMITED_FILES if files_max == resource.RLIM_INFINITY else files_max,
     )
 
 
@@ -291,6 +312,53 @@ class BrokerProcess(ActorProcess):
         )
 
 
+class ControllerProcess(ReplicaProcess):
+    """The process of the controller."""
+
+    server_class = ControllerServer
+
+    def make_server(self, config: ReplicaConfig) -> ControllerServer:
+        """The controller, which also starts the actors of replicas."""
+        remember_home(config)
+        return ControllerServer(
+            config,
+            production(config),
+            launcher=RayLauncher(config),
+            token_bytes=secrets.token_bytes,
+            machine_size=machine_size(),
+            resign=resign,
+            is_on_head=is_on_head(),
+        )
+
+
+def remember_home(config: ReplicaConfig) -> None:
+    """Where the log is now: of several brokers that would start it at once, only one has."""
+    if config.pin is None:
+        return
+    home = Home(
+        cluster_id=config.cluster_id,
+        broker_id=config.broker_id,
+        data_dir=config.data_dir,
+        pin=config.pin,
+    )
+    try:
+        write_home(home)
+    except (RayError, RuntimeError, OSError) as error:
+        # Not worth a constructor's failure, which would end the actor for good.
+        _logger.warning("Ray does not remember that this is %s: %s", home, error)
+
+
+def resign() -> None:
+    """End this actor for good, so that its name is free for the controller of another broker.
+
+    If Ray is not reached it takes the node for dead soon, and its name is free by that.
+    """
+    try:
+        ray.kill(ray.get_runtime_context().current_actor)
+    except (RayError, RuntimeError) as error:
+        die_of_bug(error)
+
+
 _PROCESSES: Final = {
     kind.server_class: kind
     for kind in (PartitionProcess, TransactionCoordinatorProcess, GroupCoordinatorProcess)
@@ -300,10 +368,6 @@ _PROCESSES: Final = {
 def process_of(topic: str) -> type[ReplicaProcess]:
     """The class of the process that serves a partition of ``topic``; not for the metadata log."""
     return _PROCESSES[server_of(topic)]
-
-
-MAX_CONCURRENCY: Final = 100_000
-"""Calls one actor may hold at once: most are long polls, which cost nothing while they wait."""
 
 
 def launch_actor(
@@ -331,6 +395,15 @@ def launch_actor(
         concurrency_groups={"health": 10},
     )(kind)
     return remote_class.options(**options).remote(config)
+
+
+def launch_controller(config: ReplicaConfig, voters: Collection[int] = ()) -> None:
+    """Start the controller if it does not run yet; it starts everything else.
+
+    But for the ``voters`` whom it asks for its epoch, which are started first.
+    """
+    RayLauncher(config).start_voters([one for one in voters if one != config.broker_id])
+    launch_actor(ControllerProcess, CONTROLLER_ACTOR, config)
 
 
 class RayLauncher:
@@ -463,72 +536,3 @@ def _find_actors(actors: Collection[str]) -> list[FoundActor]:
 def _end_found(actors: Sequence[FoundActor]) -> None:
     for _, handle in actors:
         ray.kill(handle)
-
-
-class ControllerProcess(ReplicaProcess):
-    """The process of the controller."""
-
-    server_class = ControllerServer
-
-    def make_server(self, config: ReplicaConfig) -> ControllerServer:
-        """The controller, which also starts the actors of replicas."""
-        remember_home(config)
-        return ControllerServer(
-            config,
-            production(config),
-            launcher=RayLauncher(config),
-            token_bytes=secrets.token_bytes,
-            machine_size=machine_size(),
-            resign=resign,
-            is_on_head=is_on_head(),
-        )
-
-
-def remember_home(config: ReplicaConfig) -> None:
-    """Where the log is now: of several brokers that would start it at once, only one has."""
-    if config.pin is None:
-        return
-    home = Home(
-        cluster_id=config.cluster_id,
-        broker_id=config.broker_id,
-        data_dir=config.data_dir,
-        pin=config.pin,
-    )
-    try:
-        write_home(home)
-    except (RayError, RuntimeError, OSError) as error:
-        # Not worth a constructor's failure, which would end the actor for good.
-        _logger.warning("Ray does not remember that this is %s: %s", home, error)
-
-
-def resign() -> None:
-    """End this actor for good, so that its name is free for the controller of another broker.
-
-    If Ray is not reached it takes the node for dead soon, and its name is free by that.
-    """
-    try:
-        ray.kill(ray.get_runtime_context().current_actor)
-    except (RayError, RuntimeError) as error:
-        die_of_bug(error)
-
-
-def launch_controller(config: ReplicaConfig, voters: Collection[int] = ()) -> None:
-    """Start the controller if it does not run yet; it starts everything else.
-
-    But for the ``voters`` whom it asks for its epoch, which are started first.
-    """
-    RayLauncher(config).start_voters([one for one in voters if one != config.broker_id])
-    launch_actor(ControllerProcess, CONTROLLER_ACTOR, config)
-
-
-_UNLIMITED_FILES: Final = 1_048_576
-
-
-def machine_size() -> MachineSize:
-    """The processors, memory and open files that a process on this machine may use."""
-    _, files_max = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MachineSize(
-        processor_count=len(os.sched_getaffinity(0)),
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        files_max=_UNLIMITED_FILES if files_max == resource.RLIM_INFINITY else files_max,
-    )
