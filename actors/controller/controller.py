@@ -17,22 +17,20 @@ from msgspec import structs
 
 from oncelog import __version__
 from oncelog.actors.config import CLUSTER, FOUNDING_SETTINGS, ClusterConfig, TopicConfig
-from oncelog.actors.controller.leader_announcements import LeaderAnnouncements
 from oncelog.actors.controller.membership import Membership
-from oncelog.actors.controller.moves import Moves
-from oncelog.actors.controller.name_locks import NameLocks
+from oncelog.actors.controller.metadata_log import Snapshots, Voters
+from oncelog.actors.controller.moves import Moves, NameLocks
 from oncelog.actors.controller.replica_actors import (
     SMALL_MACHINE,
     Launcher,
+    LeaderAnnouncements,
     MachineSize,
     ReplicaActors,
+    ReplicaCalls,
 )
-from oncelog.actors.controller.replica_calls import ReplicaCalls
-from oncelog.actors.controller.snapshots import Snapshots
-from oncelog.actors.controller.voters import Voters
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
 from oncelog.actors.interfaces import Clock, Transport, address_of, holder_of
-from oncelog.actors.process.own_tasks import OwnTasks
+from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.protocol.cluster.elections import decide_alter_isr
 from oncelog.actors.protocol.cluster.hosts import HostRules, Placement
 from oncelog.actors.protocol.cluster.log import BrokerRegistered, ClusterFounded

@@ -1,16 +1,21 @@
-"""The actors that hold replicas: which share one, how they are started, and told what to hold."""
+"""The actors that hold replicas: which share one, how they are started, and what they are told.
+
+``ReplicaActors`` starts and ends them, and has hosts look what they are to hold. ``ReplicaCalls``
+tells replicas once: a failure is only logged. ``LeaderAnnouncements`` tells leaders what has been
+recorded of their partitions until they have taken it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
-from oncelog.actors.controller.broker_watch import BrokerLauncher
-from oncelog.actors.interfaces import Transport, holder_of, host_actor
-from oncelog.actors.process.own_tasks import OwnTasks
+from oncelog.actors.controller.membership import BrokerLauncher
+from oncelog.actors.interfaces import Transport, address_of, holder_of, host_actor
+from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.protocol.cluster.hosts import (
     HOST_REPLICAS_MAX,
     OWN_ACTOR,
@@ -18,8 +23,16 @@ from oncelog.actors.protocol.cluster.hosts import (
     Placement,
     ReplicasPerActor,
 )
-from oncelog.actors.protocol.messages.cluster import HoldReplicasRequest
+from oncelog.actors.protocol.cluster.machine import ClusterMachine
+from oncelog.actors.protocol.messages.base import Reply, Request
+from oncelog.actors.protocol.messages.cluster import (
+    BecomeLeaderReply,
+    HoldReplicasRequest,
+    LeaderAndIsrRequest,
+    ShutdownRequest,
+)
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import TopicPartition
 
 _logger = logging.getLogger(__name__)
 
@@ -31,6 +44,16 @@ FILES_PER_REPLICA: Final = 8
 
 TELL_RETRY_MS: Final = 500
 """How soon a host that was not reached is told again."""
+
+SHUTDOWN_TIMEOUT_MS: Final = 20_000
+
+ANNOUNCE_RETRY_MS: Final = 250
+"""How soon a leader that was not reached is told again."""
+
+ANNOUNCEMENTS_MAX: Final = 100
+"""Calls at once of one broker: a controller that starts has something to tell every leader."""
+
+_TAKEN: Final = frozenset({ErrorCode.NONE, ErrorCode.FENCED_LEADER_EPOCH})
 
 
 class FoundActor(NamedTuple):
@@ -150,3 +173,109 @@ class ReplicaActors:
             if await self._is_told(host):
                 break
         self._untold.discard(host)
+
+
+class ReplicaCalls:
+    """Calls of replicas, all of them at the same time."""
+
+    def __init__(self, transport: Transport, *, timeout_ms: int) -> None:
+        self._transport = transport
+        self._timeout_ms = timeout_ms
+
+    async def tell(
+        self, messages: Mapping[str, Request[Any]], *, timeout_ms: int | None = None
+    ) -> dict[str, Reply]:
+        """Send each actor its message, and return what they answer."""
+        limit_ms = timeout_ms or self._timeout_ms
+        replies = await asyncio.gather(
+            *(
+                self._transport.call(actor, message, timeout_ms=limit_ms)
+                for actor, message in messages.items()
+            )
+        )
+        for (actor, message), reply in zip(messages.items(), replies, strict=True):
+            if reply.error is not ErrorCode.NONE:
+                _logger.warning("%s missed %s: %s", actor, message.method, reply.error.name)
+        return dict(zip(messages, replies, strict=True))
+
+    async def shut_down(
+        self, placements: Sequence[Placement], *, remove_data: bool, is_moved: bool = False
+    ) -> list[Placement]:
+        """Stop replicas, each only if it still belongs to its topic; those that have ended."""
+        replies = await self.tell(
+            {
+                address_of(placement): ShutdownRequest(
+                    remove_data=remove_data, topic_id=placement.topic_id, is_moved=is_moved
+                )
+                for placement in placements
+            },
+            timeout_ms=SHUTDOWN_TIMEOUT_MS,
+        )
+        ended = {ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_ID}
+        return [one for one in placements if replies[address_of(one)].error in ended]
+
+
+class LeaderAnnouncements:
+    """One task for each leader that has to be told something of a partition; it tells the newest.
+
+    One that cannot be reached, and is replaced, holds up neither the next nor other brokers.
+    ``on_taken``: a leader has taken what it was told, and that was still so.
+    """
+
+    def __init__(
+        self,
+        *,
+        machine: ClusterMachine,
+        transport: Transport,
+        tasks: OwnTasks,
+        timeout_ms: int,
+        on_taken: Callable[[TopicPartition, BecomeLeaderReply], Awaitable[object]],
+    ) -> None:
+        self._machine = machine
+        self._transport = transport
+        self._tasks = tasks
+        self._timeout_ms = timeout_ms
+        self._on_taken = on_taken
+        self._pending: set[tuple[TopicPartition, int]] = set()
+        self._calling: dict[int, asyncio.Semaphore] = {}
+        """By broker: as many as there are."""
+
+    def announce(self, partitions: Iterable[TopicPartition]) -> None:
+        """Tell the leaders of these partitions, each in a task of its own."""
+        for tp in partitions:
+            leadership = self._machine.leadership(tp)
+            if leadership is None or leadership.leader < 0:
+                continue
+            told = (tp, leadership.leader)
+            if told not in self._pending:
+                self._pending.add(told)
+                self._tasks.spawn(self._tell(*told))
+
+    async def _tell(self, tp: TopicPartition, leader: int) -> None:
+        calling = self._calling.setdefault(leader, asyncio.Semaphore(ANNOUNCEMENTS_MAX))
+        while True:
+            async with calling:
+                # Not before the wait: the topic may have been deleted, and made again, meanwhile.
+                leadership = self._machine.leadership(tp)
+                if leadership is None or leadership.leader != leader:
+                    break
+                reply = await self._transport.call(
+                    leader_of(tp, leadership),
+                    LeaderAndIsrRequest(topic_partition=tp, leadership=leadership),
+                    timeout_ms=self._timeout_ms,
+                )
+            if reply.error in _TAKEN and self._machine.leadership(tp) == leadership:
+                if reply.error is ErrorCode.NONE:
+                    await self._on_taken(tp, leadership)
+                if self._machine.leadership(tp) == leadership:
+                    break
+            if reply.error not in _TAKEN:
+                await asyncio.sleep(ANNOUNCE_RETRY_MS / 1000)
+        self._pending.discard((tp, leader))
+
+
+def leader_of(tp: TopicPartition, leadership: BecomeLeaderReply) -> str:
+    """Whom to call for the leader."""
+    hosts = dict(zip(leadership.replicas, leadership.hosts, strict=True))
+    leader = leadership.leader
+    return address_of(Placement(tp, leadership.topic_id, leader, hosts[leader]))

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from oncelog.actors.interfaces import Transport
-from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.brokers import OfflineReplica, PingReply, PingRequest
 from oncelog.storage.errors import ErrorCode
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, Transport, leader_address
-from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.cluster import MetadataRequest, TopicMetadata
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition

@@ -22,8 +22,8 @@ from oncelog.actors.config import ClusterConfig
 from oncelog.actors.coordination.cluster_view import ClusterView
 from oncelog.actors.coordination.runtime import client_error_of_append
 from oncelog.actors.interfaces import Clock, Transport
-from oncelog.actors.process.loop_time import loop_ms
-from oncelog.actors.process.own_tasks import OwnTasks
+from oncelog.actors.process.background import OwnTasks
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.group.machine import GroupMachine, GroupTable
 from oncelog.actors.protocol.group.rebalance import (

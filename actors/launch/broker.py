@@ -19,8 +19,8 @@ from oncelog.actors.coordination.actor_watch import ActorWatch, Sight
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, broker_actor
 from oncelog.actors.launch.assembly import Surroundings
 from oncelog.actors.launch.metadata_voter import ControllerPlace, MetadataVoter, NoPlace
-from oncelog.actors.process.loop_time import loop_ms
-from oncelog.actors.process.own_tasks import OwnTasks
+from oncelog.actors.process.background import OwnTasks
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.base import Reply
 from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatRequest,

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -38,10 +39,11 @@ class _Found:
 
 
 class RayControllerPlace:
-    """Of a broker, whose node has the label of its number."""
+    """Of a broker, whose node has the label of its number; ``launch`` starts the actor."""
 
-    def __init__(self, config: BrokerConfig) -> None:
+    def __init__(self, config: BrokerConfig, launch: Callable[[ReplicaConfig], None]) -> None:
         self._config = config
+        self._launch = launch
 
     async def is_gone(self) -> bool:
         """See ``ControllerPlace``: no such actor, or one that waits for a node that is not there.
@@ -90,9 +92,6 @@ class RayControllerPlace:
         return found is None or _waits_for_nothing(found)
 
     def _start(self) -> None:
-        # Only here: its process is started with all that this one is started with.
-        from oncelog.actors.launch.controller_process import launch_controller
-
         config = self._config
         found = _find()
         if found is not None:
@@ -108,7 +107,7 @@ class RayControllerPlace:
             pin=pin,
         )
         write_home(home)
-        launch_controller(
+        self._launch(
             ReplicaConfig(
                 topic=CLUSTER_METADATA_TOPIC,
                 partition=0,

@@ -14,9 +14,9 @@ from oncelog.actors.controller.controller import Controller
 from oncelog.actors.controller.replica_actors import SMALL_MACHINE, Launcher, MachineSize
 from oncelog.actors.interfaces import BROKER_ACTORS, broker_actor
 from oncelog.actors.launch.assembly import LeadershipLostError, ReplicaServer, Surroundings
-from oncelog.actors.launch.candidate import ask_voters
-from oncelog.actors.launch.controller_figures import ControllerFigures
-from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.launch.figures import ControllerFigures
+from oncelog.actors.launch.metadata_voter import ask_voters
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.process.metrics import NO_METRICS
 from oncelog.actors.protocol.cluster.quorum import Candidacy, may_stand, with_epoch
 from oncelog.actors.protocol.messages.cluster import (
@@ -30,10 +30,10 @@ from oncelog.actors.protocol.messages.replication import (
     ReplicateRequest,
     VoteRequest,
 )
+from oncelog.actors.replica.data_directory import VOTER_FILE
 from oncelog.actors.replica.log_directories import DIRECTORY_ID_BYTES, join_further
 from oncelog.actors.replica.metadata_replica import MetadataReplica
 from oncelog.actors.replica.opening import ExpectedLog
-from oncelog.actors.replica.voter_file import VOTER_FILE
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_LEADER_EPOCH

@@ -1,4 +1,4 @@
-"""The figures that operators watch of one replica, and of the disk it is on.
+"""The figures that operators watch: of one replica, of the disk it is on, and of the cluster.
 
 What ``process/metrics.py`` has a name for. A report of an idle replica takes some 30 µs; those of
 a process are spread over the interval, so that many do not hold up its event loop together.
@@ -15,10 +15,11 @@ from zlib import crc32
 
 from oncelog.actors.config import ReplicaConfig, data_directories
 from oncelog.actors.interfaces import Clock
-from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.process.metrics import (
     APPENDED_BYTES,
     APPENDED_RECORDS,
+    BROKER_FENCED,
     CUT_BYTES,
     DAMAGED_PLACE_COUNT,
     DISK_FREE_BYTES,
@@ -30,18 +31,22 @@ from oncelog.actors.process.metrics import (
     HIGH_WATERMARK_LAG,
     ISR_EXPANDS,
     ISR_SHRINKS,
+    LAGGING_VOTER_COUNT,
     LAST_STABLE_OFFSET,
     LAST_STABLE_OFFSET_LAG,
     LATE_GRACE_MS,
     LATE_TRANSACTION_COUNT,
+    LEADER_ELECTIONS,
     LEADER_EPOCH,
     LOG_SIZE_BYTES,
     NO_METRICS,
     OFFLINE_DIRECTORY,
+    OFFLINE_PARTITION_COUNT,
     OLDEST_OPEN_TRANSACTION_AGE_MS,
     OPEN_TRANSACTION_COUNT,
     PRODUCER_ID_COUNT,
     PUSHED_BYTES,
+    REASSIGNMENT_COUNT,
     REPLICA_OFFLINE,
     REPLICATED_BYTES,
     REPLICATION_LAG,
@@ -49,10 +54,16 @@ from oncelog.actors.process.metrics import (
     SEGMENT_COUNT,
     UNDER_MIN_ISR,
     UNDER_REPLICATED,
+    VOTER_COUNT,
+    VOTER_LAG,
+    VOTER_LAG_MS,
     Metric,
     MetricSink,
     TransactionAges,
 )
+from oncelog.actors.protocol.cluster.machine import ClusterMachine
+from oncelog.actors.protocol.cluster.state import NO_LEADER
+from oncelog.actors.protocol.partition.quorum_replication import QuorumReplication
 from oncelog.actors.replica.log_directories import offline_directories
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.disk.file_system import DiskSpace, RealFileSystem, disk_space
@@ -258,3 +269,40 @@ class ReplicaFigures:
         if amount:
             self._reported[metric.name] = total
             self.metrics.add(metric, amount, self._tags)
+
+
+class ControllerFigures:
+    """What the controller alone knows of the cluster: brokers, leaders, moves, voters.
+
+    ``broker_id`` is the controller's own. A report looks at every partition.
+    """
+
+    def __init__(self, *, machine: ClusterMachine, metrics: MetricSink, broker_id: int) -> None:
+        self._machine = machine
+        self._metrics = metrics
+        self._broker_id = broker_id
+        self._tags = {"broker": str(broker_id)}
+        self._reported_election_count = 0
+
+    def report(self, loaded_election_count: int) -> None:
+        """Report, but for elections that were in the log already when it was loaded."""
+        machine, metrics = self._machine, self._metrics
+        known_count = max(self._reported_election_count, loaded_election_count)
+        metrics.add(LEADER_ELECTIONS, machine.election_count - known_count, self._tags)
+        self._reported_election_count = machine.election_count
+        partitions = [one for topic in machine.topics.values() for one in topic.partitions]
+        offline_count = sum(one.leader == NO_LEADER for one in partitions)
+        metrics.set(OFFLINE_PARTITION_COUNT, offline_count, self._tags)
+        metrics.set(REASSIGNMENT_COUNT, sum(one.is_moving for one in partitions), self._tags)
+        for broker_id, broker in machine.broker_states.items():
+            metrics.set(BROKER_FENCED, int(broker.is_fenced), {"broker": str(broker_id)})
+
+    def report_voters(self, quorum: QuorumReplication) -> None:
+        """Report how far the voters are behind the controller's log."""
+        metrics = self._metrics
+        others = quorum.voters - {self._broker_id}
+        metrics.set(VOTER_COUNT, len(quorum.voters), self._tags)
+        metrics.set(LAGGING_VOTER_COUNT, len(others - quorum.caught_up()), self._tags)
+        for broker_id, (lag, lag_ms) in quorum.voter_lags(loop_ms()).items():
+            metrics.set(VOTER_LAG, lag, {"broker": str(broker_id)})
+            metrics.set(VOTER_LAG_MS, lag_ms, {"broker": str(broker_id)})

@@ -26,9 +26,13 @@ from oncelog.actors.config import own_directory
 from oncelog.actors.interfaces import NAMESPACE
 from oncelog.actors.pin import BROKER_LABEL, BY_NODE_ID, LOCAL_BROKER_ID, Pin, broker_of, pin_of
 from oncelog.actors.protocol.cluster.quorum import VOTERS_MAX, VoterState, majority_of
-from oncelog.actors.replica.data_directory import DirectoryIdentity, prepare, read_identity
+from oncelog.actors.replica.data_directory import (
+    DirectoryIdentity,
+    prepare,
+    read_identity,
+    read_voter_state,
+)
 from oncelog.actors.replica.log_directories import join_further
-from oncelog.actors.replica.voter_file import read_voter_state
 from oncelog.storage.disk.file_system import DirectoryLockedError, RealFileSystem
 from oncelog.storage.exceptions import ConnectionFailedError, CorruptDataError, InvalidSettingError
 from oncelog.storage.model import NO_LEADER_EPOCH

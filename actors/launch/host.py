@@ -22,7 +22,7 @@ from oncelog.actors.launch.assembly import (
     Surroundings,
     server_of,
 )
-from oncelog.actors.process.own_tasks import OwnTasks
+from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.brokers import PingReply, PingRequest
 from oncelog.actors.protocol.messages.cluster import (

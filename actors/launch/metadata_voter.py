@@ -6,20 +6,24 @@ only one live actor have its name; whether this broker may follow it say the vot
 is late at times, or wrong, or missing: that delays, and decides nothing. A copy that has the
 directory while the controller waits for it here lets it go, and a controller here that answers
 nobody any more is killed, which a process that hangs cannot do itself.
+
+``ask_voters`` asks the voters for an epoch, as a starting controller does too: the rules are in
+``cluster/quorum``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection, Mapping
 from typing import Final, Protocol
 
 from oncelog.actors.config import BrokerConfig, ReplicaConfig, own_directory
+from oncelog.actors.interfaces import Transport, broker_actor
 from oncelog.actors.launch.assembly import Surroundings
-from oncelog.actors.launch.candidate import ask_voters
-from oncelog.actors.process.loop_time import loop_ms
-from oncelog.actors.process.own_tasks import OwnTasks
-from oncelog.actors.protocol.cluster.quorum import may_stand
+from oncelog.actors.process.background import OwnTasks
+from oncelog.actors.process.clock import loop_ms
+from oncelog.actors.protocol.cluster.quorum import NO_DISKS, Candidacy, may_stand
 from oncelog.actors.protocol.messages.brokers import Disk
 from oncelog.actors.protocol.messages.replication import (
     DescribeVoterReply,
@@ -28,9 +32,9 @@ from oncelog.actors.protocol.messages.replication import (
     VoteReply,
     VoteRequest,
 )
+from oncelog.actors.replica.data_directory import VOTER_FILE
 from oncelog.actors.replica.follower_log import NOT_NOW
 from oncelog.actors.replica.metadata_replica import MetadataCopy
-from oncelog.actors.replica.voter_file import VOTER_FILE
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC, NO_LEADER_EPOCH
 
 _logger = logging.getLogger(__name__)
@@ -281,3 +285,37 @@ class MetadataVoter:
         await self._end_copy(copy)
         await self._place.start()
         self.heard()
+
+
+async def ask_voters(
+    transport: Transport,
+    request: VoteRequest,
+    voters: Collection[int],
+    *,
+    timeout_ms: int,
+    disks: Mapping[int, Disk] = NO_DISKS,
+) -> Candidacy:
+    """What the voters answer; as soon as the outcome is clear, or all have answered.
+
+    ``disks`` are those of the voters, by the candidate's log.
+
+    It is as soon as a majority is for the candidate, or a voter has a newer log: that one can stand
+    at once, while those that are away would cost the whole time of a call.
+    """
+    candidacy = Candidacy(voters, request.candidate, request.leader_epoch, disks)
+
+    async def ask(voter: int) -> None:
+        reply = await transport.call(broker_actor(voter), request, timeout_ms=timeout_ms)
+        candidacy.answered(voter, reply)
+
+    loop = asyncio.get_running_loop()
+    asked = {loop.create_task(ask(voter)) for voter in voters if voter != request.candidate}
+    try:
+        while asked and not (candidacy.is_won or candidacy.is_behind):
+            answered, asked = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            for task in answered:
+                task.result()
+    finally:
+        for task in asked:
+            task.cancel()
+    return candidacy

@@ -1,24 +1,42 @@
-"""The Ray actor classes: each gives its server the surroundings of production, and takes its calls.
+"""The Ray actors: the class of each process, and how actors are started, found and ended.
 
-A broken invariant ends the process: Ray starts it again and it recovers from its log.
+A class gives its server the surroundings of production, and takes its calls. A broken invariant
+ends the process: Ray starts it again and it recovers from its log.
+
+``launch_actor`` turns classes into named, detached, self-restarting Ray actors. The classes are not
+decorated, so a restarted actor runs the code that is installed then.
+
+One file: the controller's process starts all others, and a broker's starts the controller's.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 import functools
 import logging
 import os
 import random
+import resource
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, NoReturn
 
 import ray
+from ray.exceptions import RayError
 
 from oncelog.actors.config import CONNECTIONS, BrokerConfig, HostConfig, ReplicaConfig
-from oncelog.actors.interfaces import host_actor
+from oncelog.actors.controller.membership import BrokerNode
+from oncelog.actors.controller.replica_actors import FoundActor, MachineSize
+from oncelog.actors.interfaces import (
+    CONTROLLER_ACTOR,
+    NAMESPACE,
+    actor_of,
+    broker_actor,
+    host_actor,
+)
 from oncelog.actors.launch.assembly import (
     GroupCoordinatorServer,
     PartitionServer,
@@ -28,9 +46,12 @@ from oncelog.actors.launch.assembly import (
     server_of,
 )
 from oncelog.actors.launch.broker import Broker
-from oncelog.actors.launch.controller_place import RayControllerPlace
+from oncelog.actors.launch.controller_place import RayControllerPlace, is_on_head
+from oncelog.actors.launch.controller_server import ControllerServer
 from oncelog.actors.launch.figures import DiskFigures
+from oncelog.actors.launch.home import Home, write_home
 from oncelog.actors.launch.host import Host
+from oncelog.actors.pin import BY_LABEL, RACK_LABEL, Pin, broker_of
 from oncelog.actors.process.background import (
     OPENING_THREADS_MAX,
     DiskThreads,
@@ -39,20 +60,25 @@ from oncelog.actors.process.background import (
 from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.process.process_table import ProcessTable, boot_id
 from oncelog.actors.process.ray_metrics import RayMetrics
+from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR, Placement
 from oncelog.actors.protocol.messages.base import Request
-from oncelog.actors.rpc.actor_transport import ActorTransport
+from oncelog.actors.rpc.actor_transport import ActorTransport, LocalTransport
 from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.actors.rpc.dispatch import Dispatch, read_answer
 from oncelog.actors.rpc.listener import TOKEN_BYTES, Listener, ListenerAddress
-from oncelog.actors.rpc.local_transport import LocalTransport
 from oncelog.actors.rpc.message_codec import REQUESTS, encode
-from oncelog.actors.rpc.ray_transport import RayTransport
+from oncelog.actors.rpc.ray_transport import RayTransport, find_actor
 from oncelog.storage.disk.file_system import RealFileSystem
 
 _logger = logging.getLogger(__name__)
 
 EXIT_STATUS_OF_BUG: Final = 70
 """Exit status of a process that met a bug of ours (EX_SOFTWARE of sysexits)."""
+
+MAX_CONCURRENCY: Final = 100_000
+"""Calls one actor may hold at once: most are long polls, which cost nothing while they wait."""
+
+_UNLIMITED_FILES: Final = 1_048_576
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +125,16 @@ def production(config: ReplicaConfig | HostConfig | BrokerConfig) -> Surrounding
         disk_figures=DiskFigures(),
         boot_id=boot_id(),
         die=die_of_bug,
+    )
+
+
+def machine_size() -> MachineSize:
+    """The processors, memory and open files that a process on this machine may use."""
+    _, files_max = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MachineSize(
+        processor_count=len(os.sched_getaffinity(0)),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        files_max=_UNLIMITED_FILES if files_max == resource.RLIM_INFINITY else files_max,
     )
 
 
@@ -259,7 +295,8 @@ class BrokerProcess(ActorProcess):
     server_class = Broker
 
     def __init__(self, config: BrokerConfig) -> None:
-        broker = Broker(config, production(config), RayControllerPlace(config))
+        place = RayControllerPlace(config, launch_controller)
+        broker = Broker(config, production(config), place)
         super().__init__(broker, calls=config.cluster.calls, reports=call_reports(config))
         broker.begin()
 
@@ -275,6 +312,53 @@ class BrokerProcess(ActorProcess):
         )
 
 
+class ControllerProcess(ReplicaProcess):
+    """The process of the controller."""
+
+    server_class = ControllerServer
+
+    def make_server(self, config: ReplicaConfig) -> ControllerServer:
+        """The controller, which also starts the actors of replicas."""
+        remember_home(config)
+        return ControllerServer(
+            config,
+            production(config),
+            launcher=RayLauncher(config),
+            token_bytes=secrets.token_bytes,
+            machine_size=machine_size(),
+            resign=resign,
+            is_on_head=is_on_head(),
+        )
+
+
+def remember_home(config: ReplicaConfig) -> None:
+    """Where the log is now: of several brokers that would start it at once, only one has."""
+    if config.pin is None:
+        return
+    home = Home(
+        cluster_id=config.cluster_id,
+        broker_id=config.broker_id,
+        data_dir=config.data_dir,
+        pin=config.pin,
+    )
+    try:
+        write_home(home)
+    except (RayError, RuntimeError, OSError) as error:
+        # Not worth a constructor's failure, which would end the actor for good.
+        _logger.warning("Ray does not remember that this is %s: %s", home, error)
+
+
+def resign() -> None:
+    """End this actor for good, so that its name is free for the controller of another broker.
+
+    If Ray is not reached it takes the node for dead soon, and its name is free by that.
+    """
+    try:
+        ray.kill(ray.get_runtime_context().current_actor)
+    except (RayError, RuntimeError) as error:
+        die_of_bug(error)
+
+
 _PROCESSES: Final = {
     kind.server_class: kind
     for kind in (PartitionProcess, TransactionCoordinatorProcess, GroupCoordinatorProcess)
@@ -284,3 +368,171 @@ _PROCESSES: Final = {
 def process_of(topic: str) -> type[ReplicaProcess]:
     """The class of the process that serves a partition of ``topic``; not for the metadata log."""
     return _PROCESSES[server_of(topic)]
+
+
+def launch_actor(
+    kind: type[ActorProcess], name: str, config: ReplicaConfig | HostConfig | BrokerConfig
+) -> Any:
+    """Start the actor ``name`` if it does not run yet, pinned to its broker's node.
+
+    It outlives its creator. Ray restarts it on that node only, and never repeats a call by itself.
+    """
+    if config.pin is None:
+        raise ValueError(f"{name} has to be pinned to the node of its data directory")
+    options: dict[str, Any] = {
+        "name": name,
+        "namespace": NAMESPACE,
+        "lifetime": "detached",
+        "get_if_exists": True,
+        **config.pin.options(),
+    }
+    make_remote: Any = ray.remote
+    remote_class = make_remote(
+        num_cpus=0,
+        max_restarts=-1,
+        max_task_retries=0,
+        max_concurrency=MAX_CONCURRENCY,
+        concurrency_groups={"health": 10},
+    )(kind)
+    return remote_class.options(**options).remote(config)
+
+
+def launch_controller(config: ReplicaConfig, voters: Collection[int] = ()) -> None:
+    """Start the controller if it does not run yet; it starts everything else.
+
+    But for the ``voters`` whom it asks for its epoch, which are started first.
+    """
+    RayLauncher(config).start_voters([one for one in voters if one != config.broker_id])
+    launch_actor(ControllerProcess, CONTROLLER_ACTOR, config)
+
+
+class RayLauncher:
+    """``Launcher`` on Ray: an actor is on its broker's node; ``config`` is the controller's."""
+
+    def __init__(self, config: ReplicaConfig) -> None:
+        self._config = config
+        self._begun_brokers: set[int] = set()
+
+    async def start(self, placements: Sequence[Placement]) -> None:
+        """See ``Launcher.start``."""
+        await asyncio.to_thread(self._start, placements)
+
+    def _start(self, placements: Sequence[Placement]) -> None:
+        hosts = {(placement.host, placement.broker_id) for placement in placements}
+        for number, broker_id in sorted(hosts):
+            if number != OWN_ACTOR:
+                name = host_actor(number, broker_id)
+                launch_actor(HostProcess, name, self._host_config(number, broker_id))
+        for tp, _, broker_id, host in placements:
+            if host == OWN_ACTOR:
+                config = dataclasses.replace(
+                    self._config,
+                    topic=tp.topic,
+                    partition=tp.partition,
+                    broker_id=broker_id,
+                    pin=self._pin_of(broker_id),
+                )
+                launch_actor(process_of(tp.topic), actor_of(tp, broker_id), config)
+
+    def _host_config(self, number: int, broker_id: int) -> HostConfig:
+        return HostConfig(
+            number=number,
+            broker_id=broker_id,
+            data_dir=self._config.data_dir,
+            cluster=self._config.cluster,
+            cluster_id=self._config.cluster_id,
+            pin=self._pin_of(broker_id),
+        )
+
+    async def nodes(self) -> list[BrokerNode]:
+        """See ``BrokerLauncher.nodes``."""
+        nodes = await asyncio.to_thread(ray.nodes)
+        return broker_nodes(nodes, own=self._config.broker_id, pin=self._config.pin)
+
+    async def start_brokers(self, nodes: Sequence[BrokerNode]) -> None:
+        """See ``BrokerLauncher.start_brokers``."""
+        new = [node for node in nodes if node.broker_id not in self._begun_brokers]
+        if new:
+            await asyncio.to_thread(self._start_brokers, new)
+
+    def start_voters(self, broker_ids: Collection[int]) -> None:
+        """Ensure that these brokers, where their nodes are alive, can vote for a controller."""
+        self._start_brokers(
+            [
+                BrokerNode(broker_id=number, rack=node["Labels"].get(RACK_LABEL, ""))
+                for node in ray.nodes()
+                if node["Alive"]
+                and (number := broker_of(node)) in broker_ids
+                and number is not None
+            ]
+        )
+
+    def _start_brokers(self, nodes: Sequence[BrokerNode]) -> None:
+        for node in nodes:
+            config = BrokerConfig(
+                broker_id=node.broker_id,
+                data_dir=self._config.data_dir,
+                cluster=self._config.cluster,
+                cluster_id=self._config.cluster_id,
+                rack=node.rack,
+                pin=self._pin_of(node.broker_id),
+            )
+            launch_actor(BrokerProcess, broker_actor(node.broker_id), config)
+            self._begun_brokers.add(node.broker_id)
+
+    def _pin_of(self, broker_id: int) -> Pin | None:
+        """The controller's own node; of others, the one with their label, wherever that is."""
+        if broker_id == self._config.broker_id:
+            return self._config.pin
+        return Pin(BY_LABEL, str(broker_id))
+
+    async def find(self, actors: Collection[str]) -> Sequence[FoundActor]:
+        """See ``Launcher.find``."""
+        return await asyncio.to_thread(_find_actors, actors)
+
+    async def end(self, actors: Sequence[FoundActor]) -> None:
+        """See ``Launcher.end``."""
+        await asyncio.to_thread(_end_found, actors)
+
+    async def running(self) -> list[str]:
+        """Names of all actors in our namespace."""
+        return await asyncio.to_thread(running_actors)
+
+
+def broker_nodes(
+    nodes: Sequence[Mapping[str, Any]], *, own: int, pin: Pin | None
+) -> list[BrokerNode]:
+    """The living nodes of brokers. That of ``own`` needs no label if ``pin`` tells which it is."""
+    numbers = [(broker_of(node), node) for node in nodes if node["Alive"]]
+    if pin is not None and own not in [number for number, _ in numbers]:
+        pinned = [node for number, node in numbers if number is None and pin.is_at(node)]
+        numbers += [(own, node) for node in pinned if len(pinned) == 1]
+    return [
+        BrokerNode(broker_id=number, rack=node["Labels"].get(RACK_LABEL, ""))
+        for number, node in numbers
+        if number is not None
+    ]
+
+
+def running_actors() -> list[str]:
+    """Names of all actors in our namespace."""
+    actors: list[dict[str, str]] = ray.util.list_named_actors(all_namespaces=True)
+    return [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
+
+
+def end_actors(actors: Collection[str]) -> None:
+    """Kill actors for good, by name; a name nobody has is fine."""
+    _end_found(_find_actors(actors))
+
+
+def _find_actors(actors: Collection[str]) -> list[FoundActor]:
+    found = []
+    for name in actors:
+        with contextlib.suppress(ValueError):
+            found.append(FoundActor(name, find_actor(name)))
+    return found
+
+
+def _end_found(actors: Sequence[FoundActor]) -> None:
+    for _, handle in actors:
+        ray.kill(handle)

@@ -1,4 +1,8 @@
-"""Blocking work beside the event loop: ``ThreadBackground`` is ``Background`` in production."""
+"""What runs beside a server's calls: blocking work on threads, and tasks of its own.
+
+``ThreadBackground`` is ``Background`` in production. No task outlives its ``OwnTasks``, or fails
+unseen.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
@@ -223,6 +227,34 @@ class ThreadBackground:
         elif piece.is_small:
             self._points = max(self._points - 2, 0) if took_s < STALL_S else 0
         return result, error
+
+
+class OwnTasks:
+    """The tasks of one server; ``on_failure`` gets the exception of one that fails."""
+
+    def __init__(self, on_failure: Callable[[BaseException], None]) -> None:
+        self._on_failure = on_failure
+        self.running: set[asyncio.Task[Any]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, ResultT]) -> asyncio.Task[ResultT]:
+        """Start a task, and keep it from being collected while it runs."""
+        task = asyncio.get_running_loop().create_task(work)
+        self.running.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def cancel(self) -> list[asyncio.Task[Any]]:
+        """Cancel what runs; await what is returned to see it end."""
+        tasks = list(self.running)
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self.running.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._on_failure(error)
 
 
 def settle(

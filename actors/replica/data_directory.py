@@ -6,6 +6,8 @@ one that Ray restarts on another disk, or on one that is not mounted, finds noth
 
 While a cluster is being founded its directory says so (``is_founding``), and only then may a
 metadata log be begun. The mark goes once the first record of that log is durable.
+
+A second file of the directory has what a voter of the metadata log must not forget.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote
 
+import msgspec
+
 from oncelog.actors.protocol.cluster.log import ClusterFounded, decode_cluster_record
+from oncelog.actors.protocol.cluster.quorum import VoterState
 from oncelog.actors.protocol.messages.brokers import Disk
 from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.exceptions import CorruptDataError
@@ -281,3 +286,37 @@ def refuse_remains(filesystem: FileSystem, data_dir: Path) -> None:
             f"{IDENTITY_FILE} nor a metadata log ({METADATA_LOG}): put them back, or give an empty "
             "directory"
         )
+
+
+VOTER_FILE: Final = "quorum-state"
+"""Of the data directory, which it shares the disk with; Kafka's name."""
+
+_VOTER_FILE_VERSION: Final = 1
+
+
+class _Contents(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    version: int = _VOTER_FILE_VERSION
+    epoch: int
+    voted_for: int
+    is_copied: bool
+
+
+def read_voter_state(filesystem: FileSystem, data_dir: Path) -> VoterState | None:
+    """What the file says; None without one. OSError, CorruptDataError."""
+    try:
+        data = filesystem.read_whole(data_dir / VOTER_FILE)
+    except FileNotFoundError:
+        return None
+    try:
+        found = msgspec.json.decode(data, type=_Contents)
+    except msgspec.DecodeError as error:
+        raise CorruptDataError(f"{data_dir / VOTER_FILE} is unreadable: {error}") from None
+    if found.version != _VOTER_FILE_VERSION:
+        raise CorruptDataError(f"{data_dir / VOTER_FILE} is of version {found.version}")
+    return VoterState(epoch=found.epoch, voted_for=found.voted_for, is_copied=found.is_copied)
+
+
+def write_voter_state(filesystem: FileSystem, data_dir: Path, state: VoterState) -> None:
+    """Replace the file, durably. OSError."""
+    contents = _Contents(epoch=state.epoch, voted_for=state.voted_for, is_copied=state.is_copied)
+    filesystem.write_atomically(data_dir / VOTER_FILE, msgspec.json.encode(contents) + b"\n")

@@ -15,7 +15,7 @@ import logging
 from typing import Any, Final
 
 from oncelog.actors.process.background import settle
-from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.following import FollowerReplication, ReplicateVerdict

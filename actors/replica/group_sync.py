@@ -20,9 +20,8 @@ from collections.abc import Callable
 from typing import Final
 
 from oncelog.actors.interfaces import Background
-from oncelog.actors.process.clock import monotonic_s
-from oncelog.actors.process.histogram import Histogram
-from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.process.clock import loop_ms, monotonic_s
+from oncelog.actors.process.metrics import Histogram
 from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.storage.disk.errors import is_passing
 from oncelog.storage.disk.sync_point import SyncPoint

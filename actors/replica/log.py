@@ -5,6 +5,8 @@ between. The high watermark, and so every acknowledgement and every reader, cove
 disk: see ``group_sync``. A failed write or sync takes the replica offline, unless it may pass by
 itself (``storage.disk.errors``): there is no guessing what reached the disk. ``replica`` has how it
 comes to lead and how it stops.
+
+One file: an append, those who wait for it, and what a reader then sees are one order of events.
 """
 
 from __future__ import annotations
@@ -13,14 +15,16 @@ import asyncio
 import errno
 import functools
 import logging
+from bisect import insort
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from oncelog.actors.config import ReplicaConfig, TopicConfig
 from oncelog.actors.interfaces import Background, ResultT
 from oncelog.actors.process.background import settle
-from oncelog.actors.process.clock import monotonic_s
-from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.process.clock import loop_ms, monotonic_s
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages.cluster import AlterIsrReply, BecomeLeaderReply
@@ -28,8 +32,8 @@ from oncelog.actors.protocol.messages.partition import TxnMarker
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.followers import IsrProposal
 from oncelog.actors.protocol.partition.machine import PartitionMachine
-from oncelog.actors.replica.found_damage import FoundDamage
 from oncelog.actors.replica.group_sync import DiskRefusal, GroupSync
+from oncelog.actors.replica.observations import FoundDamage, ReplicaTallies
 from oncelog.actors.replica.opening import (
     ReplayedBatch,
     ReplicaDirectory,
@@ -37,8 +41,6 @@ from oncelog.actors.replica.opening import (
     read_back,
 )
 from oncelog.actors.replica.replicator import Replicator
-from oncelog.actors.replica.tallies import ReplicaTallies
-from oncelog.actors.replica.waiters import ReplicaWaiters
 from oncelog.storage.disk.errors import is_passing
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.log.partition import PartitionLog
@@ -64,6 +66,8 @@ SendPush = Callable[[int, ReplicateRequest], Awaitable[ReplicateReply]]
 """Pushes to the follower on a broker."""
 
 ProposeIsr = Callable[[IsrProposal], Awaitable[AlterIsrReply]]
+
+_NEXT_OFFSET: Final = itemgetter(0)
 
 
 class AppendOutcome(NamedTuple):
@@ -495,3 +499,70 @@ async def _reach_nobody(_broker_id: int, _request: ReplicateRequest) -> Replicat
 
 async def _change_nothing(_proposal: IsrProposal) -> AlterIsrReply:
     return AlterIsrReply(error=ErrorCode.NETWORK_EXCEPTION)
+
+
+class ReplicaWaiters:
+    """Who waits at one replica: appends for the high watermark, readers for something new.
+
+    It belongs to one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._commits: deque[tuple[int, Callable[[ErrorCode], None], bool]] = deque()
+        """By offset, and in the order they came."""
+        self._readers: dict[asyncio.Future[None], None] = {}
+        """A dict, so that they are woken in the order they came."""
+
+    def when_committed(
+        self, next_offset: int, done: Callable[[ErrorCode], None], *, is_patient: bool = True
+    ) -> None:
+        """Call ``done`` when ``release`` reaches ``next_offset``, or all are sent away.
+
+        Unless ``is_patient``, also by ``send_impatient_away``.
+        """
+        commits, waiter = self._commits, (next_offset, done, is_patient)
+        if commits and next_offset < commits[-1][0]:
+            # A retry of a batch that is in the log already: all others come in order.
+            insort(commits, waiter, key=_NEXT_OFFSET)
+        else:
+            commits.append(waiter)
+
+    async def progress(self, timeout_ms: int) -> None:
+        """Wait until ``wake_readers``, or until the time is over."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._readers[waiter] = None
+        try:
+            await asyncio.wait({waiter}, timeout=timeout_ms / 1000)
+        finally:
+            self._readers.pop(waiter, None)
+
+    def release(self, high_watermark: int) -> None:
+        """Answer the appends that the high watermark covers now, and wake all readers."""
+        none = ErrorCode.NONE
+        # Looked up each time: an answer may call ``send_away``, which empties it.
+        while self._commits and self._commits[0][0] <= high_watermark:
+            self._commits.popleft()[1](none)
+        if self._readers:
+            self.wake_readers()
+
+    def send_away(self, error: ErrorCode) -> None:
+        """Answer every append with ``error``, and wake all readers."""
+        sent_away, self._commits = self._commits, deque()
+        for _, done, _ in sent_away:
+            done(error)
+        self.wake_readers()
+
+    def send_impatient_away(self, error: ErrorCode) -> None:
+        """Answer the appends of callers that rather try again than wait."""
+        commits, self._commits = self._commits, deque()
+        self._commits.extend(waiter for waiter in commits if waiter[2])
+        for _, done, is_patient in commits:
+            if not is_patient:
+                done(error)
+
+    def wake_readers(self) -> None:
+        """Let every reader look again."""
+        readers, self._readers = self._readers, {}
+        for waiter in readers:
+            if not waiter.done():
+                waiter.set_result(None)

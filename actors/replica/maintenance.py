@@ -12,6 +12,17 @@ Compaction takes long and runs beside the rest. Only the removal of segments mus
 there are any to remove, compaction gives way, and goes on when it is due again with what it has not
 done yet.
 
+Removing segments waits for the disk, so what was true before a wait is checked again after it.
+
+Compaction goes in small pieces, never faster than a fixed rate. Each reads a quarter of a megabyte
+in the background thread, whose queue the group sync shares, so a sync waits for one piece at most;
+then compaction rests long enough to keep to ``BYTES_PER_SECOND``. On the event loop it only swaps
+files by name.
+
+The scrub reads a log through, to find damage before a reader does: ``PIECE_BYTES`` every
+``SCRUB_PIECE_INTERVAL_MS``, from the log start to the high watermark; then it rests for a day. What
+it finds is in ``status`` and in the metrics.
+
 A replica that is idle costs a look at its checkpoint a second, by a bare timer, and little else:
 a process may hold a thousand.
 
@@ -22,17 +33,23 @@ that fails on the disk or on damaged bytes is logged, and tried again when it is
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Final
 
+from oncelog.actors.config import TopicConfig
 from oncelog.actors.interfaces import Clock
 from oncelog.actors.process.background import settle
 from oncelog.actors.replica.replica import Replica
-from oncelog.actors.replica.scrub import SCRUB_PIECE_INTERVAL_MS, LogScrub
-from oncelog.actors.replica.upkeep import has_old_segments, remove_old_segments
+from oncelog.storage.compaction.compactor import Cleaner, CleanResult, CompactionSettings
+from oncelog.storage.compaction.round import CleaningRound
+from oncelog.storage.disk.errors import is_unreadable
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.exceptions import CorruptDataError, InvalidSettingError
+from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError, InvalidSettingError
+from oncelog.storage.log.body import Replacement
+from oncelog.storage.log_settings import RetentionPolicy
 
 _logger = logging.getLogger(__name__)
 
@@ -228,3 +245,213 @@ class Maintenance:
     async def _compaction_ended(self) -> None:
         if self._compaction is not None:
             await asyncio.wait({self._compaction})
+
+
+# --- retention ------------------------------------------------------------------------------------
+
+
+def has_old_segments(replica: Replica, now_ms: int) -> bool:
+    """Whether ``remove_old_segments`` would find any now."""
+    return _retained_from(replica, now_ms) > replica.log.head.first_base_offset
+
+
+def _retained_from(replica: Replica, now_ms: int) -> int:
+    """Inclusive offset from which the log is kept: by the topic's retention, or by the leader's."""
+    log = replica.log
+    is_leading = replica.availability() is ErrorCode.NONE
+    return log.head.retained_from(
+        replica.topic.retention if is_leading else RetentionPolicy(),
+        log_start_offset=log.log_start_offset,
+        upper_offset=min(replica.machine.high_watermark, log.recovery_point),
+        now_ms=now_ms,
+    )
+
+
+async def remove_old_segments(replica: Replica, now_ms: int) -> int:
+    """Apply the topic's retention once; returns how many segments are gone.
+
+    The active segment is rolled when it is to go as well. An error of the disk while files are
+    removed is logged and no more: the files are below the log start, and found again later.
+    """
+    log, machine = replica.log, replica.machine
+    retained_from = _retained_from(replica, now_ms)
+    if retained_from <= log.head.first_base_offset:
+        return 0
+    if retained_from == machine.log_end_offset or log.head.needs_snapshot(retained_from):
+        log.roll(machine.snapshot())
+    if log.head.needs_snapshot(retained_from):
+        log.write_snapshot(machine.snapshot())
+    error = await replica.sync_all()
+    if error is ErrorCode.NONE:
+        error = await replica.raise_log_start(retained_from)
+    if error is not ErrorCode.NONE:
+        return 0
+    removed = log.head.take_below(log.log_start_offset)
+    generation = log.generation
+    try:
+        for files in removed:
+            if log.generation != generation:
+                # A log that began anew meanwhile removed them itself, and may have such names.
+                break
+            await replica.run_beside(files.run)
+    except OSError as failure:
+        _logger.warning("%s: old segments are still there: %s", replica.topic_partition, failure)
+    _logger.info("%s begins at %d now", replica.topic_partition, log.log_start_offset)
+    return max(len(removed) - 1, 0)
+
+
+# --- scrub ----------------------------------------------------------------------------------------
+
+SCRUB_PIECE_INTERVAL_MS: Final = 10_000
+PIECE_BYTES: Final = 2_097_152
+SLICE_BYTES: Final = 262_144
+"""Read and checked in one turn of the event loop: as much as a small fetch."""
+
+REST_PIECES: Final = 8_640
+"""Pieces left out between two rounds: a day."""
+
+
+class LogScrub:
+    """One walk after the other over the log of one replica."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._offset = 0
+        self._pieces_to_rest = 0
+
+    async def piece(self) -> None:
+        """Check the next piece. OSError: no file can be opened; it goes on where it was."""
+        if self._pieces_to_rest:
+            self._pieces_to_rest -= 1
+            return
+        left = PIECE_BYTES
+        while left > 0 and self._replica.availability() is ErrorCode.NONE:
+            size = self._slice()
+            if not size:
+                self._offset, self._pieces_to_rest = 0, REST_PIECES
+                return
+            left -= size
+            await asyncio.sleep(0)
+
+    def _slice(self) -> int:
+        """Check one slice; the bytes that were read, 0 at the end."""
+        replica = self._replica
+        log, end = replica.log, replica.machine.high_watermark
+        offset = max(self._offset, log.log_start_offset)
+        if offset >= end:
+            return 0
+        try:
+            found = log.fetch(offset, max_bytes=SLICE_BYTES, upper_offset=end, is_checked=True)
+        except CorruptRecordError as damage:
+            return self._pass_over(damage)
+        except OSError as refusal:
+            if not is_unreadable(refusal):
+                raise
+            # Nothing is known of the file: readers retry, and operators see that it is damaged.
+            end = min(log.segment_end(offset), end)
+            lost = CorruptRecordError(str(refusal), offset=offset, next_offset=end)
+            return self._pass_over(lost)
+        self._offset = found.next_offset
+        return len(found.records)
+
+    def _pass_over(self, damage: CorruptRecordError) -> int:
+        """Note it and go on behind it; it counts as one slice."""
+        self._replica.damage.note(damage)
+        self._offset = damage.next_offset
+        return SLICE_BYTES
+
+
+# --- compaction -----------------------------------------------------------------------------------
+
+BYTES_PER_SECOND: Final = 8_388_608
+"""What compaction reads at most. A coordinator with 1,000 transactions a second writes a tenth."""
+
+
+def compaction_settings(topic: TopicConfig) -> CompactionSettings:
+    """How a topic with these settings is compacted."""
+    return CompactionSettings(
+        min_dirty_ratio=topic.min_cleanable_dirty_ratio,
+        delete_retention_ms=topic.delete_retention_ms,
+        min_lag_ms=topic.min_compaction_lag_ms,
+        max_lag_ms=topic.max_compaction_lag_ms,
+    )
+
+
+async def clean_if_dirty(
+    replica: Replica,
+    *,
+    now_ms: int,
+    is_wanted: Callable[[], bool] = lambda: True,
+    bytes_per_second: int = BYTES_PER_SECOND,
+) -> CleanResult | None:
+    """Compact the replica's log if it is worthwhile; None if it is not, or if it was interrupted.
+
+    It stops between two pieces when ``is_wanted`` returns false or the log is cut or stopped;
+    what has been swapped in by then is good. Do not call it while something loads from the log or
+    removes its segments. CorruptDataError or OSError: what was swapped in is good as well, and the
+    log says whether it is offline.
+    """
+    log, machine = replica.log, replica.machine
+    generation = log.generation
+    cleaner = Cleaner(log, compaction_settings(replica.topic))
+    if not cleaner.is_due(upper_offset=machine.last_stable_offset, now_ms=now_ms):
+        return None
+
+    def may_go_on() -> bool:
+        is_same = replica.upkeep_error() is ErrorCode.NONE and log.generation == generation
+        return is_wanted() and is_same
+
+    if not await _make_recovery_point_durable(replica) or not may_go_on():
+        return None
+    upper_offset, producers = machine.last_stable_offset, machine.snapshot()
+    result = CleanResult(first_dirty_offset=cleaner.first_dirty_offset)
+    while True:
+        cleaning = cleaner.begin(upper_offset=upper_offset, now_ms=now_ms, producers=producers)
+        if not await _run(replica, cleaner, cleaning, may_go_on, bytes_per_second):
+            return None
+        cleaner.account(result, cleaning)
+        if cleaning.is_last:
+            break
+    _logger.info(
+        "%s: compacted to %d, %d bytes became %d",
+        replica.topic_partition,
+        result.first_dirty_offset,
+        result.bytes_before,
+        result.bytes_after,
+    )
+    return result
+
+
+async def _make_recovery_point_durable(replica: Replica) -> bool:
+    """Have even a power loss leave it at the log end of now; false if the log is offline.
+
+    Producer snapshots go with the segments that are rewritten: one that a load may use, which is
+    none beyond the recovery point, might be the only one that knows some producers.
+    """
+    error = await replica.sync_all()
+    if error is ErrorCode.NONE:
+        replica.log.note_checkpoint()
+        error = await replica.sync_all()
+    return error is ErrorCode.NONE
+
+
+async def _run(
+    replica: Replica,
+    cleaner: Cleaner,
+    cleaning: CleaningRound,
+    may_go_on: Callable[[], bool],
+    bytes_per_second: int,
+) -> bool:
+    """Run one round; whether it came to its end."""
+    steps = cleaning.steps()
+    while True:
+        step = await replica.run_beside(functools.partial(next, steps, None))
+        if step is None:
+            return True
+        if not may_go_on():
+            await replica.run_beside(steps.close)
+            return False
+        if isinstance(step, Replacement):
+            cleaner.install(cleaning, step)
+        else:
+            await asyncio.sleep(step / bytes_per_second)

@@ -1,20 +1,27 @@
 """The leader of one partition: what clients and coordinators call.
 
-Nothing here is per record: a batch's 61-byte header is all that this looks at. Compiled calls check
+Nothing is per record: a batch's 61-byte header is all that a leader looks at. Compiled calls check
 its CRC, and that uncompressed records can be decoded.
+
+``check_topic_rules`` is what the settings of a topic ask of a client's batch beyond its header's
+shape. It is the one place where a leader looks at records, and only if it must: for the keys of a
+compacted topic, for the timestamps of one that refuses old ones, and to tell whose timestamp was
+refused.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import structs
 
+from oncelog.actors.config import TopicConfig
 from oncelog.actors.interfaces import Clock
-from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.partition import (
     ConfigureReply,
     ConfigureRequest,
@@ -35,7 +42,6 @@ from oncelog.actors.protocol.messages.partition import (
 )
 from oncelog.actors.replica.log import AppendOutcome
 from oncelog.actors.replica.replica import Replica
-from oncelog.actors.replica.topic_rules import check_topic_rules
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError
 from oncelog.storage.log.partition import LogSlice
@@ -52,11 +58,21 @@ from oncelog.storage.model import (
     IsolationLevel,
     TopicPartition,
 )
-from oncelog.storage.records.batch import BatchHeader, parse_header, stamp_log_append_time
+from oncelog.storage.records.batch import BatchHeader, Buffer, parse_header, stamp_log_append_time
 from oncelog.storage.records.client_batch import check_client_batch
+
+if TYPE_CHECKING:
+    from oncelog.storage.records.codec import Record
 
 ACKS: Final = (-1, 0, 1)
 TO_HIGH_WATERMARK: Final = -1
+
+REFUSED_RECORDS_MAX: Final = 1_000
+"""So many records of a batch are named as those that it is refused for; of more, none is."""
+
+_NAMED_RECORDS_MAX: Final = 10
+
+_ANY_AGE_MS: Final = 2**63 - 1
 
 
 class PartitionLeader:
@@ -369,3 +385,96 @@ class PartitionLeader:
         if error is not ErrorCode.NONE:
             return error
         return self.replica.machine.check_leader(leader_epoch)
+
+
+class RuleCheck(NamedTuple):
+    """``NONE``, or why the whole batch is refused, in words, and for which of its records."""
+
+    error: ErrorCode = ErrorCode.NONE
+    detail: str = ""
+    records: tuple[int, ...] = ()
+
+
+def check_topic_rules(
+    batch: Buffer, header: BatchHeader, topic: TopicConfig, now_ms: int
+) -> RuleCheck:
+    """Whether ``topic`` takes the batch; the text names what is wrong, and of which records.
+
+    ``INVALID_TIMESTAMP`` comes before ``INVALID_RECORD``. Records without a timestamp are as old
+    as may be. With LogAppendTime the client's timestamps do not matter.
+    """
+    keeps_client_time = topic.message_timestamp_type == "CreateTime"
+    if (
+        keeps_client_time
+        and header.max_timestamp_ms - now_ms > topic.message_timestamp_after_max_ms
+    ):
+        return _whose_future(batch, header, topic, now_ms)
+    checks_age = keeps_client_time and topic.message_timestamp_before_max_ms < _ANY_AGE_MS
+    if not checks_age and not topic.is_compacted:
+        return RuleCheck()
+    try:
+        records = _decoded(batch)
+    except CorruptDataError as error:
+        return RuleCheck(ErrorCode.INVALID_RECORD, str(error))
+    if checks_age:
+        oldest_ms = now_ms - topic.message_timestamp_before_max_ms
+        found = _check_times(records, topic, now_ms, lambda time: NO_TIMESTAMP != time < oldest_ms)
+        if found.error is not ErrorCode.NONE:
+            return found
+    return _check_keys(records) if topic.is_compacted else RuleCheck()
+
+
+def _whose_future(batch: Buffer, header: BatchHeader, topic: TopicConfig, now_ms: int) -> RuleCheck:
+    """Refuse what the header says is in the future, even if no record can be found for it."""
+    newest_ms = now_ms + topic.message_timestamp_after_max_ms
+    with contextlib.suppress(CorruptDataError):
+        found = _check_times(_decoded(batch), topic, now_ms, lambda time: time > newest_ms)
+        if found.error is not ErrorCode.NONE:
+            return found
+    detail = _wrong_time(header.max_timestamp_ms, topic, now_ms)
+    return RuleCheck(ErrorCode.INVALID_TIMESTAMP, detail)
+
+
+def _decoded(batch: Buffer) -> list[Record]:
+    # Imported here because it loads numpy and pyarrow, which most leaders never need.
+    from oncelog.storage.records.codec import decode_records
+
+    return decode_records(batch)
+
+
+def _check_times(
+    records: list[Record], topic: TopicConfig, now_ms: int, is_wrong: Callable[[int], bool]
+) -> RuleCheck:
+    wrong = [number for number, record in enumerate(records) if is_wrong(record.timestamp_ms)]
+    if not wrong:
+        return RuleCheck()
+    first = f"record {wrong[0]} of {len(records)}: "
+    first += _wrong_time(records[wrong[0]].timestamp_ms, topic, now_ms)
+    others = "" if len(wrong) == 1 else f"; refused are {_named(wrong)}"
+    return RuleCheck(ErrorCode.INVALID_TIMESTAMP, first + others, _told(wrong))
+
+
+def _wrong_time(timestamp_ms: int, topic: TopicConfig, now_ms: int) -> str:
+    if timestamp_ms > now_ms:
+        limit = f"message_timestamp_after_max_ms={topic.message_timestamp_after_max_ms}"
+        return f"timestamp {timestamp_ms} is {timestamp_ms - now_ms} ms in the future; {limit}"
+    limit = f"message_timestamp_before_max_ms={topic.message_timestamp_before_max_ms}"
+    return f"timestamp {timestamp_ms} is {now_ms - timestamp_ms} ms in the past; {limit}"
+
+
+def _check_keys(records: list[Record]) -> RuleCheck:
+    keyless = [number for number, record in enumerate(records) if record.key is None]
+    if not keyless:
+        return RuleCheck()
+    detail = f"records of a compacted topic need keys; without one are {_named(keyless)}"
+    return RuleCheck(ErrorCode.INVALID_RECORD, detail, _told(keyless))
+
+
+def _named(numbers: list[int]) -> str:
+    """The first of ``numbers``, for people."""
+    named = ", ".join(map(str, numbers[:_NAMED_RECORDS_MAX]))
+    return named if len(numbers) <= _NAMED_RECORDS_MAX else f"{named} and {len(numbers)} in all"
+
+
+def _told(numbers: list[int]) -> tuple[int, ...]:
+    return tuple(numbers) if len(numbers) <= REFUSED_RECORDS_MAX else ()

@@ -15,7 +15,7 @@ from typing import Final
 
 from oncelog.actors.config import ReplicaConfig, TopicConfig, internal_topic_config
 from oncelog.actors.interfaces import Background, Clock
-from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.cluster.placement import min_insync_of
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply

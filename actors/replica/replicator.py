@@ -10,9 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from oncelog.actors.process.background import settle
-from oncelog.actors.process.loop_time import loop_ms
-from oncelog.actors.process.own_tasks import OwnTasks
+from oncelog.actors.process.background import OwnTasks, settle
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.cluster import AlterIsrReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.followers import IsrProposal, Push
@@ -21,7 +20,7 @@ from oncelog.actors.protocol.partition.replication import (
     LeaderReplication,
     ReplicationSettings,
 )
-from oncelog.actors.replica.tallies import ReplicaTallies
+from oncelog.actors.replica.observations import ReplicaTallies
 from oncelog.storage.errors import ErrorCode
 
 SETTLING: Final = ErrorCode.NOT_LEADER_OR_FOLLOWER

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from oncelog.actors.process.clock import monotonic_s
-from oncelog.actors.process.histogram import Histogram
 from oncelog.actors.process.metrics import (
     CALL_DURATION_MS,
     CALL_ERRORS,
@@ -21,6 +20,7 @@ from oncelog.actors.process.metrics import (
     CALL_REQUEST_BYTES,
     CALLS,
     NO_METRICS,
+    Histogram,
     MetricSink,
 )
 from oncelog.actors.rpc.message_codec import REQUESTS

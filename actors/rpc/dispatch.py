@@ -1,16 +1,17 @@
 """A call at the actor that is called, whether it comes through Ray or a connection.
 
 A request comes as the bytes of ``message_codec``, a method of the actor's server answers it, and
-an ``Outcome`` goes back with the bytes that it describes.
+an ``Outcome`` goes back with the bytes that it describes. Log lines about what others do wrong are
+limited per minute.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
-from oncelog.actors.process.log_budget import LogBudget
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
 from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.call_meter import CALLEE, NO_REPORTS, CallMeter, CallReports, MeteredCall
@@ -22,6 +23,9 @@ _logger = logging.getLogger(__name__)
 
 Answer: TypeAlias = tuple[Outcome, tuple[Buffer, ...]]
 """The outcome of a call, and the bytes that belong to it."""
+
+LINES_PER_MINUTE_MAX: Final = 60
+_MINUTE_MS: Final = 60_000
 
 
 class Dispatch:
@@ -122,3 +126,24 @@ def read_answer(request: Request[Any], outcome: int, body: bytes | memoryview) -
 def _failed(request: Request[Any], error: ErrorCode, detail: str) -> Reply:
     reply: Reply = request.failed(error, detail)
     return reply
+
+
+class LogBudget:
+    """Warnings of one kind, which a misbehaving peer could repeat without end."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._minute_end_ms = 0.0
+        self._line_count = 0
+
+    def warn(self, line: str, *arguments: object) -> None:
+        """Log a line, unless this minute had too many; the next one counts those dropped."""
+        if loop_ms() >= self._minute_end_ms:
+            if self._line_count > LINES_PER_MINUTE_MAX:
+                left_out = self._line_count - LINES_PER_MINUTE_MAX
+                self._logger.warning("%d more lines like these were left out", left_out)
+            self._minute_end_ms = loop_ms() + _MINUTE_MS
+            self._line_count = 0
+        self._line_count += 1
+        if self._line_count <= LINES_PER_MINUTE_MAX:
+            self._logger.warning(line, *arguments)

@@ -12,11 +12,10 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
-from oncelog.actors.process.log_budget import LogBudget
-from oncelog.actors.process.own_tasks import OwnTasks
+from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.rpc.admission import Caller, Places, Progress, RequestRoom
 from oncelog.actors.rpc.certificates import secure_context
-from oncelog.actors.rpc.dispatch import Dispatch
+from oncelog.actors.rpc.dispatch import Dispatch, LogBudget
 from oncelog.actors.rpc.frames import FRAME_MAX_BYTES, HELLO, FramedProtocol, Outcome
 
 _logger = logging.getLogger(__name__)

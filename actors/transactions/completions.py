@@ -39,11 +39,8 @@ from oncelog.actors.coordination.cluster_view import ANY_AGE_MS, ClusterView
 from oncelog.actors.coordination.leader_watch import LeaderWatch
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
 from oncelog.actors.interfaces import Transport
-from oncelog.actors.process.backoff import backoff_ms
-from oncelog.actors.process.clock import monotonic_s
-from oncelog.actors.process.histogram import Histogram
-from oncelog.actors.process.loop_time import loop_ms
-from oncelog.actors.process.metrics import TRANSACTION_END_DURATION_MS, MetricSink
+from oncelog.actors.process.clock import backoff_ms, loop_ms, monotonic_s
+from oncelog.actors.process.metrics import TRANSACTION_END_DURATION_MS, Histogram, MetricSink
 from oncelog.actors.protocol.messages.partition import TxnMarker, WriteTxnMarkersRequest
 from oncelog.actors.protocol.transaction.machine import TransactionMachine
 from oncelog.storage.errors import ErrorCode

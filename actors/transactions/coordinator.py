@@ -22,10 +22,8 @@ from oncelog.actors.config import ClusterConfig
 from oncelog.actors.coordination.cluster_view import ANY_AGE_MS, ClusterView
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
 from oncelog.actors.interfaces import Clock, DriverWatch, Transport
-from oncelog.actors.process.backoff import backoff_ms
-from oncelog.actors.process.clock import monotonic_s
-from oncelog.actors.process.loop_time import loop_ms
-from oncelog.actors.process.own_tasks import OwnTasks
+from oncelog.actors.process.background import OwnTasks
+from oncelog.actors.process.clock import backoff_ms, loop_ms, monotonic_s
 from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
 from oncelog.actors.protocol.messages.cluster import TopicMetadata

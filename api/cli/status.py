@@ -144,7 +144,7 @@ def status(args: argparse.Namespace) -> int:
             f"the Ray cluster at {connection.ray_address()} runs no oncelog",
             f"start it there with `oncelog start --address {connection.ray_address()}`",
         )
-    from oncelog.actors.launch.launch import running_actors
+    from oncelog.actors.launch.processes import running_actors
     from oncelog.actors.rpc.actor_transport import ActorTransport
     from oncelog.actors.rpc.ray_transport import RayTransport
     from oncelog.storage.records.codec import CODEC_BACKEND

@@ -25,8 +25,8 @@ from typing import Final, TypeVar
 
 from msgspec import structs
 
+from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.metrics import CONSUMER_LAG, NO_METRICS
-from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.protocol.messages.cluster import TopicMetadata
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports

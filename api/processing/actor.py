@@ -14,7 +14,7 @@ import ray
 
 from oncelog.actors.config import ClusterConfig
 from oncelog.actors.interfaces import NAMESPACE, Transport
-from oncelog.actors.launch.launch import end_actors, running_actors
+from oncelog.actors.launch.processes import end_actors, running_actors
 from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.process.ray_metrics import RayMetrics
 from oncelog.actors.rpc.actor_transport import ActorTransport

@@ -344,7 +344,7 @@ def has_log() -> bool:
     """Whether the controller runs in this Ray cluster, or brokers do: they start the next one."""
     import ray
 
-    from oncelog.actors.launch.launch import running_actors
+    from oncelog.actors.launch.processes import running_actors
 
     try:
         ray.get_actor(CONTROLLER_ACTOR, NAMESPACE)
@@ -402,7 +402,7 @@ def start_log(
     ``ConnectionFailedError`` and ``InvalidSettingError`` as ``find_home`` does.
     """
     from oncelog.actors.launch import home
-    from oncelog.actors.launch.controller_process import launch_controller
+    from oncelog.actors.launch.processes import launch_controller
 
     known = home.read_home()
     data_dir = data_dir_text(data_dirs)
@@ -429,7 +429,7 @@ def start_log(
 
 def end_log() -> list[str]:
     """Kill every actor of the log, as kill -9 would, and name them; acknowledged data is safe."""
-    from oncelog.actors.launch.launch import end_actors, running_actors
+    from oncelog.actors.launch.processes import end_actors, running_actors
 
     ours = [name for name in running_actors() if name.startswith(LOG_ACTORS)]
     end_actors(ours)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
-from oncelog.actors.controller.broker_watch import BrokerNode
+from oncelog.actors.controller.membership import BrokerNode
 from oncelog.actors.controller.replica_actors import FoundActor
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, Transport, actor_of
 from oncelog.actors.launch.assembly import Surroundings, server_of

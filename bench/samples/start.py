@@ -117,7 +117,7 @@ def run_oncelog(directory: Path) -> None:
     import ray
 
     import oncelog
-    from oncelog.actors.launch import controller_process, home
+    from oncelog.actors.launch import home, processes
     from oncelog.actors.rpc import actor_transport
     from oncelog.api.session import connection
 
@@ -126,7 +126,7 @@ def run_oncelog(directory: Path) -> None:
         (connection, "start_ray", "ray"),
         (connection, "is_log_started", "looked"),
         (home, "find_home", "directory"),
-        (controller_process, "launch_controller", "controller launched"),
+        (processes, "launch_controller", "controller launched"),
         (connection, "wait_until_ready", "ready"),
         (actor_transport._LoopConnections, "_make", "connections"),
     ):

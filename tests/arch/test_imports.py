@@ -39,8 +39,7 @@ SPARK_SESSION = "spark_bridge/spark_session.py"
 PROCESSES = (
     "actors/launch/controller_place.py",
     "actors/launch/home.py",
-    "actors/launch/launch.py",
-    "actors/launch/*process*.py",
+    "actors/launch/processes.py",
     "actors/process/process_table.py",
     "actors/process/ray_environment.py",
     "actors/process/ray_metrics.py",

@@ -19,8 +19,8 @@ from oncelog.actors.protocol.messages.partition import (
     ProduceReply,
     ProduceRequest,
 )
+from oncelog.actors.rpc.actor_transport import Connection, connect
 from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
-from oncelog.actors.rpc.connection import Connection, connect
 from oncelog.actors.rpc.dispatch import Dispatch
 from oncelog.actors.rpc.listener import Listener
 from oncelog.storage.errors import InvariantViolation

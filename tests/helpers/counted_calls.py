@@ -6,8 +6,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
 
-from oncelog.actors.process.histogram import parts
-from oncelog.actors.process.metrics import METRICS, Kind, Metric
+from oncelog.actors.process.metrics import METRICS, Kind, Metric, parts
 
 COUNTERS = {metric for metric in METRICS if metric.kind is Kind.COUNTER} | {
     part for metric in METRICS if metric.kind is Kind.HISTOGRAM for part in parts(metric)

@@ -19,9 +19,9 @@ from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import TxnMarker
 from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.actors.protocol.tickets import ClusterKeys
+from oncelog.actors.replica.maintenance import remove_old_segments
 from oncelog.actors.replica.opening import ExpectedLog
 from oncelog.actors.replica.replica import Replica
-from oncelog.actors.replica.upkeep import remove_old_segments
 from oncelog.storage.disk.sync_point import SyncPoint
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition

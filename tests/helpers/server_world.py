@@ -10,8 +10,7 @@ from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.launch.assembly import Surroundings
 from oncelog.actors.launch.figures import DiskFigures
 from oncelog.actors.process.background import ThreadBackground
-from oncelog.actors.process.histogram import parts
-from oncelog.actors.process.metrics import METRICS, Kind
+from oncelog.actors.process.metrics import METRICS, Kind, parts
 from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.protocol.messages.cluster import (
     AllocateProducerIdsReply,

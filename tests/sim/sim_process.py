@@ -20,8 +20,8 @@ from oncelog.actors.launch.assembly import DiskRefusedError, LeadershipLostError
 from oncelog.actors.launch.broker import Broker
 from oncelog.actors.launch.host import Host
 from oncelog.actors.protocol.messages.transaction import DriverProcess
+from oncelog.actors.rpc.actor_transport import LocalTransport
 from oncelog.actors.rpc.dispatch import Dispatch
-from oncelog.actors.rpc.local_transport import LocalTransport
 from oncelog.api.admin.admin import AsyncAdmin
 from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.api.consuming.consumer import AsyncConsumer

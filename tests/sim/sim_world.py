@@ -48,7 +48,7 @@ from oncelog.actors.launch.broker import Broker
 from oncelog.actors.launch.controller_server import ControllerServer
 from oncelog.actors.launch.host import Host
 from oncelog.actors.replica.replica import Replica
-from oncelog.actors.rpc.local_transport import LocalTransport
+from oncelog.actors.rpc.actor_transport import LocalTransport
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC
 
 ActorConfig = ReplicaConfig | HostConfig | BrokerConfig

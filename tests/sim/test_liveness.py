@@ -14,8 +14,8 @@ from sim_replica_stage import replicated
 from sim_world import SimulationError, World
 
 from oncelog.actors.coordination.actor_watch import ActorWatch, Sight
+from oncelog.actors.launch.assembly import ReplicationCalls
 from oncelog.actors.launch.controller_server import ControllerServer
-from oncelog.actors.launch.replication_calls import ReplicationCalls
 from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.effects import Decision
 from oncelog.actors.protocol.messages.cluster import MetadataReply

@@ -9,7 +9,7 @@ import pytest
 from sim_world import World, WorldSettings
 
 from oncelog.actors.config import ClusterConfig
-from oncelog.actors.launch.controller_figures import ControllerFigures
+from oncelog.actors.launch.figures import ControllerFigures
 from oncelog.storage.model import TopicPartition
 
 SETTINGS = WorldSettings(

@@ -10,10 +10,10 @@ import pytest
 from actor_surroundings import JumpingLoop, until_idle
 from cluster_worlds import TOPIC_ID, ClusterWorld
 
-from oncelog.actors.controller import leader_announcements
-from oncelog.actors.controller.leader_announcements import ANNOUNCE_RETRY_MS, LeaderAnnouncements
+from oncelog.actors.controller import replica_actors
+from oncelog.actors.controller.replica_actors import ANNOUNCE_RETRY_MS, LeaderAnnouncements
 from oncelog.actors.interfaces import address_of
-from oncelog.actors.process.own_tasks import OwnTasks
+from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.protocol.cluster.log import (
     LeaderElected,
@@ -160,7 +160,7 @@ def test_what_is_recorded_during_a_call_is_told_after_it_and_only_the_newest():
 
 def test_a_leader_that_does_not_answer_does_not_hold_up_the_next(monkeypatch: pytest.MonkeyPatch):
     """It is cut off: its call takes all of its time, and its broker has all the calls it may."""
-    monkeypatch.setattr(leader_announcements, "ANNOUNCEMENTS_MAX", 1)
+    monkeypatch.setattr(replica_actors, "ANNOUNCEMENTS_MAX", 1)
 
     async def scenario(told: Told) -> None:
         told.gate = asyncio.Event()
@@ -216,7 +216,7 @@ def test_what_was_recorded_of_a_topic_that_is_deleted_meanwhile_is_not_told(
     """1. A broker has all the calls it may, and an election waits. 2. Its topic is deleted, and
     another one of its name made. 3. The next call is not that of the first topic.
     """
-    monkeypatch.setattr(leader_announcements, "ANNOUNCEMENTS_MAX", 1)
+    monkeypatch.setattr(replica_actors, "ANNOUNCEMENTS_MAX", 1)
     other = "b" * 32
 
     async def scenario(told: Told) -> None:

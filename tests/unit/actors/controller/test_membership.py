@@ -13,8 +13,7 @@ from cluster_worlds import CLUSTER_ID, TOPIC_ID, ClusterWorld
 from msgspec import structs
 
 from oncelog.actors.config import ClusterConfig
-from oncelog.actors.controller.broker_watch import BrokerNode
-from oncelog.actors.controller.membership import Membership
+from oncelog.actors.controller.membership import BrokerNode, Membership
 from oncelog.actors.interfaces import holder_of
 from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.protocol.cluster.log import TopicCreated

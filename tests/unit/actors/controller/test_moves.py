@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
-from oncelog.actors.controller import leaving as leaving_replicas
 from oncelog.actors.controller import moves as controller_moves
-from oncelog.actors.controller.broker_watch import BrokerNode
 from oncelog.actors.controller.controller import Controller
-from oncelog.actors.controller.leaving import LeavingReplicas
+from oncelog.actors.controller.membership import BrokerNode
+from oncelog.actors.controller.moves import LeavingReplicas
 from oncelog.actors.controller.replica_actors import FoundActor
 from oncelog.actors.process.background import ThreadBackground
 from oncelog.actors.protocol.cluster.hosts import Placement
@@ -237,7 +236,7 @@ Scenario = Callable[[Cluster], Awaitable[None]]
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Run a scenario with a controller whose own broker is 1; its periodic passes do not help."""
     monkeypatch.setattr(controller_moves, "MOVES_CHECK_MS", 3_600_000)
-    monkeypatch.setattr(leaving_replicas, "REMOVAL_RETRY_MS", 3_600_000)
+    monkeypatch.setattr(controller_moves, "REMOVAL_RETRY_MS", 3_600_000)
 
     def run(scenario: Scenario, replicas_per_actor: int = 1) -> None:
         async def body() -> None:
@@ -439,7 +438,7 @@ def test_a_deleted_topic_takes_what_has_moved_away_with_it(play: Any) -> None:
 
 
 def test_what_waits_to_be_removed_has_a_bound(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaving_replicas, "LEAVING_MAX", 2)
+    monkeypatch.setattr(controller_moves, "LEAVING_MAX", 2)
 
     async def scenario(cluster: Cluster) -> None:
         placements = [Placement(TopicPartition("t", n), TOPIC_ID, 9) for n in range(3)]

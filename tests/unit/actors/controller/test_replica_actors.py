@@ -10,7 +10,7 @@ import pytest
 
 from oncelog.actors.controller import replica_actors
 from oncelog.actors.controller.replica_actors import MachineSize, ReplicaActors
-from oncelog.actors.process.own_tasks import OwnTasks
+from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR, Placement
 from oncelog.actors.protocol.messages.cluster import HoldReplicasReply, HoldReplicasRequest
 from oncelog.storage.errors import ErrorCode

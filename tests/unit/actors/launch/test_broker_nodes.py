@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.controller.broker_watch import BrokerNode
-from oncelog.actors.launch.launch import broker_nodes
+from oncelog.actors.controller.membership import BrokerNode
+from oncelog.actors.launch.processes import broker_nodes
 from oncelog.actors.pin import BY_ADDRESS, BY_LABEL, BY_NODE_ID, Pin
 
 OWN = Pin(BY_ADDRESS, "10.0.0.1")

@@ -9,7 +9,7 @@ import pytest
 from actor_surroundings import JumpingLoop
 
 from oncelog.actors.interfaces import broker_actor
-from oncelog.actors.launch.candidate import ask_voters
+from oncelog.actors.launch.metadata_voter import ask_voters
 from oncelog.actors.protocol.messages.replication import VoteReply, VoteRequest
 from oncelog.storage.errors import ErrorCode
 

@@ -11,7 +11,7 @@ import pytest
 from cluster_worlds import TOPIC_ID, ClusterWorld
 from voting_world import VotingWorld, play
 
-from oncelog.actors.launch.controller_figures import ControllerFigures
+from oncelog.actors.launch.figures import ControllerFigures
 from oncelog.actors.process.metrics import (
     BROKER_FENCED,
     BROKER_TAGS,

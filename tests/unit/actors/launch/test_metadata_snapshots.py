@@ -11,7 +11,7 @@ import pytest
 import voting_world
 from voting_world import CLUSTER, Node, VotingWorld
 
-from oncelog.actors.controller.snapshots import SNAPSHOT_LOOK_MS, Snapshots
+from oncelog.actors.controller.metadata_log import SNAPSHOT_LOOK_MS, Snapshots
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
 from oncelog.actors.launch.controller_server import ControllerServer
 from oncelog.actors.protocol.cluster import log as cluster_log

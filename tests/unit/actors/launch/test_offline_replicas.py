@@ -14,7 +14,7 @@ from server_world import FLIGHTS, World, stop
 from oncelog.actors.config import ClusterConfig, HostConfig
 from oncelog.actors.launch.assembly import PartitionServer
 from oncelog.actors.launch.host import Host
-from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.brokers import OfflineReplica, PingRequest
 from oncelog.actors.protocol.messages.cluster import (
     BecomeLeaderReply,

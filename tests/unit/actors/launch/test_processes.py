@@ -10,9 +10,9 @@ import pytest
 from called_server import TIMEOUT_MS, Server, produce
 
 from oncelog.actors.config import CONNECTIONS, RAY, ReplicaConfig
-from oncelog.actors.launch.controller_process import ControllerProcess
 from oncelog.actors.launch.processes import (
     ActorProcess,
+    ControllerProcess,
     GroupCoordinatorProcess,
     PartitionProcess,
     ReplicaProcess,
@@ -26,7 +26,7 @@ from oncelog.actors.protocol.messages.partition import (
     FetchRequest,
     ProduceReply,
 )
-from oncelog.actors.rpc.connection import connect
+from oncelog.actors.rpc.actor_transport import connect
 from oncelog.actors.rpc.dispatch import read_answer
 from oncelog.actors.rpc.message_codec import REQUESTS, encode
 from oncelog.storage.errors import ErrorCode

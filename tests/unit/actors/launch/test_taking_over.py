@@ -28,7 +28,7 @@ from oncelog.actors.protocol.messages.replication import (
     ReplicateRequest,
     VoteRequest,
 )
-from oncelog.actors.replica.voter_file import VOTER_FILE, read_voter_state, write_voter_state
+from oncelog.actors.replica.data_directory import VOTER_FILE, read_voter_state, write_voter_state
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC, TopicPartition

@@ -14,8 +14,7 @@ from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.launch.assembly import PartitionServer, TransactionCoordinatorServer
 from oncelog.actors.launch.figures import NO_DISK, DiskFigures, ReplicaFigures
 from oncelog.actors.process.background import ThreadBackground
-from oncelog.actors.process.clock import monotonic_s
-from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.process.clock import loop_ms, monotonic_s
 from oncelog.actors.process.metrics import (
     METRICS,
     OPEN_TRANSACTION_COUNT,

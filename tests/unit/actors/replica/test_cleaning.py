@@ -13,7 +13,7 @@ from actor_surroundings import START_MS, InlineBackground, JumpingLoop, ManualCl
 from oncelog.actors.config import ClusterConfig, ReplicaConfig, internal_topic_config
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
-from oncelog.actors.replica.cleaning import clean_if_dirty, compaction_settings
+from oncelog.actors.replica.maintenance import clean_if_dirty, compaction_settings
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode

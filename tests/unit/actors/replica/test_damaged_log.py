@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from oncelog.actors.protocol.messages.partition import DeleteRecordsRequest, ListOffsetsRequest
-from oncelog.actors.replica.found_damage import PLACES_MAX, FoundDamage
-from oncelog.actors.replica.scrub import LogScrub
+from oncelog.actors.replica.maintenance import LogScrub
+from oncelog.actors.replica.observations import PLACES_MAX, FoundDamage
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.fetcher import Fetcher
 from oncelog.storage.errors import ErrorCode

@@ -12,7 +12,7 @@ from msgspec import structs
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import DeleteRecordsRequest
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
-from oncelog.actors.replica.upkeep import has_old_segments, remove_old_segments
+from oncelog.actors.replica.maintenance import has_old_segments, remove_old_segments
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.records.batch import iterate_batches
 

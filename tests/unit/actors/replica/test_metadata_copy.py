@@ -25,8 +25,8 @@ from oncelog.actors.protocol.cluster.log import (
 from oncelog.actors.protocol.cluster.quorum import LogPosition, VoterState
 from oncelog.actors.protocol.messages.replication import ReplicateReply, VoteReply
 from oncelog.actors.replica import metadata_replica
+from oncelog.actors.replica.data_directory import VOTER_FILE, read_voter_state, write_voter_state
 from oncelog.actors.replica.metadata_replica import MetadataCopy
-from oncelog.actors.replica.voter_file import VOTER_FILE, read_voter_state, write_voter_state
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError

@@ -20,7 +20,7 @@ from crash_disk import CrashDisk, DataLoss, NameLoss
 from oncelog.actors.protocol.messages.partition import TxnMarker, WriteTxnMarkersRequest
 from oncelog.actors.replica import group_sync as group_sync_module
 from oncelog.actors.replica import replica as replica_module
-from oncelog.actors.replica.cleaning import clean_if_dirty
+from oncelog.actors.replica.maintenance import clean_if_dirty
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.records.batch import iterate_batches
 from oncelog.storage.records.codec import decode_records, encode_records

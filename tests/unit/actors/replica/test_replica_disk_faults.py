@@ -13,7 +13,7 @@ import pytest
 from crash_disk import CrashDisk, DataLoss, NameLoss
 from msgspec import structs
 
-from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import (
     DeleteRecordsRequest,
@@ -25,7 +25,7 @@ from oncelog.actors.protocol.messages.replication import ReplicateRequest
 from oncelog.actors.replica import group_sync as group_sync_module
 from oncelog.actors.replica import log as log_module
 from oncelog.actors.replica import replica as replica_module
-from oncelog.actors.replica.scrub import LogScrub
+from oncelog.actors.replica.maintenance import LogScrub
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.records.batch import iterate_batches
 

@@ -14,8 +14,8 @@ from oncelog.actors.protocol.partition.replication import (
     ReplicationSettings,
 )
 from oncelog.actors.protocol.tickets import NO_KEYS
+from oncelog.actors.replica.observations import ReplicaTallies
 from oncelog.actors.replica.replicator import Replicator
-from oncelog.actors.replica.tallies import ReplicaTallies
 from oncelog.storage.model import TopicPartition
 
 PARTITION = TopicPartition("t", 0)

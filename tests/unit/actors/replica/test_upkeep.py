@@ -9,7 +9,7 @@ import pytest
 
 from oncelog.actors.protocol.messages.partition import TxnMarker, WriteTxnMarkersRequest
 from oncelog.actors.protocol.partition.machine import PartitionMachine
-from oncelog.actors.replica.upkeep import remove_old_segments
+from oncelog.actors.replica.maintenance import remove_old_segments
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.records.control import decode_control
 

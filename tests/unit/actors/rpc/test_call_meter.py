@@ -21,7 +21,7 @@ from oncelog.actors.protocol.messages.partition import (
     ProduceReply,
 )
 from oncelog.actors.rpc import message_codec
-from oncelog.actors.rpc.actor_transport import ActorTransport
+from oncelog.actors.rpc.actor_transport import ActorTransport, connect
 from oncelog.actors.rpc.call_meter import (
     CALLEE,
     CALLER,
@@ -30,7 +30,6 @@ from oncelog.actors.rpc.call_meter import (
     CallReports,
     MeteredCall,
 )
-from oncelog.actors.rpc.connection import connect
 from oncelog.actors.rpc.listener import ListenerAddress
 from oncelog.storage.errors import ErrorCode
 

@@ -13,7 +13,7 @@ from called_server import TIMEOUT_MS, TOKEN, Server, fetch, produce, served
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.partition import ProduceReply
 from oncelog.actors.rpc import admission, frames, listener, message_codec
-from oncelog.actors.rpc.connection import Connection, connect
+from oncelog.actors.rpc.actor_transport import Connection, connect
 from oncelog.actors.rpc.frames import FRAME_MAX_BYTES, HELLO, FramedProtocol
 from oncelog.actors.rpc.listener import Listener, ListenerAddress
 from oncelog.storage.errors import ErrorCode

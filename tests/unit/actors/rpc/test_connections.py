@@ -18,10 +18,9 @@ from oncelog.actors.protocol.messages.partition import (
     DescribeReplicaRequest,
     ProduceReply,
 )
-from oncelog.actors.rpc import connection as connection_module
-from oncelog.actors.rpc import frames
+from oncelog.actors.rpc import actor_transport, frames
+from oncelog.actors.rpc.actor_transport import Connection, connect
 from oncelog.actors.rpc.call_meter import UNMETERED
-from oncelog.actors.rpc.connection import Connection, connect
 from oncelog.actors.rpc.frames import FRAME_MAX_BYTES, FramedProtocol
 from oncelog.actors.rpc.listener import ListenerAddress
 from oncelog.storage.errors import ErrorCode
@@ -81,7 +80,7 @@ def test_an_answer_that_is_late_is_dropped_and_the_next_call_gets_its_own():
 
 
 def test_a_connection_on_which_nothing_comes_in_is_retired_and_open_calls_still_end(monkeypatch):
-    monkeypatch.setattr(connection_module, "SILENCE_MS", SOON_MS)
+    monkeypatch.setattr(actor_transport, "SILENCE_MS", SOON_MS)
 
     async def body(server: Server, connection: Connection) -> None:
         server.gate.clear()

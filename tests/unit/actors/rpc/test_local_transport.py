@@ -9,8 +9,8 @@ import pytest
 
 from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
+from oncelog.actors.rpc.actor_transport import LocalTransport
 from oncelog.actors.rpc.dispatch import Dispatch, Outcome, read_answer
-from oncelog.actors.rpc.local_transport import LocalTransport
 from oncelog.actors.rpc.message_codec import encode
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 

@@ -14,8 +14,8 @@ import uvloop
 from called_server import TIMEOUT_MS, Server, fetch, listener_of, produce
 from issued_certificates import Authority
 
+from oncelog.actors.rpc.actor_transport import connect
 from oncelog.actors.rpc.certificates import FILES, IN_USE, secure_context
-from oncelog.actors.rpc.connection import connect
 from oncelog.actors.rpc.frames import HELLO
 from oncelog.actors.rpc.listener import Listener, ListenerAddress
 from oncelog.storage.exceptions import InvalidSettingError

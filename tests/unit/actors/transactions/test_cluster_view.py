@@ -7,7 +7,7 @@ from typing import Any
 
 from oncelog.actors.coordination.cluster_view import ANY_AGE_MS, Location
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
-from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.process.clock import loop_ms
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TopicPartition
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
-from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.partition import (
     MarkerResult,
     TxnMarker,

@@ -8,7 +8,7 @@ import pytest
 import ray
 
 from oncelog.actors.interfaces import broker_actor, host_actor
-from oncelog.actors.launch import launch
+from oncelog.actors.launch import processes
 from oncelog.api.session import connection
 
 
@@ -23,5 +23,5 @@ def test_without_a_controller_there_is_one_as_long_as_brokers_can_start_the_next
         raise ValueError(name)
 
     monkeypatch.setattr(ray, "get_actor", nobody)
-    monkeypatch.setattr(launch, "running_actors", lambda: actors)
+    monkeypatch.setattr(processes, "running_actors", lambda: actors)
     assert connection.has_log() is has_log

@@ -11,7 +11,7 @@ from crash_disk import CrashDisk, DataLoss, NameLoss
 from crash_life import DIRECTORY, NOW_MS, History, Life, inspect, next_epoch
 
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
-from oncelog.actors.replica.cleaning import clean_if_dirty
+from oncelog.actors.replica.maintenance import clean_if_dirty
 from oncelog.actors.replica.opening import ExpectedLog
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.log.checkpoint import read_recovery_checkpoint

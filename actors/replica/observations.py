@@ -1,6 +1,8 @@
-"""What is known to be damaged in a log: readers met it, or the scrub found it.
+"""What is observed of one replica, for operators: what happened, added up, and what is damaged.
 
-Readers get an error for every damaged place; this is for operators: status, metric, log file.
+Tallies are whole numbers, a few per batch and none per record. They only grow;
+``launch/figures.py`` reports by how much. Damage is what readers met or the scrub found: readers
+get an error for every damaged place, and status, metric and log file tell it.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from oncelog.actors.process.metrics import SYNC_DURATION_MS, Histogram
 from oncelog.storage.exceptions import CorruptRecordError
 from oncelog.storage.model import TopicPartition
 
@@ -15,6 +18,35 @@ _logger = logging.getLogger(__name__)
 
 PLACES_MAX: Final = 1_000
 """Of more damaged places the first are remembered; the others are logged all the same."""
+
+
+class ReplicaTallies:
+    """Totals of one replica since its process began."""
+
+    __slots__ = (
+        "appended_bytes",
+        "appended_records",
+        "fetched_bytes",
+        "fetched_records",
+        "follower_cuts",
+        "isr_expands",
+        "isr_shrinks",
+        "pushed_bytes",
+        "replicated_bytes",
+        "sync_durations",
+    )
+
+    def __init__(self) -> None:
+        self.appended_bytes = 0
+        self.appended_records = 0
+        self.fetched_bytes = 0
+        self.fetched_records = 0
+        self.follower_cuts = 0
+        self.isr_expands = 0
+        self.isr_shrinks = 0
+        self.pushed_bytes = 0
+        self.replicated_bytes = 0
+        self.sync_durations = Histogram(SYNC_DURATION_MS)
 
 
 class FoundDamage:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.process import log_budget
-from oncelog.actors.process.log_budget import LINES_PER_MINUTE_MAX, LogBudget
+from oncelog.actors.rpc import dispatch
+from oncelog.actors.rpc.dispatch import LINES_PER_MINUTE_MAX, LogBudget
 
 
 def test_lines_beyond_those_of_a_minute_are_counted(monkeypatch: Any, caplog: Any) -> None:
     now_ms = [1_000]
-    monkeypatch.setattr(log_budget, "loop_ms", lambda: now_ms[0])
+    monkeypatch.setattr(dispatch, "loop_ms", lambda: now_ms[0])
     budget = LogBudget(logging.getLogger("budget"))
     for number in range(LINES_PER_MINUTE_MAX + 5):
         budget.warn("line %d", number)
