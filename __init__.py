@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from oncelog.api.producing.member import Membership
     from oncelog.api.producing.producer import AsyncProducer, Producer
     from oncelog.api.records import ConsumerRecord
-    from oncelog.api.session.outages import Outage
+    from oncelog.api.session.routing import Outage
     from oncelog.storage.errors import ErrorCode
     from oncelog.storage.exceptions import (
         AbortedByOperatorError,
@@ -236,7 +236,7 @@ _HOMES = {
     "IsolationLevel": "oncelog.storage.model",
     "Membership": "oncelog.api.producing.member",
     "OffsetAndMetadata": "oncelog.actors.protocol.messages.group",
-    "Outage": "oncelog.api.session.outages",
+    "Outage": "oncelog.api.session.routing",
     "ProcessFailedError": "oncelog.api.processing.job",
     "ProcessJob": "oncelog.api.processing.job",
     "Producer": "oncelog.api.producing.producer",

@@ -52,7 +52,7 @@ from oncelog.storage.model import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from oncelog.api.session.context import ClientContext
+    from oncelog.api.session.routing import ClientContext
 
 PLAN_TIMEOUT_MS: Final = 60_000
 

@@ -24,8 +24,7 @@ from oncelog.api.producing.sender_context import SendCounters, SenderContext, op
 from oncelog.api.producing.sender_tasks import SenderTasks
 from oncelog.api.producing.topic_finder import TopicFinder
 from oncelog.api.producing.untold_failures import UntoldFailures
-from oncelog.api.session.event_loop import cancelled_by_program
-from oncelog.api.session.process_bound import AFTER_FORK
+from oncelog.api.session.event_loop import AFTER_FORK, cancelled_by_program
 from oncelog.api.session.routing import Router
 from oncelog.api.transacting.enrolment import Enrolment
 from oncelog.api.transacting.failures import abort_after, for_the_others, unanswered

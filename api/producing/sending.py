@@ -16,8 +16,7 @@ from oncelog.api.batching.arrow_rows import ColumnBatch, as_table, highest_parti
 from oncelog.api.batching.delivery import BatchMetadata, RecordFuture, RecordMetadata, TableDelivery
 from oncelog.api.batching.interceptors import InterceptorChain, ProducerRecord
 from oncelog.api.producing.record_sender import RecordSender
-from oncelog.api.session.event_loop import LoopThread
-from oncelog.api.session.process_bound import ProcessBound
+from oncelog.api.session.event_loop import LoopThread, ProcessBound
 from oncelog.storage.model import utf8_bytes
 
 Bytes: TypeAlias = "bytes | bytearray | memoryview"

@@ -24,7 +24,7 @@ from oncelog.api.distributing.connection import Connection, PlannedRun, WritingS
 from oncelog.api.distributing.options import WriteOptions
 from oncelog.api.distributing.write import GATHER_BYTES, Connect, DistributedWrite
 from oncelog.api.producing.member import Membership, TransactionMember
-from oncelog.api.session.context import ClientContext
+from oncelog.api.session.routing import ClientContext
 from oncelog.spark_bridge.connection import driver_process
 from oncelog.spark_bridge.micro_batch_write import MicroBatch, MicroBatchReport, MicroBatchWrite
 from oncelog.storage.model import TopicPartition
