@@ -1,4 +1,10 @@
-"""``Admin``: topics, groups and transactions, for programs without an event loop."""
+"""``AsyncAdmin`` and ``Admin``: topics, groups and transactions, for programs with asyncio or not.
+
+Every call is retried while that may help, and is safe to repeat. Descriptions are the messages of
+``actors/protocol``: frozen structs with the fields that the actors themselves answer with.
+
+One file: the methods of one class, most of them one call; what takes more stands beside it.
+"""
 
 from __future__ import annotations
 

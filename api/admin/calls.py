@@ -1,6 +1,7 @@
 """The admin client's calls: each is retried while that may help.
 
-All of them are safe to repeat. Unknown topics are reported at once.
+All of them are safe to repeat. Unknown topics are reported at once. Arguments are checked before
+anybody is called; the controller checks what there is.
 """
 
 from __future__ import annotations
@@ -208,6 +209,9 @@ async def remove_members(
         )
 
 
+# --- arguments --------------------------------------------------------------------------------
+
+
 def is_whole(value: object) -> bool:
     """Whether it is a number of something."""
     return isinstance(value, int) and not isinstance(value, bool)
@@ -245,6 +249,8 @@ def check_replication_factor(replication_factor: object) -> None:
             "of brokers, or None"
         )
 
+
+# --- moves ------------------------------------------------------------------------------------
 
 _TOLD_AT_ONCE: Final = frozenset(
     {

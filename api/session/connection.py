@@ -1,7 +1,10 @@
 """How a program gets to a cluster: start one, join one that runs, and find it again.
 
 A cluster that ``init`` started leaves ``cluster.json`` in its data directory while it runs, so
-that other programs given the same directory join it.
+that other programs given the same directory join it. A program that joins says what
+it expects of the cluster, and another one is refused.
+
+One file: starting, joining and finding share the data directory, Ray and what is refused.
 """
 
 from __future__ import annotations
@@ -499,6 +502,9 @@ async def _are_led(transport: Transport, reply: MetadataReply) -> bool:
         )
     )
     return bool(replicas) and all(replica.takes_writes for replica in replicas)
+
+
+# --- what a program expects -------------------------------------------------------------------
 
 
 def check_data_dirs(metadata: MetadataReply, expected: tuple[Path, ...]) -> None:

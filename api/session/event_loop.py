@@ -1,4 +1,10 @@
-"""An asyncio event loop in its own thread, for callers that do not use asyncio."""
+"""An asyncio event loop in its own thread, for callers that do not use asyncio.
+
+What lives on it works only in the process that made it: it cannot be moved to another one, and
+after a fork it says so in the child.
+
+One file: the loop, its calls and what is bound to it end together.
+"""
 
 from __future__ import annotations
 
@@ -456,13 +462,15 @@ def blocking(
     return call
 
 
+# --- bound to a process -----------------------------------------------------------------------
+
+
 AFTER_FORK: Final = (
     "this cluster, producer or consumer was made before the process forked and works only in the "
     "parent. Ray does not work in the child either: start it anew, with subprocess or with "
     "multiprocessing's 'spawn', and call oncelog.connect() there"
 )
 """The error of such an object in a child process, where its event loop never runs."""
-
 
 _ray_of_parent: Final[list[str]] = []
 """In the child of a fork, of a process that used Ray: why nothing can be connected here."""

@@ -1,7 +1,12 @@
-"""Processes of Ray's head that no record waits for: they start once the log serves.
+"""What Ray itself is too slow for: to say that no cluster is at an address, and to start one.
 
-``ray.init`` starts the dashboard, the autoscaler's monitor and the log monitor one after another
-before the node itself, and waits for the dashboard: three of five seconds (``docs/adr/0018``).
+*Whether one is there* is answered within seconds, before Ray itself connects. Ray retries for
+minutes when nothing answers, and forever when something else does. One call to the control store
+shows that it is one, of which cluster, and whether it accepts our token.
+
+*Processes of the head that no record waits for* start once the log serves. ``ray.init`` starts the
+dashboard, the autoscaler's monitor and the log monitor one after another before the node itself,
+and waits for the dashboard: three of five seconds (``docs/adr/0018``).
 """
 
 from __future__ import annotations
@@ -18,6 +23,10 @@ from typing import Any, Final
 import grpc
 
 from oncelog.storage.exceptions import ConnectionFailedError
+
+_logger = logging.getLogger(__name__)
+
+# --- whether one is there ---------------------------------------------------------------------
 
 TIMEOUT_S: Final = 10.0
 """How long the control store may take to answer; it does so in a few milliseconds."""
@@ -73,14 +82,13 @@ def _reason(error: Any, shown: str, has_token: bool) -> str:
     return f"no Ray cluster answers at {shown} ({detail}): {_ADVICE}"
 
 
-_logger = logging.getLogger(__name__)
+# --- a head that starts -----------------------------------------------------------------------
 
 DELAYED: Final = ("start_monitor", "start_api_server", "start_log_monitor")
 """Methods of Ray's private ``Node``; one that it does not have is left to Ray."""
 
 DASHBOARD_TIMEOUT_S: Final = 60.0
 """How long whoever asks for the dashboard's address waits for it."""
-
 
 _begun: Final[list[DelayedStarts]] = []
 """At most one: those before have ended."""

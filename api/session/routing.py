@@ -3,6 +3,12 @@
 Leader addresses come from the controller and are only hints: an actor that does not lead says so,
 the hint is dropped and the next call asks the controller again. When the controller itself cannot
 be reached, an old hint is still used, because most actors come back under their old name.
+
+*Outages*: calls are repeated for as long as their time allows, many of them without end, so a
+program that gets nothing looks like one that has nothing to do. What its calls wait for is
+therefore told, once when it begins to last, and once when it is over.
+
+One file: who is called and who does not answer is known in the same place.
 """
 
 from __future__ import annotations
@@ -379,6 +385,9 @@ class ClientContext:
     loop_thread: LoopThread
     random: Random
     processes: ProcessTable
+
+
+# --- outages ----------------------------------------------------------------------------------
 
 
 OUTAGE_S: Final = 5.0
