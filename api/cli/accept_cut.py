@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from oncelog.api.cli.output import CliError, say
+from oncelog.api.cli.terminal import CliError, say
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.dump.small_files import is_partition_directory
 from oncelog.storage.log.accepted_cut import accept_cut as write_accepted_cut

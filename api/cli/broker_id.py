@@ -15,7 +15,7 @@ from typing import Final
 
 from oncelog.actors.pin import LOCAL_BROKER_ID
 from oncelog.actors.replica.data_directory import read_identity
-from oncelog.api.cli.output import CliError, say
+from oncelog.api.cli.terminal import CliError, say
 from oncelog.storage.disk.file_system import FileSystem, RealFileSystem
 from oncelog.storage.exceptions import CorruptDataError
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.api.cli.dump_records import record_fields
-from oncelog.api.cli.output import STATUS_ERROR, CliError, say
+from oncelog.api.cli.terminal import STATUS_ERROR, CliError, say
 from oncelog.api.session.connection import DISCOVERY_FILE
 from oncelog.storage.disk.file_system import ReadOnlyFileSystem
 from oncelog.storage.dump.batches import LogEnd, batch_row, records_of, scan_log

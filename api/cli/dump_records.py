@@ -17,7 +17,7 @@ from oncelog.actors.protocol.group import log as group_log
 from oncelog.actors.protocol.group.consumer_protocol import decode_assignment, decode_subscription
 from oncelog.actors.protocol.transaction import log as transaction_log
 from oncelog.actors.protocol.transaction.state import TransactionMetadata
-from oncelog.api.cli.output import bytes_as_json
+from oncelog.api.cli.terminal import bytes_as_json
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import (
     CLUSTER_METADATA_TOPIC,

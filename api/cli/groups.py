@@ -10,17 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 from oncelog.actors.protocol.group.consumer_protocol import PROTOCOL_TYPE, decode_assignment
 from oncelog.actors.protocol.messages.group import GroupDescription
-from oncelog.api.cli.arguments import (
+from oncelog.api.cli.connect import add_cluster_arguments, connect
+from oncelog.api.cli.terminal import (
     INT64_MAX,
+    CliError,
     Commands,
+    UsageError,
     add_actions,
     add_command,
     add_json,
     add_repeated,
+    say,
+    table,
     whole_number,
 )
-from oncelog.api.cli.connect import add_cluster_arguments, connect
-from oncelog.api.cli.output import CliError, UsageError, say, table
 from oncelog.api.cli.topics import checked_partition, known_topic
 from oncelog.api.session.offsets import lag_of
 from oncelog.storage.exceptions import CorruptDataError, GroupIdNotFoundError

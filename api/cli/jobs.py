@@ -6,9 +6,17 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from oncelog.api.cli.arguments import Commands, add_actions, add_command, add_json, whole_number
 from oncelog.api.cli.connect import add_cluster_arguments, connect
-from oncelog.api.cli.output import STATUS_ERROR, say, table
+from oncelog.api.cli.terminal import (
+    STATUS_ERROR,
+    Commands,
+    add_actions,
+    add_command,
+    add_json,
+    say,
+    table,
+    whole_number,
+)
 
 if TYPE_CHECKING:
     from oncelog.api.processing.job import JobStatus, ProcessJob

@@ -25,22 +25,27 @@ from oncelog.api.cli import jobs as cli_jobs
 from oncelog.api.cli import metrics as cli_metrics
 from oncelog.api.cli import records as cli_records
 from oncelog.api.cli import replicas as cli_replicas
-from oncelog.api.cli import signals as cli_signals
 from oncelog.api.cli import status as cli_status
 from oncelog.api.cli import topics as cli_topics
 from oncelog.api.cli import transactions as cli_transactions
-from oncelog.api.cli.arguments import (
+from oncelog.api.cli.connect import add_cluster_arguments
+from oncelog.api.cli.terminal import (
     INT64_MAX,
+    PROGRAM,
+    STATUS_BROKEN_PIPE,
+    STATUS_INTERRUPTED,
+    CliError,
     Commands,
+    EndedBySignal,
     Parser,
     add_actions,
     add_command,
     add_json,
     add_repeated,
+    end_at_once,
+    report,
     whole_number,
 )
-from oncelog.api.cli.connect import add_cluster_arguments
-from oncelog.api.cli.output import PROGRAM, STATUS_BROKEN_PIPE, STATUS_INTERRUPTED, CliError, report
 from oncelog.storage.model import TOPIC_PARTITIONS_MAX, IsolationLevel
 
 DEMO_MODULE: Final = "oncelog.examples.flights.demo"
@@ -60,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of the output is gone: nothing more can be written, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return STATUS_BROKEN_PIPE
-    except cli_signals.EndedBySignal as ended:
+    except EndedBySignal as ended:
         verb = "interrupted" if ended.number == signal.SIGINT else "terminated"
         sys.stderr.write(f"{PROGRAM}: {verb}\n")
         return ended.status
@@ -70,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         return report(error)
     finally:
-        cli_signals.end_at_once()
+        end_at_once()
     return status
 
 

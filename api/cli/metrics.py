@@ -8,8 +8,15 @@ from pathlib import Path
 from typing import Final
 
 from oncelog.actors.process.metrics import METRICS, Metric
-from oncelog.api.cli.arguments import Commands, add_actions, add_command, add_json
-from oncelog.api.cli.output import CliError, say, table
+from oncelog.api.cli.terminal import (
+    CliError,
+    Commands,
+    add_actions,
+    add_command,
+    add_json,
+    say,
+    table,
+)
 from oncelog.api.monitoring import ALERTS_FILE, DASHBOARD_FILE, alerts_yaml, dashboard_json
 
 HEADINGS: Final = ("metric", "kind", "unit", "tags", "description")

@@ -5,9 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from oncelog.api.cli.arguments import INT32_MAX, Commands, add_actions, add_command, whole_number
 from oncelog.api.cli.connect import add_cluster_arguments, connect
-from oncelog.api.cli.output import CliError, say
+from oncelog.api.cli.terminal import (
+    INT32_MAX,
+    CliError,
+    Commands,
+    add_actions,
+    add_command,
+    say,
+    whole_number,
+)
 from oncelog.api.cli.topics import checked_partition
 
 _SEE: Final = "`oncelog status` shows how far it is"

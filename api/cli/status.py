@@ -18,7 +18,7 @@ from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, Des
 from oncelog.actors.protocol.messages.quorum import DescribeVoterReply, DescribeVoterRequest
 from oncelog.api.cli.conditions import ActorStatus, ClusterStatus, Finding
 from oncelog.api.cli.connect import find, quiet_libraries
-from oncelog.api.cli.output import (
+from oncelog.api.cli.terminal import (
     STATUS_ERROR,
     STATUS_NOT_SERVED,
     CliError,

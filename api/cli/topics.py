@@ -11,7 +11,7 @@ from oncelog.actors.config import TopicConfig, check_setting_name
 from oncelog.actors.protocol.messages.cluster import PartitionMetadata, TopicMetadata
 from oncelog.api.cli.connect import connect
 from oncelog.api.cli.head import parse_settings
-from oncelog.api.cli.output import CliError, say, table
+from oncelog.api.cli.terminal import CliError, say, table
 from oncelog.storage.exceptions import UnknownTopicOrPartitionError
 from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
 

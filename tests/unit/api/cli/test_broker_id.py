@@ -8,7 +8,7 @@ import pytest
 
 from oncelog.api.cli import broker_id
 from oncelog.api.cli import main as cli
-from oncelog.api.cli.output import CliError
+from oncelog.api.cli.terminal import CliError
 
 IDENTITY = "version=0\nbroker.id={}\ncluster.id={}\n"
 

@@ -19,7 +19,7 @@ from oncelog.api.cli import main as cli
 from oncelog.api.cli import replicas as cli_replicas
 from oncelog.api.cli import status as cli_status
 from oncelog.api.cli import topics as cli_topics
-from oncelog.api.cli.output import describe_error
+from oncelog.api.cli.terminal import describe_error
 from oncelog.storage.exceptions import (
     BrokerNotAvailableError,
     IneligibleReplicaError,
