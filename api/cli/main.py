@@ -16,10 +16,8 @@ from typing import Final
 
 from oncelog import __version__
 from oncelog.actors.process.ray_environment import keep_output_clean
-from oncelog.api.cli import accept_cut as cli_accept_cut
-from oncelog.api.cli import broker_id as cli_broker_id
 from oncelog.api.cli import cluster as cli_cluster
-from oncelog.api.cli import dump as cli_dump
+from oncelog.api.cli import data_directory as cli_data_directory
 from oncelog.api.cli import groups as cli_groups
 from oncelog.api.cli import jobs as cli_jobs
 from oncelog.api.cli import metrics as cli_metrics
@@ -287,7 +285,7 @@ def _add_dump(commands: Commands) -> None:
         commands,
         "dump",
         "Show what the files of a log say, also while it runs; nothing is changed.",
-        cli_dump.dump,
+        cli_data_directory.dump,
     )
     dump.add_argument("path", metavar="PATH", help="a data directory, a partition's, or a file")
     dump.add_argument("--deep", action="store_true", help="the records as well")
@@ -304,7 +302,7 @@ def _add_accept_cut(commands: Commands) -> None:
         commands,
         "accept-cut",
         "Give up the records of a replica that is offline for damage, from an offset on.",
-        cli_accept_cut.accept_cut,
+        cli_data_directory.accept_cut,
     )
     accept.add_argument("directory", metavar="DIRECTORY", help="of the partition, as refused")
     accept.add_argument(
@@ -317,7 +315,7 @@ def _add_broker_id(commands: Commands) -> None:
         commands,
         "broker-id",
         "Print the number of this host's broker, which is chosen once and kept with its data.",
-        cli_broker_id.broker_id,
+        cli_data_directory.broker_id,
     )
     number.add_argument("directory", metavar="DIR", help="the data directory of this host")
     number.add_argument(

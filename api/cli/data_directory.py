@@ -8,16 +8,28 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import enum
+import ipaddress
 import json
-from collections.abc import Iterator, Sequence
+import socket
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+from msgspec import structs
+
+from oncelog.actors.pin import LOCAL_BROKER_ID
+from oncelog.actors.protocol.cluster.log import SnapshotPart, decode_cluster_record
+from oncelog.actors.protocol.group import log as group_log
+from oncelog.actors.protocol.group.consumer_protocol import decode_assignment, decode_subscription
 from oncelog.actors.protocol.partition.machine import PartitionMachine
-from oncelog.api.cli.dump_records import record_fields
-from oncelog.api.cli.terminal import STATUS_ERROR, CliError, say
+from oncelog.actors.protocol.transaction import log as transaction_log
+from oncelog.actors.protocol.transaction.state import TransactionMetadata
+from oncelog.actors.replica.data_directory import read_identity
+from oncelog.api.cli.terminal import STATUS_ERROR, CliError, bytes_as_json, say
 from oncelog.api.session.connection import DISCOVERY_FILE
-from oncelog.storage.disk.file_system import ReadOnlyFileSystem
+from oncelog.storage.disk.file_system import FileSystem, ReadOnlyFileSystem, RealFileSystem
 from oncelog.storage.dump.batches import LogEnd, batch_row, records_of, scan_log
 from oncelog.storage.dump.findings import Finding
 from oncelog.storage.dump.small_files import (
@@ -30,9 +42,16 @@ from oncelog.storage.dump.small_files import (
 )
 from oncelog.storage.dump.verify import verify_directory
 from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.log.accepted_cut import accept_cut as write_accepted_cut
 from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
-from oncelog.storage.model import TopicPartition
+from oncelog.storage.model import (
+    CLUSTER_METADATA_TOPIC,
+    CONSUMER_OFFSETS_TOPIC,
+    TRANSACTION_STATE_TOPIC,
+    TopicPartition,
+)
 from oncelog.storage.records.batch import BatchHeader
+from oncelog.storage.records.codec import Record
 from oncelog.storage.records.control import ControlRecord
 from oncelog.storage.segments.aborted_index import AbortedIndexEntry
 from oncelog.storage.segments.inspection import TailDefect
@@ -277,3 +296,243 @@ def _shown(value: Any) -> str:
     if isinstance(value, str) and (not text.isprintable() or " " in text or not text):
         text = json.dumps(text, ensure_ascii=False)
     return text if len(text) <= TEXT_LENGTH_MAX else f"{text[:TEXT_LENGTH_MAX]}…"
+
+
+_SECRETS: Final = frozenset({"cluster_key", "previous_key"})
+
+
+def record_fields(topic: str, record: Record) -> dict[str, Any]:
+    """A record as values that JSON knows, decoded if ``topic`` is internal.
+
+    An internal record that cannot be decoded is shown as its bytes, with ``undecoded`` saying why.
+    """
+    fields: dict[str, Any] = {"offset": record.offset, "timestamp_ms": record.timestamp_ms}
+    decoder = _DECODERS.get(topic)
+    if decoder is not None:
+        try:
+            decoded = decoder(record)
+        except CorruptDataError as error:
+            fields["undecoded"] = str(error)
+        else:
+            if decoded is not None:
+                return fields | decoded
+            fields["undecoded"] = "a key or value of another version"
+    fields["key"] = bytes_as_json(record.key)
+    fields["value"] = bytes_as_json(record.value)
+    if record.headers:
+        fields["headers"] = [[name, bytes_as_json(value)] for name, value in record.headers]
+    return fields
+
+
+def _transaction(record: Record) -> dict[str, Any] | None:
+    transactional_id = transaction_log.decode_key(record.key or b"")
+    if transactional_id is None:
+        return _member(record)
+    if record.value is None:
+        return {"transactional_id": transactional_id, "is_tombstone": True}
+    metadata = transaction_log.decode_value(transactional_id, record.value)
+    return None if metadata is None else _metadata_fields(metadata)
+
+
+def _member(record: Record) -> dict[str, Any] | None:
+    """A member of an open run, or the end of one."""
+    key = transaction_log.decode_member_key(record.key or b"")
+    if key is None:
+        return None
+    named = {"transactional_id": key.transactional_id, "member_producer_id": key.producer_id}
+    if record.value is None:
+        return {**named, "is_tombstone": True}
+    value = transaction_log.decode_member_value(key.producer_id, record.value)
+    return None if value is None else {**named, **_plain(value)}
+
+
+def _metadata_fields(metadata: TransactionMetadata) -> dict[str, Any]:
+    """The fields, without those that have nothing to say."""
+    fields: dict[str, Any] = _plain(metadata)
+    fields["members"] = list(fields["members"].values())
+    for name in ("previous_producer_id", "next_producer_id", "last_producer_epoch"):
+        if fields[name] == -1:
+            del fields[name]
+    for name in ("commit_token", "run", "members"):
+        if not fields[name]:
+            del fields[name]
+    if metadata.run is None:
+        del fields["is_run_current"]
+    return fields
+
+
+def _offsets(record: Record) -> dict[str, Any] | None:
+    key = group_log.decode_key(record.key or b"")
+    if key is None:
+        return None
+    if isinstance(key, group_log.OffsetKey):
+        named = {"group_id": key.group_id, "topic_partition": str(key.topic_partition)}
+        if record.value is None:
+            return {**named, "is_tombstone": True}
+        # ``offset`` is already that of the record.
+        value: dict[str, Any] = _plain(group_log.decode_offset_value(record.value))
+        value["committed_offset"] = value.pop("offset")
+        if value["expire_timestamp_ms"] == -1:
+            del value["expire_timestamp_ms"]
+        return {**named, **value}
+    if record.value is None:
+        return {"group_id": key.group_id, "is_tombstone": True}
+    group = group_log.decode_group_value(record.value)
+    fields = _plain(group)
+    if group.protocol_type == "consumer":
+        for member, shown in zip(group.members, fields["members"], strict=True):
+            shown["subscription"] = list(decode_subscription(member.subscription).topics)
+            shown["assignment"] = _plain(decode_assignment(member.assignment).partitions)
+    return {"group_id": key.group_id, **fields}
+
+
+def _cluster(record: Record) -> dict[str, Any]:
+    return _cluster_fields(record.value or b"")
+
+
+def _cluster_fields(value: bytes) -> dict[str, Any]:
+    decoded = decode_cluster_record(value)
+    fields = {name: each for name, each in _plain(decoded).items() if name not in _SECRETS}
+    if isinstance(decoded, SnapshotPart):
+        fields["records"] = [_cluster_fields(one) for one in decoded.records]
+    return {"kind": type(decoded).__name__, **fields}
+
+
+_DECODERS: Final = {
+    TRANSACTION_STATE_TOPIC: _transaction,
+    CONSUMER_OFFSETS_TOPIC: _offsets,
+    CLUSTER_METADATA_TOPIC: _cluster,
+}
+
+
+def _plain(value: Any) -> Any:
+    """Structs, enums, sets and bytes as what JSON has."""
+    if isinstance(value, TopicPartition):
+        return str(value)
+    if isinstance(value, msgspec.Struct):
+        return {name: _plain(each) for name, each in structs.asdict(value).items()}
+    if isinstance(value, enum.Enum):
+        return value.name if isinstance(value.value, int) else value.value
+    if isinstance(value, bytes):
+        return bytes_as_json(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(_plain, value))
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(each) for each in value]
+    return value
+
+
+def accept_cut(args: argparse.Namespace) -> int:
+    """Record the operator's decision beside the log; the next start of the replica acts on it."""
+    directory = Path(args.directory)
+    filesystem = RealFileSystem()
+    if not is_partition_directory(filesystem, directory):
+        raise CliError(
+            f"{args.directory!r} is not the directory of a partition",
+            "give the directory and the offset that the refusal names",
+        )
+    try:
+        write_accepted_cut(filesystem, directory, args.offset)
+    except OSError as error:
+        raise CliError(f"cannot write in {directory}: {error}", "mend the disk first") from error
+    say(
+        f"The next start of this replica cuts its log at offset {args.offset}, if that is where it "
+        f"is refused. End its process (`oncelog status` has the number) or start the cluster."
+    )
+    return 0
+
+
+NUMBER_FILE: Final = "broker.id"
+"""Of the data directory: the number of a broker that has not joined a cluster yet."""
+
+PRIVATE_NETWORKS: Final = (
+    ipaddress.IPv4Network("192.168.0.0/16"),
+    ipaddress.IPv4Network("172.16.0.0/12"),
+)
+"""Hosts of these are numbered from the network's beginning; all others from that of their /8."""
+
+FIRST_NUMBER: Final = LOCAL_BROKER_ID + 1
+_ANY_PORT: Final = 9
+
+
+def broker_id(args: argparse.Namespace) -> int:
+    """Print the number of this host's broker."""
+    directory = Path(args.directory).expanduser().absolute()
+    try:
+        number = number_of(RealFileSystem(), directory, args.head)
+    except (OSError, CorruptDataError) as error:
+        raise CliError(
+            f"cannot tell which broker has its data in {directory} ({error})",
+            "mend the directory first: another number would be another broker",
+        ) from error
+    say(str(number))
+    return 0
+
+
+def number_of(filesystem: FileSystem, directory: Path, head: str | None) -> int:
+    """The number that ``directory`` has or, durably, gets; the host ``head`` gets 1."""
+    kept = _kept(filesystem, directory)
+    if kept is None:
+        if head is None:
+            raise CliError(
+                f"{directory} has no broker's number yet", "give --head HOST to have one chosen"
+            )
+        own, first = addresses(head)
+        kept = LOCAL_BROKER_ID if own == first else derived(own, first, directory)
+        filesystem.make_directory(directory)
+        filesystem.write_atomically(directory / NUMBER_FILE, b"%d\n" % kept)
+    return kept
+
+
+def derived(own: str, first: str, directory: Path) -> int:
+    """The number of the host with the address ``own``: unlike that of any other in its network."""
+    try:
+        address, head = ipaddress.IPv4Address(own), ipaddress.IPv4Address(first)
+    except ipaddress.AddressValueError:
+        raise _unclear(own, first, directory) from None
+    whole = ipaddress.IPv4Network((first, 8), strict=False)
+    network = next((private for private in PRIVATE_NETWORKS if head in private), whole)
+    if address not in network:
+        raise _unclear(own, first, directory)
+    return FIRST_NUMBER + int(address) - int(network.network_address)
+
+
+def addresses(head: str) -> tuple[str, str]:
+    """Our address on the way to the host ``head``, and the address of that."""
+    try:
+        found = socket.getaddrinfo(head, _ANY_PORT, type=socket.SOCK_DGRAM)
+        family, _, _, _, target = found[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)  # Sends nothing: it only chooses the way.
+            return str(probe.getsockname()[0]), str(target[0])
+    except OSError as error:
+        raise CliError(
+            f"this host finds no way to the head {head!r} ({error.strerror or error})",
+            "check the name, and the network",
+        ) from error
+
+
+def _kept(filesystem: FileSystem, directory: Path) -> int | None:
+    identity = read_identity(filesystem, directory)
+    if identity is not None:
+        return identity.broker_id
+    path = directory / NUMBER_FILE
+    try:
+        text = filesystem.read_whole(path).decode("ascii", "replace").strip()
+    except FileNotFoundError:
+        return None
+    if not text.isdecimal() or int(text) < LOCAL_BROKER_ID:
+        raise CliError(
+            f"{path} holds {text!r}", f"write a number from {LOCAL_BROKER_ID} on, or remove it"
+        )
+    return int(text)
+
+
+def _unclear(own: str, first: str, directory: Path) -> CliError:
+    return CliError(
+        f"no number follows from the address {own}, as it is in another network than the head's "
+        f"({first}) or not of IPv4",
+        f"write one that no other host has to {directory / NUMBER_FILE}",
+    )
