@@ -19,10 +19,8 @@ from oncelog.actors.process.ray_environment import keep_output_clean
 from oncelog.api.cli import cluster as cli_cluster
 from oncelog.api.cli import data_directory as cli_data_directory
 from oncelog.api.cli import groups as cli_groups
-from oncelog.api.cli import jobs as cli_jobs
 from oncelog.api.cli import metrics as cli_metrics
 from oncelog.api.cli import records as cli_records
-from oncelog.api.cli import replicas as cli_replicas
 from oncelog.api.cli import status as cli_status
 from oncelog.api.cli import topics as cli_topics
 from oncelog.api.cli import transactions as cli_transactions
@@ -101,10 +99,10 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_cluster_commands(commands)
     _add_topic_commands(commands)
-    cli_replicas.add_commands(commands)
+    cli_topics.add_replica_commands(commands)
     _add_record_commands(commands)
     cli_groups.add_commands(commands)
-    cli_jobs.add_commands(commands)
+    cli_groups.add_job_commands(commands)
     cli_transactions.add_commands(commands)
     cli_metrics.add_commands(commands)
     _add_rotate_key(commands)
