@@ -4,6 +4,16 @@ Spark asks over and over how far the next batch may go, from where the last one 
 the answer in the checkpoint before a task runs; then it asks which ranges lie between. The answer
 to the second question is taken from the two offsets alone, so that a batch that comes again after
 a crash reads the same records. Nothing here imports Spark.
+
+In the checkpoint an offset is JSON as of Kafka's source, the next offset to read of each partition,
+and two more keys, which no topic can have as its name:
+
+    {"@start": {"t": {"0": 3}}, "@topicIds": {"t": "5e0c..."}, "t": {"0": 23, "1": 7}}
+
+*Topic ids* tell a topic from another of its name: one that was made later, or in another cluster.
+*Start* has where those partitions begin that the offset before does not have, new ones and, in the
+first batch, all: Spark keeps no other record of where a stream began, and asks anew after a crash.
+``StreamOffset`` and what follows it are pure.
 """
 
 from __future__ import annotations
@@ -222,6 +232,8 @@ class MicroBatchReads:
                 "the progress of group %r cannot be shown: %s", self._options.group_id, error
             )
 
+
+# --- offsets of the checkpoint ----------------------------------------------------------------
 
 START: Final = f"{MARK}start"
 TOPIC_IDS: Final = f"{MARK}topicIds"
