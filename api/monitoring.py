@@ -25,6 +25,8 @@ from oncelog.actors.process.metrics import DIRECTORY_TAGS, REPLICA_OFFLINE, TAGS
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC
 
+# --- queries ----------------------------------------------------------------------------------
+
 REPLICA: Final = TAGS
 DIRECTORY: Final = DIRECTORY_TAGS
 PARTITION: Final = TAGS[:2]
@@ -70,6 +72,8 @@ def _series(metric: Metric, where: str) -> str:
 def _selector(where: str) -> str:
     return f"{{{where}}}" if where else ""
 
+
+# --- panels -----------------------------------------------------------------------------------
 
 SESSION: Final = 'SessionName=~"$SessionName"'
 TOPIC: Final = f'{SESSION}, topic=~"$Topic"'
@@ -369,6 +373,8 @@ CALLS: Final = Row(
 ROWS: Final = (HEALTH, REPLICATION, CONTROLLER, TRAFFIC, LATENCY, TRANSACTIONS, LOGS, CALLS)
 
 
+# --- dashboard --------------------------------------------------------------------------------
+
 DASHBOARD_FILE: Final = "oncelog_grafana_dashboard.json"
 DASHBOARD_UID: Final = "oncelogDashboard"
 """Part of the dashboard's address in Grafana."""
@@ -496,6 +502,8 @@ def _panel(panel: Panel, panel_id: int, place: dict[str, int]) -> dict[str, Any]
         "type": "timeseries",
     }
 
+
+# --- alerts -----------------------------------------------------------------------------------
 
 ALERTS_FILE: Final = "oncelog_alerts.yml"
 

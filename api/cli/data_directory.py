@@ -1,7 +1,18 @@
-"""``oncelog dump``: what is in the files of a log, and whether they are consistent.
+"""``oncelog dump``, ``accept-cut`` and ``broker-id``: work on a data directory, without a cluster.
 
-It reads and never writes, needs no cluster and no lock, and may be used on the directory of a
-running actor. It takes a data directory, the directory of one partition, or one file.
+``dump`` shows what is in the files of a log, and whether they are consistent. It reads and never
+writes, needs no cluster and no lock, and may be used on the directory of a running actor. It takes
+a data directory, the directory of one partition, or one file. The records of internal logs, which
+the topic of the directory tells, are shown as plain values; the cluster key is never shown.
+
+``accept-cut``: an operator gives up the end of a log that recovery refuses to cut.
+
+``broker-id``: which broker a host is, chosen once and kept in its data directory. The number has to
+outlast every start of Ray, and no two hosts may have the same. So it is what the data directory
+says; only a host without one gets a number, from its own address: that is unlike any other host's,
+whatever the order in which hosts come, go and are listed.
+
+One file: three commands on the same files, none of which asks a cluster.
 """
 
 from __future__ import annotations
@@ -55,6 +66,8 @@ from oncelog.storage.records.codec import Record
 from oncelog.storage.records.control import ControlRecord
 from oncelog.storage.segments.aborted_index import AbortedIndexEntry
 from oncelog.storage.segments.inspection import TailDefect
+
+# --- dump -------------------------------------------------------------------------------------
 
 VERIFY_ATTEMPTS_MAX: Final = 10
 """How often a partition is read again because its segments were replaced during a check."""
@@ -298,6 +311,8 @@ def _shown(value: Any) -> str:
     return text if len(text) <= TEXT_LENGTH_MAX else f"{text[:TEXT_LENGTH_MAX]}…"
 
 
+# --- records of internal logs -----------------------------------------------------------------
+
 _SECRETS: Final = frozenset({"cluster_key", "previous_key"})
 
 
@@ -424,6 +439,9 @@ def _plain(value: Any) -> Any:
     return value
 
 
+# --- accept-cut -------------------------------------------------------------------------------
+
+
 def accept_cut(args: argparse.Namespace) -> int:
     """Record the operator's decision beside the log; the next start of the replica acts on it."""
     directory = Path(args.directory)
@@ -443,6 +461,8 @@ def accept_cut(args: argparse.Namespace) -> int:
     )
     return 0
 
+
+# --- broker-id --------------------------------------------------------------------------------
 
 NUMBER_FILE: Final = "broker.id"
 """Of the data directory: the number of a broker that has not joined a cluster yet."""

@@ -1,4 +1,8 @@
-"""``oncelog groups``: what consumer groups have read, and where they continue."""
+"""``oncelog groups`` and ``oncelog jobs``: what groups have read, and where they continue.
+
+A job of ``cluster.process`` is a group whose members are its workers; it outlives the program that
+starts it.
+"""
 
 from __future__ import annotations
 
@@ -385,6 +389,9 @@ def as_json(group: GroupDescription) -> dict[str, Any]:
             for member in group.members
         ],
     }
+
+
+# --- jobs -------------------------------------------------------------------------------------
 
 
 def add_job_commands(commands: Commands) -> None:

@@ -1,4 +1,9 @@
-"""``oncelog status``: asks every actor of the log, and shows what they report."""
+"""``oncelog status``: asks every actor of the log, judges what they report, and shows it.
+
+Each condition is a row of the table "What `status` says" in OPERATIONS.
+
+One file: one look at the cluster, what can be wrong with it, and how both are told.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +40,8 @@ from oncelog.api.cli.terminal import (
 from oncelog.api.session import connection
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC, TopicPartition
+
+# --- one look ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -396,6 +403,8 @@ CONDITIONS: Final = (
 )
 """All that can be wrong, the worst first."""
 
+
+# --- the command ------------------------------------------------------------------------------
 
 CALL_TIMEOUT_MS: Final = 5_000
 

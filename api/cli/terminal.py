@@ -1,4 +1,7 @@
-"""What the command line prints: tables, numbers, and every error as one line.
+"""A command and its terminal: arguments, what is printed, errors of one line, and signals.
+
+Arguments are refused with one line that says what is wrong, and numbers are within their limits.
+SIGINT and SIGTERM end a command in order while it works, and a second one ends it at once.
 
 An error line reads ``oncelog: <what> — <what to do>``. Messages of the library carry both halves,
 joined by a colon or a semicolon; what has no advice of its own gets one by the class of its code.
@@ -226,6 +229,8 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+# --- arguments --------------------------------------------------------------------------------
+
 INT32_MAX: Final = 2**31 - 1
 INT64_MAX: Final = 2**63 - 1
 
@@ -284,6 +289,8 @@ def add_command(
     parser.set_defaults(run=run)
     return parser
 
+
+# --- signals ----------------------------------------------------------------------------------
 
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 

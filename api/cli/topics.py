@@ -1,4 +1,8 @@
-"""``oncelog topics``: list, create, describe, alter, delete, and delete their oldest records."""
+"""``oncelog topics``, ``oncelog partitions`` and ``oncelog brokers``: what is kept, and where.
+
+Topics are listed, created, described, altered and deleted, or their oldest records are. Replicas
+are moved to the brokers where they are to be.
+"""
 
 from __future__ import annotations
 
@@ -212,6 +216,8 @@ def as_json(topic: TopicMetadata) -> dict[str, Any]:
         ],
     }
 
+
+# --- replicas ---------------------------------------------------------------------------------
 
 _SEE: Final = "`oncelog status` shows how far it is"
 
