@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from oncelog import ray_data, spark_bridge
     from oncelog.actors.protocol.messages.group import OffsetAndMetadata
     from oncelog.actors.protocol.messages.transaction import Run, Winner
-    from oncelog.api.admin.admin import Admin
-    from oncelog.api.admin.async_admin import AsyncAdmin
+    from oncelog.api.admin.admin import Admin, AsyncAdmin
     from oncelog.api.batching.delivery import RecordMetadata
     from oncelog.api.batching.interceptors import ProducerInterceptor, ProducerRecord
     from oncelog.api.client import Cluster, connect, init
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from oncelog.api.producing.member import Membership
     from oncelog.api.producing.producer import AsyncProducer, Producer
     from oncelog.api.records import ConsumerRecord
-    from oncelog.api.session.outages import Outage
+    from oncelog.api.session.routing import Outage
     from oncelog.storage.errors import ErrorCode
     from oncelog.storage.exceptions import (
         AbortedByOperatorError,
@@ -224,7 +223,7 @@ __all__ = [
 
 _HOMES = {
     "Admin": "oncelog.api.admin.admin",
-    "AsyncAdmin": "oncelog.api.admin.async_admin",
+    "AsyncAdmin": "oncelog.api.admin.admin",
     "AsyncConsumer": "oncelog.api.consuming.consumer",
     "AsyncProducer": "oncelog.api.producing.producer",
     "Cluster": "oncelog.api.client",
@@ -236,7 +235,7 @@ _HOMES = {
     "IsolationLevel": "oncelog.storage.model",
     "Membership": "oncelog.api.producing.member",
     "OffsetAndMetadata": "oncelog.actors.protocol.messages.group",
-    "Outage": "oncelog.api.session.outages",
+    "Outage": "oncelog.api.session.routing",
     "ProcessFailedError": "oncelog.api.processing.job",
     "ProcessJob": "oncelog.api.processing.job",
     "Producer": "oncelog.api.producing.producer",

@@ -51,13 +51,16 @@ from oncelog.api.producing.member import (
     end_run,
 )
 from oncelog.api.producing.producer import AsyncProducer, Producer
-from oncelog.api.session import connection, expected
-from oncelog.api.session.context import ClientContext
-from oncelog.api.session.event_loop import LoopOfProgram, LoopThread, close_if_forgotten
-from oncelog.api.session.outages import Outage
-from oncelog.api.session.process_bound import ProcessBound, refuse_ray_of_parent
-from oncelog.api.session.ray_head import DelayedStarts
-from oncelog.api.session.routing import Router
+from oncelog.api.session import connection
+from oncelog.api.session.event_loop import (
+    LoopOfProgram,
+    LoopThread,
+    ProcessBound,
+    close_if_forgotten,
+    refuse_ray_of_parent,
+)
+from oncelog.api.session.ray_cluster import DelayedStarts
+from oncelog.api.session.routing import ClientContext, Outage, Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     ConnectionFailedError,
@@ -169,7 +172,7 @@ class Cluster(ProcessBound):
         except BaseException:
             self._loop_thread.close()
             raise
-        self._reports.interval_ms = int(expected.setting(self._metadata, "metrics_interval_ms"))
+        self._reports.interval_ms = int(connection.setting(self._metadata, "metrics_interval_ms"))
 
     # --- what it is -----------------------------------------------------------------------
 
@@ -228,10 +231,10 @@ class Cluster(ProcessBound):
     def expect(
         self, data_dirs: tuple[Path, ...], cluster_id: str | None, settings: Mapping[str, Any]
     ) -> None:
-        """Refuse to go on if this is not the cluster that was meant; see ``expected``."""
-        expected.check_data_dirs(self._metadata, data_dirs)
-        expected.check_cluster(self._metadata, cluster_id)
-        expected.check_settings(self._metadata, settings)
+        """Refuse to go on if this is not the cluster that was meant; see ``check_settings``."""
+        connection.check_data_dirs(self._metadata, data_dirs)
+        connection.check_cluster(self._metadata, cluster_id)
+        connection.check_settings(self._metadata, settings)
 
     @property
     def context(self) -> ClientContext:

@@ -1,1 +1,1 @@
-"""Operators' questions and changes: topics, groups, transactions. Start at ``async_admin``."""
+"""Operators' questions and changes: topics, groups, transactions. Start at ``admin``."""

@@ -1,17 +1,23 @@
 """The admin client's calls: each is retried while that may help.
 
-All of them are safe to repeat. Unknown topics are reported at once.
+All of them are safe to repeat. Unknown topics are reported at once. Arguments are checked before
+anybody is called; the controller checks what there is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, cast
 
+from oncelog.actors.config import TopicConfig, check_setting_name
 from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
+from oncelog.actors.protocol.messages.brokers import (
+    DrainBrokerRequest,
+    ReassignPartitionRequest,
+)
 from oncelog.actors.protocol.messages.group import (
     LeaveGroupReply,
     LeaveGroupRequest,
@@ -22,8 +28,17 @@ from oncelog.api.session.offsets import is_retriable
 from oncelog.api.session.retry import call_with_retries
 from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.exceptions import BrokerNotAvailableError, exception_for
-from oncelog.storage.model import TopicPartition
+from oncelog.storage.exceptions import (
+    BrokerNotAvailableError,
+    InvalidPartitionsError,
+    InvalidReplicaAssignmentError,
+    InvalidReplicationFactorError,
+    InvalidRequestError,
+    InvalidTopicError,
+    UnknownTopicOrPartitionError,
+    exception_for,
+)
+from oncelog.storage.model import TopicPartition, is_valid_topic_name
 
 TIMEOUT_MS: Final = 60_000
 """How long a call is retried."""
@@ -192,3 +207,93 @@ async def remove_members(
         raise exception_for(
             next(iter(refused.values())), f"group {group_id!r} has no member {', '.join(refused)}"
         )
+
+
+# --- arguments --------------------------------------------------------------------------------
+
+
+def is_whole(value: object) -> bool:
+    """Whether it is a number of something."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def settings_text(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Topic settings as requests carry them, without those that are ``None``, the default."""
+    for name, value in settings.items():
+        check_setting_name(TopicConfig, name, value)
+    return {name: str(value) for name, value in settings.items() if value is not None}
+
+
+def check_topic_name(name: object) -> None:
+    """Refuse what cannot be the name of a topic."""
+    if not isinstance(name, str) or not is_valid_topic_name(name):
+        raise InvalidTopicError(
+            f"topic name {name!r} is not allowed: give 1 to 249 of letters, digits, '.', '_' "
+            "and '-', but not '.' or '..'"
+        )
+
+
+def check_partitions(partitions: object) -> None:
+    """Refuse what is not a number."""
+    if not is_whole(partitions):
+        raise InvalidPartitionsError(f"partitions={partitions!r}: give a whole number")
+
+
+def check_replication_factor(replication_factor: object) -> None:
+    """Refuse what is neither a number of replicas nor ``None``."""
+    if replication_factor is None:
+        return
+    if not (is_whole(replication_factor) and int(str(replication_factor)) >= 1):
+        raise InvalidReplicationFactorError(
+            f"replication_factor={replication_factor!r}: give a whole number from 1 to the number "
+            "of brokers, or None"
+        )
+
+
+# --- moves ------------------------------------------------------------------------------------
+
+_TOLD_AT_ONCE: Final = frozenset(
+    {
+        ErrorCode.REASSIGNMENT_IN_PROGRESS,
+        ErrorCode.INELIGIBLE_REPLICA,
+        ErrorCode.BROKER_NOT_AVAILABLE,
+    }
+)
+"""What passes by itself later than a call lasts, or never."""
+
+
+async def reassign(calls: AdminCalls, topic: str, partition: int, replicas: object) -> None:
+    """Begin to move a partition; see ``AsyncAdmin.reassign_partition``."""
+    is_list = isinstance(replicas, Sequence) and not isinstance(replicas, (str, bytes))
+    brokers = tuple(cast("Sequence[int]", replicas)) if is_list else ()
+    if not brokers or not all(map(is_whole, brokers)):
+        raise InvalidReplicaAssignmentError(
+            f"replicas={replicas!r}: give broker numbers, the preferred leader first"
+        )
+    await _reassign(calls, topic, partition, brokers)
+
+
+async def cancel(calls: AdminCalls, topic: str, partition: int) -> None:
+    """Cancel a move; see ``AsyncAdmin.cancel_reassignment``."""
+    await _reassign(calls, topic, partition, ())
+
+
+async def _reassign(
+    calls: AdminCalls, topic: str, partition: int, replicas: tuple[int, ...]
+) -> None:
+    if not is_whole(partition):
+        raise UnknownTopicOrPartitionError(f"partition={partition!r}: give a whole number")
+    request = ReassignPartitionRequest(
+        topic_partition=TopicPartition(topic, partition), replicas=replicas
+    )
+    reply = await calls.controller(request, told_at_once=_TOLD_AT_ONCE)
+    check(reply, f"there is no partition {partition} of a topic {topic!r}")
+
+
+async def drain(calls: AdminCalls, broker_id: int, *, is_draining: bool) -> None:
+    """Empty a broker, or use it again; see ``AsyncAdmin.drain_broker``."""
+    if not is_whole(broker_id):
+        raise InvalidRequestError(f"broker_id={broker_id!r}: give a whole number")
+    request = DrainBrokerRequest(broker_id=broker_id, is_draining=is_draining)
+    reply = await calls.controller(request, told_at_once=_TOLD_AT_ONCE)
+    check(reply)

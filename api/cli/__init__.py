@@ -1,1 +1,1 @@
-"""The command line ``oncelog``. Start at ``main``; each command is a module of its name."""
+"""The command line ``oncelog``. Start at ``main``; each group of commands is a module."""

@@ -28,7 +28,7 @@ from oncelog.api.cli.connect import (
     quiet_libraries,
     running_on,
 )
-from oncelog.api.cli.output import PROGRAM, CliError, UsageError, say, split_advice
+from oncelog.api.cli.terminal import PROGRAM, CliError, UsageError, say, split_advice
 from oncelog.api.session import connection
 from oncelog.storage.exceptions import ConnectionFailedError
 

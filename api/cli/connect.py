@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from oncelog.actors.config import DATA_DIR_SEPARATOR
-from oncelog.api.cli import signals as cli_signals
-from oncelog.api.cli.output import CliError, is_debugging
+from oncelog.api.cli.terminal import CliError, blocked_termination, end_in_order, is_debugging
 from oncelog.api.session import connection
 
 if TYPE_CHECKING:
@@ -117,10 +116,10 @@ def connect(args: argparse.Namespace) -> Cluster:
     """Connect to the cluster that the arguments mean."""
     found = find(args)
     quiet_libraries()
-    with cli_signals.blocked_termination():
+    with blocked_termination():
         connection.join_ray(found.address)
         # Only now: joining Ray installs its own handlers.
-        cli_signals.end_in_order()
+        end_in_order()
     from oncelog.api import client
 
     return client.connect(found.address)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from oncelog.api.cli.output import CliError, describe_error
+from oncelog.api.cli.terminal import CliError, describe_error
 from oncelog.api.session import connection
 from oncelog.storage.exceptions import OncelogError
 

@@ -16,31 +16,32 @@ from typing import Final
 
 from oncelog import __version__
 from oncelog.actors.process.ray_environment import keep_output_clean
-from oncelog.api.cli import accept_cut as cli_accept_cut
-from oncelog.api.cli import broker_id as cli_broker_id
 from oncelog.api.cli import cluster as cli_cluster
-from oncelog.api.cli import dump as cli_dump
+from oncelog.api.cli import data_directory as cli_data_directory
 from oncelog.api.cli import groups as cli_groups
-from oncelog.api.cli import jobs as cli_jobs
 from oncelog.api.cli import metrics as cli_metrics
 from oncelog.api.cli import records as cli_records
-from oncelog.api.cli import replicas as cli_replicas
-from oncelog.api.cli import signals as cli_signals
 from oncelog.api.cli import status as cli_status
 from oncelog.api.cli import topics as cli_topics
 from oncelog.api.cli import transactions as cli_transactions
-from oncelog.api.cli.arguments import (
+from oncelog.api.cli.connect import add_cluster_arguments
+from oncelog.api.cli.terminal import (
     INT64_MAX,
+    PROGRAM,
+    STATUS_BROKEN_PIPE,
+    STATUS_INTERRUPTED,
+    CliError,
     Commands,
+    EndedBySignal,
     Parser,
     add_actions,
     add_command,
     add_json,
     add_repeated,
+    end_at_once,
+    report,
     whole_number,
 )
-from oncelog.api.cli.connect import add_cluster_arguments
-from oncelog.api.cli.output import PROGRAM, STATUS_BROKEN_PIPE, STATUS_INTERRUPTED, CliError, report
 from oncelog.storage.model import TOPIC_PARTITIONS_MAX, IsolationLevel
 
 DEMO_MODULE: Final = "oncelog.examples.flights.demo"
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of the output is gone: nothing more can be written, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return STATUS_BROKEN_PIPE
-    except cli_signals.EndedBySignal as ended:
+    except EndedBySignal as ended:
         verb = "interrupted" if ended.number == signal.SIGINT else "terminated"
         sys.stderr.write(f"{PROGRAM}: {verb}\n")
         return ended.status
@@ -70,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         return report(error)
     finally:
-        cli_signals.end_at_once()
+        end_at_once()
     return status
 
 
@@ -98,10 +99,10 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_cluster_commands(commands)
     _add_topic_commands(commands)
-    cli_replicas.add_commands(commands)
+    cli_topics.add_replica_commands(commands)
     _add_record_commands(commands)
     cli_groups.add_commands(commands)
-    cli_jobs.add_commands(commands)
+    cli_groups.add_job_commands(commands)
     cli_transactions.add_commands(commands)
     cli_metrics.add_commands(commands)
     _add_rotate_key(commands)
@@ -282,7 +283,7 @@ def _add_dump(commands: Commands) -> None:
         commands,
         "dump",
         "Show what the files of a log say, also while it runs; nothing is changed.",
-        cli_dump.dump,
+        cli_data_directory.dump,
     )
     dump.add_argument("path", metavar="PATH", help="a data directory, a partition's, or a file")
     dump.add_argument("--deep", action="store_true", help="the records as well")
@@ -299,7 +300,7 @@ def _add_accept_cut(commands: Commands) -> None:
         commands,
         "accept-cut",
         "Give up the records of a replica that is offline for damage, from an offset on.",
-        cli_accept_cut.accept_cut,
+        cli_data_directory.accept_cut,
     )
     accept.add_argument("directory", metavar="DIRECTORY", help="of the partition, as refused")
     accept.add_argument(
@@ -312,7 +313,7 @@ def _add_broker_id(commands: Commands) -> None:
         commands,
         "broker-id",
         "Print the number of this host's broker, which is chosen once and kept with its data.",
-        cli_broker_id.broker_id,
+        cli_data_directory.broker_id,
     )
     number.add_argument("directory", metavar="DIR", help="the data directory of this host")
     number.add_argument(

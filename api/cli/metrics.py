@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import Final
 
 from oncelog.actors.process.metrics import METRICS, Metric
-from oncelog.api.cli.arguments import Commands, add_actions, add_command, add_json
-from oncelog.api.cli.output import CliError, say, table
-from oncelog.api.monitoring.alerts import ALERTS_FILE, alerts_yaml
-from oncelog.api.monitoring.dashboard import DASHBOARD_FILE, dashboard_json
+from oncelog.api.cli.terminal import (
+    CliError,
+    Commands,
+    add_actions,
+    add_command,
+    add_json,
+    say,
+    table,
+)
+from oncelog.api.monitoring import ALERTS_FILE, DASHBOARD_FILE, alerts_yaml, dashboard_json
 
 HEADINGS: Final = ("metric", "kind", "unit", "tags", "description")
 

@@ -14,8 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from oncelog.api.cli.connect import connect
-from oncelog.api.cli.output import CliError, UsageError, bytes_as_json, is_reader_gone, say, table
-from oncelog.api.cli.signals import EndedBySignal, held
+from oncelog.api.cli.terminal import (
+    CliError,
+    EndedBySignal,
+    UsageError,
+    bytes_as_json,
+    held,
+    is_reader_gone,
+    say,
+    table,
+)
 from oncelog.api.cli.topics import known_topic
 from oncelog.storage.exceptions import (
     CorruptRecordError,

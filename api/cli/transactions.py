@@ -12,22 +12,20 @@ from oncelog.actors.protocol.messages.partition import ProducerDescription
 from oncelog.actors.protocol.messages.transaction import TransactionDescription
 from oncelog.actors.protocol.transaction.state import TransactionState
 from oncelog.api.admin.hanging import HangingTransaction, IncompleteSearchError
-from oncelog.api.cli.arguments import (
+from oncelog.api.cli.connect import add_cluster_arguments, connect
+from oncelog.api.cli.terminal import (
     INT64_MAX,
     Commands,
+    UsageError,
     add_actions,
     add_command,
     add_json,
-    whole_number,
-)
-from oncelog.api.cli.connect import add_cluster_arguments, connect
-from oncelog.api.cli.output import (
-    UsageError,
     bytes_as_json,
     duration_text,
     report,
     say,
     table,
+    whole_number,
 )
 from oncelog.storage.model import TopicPartition
 

@@ -31,12 +31,12 @@ from oncelog.api.records import (
 from oncelog.api.session.event_loop import (
     Blocking,
     LoopThread,
+    ProcessBound,
     blocking,
     close_if_forgotten,
     current_user,
 )
 from oncelog.api.session.offsets import fetch_committed, lag_of, list_offsets
-from oncelog.api.session.process_bound import ProcessBound
 from oncelog.api.session.routing import Router
 from oncelog.storage.exceptions import (
     ClientClosedError,

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from oncelog.api.distributing.write import WriteOptions
-    from oncelog.api.session.context import ClientContext
+    from oncelog.api.session.routing import ClientContext
 
 PLAN_TIMEOUT_MS: Final = 60_000
 

@@ -41,8 +41,7 @@ from oncelog.api.batching.interceptors import InterceptorChain, ProducerRecord
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.core import ProducerCore, check_token
 from oncelog.api.producing.record_sender import RecordSender
-from oncelog.api.session.event_loop import LoopThread, close_if_forgotten
-from oncelog.api.session.process_bound import ProcessBound
+from oncelog.api.session.event_loop import LoopThread, ProcessBound, close_if_forgotten
 from oncelog.api.session.routing import Router
 from oncelog.api.transacting.requests import GroupMetadata
 from oncelog.storage.errors import ErrorCode

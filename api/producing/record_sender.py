@@ -29,8 +29,7 @@ from oncelog.api.producing.partition_sender import (
     SenderContext,
     UntoldFailures,
 )
-from oncelog.api.session.event_loop import cancelled_by_program
-from oncelog.api.session.process_bound import AFTER_FORK
+from oncelog.api.session.event_loop import AFTER_FORK, cancelled_by_program
 from oncelog.api.session.retry import Backoff, BackoffPolicy
 from oncelog.api.session.routing import Router
 from oncelog.api.transacting.enrolment import Enrolment

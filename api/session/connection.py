@@ -1,7 +1,10 @@
 """How a program gets to a cluster: start one, join one that runs, and find it again.
 
 A cluster that ``init`` started leaves ``cluster.json`` in its data directory while it runs, so
-that other programs given the same directory join it.
+that other programs given the same directory join it. A program that joins says what
+it expects of the cluster, and another one is refused.
+
+One file: starting, joining and finding share the data directory, Ray and what is refused.
 """
 
 from __future__ import annotations
@@ -20,9 +23,11 @@ from typing import Any, Final, TypeAlias
 from oncelog.actors.config import (
     DATA_DIR_SEPARATOR,
     DATA_DIRECTORIES_MAX,
+    FOUNDING_SETTINGS,
     ClusterConfig,
     ReplicaConfig,
     build_settings,
+    data_directories,
 )
 from oncelog.actors.interfaces import (
     BROKER_ACTORS,
@@ -41,10 +46,13 @@ from oncelog.actors.process.ray_environment import (
 )
 from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest
 from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
-from oncelog.api.session import ray_probe
-from oncelog.api.session.event_loop import LoopThread
-from oncelog.api.session.process_bound import AFTER_FORK, note_fork, refuse_ray_of_parent
-from oncelog.api.session.ray_head import DelayedStarts, check_dashboard_port, delayed
+from oncelog.api.session.event_loop import AFTER_FORK, LoopThread, note_fork, refuse_ray_of_parent
+from oncelog.api.session.ray_cluster import (
+    DelayedStarts,
+    check_dashboard_port,
+    delayed,
+    ray_cluster_at,
+)
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import ConnectionFailedError, InvalidSettingError
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC, INTERNAL_TOPICS
@@ -156,7 +164,7 @@ def join_ray(address: str) -> None:
     if ray.is_initialized() and address in {"auto", ray_address()}:
         return
     place = _host_and_port(address)
-    cluster = ray_probe.ray_cluster_at(place, address)
+    cluster = ray_cluster_at(place, address)
     if ray.is_initialized():
         if not cluster.endswith(ray_cluster_id()):
             raise ConnectionFailedError(
@@ -494,3 +502,43 @@ async def _are_led(transport: Transport, reply: MetadataReply) -> bool:
         )
     )
     return bool(replicas) and all(replica.takes_writes for replica in replicas)
+
+
+# --- what a program expects -------------------------------------------------------------------
+
+
+def check_data_dirs(metadata: MetadataReply, expected: tuple[Path, ...]) -> None:
+    """Refuse a cluster that keeps its data elsewhere."""
+    found = data_directories(metadata.brokers[0].data_dir)
+    if found != expected:
+        raise ConnectionFailedError(
+            f"a cluster with data_dir={data_dir_text(found)!r} runs here already, so "
+            f"data_dir={data_dir_text(expected)!r} cannot be started: use the same directory, or "
+            "stop the running cluster first"
+        )
+
+
+def check_cluster(metadata: MetadataReply, expected: str | None) -> None:
+    """Refuse another cluster; ``None`` expects none."""
+    if expected not in {None, metadata.cluster_id}:
+        raise ConnectionFailedError(
+            f"cluster {metadata.cluster_id} runs here already, not cluster_id={expected!r}: stop "
+            "it first, or give its id"
+        )
+
+
+def check_settings(metadata: MetadataReply, expected: Mapping[str, Any]) -> None:
+    """Refuse settings that the cluster does not have: it was started with its own."""
+    for name, value in expected.items():
+        found = setting(metadata, name)
+        if str(value) != found:
+            raise InvalidSettingError(
+                f"{name}={value!r} is not what the cluster of {metadata.brokers[0].data_dir} has, "
+                f"which is {found}: leave it out, or stop the cluster and start it with that"
+                + (" in a new directory" if name in FOUNDING_SETTINGS else "")
+            )
+
+
+def setting(metadata: MetadataReply, name: str) -> str:
+    """What the cluster has of one setting of ``ClusterConfig``."""
+    return dict(metadata.settings).get(name, str(getattr(ClusterConfig(), name)))

@@ -23,7 +23,7 @@ from rich.console import Console
 
 import oncelog
 from oncelog import spark_bridge
-from oncelog.api.cli.output import CliError
+from oncelog.api.cli.terminal import CliError
 from oncelog.examples.flights import stream_demo
 from oncelog.examples.flights.brokers import Brokers, why_not
 from oncelog.examples.flights.data import read_flights, read_weather, unpack_flights

@@ -10,7 +10,7 @@ import pytest
 
 from oncelog.actors.process.metrics import METRICS
 from oncelog.api.cli.metrics import kind_text
-from oncelog.api.monitoring.alerts import ALERTS
+from oncelog.api.monitoring import ALERTS
 
 PAGES = (
     "README.md",

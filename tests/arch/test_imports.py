@@ -47,8 +47,7 @@ PROCESSES = (
 """Where actors are put together from the real clock, disk, randomness and environment."""
 CLIENT = (
     "api/processing/actor.py",
-    "api/session/ray_head.py",
-    "api/session/ray_probe.py",
+    "api/session/ray_cluster.py",
     "api/client.py",
     "api/session/connection.py",
     "api/cli/head.py",

@@ -22,8 +22,7 @@ from oncelog.actors.protocol.messages.transaction import Run, Winner
 from oncelog.api.distributing.connection import Connection, PlannedRun
 from oncelog.api.distributing.read import unknown_topic
 from oncelog.api.producing.member import Membership, RunEnd
-from oncelog.api.session.context import ClientContext
-from oncelog.api.session.routing import Router
+from oncelog.api.session.routing import ClientContext, Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import UnknownTopicOrPartitionError
 from oncelog.storage.model import (

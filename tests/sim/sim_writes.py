@@ -23,7 +23,7 @@ from oncelog.api.config import ProducerSettings
 from oncelog.api.distributing.connection import Connection, PlannedRun, WritingSettings
 from oncelog.api.distributing.write import GATHER_BYTES, Connect, DistributedWrite, WriteOptions
 from oncelog.api.producing.member import Membership, TransactionMember
-from oncelog.api.session.context import ClientContext
+from oncelog.api.session.routing import ClientContext
 from oncelog.spark_bridge.connection import driver_process
 from oncelog.spark_bridge.micro_batch_write import MicroBatch, MicroBatchReport, MicroBatchWrite
 from oncelog.storage.model import TopicPartition

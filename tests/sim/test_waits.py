@@ -16,7 +16,7 @@ from sim_process import Client
 from sim_world import World, WorldSettings
 
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
-from oncelog.api.admin.async_admin import AsyncAdmin
+from oncelog.api.admin.admin import AsyncAdmin
 from oncelog.api.consuming.consumer import AsyncConsumer
 from oncelog.api.producing.member import AsyncTransactionMember
 from oncelog.api.producing.producer import AsyncProducer

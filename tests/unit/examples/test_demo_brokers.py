@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from oncelog.api.cli.output import CliError
+from oncelog.api.cli.terminal import CliError
 from oncelog.examples.flights import demo
 from oncelog.examples.flights.faults import FaultInjector, plan_faults, with_node_fault
 

@@ -20,7 +20,7 @@ from oncelog.actors.protocol.messages.transaction import (
     Run,
 )
 from oncelog.actors.protocol.tickets import issue_ticket
-from oncelog.api.admin.async_admin import AsyncAdmin
+from oncelog.api.admin.admin import AsyncAdmin
 from oncelog.api.admin.calls import AdminCalls
 from oncelog.api.admin.hanging import (
     HangingTransaction,

@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from oncelog.api.cli import broker_id
+from oncelog.api.cli import data_directory
 from oncelog.api.cli import main as cli
-from oncelog.api.cli.output import CliError
+from oncelog.api.cli.terminal import CliError
 
 IDENTITY = "version=0\nbroker.id={}\ncluster.id={}\n"
 
@@ -18,7 +18,7 @@ def ask(tmp_path, monkeypatch, capsys):
     """Ask for the number on a host with the address ``own``; exit status and what was printed."""
 
     def answer(own, head="10.0.0.1", directory=tmp_path / "log"):
-        monkeypatch.setattr(broker_id, "addresses", lambda name: (own, name))
+        monkeypatch.setattr(data_directory, "addresses", lambda name: (own, name))
         options = [] if head is None else ["--head", head]
         status = cli.main(["broker-id", str(directory), *options])
         printed = capsys.readouterr()
@@ -117,7 +117,7 @@ def test_directory_that_cannot_be_made_is_an_error(ask, tmp_path):
 
 
 def test_own_address_is_that_on_the_way_to_the_head():
-    assert broker_id.addresses("127.0.0.1") == ("127.0.0.1", "127.0.0.1")
+    assert data_directory.addresses("127.0.0.1") == ("127.0.0.1", "127.0.0.1")
 
 
 def test_head_whose_name_nobody_knows_is_named(monkeypatch):
@@ -126,4 +126,4 @@ def test_head_whose_name_nobody_knows_is_named(monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     with pytest.raises(CliError, match=r"'nowhere' \(Name or service not known\)"):
-        broker_id.addresses("nowhere")
+        data_directory.addresses("nowhere")

@@ -11,8 +11,8 @@ import pytest
 
 from oncelog.api import client
 from oncelog.api.cli import connect as cli_connect
-from oncelog.api.cli import signals as cli_signals
-from oncelog.api.cli.output import CliError
+from oncelog.api.cli import terminal as cli_terminal
+from oncelog.api.cli.terminal import CliError
 from oncelog.api.session import connection
 
 
@@ -149,7 +149,7 @@ def test_whoever_is_connected_ends_in_order_whatever_handlers_ray_has_set(listen
     monkeypatch.setattr(connection, "join_ray", join_ray)
     monkeypatch.setattr(client, "connect", connect)
     try:
-        with pytest.raises(cli_signals.EndedBySignal):
+        with pytest.raises(cli_terminal.EndedBySignal):
             cli_connect.connect(arguments(listener))
     finally:
         for number, handler in known.items():

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from oncelog.api.cli import head
-from oncelog.api.cli.output import CliError
+from oncelog.api.cli.terminal import CliError
 from oncelog.api.session import connection
 from oncelog.storage.exceptions import InvalidSettingError, NetworkError, NotControllerError
 

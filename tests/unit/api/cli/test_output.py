@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from oncelog.api.cli import output as cli_output
-from oncelog.api.cli.output import CliError, UsageError, describe_error, report, table
+from oncelog.api.cli import terminal as cli_terminal
+from oncelog.api.cli.terminal import CliError, UsageError, describe_error, report, table
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     ConnectionFailedError,
@@ -103,4 +103,4 @@ def test_a_table_without_rows_is_its_headings():
     ],
 )
 def test_sizes_are_written_for_people(size_bytes, text):
-    assert cli_output.size_text(size_bytes) == text
+    assert cli_terminal.size_text(size_bytes) == text

@@ -18,7 +18,7 @@ import pytest
 from oncelog.actors.protocol.messages.cluster import MetadataReply, PartitionMetadata, TopicMetadata
 from oncelog.api.cli import main as cli
 from oncelog.api.cli import records as cli_records
-from oncelog.api.cli import signals as cli_signals
+from oncelog.api.cli import terminal as cli_terminal
 from oncelog.api.records import ConsumerRecord
 from oncelog.storage.exceptions import (
     CorruptRecordError,
@@ -186,7 +186,7 @@ def type_in(monkeypatch):
 def strike():
     """Sends a signal to this process, where a command takes it as it does once it is connected."""
     known = {number: signal.getsignal(number) for number, _ in SIGNALS}
-    cli_signals.end_in_order()
+    cli_terminal.end_in_order()
     yield signal.raise_signal
     for number, handler in known.items():
         signal.signal(number, handler)

@@ -16,10 +16,9 @@ from oncelog.actors.protocol.messages.cluster import (
 )
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply
 from oncelog.api.cli import main as cli
-from oncelog.api.cli import replicas as cli_replicas
 from oncelog.api.cli import status as cli_status
 from oncelog.api.cli import topics as cli_topics
-from oncelog.api.cli.output import describe_error
+from oncelog.api.cli.terminal import describe_error
 from oncelog.storage.exceptions import (
     BrokerNotAvailableError,
     IneligibleReplicaError,
@@ -81,8 +80,7 @@ class Cluster:
 @pytest.fixture
 def cluster(monkeypatch):
     cluster = Cluster()
-    for module in (cli_replicas, cli_topics):
-        monkeypatch.setattr(module, "connect", lambda args: cluster)
+    monkeypatch.setattr(cli_topics, "connect", lambda args: cluster)
     return cluster
 
 

@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from oncelog.api.cli import signals as cli_signals
-from oncelog.api.cli.signals import EndedBySignal
+from oncelog.api.cli import terminal as cli_terminal
+from oncelog.api.cli.terminal import EndedBySignal
 
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 PREAMBLE = (
     "import signal, sys\n"
-    "from oncelog.api.cli import main as cli, signals as cli_signals, status as cli_status\n"
-    "cli_signals.end_in_order()\n"
+    "from oncelog.api.cli import main as cli, terminal as cli_terminal, status as cli_status\n"
+    "cli_terminal.end_in_order()\n"
     "def strike(): signal.raise_signal(int(sys.argv[1]))\n"
 )
 
@@ -33,7 +33,7 @@ def program(code, number):
 
 @pytest.fixture(autouse=True)
 def _own_handlers():
-    known = {number: signal.getsignal(number) for number in cli_signals.STOP_SIGNALS}
+    known = {number: signal.getsignal(number) for number in cli_terminal.STOP_SIGNALS}
     yield
     for number, handler in known.items():
         signal.signal(number, handler)
@@ -41,7 +41,7 @@ def _own_handlers():
 
 @pytest.mark.parametrize(("number", "status"), SIGNALS)
 def test_the_first_signal_is_raised_with_its_exit_status(number, status):
-    cli_signals.end_in_order()
+    cli_terminal.end_in_order()
     with pytest.raises(EndedBySignal) as caught:
         signal.raise_signal(number)
     assert caught.value.status == status
@@ -49,12 +49,12 @@ def test_the_first_signal_is_raised_with_its_exit_status(number, status):
 
 @pytest.mark.parametrize(("number", "status"), SIGNALS)
 def test_what_is_held_ends_first(number, status):
-    cli_signals.end_in_order()
+    cli_terminal.end_in_order()
     ended = []
 
     def work():
-        with cli_signals.held():
-            with cli_signals.held():
+        with cli_terminal.held():
+            with cli_terminal.held():
                 signal.raise_signal(number)
                 ended.append("inner")
             ended.append("outer")
@@ -65,10 +65,10 @@ def test_what_is_held_ends_first(number, status):
 
 
 def test_a_block_that_fails_tells_its_failure_and_not_the_signal():
-    cli_signals.end_in_order()
+    cli_terminal.end_in_order()
 
     def work():
-        with cli_signals.held():
+        with cli_terminal.held():
             signal.raise_signal(signal.SIGTERM)
             raise ValueError("mine")
 
@@ -78,7 +78,7 @@ def test_a_block_that_fails_tells_its_failure_and_not_the_signal():
 
 @pytest.mark.parametrize(("number", "_"), SIGNALS)
 def test_a_second_signal_ends_it_at_once_whatever_is_held(number, _):
-    code = "with cli_signals.held():\n    strike(); print('held', flush=True); strike()\n"
+    code = "with cli_terminal.held():\n    strike(); print('held', flush=True); strike()\n"
     assert program(code, number) == (-number, "held\n", "")
 
 
@@ -98,7 +98,7 @@ def test_a_command_that_a_signal_ends_says_so_in_one_line(number, status, word):
 
 def test_termination_waits_while_ray_is_joined():
     code = (
-        "with cli_signals.blocked_termination():\n"
+        "with cli_terminal.blocked_termination():\n"
         "    strike(); print('joined', flush=True)\n"
         "print('not reached')\n"
     )

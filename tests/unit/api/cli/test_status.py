@@ -21,8 +21,8 @@ from oncelog.actors.protocol.messages.cluster import (
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply
 from oncelog.actors.protocol.messages.replication import DescribeVoterReply, DescribeVoterRequest
 from oncelog.api.cli import status as cli_status
-from oncelog.api.cli.conditions import CONDITIONS, Finding
-from oncelog.api.cli.output import describe_error
+from oncelog.api.cli.status import CONDITIONS, Finding
+from oncelog.api.cli.terminal import describe_error
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 

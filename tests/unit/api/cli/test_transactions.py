@@ -12,7 +12,7 @@ from oncelog.actors.protocol.messages.transaction import TransactionDescription,
 from oncelog.api.admin.hanging import HangingTransaction, IncompleteSearchError
 from oncelog.api.cli import main as cli
 from oncelog.api.cli import transactions as cli_transactions
-from oncelog.api.cli.output import duration_text
+from oncelog.api.cli.terminal import duration_text
 from oncelog.storage.exceptions import InvalidTxnStateError, TransactionalIdNotFoundError
 from oncelog.storage.model import TopicPartition
 

@@ -11,7 +11,7 @@ import pytest
 from oncelog.actors.process.metrics import CLIENT_OUTAGES, Metric
 from oncelog.actors.protocol.messages.group import OffsetFetchRequest
 from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
-from oncelog.api.session.outages import OUTAGE_S, Outage, Outages
+from oncelog.api.session.routing import OUTAGE_S, Outage, Outages
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 

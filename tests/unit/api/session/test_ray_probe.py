@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from oncelog.api.session import ray_probe
+from oncelog.api.session import ray_cluster
 from oncelog.storage.exceptions import ConnectionFailedError
 
 
@@ -16,8 +16,8 @@ def test_an_error_names_what_was_given_and_what_was_called() -> None:
         closed.bind(("127.0.0.1", 0))
         called = f"127.0.0.1:{closed.getsockname()[1]}"
         with pytest.raises(ConnectionFailedError) as raised:
-            ray_probe.ray_cluster_at(called, "localhost:1")
+            ray_cluster.ray_cluster_at(called, "localhost:1")
         assert f"address='localhost:1', which Ray takes for {called}, (" in str(raised.value)
         with pytest.raises(ConnectionFailedError) as raised:
-            ray_probe.ray_cluster_at(called, called)
+            ray_cluster.ray_cluster_at(called, called)
         assert "which Ray takes for" not in str(raised.value)

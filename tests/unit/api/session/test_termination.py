@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import ray
 
-from oncelog.api.session import connection, ray_probe
+from oncelog.api.session import connection
 from oncelog.storage.exceptions import ConnectionFailedError
 
 
@@ -42,7 +42,7 @@ def init(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
 
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray_probe, "ray_cluster_at", lambda *_: "cluster")
+    monkeypatch.setattr(connection, "ray_cluster_at", lambda *_: "cluster")
     monkeypatch.setattr(connection, "prepare_to_start", lambda: None)
     monkeypatch.setattr(connection, "prepare_to_join", lambda: None)
     return errors

@@ -20,7 +20,7 @@ from partition_files import (
 from partition_logs import flip
 from transactional_logs import TransactionalLog
 
-from oncelog.api.cli.dump import VERIFY_ATTEMPTS_MAX
+from oncelog.api.cli.data_directory import VERIFY_ATTEMPTS_MAX
 from oncelog.storage.disk.file_system import ReadOnlyFileSystem
 from oncelog.storage.log.partition import LogSettings
 from oncelog.storage.records.layout import HEADER_BYTES

@@ -1,4 +1,7 @@
-"""What the command line prints: tables, numbers, and every error as one line.
+"""A command and its terminal: arguments, what is printed, errors of one line, and signals.
+
+Arguments are refused with one line that says what is wrong, and numbers are within their limits.
+SIGINT and SIGTERM end a command in order while it works, and a second one ends it at once.
 
 An error line reads ``oncelog: <what> — <what to do>``. Messages of the library carry both halves,
 joined by a colon or a semicolon; what has no advice of its own gets one by the class of its code.
@@ -6,14 +9,18 @@ joined by a colon or a semicolon; what has no advice of its own gets one by the 
 
 from __future__ import annotations
 
+import argparse
 import base64
+import contextlib
 import os
 import re
 import select
+import signal
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import FrameType
+from typing import Final, NoReturn, TypeAlias
 
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import InvalidSettingError, OncelogError
@@ -220,3 +227,149 @@ def _cell(value: object) -> str:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+# --- arguments --------------------------------------------------------------------------------
+
+INT32_MAX: Final = 2**31 - 1
+INT64_MAX: Final = 2**63 - 1
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the arguments."""
+        raise UsageError(message, f"see `{self.prog} --help`")
+
+
+def whole_number(minimum: int, maximum: int = INT32_MAX) -> Callable[[str], int]:
+    """An argument type: a number from ``minimum`` to ``maximum``, both inclusive."""
+
+    def parse(text: str) -> int:
+        number = int(text) if text.lstrip("-").isdecimal() else minimum - 1
+        if not minimum <= number <= maximum:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a whole number from {minimum} to {maximum}"
+            )
+        return number
+
+    return parse
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
+
+
+def add_actions(commands: Commands, name: str, text: str) -> Commands:
+    """Add a command of this name, described by ``text``, that has actions of its own."""
+    parser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    return parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+
+def add_repeated(parser: argparse.ArgumentParser, name: str, metavar: str, text: str) -> None:
+    """Add an option that may be given more than once."""
+    text = f"{text}; may be given more than once"
+    parser.add_argument(name, action="append", default=[], metavar=metavar, help=text)
+
+
+def add_json(*parsers: argparse.ArgumentParser) -> None:
+    """Add ``--json`` to each of ``parsers``."""
+    for parser in parsers:
+        parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def add_command(
+    commands: Commands,
+    name: str,
+    text: str,
+    run: Callable[[argparse.Namespace], int],
+) -> argparse.ArgumentParser:
+    """Add a command of this name, described by ``text``, that calls ``run``."""
+    parser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    parser.set_defaults(run=run)
+    return parser
+
+
+# --- signals ----------------------------------------------------------------------------------
+
+STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+STATUS_BASE: Final = 128
+"""What shells add to the number of the signal that ended a program."""
+
+
+class EndedBySignal(KeyboardInterrupt):
+    """A signal asks the command to end. No ``Exception``, so that it is not taken for a failure."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+    @property
+    def status(self) -> int:
+        """The exit status that shells expect."""
+        return STATUS_BASE + self.number
+
+
+class _OrderlyEnd:
+    """Raises the first signal where the program is, unless that is held just then."""
+
+    def __init__(self) -> None:
+        self._is_ours = False
+        self._holders = 0
+        self._held: int | None = None
+
+    def begin(self) -> None:
+        """From now on the first signal raises ``EndedBySignal`` in the main thread."""
+        self._is_ours = True
+        self._held = None
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._handle)
+
+    def end(self) -> None:
+        """From now on a signal ends the process at once and silently, if ``begin`` was called.
+
+        For the work left at exit, which must not show a traceback either.
+        """
+        if self._is_ours:
+            self._is_ours = False
+            for number in STOP_SIGNALS:
+                signal.signal(number, signal.SIG_DFL)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold a signal that arrives in the block until its end."""
+        self._holders += 1
+        try:
+            yield
+        finally:
+            self._holders -= 1
+        if self._held is not None and not self._holders:
+            self._raise(self._held)
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        self.end()
+        if self._holders:
+            self._held = number
+        else:
+            self._raise(number)
+
+    def _raise(self, number: int) -> NoReturn:
+        self._held = None
+        raise EndedBySignal(number)
+
+
+_orderly_end: Final = _OrderlyEnd()
+end_in_order: Final = _orderly_end.begin
+end_at_once: Final = _orderly_end.end
+held: Final = _orderly_end.held
+
+
+@contextlib.contextmanager
+def blocked_termination() -> Iterator[None]:
+    """Hold SIGTERM until the end of the block: Ray would print a stack trace while it joins."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

@@ -10,8 +10,7 @@ import yaml
 from oncelog.actors.process.metrics import METRICS, Kind
 from oncelog.actors.rpc.message_codec import REQUESTS
 from oncelog.actors.transactions.completions import EndStep
-from oncelog.api.monitoring.alerts import ALERTS, FAILURES, alerts_yaml
-from oncelog.api.monitoring.dashboard import COLUMNS, dashboard_json
+from oncelog.api.monitoring import ALERTS, COLUMNS, FAILURES, alerts_yaml, dashboard_json
 
 TAGS_OF = {name: metric.tags for metric in METRICS for name in metric.exported_names} | {
     metric.exported_names[0]: (*metric.tags, "le")

@@ -1,0 +1,702 @@
+"""What Grafana shows and Prometheus warns of: dashboard and alert rules, made from the metrics.
+
+Nothing here names a metric but through a *query*, so none is named that does not exist. A process
+that was restarted leaves its gauges behind for seconds, so of several the highest counts, or the
+lowest; its counters stay, and are summed as rates.
+
+The *dashboard* has the form that Ray writes its own in, so that Grafana loads them alike: Ray's
+variables ``datasource`` and ``SessionName``, and one for topics. Its panels are one table, in the
+order in which an operator looks; they are two in a row under their headings, and their numbers
+depend on their order only. The *alerts* are what an operator should be told without looking.
+
+One file: two tables about the same metrics, by the same queries, and how each is written out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from oncelog.actors.process import metrics as m
+from oncelog.actors.process.metrics import DIRECTORY_TAGS, REPLICA_OFFLINE, TAGS, Kind, Metric
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import CLUSTER_METADATA_TOPIC
+
+# --- queries ----------------------------------------------------------------------------------
+
+REPLICA: Final = TAGS
+DIRECTORY: Final = DIRECTORY_TAGS
+PARTITION: Final = TAGS[:2]
+"""What is asked of a partition is answered by whichever replica has the highest value."""
+
+RATE_WINDOW: Final = "2m"
+"""Over which a rate is taken: many exports, which are 10 s apart, and scrapes."""
+
+
+def highest(metric: Metric, *by: str, where: str = "") -> str:
+    """The highest value of a gauge for each combination of the tags ``by``."""
+    return f"max by ({', '.join(by)}) ({_series(metric, where)})"
+
+
+def lowest(metric: Metric, *by: str, where: str = "") -> str:
+    """The lowest value of a gauge."""
+    return f"min by ({', '.join(by)}) ({_series(metric, where)})"
+
+
+def rate(metric: Metric, *by: str, where: str = "", window: str = RATE_WINDOW) -> str:
+    """By how much a counter grows in a second; of a histogram, how many values there are."""
+    return f"sum by ({', '.join(by)}) (rate({_series(metric, where)}[{window}]))"
+
+
+def quantile(share: float, metric: Metric, *by: str, where: str = "") -> str:
+    """The value that this share of a histogram's values does not exceed."""
+    bucket = f"{metric.exported_names[0]}{_selector(where)}"
+    buckets = f"sum by ({', '.join((*by, 'le'))}) (rate({bucket}[{RATE_WINDOW}]))"
+    return f"histogram_quantile({share}, {buckets})"
+
+
+def highest_lately(metric: Metric, *by: str, where: str = "", window: str) -> str:
+    """The highest value that a gauge has had in the last ``window``, also if it is gone now."""
+    return f"max by ({', '.join(by)}) (max_over_time({_series(metric, where)}[{window}]))"
+
+
+def _series(metric: Metric, where: str) -> str:
+    """Its gauge or counter; of a histogram, that of the count."""
+    is_histogram = metric.kind is Kind.HISTOGRAM
+    return metric.exported_names[2 if is_histogram else 0] + _selector(where)
+
+
+def _selector(where: str) -> str:
+    return f"{{{where}}}" if where else ""
+
+
+# --- panels -----------------------------------------------------------------------------------
+
+SESSION: Final = 'SessionName=~"$SessionName"'
+TOPIC: Final = f'{SESSION}, topic=~"$Topic"'
+CALLEE: Final = f'{SESSION}, side="callee"'
+CALLER: Final = f'{SESSION}, side="caller"'
+
+REPLICA_LEGEND: Final = "{{topic}}-{{partition}} at broker {{broker}}"
+PARTITION_LEGEND: Final = "{{topic}}-{{partition}}"
+BROKER_LEGEND: Final = "broker {{broker}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One picture: what is asked, with the legend of each answer. ``unit`` is one of Grafana's."""
+
+    title: str
+    description: str
+    unit: str
+    targets: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Panels under one heading."""
+
+    title: str
+    panels: tuple[Panel, ...]
+
+
+def _per_partition(title: str, metric: Metric, unit: str = "short") -> Panel:
+    query = highest(metric, *PARTITION, where=TOPIC)
+    return Panel(title, metric.description, unit, ((query, PARTITION_LEGEND),))
+
+
+def _by_topic(title: str, metric: Metric, unit: str) -> Panel:
+    query = rate(metric, "topic", where=TOPIC)
+    return Panel(title, metric.description, unit, ((query, "{{topic}}"),))
+
+
+def _by_broker(title: str, metric: Metric, unit: str = "short") -> Panel:
+    """A gauge of the controller's."""
+    query = highest(metric, "broker", where=SESSION)
+    return Panel(title, metric.description, unit, ((query, BROKER_LEGEND),))
+
+
+def _per_broker(title: str, unit: str, *metrics: tuple[Metric, str]) -> Panel:
+    """Counters, in sum over the partitions of each broker."""
+    targets = tuple(
+        (rate(metric, "broker", where=SESSION), f"{name}{BROKER_LEGEND}")
+        for metric, name in metrics
+    )
+    return Panel(title, " ".join(metric.description for metric, _ in metrics), unit, targets)
+
+
+def _duration(title: str, metric: Metric, *by: str, where: str = SESSION) -> Panel:
+    legend = " ".join(f"{{{{{tag}}}}}" for tag in by)
+    targets = tuple(
+        (quantile(share, metric, *by, where=where), f"{name} {legend}")
+        for share, name in ((0.5, "median"), (0.99, "99 %"))
+    )
+    return Panel(title, metric.description, "ms", targets)
+
+
+_EPOCH: Final = highest(m.LEADER_EPOCH, *PARTITION, where=TOPIC)
+
+HEALTH: Final = Row(
+    "Health",
+    (
+        Panel(
+            "Offline replicas",
+            m.REPLICA_OFFLINE.description,
+            "short",
+            ((f"{highest(m.REPLICA_OFFLINE, *REPLICA, where=TOPIC)} > 0", REPLICA_LEGEND),),
+        ),
+        Panel(
+            "Replicas whose disk refuses",
+            m.DISK_REFUSING.description,
+            "short",
+            ((highest(m.DISK_REFUSING, *REPLICA, where=TOPIC), REPLICA_LEGEND),),
+        ),
+        Panel(
+            "Damaged places",
+            m.DAMAGED_PLACE_COUNT.description,
+            "short",
+            ((f"{highest(m.DAMAGED_PLACE_COUNT, *REPLICA, where=TOPIC)} > 0", REPLICA_LEGEND),),
+        ),
+        Panel(
+            "Disk left",
+            m.DISK_FREE_BYTES.description,
+            "bytes",
+            (
+                (
+                    lowest(m.DISK_FREE_BYTES, *DIRECTORY, where=SESSION),
+                    "broker {{broker}}, {{directory}}",
+                ),
+                (
+                    highest(m.DISK_SIZE_BYTES, *DIRECTORY, where=SESSION),
+                    "size, broker {{broker}}, {{directory}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Offline data directories",
+            m.OFFLINE_DIRECTORY.description,
+            "short",
+            (
+                (
+                    highest(m.OFFLINE_DIRECTORY, *DIRECTORY, where=SESSION),
+                    "broker {{broker}}, {{directory}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Errors of calls per second",
+            m.CALL_ERRORS.description,
+            "ops",
+            ((rate(m.CALL_ERRORS, "method", "error", where=CALLER), "{{method}}: {{error}}"),),
+        ),
+        Panel(
+            "Outages told by clients",
+            m.CLIENT_OUTAGES.description,
+            "ops",
+            ((rate(m.CLIENT_OUTAGES, "what", where=SESSION), "{{what}}"),),
+        ),
+        Panel(
+            "Cut by the last start",
+            m.CUT_BYTES.description,
+            "bytes",
+            ((f"{highest(m.CUT_BYTES, *REPLICA, where=TOPIC)} > 0", REPLICA_LEGEND),),
+        ),
+        Panel(
+            "Elections",
+            "By how much the leader epoch rose in ten minutes.",
+            "short",
+            ((f"{_EPOCH} - min_over_time(({_EPOCH})[10m:30s]) > 0", PARTITION_LEGEND),),
+        ),
+    ),
+)
+
+REPLICATION: Final = Row(
+    "Replication",
+    (
+        _per_partition("Under-replicated partitions", m.UNDER_REPLICATED),
+        _per_partition("Partitions under min_insync_replicas", m.UNDER_MIN_ISR),
+        _by_broker("Partitions without a leader", m.OFFLINE_PARTITION_COUNT),
+        _by_broker("Fenced brokers", m.BROKER_FENCED),
+        _per_partition("Records that a follower lacks", m.REPLICATION_LAG),
+        _per_partition("A follower is behind by", m.REPLICATION_LAG_MS, "ms"),
+        _per_broker("Bytes copied in per second", "Bps", (m.REPLICATED_BYTES, "")),
+        _per_broker("Bytes copied out per second", "Bps", (m.PUSHED_BYTES, "")),
+        _per_broker(
+            "Changes of the ISR per second",
+            "ops",
+            (m.ISR_SHRINKS, "lost, "),
+            (m.ISR_EXPANDS, "gained, "),
+        ),
+        _per_broker("Logs cut by followers per second", "ops", (m.FOLLOWER_CUTS, "")),
+        _per_broker(
+            "Leaders elected per second", "ops", (m.LEADER_ELECTIONS, "by the controller at ")
+        ),
+        _by_broker("Partitions being moved", m.REASSIGNMENT_COUNT),
+    ),
+)
+
+_METADATA: Final = f'{SESSION}, topic="{CLUSTER_METADATA_TOPIC}"'
+
+CONTROLLER: Final = Row(
+    "Controller",
+    (
+        Panel(
+            "Voters of its log",
+            f"{m.VOTER_COUNT.description} {m.LAGGING_VOTER_COUNT.description}",
+            "short",
+            (
+                (highest(m.VOTER_COUNT, "broker", where=SESSION), "all, as {{broker}} says"),
+                (highest(m.LAGGING_VOTER_COUNT, "broker", where=SESSION), "behind"),
+            ),
+        ),
+        Panel(
+            "Epoch",
+            "In which the controller leads its log, and on which broker it runs.",
+            "short",
+            ((highest(m.LEADER_EPOCH, "broker", where=_METADATA), BROKER_LEGEND),),
+        ),
+        _by_broker("Records that a voter lacks", m.VOTER_LAG),
+        _by_broker("A voter is behind by", m.VOTER_LAG_MS, "ms"),
+    ),
+)
+
+TRAFFIC: Final = Row(
+    "Traffic",
+    (
+        _by_topic("Bytes in per second", m.APPENDED_BYTES, "Bps"),
+        _by_topic("Records in per second", m.APPENDED_RECORDS, "ops"),
+        _by_topic("Bytes out per second", m.FETCHED_BYTES, "Bps"),
+        _by_topic("Records out per second", m.FETCHED_RECORDS, "ops"),
+    ),
+)
+
+LATENCY: Final = Row(
+    "Latency",
+    (
+        _duration("Produce", m.CALL_DURATION_MS, "side", where=f'{SESSION}, method="produce"'),
+        _duration("Fetch", m.CALL_DURATION_MS, "side", where=f'{SESSION}, method="fetch"'),
+        _duration("Commit and abort, by step", m.TRANSACTION_END_DURATION_MS, "step"),
+        _duration(
+            "Commit and abort, whole",
+            m.CALL_DURATION_MS,
+            "side",
+            where=f'{SESSION}, method="end_txn"',
+        ),
+        _duration("Sync", m.SYNC_DURATION_MS, "broker"),
+        Panel(
+            "Syncs per second",
+            m.SYNC_DURATION_MS.description,
+            "ops",
+            ((rate(m.SYNC_DURATION_MS, "broker", where=SESSION), "broker {{broker}}"),),
+        ),
+    ),
+)
+
+TRANSACTIONS: Final = Row(
+    "Transactions",
+    (
+        _per_partition("Open transactions", m.OPEN_TRANSACTION_COUNT),
+        _per_partition("Oldest open transaction", m.OLDEST_OPEN_TRANSACTION_AGE_MS, "ms"),
+        _per_partition("Late transactions", m.LATE_TRANSACTION_COUNT),
+        _per_partition("Records held back", m.LAST_STABLE_OFFSET_LAG),
+        Panel(
+            "Transactional ids",
+            m.TRANSACTIONAL_ID_COUNT.description,
+            "short",
+            (
+                (f"sum({highest(m.TRANSACTIONAL_ID_COUNT, *PARTITION, where=SESSION)})", "known"),
+                (
+                    f"sum({highest(m.ACTIVE_TRANSACTIONAL_ID_COUNT, *PARTITION, where=SESSION)})",
+                    "active",
+                ),
+            ),
+        ),
+        _per_partition("Producers", m.PRODUCER_ID_COUNT),
+    ),
+)
+
+LOGS: Final = Row(
+    "Logs",
+    (
+        _per_partition("Size", m.LOG_SIZE_BYTES, "bytes"),
+        _per_partition("Segments", m.SEGMENT_COUNT),
+        _per_partition("Last stable offset", m.LAST_STABLE_OFFSET),
+        _per_partition("Records not committed", m.HIGH_WATERMARK_LAG),
+        _per_partition("Leader epoch", m.LEADER_EPOCH),
+        Panel(
+            "Consumer lag",
+            m.CONSUMER_LAG.description,
+            "short",
+            (
+                (
+                    highest(m.CONSUMER_LAG, *m.GROUP_TAGS, where=TOPIC),
+                    "{{group}}: {{topic}}-{{partition}}",
+                ),
+            ),
+        ),
+    ),
+)
+
+CALLS: Final = Row(
+    "Calls",
+    (
+        Panel(
+            "Calls per second",
+            m.CALLS.description,
+            "ops",
+            ((rate(m.CALLS, "method", where=CALLEE), "{{method}}"),),
+        ),
+        Panel(
+            "99 % of calls took at most",
+            m.CALL_DURATION_MS.description,
+            "ms",
+            ((quantile(0.99, m.CALL_DURATION_MS, "method", where=CALLEE), "{{method}}"),),
+        ),
+        Panel(
+            "Requests",
+            m.CALL_REQUEST_BYTES.description,
+            "Bps",
+            ((rate(m.CALL_REQUEST_BYTES, "method", where=CALLEE), "{{method}}"),),
+        ),
+        Panel(
+            "Replies",
+            m.CALL_REPLY_BYTES.description,
+            "Bps",
+            ((rate(m.CALL_REPLY_BYTES, "method", where=CALLEE), "{{method}}"),),
+        ),
+    ),
+)
+
+ROWS: Final = (HEALTH, REPLICATION, CONTROLLER, TRAFFIC, LATENCY, TRANSACTIONS, LOGS, CALLS)
+
+
+# --- dashboard --------------------------------------------------------------------------------
+
+DASHBOARD_FILE: Final = "oncelog_grafana_dashboard.json"
+DASHBOARD_UID: Final = "oncelogDashboard"
+"""Part of the dashboard's address in Grafana."""
+
+COLUMNS: Final = 24
+"""How wide Grafana's grid is."""
+
+PANEL_WIDTH: Final = 12
+PANEL_HEIGHT: Final = 8
+HEADING_HEIGHT: Final = 1
+
+DATA_SOURCE: Final = "${datasource}"
+
+
+def dashboard_json() -> str:
+    """The whole dashboard, as a file to be loaded."""
+    return json.dumps(_dashboard(), indent=2) + "\n"
+
+
+def _dashboard() -> dict[str, Any]:
+    series = REPLICA_OFFLINE.exported_names[0]
+    return {
+        "annotations": {"list": []},
+        "editable": True,
+        "graphTooltip": 1,
+        "links": [],
+        "panels": list(_panels()),
+        "rayMeta": ["supportsFullGrafanaView"],
+        "refresh": "10s",
+        "schemaVersion": 27,
+        "style": "dark",
+        "tags": ["oncelog"],
+        "templating": {
+            "list": [
+                {
+                    "description": "Where Prometheus is.",
+                    "hide": 2,
+                    "name": "datasource",
+                    "query": "prometheus",
+                    "refresh": 1,
+                    "type": "datasource",
+                },
+                _variable("SessionName", f"label_values({series}, SessionName)", is_multi=False),
+                _variable("Topic", f"label_values({series}{{{SESSION}}}, topic)", is_multi=True),
+            ]
+        },
+        "time": {"from": "now-30m", "to": "now"},
+        "timepicker": {},
+        "timezone": "",
+        "title": "oncelog",
+        "uid": DASHBOARD_UID,
+        "version": 1,
+    }
+
+
+def _variable(name: str, query: str, *, is_multi: bool) -> dict[str, Any]:
+    """A choice above the panels, of what the label's values are; at first all of them."""
+    return {
+        "allValue": ".+",
+        "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
+        "datasource": DATA_SOURCE,
+        "definition": query,
+        "hide": 0,
+        "includeAll": True,
+        "multi": is_multi,
+        "name": name,
+        "query": {"query": query, "refId": "StandardVariableQuery"},
+        "refresh": 2,
+        "sort": 1,
+        "type": "query",
+    }
+
+
+def _panels() -> Iterator[dict[str, Any]]:
+    ids = itertools.count(1)
+    top = 0
+    for row in ROWS:
+        yield _heading(row, next(ids), top)
+        top += HEADING_HEIGHT
+        for number, panel in enumerate(row.panels):
+            place = {
+                "h": PANEL_HEIGHT,
+                "w": PANEL_WIDTH,
+                "x": number * PANEL_WIDTH % COLUMNS,
+                "y": top + number * PANEL_WIDTH // COLUMNS * PANEL_HEIGHT,
+            }
+            yield _panel(panel, next(ids), place)
+        top += -(-len(row.panels) * PANEL_WIDTH // COLUMNS) * PANEL_HEIGHT
+
+
+def _heading(row: Row, panel_id: int, top: int) -> dict[str, Any]:
+    return {
+        "collapsed": False,
+        "gridPos": {"h": HEADING_HEIGHT, "w": COLUMNS, "x": 0, "y": top},
+        "id": panel_id,
+        "panels": [],
+        "title": row.title,
+        "type": "row",
+    }
+
+
+def _panel(panel: Panel, panel_id: int, place: dict[str, int]) -> dict[str, Any]:
+    return {
+        "datasource": DATA_SOURCE,
+        "description": panel.description,
+        "fieldConfig": {
+            "defaults": {
+                "custom": {"fillOpacity": 10, "lineWidth": 1, "showPoints": "auto"},
+                "min": 0,
+                "unit": panel.unit,
+            },
+            "overrides": [],
+        },
+        "gridPos": place,
+        "id": panel_id,
+        "options": {
+            "legend": {"calcs": ["lastNotNull", "max"], "displayMode": "table"},
+            "tooltip": {"mode": "multi", "sort": "desc"},
+        },
+        "targets": [
+            {"expr": expression, "legendFormat": legend, "refId": letter}
+            for letter, (expression, legend) in zip("ABCDEFGH", panel.targets, strict=False)
+        ],
+        "title": panel.title,
+        "type": "timeseries",
+    }
+
+
+# --- alerts -----------------------------------------------------------------------------------
+
+ALERTS_FILE: Final = "oncelog_alerts.yml"
+
+DISK_FREE_MIN: Final = 0.1
+"""The part of a disk that should be free."""
+
+FAILED_CALLS_MAX: Final = 0.05
+"""The part of the calls of a method that may fail."""
+
+VOTER_LAG_MAX_MS: Final = 10_000
+"""For how long a voter may lack a part of the controller's log."""
+
+FAILURES: Final = (
+    ErrorCode.UNKNOWN_SERVER_ERROR,
+    ErrorCode.CORRUPT_MESSAGE,
+    ErrorCode.REQUEST_TIMED_OUT,
+    ErrorCode.NETWORK_EXCEPTION,
+    ErrorCode.KAFKA_STORAGE_ERROR,
+)
+"""Codes that are no part of normal operation if they last."""
+
+PARTITION_NAME: Final = "{{ $labels.topic }}-{{ $labels.partition }}"
+REPLICA_NAME: Final = f"{PARTITION_NAME} at broker {{{{ $labels.broker }}}}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """One rule: tell ``summary`` once ``expression`` has had an answer for so long."""
+
+    name: str
+    expression: str
+    lasts: str
+    severity: str
+    summary: str
+    advice: str
+
+
+def _stable_lag() -> str:
+    return highest(m.LAST_STABLE_OFFSET_LAG, *PARTITION)
+
+
+def _failed_calls() -> str:
+    codes = "|".join(code.name for code in FAILURES)
+    failed = rate(m.CALL_ERRORS, "method", where=f'side="caller", error=~"{codes}"', window="5m")
+    made = rate(m.CALLS, "method", where='side="caller"', window="5m")
+    return f"{failed} / {made} > {FAILED_CALLS_MAX}"
+
+
+def _silent(*by: str, where: str) -> str:
+    before = highest_lately(m.REPLICA_OFFLINE, *by, where=where, window="1h")
+    return f"{before} unless {highest(m.REPLICA_OFFLINE, *by, where=where)}"
+
+
+ALERTS: Final = (
+    Alert(
+        name="OncelogReplicaOffline",
+        expression=f"{highest(m.REPLICA_OFFLINE, *REPLICA)} > 0",
+        lasts="1m",
+        severity="critical",
+        summary=f"{REPLICA_NAME} is offline",
+        advice="`oncelog status` tells why; see OPERATIONS, A disk that failed.",
+    ),
+    Alert(
+        name="OncelogDiskRefuses",
+        expression=f"{highest(m.DISK_REFUSING, *REPLICA)} > 0",
+        lasts="30s",
+        severity="critical",
+        summary=f"{REPLICA_NAME} cannot append: its disk refuses",
+        advice="Make room on it: others in sync lead meanwhile; see OPERATIONS, A full disk.",
+    ),
+    Alert(
+        name="OncelogReplicaSilent",
+        expression=_silent(*REPLICA, where=f'topic!="{CLUSTER_METADATA_TOPIC}"'),
+        lasts="2m",
+        severity="warning",
+        summary=f"{REPLICA_NAME} reports no more",
+        advice="Its process is gone or hangs, or its topic was deleted: see `oncelog status`.",
+    ),
+    Alert(
+        name="OncelogControllerSilent",
+        # On whichever broker it is: it moves when a node dies.
+        expression=_silent(*PARTITION, where=f'topic="{CLUSTER_METADATA_TOPIC}"'),
+        lasts="1m",
+        severity="critical",
+        summary="No controller reports",
+        advice="Nobody is elected meanwhile: bring two voters' nodes up; OPERATIONS, Replication.",
+    ),
+    Alert(
+        name="OncelogVoterBehind",
+        expression=f"{highest(m.VOTER_LAG_MS, 'broker')} > {VOTER_LAG_MAX_MS}",
+        lasts="1m",
+        severity="warning",
+        summary="Broker {{ $labels.broker }} lacks a part of the controller's log",
+        advice="Were another voter lost, nothing could be decided: bring this broker back.",
+    ),
+    Alert(
+        name="OncelogOfflinePartition",
+        expression=f"{highest(m.OFFLINE_PARTITION_COUNT, 'broker')} > 0",
+        lasts="1m",
+        severity="critical",
+        summary="{{ $value }} partitions have no leader",
+        advice="Their last in-sync replica is down: bring its broker back; `oncelog status`.",
+    ),
+    Alert(
+        name="OncelogUnderMinIsr",
+        expression=f"{highest(m.UNDER_MIN_ISR, *PARTITION)} > 0",
+        lasts="1m",
+        severity="critical",
+        summary=f"{PARTITION_NAME} takes no writes with acks=all",
+        advice="Too few replicas are in sync: see OPERATIONS, Replication.",
+    ),
+    Alert(
+        name="OncelogUnderReplicated",
+        expression=f"{highest(m.UNDER_REPLICATED, *PARTITION)} > 0",
+        lasts="5m",
+        severity="warning",
+        summary=f"Not all replicas of {PARTITION_NAME} are in sync",
+        advice="A broker is down or slow, or a new replica still copies: see `oncelog status`.",
+    ),
+    Alert(
+        name="OncelogBrokerFenced",
+        expression=f"{highest(m.BROKER_FENCED, 'broker')} > 0",
+        lasts="5m",
+        severity="warning",
+        summary="Broker {{ $labels.broker }} is fenced",
+        advice="Its node is down, hangs or is cut off: it leads nothing until it is heard again.",
+    ),
+    Alert(
+        name="OncelogLateTransaction",
+        expression=f"{highest(m.LATE_TRANSACTION_COUNT, *PARTITION)} > 0",
+        lasts="1m",
+        severity="critical",
+        summary=f"{PARTITION_NAME} has a transaction that does not end",
+        advice="Readers of committed records stop there: `oncelog transactions find-hanging`.",
+    ),
+    Alert(
+        name="OncelogLastStableOffsetLagGrows",
+        expression=f"{_stable_lag()} > 0 and deriv(({_stable_lag()})[10m:1m]) > 0",
+        lasts="15m",
+        severity="warning",
+        summary=f"{PARTITION_NAME} holds back more and more records",
+        advice="A transaction stays open: `oncelog transactions list --state Ongoing`.",
+    ),
+    Alert(
+        name="OncelogDamagedPlace",
+        expression=f"{highest(m.DAMAGED_PLACE_COUNT, *REPLICA)} > 0",
+        lasts="0m",
+        severity="critical",
+        summary=f"Records of {PARTITION_NAME} cannot be read",
+        advice="`oncelog status` tells the offset; see OPERATIONS, Records that cannot be read.",
+    ),
+    Alert(
+        name="OncelogDiskNearlyFull",
+        expression=(
+            f"{lowest(m.DISK_FREE_BYTES, *DIRECTORY)} / {highest(m.DISK_SIZE_BYTES, *DIRECTORY)} "
+            f"< {DISK_FREE_MIN}"
+        ),
+        lasts="5m",
+        severity="warning",
+        summary="The disk of {{ $labels.directory }} of broker {{ $labels.broker }} is nearly full",
+        advice="Make room or shorten retention: a full disk refuses every write.",
+    ),
+    Alert(
+        name="OncelogOfflineDirectory",
+        expression=f"{highest(m.OFFLINE_DIRECTORY, *DIRECTORY)} > 0",
+        lasts="1m",
+        severity="critical",
+        summary="Broker {{ $labels.broker }} cannot use {{ $labels.directory }}",
+        advice="Its replicas there are offline; see OPERATIONS, Several disks.",
+    ),
+    Alert(
+        name="OncelogCallErrors",
+        expression=_failed_calls(),
+        lasts="10m",
+        severity="warning",
+        summary="Calls of {{ $labels.method }} fail",
+        advice="See the codes on the dashboard, and `oncelog status`.",
+    ),
+)
+
+
+def alerts_yaml() -> str:
+    """The rules, as a file that the ``rule_files`` of Prometheus name."""
+    lines = ["groups:", "  - name: oncelog", "    rules:"]
+    for alert in ALERTS:
+        lines += [
+            f"      - alert: {alert.name}",
+            f"        expr: {json.dumps(alert.expression)}",
+            f"        for: {alert.lasts}",
+            "        labels:",
+            f"          severity: {alert.severity}",
+            "        annotations:",
+            f"          summary: {json.dumps(alert.summary)}",
+            f"          description: {json.dumps(alert.advice)}",
+        ]
+    return "\n".join(lines) + "\n"
