@@ -11,7 +11,7 @@ from types import ModuleType
 from crc32c import crc32c
 
 from oncelog.storage.model import NO_LEADER_EPOCH
-from oncelog.storage.records import scan_kernel
+from oncelog.storage.records import compiled
 from oncelog.storage.records.batch import BatchHeader, parse_header
 from oncelog.storage.segments.frames import BatchPlace, check_batches, read_run
 from oncelog.storage.segments.indexes import IndexCount, IndexRun
@@ -65,7 +65,7 @@ class SegmentScan:
 
     def run(self) -> TailDefect:
         """Take all batches up to the end of the file, or to one that is not good: says why."""
-        kernel = scan_kernel.kernel
+        kernel = compiled.kernel
         while True:
             if kernel is not None:
                 self._take_runs(kernel)

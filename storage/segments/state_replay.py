@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import crc32c as _crc32c
 
 from oncelog.storage.model import DUPLICATE_WINDOW_BATCHES, NO_LEADER_EPOCH
-from oncelog.storage.records import scan_kernel
+from oncelog.storage.records import compiled
 from oncelog.storage.records.batch import BatchHeader, parse_header
 from oncelog.storage.segments.frames import LogFile, read_run, sound_batches
 from oncelog.storage.segments.leader_epochs import LeaderEpochPairs, packed_epochs
@@ -41,7 +41,7 @@ def state_batches(
     as far as they are known, are checked, and CorruptDataError names file and position.
     """
     expected, last_epoch = file.base_offset, NO_LEADER_EPOCH
-    kernel, packed = scan_kernel.kernel, packed_epochs(leader_epochs)
+    kernel, packed = compiled.kernel, packed_epochs(leader_epochs)
     while kernel is not None and position < file.size_bytes:
         run = memoryview(read_run(file, position))
         taken = 0
