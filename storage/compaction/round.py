@@ -26,7 +26,7 @@ from oncelog.storage.records.batch import BatchHeader
 from oncelog.storage.records.block import open_block
 from oncelog.storage.records.control import decode_control
 from oncelog.storage.segments.aborted_index import AbortedIndexEntry
-from oncelog.storage.segments.offset_index import RELATIVE_OFFSET_MAX
+from oncelog.storage.segments.indexes import RELATIVE_OFFSET_MAX
 from oncelog.storage.segments.segment import Segment
 
 STEP_BYTES: Final = 262_144

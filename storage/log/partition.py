@@ -42,9 +42,9 @@ from oncelog.storage.log_settings import LogSettings
 from oncelog.storage.model import NO_TIMESTAMP
 from oncelog.storage.records.batch import PLACEMENT_BYTES, BatchHeader, Buffer
 from oncelog.storage.segments.aborted_index import AbortedIndexEntry
+from oncelog.storage.segments.indexes import RELATIVE_OFFSET_MAX
 from oncelog.storage.segments.leader_epochs import OFFSET_MAX
 from oncelog.storage.segments.list import LogSlice, SegmentList
-from oncelog.storage.segments.offset_index import RELATIVE_OFFSET_MAX
 
 __all__ = ["LogSettings", "LogSlice", "PartitionLog"]
 

@@ -10,9 +10,9 @@ from oncelog.storage.disk.file_system import FileHandle
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.records.batch import BatchHeader, claimed_bytes
 from oncelog.storage.records.layout import HEADER_BYTES, LENGTH_END, PLACE
+from oncelog.storage.segments.indexes import RELATIVE_OFFSET_MAX
 from oncelog.storage.segments.inspection import TailDefect, inspect_batch
 from oncelog.storage.segments.leader_epochs import OFFSET_MAX, LeaderEpochPairs
-from oncelog.storage.segments.offset_index import RELATIVE_OFFSET_MAX
 
 WALK_BYTES: Final = 8_192
 """How much a walk by headers reads at once."""

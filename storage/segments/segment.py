@@ -35,13 +35,11 @@ from oncelog.storage.segments.frames import (
     sound_batches,
     walk_batches,
 )
-from oncelog.storage.segments.indexes import SegmentIndexes
+from oncelog.storage.segments.indexes import OffsetIndex, SegmentIndexes, TimeIndex
 from oncelog.storage.segments.inspection import TailDefect, find_damage
 from oncelog.storage.segments.leader_epochs import LeaderEpochPairs
-from oncelog.storage.segments.offset_index import OffsetIndex
 from oncelog.storage.segments.state_replay import state_batches
 from oncelog.storage.segments.summary import SUMMARY_SUFFIX, SegmentSummary, epochs_within
-from oncelog.storage.segments.time_index import TimeIndex
 
 LOG_SUFFIX: Final = ".log"
 OFFSET_INDEX_SUFFIX: Final = ".index"

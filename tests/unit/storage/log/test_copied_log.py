@@ -15,7 +15,7 @@ from oncelog.storage.log.restart import RESTART_FILE, encode_restart
 from oncelog.storage.log.topic_id_file import read_topic_id, write_topic_id
 from oncelog.storage.records import compiled
 from oncelog.storage.records.batch import iterate_batches, parse_header
-from oncelog.storage.segments.offset_index import RELATIVE_OFFSET_MAX
+from oncelog.storage.segments.indexes import RELATIVE_OFFSET_MAX
 
 GAPPED = (0, 3, 4, 9, 20, 21, 40, 47)
 
