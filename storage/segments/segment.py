@@ -33,12 +33,12 @@ from oncelog.storage.segments.frames import (
     LogFile,
     begins_with_batch,
     sound_batches,
+    state_batches,
     walk_batches,
 )
 from oncelog.storage.segments.indexes import OffsetIndex, SegmentIndexes, TimeIndex
 from oncelog.storage.segments.inspection import TailDefect, find_damage
 from oncelog.storage.segments.leader_epochs import LeaderEpochPairs
-from oncelog.storage.segments.state_replay import state_batches
 from oncelog.storage.segments.summary import SUMMARY_SUFFIX, SegmentSummary, epochs_within
 
 LOG_SUFFIX: Final = ".log"
