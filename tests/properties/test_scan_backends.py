@@ -13,12 +13,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.log.loader import SegmentScan
 from oncelog.storage.records import compiled
 from oncelog.storage.records.batch import BatchHeader, seal
 from oncelog.storage.records.client_batch import check_client_batch
 from oncelog.storage.records.compression import Codec
 from oncelog.storage.segments.inspection import find_damage
-from oncelog.storage.segments.scan import SegmentScan
 from oncelog.storage.segments.segment import Segment
 
 pytestmark = pytest.mark.skipif(compiled.kernel is None, reason="the kernel is not built")
