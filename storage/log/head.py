@@ -12,9 +12,8 @@ from pathlib import Path
 
 from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.log.producer_snapshot import SnapshotStore
-from oncelog.storage.log_settings import RetentionPolicy
+from oncelog.storage.log_settings import RetentionPolicy, removable_count
 from oncelog.storage.segments.list import SegmentList
-from oncelog.storage.segments.retention import removable_count
 
 
 class RemovedFiles:
