@@ -8,7 +8,7 @@ from pathlib import Path
 
 from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.checkpoint import (
+from oncelog.storage.log.side_files import (
     CLEAN_SHUTDOWN_FILE,
     LEADER_EPOCH_FILE,
     RECOVERY_FILE,

@@ -19,21 +19,26 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from oncelog.storage.disk.file_system import TEMPORARY_SUFFIX, FileSystem
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.checkpoint import (
+from oncelog.storage.log.producer_snapshot import SNAPSHOT_SUFFIX, decode_snapshot
+from oncelog.storage.log.side_files import (
     CLEAN_SHUTDOWN_FILE,
+    CLEANER_CHECKPOINT_FILE,
     LEADER_EPOCH_FILE,
     LOCK_FILE,
+    OFFSET_GAPS_FILE,
     PARTITION_METADATA_FILE,
     RECOVERY_FILE,
+    RESTART_FILE,
+    TOPIC_ID_FILE,
     RecoveryCheckpoint,
     decode_leader_epochs,
+    decode_metadata,
+    decode_restart,
+    decode_topic_id,
     read_clean_shutdown,
+    read_first_dirty_offset,
+    read_gaps_end,
 )
-from oncelog.storage.log.cleaner_checkpoint import CLEANER_CHECKPOINT_FILE, read_first_dirty_offset
-from oncelog.storage.log.offset_gaps import OFFSET_GAPS_FILE, read_gaps_end
-from oncelog.storage.log.producer_snapshot import SNAPSHOT_SUFFIX, decode_snapshot
-from oncelog.storage.log.restart import RESTART_FILE, decode_restart
-from oncelog.storage.log.topic_id_file import TOPIC_ID_FILE, decode_metadata, decode_topic_id
 from oncelog.storage.segments.segment import (
     LOG_SUFFIX,
     OFFSET_INDEX_SUFFIX,

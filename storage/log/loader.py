@@ -22,20 +22,20 @@ from oncelog.storage.disk.errors import is_unreadable, reading
 from oncelog.storage.disk.file_system import TEMPORARY_SUFFIX, FileSystem
 from oncelog.storage.disk.sync_point import SyncLedger
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.accepted_cut import ACCEPTED_CUT_FILE
-from oncelog.storage.log.checkpoint import (
+from oncelog.storage.log.producer_snapshot import SnapshotStore
+from oncelog.storage.log.side_files import (
+    ACCEPTED_CUT_FILE,
     CLEAN_SHUTDOWN_FILE,
     CleanShutdown,
     RecoveryCheckpoint,
+    finish_restart,
     read_clean_shutdown,
+    read_first_dirty_offset,
+    read_gaps_end,
     read_leader_epochs,
     read_recovery_checkpoint,
     write_leader_epochs,
 )
-from oncelog.storage.log.cleaner_checkpoint import read_first_dirty_offset
-from oncelog.storage.log.offset_gaps import read_gaps_end
-from oncelog.storage.log.producer_snapshot import SnapshotStore
-from oncelog.storage.log.restart import finish_restart
 from oncelog.storage.log.tail import Tail, TailCut, settle_tail
 from oncelog.storage.model import NO_LEADER_EPOCH
 from oncelog.storage.records import compiled

@@ -23,20 +23,21 @@ from oncelog.storage.disk.file_system import FileHandle, FileSystem
 from oncelog.storage.disk.sync_point import SyncLedger, SyncPoint
 from oncelog.storage.log.aborted_entries import AbortedEntries
 from oncelog.storage.log.body import LogBody
-from oncelog.storage.log.checkpoint import (
-    CLEAN_SHUTDOWN_FILE,
-    CleanShutdown,
-    RecoveryCheckpoint,
-    RecoveryCheckpointFile,
-)
-from oncelog.storage.log.cleaner_checkpoint import lower_first_dirty_offset
 from oncelog.storage.log.head import LogHead
-from oncelog.storage.log.leader_epoch_file import LeaderEpochFile
 from oncelog.storage.log.loader import LoadedLog, LogLoader
-from oncelog.storage.log.offset_gaps import write_gaps_end
 from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
 from oncelog.storage.log.readable import ReadableLog
-from oncelog.storage.log.restart import begin_restart, finish_restart
+from oncelog.storage.log.side_files import (
+    CLEAN_SHUTDOWN_FILE,
+    CleanShutdown,
+    LeaderEpochFile,
+    RecoveryCheckpoint,
+    RecoveryCheckpointFile,
+    begin_restart,
+    finish_restart,
+    lower_first_dirty_offset,
+    write_gaps_end,
+)
 from oncelog.storage.log.tail import TailCut
 from oncelog.storage.log_settings import LogSettings
 from oncelog.storage.model import NO_TIMESTAMP

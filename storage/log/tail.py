@@ -11,13 +11,17 @@ from typing import NamedTuple
 from oncelog.storage.disk.errors import reading
 from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.accepted_cut import read_accepted_cut
-from oncelog.storage.log.checkpoint import LEADER_EPOCH_FILE, RECOVERY_FILE, RecoveryCheckpoint
 from oncelog.storage.log.recovery import (
     Durability,
     TailAction,
     decide,
     durability_of,
+)
+from oncelog.storage.log.side_files import (
+    LEADER_EPOCH_FILE,
+    RECOVERY_FILE,
+    RecoveryCheckpoint,
+    read_accepted_cut,
 )
 from oncelog.storage.log.torn_tail import looks_torn
 from oncelog.storage.segments.inspection import TailDefect, holds_intact_batch

@@ -9,10 +9,14 @@ import pytest
 from partition_logs import abort_two, flip, log_file, offsets_of, read_all
 
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.cleaner_checkpoint import write_first_dirty_offset
-from oncelog.storage.log.offset_gaps import OFFSET_GAPS_FILE
-from oncelog.storage.log.restart import RESTART_FILE, encode_restart
-from oncelog.storage.log.topic_id_file import read_topic_id, write_topic_id
+from oncelog.storage.log.side_files import (
+    OFFSET_GAPS_FILE,
+    RESTART_FILE,
+    encode_restart,
+    read_topic_id,
+    write_first_dirty_offset,
+    write_topic_id,
+)
 from oncelog.storage.records import compiled
 from oncelog.storage.records.batch import iterate_batches, parse_header
 from oncelog.storage.segments.indexes import RELATIVE_OFFSET_MAX
