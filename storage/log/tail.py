@@ -16,6 +16,7 @@ from oncelog.storage.log.recovery import (
     TailAction,
     decide,
     durability_of,
+    looks_torn,
 )
 from oncelog.storage.log.side_files import (
     LEADER_EPOCH_FILE,
@@ -23,7 +24,6 @@ from oncelog.storage.log.side_files import (
     RecoveryCheckpoint,
     read_accepted_cut,
 )
-from oncelog.storage.log.torn_tail import looks_torn
 from oncelog.storage.segments.inspection import TailDefect, holds_intact_batch
 from oncelog.storage.segments.segment import LOG_SUFFIX, Segment
 
