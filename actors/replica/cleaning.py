@@ -18,7 +18,7 @@ from oncelog.actors.replica.replica import Replica
 from oncelog.storage.compaction.compactor import Cleaner, CleanResult, CompactionSettings
 from oncelog.storage.compaction.round import CleaningRound
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.log.body import Replacement
+from oncelog.storage.log.sealed import Replacement
 
 _logger = logging.getLogger(__name__)
 

@@ -18,9 +18,8 @@ from oncelog.storage.compaction.keys import KeyOffsets
 from oncelog.storage.compaction.transactions import CleanedTransactions
 from oncelog.storage.compaction.writer import CleanedSegment
 from oncelog.storage.disk.file_system import FileSystem
-from oncelog.storage.log.body import Replacement
-from oncelog.storage.log.head import RemovedFiles
 from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
+from oncelog.storage.log.sealed import RemovedFiles, Replacement
 from oncelog.storage.log.side_files import read_first_dirty_offset, write_first_dirty_offset
 from oncelog.storage.records.batch import BatchHeader
 from oncelog.storage.records.block import open_block

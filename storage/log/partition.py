@@ -22,11 +22,10 @@ from typing import Final
 from oncelog.storage.disk.file_system import FileHandle, FileSystem
 from oncelog.storage.disk.sync_point import SyncLedger, SyncPoint
 from oncelog.storage.log.aborted_entries import AbortedEntries
-from oncelog.storage.log.body import LogBody
-from oncelog.storage.log.head import LogHead
 from oncelog.storage.log.loader import LoadedLog, LogLoader
 from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
 from oncelog.storage.log.readable import ReadableLog
+from oncelog.storage.log.sealed import LogBody, LogHead
 from oncelog.storage.log.side_files import (
     CLEAN_SHUTDOWN_FILE,
     CleanShutdown,
