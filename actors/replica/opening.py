@@ -39,6 +39,7 @@ from oncelog.storage.disk.errors import is_unreadable
 from oncelog.storage.disk.file_system import DirectoryLockedError, FileSystem, Lock
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.log.loader import TailCut
 from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.log.side_files import (
     CLEAN_SHUTDOWN_FILE,
@@ -49,7 +50,6 @@ from oncelog.storage.log.side_files import (
     read_topic_id,
     write_topic_id,
 )
-from oncelog.storage.log.tail import TailCut
 from oncelog.storage.records.batch import BatchHeader
 from oncelog.storage.records.codec import Record, decode_records
 from oncelog.storage.records.control import ControlRecord, decode_control
