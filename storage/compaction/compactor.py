@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from oncelog.storage.compaction.keys import KEYS_PER_ROUND_MAX
+from oncelog.storage.compaction.filter import KEYS_PER_ROUND_MAX
 from oncelog.storage.compaction.round import CleaningRound
 from oncelog.storage.log.partition import PartitionLog
 from oncelog.storage.log.producer_entry import ProducerSnapshotEntry

@@ -12,10 +12,14 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from oncelog.storage.compaction.batch import record_spans
-from oncelog.storage.compaction.filter import BatchFilter, FilterCounts, ProducerTails
-from oncelog.storage.compaction.keys import KeyOffsets
-from oncelog.storage.compaction.transactions import CleanedTransactions
+from oncelog.storage.compaction.filter import (
+    BatchFilter,
+    CleanedTransactions,
+    FilterCounts,
+    KeyOffsets,
+    ProducerTails,
+    record_spans,
+)
 from oncelog.storage.compaction.writer import CleanedSegment
 from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.log.producer_entry import ProducerSnapshotEntry

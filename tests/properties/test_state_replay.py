@@ -12,7 +12,7 @@ from hypothesis import event, example, given
 from hypothesis import strategies as st
 
 from oncelog.actors.protocol.partition.machine import PartitionMachine
-from oncelog.storage.compaction.batch import empty_batch
+from oncelog.storage.compaction.filter import empty_batch
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.model import TopicPartition

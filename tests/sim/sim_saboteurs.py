@@ -46,8 +46,7 @@ from oncelog.api.producing.delivery_deadline import DeliveryDeadline
 from oncelog.api.transacting.enrolment import Enrolment
 from oncelog.api.transacting.state import TransactionState as ProducerTransaction
 from oncelog.storage.compaction import round as cleaner_round
-from oncelog.storage.compaction.keys import KeyOffsets
-from oncelog.storage.compaction.transactions import CleanedTransactions
+from oncelog.storage.compaction.filter import CleanedTransactions, KeyOffsets
 from oncelog.storage.disk.sync_point import SyncLedger
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.log.partition import AbortedEntries
