@@ -7,7 +7,7 @@ from pathlib import Path
 
 from oncelog.api.cli.output import CliError, say
 from oncelog.storage.disk.file_system import RealFileSystem
-from oncelog.storage.dump.small_files import is_partition_directory
+from oncelog.storage.dump.contents import is_partition_directory
 from oncelog.storage.log.side_files import accept_cut as write_accepted_cut
 
 

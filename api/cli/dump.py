@@ -18,16 +18,19 @@ from oncelog.api.cli.dump_records import record_fields
 from oncelog.api.cli.output import STATUS_ERROR, CliError, say
 from oncelog.api.session.connection import DISCOVERY_FILE
 from oncelog.storage.disk.file_system import ReadOnlyFileSystem
-from oncelog.storage.dump.batches import LogEnd, batch_row, records_of, scan_log
-from oncelog.storage.dump.findings import Finding
-from oncelog.storage.dump.small_files import (
+from oncelog.storage.dump.contents import (
     FileKind,
+    LogEnd,
     Row,
+    batch_row,
     is_partition_directory,
     kind_of,
     leftover_kind_of,
+    records_of,
     rows_of,
+    scan_log,
 )
+from oncelog.storage.dump.findings import Finding
 from oncelog.storage.dump.verify import verify_directory
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.log.producer_entry import ProducerSnapshotEntry

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from oncelog.storage.disk.file_system import FileSystem
-from oncelog.storage.dump.small_files import Row, rows_of
+from oncelog.storage.dump.contents import Row, rows_of
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_TIMESTAMP
 from oncelog.storage.records.batch import BatchHeader

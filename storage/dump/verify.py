@@ -27,7 +27,14 @@ from pathlib import Path
 from typing import Final
 
 from oncelog.storage.disk.file_system import FileSystem
-from oncelog.storage.dump.batches import LogEnd, ScannedBatch, records_of, scan_log
+from oncelog.storage.dump.contents import (
+    FileKind,
+    LogEnd,
+    ScannedBatch,
+    kind_of,
+    records_of,
+    scan_log,
+)
 from oncelog.storage.dump.findings import Checkpoints, Finding
 from oncelog.storage.dump.indexes import (
     Fault,
@@ -37,7 +44,6 @@ from oncelog.storage.dump.indexes import (
     TxnIndexCheck,
 )
 from oncelog.storage.dump.producers import ProducerCheck, ProducerReplay
-from oncelog.storage.dump.small_files import FileKind, kind_of
 from oncelog.storage.dump.summary import check_summary
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.log.side_files import (
