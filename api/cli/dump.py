@@ -18,6 +18,7 @@ from oncelog.api.cli.dump_records import record_fields
 from oncelog.api.cli.output import STATUS_ERROR, CliError, say
 from oncelog.api.session.connection import DISCOVERY_FILE
 from oncelog.storage.disk.file_system import ReadOnlyFileSystem
+from oncelog.storage.dump.checks import Finding
 from oncelog.storage.dump.contents import (
     FileKind,
     LogEnd,
@@ -30,7 +31,6 @@ from oncelog.storage.dump.contents import (
     rows_of,
     scan_log,
 )
-from oncelog.storage.dump.findings import Finding
 from oncelog.storage.dump.verify import verify_directory
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.log.producer_entry import ProducerSnapshotEntry

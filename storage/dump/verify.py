@@ -27,6 +27,18 @@ from pathlib import Path
 from typing import Final
 
 from oncelog.storage.disk.file_system import FileSystem
+from oncelog.storage.dump.checks import (
+    Checkpoints,
+    Fault,
+    Finding,
+    IndexFile,
+    OffsetIndexCheck,
+    ProducerCheck,
+    ProducerReplay,
+    TimeIndexCheck,
+    TxnIndexCheck,
+    check_summary,
+)
 from oncelog.storage.dump.contents import (
     FileKind,
     LogEnd,
@@ -35,16 +47,6 @@ from oncelog.storage.dump.contents import (
     records_of,
     scan_log,
 )
-from oncelog.storage.dump.findings import Checkpoints, Finding
-from oncelog.storage.dump.indexes import (
-    Fault,
-    IndexFile,
-    OffsetIndexCheck,
-    TimeIndexCheck,
-    TxnIndexCheck,
-)
-from oncelog.storage.dump.producers import ProducerCheck, ProducerReplay
-from oncelog.storage.dump.summary import check_summary
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.log.side_files import (
     CLEAN_SHUTDOWN_FILE,
