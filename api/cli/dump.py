@@ -33,8 +33,7 @@ from oncelog.storage.dump.contents import (
 )
 from oncelog.storage.dump.verify import verify_directory
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
-from oncelog.storage.model import TopicPartition
+from oncelog.storage.model import ProducerSnapshotEntry, TopicPartition
 from oncelog.storage.records.batch import BatchHeader
 from oncelog.storage.records.control import ControlRecord
 from oncelog.storage.segments.aborted_index import AbortedIndexEntry

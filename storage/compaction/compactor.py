@@ -23,10 +23,9 @@ from typing import Final
 from oncelog.storage.compaction.filter import KEYS_PER_ROUND_MAX
 from oncelog.storage.compaction.round import CleaningRound
 from oncelog.storage.log.partition import PartitionLog
-from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
 from oncelog.storage.log.sealed import Replacement
 from oncelog.storage.log.side_files import read_first_dirty_offset
-from oncelog.storage.model import NO_TIMESTAMP
+from oncelog.storage.model import NO_TIMESTAMP, ProducerSnapshotEntry
 from oncelog.storage.segments.segment import Segment
 
 DELETE_RETENTION_MS: Final = 86_400_000

@@ -21,9 +21,9 @@ from oncelog.storage.compaction.filter import (
     record_spans,
 )
 from oncelog.storage.disk.file_system import FileSystem
-from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
 from oncelog.storage.log.sealed import RemovedFiles, Replacement
 from oncelog.storage.log.side_files import read_first_dirty_offset, write_first_dirty_offset
+from oncelog.storage.model import ProducerSnapshotEntry
 from oncelog.storage.records.batch import BatchHeader, Buffer, parse_header
 from oncelog.storage.records.block import open_block
 from oncelog.storage.records.control import decode_control

@@ -13,7 +13,6 @@ from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.dump.contents import Row, rows_of
 from oncelog.storage.errors import InvariantViolation
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
 from oncelog.storage.log.producer_snapshot import SNAPSHOT_SUFFIX, decode_snapshot
 from oncelog.storage.log.side_files import (
     CLEAN_SHUTDOWN_FILE,
@@ -24,7 +23,7 @@ from oncelog.storage.log.side_files import (
     decode_leader_epochs,
     read_clean_shutdown,
 )
-from oncelog.storage.model import NO_TIMESTAMP
+from oncelog.storage.model import NO_TIMESTAMP, ProducerSnapshotEntry
 from oncelog.storage.records.batch import BatchHeader
 from oncelog.storage.records.control import ControlRecord
 from oncelog.storage.segments.aborted_index import AbortedIndexEntry

@@ -23,7 +23,6 @@ from oncelog.storage.disk.errors import is_passing
 from oncelog.storage.disk.file_system import FileHandle, FileSystem
 from oncelog.storage.disk.sync_point import SyncLedger, SyncPoint
 from oncelog.storage.log.loader import LoadedLog, LogLoader, TailCut
-from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
 from oncelog.storage.log.readable import ReadableLog
 from oncelog.storage.log.sealed import LogBody, LogHead
 from oncelog.storage.log.side_files import (
@@ -38,7 +37,7 @@ from oncelog.storage.log.side_files import (
     write_gaps_end,
 )
 from oncelog.storage.log_settings import LogSettings
-from oncelog.storage.model import NO_TIMESTAMP
+from oncelog.storage.model import NO_TIMESTAMP, ProducerSnapshotEntry
 from oncelog.storage.records.batch import PLACEMENT_BYTES, BatchHeader, Buffer
 from oncelog.storage.segments.aborted_index import AbortedIndexEntry
 from oncelog.storage.segments.indexes import RELATIVE_OFFSET_MAX

@@ -11,9 +11,8 @@ from typing import Final, NamedTuple
 from oncelog.storage.disk.errors import is_unreadable
 from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError
 from oncelog.storage.log.loader import LoadedLog
-from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
 from oncelog.storage.log.side_files import LeaderEpochFile
-from oncelog.storage.model import NO_TIMESTAMP, AbortedTransaction
+from oncelog.storage.model import NO_TIMESTAMP, AbortedTransaction, ProducerSnapshotEntry
 from oncelog.storage.records.batch import BatchHeader, claimed_bytes, iterate_batches, parse_header
 from oncelog.storage.records.layout import HEADER_BYTES, LENGTH_AT, LENGTH_END
 from oncelog.storage.segments.frames import SCAN_BYTES, Gap

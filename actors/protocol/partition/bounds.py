@@ -20,8 +20,7 @@ from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.partition.leader_epochs import LeaderEpochs
 from oncelog.actors.protocol.partition.producers import ProducerStates
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
-from oncelog.storage.model import NO_OFFSET, IsolationLevel, TopicPartition
+from oncelog.storage.model import NO_OFFSET, IsolationLevel, ProducerSnapshotEntry, TopicPartition
 
 
 class Role(enum.Enum):

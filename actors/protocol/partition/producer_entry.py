@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from oncelog.actors.protocol.messages.partition import ProducerDescription
-from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
 from oncelog.storage.model import (
     DUPLICATE_WINDOW_BATCHES,
     NO_COORDINATOR_EPOCH,
@@ -33,6 +32,7 @@ from oncelog.storage.model import (
     NO_SEQUENCE,
     NO_TIMESTAMP,
     SEQUENCE_MAX,
+    ProducerSnapshotEntry,
     sequence_after,
 )
 from oncelog.storage.records.batch import BatchHeader

@@ -53,7 +53,6 @@ from oncelog.actors.protocol.partition.open_transactions import (
 )
 from oncelog.actors.protocol.partition.producer_entry import NO_CRC, AppendedBatch, ProducerEntry
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
 from oncelog.storage.model import (
     NO_COORDINATOR_EPOCH,
     NO_OFFSET,
@@ -61,6 +60,7 @@ from oncelog.storage.model import (
     NO_TIMESTAMP,
     SEQUENCE_MAX,
     AppendOrigin,
+    ProducerSnapshotEntry,
     sequence_after,
 )
 from oncelog.storage.records.batch import BatchHeader, Buffer, crc_when_stamped
