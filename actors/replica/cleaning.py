@@ -15,8 +15,12 @@ from typing import Final
 
 from oncelog.actors.config import TopicConfig
 from oncelog.actors.replica.replica import Replica
-from oncelog.storage.compaction.compactor import Cleaner, CleanResult, CompactionSettings
-from oncelog.storage.compaction.round import CleaningRound
+from oncelog.storage.compaction.compactor import (
+    Cleaner,
+    CleaningRound,
+    CleanResult,
+    CompactionSettings,
+)
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.log.sealed import Replacement
 

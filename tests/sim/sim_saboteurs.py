@@ -45,7 +45,7 @@ from oncelog.actors.transactions.marker_sender import MarkerSender
 from oncelog.api.producing.delivery_deadline import DeliveryDeadline
 from oncelog.api.transacting.enrolment import Enrolment
 from oncelog.api.transacting.state import TransactionState as ProducerTransaction
-from oncelog.storage.compaction import round as cleaner_round
+from oncelog.storage.compaction import compactor
 from oncelog.storage.compaction.filter import CleanedTransactions, KeyOffsets
 from oncelog.storage.disk.sync_point import SyncLedger
 from oncelog.storage.errors import ErrorCode
@@ -300,7 +300,7 @@ def _aborted_records_supersede() -> Any:
             super().meet_data(header)
             return False
 
-    return mock.patch.object(cleaner_round, "CleanedTransactions", Trusting)
+    return mock.patch.object(compactor, "CleanedTransactions", Trusting)
 
 
 def _refused_sends_forgotten() -> Any:
