@@ -1,4 +1,20 @@
-"""When the segments of a log roll, how dense their indexes are, and what is kept."""
+"""The settings of a log: when its segments roll, how dense their indexes are, and what it keeps.
+
+``removable_count`` decides by these which of the oldest segments may be removed: the decision only,
+not the removal. Whole segments only, the oldest first, so that what is left is one range of
+offsets. The first one that must stay ends the search.
+
+| the segment | goes when |
+|---|---|
+| reaches beyond ``upper_offset`` | never: a reader has not been shown all of it |
+| ends at or below the log start | always, whatever the policy: it may no longer be read |
+| largest timestamp older than the time limit | by time; one in the future makes it stay |
+| has no timestamps at all | with the next segment that goes by time |
+| the log without it is not below the size limit | by size |
+
+The last stable offset plays no part: an old hung transaction may lose its head, and readers are
+then held back from the log start on. Source: KIP-107; KIP-32 for timestamps.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +64,7 @@ class RetentionPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFacts:
-    """What the decision looks at. ``next_offset`` is exclusive."""
+    """What ``removable_count`` looks at. ``next_offset`` is exclusive."""
 
     next_offset: int
     size_bytes: int

@@ -1,4 +1,10 @@
-"""Walking the batches of one ``.log`` file: by their headers alone, or with all their bytes."""
+"""Walking the batches of one ``.log`` file: by their headers alone, or with all their bytes.
+
+Or only those that producer state is made of (``state_batches``): a log without producers has next
+to none, and one of many small batches from a few producers has few, since batches that later ones
+push out of the state are left out. The kernel selects them; Python judges what it stops at, and
+everything where there is no kernel.
+"""
 
 from __future__ import annotations
 
@@ -199,9 +205,6 @@ def read_run(file: LogFile, position: int) -> bytes:
     return run
 
 
-StateBatch = tuple[BatchHeader, memoryview]
-
-
 def state_batches(
     file: LogFile,
     position: int,
@@ -210,7 +213,7 @@ def state_batches(
     is_checked: bool,
     history_end: int,
     settled: range,
-) -> Iterator[StateBatch]:
+) -> Iterator[tuple[BatchHeader, memoryview]]:
     """Header and bytes of the batches from ``position`` that a partition's state needs.
 
     Data of producers and control batches, and of each leader epoch the first and the last batch
@@ -249,17 +252,17 @@ def state_batches(
         if not taken:
             break
         position += taken
-    yield from _in_python(file, position, expected, last_epoch, leader_epochs)
+    yield from _state_batches_in_python(file, position, expected, last_epoch, leader_epochs)
 
 
-def _in_python(
+def _state_batches_in_python(
     file: LogFile,
     position: int,
     expected: int,
     last_epoch: int,
     leader_epochs: LeaderEpochPairs,
-) -> Iterator[StateBatch]:
-    skipped: StateBatch | None = None
+) -> Iterator[tuple[BatchHeader, memoryview]]:
+    skipped: tuple[BatchHeader, memoryview] | None = None
     for header, frame in sound_batches(file, position, expected, leader_epochs=leader_epochs):
         if header.has_producer_id or header.is_control or header.leader_epoch > last_epoch:
             last_epoch = max(last_epoch, header.leader_epoch)

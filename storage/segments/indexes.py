@@ -1,8 +1,9 @@
-"""Both sparse indexes of one segment as they grow, and the times that retention needs.
+"""Both sparse indexes of one segment, their files, and the times that retention needs.
 
-Batches are counted one by one as they are appended, or many at once after a scan: the entries
-are the same. An entry is made before the first batch that begins more than the index interval
-after the last entry.
+Both can always be rebuilt from the log, so their bytes need not be durable before the segment is
+sealed. Batches are counted one by one as they are appended, or many at once after a scan: the
+entries are the same. An entry is made before the first batch that begins more than the index
+interval after the last entry.
 """
 
 from __future__ import annotations
@@ -16,18 +17,30 @@ from typing import Final, NamedTuple
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_OFFSET, NO_TIMESTAMP
 
-OFFSET_ENTRY_BYTES: Final = 8
 INDEX_MAX_BYTES: Final = 10_485_760
-"""An index of this many bytes is full: the segment must roll."""
-
-_ENTRIES_MAX: Final = INDEX_MAX_BYTES // OFFSET_ENTRY_BYTES
+"""An offset index of this many bytes is full: the segment must roll."""
 
 RELATIVE_OFFSET_MAX: Final = 2**31 - 1
 """The largest last offset, relative to the base offset, that a segment can index."""
 
+_OFFSET_ENTRY_BYTES: Final = 8
+_ENTRIES_MAX: Final = INDEX_MAX_BYTES // _OFFSET_ENTRY_BYTES
+_TIME_ENTRY_BYTES: Final = 12
+_TIMESTAMP_BYTES: Final = 8
+
 
 class OffsetIndex:
-    """The entries of one segment in memory: 8 bytes each."""
+    """The sparse offset index of one segment: batch last offset -> byte position of the batch.
+
+    In memory an entry takes 8 bytes, as in Kafka's ``.index`` file, which is big-endian:
+
+    | bytes | field |
+    |---|---|
+    | 4 | last offset of a batch, less the segment's base offset |
+    | 4 | position of that batch in the ``.log`` file |
+
+    Both columns rise strictly.
+    """
 
     __slots__ = ("_base_offset", "_positions", "_relative_offsets")
 
@@ -39,7 +52,7 @@ class OffsetIndex:
     @classmethod
     def from_bytes(cls, base_offset: int, data: bytes) -> OffsetIndex:
         """Read a file's bytes; CorruptDataError if they cannot be an index."""
-        if len(data) % OFFSET_ENTRY_BYTES:
+        if len(data) % _OFFSET_ENTRY_BYTES:
             raise CorruptDataError(f"offset index of {len(data)} bytes is not whole entries")
         columns = array("I", data)
         if sys.byteorder == "little":
@@ -51,7 +64,7 @@ class OffsetIndex:
 
     def to_bytes(self) -> bytes:
         """The file's bytes."""
-        columns = array("I", bytes(OFFSET_ENTRY_BYTES * len(self)))
+        columns = array("I", bytes(_OFFSET_ENTRY_BYTES * len(self)))
         columns[0::2] = self._relative_offsets
         columns[1::2] = self._positions
         if sys.byteorder == "little":
@@ -118,12 +131,18 @@ class OffsetIndex:
         return (last_offset, position) if is_within else None
 
 
-TIME_ENTRY_BYTES: Final = 12
-_TIMESTAMP_BYTES: Final = 8
-
-
 class TimeIndex:
-    """The entries of one segment in memory."""
+    """The sparse time index of one segment: largest timestamp so far -> offset that has it.
+
+    Kafka's ``.timeindex`` file, big-endian, 12 bytes per entry:
+
+    | bytes | field |
+    |---|---|
+    | 8 | largest timestamp of the segment up to here, ms |
+    | 4 | last offset of the batch that holds it, less the segment's base offset |
+
+    Timestamps rise strictly.
+    """
 
     __slots__ = ("_base_offset", "_relative_offsets", "_timestamps_ms")
 
@@ -135,17 +154,17 @@ class TimeIndex:
     @classmethod
     def from_bytes(cls, base_offset: int, data: bytes) -> TimeIndex:
         """Read a file's bytes; CorruptDataError if they cannot be an index."""
-        if len(data) % TIME_ENTRY_BYTES:
+        if len(data) % _TIME_ENTRY_BYTES:
             raise CorruptDataError(f"time index of {len(data)} bytes is not whole entries")
-        count = len(data) // TIME_ENTRY_BYTES
+        count = len(data) // _TIME_ENTRY_BYTES
         timestamps = bytearray(_TIMESTAMP_BYTES * count)
         offsets = bytearray(4 * count)
         # Byte columns are moved as strided slices: no Python work per entry.
-        for column in range(TIME_ENTRY_BYTES):
+        for column in range(_TIME_ENTRY_BYTES):
             if column < _TIMESTAMP_BYTES:
-                timestamps[column::_TIMESTAMP_BYTES] = data[column::TIME_ENTRY_BYTES]
+                timestamps[column::_TIMESTAMP_BYTES] = data[column::_TIME_ENTRY_BYTES]
             else:
-                offsets[column - _TIMESTAMP_BYTES :: 4] = data[column::TIME_ENTRY_BYTES]
+                offsets[column - _TIMESTAMP_BYTES :: 4] = data[column::_TIME_ENTRY_BYTES]
         index = cls(base_offset)
         index._timestamps_ms = _from_big_endian(array("q", bytes(timestamps)))
         index._relative_offsets = _from_big_endian(array("I", bytes(offsets)))
@@ -155,12 +174,12 @@ class TimeIndex:
         """The file's bytes."""
         timestamps = _from_big_endian(self._timestamps_ms[:]).tobytes()
         offsets = _from_big_endian(self._relative_offsets[:]).tobytes()
-        data = bytearray(TIME_ENTRY_BYTES * len(self))
-        for column in range(TIME_ENTRY_BYTES):
+        data = bytearray(_TIME_ENTRY_BYTES * len(self))
+        for column in range(_TIME_ENTRY_BYTES):
             if column < _TIMESTAMP_BYTES:
-                data[column::TIME_ENTRY_BYTES] = timestamps[column::_TIMESTAMP_BYTES]
+                data[column::_TIME_ENTRY_BYTES] = timestamps[column::_TIMESTAMP_BYTES]
             else:
-                data[column::TIME_ENTRY_BYTES] = offsets[column - _TIMESTAMP_BYTES :: 4]
+                data[column::_TIME_ENTRY_BYTES] = offsets[column - _TIMESTAMP_BYTES :: 4]
         return bytes(data)
 
     def __len__(self) -> int:
@@ -253,7 +272,7 @@ class SegmentIndexes:
         if self.entries is None:
             return 0
         offsets, times = self.entries
-        return OFFSET_ENTRY_BYTES * len(offsets) + TIME_ENTRY_BYTES * len(times)
+        return _OFFSET_ENTRY_BYTES * len(offsets) + _TIME_ENTRY_BYTES * len(times)
 
     def reset(self) -> None:
         """Start over, without any batch."""
