@@ -1,9 +1,18 @@
-"""The small text files beside the segments of one partition.
+"""The small files beside the segments of one partition: what each says, and its bytes.
 
-``leader-epoch-checkpoint`` is Kafka's: a version, a count, then ``epoch start_offset`` lines.
-``recovery-checkpoint`` is ours and has a fixed width and a CRC, because it is overwritten in
-place after each sync round: one write within one page, which a dying process cannot tear.
-``.clean_shutdown`` exists only between a clean close and the next open.
+| file | says | form |
+|---|---|---|
+| ``recovery-checkpoint`` | how far the log is known to be good | ours |
+| ``.clean_shutdown`` | how the log was closed, until the next open | ours |
+| ``leader-epoch-checkpoint`` | the leader epochs and where they begin | Kafka's |
+| ``cleaner-offset-checkpoint`` | how far the log has been compacted | Kafka's |
+| ``offset-gaps`` | up to where batches that were copied may have gaps between them | ours |
+| ``accepted-cut`` | where an operator lets recovery cut | ours |
+| ``partition.metadata``, ``.topic_id`` | the topic of these files | Kafka's, ours |
+| ``restart-offset`` | that the log is being dropped, and where it begins anew | ours |
+| ``.lock`` | nothing: it is held with ``flock`` | |
+
+All are a few lines of ASCII, and but for the first each is replaced whole.
 """
 
 from __future__ import annotations
@@ -27,15 +36,27 @@ from oncelog.storage.segments.leader_epochs import (
     without_start,
 )
 
-LEADER_EPOCH_FILE: Final = "leader-epoch-checkpoint"
 RECOVERY_FILE: Final = "recovery-checkpoint"
-LOCK_FILE: Final = ".lock"
-"""Held with ``flock`` by the one process that writes the directory; never read."""
+CLEAN_SHUTDOWN_FILE: Final = ".clean_shutdown"
+LEADER_EPOCH_FILE: Final = "leader-epoch-checkpoint"
+CLEANER_CHECKPOINT_FILE: Final = "cleaner-offset-checkpoint"
+OFFSET_GAPS_FILE: Final = "offset-gaps"
+ACCEPTED_CUT_FILE: Final = "accepted-cut"
 PARTITION_METADATA_FILE: Final = "partition.metadata"
 """Which topic these files belong to: the topic id, in Kafka's form."""
-CLEAN_SHUTDOWN_FILE: Final = ".clean_shutdown"
+TOPIC_ID_FILE: Final = ".topic_id"
+RESTART_FILE: Final = "restart-offset"
+LOCK_FILE: Final = ".lock"
+"""Held with ``flock`` by the one process that writes the directory; never read."""
 
 _VERSION: Final = "0"
+
+
+# --- how far the log is known to be good --------------------------------------------------------
+# The checkpoint has a fixed width and a CRC, because it is overwritten in place after each sync
+# round: one write within one page, which a dying process cannot tear.
+
+
 _RECOVERY_TEXT: Final = (
     f"{_VERSION}\nrecovery_point %020d\nlog_start_offset %020d\nhigh_watermark %020d\n"
 ).encode()
@@ -143,6 +164,10 @@ def read_clean_shutdown(filesystem: FileSystem, directory: Path) -> CleanShutdow
     return CleanShutdown(log_end_offset=end, active_base_offset=base, active_size_bytes=size)
 
 
+# --- leader epochs ------------------------------------------------------------------------------
+# A version, a count, then ``epoch start_offset`` lines. Source: KIP-101, KIP-279.
+
+
 def encode_leader_epochs(epochs: Sequence[tuple[int, int]]) -> bytes:
     """Kafka's text of (epoch, start offset) pairs."""
     lines = [_VERSION, str(len(epochs)), *(f"{epoch} {start}" for epoch, start in epochs)]
@@ -179,83 +204,6 @@ def write_leader_epochs(
 ) -> None:
     """Replace the file; durable on return."""
     filesystem.write_atomically(directory / LEADER_EPOCH_FILE, encode_leader_epochs(epochs))
-
-
-CLEANER_CHECKPOINT_FILE: Final = "cleaner-offset-checkpoint"
-
-
-def read_first_dirty_offset(filesystem: FileSystem, directory: Path) -> int | None:
-    """The first dirty offset; None if the log was never compacted, 0 if the file is damaged.
-
-    Zero is always safe: compaction merely looks at everything again.
-    """
-    try:
-        data = read_beside(filesystem, directory / CLEANER_CHECKPOINT_FILE)
-        version, count, line = data.decode("ascii").splitlines()
-        offset = int(line.split()[-1])
-    except FileNotFoundError:
-        return None
-    except (ValueError, IndexError, CorruptDataError):
-        return 0
-    return max(offset, 0) if (version, count) == (_VERSION, "1") else 0
-
-
-def lower_first_dirty_offset(filesystem: FileSystem, directory: Path, offset: int) -> None:
-    """Mark everything from ``offset`` on dirty: the log is about to be cut there. Durable.
-
-    What is written there later was never compacted.
-    """
-    stored = read_first_dirty_offset(filesystem, directory)
-    if stored is not None and stored > offset:
-        write_first_dirty_offset(filesystem, directory, offset)
-
-
-def write_first_dirty_offset(filesystem: FileSystem, directory: Path, offset: int) -> None:
-    """Replace the file; durable on return."""
-    topic, _, partition = directory.name.rpartition("-")
-    text = f"{_VERSION}\n1\n{topic} {partition} {offset}\n"
-    filesystem.write_atomically(directory / CLEANER_CHECKPOINT_FILE, text.encode())
-
-
-OFFSET_GAPS_FILE: Final = "offset-gaps"
-
-
-def read_gaps_end(filesystem: FileSystem, directory: Path) -> int:
-    """The offset before which gaps may begin: 0 without the file, the largest if it is damaged.
-
-    Damage shows that there are gaps, and batches are still checked one by one.
-    """
-    try:
-        data = read_beside(filesystem, directory / OFFSET_GAPS_FILE)
-        version, offset = data.decode("ascii").splitlines()
-        return int(offset) if version == _VERSION and offset.isdecimal() else OFFSET_MAX
-    except FileNotFoundError:
-        return 0
-    except (ValueError, CorruptDataError):
-        return OFFSET_MAX
-
-
-def write_gaps_end(filesystem: FileSystem, directory: Path, offset: int) -> None:
-    """Replace the file; durable on return."""
-    filesystem.write_atomically(directory / OFFSET_GAPS_FILE, f"{_VERSION}\n{offset}\n".encode())
-
-
-ACCEPTED_CUT_FILE: Final = "accepted-cut"
-
-
-def accept_cut(filesystem: FileSystem, directory: Path, offset: int) -> None:
-    """Let the next recovery of ``directory`` cut at ``offset`` (inclusive). Durable. OSError."""
-    if offset < 0:
-        raise ValueError(f"offset={offset}: offsets begin at 0")
-    filesystem.write_atomically(directory / ACCEPTED_CUT_FILE, f"{offset}\n".encode())
-
-
-def read_accepted_cut(filesystem: FileSystem, directory: Path) -> int | None:
-    """The accepted offset; None if there is none, or the file cannot be read."""
-    try:
-        return int(filesystem.read_whole(directory / ACCEPTED_CUT_FILE))
-    except (FileNotFoundError, ValueError):
-        return None
 
 
 class LeaderEpochFile:
@@ -314,7 +262,97 @@ class LeaderEpochFile:
         """The highest epoch; -1 if none is known."""
 
 
-TOPIC_ID_FILE: Final = ".topic_id"
+# --- how far the log has been compacted ---------------------------------------------------------
+# A version, a count, then ``topic partition offset`` lines: one, for the partition whose directory
+# the file is in. The offset is the first dirty one. The file is written before anything is first
+# replaced, so it also shows that batches of sealed segments may have gaps between them.
+
+
+def read_first_dirty_offset(filesystem: FileSystem, directory: Path) -> int | None:
+    """The first dirty offset; None if the log was never compacted, 0 if the file is damaged.
+
+    Zero is always safe: compaction merely looks at everything again.
+    """
+    try:
+        data = read_beside(filesystem, directory / CLEANER_CHECKPOINT_FILE)
+        version, count, line = data.decode("ascii").splitlines()
+        offset = int(line.split()[-1])
+    except FileNotFoundError:
+        return None
+    except (ValueError, IndexError, CorruptDataError):
+        return 0
+    return max(offset, 0) if (version, count) == (_VERSION, "1") else 0
+
+
+def lower_first_dirty_offset(filesystem: FileSystem, directory: Path, offset: int) -> None:
+    """Mark everything from ``offset`` on dirty: the log is about to be cut there. Durable.
+
+    What is written there later was never compacted.
+    """
+    stored = read_first_dirty_offset(filesystem, directory)
+    if stored is not None and stored > offset:
+        write_first_dirty_offset(filesystem, directory, offset)
+
+
+def write_first_dirty_offset(filesystem: FileSystem, directory: Path, offset: int) -> None:
+    """Replace the file; durable on return."""
+    topic, _, partition = directory.name.rpartition("-")
+    text = f"{_VERSION}\n1\n{topic} {partition} {offset}\n"
+    filesystem.write_atomically(directory / CLEANER_CHECKPOINT_FILE, text.encode())
+
+
+# --- gaps that were copied ----------------------------------------------------------------------
+# A version and an offset (exclusive), a line each. A follower takes the leader's batches as they
+# are, also where compaction has removed some between them. The file is written, durably, before the
+# first batch behind a gap, and then speaks for its whole segment: recovery takes a gap anywhere
+# else for damage.
+
+
+def read_gaps_end(filesystem: FileSystem, directory: Path) -> int:
+    """The offset before which gaps may begin: 0 without the file, the largest if it is damaged.
+
+    Damage shows that there are gaps, and batches are still checked one by one.
+    """
+    try:
+        data = read_beside(filesystem, directory / OFFSET_GAPS_FILE)
+        version, offset = data.decode("ascii").splitlines()
+        return int(offset) if version == _VERSION and offset.isdecimal() else OFFSET_MAX
+    except FileNotFoundError:
+        return 0
+    except (ValueError, CorruptDataError):
+        return OFFSET_MAX
+
+
+def write_gaps_end(filesystem: FileSystem, directory: Path, offset: int) -> None:
+    """Replace the file; durable on return."""
+    filesystem.write_atomically(directory / OFFSET_GAPS_FILE, f"{_VERSION}\n{offset}\n".encode())
+
+
+# --- a cut that an operator accepts -------------------------------------------------------------
+# It names the one offset at which, as a refusal said, the intact part of the log ends. The next
+# recovery that would refuse at exactly this offset cuts there instead. The file is removed as soon
+# as the log is open again, so it is never taken for the answer to another refusal.
+
+
+def accept_cut(filesystem: FileSystem, directory: Path, offset: int) -> None:
+    """Let the next recovery of ``directory`` cut at ``offset`` (inclusive). Durable. OSError."""
+    if offset < 0:
+        raise ValueError(f"offset={offset}: offsets begin at 0")
+    filesystem.write_atomically(directory / ACCEPTED_CUT_FILE, f"{offset}\n".encode())
+
+
+def read_accepted_cut(filesystem: FileSystem, directory: Path) -> int | None:
+    """The accepted offset; None if there is none, or the file cannot be read."""
+    try:
+        return int(filesystem.read_whole(directory / ACCEPTED_CUT_FILE))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+# --- the topic ----------------------------------------------------------------------------------
+# Its id is kept twice. Kafka's file has no checksum; ours has one: ``0``, ``topic_id <id>`` and
+# ``crc32c X`` (8 hex digits, of both lines) on a line each. The files of another topic are removed,
+# so a flipped bit must not turn one topic into another.
 
 
 def encode_topic_id(topic_id: str) -> bytes:
@@ -387,7 +425,14 @@ def write_topic_id(filesystem: FileSystem, directory: Path, topic_id: str) -> No
             filesystem.write_atomically(directory / name, data)
 
 
-RESTART_FILE: Final = "restart-offset"
+# --- dropping the whole log ---------------------------------------------------------------------
+# It then begins and ends at another offset; one file makes that crash-safe. ``restart-offset`` is
+# written first, durably: from then on the log is dropped. Then everything but what says whose files
+# these are is removed, the checkpoint of an empty log written, and ``restart-offset`` removed. The
+# next open does all of that again if a crash left that file, so that it finds either the old log or
+# the empty one. The file: ``0`` (version), ``restart_offset N`` and ``crc32c X`` (8 hex digits, of
+# both lines before), a line each.
+
 
 _KEPT: Final = frozenset({LOCK_FILE, TOPIC_ID_FILE, PARTITION_METADATA_FILE, RESTART_FILE})
 
