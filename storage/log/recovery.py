@@ -1,4 +1,4 @@
-"""What to do where the readable part of a log ends: one pure table.
+"""What to do where the readable part of a log ends: one pure table, and what is *torn* in it.
 
 After an unclean stop every batch from the last segment's start, or from the recovery point if
 that is earlier, is read again. The scan ends at the end of the files or at a *defect*. What
@@ -31,7 +31,20 @@ none    any         nothing wrong   yes       any    impossible: nothing follows
 A place is *synced* below the recovery point of the checkpoint, *unsynced* at or beyond it and
 *unknown* if there is no readable checkpoint. The recovery point never claims too much; after a
 power loss it may claim too little, by what was synced since the checkpoint itself was.
-``torn_tail`` defines *torn*. An operator can accept a cut that is refused (``accepted_cut``).
+An operator can accept a cut that is refused (``accept_cut``).
+
+What was written and not synced is lost in whole sectors: each has its new content or its old,
+and since a log only grows, its old content is empty. A dying process leaves a file that ends inside
+a batch. So a *torn* batch extends past the end of its file, or has a sector that is zeros to its
+end. Anything else wrong, such as a flipped bit or foreign bytes, was written whole and
+may have been acknowledged, however old the checkpoint is.
+
+A batch may well contain a whole sector of zeros. Therefore what one flipped bit explains
+was written whole, whatever zeros there are: the CRC says where that bit would be, if anywhere. For
+a torn batch it says so by chance, once in 2^32 / (8 * its size).
+
+Two things look torn but need not be: a page of the medium that reads as zeros, and several flipped
+bits in a batch with a sector of zeros. Then only the checkpoint says which of them were synced.
 """
 
 from __future__ import annotations
@@ -139,6 +152,9 @@ def decide(
     raise AssertionError(
         f"no row for {defect}, {durability}, intact_follows={intact_follows}, is_torn={is_torn}"
     )
+
+
+# --- whether the tail is torn --------------------------------------------------------------------
 
 
 SECTOR_BYTES: Final = 512
