@@ -1,10 +1,13 @@
 """Opening one partition's directory: what is trusted, what is read again, what is cut.
 
 After a clean close the records are trusted. Otherwise the last segment, and every segment that
-reaches beyond the recovery point, is read batch by batch with its CRC; ``recovery`` decides what
-happens where that ends. Aborted-transaction entries and producer state from the recovery point
-on are not trusted either: the caller's replay of the log restores them. Files beside the
-records are only trusted as far as the summary of their segment vouches for them.
+reaches beyond the recovery point, is read batch by batch with its CRC (``SegmentScan``). Where that
+ends, what follows is kept or cut, or the log refused (``settle_tail``, by the table of
+``recovery``). Aborted-transaction entries and producer state from the recovery point on are not
+trusted either: the caller's replay of the log restores them. Files beside the records are only
+trusted as far as the summary of their segment vouches for them.
+
+One file: each step of an opening depends on what the ones before it have found.
 """
 
 from __future__ import annotations
@@ -64,108 +67,6 @@ from oncelog.storage.segments.segment import INDEX_SUFFIXES, LOG_SUFFIX, Segment
 from oncelog.storage.segments.summary import SegmentSummary, epochs_of
 from oncelog.storage.segments.swap import complete_swaps
 
-
-class SegmentScan:
-    """Takes the intact batches of ``segment`` into its indexes, from ``begin_scan`` on.
-
-    ``position`` and ``expected_offset`` (exclusive) are its progress. ``leader_epochs``
-    grows by (epoch, its first offset) for each higher epoch. Below ``gaps_end`` (exclusive)
-    compaction may have removed batches, so the next one may begin later than expected. Of batches
-    whose epoch is known, others are not good.
-
-    What reaches beyond ``synced_offset`` (exclusive) is written over itself, from the very bytes
-    that were found good. After a failed sync Linux keeps showing the pages that the disk refused,
-    but marks them clean: a later sync does nothing, and reading them again may return what is on
-    the disk.
-    """
-
-    __slots__ = (
-        "_gaps_end",
-        "_known_epochs",
-        "_known_packed",
-        "_leader_epochs",
-        "_segment",
-        "_synced_offset",
-        "expected_offset",
-        "position",
-    )
-
-    def __init__(
-        self,
-        segment: Segment,
-        *,
-        gaps_end: int,
-        leader_epochs: list[tuple[int, int]],
-        known_epochs: LeaderEpochPairs,
-        synced_offset: int,
-    ) -> None:
-        self._segment = segment
-        self._synced_offset = synced_offset
-        self._gaps_end = gaps_end
-        self._leader_epochs = leader_epochs
-        self._known_epochs = known_epochs
-        self._known_packed = packed_epochs(known_epochs)
-        self.position = 0
-        self.expected_offset = segment.base_offset
-
-    def run(self) -> TailDefect:
-        """Take all batches up to the end of the file, or to one that is not good: says why."""
-        kernel = compiled.kernel
-        while True:
-            if kernel is not None:
-                self._take_runs(kernel)
-            for position, found, frame in check_batches(
-                self._segment.log_file,
-                self.position,
-                self.expected_offset,
-                gaps_end=self._gaps_end,
-                leader_epochs=self._known_epochs,
-            ):
-                if isinstance(found, TailDefect):
-                    return found
-                self._take(position, found, frame)
-                if kernel is not None:
-                    break
-            else:
-                return TailDefect.NONE
-
-    def _take_runs(self, kernel: ModuleType) -> None:
-        """Take what is plainly good: the kernel does not classify defects."""
-        file, counting, epochs = self._segment.log_file, self._segment.counting, self._leader_epochs
-        while self.position < file.size_bytes:
-            run = read_run(file, self.position)
-            taken, self.expected_offset, count, entries, new_epochs = kernel.scan_batches(
-                run,
-                crc32c,
-                self.position,
-                self._segment.base_offset,
-                self.expected_offset,
-                self._gaps_end,
-                self._known_packed,
-                epochs[-1][0] if epochs else NO_LEADER_EPOCH,
-                counting.interval_bytes,
-                (*counting.count, counting.last_entered_timestamp_ms),
-            )
-            if not taken:
-                return
-            if self.position == 0:
-                counting.first_timestamp_ms = parse_header(run).max_timestamp_ms
-            counting.take_run(IndexRun(*entries), IndexCount(*count))
-            epochs.extend(new_epochs)
-            self._write_again(self.position, memoryview(run)[:taken])
-            self.position += taken
-
-    def _take(self, position: int, header: BatchHeader, frame: memoryview) -> None:
-        self.position, self.expected_offset = position + len(frame), header.next_offset
-        self._segment.counting.account(BatchPlace.of(position, header))
-        note_epoch(self._leader_epochs, header.leader_epoch, header.base_offset)
-        self._write_again(position, frame)
-
-    def _write_again(self, position: int, batches: memoryview) -> None:
-        if self.expected_offset > self._synced_offset:
-            self._segment.log.write_at(position, batches)
-
-
 _logger = logging.getLogger(__name__)
 
 
@@ -186,7 +87,7 @@ class LoadedLog:
     log_start_offset: int
     high_watermark: int
     gaps_end: int
-    """Up to there (exclusive) a gap may begin: see ``offset_gaps``."""
+    """Up to there (exclusive) a gap may begin: see ``read_gaps_end``."""
     recovery_point: int | None
     snapshot_limit: int
     checked_from: int
@@ -210,7 +111,7 @@ class LogLoader:
     _known: int = 0
     """Up to here (exclusive) the log was synced successfully; 0 if unknown."""
     _copied_gaps_end: int = 0
-    """See ``offset_gaps``."""
+    """See ``read_gaps_end``."""
     _stored_epochs: list[tuple[int, int]] = field(default_factory=list)
     _unsealed: list[Segment] = field(default_factory=list)
     _summaries: dict[int, SegmentSummary] = field(default_factory=dict)
@@ -554,6 +455,116 @@ class LogLoader:
             self.ledger.note_directory()
 
 
+# --- reading a segment again ---------------------------------------------------------------------
+
+
+class SegmentScan:
+    """Takes the intact batches of ``segment`` into its indexes, from ``begin_scan`` on.
+
+    ``position`` and ``expected_offset`` (exclusive) are its progress. ``leader_epochs``
+    grows by (epoch, its first offset) for each higher epoch. Below ``gaps_end`` (exclusive)
+    compaction may have removed batches, so the next one may begin later than expected. Of batches
+    whose epoch is known, others are not good.
+
+    The kernel takes whole runs of batches that are plainly good. What it does not take, and all
+    where it was not built, ``inspect_batch`` judges one by one.
+
+    What reaches beyond ``synced_offset`` (exclusive) is written over itself, from the very bytes
+    that were found good. After a failed sync Linux keeps showing the pages that the disk refused,
+    but marks them clean: a later sync does nothing, and reading them again may return what is on
+    the disk.
+    """
+
+    __slots__ = (
+        "_gaps_end",
+        "_known_epochs",
+        "_known_packed",
+        "_leader_epochs",
+        "_segment",
+        "_synced_offset",
+        "expected_offset",
+        "position",
+    )
+
+    def __init__(
+        self,
+        segment: Segment,
+        *,
+        gaps_end: int,
+        leader_epochs: list[tuple[int, int]],
+        known_epochs: LeaderEpochPairs,
+        synced_offset: int,
+    ) -> None:
+        self._segment = segment
+        self._synced_offset = synced_offset
+        self._gaps_end = gaps_end
+        self._leader_epochs = leader_epochs
+        self._known_epochs = known_epochs
+        self._known_packed = packed_epochs(known_epochs)
+        self.position = 0
+        self.expected_offset = segment.base_offset
+
+    def run(self) -> TailDefect:
+        """Take all batches up to the end of the file, or to one that is not good: says why."""
+        kernel = compiled.kernel
+        while True:
+            if kernel is not None:
+                self._take_runs(kernel)
+            for position, found, frame in check_batches(
+                self._segment.log_file,
+                self.position,
+                self.expected_offset,
+                gaps_end=self._gaps_end,
+                leader_epochs=self._known_epochs,
+            ):
+                if isinstance(found, TailDefect):
+                    return found
+                self._take(position, found, frame)
+                if kernel is not None:
+                    break
+            else:
+                return TailDefect.NONE
+
+    def _take_runs(self, kernel: ModuleType) -> None:
+        """Take what is plainly good: the kernel does not classify defects."""
+        file, counting, epochs = self._segment.log_file, self._segment.counting, self._leader_epochs
+        while self.position < file.size_bytes:
+            run = read_run(file, self.position)
+            taken, self.expected_offset, count, entries, new_epochs = kernel.scan_batches(
+                run,
+                crc32c,
+                self.position,
+                self._segment.base_offset,
+                self.expected_offset,
+                self._gaps_end,
+                self._known_packed,
+                epochs[-1][0] if epochs else NO_LEADER_EPOCH,
+                counting.interval_bytes,
+                (*counting.count, counting.last_entered_timestamp_ms),
+            )
+            if not taken:
+                return
+            if self.position == 0:
+                counting.first_timestamp_ms = parse_header(run).max_timestamp_ms
+            counting.take_run(IndexRun(*entries), IndexCount(*count))
+            epochs.extend(new_epochs)
+            self._write_again(self.position, memoryview(run)[:taken])
+            self.position += taken
+
+    def _take(self, position: int, header: BatchHeader, frame: memoryview) -> None:
+        self.position, self.expected_offset = position + len(frame), header.next_offset
+        self._segment.counting.account(BatchPlace.of(position, header))
+        note_epoch(self._leader_epochs, header.leader_epoch, header.base_offset)
+        self._write_again(position, frame)
+
+    def _write_again(self, position: int, batches: memoryview) -> None:
+        if self.expected_offset > self._synced_offset:
+            self._segment.log.write_at(position, batches)
+
+
+# --- where the readable part ends ----------------------------------------------------------------
+
+
 class Tail(NamedTuple):
     """The end of the readable part: at byte ``position`` of ``segment``, before ``offset``."""
 
@@ -639,7 +650,7 @@ def settle_tail(
 
 
 def _is_torn(tail: Tail) -> bool:
-    """See ``torn_tail``. The batch length may be what is wrong, so everything is read."""
+    """See ``looks_torn``. The batch length may be what is wrong, so everything is read."""
     with reading(tail.path):
         rest = tail.segment.log.read(tail.position, tail.segment.size_bytes - tail.position)
     return looks_torn(tail.defect, rest, tail.position, tail.offset)
