@@ -22,7 +22,7 @@ from oncelog.storage.compaction.compactor import (
     CompactionSettings,
 )
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.log.sealed import Replacement
+from oncelog.storage.log.sealed_segments import Replacement
 
 _logger = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from oncelog.storage.compaction.filter import (
 )
 from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.log.partition import PartitionLog
-from oncelog.storage.log.sealed import RemovedFiles, Replacement
+from oncelog.storage.log.sealed_segments import RemovedFiles, Replacement
 from oncelog.storage.log.side_files import read_first_dirty_offset, write_first_dirty_offset
 from oncelog.storage.model import NO_TIMESTAMP, ProducerSnapshotEntry
 from oncelog.storage.records.batch import BatchHeader, Buffer, parse_header

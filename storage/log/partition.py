@@ -24,7 +24,7 @@ from oncelog.storage.disk.file_system import FileHandle, FileSystem
 from oncelog.storage.disk.sync_point import SyncLedger, SyncPoint
 from oncelog.storage.log.loader import LoadedLog, LogLoader, TailCut
 from oncelog.storage.log.readable import ReadableLog
-from oncelog.storage.log.sealed import LogBody, LogHead
+from oncelog.storage.log.sealed_segments import LogBody, LogHead
 from oncelog.storage.log.side_files import (
     CLEAN_SHUTDOWN_FILE,
     CleanShutdown,

@@ -50,7 +50,7 @@ from oncelog.storage.compaction.filter import CleanedTransactions, KeyOffsets
 from oncelog.storage.disk.sync_point import SyncLedger
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.log.partition import AbortedEntries
-from oncelog.storage.log.sealed import LogBody
+from oncelog.storage.log.sealed_segments import LogBody
 from oncelog.storage.model import PRODUCER_EPOCH_MAX, TRANSACTION_STATE_TOPIC
 from oncelog.storage.records.batch import BatchHeader, Buffer, parse_header
 from oncelog.storage.segments.aborted_index import AbortedIndexEntry
