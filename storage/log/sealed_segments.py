@@ -1,8 +1,13 @@
-"""The sealed segments of a log that compaction may read and replace.
+"""The sealed segments of a log: which retention removes, and which compaction replaces.
 
-All methods run on the loop that owns the log. ``compaction`` reads, filters and writes in
-between, in any thread, on its own files: its result is only accepted if the
-segments it was made from are still there.
+Removing the oldest (``LogHead``) takes several steps, and a crash after any is safe: retention names
+the offset to keep from; the log start is raised to it and made durable; the segments below are
+dropped; their files are removed, in another thread if need be. The next open finds any leftovers
+below the log start, and the next retention removes them.
+
+Replacing some (``LogBody``) is done in two places. All methods here run on the loop that owns the
+log. ``compaction`` reads, filters and writes in between, in any thread, on its own files: its
+result is only accepted if the segments it was made from are still there.
 """
 
 from __future__ import annotations
@@ -110,7 +115,7 @@ class Replacement:
 
 
 class LogBody:
-    """The segments between the log start and the active one."""
+    """The segments between the log start and the active one, for compaction."""
 
     __slots__ = ("_directory", "_filesystem", "_ledger", "_segments", "_snapshots")
 
