@@ -1,9 +1,9 @@
 """The sealed segments of a log: which retention removes, and which compaction replaces.
 
-Removing the oldest (``LogHead``) takes several steps, and a crash after any is safe: retention names
-the offset to keep from; the log start is raised to it and made durable; the segments below are
-dropped; their files are removed, in another thread if need be. The next open finds any leftovers
-below the log start, and the next retention removes them.
+Removing the oldest (``LogHead``) takes several steps, and a crash after any is safe: retention
+names the offset to keep from; the log start is raised to it and made durable; the segments below
+are dropped; their files are removed, in another thread if need be. The next open finds any
+leftovers below the log start, and the next retention removes them.
 
 Replacing some (``LogBody``) is done in two places. All methods here run on the loop that owns the
 log. ``compaction`` reads, filters and writes in between, in any thread, on its own files: its
