@@ -1,6 +1,8 @@
 """The read side of a log: one set of offsets, and the segments, snapshots and epochs below them.
 
 Nothing here changes the log; ``partition`` writes it.
+
+One file: it is all the ways to read a log, by offset, by timestamp and around damage.
 """
 
 from __future__ import annotations
@@ -187,6 +189,9 @@ class ReadableLog:
         return found if found is not None else (lowest_offset, [])
 
 
+# --- by timestamp: the index finds the batch, decoding it the record ----------------------------
+
+
 def find_timestamp(
     segments: SegmentList, timestamp_ms: int, *, lowest_offset: int, upper_offset: int
 ) -> tuple[int, int] | None:
@@ -270,6 +275,22 @@ def _times_of(batch: bytes) -> list[tuple[int, int]]:
     from oncelog.storage.records.codec import decode_records
 
     return [(record.offset, record.timestamp_ms) for record in decode_records(batch)]
+
+
+# --- around damage ------------------------------------------------------------------------------
+# The sound batches before the damage, then where it ends.
+#
+# This is the slow path, batch by batch with every check, taken only after the fast one has failed.
+# The CRC of a batch does not cover its base offset and length, so a wrong one shows only by the
+# batches around it: the one that directly follows a sound batch is believed, and of two that
+# overlap the other one is damaged. Beyond the damage, the next sound batch is sought first where
+# the damaged one claims to end, then in the bytes before the next index entry whose batch is
+# sound. What the disk cannot read is damage as well, unless it can read nothing of the file: then
+# the disk itself may be failing, perhaps only for a while.
+#
+# A search over long damage takes long, so its result is kept with the segment for as long as
+# the damage is there. So are the places where sound batches were last read, since the index may
+# end at the damage.
 
 
 SEARCH_BYTES_MAX: Final = 8_388_608

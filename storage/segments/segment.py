@@ -90,9 +90,9 @@ class Segment:
         self._log: FileHandle | None = None
         self._indexes = SegmentIndexes(base_offset, index_interval_bytes)
         self.known_gaps: list[Gap] = []
-        """What was found to be damaged since the file was opened: see ``damaged_read``."""
+        """What reads have found to be damaged since the file was opened."""
         self.sound_places: dict[int, int] = {}
-        """By offset, where reads beyond damage have been: see ``damaged_read``."""
+        """By offset, where reads beyond damage have been."""
         # What was written through the open file needs no check: its CRCs were checked before.
         self._own_from = _NOTHING
         self._is_closed = False
