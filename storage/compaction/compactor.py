@@ -12,6 +12,8 @@ the log makes the changes to its state, in ``Cleaner.begin`` and for each
 ``Replacement`` that the steps yield.
 
 Source: KIP-58 for the lag, KIP-98 for transactions, KIP-534 for the delete horizon.
+
+One file: what the owner of a log prepares for a round, the round does and hands back.
 """
 
 from __future__ import annotations
@@ -204,6 +206,13 @@ class Cleaner:
     def _dirty(self, segments: Sequence[Segment]) -> Iterator[Segment]:
         first_dirty_offset = self.first_dirty_offset
         return (segment for segment in segments if segment.next_offset > first_dirty_offset)
+
+
+# --- one round ----------------------------------------------------------------------------------
+# It reads keys and writes smaller segments, in small steps. These run in any thread, one at a time.
+# They open files for themselves and write files that are not yet part of the log; they neither read
+# nor change the log's state. A step is a number of bytes read, after which to rest, or a
+# ``Replacement`` for the owner of the log to swap in before the next step.
 
 
 STEP_BYTES: Final = 262_144
@@ -450,6 +459,9 @@ def _note_keys(keys: KeyOffsets, header: BatchHeader, frame: memoryview) -> None
             keys.put(span.key, base_offset + span.offset_delta)
 
 
+# --- the segment that a round writes ------------------------------------------------------------
+
+
 _WRITE_BYTES: Final = 262_144
 """Batches are gathered into writes of this size: most batches of an internal log are small."""
 
@@ -458,7 +470,10 @@ _SYNC_BYTES: Final = 4_194_304
 
 
 class CleanedSegment:
-    """A segment being written beside the log, to be sealed or discarded."""
+    """A segment being written beside the log, to be sealed or discarded.
+
+    Its files are the ``.cleaned`` ones, until they are durable and can be swapped.
+    """
 
     def __init__(
         self, filesystem: FileSystem, directory: Path, base_offset: int, index_interval_bytes: int
