@@ -1,4 +1,10 @@
-"""What a verification finds, and what it knows beforehand about how far to trust a log."""
+"""The files beside a log checked: by themselves, against each other and against its batches.
+
+The checkpoints are read first; they say how far to trust the log. Indexes and snapshots are checked
+while its batches pass by, once and in order.
+
+One file: a check for each kind of file, and what all of them find.
+"""
 
 from __future__ import annotations
 
@@ -98,6 +104,9 @@ class Checkpoints:
         return not is_active and self.is_synced(next_offset - 1)
 
 
+# --- the summary of a sealed segment ------------------------------------------------------------
+
+
 def check_summary(filesystem: FileSystem, log_path: Path) -> Iterator[Finding]:
     """What differs from the summary of the segment whose ``.log`` is ``log_path``.
 
@@ -141,6 +150,11 @@ def _differences(
         if found != expected:
             reason = "it is not what it was when the segment was sealed"
             yield Finding(path=path, position=0, reason=reason)
+
+
+# --- indexes ------------------------------------------------------------------------------------
+# Each check streams its file beside the log, so neither has to fit in memory. It returns
+# findings as (position in the index file, reason).
 
 
 Fault: TypeAlias = tuple[int, str]
@@ -340,6 +354,11 @@ class TxnIndexCheck:
                     f"{field} {file[field]} for the transaction that ends at offset "
                     f"{file['last_offset']}, the log says {getattr(expected, field)}",
                 )
+
+
+# --- producer snapshots -------------------------------------------------------------------------
+# They are checked against replay of the log, and what replay says of transactions against the
+# aborted index.
 
 
 class ProducerReplay(Protocol):

@@ -1,10 +1,10 @@
-"""What the small files of a partition directory contain, row by row, for people and programs.
+"""What the files of a partition directory contain, row by row, for people and programs.
 
 A row maps field names to numbers and texts, in the order of the bytes; ``position``
-is the byte at which it begins. Files are read in pieces, so no file costs more
-memory than one piece. Damage raises ``CorruptDataError``, which names file and position, after
-the rows before it. Nothing here writes: use it with ``ReadOnlyFileSystem``, even on a directory
-whose actor is running.
+is the byte at which it begins. Files are read in pieces, a log batch by batch, so no file costs
+more memory than one piece. Damage of a small file raises ``CorruptDataError``, which names file and
+position, after the rows before it. Nothing here writes: use it with ``ReadOnlyFileSystem``, even on
+a directory whose actor is running.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def is_partition_directory(filesystem: FileSystem, directory: Path) -> bool:
 
 
 def rows_of(filesystem: FileSystem, path: Path) -> Iterator[Row]:
-    """The rows of any small file; for a ``.log`` see ``dump.batches``."""
+    """The rows of any small file; for a ``.log`` see ``scan_log``."""
     kind = kind_of(path.name) or leftover_kind_of(path.name)
     reader = _READERS.get(kind) if kind is not None else None
     if reader is None:
@@ -306,6 +306,12 @@ _READERS: Final[Mapping[FileKind, Callable[[FileSystem, Path], Iterator[Row]]]] 
         FileKind.UNFINISHED: no_rows,
     }
 )
+
+
+# --- the batches of a log -----------------------------------------------------------------------
+# As they are, intact or not. One batch is in memory at a time. A batch that fails its CRC is
+# yielded, marked as such; where no batch can begin, or the file ends inside one, the scan ends
+# with a ``LogEnd`` that names the place.
 
 
 @dataclass(frozen=True, slots=True)
