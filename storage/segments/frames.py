@@ -1,8 +1,8 @@
 """Walking the batches of one ``.log`` file: by their headers alone, or with all their bytes.
 
-Or only those that producer state is made of (``state_batches``): a log without producers has next
-to none, and one of many small batches from a few producers has few, since batches that later ones
-push out of the state are left out. The kernel selects them; Python judges what it stops at, and
+Or only those that producer state is made of (``state_batches``). A log without producers has next
+to none, and one of many small batches from a few producers has few: batches that later ones push
+out of the state are left out. The kernel selects them; Python judges what it stops at, and
 everything where there is no kernel.
 """
 
