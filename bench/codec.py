@@ -30,8 +30,8 @@ import pyarrow as pa
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 
-from oncelog.storage.records import checksum
 from oncelog.storage.records import codec as record_codec
+from oncelog.storage.records import compiled
 from oncelog.storage.records.batch import parse_header
 from oncelog.storage.records.client_batch import check_client_batch
 from oncelog.storage.records.codec import (
@@ -276,15 +276,15 @@ def check_same(ours: bytes, theirs: bytes | bytearray) -> None:
 def using(backend: str) -> Iterator[None]:
     """Make ``records.codec`` use one of its backends, with the checksum that goes with it."""
     codec: Any = record_codec  # which takes its kernel from another module
-    kernel, crc = codec.record_kernel, checksum.crc32c
+    kernel, crc = codec.record_kernel, compiled.crc32c
     if backend == "python":
         codec.record_kernel = None
-        checksum.crc32c = crc32c.crc32c  # type: ignore[misc]
+        compiled.crc32c = crc32c.crc32c  # type: ignore[misc]
     try:
         yield
     finally:
         codec.record_kernel = kernel
-        checksum.crc32c = crc  # type: ignore[misc]
+        compiled.crc32c = crc  # type: ignore[misc]
 
 
 def cpu_ns(action: Callable[[], object], repeats: int) -> float:

@@ -1,4 +1,4 @@
-"""Ids, sentinels and named limits that every layer shares.
+"""Ids, sentinels, named limits and a few values that every layer shares.
 
 Offsets are int64. Inclusive: ``base_offset``, ``first_offset``, ``last_offset``,
 ``log_start_offset``. Exclusive: ``log_end_offset``, ``next_offset``, ``high_watermark``,
@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import functools
 import re
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -96,6 +97,41 @@ class AbortedTransaction(msgspec.Struct, frozen=True, kw_only=True):
 
     producer_id: int
     first_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerSnapshotEntry:
+    """What a log remembers of one producer at one offset.
+
+    Its epoch, its newest batch and its open transaction. The partition's machine makes these
+    entries; a producer snapshot has them as bytes.
+
+    ``last_sequence``, ``last_offset`` (inclusive) and ``offset_delta`` are those of the newest
+    data batch, -1, -1 and 0 if there is none; ``offset_delta`` is the batch's last offset less
+    its first. ``timestamp_ms`` is of the newest batch or marker. ``current_txn_first_offset`` is
+    -1 while no transaction is open.
+
+    Source: KIP-98, "Producer state"; the duplicate window is 1 batch right after a reload.
+    """
+
+    producer_id: int
+    producer_epoch: int = NO_PRODUCER_EPOCH
+    last_sequence: int = NO_SEQUENCE
+    last_offset: int = NO_OFFSET
+    offset_delta: int = 0
+    timestamp_ms: int = NO_TIMESTAMP
+    coordinator_epoch: int = NO_COORDINATOR_EPOCH
+    current_txn_first_offset: int = NO_OFFSET
+
+    @property
+    def has_batch(self) -> bool:
+        """Whether the producer's newest data batch is known, for duplicate detection."""
+        return self.last_sequence != NO_SEQUENCE
+
+    @property
+    def has_open_transaction(self) -> bool:
+        """Whether a transaction of this producer waits for its marker."""
+        return self.current_txn_first_offset != NO_OFFSET
 
 
 def is_valid_topic_name(name: str) -> bool:

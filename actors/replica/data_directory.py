@@ -24,7 +24,7 @@ from oncelog.actors.protocol.cluster.quorum import VoterState
 from oncelog.actors.protocol.messages.brokers import Disk
 from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.checkpoint import LOCK_FILE, PARTITION_METADATA_FILE
+from oncelog.storage.log.side_files import LOCK_FILE, PARTITION_METADATA_FILE
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC
 from oncelog.storage.records.batch import iterate_batches
 from oncelog.storage.records.codec import decode_records

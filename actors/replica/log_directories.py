@@ -34,8 +34,7 @@ from oncelog.actors.replica.data_directory import (
 )
 from oncelog.storage.disk.file_system import FileSystem, Lock
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.checkpoint import LOCK_FILE
-from oncelog.storage.log.topic_id_file import read_topic_id
+from oncelog.storage.log.side_files import LOCK_FILE, read_topic_id
 from oncelog.storage.model import INTERNAL_TOPICS
 
 _logger = logging.getLogger(__name__)

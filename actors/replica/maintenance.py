@@ -43,12 +43,16 @@ from oncelog.actors.config import TopicConfig
 from oncelog.actors.interfaces import Clock
 from oncelog.actors.process.background import settle
 from oncelog.actors.replica.replica import Replica
-from oncelog.storage.compaction.compactor import Cleaner, CleanResult, CompactionSettings
-from oncelog.storage.compaction.round import CleaningRound
+from oncelog.storage.compaction.compactor import (
+    Cleaner,
+    CleaningRound,
+    CleanResult,
+    CompactionSettings,
+)
 from oncelog.storage.disk.errors import is_unreadable
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError, InvalidSettingError
-from oncelog.storage.log.body import Replacement
+from oncelog.storage.log.sealed_segments import Replacement
 from oncelog.storage.log_settings import RetentionPolicy
 
 _logger = logging.getLogger(__name__)

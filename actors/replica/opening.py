@@ -39,15 +39,17 @@ from oncelog.storage.disk.errors import is_unreadable
 from oncelog.storage.disk.file_system import DirectoryLockedError, FileSystem, Lock
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.checkpoint import (
+from oncelog.storage.log.loader import TailCut
+from oncelog.storage.log.partition import LogSettings, PartitionLog
+from oncelog.storage.log.side_files import (
     CLEAN_SHUTDOWN_FILE,
     LOCK_FILE,
     PARTITION_METADATA_FILE,
     RECOVERY_FILE,
+    TOPIC_ID_FILE,
+    read_topic_id,
+    write_topic_id,
 )
-from oncelog.storage.log.partition import LogSettings, PartitionLog
-from oncelog.storage.log.tail import TailCut
-from oncelog.storage.log.topic_id_file import TOPIC_ID_FILE, read_topic_id, write_topic_id
 from oncelog.storage.records.batch import BatchHeader
 from oncelog.storage.records.codec import Record, decode_records
 from oncelog.storage.records.control import ControlRecord, decode_control

@@ -41,7 +41,7 @@ from oncelog.actors.replica.data_directory import read_identity
 from oncelog.api.cli.terminal import STATUS_ERROR, CliError, bytes_as_json, say
 from oncelog.api.session.connection import DISCOVERY_FILE
 from oncelog.storage.disk.file_system import FileSystem, ReadOnlyFileSystem, RealFileSystem
-from oncelog.storage.dump.batches import LogEnd, batch_row, records_of, scan_log
+from oncelog.storage.dump.contents import LogEnd, batch_row, records_of, scan_log
 from oncelog.storage.dump.findings import Finding
 from oncelog.storage.dump.small_files import (
     FileKind,
@@ -53,12 +53,12 @@ from oncelog.storage.dump.small_files import (
 )
 from oncelog.storage.dump.verify import verify_directory
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.accepted_cut import accept_cut as write_accepted_cut
-from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
+from oncelog.storage.log.side_files import accept_cut as write_accepted_cut
 from oncelog.storage.model import (
     CLUSTER_METADATA_TOPIC,
     CONSUMER_OFFSETS_TOPIC,
     TRANSACTION_STATE_TOPIC,
+    ProducerSnapshotEntry,
     TopicPartition,
 )
 from oncelog.storage.records.batch import BatchHeader

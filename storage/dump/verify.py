@@ -27,22 +27,34 @@ from pathlib import Path
 from typing import Final
 
 from oncelog.storage.disk.file_system import FileSystem
-from oncelog.storage.dump.batches import LogEnd, ScannedBatch, records_of, scan_log
-from oncelog.storage.dump.findings import Checkpoints, Finding
-from oncelog.storage.dump.indexes import (
+from oncelog.storage.dump.checks import (
+    Checkpoints,
     Fault,
+    Finding,
     IndexFile,
     OffsetIndexCheck,
+    ProducerCheck,
+    ProducerReplay,
     TimeIndexCheck,
     TxnIndexCheck,
+    check_summary,
 )
-from oncelog.storage.dump.producers import ProducerCheck, ProducerReplay
-from oncelog.storage.dump.small_files import FileKind, kind_of
-from oncelog.storage.dump.summary import check_summary
+from oncelog.storage.dump.contents import (
+    FileKind,
+    LogEnd,
+    ScannedBatch,
+    kind_of,
+    records_of,
+    scan_log,
+)
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.checkpoint import CLEAN_SHUTDOWN_FILE, LEADER_EPOCH_FILE, CleanShutdown
-from oncelog.storage.log.cleaner_checkpoint import read_first_dirty_offset
-from oncelog.storage.log.offset_gaps import read_gaps_end
+from oncelog.storage.log.side_files import (
+    CLEAN_SHUTDOWN_FILE,
+    LEADER_EPOCH_FILE,
+    CleanShutdown,
+    read_first_dirty_offset,
+    read_gaps_end,
+)
 from oncelog.storage.records.batch import BatchHeader
 from oncelog.storage.records.control import ControlRecord, decode_control
 from oncelog.storage.segments.inspection import TailDefect

@@ -1,42 +1,68 @@
 """Opening one partition's directory: what is trusted, what is read again, what is cut.
 
 After a clean close the records are trusted. Otherwise the last segment, and every segment that
-reaches beyond the recovery point, is read batch by batch with its CRC; ``recovery`` decides what
-happens where that ends. Aborted-transaction entries and producer state from the recovery point
-on are not trusted either: the caller's replay of the log restores them. Files beside the
-records are only trusted as far as the summary of their segment vouches for them.
+reaches beyond the recovery point, is read batch by batch with its CRC (``SegmentScan``). Where that
+ends, what follows is kept or cut, or the log refused (``settle_tail``, by the table of
+``recovery``). Aborted-transaction entries and producer state from the recovery point on are not
+trusted either: the caller's replay of the log restores them. Files beside the records are only
+trusted as far as the summary of their segment vouches for them.
+
+One file: each step of an opening depends on what the ones before it have found.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+from crc32c import crc32c
 
 from oncelog.storage.disk.errors import is_unreadable, reading
 from oncelog.storage.disk.file_system import TEMPORARY_SUFFIX, FileSystem
 from oncelog.storage.disk.sync_point import SyncLedger
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.accepted_cut import ACCEPTED_CUT_FILE
-from oncelog.storage.log.checkpoint import (
+from oncelog.storage.log.producer_snapshot import SnapshotStore
+from oncelog.storage.log.recovery import (
+    Durability,
+    TailAction,
+    decide,
+    durability_of,
+    looks_torn,
+)
+from oncelog.storage.log.side_files import (
+    ACCEPTED_CUT_FILE,
     CLEAN_SHUTDOWN_FILE,
+    LEADER_EPOCH_FILE,
+    RECOVERY_FILE,
     CleanShutdown,
     RecoveryCheckpoint,
+    finish_restart,
+    read_accepted_cut,
     read_clean_shutdown,
+    read_first_dirty_offset,
+    read_gaps_end,
     read_leader_epochs,
     read_recovery_checkpoint,
     write_leader_epochs,
 )
-from oncelog.storage.log.cleaner_checkpoint import read_first_dirty_offset
-from oncelog.storage.log.offset_gaps import read_gaps_end
-from oncelog.storage.log.producer_snapshot import SnapshotStore
-from oncelog.storage.log.restart import finish_restart
-from oncelog.storage.log.tail import Tail, TailCut, settle_tail
-from oncelog.storage.segments.inspection import TailDefect
-from oncelog.storage.segments.leader_epochs import OFFSET_MAX, without_start
-from oncelog.storage.segments.scan import SegmentScan
+from oncelog.storage.model import NO_LEADER_EPOCH
+from oncelog.storage.records import compiled
+from oncelog.storage.records.batch import BatchHeader, parse_header
+from oncelog.storage.segments.frames import BatchPlace, check_batches, read_run
+from oncelog.storage.segments.indexes import IndexCount, IndexRun
+from oncelog.storage.segments.inspection import TailDefect, holds_intact_batch
+from oncelog.storage.segments.leader_epochs import (
+    OFFSET_MAX,
+    LeaderEpochPairs,
+    note_epoch,
+    packed_epochs,
+    without_start,
+)
 from oncelog.storage.segments.segment import INDEX_SUFFIXES, LOG_SUFFIX, Segment
 from oncelog.storage.segments.summary import SegmentSummary, epochs_of
 from oncelog.storage.segments.swap import complete_swaps
@@ -61,7 +87,7 @@ class LoadedLog:
     log_start_offset: int
     high_watermark: int
     gaps_end: int
-    """Up to there (exclusive) a gap may begin: see ``offset_gaps``."""
+    """Up to there (exclusive) a gap may begin: see ``read_gaps_end``."""
     recovery_point: int | None
     snapshot_limit: int
     checked_from: int
@@ -85,7 +111,7 @@ class LogLoader:
     _known: int = 0
     """Up to here (exclusive) the log was synced successfully; 0 if unknown."""
     _copied_gaps_end: int = 0
-    """See ``offset_gaps``."""
+    """See ``read_gaps_end``."""
     _stored_epochs: list[tuple[int, int]] = field(default_factory=list)
     _unsealed: list[Segment] = field(default_factory=list)
     _summaries: dict[int, SegmentSummary] = field(default_factory=dict)
@@ -427,3 +453,238 @@ class LogLoader:
         if ACCEPTED_CUT_FILE in names:
             self.filesystem.remove(self.directory / ACCEPTED_CUT_FILE)
             self.ledger.note_directory()
+
+
+# --- reading a segment again ---------------------------------------------------------------------
+
+
+class SegmentScan:
+    """Takes the intact batches of ``segment`` into its indexes, from ``begin_scan`` on.
+
+    ``position`` and ``expected_offset`` (exclusive) are its progress. ``leader_epochs``
+    grows by (epoch, its first offset) for each higher epoch. Below ``gaps_end`` (exclusive)
+    compaction may have removed batches, so the next one may begin later than expected. Of batches
+    whose epoch is known, others are not good.
+
+    The kernel takes whole runs of batches that are plainly good. What it does not take, and all
+    where it was not built, ``inspect_batch`` judges one by one.
+
+    What reaches beyond ``synced_offset`` (exclusive) is written over itself, from the very bytes
+    that were found good. After a failed sync Linux keeps showing the pages that the disk refused,
+    but marks them clean: a later sync does nothing, and reading them again may return what is on
+    the disk.
+    """
+
+    __slots__ = (
+        "_gaps_end",
+        "_known_epochs",
+        "_known_packed",
+        "_leader_epochs",
+        "_segment",
+        "_synced_offset",
+        "expected_offset",
+        "position",
+    )
+
+    def __init__(
+        self,
+        segment: Segment,
+        *,
+        gaps_end: int,
+        leader_epochs: list[tuple[int, int]],
+        known_epochs: LeaderEpochPairs,
+        synced_offset: int,
+    ) -> None:
+        self._segment = segment
+        self._synced_offset = synced_offset
+        self._gaps_end = gaps_end
+        self._leader_epochs = leader_epochs
+        self._known_epochs = known_epochs
+        self._known_packed = packed_epochs(known_epochs)
+        self.position = 0
+        self.expected_offset = segment.base_offset
+
+    def run(self) -> TailDefect:
+        """Take all batches up to the end of the file, or to one that is not good: says why."""
+        kernel = compiled.kernel
+        while True:
+            if kernel is not None:
+                self._take_runs(kernel)
+            for position, found, frame in check_batches(
+                self._segment.log_file,
+                self.position,
+                self.expected_offset,
+                gaps_end=self._gaps_end,
+                leader_epochs=self._known_epochs,
+            ):
+                if isinstance(found, TailDefect):
+                    return found
+                self._take(position, found, frame)
+                if kernel is not None:
+                    break
+            else:
+                return TailDefect.NONE
+
+    def _take_runs(self, kernel: ModuleType) -> None:
+        """Take what is plainly good: the kernel does not classify defects."""
+        file, counting, epochs = self._segment.log_file, self._segment.counting, self._leader_epochs
+        while self.position < file.size_bytes:
+            run = read_run(file, self.position)
+            taken, self.expected_offset, count, entries, new_epochs = kernel.scan_batches(
+                run,
+                crc32c,
+                self.position,
+                self._segment.base_offset,
+                self.expected_offset,
+                self._gaps_end,
+                self._known_packed,
+                epochs[-1][0] if epochs else NO_LEADER_EPOCH,
+                counting.interval_bytes,
+                (*counting.count, counting.last_entered_timestamp_ms),
+            )
+            if not taken:
+                return
+            if self.position == 0:
+                counting.first_timestamp_ms = parse_header(run).max_timestamp_ms
+            counting.take_run(IndexRun(*entries), IndexCount(*count))
+            epochs.extend(new_epochs)
+            self._write_again(self.position, memoryview(run)[:taken])
+            self.position += taken
+
+    def _take(self, position: int, header: BatchHeader, frame: memoryview) -> None:
+        self.position, self.expected_offset = position + len(frame), header.next_offset
+        self._segment.counting.account(BatchPlace.of(position, header))
+        note_epoch(self._leader_epochs, header.leader_epoch, header.base_offset)
+        self._write_again(position, frame)
+
+    def _write_again(self, position: int, batches: memoryview) -> None:
+        if self.expected_offset > self._synced_offset:
+            self._segment.log.write_at(position, batches)
+
+
+# --- where the readable part ends ----------------------------------------------------------------
+
+
+class Tail(NamedTuple):
+    """The end of the readable part: at byte ``position`` of ``segment``, before ``offset``."""
+
+    segment: Segment
+    position: int
+    offset: int
+    defect: TailDefect
+
+    @property
+    def path(self) -> Path:
+        """The file it is in."""
+        return self.segment.path_of(LOG_SUFFIX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TailCut:
+    """What recovery cut: from byte ``position`` of ``path``, where ``offset`` should have begun.
+
+    ``cut_bytes`` counts the segments after it too. ``is_accepted``: recovery had refused, and an
+    operator accepted the cut.
+    """
+
+    path: Path
+    position: int
+    offset: int
+    cut_bytes: int
+    defect: TailDefect
+    is_accepted: bool = False
+
+    def __str__(self) -> str:
+        asked = "as an operator accepted, " if self.is_accepted else ""
+        return (
+            f"{asked}{self.cut_bytes} bytes are cut from {self.path} at byte {self.position}, "
+            f"offset {self.offset}: {self.defect.value}"
+        )
+
+
+def settle_tail(
+    filesystem: FileSystem,
+    segments: Sequence[Segment],
+    tail: Tail,
+    checkpoint: RecoveryCheckpoint | None,
+) -> TailCut | None:
+    """Look the tail up in the table; return what the caller must cut, None if nothing.
+
+    CorruptDataError if it is refused and no operator has accepted the cut. Before an
+    accepted one the checkpoint is lowered, durably.
+    """
+    recovery_point = checkpoint.recovery_point if checkpoint is not None else None
+    durability = durability_of(tail.offset, recovery_point)
+    row = decide(
+        tail.defect,
+        durability,
+        intact_follows=durability is Durability.UNKNOWN and _intact_follows(segments, tail),
+        is_torn=_is_torn(tail),
+    )
+    if row.action is TailAction.KEEP:
+        return None
+    directory = tail.path.parent
+    is_accepted = row.action is TailAction.REFUSE and _is_accepted(filesystem, tail, checkpoint)
+    if row.action is TailAction.REFUSE and not is_accepted:
+        known = "unknown" if recovery_point is None else str(recovery_point)
+        hint = f"; to lose all from there on: oncelog accept-cut {directory} {tail.offset}"
+        if tail.defect is TailDefect.WRONG_EPOCH:
+            # Nobody can tell which of the two is wrong; each kind of damage is one bit away.
+            hint += f"; without {directory / LEADER_EPOCH_FILE} its epoch is believed"
+        raise CorruptDataError(
+            f"{tail.path} at byte {tail.position}, offset {tail.offset}: {tail.defect.value} "
+            f"(recovery point {known}, rule {row.label}){hint}"
+        )
+    base_offset = tail.segment.base_offset
+    later = sum(other.size_bytes for other in segments if other.base_offset > base_offset)
+    cut = TailCut(
+        path=tail.path,
+        position=tail.position,
+        offset=tail.offset,
+        cut_bytes=tail.segment.size_bytes - tail.position + later,
+        defect=tail.defect,
+        is_accepted=is_accepted,
+    )
+    _logger.warning("%s", cut)
+    return cut
+
+
+def _is_torn(tail: Tail) -> bool:
+    """See ``looks_torn``. The batch length may be what is wrong, so everything is read."""
+    with reading(tail.path):
+        rest = tail.segment.log.read(tail.position, tail.segment.size_bytes - tail.position)
+    return looks_torn(tail.defect, rest, tail.position, tail.offset)
+
+
+def _intact_follows(segments: Sequence[Segment], tail: Tail) -> bool:
+    segment, position, expected, defect = tail
+    if defect is TailDefect.NONE:
+        return False
+    skipped = 1 if position < segment.size_bytes else 0
+    with reading(tail.path):
+        data = segment.log.read(position + skipped, segment.size_bytes - position - skipped)
+    if holds_intact_batch(data, expected):
+        return True
+    for other in segments:
+        if other.base_offset > segment.base_offset:
+            with reading(other.log_path):
+                data = other.log.read(0, other.size_bytes)
+            if holds_intact_batch(data, expected):
+                return True
+    return False
+
+
+def _is_accepted(filesystem: FileSystem, tail: Tail, checkpoint: RecoveryCheckpoint | None) -> bool:
+    """Whether an operator has accepted a cut exactly here; if so, lower the checkpoint first."""
+    directory = tail.path.parent
+    lowest_offset = checkpoint.log_start_offset if checkpoint is not None else 0
+    if tail.offset != read_accepted_cut(filesystem, directory) or tail.offset < lowest_offset:
+        return False
+    if checkpoint is not None:
+        lowered = RecoveryCheckpoint(
+            min(checkpoint.recovery_point, tail.offset),
+            checkpoint.log_start_offset,
+            min(checkpoint.high_watermark, tail.offset),
+        )
+        filesystem.write_atomically(directory / RECOVERY_FILE, lowered.to_bytes())
+    return True

@@ -19,32 +19,30 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from oncelog.storage.disk.errors import is_passing
 from oncelog.storage.disk.file_system import FileHandle, FileSystem
 from oncelog.storage.disk.sync_point import SyncLedger, SyncPoint
-from oncelog.storage.log.aborted_entries import AbortedEntries
-from oncelog.storage.log.body import LogBody
-from oncelog.storage.log.checkpoint import (
+from oncelog.storage.log.loader import LoadedLog, LogLoader, TailCut
+from oncelog.storage.log.readable import ReadableLog
+from oncelog.storage.log.sealed_segments import LogBody, LogHead
+from oncelog.storage.log.side_files import (
     CLEAN_SHUTDOWN_FILE,
     CleanShutdown,
+    LeaderEpochFile,
     RecoveryCheckpoint,
     RecoveryCheckpointFile,
+    begin_restart,
+    finish_restart,
+    lower_first_dirty_offset,
+    write_gaps_end,
 )
-from oncelog.storage.log.cleaner_checkpoint import lower_first_dirty_offset
-from oncelog.storage.log.head import LogHead
-from oncelog.storage.log.leader_epoch_file import LeaderEpochFile
-from oncelog.storage.log.loader import LoadedLog, LogLoader
-from oncelog.storage.log.offset_gaps import write_gaps_end
-from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
-from oncelog.storage.log.readable import ReadableLog
-from oncelog.storage.log.restart import begin_restart, finish_restart
-from oncelog.storage.log.tail import TailCut
 from oncelog.storage.log_settings import LogSettings
-from oncelog.storage.model import NO_TIMESTAMP
+from oncelog.storage.model import NO_TIMESTAMP, ProducerSnapshotEntry
 from oncelog.storage.records.batch import PLACEMENT_BYTES, BatchHeader, Buffer
 from oncelog.storage.segments.aborted_index import AbortedIndexEntry
+from oncelog.storage.segments.indexes import RELATIVE_OFFSET_MAX
 from oncelog.storage.segments.leader_epochs import OFFSET_MAX
 from oncelog.storage.segments.list import LogSlice, SegmentList
-from oncelog.storage.segments.offset_index import RELATIVE_OFFSET_MAX
 
 __all__ = ["LogSettings", "LogSlice", "PartitionLog"]
 
@@ -303,7 +301,7 @@ class PartitionLog(ReadableLog):
         """After a failed append: a transient error leaves the log usable, others take it offline.
 
         The truncation is synced before anything is written there: a power loss must find sectors
-        as they are or empty, never those of an abandoned batch (``torn_tail``).
+        as they are or empty, never those of an abandoned batch (``recovery``).
         """
         self._ledger.fail_unless_passing(error)
         if self.failure is None:
@@ -534,3 +532,74 @@ class PartitionLog(ReadableLog):
             active_size_bytes=active.size_bytes,
         )
         self._filesystem.write_atomically(self._directory / CLEAN_SHUTDOWN_FILE, flag.to_bytes())
+
+
+class AbortedEntries:
+    """The aborted transactions of one log that are still to be entered; oldest marker first.
+
+    Each goes into the index of its segment at once, or when the disk has room. The marker is in the
+    log first. An entry for which the disk has no room is *owed*: it is retried with every append
+    and every sync, nothing is appended behind its marker meanwhile, and no sync point reaches past
+    it. So neither the recovery point nor the high watermark passes the marker, and its transaction
+    holds back the last stable offset.
+    """
+
+    __slots__ = ("_is_replaying", "_ledger", "_segments", "owed")
+
+    def __init__(self, segments: SegmentList, ledger: SyncLedger) -> None:
+        self._segments = segments
+        self._ledger = ledger
+        self._is_replaying = False
+        self.owed: list[AbortedIndexEntry] = []
+        """Bounded by what a recovery replays; while a log is led there is at most one."""
+
+    def begin_replay(self) -> None:
+        """Owe every entry from here to ``end_replay``: the replay may yet be refused."""
+        self._is_replaying = True
+        self.owed.clear()
+
+    def end_replay(self) -> None:
+        """Enter what the replay found, and nothing else that is not trusted. OSError."""
+        self._is_replaying = False
+        self.settle()
+        for segment in self._segments.from_offset(self._segments.first.base_offset):
+            handle = segment.txn_index.drop_stale()
+            if handle is not None:
+                self._ledger.note(handle)
+
+    def enter(self, entry: AbortedIndexEntry) -> None:
+        """Enter it, or owe it. OSError: the log is offline."""
+        self.owed.append(entry)
+        if self._is_replaying:
+            return
+        try:
+            self.settle()
+        except OSError:
+            if self._ledger.failure is not None:
+                raise
+
+    def settle(self) -> None:
+        """Enter all that is owed. OSError: some still is; offline unless the error is transient."""
+        entered = 0
+        try:
+            for entry in self.owed:
+                index = self._segments.holding(entry.last_offset).txn_index
+                handle = index.append(entry)
+                if handle is not None:
+                    self._ledger.note(handle)
+                    self._ledger.note_directory()
+                entered += 1
+        except OSError as error:
+            if not is_passing(error):
+                self._ledger.fail(error)
+            raise
+        finally:
+            del self.owed[:entered]
+
+    def covered_end(self, log_end_offset: int) -> int:
+        """Exclusive: every transaction aborted below it is in the index."""
+        return self.owed[0].last_offset if self.owed else log_end_offset
+
+    def cut(self, offset: int) -> None:
+        """The log now ends at ``offset``: markers from there on are gone."""
+        self.owed = [entry for entry in self.owed if entry.last_offset < offset]

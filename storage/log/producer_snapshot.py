@@ -25,7 +25,7 @@ from crc32c import crc32c
 from oncelog.storage.disk.errors import read_beside
 from oncelog.storage.disk.file_system import FileHandle, FileSystem
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
+from oncelog.storage.model import ProducerSnapshotEntry
 
 SNAPSHOT_SUFFIX: Final = ".snapshot"
 _VERSION: Final = 1

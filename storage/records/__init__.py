@@ -2,5 +2,5 @@
 
 Pure: bytes in, bytes out; no file. ``batch`` has the one layout of a header; ``codec`` turns
 records into a batch and back, row by row or as Arrow columns, by the compiled ``_kernel`` where
-that was built. Start at ``batch``.
+that was built (``compiled``). Start at ``batch``.
 """

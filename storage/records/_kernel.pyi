@@ -7,7 +7,7 @@ from oncelog.storage.records.batch import Buffer
 from oncelog.storage.records.rows import RecordInput, RowT
 
 INTERFACE: int
-"""Of these functions; ``scan_kernel`` accepts only the one it was written for."""
+"""Of these functions; ``compiled`` accepts only the one it was written for."""
 
 StringsIn: TypeAlias = tuple[int, Any, Any, Any]
 """First entry, validity bitmap or None, int32 offsets, data or None."""
@@ -114,7 +114,7 @@ def scan_batches(
 ) -> tuple[
     int, int, tuple[int, int, int], tuple[bytes, bytes, bytes, bytes], list[tuple[int, int]]
 ]:
-    """See ``segments.scan``. ``known_epochs`` is a buffer of int64 pairs."""
+    """See ``loader.SegmentScan``. ``known_epochs`` is a buffer of int64 pairs."""
 
 def state_batches(
     data: Buffer,
@@ -128,7 +128,7 @@ def state_batches(
     settled_from: int,
     settled_end: int,
 ) -> tuple[int, int, int, list[int]]:
-    """See ``state_replay.state_batches``. ``known_epochs`` is a buffer of int64 pairs."""
+    """See ``frames.state_batches``. ``known_epochs`` is a buffer of int64 pairs."""
 
 def has_whole_records(data: Buffer) -> bool:
     """Whether the records of the one uncompressed batch in ``data`` are dense and fill it."""

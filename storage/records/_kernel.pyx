@@ -5,7 +5,7 @@
 What is read may be hostile: every field is checked against its record, every record against its
 batch, every size before it is allocated, whether or not a CRC was right. What is encoded may be
 wrong too: offsets of a column are checked against its data. Loops over columns release the GIL.
-``scan_kernel`` is where others find this module; ``_kernel.pyi`` describes its functions.
+``compiled`` is where others find this module; ``_kernel.pyi`` describes its functions.
 """
 
 from cpython.bytearray cimport (

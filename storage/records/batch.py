@@ -18,7 +18,7 @@ from oncelog.storage.model import (
     NO_SEQUENCE,
     sequence_after,
 )
-from oncelog.storage.records import checksum
+from oncelog.storage.records import compiled
 from oncelog.storage.records.compression import Codec
 from oncelog.storage.records.layout import (
     ATTRIBUTES_AT,
@@ -213,7 +213,7 @@ def crc_matches(buffer: Buffer, header: BatchHeader, position: int = 0) -> bool:
     end = position + header.size_bytes
     if end > len(buffer):
         return False
-    return checksum.crc32c(memoryview(buffer)[position + CHECKED_AT : end]) == header.crc
+    return compiled.crc32c(memoryview(buffer)[position + CHECKED_AT : end]) == header.crc
 
 
 def patch(
@@ -339,4 +339,4 @@ def reseal(
 
 
 def _write_crc(batch: WritableBuffer) -> None:
-    _CRC.pack_into(batch, CRC_AT, checksum.crc32c(memoryview(batch)[CHECKED_AT:]))
+    _CRC.pack_into(batch, CRC_AT, compiled.crc32c(memoryview(batch)[CHECKED_AT:]))

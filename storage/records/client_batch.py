@@ -13,7 +13,7 @@ from typing import Final
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_PRODUCER_ID
-from oncelog.storage.records import scan_kernel
+from oncelog.storage.records import compiled
 from oncelog.storage.records.batch import BatchHeader, Buffer, crc_matches, parse_header
 from oncelog.storage.records.compression import Codec
 from oncelog.storage.records.layout import CODEC_MASK, HEADER_BYTES, RECORD_BYTES_MIN, TRANSACTIONAL
@@ -83,8 +83,8 @@ def _has_whole_records(buffer: Buffer, header: BatchHeader) -> bool:
     """Whether every reader can decode the records, if they are not compressed."""
     if header.attributes & CODEC_MASK:
         return True
-    if scan_kernel.kernel is not None:
-        return scan_kernel.kernel.has_whole_records(buffer)
+    if compiled.kernel is not None:
+        return compiled.kernel.has_whole_records(buffer)
     try:
         decode_rows(bytes(memoryview(buffer)[HEADER_BYTES:]), header)
     except CorruptDataError:

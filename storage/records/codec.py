@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from oncelog.storage.records import scan_kernel
+from oncelog.storage.records import compiled
 from oncelog.storage.records.batch import BatchHeader, BatchOptions, Buffer, parse_header
 from oncelog.storage.records.block import open_block, seal_block
 from oncelog.storage.records.rows import (
@@ -46,7 +46,7 @@ __all__ = [
     "encode_records",
 ]
 
-if scan_kernel.kernel is not None:
+if compiled.kernel is not None:
     from oncelog.storage.records import kernel as record_kernel
 else:
     record_kernel = None

@@ -1,6 +1,6 @@
 """Records by the compiled kernel: what it takes of Arrow columns, and columns from what it gives.
 
-Only for where ``scan_kernel`` has found one.
+Only for where ``compiled`` has found one.
 """
 
 from __future__ import annotations

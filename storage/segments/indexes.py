@@ -1,19 +1,224 @@
-"""Both sparse indexes of one segment as they grow, and the times that retention needs.
+"""Both sparse indexes of one segment, their files, and the times that retention needs.
 
-Batches are counted one by one as they are appended, or many at once after a scan: the entries
-are the same. An entry is made before the first batch that begins more than the index interval
-after the last entry.
+Both can always be rebuilt from the log, so their bytes need not be durable before the segment is
+sealed. Batches are counted one by one as they are appended, or many at once after a scan: the
+entries are the same. An entry is made before the first batch that begins more than the index
+interval after the last entry.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
+from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_OFFSET, NO_TIMESTAMP
-from oncelog.storage.segments.offset_index import ENTRY_BYTES as OFFSET_ENTRY_BYTES
-from oncelog.storage.segments.offset_index import OffsetIndex
-from oncelog.storage.segments.time_index import ENTRY_BYTES as TIME_ENTRY_BYTES
-from oncelog.storage.segments.time_index import TimeIndex
+
+INDEX_MAX_BYTES: Final = 10_485_760
+"""An offset index of this many bytes is full: the segment must roll."""
+
+RELATIVE_OFFSET_MAX: Final = 2**31 - 1
+"""The largest last offset, relative to the base offset, that a segment can index."""
+
+_OFFSET_ENTRY_BYTES: Final = 8
+_ENTRIES_MAX: Final = INDEX_MAX_BYTES // _OFFSET_ENTRY_BYTES
+_TIME_ENTRY_BYTES: Final = 12
+_TIMESTAMP_BYTES: Final = 8
+
+
+class OffsetIndex:
+    """The sparse offset index of one segment: batch last offset -> byte position of the batch.
+
+    In memory an entry takes 8 bytes, as in Kafka's ``.index`` file, which is big-endian:
+
+    | bytes | field |
+    |---|---|
+    | 4 | last offset of a batch, less the segment's base offset |
+    | 4 | position of that batch in the ``.log`` file |
+
+    Both columns rise strictly.
+    """
+
+    __slots__ = ("_base_offset", "_positions", "_relative_offsets")
+
+    def __init__(self, base_offset: int) -> None:
+        self._base_offset = base_offset
+        self._relative_offsets = array("I")
+        self._positions = array("I")
+
+    @classmethod
+    def from_bytes(cls, base_offset: int, data: bytes) -> OffsetIndex:
+        """Read a file's bytes; CorruptDataError if they cannot be an index."""
+        if len(data) % _OFFSET_ENTRY_BYTES:
+            raise CorruptDataError(f"offset index of {len(data)} bytes is not whole entries")
+        columns = array("I", data)
+        if sys.byteorder == "little":
+            columns.byteswap()
+        index = cls(base_offset)
+        index._relative_offsets = columns[0::2]
+        index._positions = columns[1::2]
+        return index
+
+    def to_bytes(self) -> bytes:
+        """The file's bytes."""
+        columns = array("I", bytes(_OFFSET_ENTRY_BYTES * len(self)))
+        columns[0::2] = self._relative_offsets
+        columns[1::2] = self._positions
+        if sys.byteorder == "little":
+            columns.byteswap()
+        return columns.tobytes()
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further entry fits."""
+        return len(self._positions) >= _ENTRIES_MAX
+
+    @property
+    def last_entry(self) -> tuple[int, int] | None:
+        """The newest (last offset, position)."""
+        if not self._positions:
+            return None
+        return self._base_offset + self._relative_offsets[-1], self._positions[-1]
+
+    def append(self, last_offset: int, position: int) -> None:
+        """Index the batch that ends with ``last_offset`` (inclusive) and begins at ``position``."""
+        self._relative_offsets.append(last_offset - self._base_offset)
+        self._positions.append(position)
+
+    def extend(self, relative_offsets: bytes, positions: bytes) -> None:
+        """Append entries at once: unsigned 32-bit numbers of this machine."""
+        self._relative_offsets.frombytes(relative_offsets)
+        self._positions.frombytes(positions)
+
+    def lookup(self, offset: int) -> tuple[int, int] | None:
+        """The greatest entry whose last offset is at most ``offset``; None before the first."""
+        slot = bisect_right(self._relative_offsets, offset - self._base_offset) - 1
+        if slot < 0:
+            return None
+        return self._base_offset + self._relative_offsets[slot], self._positions[slot]
+
+    def entries_before(self, offset: int) -> Iterator[tuple[int, int]]:
+        """The entries (last offset, position) up to ``lookup(offset)``, that one first."""
+        count = bisect_right(self._relative_offsets, offset - self._base_offset)
+        for slot in range(count - 1, -1, -1):
+            yield self._base_offset + self._relative_offsets[slot], self._positions[slot]
+
+    def entries_after(self, position: int) -> Iterator[tuple[int, int]]:
+        """The entries (last offset, position) of batches that begin after ``position``."""
+        for slot in range(bisect_right(self._positions, position), len(self._positions)):
+            yield self._base_offset + self._relative_offsets[slot], self._positions[slot]
+
+    def lookup_end(self, *, limit_position: int, upper_offset: int) -> tuple[int, int] | None:
+        """The greatest entry up to ``limit_position`` that ends below ``upper_offset`` (exclusive).
+
+        None if there is none.
+        """
+        by_position = bisect_right(self._positions, limit_position)
+        by_offset = bisect_left(self._relative_offsets, upper_offset - self._base_offset)
+        slot = min(by_position, by_offset) - 1
+        if slot < 0:
+            return None
+        last_offset = self._base_offset + self._relative_offsets[slot]
+        position = self._positions[slot]
+        # True but for a damaged file, which must never show a reader more than it may see.
+        is_within = position <= limit_position and last_offset < upper_offset
+        return (last_offset, position) if is_within else None
+
+
+class TimeIndex:
+    """The sparse time index of one segment: largest timestamp so far -> offset that has it.
+
+    Kafka's ``.timeindex`` file, big-endian, 12 bytes per entry:
+
+    | bytes | field |
+    |---|---|
+    | 8 | largest timestamp of the segment up to here, ms |
+    | 4 | last offset of the batch that holds it, less the segment's base offset |
+
+    Timestamps rise strictly.
+    """
+
+    __slots__ = ("_base_offset", "_relative_offsets", "_timestamps_ms")
+
+    def __init__(self, base_offset: int) -> None:
+        self._base_offset = base_offset
+        self._timestamps_ms = array("q")
+        self._relative_offsets = array("I")
+
+    @classmethod
+    def from_bytes(cls, base_offset: int, data: bytes) -> TimeIndex:
+        """Read a file's bytes; CorruptDataError if they cannot be an index."""
+        if len(data) % _TIME_ENTRY_BYTES:
+            raise CorruptDataError(f"time index of {len(data)} bytes is not whole entries")
+        count = len(data) // _TIME_ENTRY_BYTES
+        timestamps = bytearray(_TIMESTAMP_BYTES * count)
+        offsets = bytearray(4 * count)
+        # Byte columns are moved as strided slices: no Python work per entry.
+        for column in range(_TIME_ENTRY_BYTES):
+            if column < _TIMESTAMP_BYTES:
+                timestamps[column::_TIMESTAMP_BYTES] = data[column::_TIME_ENTRY_BYTES]
+            else:
+                offsets[column - _TIMESTAMP_BYTES :: 4] = data[column::_TIME_ENTRY_BYTES]
+        index = cls(base_offset)
+        index._timestamps_ms = _from_big_endian(array("q", bytes(timestamps)))
+        index._relative_offsets = _from_big_endian(array("I", bytes(offsets)))
+        return index
+
+    def to_bytes(self) -> bytes:
+        """The file's bytes."""
+        timestamps = _from_big_endian(self._timestamps_ms[:]).tobytes()
+        offsets = _from_big_endian(self._relative_offsets[:]).tobytes()
+        data = bytearray(_TIME_ENTRY_BYTES * len(self))
+        for column in range(_TIME_ENTRY_BYTES):
+            if column < _TIMESTAMP_BYTES:
+                data[column::_TIME_ENTRY_BYTES] = timestamps[column::_TIMESTAMP_BYTES]
+            else:
+                data[column::_TIME_ENTRY_BYTES] = offsets[column - _TIMESTAMP_BYTES :: 4]
+        return bytes(data)
+
+    def __len__(self) -> int:
+        return len(self._timestamps_ms)
+
+    @property
+    def last_entry(self) -> tuple[int, int] | None:
+        """The newest (timestamp in ms, offset)."""
+        if not self._timestamps_ms:
+            return None
+        return self._timestamps_ms[-1], self._base_offset + self._relative_offsets[-1]
+
+    def maybe_append(self, timestamp_ms: int, offset: int) -> None:
+        """Add an entry if ``timestamp_ms`` is larger than all before it."""
+        if timestamp_ms >= 0 and (
+            not self._timestamps_ms or timestamp_ms > self._timestamps_ms[-1]
+        ):
+            self._timestamps_ms.append(timestamp_ms)
+            self._relative_offsets.append(offset - self._base_offset)
+
+    def extend(self, timestamps_ms: bytes, relative_offsets: bytes) -> None:
+        """Append entries that rise, at once: 64 and 32-bit numbers of this machine."""
+        self._timestamps_ms.frombytes(timestamps_ms)
+        self._relative_offsets.frombytes(relative_offsets)
+
+    def offset_before(self, timestamp_ms: int) -> int:
+        """An offset up to which (inclusive) every timestamp is below ``timestamp_ms``.
+
+        The segment's base offset if nothing better is known.
+        """
+        slot = bisect_left(self._timestamps_ms, timestamp_ms) - 1
+        return self._base_offset + (self._relative_offsets[slot] if slot >= 0 else 0)
+
+
+def _from_big_endian(values: array[int]) -> array[int]:
+    """Swap the bytes where the machine is little-endian; its own inverse."""
+    if sys.byteorder == "little":
+        values.byteswap()
+    return values
 
 
 class IndexCount(NamedTuple):
@@ -67,7 +272,7 @@ class SegmentIndexes:
         if self.entries is None:
             return 0
         offsets, times = self.entries
-        return OFFSET_ENTRY_BYTES * len(offsets) + TIME_ENTRY_BYTES * len(times)
+        return _OFFSET_ENTRY_BYTES * len(offsets) + _TIME_ENTRY_BYTES * len(times)
 
     def reset(self) -> None:
         """Start over, without any batch."""

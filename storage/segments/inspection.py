@@ -15,7 +15,7 @@ from typing import Final
 from crc32c import crc32c
 
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.records import scan_kernel
+from oncelog.storage.records import compiled
 from oncelog.storage.records.batch import BatchHeader, Buffer, crc_matches, parse_header
 from oncelog.storage.records.layout import HEADER_BYTES, MAGIC, MAGIC_AT
 from oncelog.storage.segments.leader_epochs import OFFSET_MAX, LeaderEpochPairs, epoch_span
@@ -87,8 +87,8 @@ def find_damage(data: bytes, *, lowest_offset: int) -> tuple[int, int, TailDefec
     ended, or later: compaction leaves gaps. ``TailDefect.NONE``: all of it is good.
     """
     view, at, expected = memoryview(data), 0, lowest_offset
-    if scan_kernel.kernel is not None:
-        at, expected = scan_kernel.kernel.skip_sound(data, crc32c, lowest_offset)
+    if compiled.kernel is not None:
+        at, expected = compiled.kernel.skip_sound(data, crc32c, lowest_offset)
     while at < len(data):
         found = inspect_batch(view[at:], expected, may_skip=True)
         if isinstance(found, TailDefect):

@@ -11,9 +11,9 @@ from typing import Final
 
 from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.disk.sync_point import SyncLedger
+from oncelog.storage.log_settings import SegmentFacts
 from oncelog.storage.model import NO_TIMESTAMP
 from oncelog.storage.segments.leader_epochs import LeaderEpochPairs
-from oncelog.storage.segments.retention import SegmentFacts
 from oncelog.storage.segments.segment import Segment
 
 _OPEN_SEALED_MAX: Final = 256

@@ -33,15 +33,13 @@ from oncelog.storage.segments.frames import (
     LogFile,
     begins_with_batch,
     sound_batches,
+    state_batches,
     walk_batches,
 )
-from oncelog.storage.segments.indexes import SegmentIndexes
+from oncelog.storage.segments.indexes import OffsetIndex, SegmentIndexes, TimeIndex
 from oncelog.storage.segments.inspection import TailDefect, find_damage
 from oncelog.storage.segments.leader_epochs import LeaderEpochPairs
-from oncelog.storage.segments.offset_index import OffsetIndex
-from oncelog.storage.segments.state_replay import state_batches
 from oncelog.storage.segments.summary import SUMMARY_SUFFIX, SegmentSummary, epochs_within
-from oncelog.storage.segments.time_index import TimeIndex
 
 LOG_SUFFIX: Final = ".log"
 OFFSET_INDEX_SUFFIX: Final = ".index"
@@ -92,9 +90,9 @@ class Segment:
         self._log: FileHandle | None = None
         self._indexes = SegmentIndexes(base_offset, index_interval_bytes)
         self.known_gaps: list[Gap] = []
-        """What was found to be damaged since the file was opened: see ``damaged_read``."""
+        """What reads have found to be damaged since the file was opened."""
         self.sound_places: dict[int, int] = {}
-        """By offset, where reads beyond damage have been: see ``damaged_read``."""
+        """By offset, where reads beyond damage have been."""
         # What was written through the open file needs no check: its CRCs were checked before.
         self._own_from = _NOTHING
         self._is_closed = False

@@ -16,8 +16,15 @@ from oncelog.actors.protocol.group import log as group_log
 from oncelog.actors.protocol.transaction import log as transaction_log
 from oncelog.api.cli import main as cli
 from oncelog.storage.disk.file_system import ReadOnlyFileSystem, RealFileSystem
-from oncelog.storage.dump.batches import ScannedBatch, batch_row, records_of, scan_log
-from oncelog.storage.dump.small_files import FileKind, kind_of, rows_of
+from oncelog.storage.dump.contents import (
+    FileKind,
+    ScannedBatch,
+    batch_row,
+    kind_of,
+    records_of,
+    rows_of,
+    scan_log,
+)
 from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.records.batch import patch
 from oncelog.storage.records.codec import RecordInput, decode_columns, encode_records

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oncelog.storage.log.checkpoint import RecoveryCheckpoint
+from oncelog.storage.log.side_files import RecoveryCheckpoint
 from oncelog.storage.records.batch import iterate_batches
 
 FIRST, SECOND, ACTIVE = 0, 351, 735

@@ -11,7 +11,7 @@ from file_damage import contents
 
 from oncelog.api.consuming.fetch_buffer import visible_batches
 from oncelog.storage.exceptions import CorruptRecordError
-from oncelog.storage.log.checkpoint import CLEAN_SHUTDOWN_FILE
+from oncelog.storage.log.side_files import CLEAN_SHUTDOWN_FILE
 from oncelog.storage.records.batch import iterate_batches
 
 CLEAN = DIRECTORY / CLEAN_SHUTDOWN_FILE

@@ -14,8 +14,7 @@ import pytest
 from crash_disk import CrashDisk, DataLoss, NameLoss
 
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log import tail as log_tail
-from oncelog.storage.log import torn_tail
+from oncelog.storage.log import loader, recovery
 from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.records.batch import parse_header, seal
 from oncelog.storage.records.compression import Codec
@@ -129,7 +128,7 @@ def test_flipped_bits_cut_nothing_that_was_acknowledged(seed):
 def test_without_the_look_at_sectors_acknowledged_batches_are_cut():
     """The worlds above are hostile enough: this protection taken out is noticed."""
     with (
-        mock.patch.object(log_tail, "looks_torn", lambda defect, *_: defect is not TailDefect.NONE),
+        mock.patch.object(loader, "looks_torn", lambda defect, *_: defect is not TailDefect.NONE),
         pytest.raises(AssertionError, match="acknowledged batches are gone"),
     ):
         sum(run(seed, flips=0.5).refusals for seed in range(150))
@@ -137,7 +136,7 @@ def test_without_the_look_at_sectors_acknowledged_batches_are_cut():
 
 def test_without_the_look_for_one_bit_batches_with_zeros_are_cut():
     with (
-        mock.patch.object(torn_tail, "_is_whole_but_for_a_bit", return_value=False),
+        mock.patch.object(recovery, "_is_whole_but_for_a_bit", return_value=False),
         pytest.raises(AssertionError, match="acknowledged batches are gone"),
     ):
         sum(run(seed, flips=0.5).refusals for seed in range(150))

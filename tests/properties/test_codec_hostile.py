@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.records import codec as record_codec
-from oncelog.storage.records import scan_kernel
+from oncelog.storage.records import compiled
 from oncelog.storage.records.batch import BatchHeader, parse_header, patch, seal
 from oncelog.storage.records.client_batch import check_client_batch
 from oncelog.storage.records.codec import (
@@ -170,7 +170,7 @@ def test_kernel_and_python_take_the_same_records(
 def test_leader_accepts_just_what_every_reader_can_decode(block: bytes, count: int) -> None:
     batch = sealed(block, count, count - 1)
     accepted = isinstance(check_client_batch(batch, message_max_bytes=1 << 20), BatchHeader)
-    with mock.patch.object(scan_kernel, "kernel", None):
+    with mock.patch.object(compiled, "kernel", None):
         in_python = check_client_batch(batch, message_max_bytes=1 << 20)
     assert accepted == isinstance(in_python, BatchHeader)
     for rows, columns in (results(batch), results_in_python(batch)):

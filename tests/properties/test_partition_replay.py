@@ -11,8 +11,7 @@ from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.actors.protocol.partition.producers import ProducerEntry
 from oncelog.actors.protocol.tickets import ClusterKeys, issue_plain_ticket, issue_ticket
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
-from oncelog.storage.model import AppendOrigin, TopicPartition
+from oncelog.storage.model import AppendOrigin, ProducerSnapshotEntry, TopicPartition
 from oncelog.storage.records.batch import BatchHeader
 from oncelog.storage.records.codec import encode_records
 from oncelog.storage.records.control import ControlRecord

@@ -13,15 +13,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.records import checksum, scan_kernel
+from oncelog.storage.log.loader import SegmentScan
+from oncelog.storage.records import compiled
 from oncelog.storage.records.batch import BatchHeader, seal
 from oncelog.storage.records.client_batch import check_client_batch
 from oncelog.storage.records.compression import Codec
 from oncelog.storage.segments.inspection import find_damage
-from oncelog.storage.segments.scan import SegmentScan
 from oncelog.storage.segments.segment import Segment
 
-pytestmark = pytest.mark.skipif(scan_kernel.kernel is None, reason="the kernel is not built")
+pytestmark = pytest.mark.skipif(compiled.kernel is None, reason="the kernel is not built")
 
 EPOCHS = st.lists(
     st.tuples(st.integers(0, 3), st.sampled_from([0, 1, 5, 20, 2**31])), max_size=3
@@ -67,7 +67,7 @@ def scanned(data, base_offset, gaps_end, known_epochs, interval):
 def test_both_find_the_same_damage(seed, lowest_offset):
     data = run_of_batches(random.Random(seed))
     found = find_damage(data, lowest_offset=lowest_offset)
-    with mock.patch.object(scan_kernel, "kernel", None):
+    with mock.patch.object(compiled, "kernel", None):
         assert find_damage(data, lowest_offset=lowest_offset) == found
 
 
@@ -82,7 +82,7 @@ def test_both_find_the_same_damage(seed, lowest_offset):
 def test_both_scans_leave_the_same_indexes(seed, base_offset, gaps_end, known_epochs, interval):
     data = run_of_batches(random.Random(seed))
     found = scanned(data, base_offset, gaps_end, known_epochs, interval)
-    with mock.patch.object(scan_kernel, "kernel", None):
+    with mock.patch.object(compiled, "kernel", None):
         assert scanned(data, base_offset, gaps_end, known_epochs, interval) == found
 
 
@@ -139,11 +139,11 @@ def test_both_say_the_same_of_what_a_client_sends(
         width = WIDTHS[place]
         batch[place : place + width] = (value % 2 ** (8 * width)).to_bytes(width, "big")
     if has_crc:
-        batch[17:21] = checksum.crc32c(bytes(batch[21:])).to_bytes(4, "big")
+        batch[17:21] = compiled.crc32c(bytes(batch[21:])).to_bytes(4, "big")
     if damage is not None:
         batch[damage[0]] ^= damage[1]
     data = bytes(batch[:tail] if tail < 0 else batch + bytes(tail))
     found = checked(data, limit)
-    with mock.patch.object(scan_kernel, "kernel", None):
+    with mock.patch.object(compiled, "kernel", None):
         assert checked(data, limit) == found
     assert isinstance(found, (BatchHeader, ErrorCode))

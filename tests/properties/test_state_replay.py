@@ -12,11 +12,11 @@ from hypothesis import event, example, given
 from hypothesis import strategies as st
 
 from oncelog.actors.protocol.partition.machine import PartitionMachine
-from oncelog.storage.compaction.batch import empty_batch
+from oncelog.storage.compaction.filter import empty_batch
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.model import TopicPartition
-from oncelog.storage.records import scan_kernel
+from oncelog.storage.records import compiled
 from oncelog.storage.records.batch import parse_header, patch, seal
 from oncelog.storage.records.compression import Codec
 from oncelog.storage.records.control import decode_control, encode_marker
@@ -25,7 +25,7 @@ DIRECTORY = Path("/log")
 PARTITION = TopicPartition("t", 0)
 BACKENDS = [
     pytest.param(
-        "kernel", marks=pytest.mark.skipif(scan_kernel.kernel is None, reason="kernel not built")
+        "kernel", marks=pytest.mark.skipif(compiled.kernel is None, reason="kernel not built")
     ),
     "python",
 ]
@@ -171,8 +171,8 @@ def test_state_from_what_matters_is_the_state_from_all(
     disk, states = written(steps)
     if is_clean:
         open_log(disk).close([])
-    kernel = scan_kernel.kernel if backend == "kernel" else None
-    with mock.patch.object(scan_kernel, "kernel", kernel):
+    kernel = compiled.kernel if backend == "kernel" else None
+    with mock.patch.object(compiled, "kernel", kernel):
         log = open_log(disk.after_kill())
         log.high_watermark = states[min(watermark_at, len(states) - 1)][0]
         snapshot_offset, entries = states[snapshot_at] if snapshot_at < len(states) else (0, [])
@@ -188,15 +188,13 @@ def test_state_from_what_matters_is_the_state_from_all(
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_much_is_left_out(backend):
     disk, _ = written([("nobody", 0, 0, 8)] * 10)
-    with mock.patch.object(
-        scan_kernel, "kernel", scan_kernel.kernel if backend == "kernel" else None
-    ):
+    with mock.patch.object(compiled, "kernel", compiled.kernel if backend == "kernel" else None):
         log = open_log(disk.after_kill())
         # Of each segment without producers the first batch, which tells its epoch, and the last.
         assert len(list(log.replay_state(0))) <= 2 * log.segment_count
 
 
-@pytest.mark.skipif(scan_kernel.kernel is None, reason="kernel not built")
+@pytest.mark.skipif(compiled.kernel is None, reason="kernel not built")
 def test_of_transactions_that_are_committed_and_replicated_few_are_given():
     disk, states = written([("transactional", 0, 0, 1), ("commit", 0, 0, 1)] * 100)
     log = open_log(disk.after_kill())
@@ -207,7 +205,7 @@ def test_of_transactions_that_are_committed_and_replicated_few_are_given():
     assert len(list(log.replay_state(0))) <= 5 * log.segment_count < 50
 
 
-@pytest.mark.skipif(scan_kernel.kernel is None, reason="kernel not built")
+@pytest.mark.skipif(compiled.kernel is None, reason="kernel not built")
 def test_of_what_was_before_the_snapshot_only_newest_sequences_are_given():
     disk, states = written([("transactional", 0, 0, 1), ("abort", 0, 0, 1)] * 100)
     log = open_log(disk.after_kill())
@@ -225,9 +223,7 @@ def test_damage_in_what_was_not_read_by_the_open_is_found(backend):
     log.close([])
     disk.flip_bit(DIRECTORY / f"{0:020d}.log", 500, 1)
     with (
-        mock.patch.object(
-            scan_kernel, "kernel", scan_kernel.kernel if backend == "kernel" else None
-        ),
+        mock.patch.object(compiled, "kernel", compiled.kernel if backend == "kernel" else None),
         pytest.raises(CorruptDataError, match=r"byte .*CRC"),
     ):
         list(open_log(disk).replay_state(0))

@@ -45,13 +45,12 @@ from oncelog.actors.transactions.coordinator import TransactionCoordinator
 from oncelog.api.producing.record_sender import DeliveryDeadline
 from oncelog.api.transacting.enrolment import Enrolment
 from oncelog.api.transacting.state import TransactionState as ProducerTransaction
-from oncelog.storage.compaction import round as cleaner_round
-from oncelog.storage.compaction.keys import KeyOffsets
-from oncelog.storage.compaction.transactions import CleanedTransactions
+from oncelog.storage.compaction import compactor
+from oncelog.storage.compaction.filter import CleanedTransactions, KeyOffsets
 from oncelog.storage.disk.sync_point import SyncLedger
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.log.aborted_entries import AbortedEntries
-from oncelog.storage.log.body import LogBody
+from oncelog.storage.log.partition import AbortedEntries
+from oncelog.storage.log.sealed_segments import LogBody
 from oncelog.storage.model import PRODUCER_EPOCH_MAX, TRANSACTION_STATE_TOPIC
 from oncelog.storage.records.batch import BatchHeader, Buffer, parse_header
 from oncelog.storage.segments.aborted_index import AbortedIndexEntry
@@ -301,7 +300,7 @@ def _aborted_records_supersede() -> Any:
             super().meet_data(header)
             return False
 
-    return mock.patch.object(cleaner_round, "CleanedTransactions", Trusting)
+    return mock.patch.object(compactor, "CleanedTransactions", Trusting)
 
 
 def _refused_sends_forgotten() -> Any:

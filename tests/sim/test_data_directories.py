@@ -19,7 +19,7 @@ from oncelog.actors.protocol.partition.log_directory import possible_directories
 from oncelog.actors.replica import log_directories
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.exceptions import OncelogError
-from oncelog.storage.log.topic_id_file import read_topic_id
+from oncelog.storage.log.side_files import read_topic_id
 from oncelog.storage.model import TopicPartition
 
 OWN, SECOND = "/data", "/more"

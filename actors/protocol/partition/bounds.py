@@ -39,8 +39,13 @@ import msgspec
 from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.partition.producers import ProducerStates
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
-from oncelog.storage.model import NO_LEADER_EPOCH, NO_OFFSET, IsolationLevel, TopicPartition
+from oncelog.storage.model import (
+    NO_LEADER_EPOCH,
+    NO_OFFSET,
+    IsolationLevel,
+    ProducerSnapshotEntry,
+    TopicPartition,
+)
 from oncelog.storage.segments.leader_epochs import (
     UNDEFINED_END,
     end_of_epoch,

@@ -54,7 +54,6 @@ from oncelog.actors.protocol.tickets import (
     key_version_of,
 )
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
 from oncelog.storage.model import (
     INTERNAL_TOPICS,
     NO_LEADER_EPOCH,
@@ -62,6 +61,7 @@ from oncelog.storage.model import (
     NO_SEQUENCE,
     NO_TIMESTAMP,
     AppendOrigin,
+    ProducerSnapshotEntry,
     TopicPartition,
 )
 from oncelog.storage.records.batch import BatchHeader, Buffer

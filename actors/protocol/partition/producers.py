@@ -71,7 +71,6 @@ from oncelog.actors.protocol.partition.open_transactions import (
     OpenTransactions,
 )
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
 from oncelog.storage.model import (
     DUPLICATE_WINDOW_BATCHES,
     NO_COORDINATOR_EPOCH,
@@ -81,6 +80,7 @@ from oncelog.storage.model import (
     NO_TIMESTAMP,
     SEQUENCE_MAX,
     AppendOrigin,
+    ProducerSnapshotEntry,
     sequence_after,
 )
 from oncelog.storage.records.batch import BatchHeader, Buffer, crc_when_stamped

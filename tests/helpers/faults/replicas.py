@@ -16,7 +16,7 @@ from oncelog.actors.protocol.cluster.log import (
     decode_cluster_record,
 )
 from oncelog.storage.disk.file_system import ReadOnlyFileSystem
-from oncelog.storage.dump.batches import LogEnd, ScannedBatch, records_of, scan_log
+from oncelog.storage.dump.contents import LogEnd, ScannedBatch, records_of, scan_log
 from oncelog.storage.model import (
     CLUSTER_METADATA_TOPIC,
     CONSUMER_OFFSETS_TOPIC,

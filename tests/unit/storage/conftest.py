@@ -10,7 +10,7 @@ import pytest
 
 from oncelog.storage.disk.file_system import Buffer, FileHandle, RealFileSystem
 from oncelog.storage.log.partition import LogSettings, PartitionLog
-from oncelog.storage.records import scan_kernel
+from oncelog.storage.records import compiled
 from oncelog.storage.records.batch import BatchHeader, parse_header, seal
 from oncelog.storage.records.compression import Codec
 
@@ -19,8 +19,8 @@ from oncelog.storage.records.compression import Codec
 def scan_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Go over batches with the compiled loops, and without them."""
     if request.param == "python":
-        monkeypatch.setattr(scan_kernel, "kernel", None)
-    elif scan_kernel.kernel is None:
+        monkeypatch.setattr(compiled, "kernel", None)
+    elif compiled.kernel is None:
         pytest.skip("the kernel is not built")
     return str(request.param)
 

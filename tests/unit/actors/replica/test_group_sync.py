@@ -18,8 +18,8 @@ from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.actors.replica.group_sync import SMALL_BYTES
 from oncelog.storage.disk.file_system import RealFileHandle, RealFileSystem
 from oncelog.storage.errors import ErrorCode, InvariantViolation
-from oncelog.storage.log.checkpoint import read_recovery_checkpoint
 from oncelog.storage.log.partition import PartitionLog
+from oncelog.storage.log.side_files import read_recovery_checkpoint
 
 TOPIC_ID = "a" * 32
 

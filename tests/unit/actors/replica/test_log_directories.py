@@ -28,7 +28,7 @@ from oncelog.actors.replica.log_directories import (
 )
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.topic_id_file import write_topic_id
+from oncelog.storage.log.side_files import write_topic_id
 
 DISK = RealFileSystem()
 CLUSTER, TOPIC_ID = "1" * 32, "a" * 32

@@ -25,7 +25,7 @@ from oncelog.actors.replica.opening import ExpectedLog
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.log.topic_id_file import TOPIC_ID_FILE, write_topic_id
+from oncelog.storage.log.side_files import TOPIC_ID_FILE, write_topic_id
 from oncelog.storage.model import TopicPartition
 
 DISK = RealFileSystem()

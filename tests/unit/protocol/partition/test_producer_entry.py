@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from oncelog.actors.protocol.partition.producers import NO_CRC, AppendedBatch, ProducerEntry
-from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
+from oncelog.storage.model import ProducerSnapshotEntry
 from oncelog.storage.records.batch import BatchHeader
 
 HeaderOf = Callable[..., BatchHeader]

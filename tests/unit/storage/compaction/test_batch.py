@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncelog.storage.compaction.batch import empty_batch, rebuilt_batch, record_spans
+from oncelog.storage.compaction.filter import empty_batch, rebuilt_batch, record_spans
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.records.batch import crc_matches, parse_header, patch, stamp_log_append_time
 from oncelog.storage.records.block import open_block

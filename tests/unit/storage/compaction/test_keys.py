@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from oncelog.storage.compaction.keys import KeyOffsets
+from oncelog.storage.compaction.filter import KeyOffsets
 
 
 def test_only_the_newest_record_of_a_key_is_latest():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncelog.storage.compaction.transactions import CleanedTransactions
+from oncelog.storage.compaction.filter import CleanedTransactions
 from oncelog.storage.records.batch import parse_header, patch
 from oncelog.storage.records.codec import encode_records
 from oncelog.storage.records.control import ControlRecord, encode_marker

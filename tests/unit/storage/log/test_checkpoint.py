@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.checkpoint import (
+from oncelog.storage.log.side_files import (
     CLEAN_SHUTDOWN_FILE,
     LEADER_EPOCH_FILE,
     RECOVERY_FILE,

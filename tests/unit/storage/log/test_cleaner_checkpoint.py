@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncelog.storage.log.cleaner_checkpoint import (
+from oncelog.storage.log.side_files import (
     CLEANER_CHECKPOINT_FILE,
     read_first_dirty_offset,
     write_first_dirty_offset,

@@ -9,13 +9,17 @@ import pytest
 from partition_logs import abort_two, flip, log_file, offsets_of, read_all
 
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.cleaner_checkpoint import write_first_dirty_offset
-from oncelog.storage.log.offset_gaps import OFFSET_GAPS_FILE
-from oncelog.storage.log.restart import RESTART_FILE, encode_restart
-from oncelog.storage.log.topic_id_file import read_topic_id, write_topic_id
-from oncelog.storage.records import scan_kernel
+from oncelog.storage.log.side_files import (
+    OFFSET_GAPS_FILE,
+    RESTART_FILE,
+    encode_restart,
+    read_topic_id,
+    write_first_dirty_offset,
+    write_topic_id,
+)
+from oncelog.storage.records import compiled
 from oncelog.storage.records.batch import iterate_batches, parse_header
-from oncelog.storage.segments.offset_index import RELATIVE_OFFSET_MAX
+from oncelog.storage.segments.indexes import RELATIVE_OFFSET_MAX
 
 GAPPED = (0, 3, 4, 9, 20, 21, 40, 47)
 
@@ -75,7 +79,7 @@ def test_batches_with_gaps_survive_a_restart(
     open_log, copy, sync, monkeypatch, has_kernel, segment_bytes, is_synced, is_clean
 ):
     if not has_kernel:
-        monkeypatch.setattr(scan_kernel, "kernel", None)
+        monkeypatch.setattr(compiled, "kernel", None)
     log = open_log(segment_bytes=segment_bytes)
     data = b"".join(copy(log, offset, leader_epoch=offset // 10) for offset in GAPPED)
     if is_synced:

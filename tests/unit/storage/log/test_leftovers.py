@@ -14,7 +14,7 @@ from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.replica.maintenance import clean_if_dirty
 from oncelog.actors.replica.opening import ExpectedLog
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.log.checkpoint import read_recovery_checkpoint
+from oncelog.storage.log.side_files import read_recovery_checkpoint
 
 
 def begin() -> Life:

@@ -4,8 +4,8 @@ import pytest
 
 from oncelog.storage.disk.sync_point import SyncLedger
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.checkpoint import read_recovery_checkpoint
 from oncelog.storage.log.loader import LogLoader
+from oncelog.storage.log.side_files import read_recovery_checkpoint
 
 
 @pytest.fixture

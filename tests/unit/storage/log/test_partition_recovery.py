@@ -8,8 +8,8 @@ from crash_disk import CrashDisk
 from partition_logs import flip, log_file, offsets_of, read_all
 
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.accepted_cut import accept_cut
 from oncelog.storage.log.partition import PartitionLog
+from oncelog.storage.log.side_files import accept_cut
 from oncelog.storage.log_settings import LogSettings
 from oncelog.storage.records.batch import parse_header
 from oncelog.storage.segments.inspection import TailDefect

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from partition_logs import flip, log_file, offsets_of, read_all
 
-from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
+from oncelog.storage.model import ProducerSnapshotEntry
 
 ENTRY = ProducerSnapshotEntry(
     producer_id=1,

@@ -6,8 +6,8 @@ import pytest
 from crc32c import crc32c
 
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
 from oncelog.storage.log.producer_snapshot import SnapshotStore, decode_snapshot, encode_snapshot
+from oncelog.storage.model import ProducerSnapshotEntry
 
 ENTRY = ProducerSnapshotEntry(
     producer_id=4242,

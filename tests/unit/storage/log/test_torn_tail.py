@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from crc32c import crc32c
 
-from oncelog.storage.log.torn_tail import SECTOR_BYTES, looks_torn
+from oncelog.storage.log.recovery import SECTOR_BYTES, looks_torn
 from oncelog.storage.segments.inspection import TailDefect, inspect_batch
 
 

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from written_logs import CLEAN, play, seen, started, written
 
-from oncelog.storage.segments import damaged_read
+from oncelog.storage.log import readable
 
 HARMS = (Damage.FLIPPED, Damage.ZEROED_PAGE, Damage.UNREADABLE)
 
@@ -66,7 +66,7 @@ def test_a_file_lost_beside_damaged_records_changes_nothing_or_can_be_put_back(
 ):
     disk, older = written(seed, is_clean=is_clean)
     # The segments are smaller than the pages in which a disk withholds what it cannot read.
-    with mock.patch.object(damaged_read, "BLOCK_BYTES", SECTOR_BYTES):
+    with mock.patch.object(readable, "BLOCK_BYTES", SECTOR_BYTES):
         assert not differences(disk, Random(seed), kind, how, older)
 
 

@@ -7,12 +7,12 @@ import random
 import crc32c
 import pytest
 
-from oncelog.storage.records import checksum, scan_kernel
+from oncelog.storage.records import compiled
 
 BYTES = random.Random(1).randbytes(40_000)
 LENGTHS = (*range(700), 1_535, 1_536, 1_537, 6_143, 6_144, 6_145, 20_011, 39_900)
 
-METHODS: tuple[str, ...] = getattr(scan_kernel.kernel, "CRC_METHODS", ())
+METHODS: tuple[str, ...] = getattr(compiled.kernel, "CRC_METHODS", ())
 needs_kernel = pytest.mark.skipif(not METHODS, reason="the kernel is not built, or is older")
 
 
@@ -20,23 +20,23 @@ needs_kernel = pytest.mark.skipif(not METHODS, reason="the kernel is not built, 
 def test_each_method_gives_the_number_of_the_library(method: str) -> None:
     for length in LENGTHS:
         data = memoryview(BYTES)[length % 67 :][:length]
-        assert scan_kernel.kernel.crc32c_by(method, data) == crc32c.crc32c(data), length
+        assert compiled.kernel.crc32c_by(method, data) == crc32c.crc32c(data), length
 
 
 def test_the_one_in_use_gives_the_number_of_the_library() -> None:
     for length in LENGTHS:
         data = memoryview(BYTES)[length % 67 :][:length]
-        assert checksum.crc32c(data) == crc32c.crc32c(data), length
-    assert checksum.crc32c(b"123456789") == 0xE3069283
+        assert compiled.crc32c(data) == crc32c.crc32c(data), length
+    assert compiled.crc32c(b"123456789") == 0xE3069283
 
 
 @needs_kernel
 def test_the_fastest_method_is_in_use_if_it_is_faster_than_the_library() -> None:
-    by_kernel = checksum.crc32c is scan_kernel.kernel.crc32c
+    by_kernel = compiled.crc32c is compiled.kernel.crc32c
     assert by_kernel == (len(METHODS) > 1)
 
 
 @needs_kernel
 def test_a_method_that_the_processor_does_not_have_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no CRC by 'guessing' here, but by .*tables"):
-        scan_kernel.kernel.crc32c_by("guessing", b"")
+        compiled.kernel.crc32c_by("guessing", b"")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.segments.offset_index import INDEX_MAX_BYTES, OffsetIndex
+from oncelog.storage.segments.indexes import INDEX_MAX_BYTES, OffsetIndex
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.segments.time_index import TimeIndex
+from oncelog.storage.segments.indexes import TimeIndex
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.log.partition import LogSettings, PartitionLog
-from oncelog.storage.log.restart import begin_restart
+from oncelog.storage.log.side_files import begin_restart
 from oncelog.storage.records.batch import parse_header, patch
 from oncelog.storage.records.codec import encode_records
 

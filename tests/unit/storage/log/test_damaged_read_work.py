@@ -11,9 +11,9 @@ from crash_life import DIRECTORY
 
 from oncelog.storage.exceptions import CorruptRecordError
 from oncelog.storage.log.partition import LogSettings, PartitionLog
+from oncelog.storage.log.readable import SOUND_PLACES_MAX
 from oncelog.storage.records.batch import parse_header
 from oncelog.storage.records.codec import encode_records
-from oncelog.storage.segments.damaged_read import SOUND_PLACES_MAX
 
 SETTINGS = LogSettings(segment_bytes=400_000, index_interval_bytes=0)
 LOG = DIRECTORY / f"{0:020d}.log"

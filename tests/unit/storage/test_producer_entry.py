@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
+from oncelog.storage.model import ProducerSnapshotEntry
 
 
 def test_entry_made_by_a_marker_has_no_batch_and_no_transaction():

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncelog.storage.log_settings import RetentionPolicy
-from oncelog.storage.segments.retention import SegmentFacts, removable_count
+from oncelog.storage.log_settings import RetentionPolicy, SegmentFacts, removable_count
 
 NOW_MS = 1_000_000
 

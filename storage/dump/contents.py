@@ -1,10 +1,10 @@
-"""What the small files of a partition directory contain, row by row, for people and programs.
+"""What the files of a partition directory contain, row by row, for people and programs.
 
 A row maps field names to numbers and texts, in the order of the bytes; ``position``
-is the byte at which it begins. Files are read in pieces, so no file costs more
-memory than one piece. Damage raises ``CorruptDataError``, which names file and position, after
-the rows before it. Nothing here writes: use it with ``ReadOnlyFileSystem``, even on a directory
-whose actor is running.
+is the byte at which it begins. Files are read in pieces, a log batch by batch, so no file costs
+more memory than one piece. Damage of a small file raises ``CorruptDataError``, which names file and
+position, after the rows before it. Nothing here writes: use it with ``ReadOnlyFileSystem``, even on
+a directory whose actor is running.
 """
 
 from __future__ import annotations
@@ -12,33 +12,45 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar
 
 from oncelog.storage.disk.file_system import TEMPORARY_SUFFIX, FileSystem
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.checkpoint import (
+from oncelog.storage.log.producer_snapshot import SNAPSHOT_SUFFIX, decode_snapshot
+from oncelog.storage.log.side_files import (
     CLEAN_SHUTDOWN_FILE,
+    CLEANER_CHECKPOINT_FILE,
     LEADER_EPOCH_FILE,
     LOCK_FILE,
+    OFFSET_GAPS_FILE,
     PARTITION_METADATA_FILE,
     RECOVERY_FILE,
+    RESTART_FILE,
+    TOPIC_ID_FILE,
     RecoveryCheckpoint,
     decode_leader_epochs,
+    decode_metadata,
+    decode_restart,
+    decode_topic_id,
     read_clean_shutdown,
+    read_first_dirty_offset,
+    read_gaps_end,
 )
-from oncelog.storage.log.cleaner_checkpoint import CLEANER_CHECKPOINT_FILE, read_first_dirty_offset
-from oncelog.storage.log.offset_gaps import OFFSET_GAPS_FILE, read_gaps_end
-from oncelog.storage.log.producer_snapshot import SNAPSHOT_SUFFIX, decode_snapshot
-from oncelog.storage.log.restart import RESTART_FILE, decode_restart
-from oncelog.storage.log.topic_id_file import TOPIC_ID_FILE, decode_metadata, decode_topic_id
+from oncelog.storage.records.batch import BatchHeader, crc_matches
+from oncelog.storage.records.codec import Record, decode_records
+from oncelog.storage.records.control import decode_control
+from oncelog.storage.records.layout import CODEC_MASK
+from oncelog.storage.segments.frames import read_batches
+from oncelog.storage.segments.inspection import TailDefect, whole_header
 from oncelog.storage.segments.segment import (
     LOG_SUFFIX,
     OFFSET_INDEX_SUFFIX,
     TIME_INDEX_SUFFIX,
     TXN_INDEX_SUFFIX,
+    Segment,
 )
 from oncelog.storage.segments.summary import SUMMARY_SUFFIX, SegmentSummary
 from oncelog.storage.segments.swap import CLEANED_SUFFIX, DELETED_SUFFIX, SWAP_SUFFIX
@@ -134,7 +146,7 @@ def is_partition_directory(filesystem: FileSystem, directory: Path) -> bool:
 
 
 def rows_of(filesystem: FileSystem, path: Path) -> Iterator[Row]:
-    """The rows of any small file; for a ``.log`` see ``dump.batches``."""
+    """The rows of any small file; for a ``.log`` see ``scan_log``."""
     kind = kind_of(path.name) or leftover_kind_of(path.name)
     reader = _READERS.get(kind) if kind is not None else None
     if reader is None:
@@ -294,3 +306,117 @@ _READERS: Final[Mapping[FileKind, Callable[[FileSystem, Path], Iterator[Row]]]] 
         FileKind.UNFINISHED: no_rows,
     }
 )
+
+
+# --- the batches of a log -----------------------------------------------------------------------
+# As they are, intact or not. One batch is in memory at a time. A batch that fails its CRC is
+# yielded, marked as such; where no batch can begin, or the file ends inside one, the scan ends
+# with a ``LogEnd`` that names the place.
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedBatch:
+    """One whole batch; ``frame`` are its bytes and ``position`` where they begin."""
+
+    position: int
+    header: BatchHeader
+    frame: memoryview
+    is_intact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """Where the scan ended. ``unread_bytes`` are what follows; 0 without a defect."""
+
+    position: int
+    unread_bytes: int
+    defect: TailDefect
+
+
+def scan_log(filesystem: FileSystem, path: Path) -> Iterator[ScannedBatch | LogEnd]:
+    """Every batch of the file up to its current size, then one ``LogEnd``.
+
+    OSError, and ``CorruptDataError`` if the file becomes shorter meanwhile.
+    """
+    base_offset = offset_of(path)
+    segment = Segment(
+        filesystem=filesystem,
+        directory=path.parent,
+        base_offset=base_offset,
+        next_offset=base_offset,
+        index_interval_bytes=0,
+        state_suffix=path.name.partition(LOG_SUFFIX)[2],
+    )
+    try:
+        segment.attach()
+        end = 0
+        for position, header, frame in read_batches(segment.log_file, 0, whole_header):
+            if isinstance(header, TailDefect):
+                yield LogEnd(position, segment.size_bytes - position, header)
+                return
+            yield ScannedBatch(position, header, frame, crc_matches(frame, header))
+            end = position + len(frame)
+        yield LogEnd(end, 0, TailDefect.NONE)
+    finally:
+        segment.close()
+
+
+def batch_row(batch: ScannedBatch) -> Row:
+    """The header of a batch; absent fields are left out."""
+    header = batch.header
+    row: dict[str, Any] = {
+        "position": batch.position,
+        "base_offset": header.base_offset,
+        "last_offset": header.last_offset,
+        "record_count": header.record_count,
+        "size_bytes": header.size_bytes,
+        "leader_epoch": header.leader_epoch,
+        "max_timestamp_ms": header.max_timestamp_ms,
+        "codec": _codec_name(header),
+        "crc": f"{header.crc:08x}",
+    }
+    if header.has_producer_id:
+        row["producer_id"] = header.producer_id
+        row["producer_epoch"] = header.producer_epoch
+        if header.base_sequence >= 0:
+            row["base_sequence"] = header.base_sequence
+            row["last_sequence"] = header.last_sequence
+    flags = {
+        "is_transactional": header.is_transactional,
+        "is_log_append_time": header.is_log_append_time,
+    }
+    row.update((name, True) for name, is_set in flags.items() if is_set)
+    if header.has_delete_horizon:
+        row["delete_horizon_ms"] = header.base_timestamp_ms
+    if header.is_control:
+        row["control"] = _control_name(batch)
+    if not batch.is_intact:
+        row["crc_matches"] = False
+    return row
+
+
+def records_of(batch: ScannedBatch) -> list[Record]:
+    """The records of a data batch, none for a control batch; ``CorruptDataError``."""
+    if batch.header.is_control:
+        return []
+    return decode_records(batch.frame, batch.header)
+
+
+def _codec_name(header: BatchHeader) -> str:
+    try:
+        return header.codec.name.lower()
+    except CorruptDataError:
+        return f"unknown {header.attributes & CODEC_MASK}"
+
+
+def _control_name(batch: ScannedBatch) -> str:
+    try:
+        control = decode_control(batch.frame, batch.header)
+    except CorruptDataError:
+        return "unreadable"
+    if control is None:
+        return "emptied"
+    if control.committed is None:
+        return "other"
+    verdict = "COMMIT" if control.committed else "ABORT"
+    return f"{verdict} coordinator_epoch {control.coordinator_epoch}"

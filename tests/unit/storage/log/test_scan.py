@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from oncelog.storage.log.loader import SegmentScan
 from oncelog.storage.records.batch import parse_header
-from oncelog.storage.segments.scan import SegmentScan
 from oncelog.storage.segments.segment import Segment
 
 pytestmark = pytest.mark.usefixtures("scan_backend")
