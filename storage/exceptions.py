@@ -1,14 +1,15 @@
 """The exception that each error code becomes for a user: one class per code.
 
-Only ``api`` and the bridges above it raise these. Every class pickles; the docstring of each is the
-advice that its message falls back to.
+Only ``api`` and the bridges above it raise these, and every class pickles. The docstring of each is
+the message of one that was made without, its ``advice`` what to do unless that is given too.
 
 One file: a class for each code of the one table, and nothing else.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+import copyreg
+from typing import Any, ClassVar
 
 from oncelog.storage.errors import ErrorClass, ErrorCode
 from oncelog.storage.model import NO_OFFSET, TopicPartition
@@ -17,13 +18,23 @@ from oncelog.storage.model import NO_OFFSET, TopicPartition
 class OncelogError(Exception):
     """Base of every error that oncelog raises to a user.
 
-    ``code`` is the ``ErrorCode``; ``retriable``, ``abortable`` and ``fatal`` say what to do.
+    ``code`` is the ``ErrorCode``; ``retriable``, ``abortable`` and ``fatal`` say what a program may
+    do. ``what`` says what is wrong and ``advice`` what a person can do; the error's text is both.
     """
 
     code: ClassVar[ErrorCode] = ErrorCode.UNKNOWN_SERVER_ERROR
+    advice: str = ""
 
-    def __init__(self, message: str = "") -> None:
-        super().__init__(message or (type(self).__doc__ or ""))
+    def __init__(self, what: str = "", *, advice: str = "") -> None:
+        advice = advice or ("" if what else self.advice)
+        self.what = what or (type(self).__doc__ or "").rstrip(".")
+        if advice:
+            self.advice = advice
+        super().__init__(f"{self.what}; {advice}" if advice else self.what)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As it is: the text is not taken for ``what``."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
     @property
     def retriable(self) -> bool:
@@ -42,195 +53,229 @@ class OncelogError(Exception):
 
 
 class UnknownServerError(OncelogError):
-    """The server met a condition it has no code for; see its log."""
+    """The server met a condition it has no code for."""
 
     code = ErrorCode.UNKNOWN_SERVER_ERROR
+    advice = "see its log"
 
 
 class OffsetOutOfRangeError(OncelogError):
-    """The offset is below the log start or beyond the log end; seek or reset the position."""
+    """The offset is below the log start or beyond the log end."""
 
     code = ErrorCode.OFFSET_OUT_OF_RANGE
+    advice = "seek or reset the position"
 
 
 class CorruptMessageError(OncelogError):
-    """The batch failed its CRC, is truncated or has an impossible size; send it again."""
+    """The batch failed its CRC, is truncated or has an impossible size."""
 
     code = ErrorCode.CORRUPT_MESSAGE
+    advice = "send it again"
 
 
 class UnknownTopicOrPartitionError(OncelogError):
-    """No such topic or partition; create it, or wait for the metadata to spread."""
+    """No such topic or partition."""
 
     code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    advice = "create it; `oncelog topics list` shows those that exist"
 
 
 class UnknownTopicIdError(OncelogError):
     """The topic was deleted and created again; an offset of the old one means nothing in it."""
 
     code = ErrorCode.UNKNOWN_TOPIC_ID
+    advice = "seek to the beginning or the end of the new one"
 
 
 class NotLeaderOrFollowerError(OncelogError):
-    """This replica does not lead the partition now; refresh the metadata and retry."""
+    """This replica does not lead the partition now."""
 
     code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+    advice = "refresh the metadata and retry"
 
 
 class RequestTimedOutError(OncelogError):
-    """No answer in time; the request may have taken effect, so retry with the same sequence."""
+    """No answer in time."""
 
     code = ErrorCode.REQUEST_TIMED_OUT
+    advice = "the request may have taken effect, so retry with the same sequence"
 
 
 class BrokerNotAvailableError(OncelogError):
-    """No live broker holds the partition; retry."""
+    """No live broker holds the partition."""
 
     code = ErrorCode.BROKER_NOT_AVAILABLE
+    advice = "retry; `oncelog status` shows the brokers"
 
 
 class MessageTooLargeError(OncelogError):
-    """The batch is larger than the topic's max_message_bytes; send smaller records."""
+    """The batch is larger than the topic's max_message_bytes."""
 
     code = ErrorCode.MESSAGE_TOO_LARGE
+    advice = "send smaller records"
 
 
 class StaleControllerEpochError(OncelogError):
     """A newer controller has written here."""
 
     code = ErrorCode.STALE_CONTROLLER_EPOCH
+    advice = "look the controller up again and retry"
 
 
 class OffsetMetadataTooLargeError(OncelogError):
     """The metadata of a committed offset is longer than 4,096 bytes."""
 
     code = ErrorCode.OFFSET_METADATA_TOO_LARGE
+    advice = "commit less metadata"
 
 
 class NetworkError(OncelogError):
-    """The call was lost on the way; it may have taken effect, so retry with the same sequence."""
+    """The call was lost on the way."""
 
     code = ErrorCode.NETWORK_EXCEPTION
+    advice = "it may have taken effect, so retry with the same sequence"
 
 
 class CoordinatorLoadInProgressError(OncelogError):
-    """The coordinator is reading its log; retry shortly."""
+    """The coordinator is reading its log."""
 
     code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    advice = "retry shortly"
 
 
 class CoordinatorNotAvailableError(OncelogError):
-    """The coordinator cannot be reached or cannot write its log; retry."""
+    """The coordinator cannot be reached or cannot write its log."""
 
     code = ErrorCode.COORDINATOR_NOT_AVAILABLE
+    advice = "retry"
 
 
 class NotCoordinatorError(OncelogError):
-    """This actor does not coordinate the id now; look the coordinator up again and retry."""
+    """This actor does not coordinate the id now."""
 
     code = ErrorCode.NOT_COORDINATOR
+    advice = "look the coordinator up again and retry"
 
 
 class InvalidTopicError(OncelogError):
     """The topic name is not allowed, or the topic is internal."""
 
     code = ErrorCode.INVALID_TOPIC_EXCEPTION
+    advice = (
+        "give 1 to 249 of letters, digits, '.', '_' and '-'; names of internal topics are taken"
+    )
 
 
 class RecordListTooLargeError(OncelogError):
     """The batch is larger than a segment."""
 
     code = ErrorCode.RECORD_LIST_TOO_LARGE
+    advice = "send smaller batches"
 
 
 class NotEnoughReplicasError(OncelogError):
     """Fewer replicas are in sync than min_insync_replicas; nothing was appended."""
 
     code = ErrorCode.NOT_ENOUGH_REPLICAS
+    advice = "retry, or bring back the brokers that are away"
 
 
 class NotEnoughReplicasAfterAppendError(OncelogError):
-    """Appended, but fewer replicas are in sync than demanded; retry, it is deduplicated."""
+    """Appended, but fewer replicas are in sync than demanded."""
 
     code = ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+    advice = "retry, it is deduplicated"
 
 
 class InvalidRequiredAcksError(OncelogError):
     """acks must be -1 (all), 1 or 0."""
 
     code = ErrorCode.INVALID_REQUIRED_ACKS
+    advice = "give 'all'"
 
 
 class IllegalGenerationError(OncelogError):
-    """The group has moved to another generation; rejoin it."""
+    """The group has moved to another generation."""
 
     code = ErrorCode.ILLEGAL_GENERATION
+    advice = "rejoin it"
 
 
 class InconsistentGroupProtocolError(OncelogError):
     """The member's protocols do not fit those of the group."""
 
     code = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    advice = "give every member the same assignors"
 
 
 class InvalidGroupIdError(OncelogError):
     """The group id is empty or longer than 1,024 bytes."""
 
     code = ErrorCode.INVALID_GROUP_ID
+    advice = "give 1 to 1,024 bytes"
 
 
 class UnknownMemberIdError(OncelogError):
-    """The group does not know this member; join again."""
+    """The group does not know this member."""
 
     code = ErrorCode.UNKNOWN_MEMBER_ID
+    advice = "join again"
 
 
 class InvalidSessionTimeoutError(OncelogError):
     """The session timeout is outside what the group coordinator allows."""
 
     code = ErrorCode.INVALID_SESSION_TIMEOUT
+    advice = "give one that the cluster's settings allow"
 
 
 class RebalanceInProgressError(OncelogError):
-    """The group is rebalancing; rejoin it."""
+    """The group is rebalancing."""
 
     code = ErrorCode.REBALANCE_IN_PROGRESS
+    advice = "rejoin it"
 
 
 class InvalidTimestampError(OncelogError):
     """The record's timestamp is outside what the topic allows."""
 
     code = ErrorCode.INVALID_TIMESTAMP
+    advice = "send it with another timestamp"
 
 
 class TopicAlreadyExistsError(OncelogError):
     """A topic of this name exists."""
 
     code = ErrorCode.TOPIC_ALREADY_EXISTS
+    advice = "choose another name, or delete it first"
 
 
 class InvalidPartitionsError(OncelogError):
     """The number of partitions is not allowed."""
 
     code = ErrorCode.INVALID_PARTITIONS
+    advice = "give 1 or more"
 
 
 class InvalidReplicationFactorError(OncelogError):
     """The replication factor is below 1 or above the number of brokers."""
 
     code = ErrorCode.INVALID_REPLICATION_FACTOR
+    advice = "add a broker, or give fewer replicas"
 
 
 class InvalidReplicaAssignmentError(OncelogError):
     """The brokers named for a partition's replicas cannot be those."""
 
     code = ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    advice = "give brokers that `oncelog status` shows as alive and not draining"
 
 
 class ReassignmentInProgressError(OncelogError):
-    """The partition is being moved to other brokers; wait for that, or cancel it."""
+    """The partition is being moved to other brokers."""
 
     code = ErrorCode.REASSIGNMENT_IN_PROGRESS
+    advice = "wait for that, or cancel it"
 
 
 class StaleBrokerEpochError(OncelogError):
@@ -240,21 +285,24 @@ class StaleBrokerEpochError(OncelogError):
 
 
 class DuplicateBrokerRegistrationError(OncelogError):
-    """Another data directory has this broker's number; one of them must have another."""
+    """Another data directory has this broker's number."""
 
     code = ErrorCode.DUPLICATE_BROKER_REGISTRATION
+    advice = "one of them must have another"
 
 
 class InvalidUpdateVersionError(OncelogError):
-    """The partition has been changed since; look at what it is now and try again."""
+    """The partition has been changed since."""
 
     code = ErrorCode.INVALID_UPDATE_VERSION
+    advice = "look at what it is now and try again"
 
 
 class IneligibleReplicaError(OncelogError):
     """The replica cannot be in sync now: its broker is fenced, or it is no replica."""
 
     code = ErrorCode.INELIGIBLE_REPLICA
+    advice = "wait until it is in sync; `oncelog topics describe TOPIC` shows it"
 
 
 class InvalidConfigError(OncelogError):
@@ -264,9 +312,10 @@ class InvalidConfigError(OncelogError):
 
 
 class NotControllerError(OncelogError):
-    """This actor is not the controller now; look it up again and retry."""
+    """This actor is not the controller now."""
 
     code = ErrorCode.NOT_CONTROLLER
+    advice = "look it up again and retry"
 
 
 class InvalidRequestError(OncelogError):
@@ -279,12 +328,14 @@ class PolicyViolationError(OncelogError):
     """The topic's cleanup policy does not allow this."""
 
     code = ErrorCode.POLICY_VIOLATION
+    advice = "change the topic's cleanup_policy first"
 
 
 class OutOfOrderSequenceNumberError(OncelogError):
     """The sequence number does not follow the last one of this producer."""
 
     code = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    advice = "abort the transaction, or make a new producer"
 
 
 class DuplicateSequenceNumberError(OncelogError):
@@ -294,15 +345,17 @@ class DuplicateSequenceNumberError(OncelogError):
 
 
 class InvalidProducerEpochError(OncelogError):
-    """A newer epoch of this producer is known; abort, then begin again."""
+    """A newer epoch of this producer is known."""
 
     code = ErrorCode.INVALID_PRODUCER_EPOCH
+    advice = "abort, then begin again"
 
 
 class InvalidTxnStateError(OncelogError):
     """The transaction is not in a state that allows this."""
 
     code = ErrorCode.INVALID_TXN_STATE
+    advice = "abort the transaction, then begin again"
 
 
 class InvalidProducerIdMappingError(OncelogError):
@@ -315,12 +368,14 @@ class InvalidTransactionTimeoutError(OncelogError):
     """The transaction timeout is not above 0 or above transaction_max_timeout_ms."""
 
     code = ErrorCode.INVALID_TRANSACTION_TIMEOUT
+    advice = "give one within these"
 
 
 class ConcurrentTransactionsError(OncelogError):
-    """Another step of this transactional id is still under way; retry shortly."""
+    """Another step of this transactional id is still under way."""
 
     code = ErrorCode.CONCURRENT_TRANSACTIONS
+    advice = "retry shortly"
 
 
 class TransactionCoordinatorFencedError(OncelogError):
@@ -333,36 +388,42 @@ class TransactionalIdAuthorizationFailedError(OncelogError):
     """The transactional id is missing or not allowed."""
 
     code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    advice = "give the transactional id of the producer"
 
 
 class OperationNotAttemptedError(OncelogError):
     """Not tried, because another partition of the same request failed."""
 
     code = ErrorCode.OPERATION_NOT_ATTEMPTED
+    advice = "retry once the other one succeeds"
 
 
 class KafkaStorageError(OncelogError):
     """The disk refused; the replica is offline or out of space."""
 
     code = ErrorCode.KAFKA_STORAGE_ERROR
+    advice = "retry: another replica leads once it can"
 
 
 class UnknownProducerIdError(OncelogError):
     """The producer id is not known."""
 
     code = ErrorCode.UNKNOWN_PRODUCER_ID
+    advice = "make a new producer"
 
 
 class NonEmptyGroupError(OncelogError):
     """The group still has members."""
 
     code = ErrorCode.NON_EMPTY_GROUP
+    advice = "stop its members first"
 
 
 class GroupIdNotFoundError(OncelogError):
     """No such group."""
 
     code = ErrorCode.GROUP_ID_NOT_FOUND
+    advice = "`oncelog groups list` shows those that exist"
 
 
 class FencedLeaderEpochError(OncelogError):
@@ -378,9 +439,10 @@ class UnknownLeaderEpochError(OncelogError):
 
 
 class OffsetNotAvailableError(OncelogError):
-    """The new leader does not know the latest offset yet; retry."""
+    """The new leader does not know the latest offset yet."""
 
     code = ErrorCode.OFFSET_NOT_AVAILABLE
+    advice = "retry"
 
 
 class MemberIdRequiredError(OncelogError):
@@ -393,18 +455,21 @@ class GroupMaxSizeReachedError(OncelogError):
     """The group has as many members as it may."""
 
     code = ErrorCode.GROUP_MAX_SIZE_REACHED
+    advice = "use another group, or raise group_max_size"
 
 
 class FencedInstanceIdError(OncelogError):
     """Another member uses this group instance id now."""
 
     code = ErrorCode.FENCED_INSTANCE_ID
+    advice = "close this one"
 
 
 class GroupSubscribedToTopicError(OncelogError):
     """The group is subscribed to the topic."""
 
     code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+    advice = "unsubscribe from the topic first"
 
 
 class InvalidRecordError(OncelogError):
@@ -414,79 +479,95 @@ class InvalidRecordError(OncelogError):
 
 
 class UnstableOffsetCommitError(OncelogError):
-    """A transaction that commits offsets of this group is still open; retry."""
+    """A transaction that commits offsets of this group is still open."""
 
     code = ErrorCode.UNSTABLE_OFFSET_COMMIT
+    advice = "retry"
 
 
 class ProducerFencedError(OncelogError):
-    """A newer producer with this transactional id has taken over; close this one."""
+    """A newer producer with this transactional id has taken over."""
 
     code = ErrorCode.PRODUCER_FENCED
+    advice = "close this one, or give it another transactional id"
 
 
 class TransactionalIdNotFoundError(OncelogError):
     """No such transactional id."""
 
     code = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+    advice = "`oncelog transactions list` shows those that exist"
 
 
 class TransactionAbortableError(OncelogError):
-    """The transaction cannot go on; abort it, then begin again."""
+    """The transaction cannot go on."""
 
     code = ErrorCode.TRANSACTION_ABORTABLE
+    advice = "abort it, then begin again"
 
 
 class AlreadyCommittedError(OncelogError):
-    """The transaction with this commit token is committed; there is nothing to do."""
+    """The transaction with this commit token is committed."""
 
     code = ErrorCode.ALREADY_COMMITTED
+    advice = "there is nothing to do"
 
 
 class ReplicaOfflineError(OncelogError):
-    """The replica has taken itself offline after a disk fault; see its reason."""
+    """The replica has taken itself offline after a disk fault."""
 
     code = ErrorCode.REPLICA_OFFLINE
+    advice = "see its reason"
 
 
 class ClientClosedError(OncelogError):
-    """The client is closed; make a new one."""
+    """The client is closed."""
 
     code = ErrorCode.CLIENT_CLOSED
+    advice = "make a new one"
 
 
 class TransactionTimedOutError(OncelogError):
-    """The transaction was open for longer than its timeout; abort it, then begin again."""
+    """The transaction was open for longer than its timeout."""
 
     code = ErrorCode.TRANSACTION_TIMED_OUT
+    advice = "abort it, then begin again"
 
 
 class AbortedByOperatorError(OncelogError):
-    """An operator has aborted the transaction; abort it here as well, then begin again."""
+    """An operator has aborted the transaction."""
 
     code = ErrorCode.ABORTED_BY_OPERATOR
+    advice = "abort it here as well, then begin again"
 
 
 class OutdatedVersionError(OncelogError):
-    """A later version of the application's writes is committed; go on above it."""
+    """A later version of the application's writes is committed."""
 
     code = ErrorCode.OUTDATED_VERSION
+    advice = "go on above it"
 
 
 class InvalidSettingError(InvalidConfigError, ValueError):
-    """A setting is unknown or impossible; the message names it, its value and what is allowed."""
+    """A setting is unknown or impossible: ``what`` names it and its value, ``advice`` what fits."""
 
 
 class IllegalStateError(InvalidTxnStateError):
-    """The call does not fit the client's state; the message says what to call instead."""
+    """The call does not fit the client's state: ``advice`` says what to call instead."""
+
+    advice = ""
 
 
 class ConnectionFailedError(NetworkError):
-    """No cluster could be reached, started or shared; the message says what to do."""
+    """No cluster could be reached, started or shared."""
+
+    advice = ""
 
 
 class CorruptDataError(CorruptMessageError):
-    """Bytes on disk or from a peer break their format; the message names the place."""
+    """Bytes on disk or from a peer break their format: the message names the place."""
+
+    advice = ""
 
 
 class CorruptRecordError(CorruptDataError):
@@ -496,15 +577,18 @@ class CorruptRecordError(CorruptDataError):
     ``topic_partition``. Reading there again raises again; everything before was delivered.
     """
 
+    advice = "seek to next_offset"
+
     def __init__(
         self,
-        message: str = "",
+        what: str = "",
         *,
+        advice: str = "",
         topic_partition: TopicPartition | None = None,
         offset: int = NO_OFFSET,
         next_offset: int = NO_OFFSET,
     ) -> None:
-        super().__init__(message)
+        super().__init__(what, advice=advice)
         self.topic_partition = topic_partition
         self.offset = offset
         self.next_offset = next_offset
@@ -526,6 +610,6 @@ EXCEPTIONS: dict[ErrorCode, type[OncelogError]] = {
 """The exception of each code, ``NONE`` excepted."""
 
 
-def exception_for(code: ErrorCode, message: str = "") -> OncelogError:
+def exception_for(code: ErrorCode, what: str = "", *, advice: str = "") -> OncelogError:
     """The exception that ``code`` becomes for a user; ``NONE`` is not an error and is refused."""
-    return EXCEPTIONS[code](message)
+    return EXCEPTIONS[code](what, advice=advice)

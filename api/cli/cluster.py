@@ -28,7 +28,7 @@ from oncelog.api.cli.connect import (
     quiet_libraries,
     running_on,
 )
-from oncelog.api.cli.terminal import PROGRAM, CliError, UsageError, say, split_advice
+from oncelog.api.cli.terminal import PROGRAM, CliError, UsageError, say, split_line
 from oncelog.api.session import connection
 from oncelog.storage.exceptions import ConnectionFailedError
 
@@ -187,7 +187,7 @@ def last_error(log_path: Path, start: int) -> tuple[str, str]:
     prefix = f"{PROGRAM}: "
     for line in reversed(lines):
         if line.startswith(prefix):
-            return split_advice(line.removeprefix(prefix))
+            return split_line(line.removeprefix(prefix))
     return f"the cluster did not start ({lines[-1].strip() if lines else 'it said nothing'})", ""
 
 

@@ -3,8 +3,8 @@
 Arguments are refused with one line that says what is wrong, and numbers are within their limits.
 SIGINT and SIGTERM end a command in order while it works, and a second one ends it at once.
 
-An error line reads ``oncelog: <what> — <what to do>``. Messages of the library carry both halves,
-joined by a colon or a semicolon; what has no advice of its own gets one by the class of its code.
+An error line reads ``oncelog: <what> — <what to do>``. Errors of the library carry both; one without
+advice of its own gets that of its code's class.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import argparse
 import base64
 import contextlib
 import os
-import re
 import select
 import signal
 import sys
@@ -22,8 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Final, NoReturn, TypeAlias
 
-from oncelog.storage.errors import ErrorCode
-from oncelog.storage.exceptions import InvalidSettingError, OncelogError
+from oncelog.storage.exceptions import OncelogError
 
 PROGRAM: Final = "oncelog"
 DEBUG_VARIABLE: Final = "ONCELOG_DEBUG"
@@ -40,31 +38,6 @@ STATUS_BROKEN_PIPE: Final = 141
 """What shells use for a program that SIGPIPE ended: its reader is gone."""
 
 _DASH: Final = " — "
-_ADVICE = re.compile(
-    r"[:;] (?=(?:give|use|a|allowed|at least|call|change|check|choose|close|create|did|end|free|"
-    r"install|known|less|look|make|one|only|pass|retry|seek|send|set|start|stop|text|True|try|"
-    r"wait|'read_committed')\b)"
-)
-"""Where the advice of a message begins: at a mark before a word that asks or allows."""
-
-_ADVICE_BY_CODE: Final = {
-    ErrorCode.TOPIC_ALREADY_EXISTS: "choose another name, or `oncelog topics delete` it first",
-    ErrorCode.INVALID_TOPIC_EXCEPTION: (
-        "give 1 to 249 of letters, digits, '.', '_' and '-'; names of internal topics are taken"
-    ),
-    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "`oncelog topics list` shows those that exist",
-    ErrorCode.TRANSACTIONAL_ID_NOT_FOUND: "`oncelog transactions list` shows those that exist",
-    ErrorCode.GROUP_ID_NOT_FOUND: "`oncelog groups list` shows those that exist",
-    ErrorCode.BROKER_NOT_AVAILABLE: "`oncelog status` shows the brokers",
-    ErrorCode.INVALID_REPLICA_ASSIGNMENT: (
-        "give brokers that `oncelog status` shows as alive and not draining"
-    ),
-    ErrorCode.INVALID_REPLICATION_FACTOR: "add a broker, or give topics fewer replicas",
-    ErrorCode.INELIGIBLE_REPLICA: (
-        "wait until one of them is back in sync: `oncelog topics describe TOPIC` shows it"
-    ),
-    ErrorCode.PRODUCER_FENCED: "another producer has taken the transactional id; give another one",
-}
 
 
 class CliError(Exception):
@@ -97,14 +70,10 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def split_advice(message: str) -> tuple[str, str]:
-    """The two halves of a message; the second is empty if it does not say what to do."""
-    text = one_line(message).rstrip(".")
-    what, dash, advice = text.partition(_DASH)
-    if dash:
-        return what, advice
-    found = _ADVICE.search(text)
-    return (text[: found.start()], text[found.end() :]) if found else (text, "")
+def split_line(line: str) -> tuple[str, str]:
+    """The two halves of what ``describe_error`` made, without the program's name."""
+    what, _, advice = line.partition(_DASH)
+    return what, advice
 
 
 def describe_error(error: BaseException) -> str:
@@ -112,11 +81,8 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, CliError):
         what, advice = one_line(error.what), one_line(error.advice)
     elif isinstance(error, OncelogError):
-        what, advice = split_advice(str(error))
-        if not advice and isinstance(error, InvalidSettingError):
-            # These always say what is allowed, whatever word that begins with.
-            what, _, advice = what.partition(": ")
-        advice = advice or _default_advice(error)
+        what = one_line(error.what).rstrip(".")
+        advice = one_line(error.advice) or _default_advice(error)
     else:
         what = one_line(f"{type(error).__name__}: {error}").rstrip(": ")
         advice = f"run it again with {DEBUG_VARIABLE}=1 to see where this comes from"
@@ -124,9 +90,6 @@ def describe_error(error: BaseException) -> str:
 
 
 def _default_advice(error: OncelogError) -> str:
-    known = _ADVICE_BY_CODE.get(error.code)
-    if known is not None:
-        return known
     if error.retriable:
         return "try again, and look at `oncelog status` if it stays"
     if error.abortable:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -12,8 +11,6 @@ from pathlib import Path
 
 import pytest
 from standalone_spark import StandaloneSpark
-
-from oncelog import UnknownTopicOrPartitionError
 
 pytestmark = [pytest.mark.ray, pytest.mark.spark]
 
@@ -26,7 +23,7 @@ import json, sys
 from pyspark.sql import SparkSession
 from oncelog import spark_bridge
 
-master, address, checkpoint, is_registered = sys.argv[1:]
+master, address, checkpoints, *topics = sys.argv[1:]
 spark = (
     SparkSession.builder.master(master)
     .config("spark.ui.enabled", "false")
@@ -36,8 +33,6 @@ spark = (
     .config("spark.driver.host", "127.0.0.1")
     .getOrCreate()
 )
-if is_registered == "True":
-    spark_bridge.register(spark)
 
 
 def read(topic):
@@ -46,30 +41,36 @@ def read(topic):
     return sorted(int(row[0]) for row in values)
 
 
-rows = spark.range(0, ROW_COUNT, 1, 4).selectExpr("CAST(id AS STRING) AS value")
-written = rows.write.format("oncelog").options(address=address, topic="others")
-written.mode("append").save()
-source = spark.readStream.format("oncelog").options(address=address, subscribe="others")
-query = source.option("startingOffsets", "earliest").load().select("value").writeStream
-query = query.format("oncelog").options(address=address, topic="copies_of_others")
-query.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
-found = {"written": read("others"), "copied": read("copies_of_others")}
+def write_and_copy(topic):
+    rows = spark.range(0, ROW_COUNT, 1, 4).selectExpr("CAST(id AS STRING) AS value")
+    written = rows.write.format("oncelog").options(address=address, topic=topic)
+    written.mode("append").save()
+    source = spark.readStream.format("oncelog").options(address=address, subscribe=topic)
+    query = source.option("startingOffsets", "earliest").load().select("value").writeStream
+    query = query.format("oncelog").options(address=address, topic="copy_of_" + topic)
+    query = query.option("checkpointLocation", checkpoints + "/" + topic)
+    query.trigger(availableNow=True).start().awaitTermination()
+    return [read(topic), read("copy_of_" + topic)]
+
+
+found = {topics[0]: write_and_copy(topics[0])}
+spark_bridge.register(spark)
+found[topics[1]] = write_and_copy(topics[1])
 print("found", json.dumps(found))
 spark.stop()
 """.replace("ROW_COUNT", str(ROW_COUNT))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_registered", [True, False])
-def test_a_standalone_cluster_reads_and_writes_given_an_address(cluster, tmp_path, is_registered):
+def test_a_standalone_cluster_reads_and_writes_given_an_address(cluster, tmp_path):
     """Its executors are children of its worker, whose environment says nothing of Ray.
 
-    Without being registered the source is found by the name of its module, installed as by pip.
+    1. The source is found by the name of its module, installed as by pip. 2. It is registered.
     """
-    for topic in ("others", "copies_of_others"):
-        with contextlib.suppress(UnknownTopicOrPartitionError):
-            cluster.admin().delete_topic(topic)
-        cluster.admin().create_topic(topic, partitions=2)
+    topics = ("found", "registered")
+    for topic in topics:
+        for name in (topic, f"copy_of_{topic}"):
+            cluster.admin().create_topic(name, partitions=2)
     installed = tmp_path / "installed"
     installed.mkdir()
     shutil.copy(ROOT / "pyspark_oncelog.py", installed)
@@ -87,8 +88,8 @@ def test_a_standalone_cluster_reads_and_writes_given_an_address(cluster, tmp_pat
                 PROGRAM,
                 spark.master,
                 cluster.address,
-                str(tmp_path / "point"),
-                str(is_registered),
+                str(tmp_path / "points"),
+                *topics,
             ],
             env=environment,
             capture_output=True,
@@ -101,4 +102,4 @@ def test_a_standalone_cluster_reads_and_writes_given_an_address(cluster, tmp_pat
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("found ")]
     found = json.loads(line.removeprefix("found "))
-    assert found == {"written": list(range(ROW_COUNT)), "copied": list(range(ROW_COUNT))}
+    assert found == {topic: [list(range(ROW_COUNT))] * 2 for topic in topics}

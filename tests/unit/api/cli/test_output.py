@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oncelog.api.cli import terminal as cli_terminal
-from oncelog.api.cli.terminal import CliError, UsageError, describe_error, report, table
+from oncelog.api.cli.terminal import CliError, UsageError, describe_error, report, split_line, table
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     ConnectionFailedError,
@@ -24,29 +24,23 @@ def test_wrong_usage_has_a_status_of_its_own():
     assert report(UsageError("no such option", "see `oncelog --help`")) == 2
 
 
-@pytest.mark.parametrize(
-    ("message", "line"),
-    [
-        ("data_dir='/x' is a file: give a directory", "data_dir='/x' is a file — give a directory"),
-        ("there is no topic 'f'; create it", "there is no topic 'f' — create it"),
-        (
-            "no Ray cluster answers at address='h:1' (refused: h): start one with `oncelog start`",
-            "no Ray cluster answers at address='h:1' (refused: h) — start one with `oncelog start`",
-        ),
-        (
-            "acks=2 is not allowed: 'all' (-1), 1 or 0",
-            "acks=2 is not allowed — 'all' (-1), 1 or 0",
-        ),
-    ],
-)
-def test_a_message_of_the_library_is_split_where_its_advice_begins(message, line):
-    assert describe_error(InvalidSettingError(message)) == f"oncelog: {line}"
-
-
-def test_a_message_without_advice_gets_that_of_its_code():
-    assert describe_error(ProducerFencedError("epoch 3 is over")).endswith(
-        "epoch 3 is over — another producer has taken the transactional id; give another one"
+def test_an_error_of_the_library_brings_its_advice():
+    error = InvalidSettingError("data_dir='/x' is a file: no; it is", advice="give a directory")
+    assert str(error) == "data_dir='/x' is a file: no; it is; give a directory"
+    assert describe_error(error) == (
+        "oncelog: data_dir='/x' is a file: no; it is — give a directory"
     )
+
+
+def test_an_error_without_advice_gets_that_of_its_class():
+    error = ProducerFencedError("epoch 3 is over")
+    assert str(error) == "epoch 3 is over"
+    assert describe_error(error) == f"oncelog: epoch 3 is over — {ProducerFencedError.advice}"
+
+
+def test_a_line_is_split_where_it_was_joined():
+    line = describe_error(CliError("end of log; none left", "enable flush"))
+    assert split_line(line.removeprefix("oncelog: ")) == ("end of log; none left", "enable flush")
 
 
 def test_a_retriable_error_without_advice_asks_to_try_again():
