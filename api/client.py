@@ -143,8 +143,8 @@ def connect(address: str = "auto") -> Cluster:
         was = connection.where_log_was()
         raise ConnectionFailedError(
             f"the Ray cluster at {connection.ray_address()} runs no oncelog"
-            f"{f' now (it ran {was})' if was else ''}: start it there with oncelog.init() or "
-            "`oncelog start`"
+            f"{f' now (it ran {was})' if was else ''}",
+            advice="start it there with oncelog.init() or `oncelog start`",
         )
     return Cluster()
 

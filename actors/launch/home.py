@@ -138,8 +138,8 @@ def _with_majority(data_dir: str, known: Home | None, cluster_id: str | None) ->
     if found.voters and len(found.voters) < needed:
         raise VotersAwayError(
             f"of cluster {found.cluster_id} only broker {found.voters[0]} is there with a copy of "
-            f"the metadata log, and it takes {needed}: start Ray on the others' nodes, with their "
-            "disks, and try again"
+            f"the metadata log, and it takes {needed}",
+            advice="start Ray on the others' nodes, with their disks, and try again",
         )
     return found
 
@@ -166,9 +166,11 @@ def find_home(
     if node is None:
         raise ConnectionFailedError(
             f"no node has the data of cluster {expected} in {data_dir} now"
-            f"{f' (this is {known})' if known is not None else ''}: start Ray on the nodes that "
-            "have it, with their disks, and try again; or give another --data-dir to found a new "
-            "cluster without that data"
+            f"{f' (this is {known})' if known is not None else ''}",
+            advice=(
+                "start Ray on the nodes that have it, with their disks, and try again; or give "
+                "another --data-dir to found a new cluster without that data"
+            ),
         )
     broker_id = (broker_of(node) if voters else None) or LOCAL_BROKER_ID
     arguments = (data_dir, secrets.token_hex(16), broker_id)
@@ -197,14 +199,15 @@ def choose_node(
         return None
     if len({look.cluster_id for look in owners}) > 1:
         raise ConnectionFailedError(
-            f"data_dir={data_dir!r} is that of another cluster on each of {_names(owners)}: leave "
-            "only the right one, or give another directory"
+            f"data_dir={data_dir!r} is that of another cluster on each of {_names(owners)}",
+            advice="leave only the right one, or give another directory",
         )
     silent = [look for look in looks if look.error]
     if silent and not owners:
         raise ConnectionFailedError(
             f"node {_name(silent[0].node)} does not tell what is in {data_dir} "
-            f"({silent[0].error}), so a cluster may be there: try again, or stop that node"
+            f"({silent[0].error}), so a cluster may be there",
+            advice="try again, or stop that node",
         )
     labelled = [look for look in looks if BROKER_LABEL in look.node["Labels"]]
     places = owners or list(looks)

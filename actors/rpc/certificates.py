@@ -53,7 +53,8 @@ def files_in_use() -> str:
 def _check_readable(name: str) -> None:
     if not os.environ.get(name):
         raise InvalidSettingError(
-            f"{name} is not set, and {_given(IN_USE)} asks for it: give the path of a PEM file"
+            f"{name} is not set, and {_given(IN_USE)} asks for it",
+            advice="give the path of a PEM file",
         )
     try:
         Path(os.environ[name]).read_bytes()

@@ -188,7 +188,8 @@ class AsyncAdmin:
                 raise InvalidTopicError(f"{topic_partition.topic!r} is an internal topic")
             if not is_whole(offset):
                 raise InvalidRequestError(
-                    f"records of {topic_partition}: {offset!r} is no offset; give a whole number"
+                    f"records of {topic_partition}: {offset!r} is no offset",
+                    advice="give a whole number",
                 )
         replies = await asyncio.gather(
             *(
@@ -422,7 +423,8 @@ class AsyncAdmin:
         for state in wanted:
             if state not in TRANSACTION_STATES:
                 raise InvalidRequestError(
-                    f"states={state!r} is not a state: give one of {', '.join(TRANSACTION_STATES)}"
+                    f"states={state!r} is not a state",
+                    advice=f"give one of {', '.join(TRANSACTION_STATES)}",
                 )
         if running_longer_than_ms is not None:
             check_range("running_longer_than_ms", running_longer_than_ms, 0, DURATION_MAX_MS)
@@ -499,7 +501,7 @@ class AsyncAdmin:
         if older_than_ms is not None:
             check_range("older_than_ms", older_than_ms, 0, DURATION_MAX_MS)
         if partition is not None and topic is None:
-            raise InvalidRequestError(f"partition={partition} needs a topic: give both")
+            raise InvalidRequestError(f"partition={partition} needs a topic", advice="give both")
         cluster = await self.describe_cluster()
         if older_than_ms is None:
             older_than_ms = cluster.transaction_max_timeout_ms + LATE_GRACE_MS

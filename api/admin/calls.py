@@ -228,15 +228,15 @@ def check_topic_name(name: object) -> None:
     """Refuse what cannot be the name of a topic."""
     if not isinstance(name, str) or not is_valid_topic_name(name):
         raise InvalidTopicError(
-            f"topic name {name!r} is not allowed: give 1 to 249 of letters, digits, '.', '_' "
-            "and '-', but not '.' or '..'"
+            f"topic name {name!r} is not allowed",
+            advice="give 1 to 249 of letters, digits, '.', '_' and '-', but not '.' or '..'",
         )
 
 
 def check_partitions(partitions: object) -> None:
     """Refuse what is not a number."""
     if not is_whole(partitions):
-        raise InvalidPartitionsError(f"partitions={partitions!r}: give a whole number")
+        raise InvalidPartitionsError(f"partitions={partitions!r}", advice="give a whole number")
 
 
 def check_replication_factor(replication_factor: object) -> None:
@@ -245,8 +245,8 @@ def check_replication_factor(replication_factor: object) -> None:
         return
     if not (is_whole(replication_factor) and int(str(replication_factor)) >= 1):
         raise InvalidReplicationFactorError(
-            f"replication_factor={replication_factor!r}: give a whole number from 1 to the number "
-            "of brokers, or None"
+            f"replication_factor={replication_factor!r}",
+            advice="give a whole number from 1 to the number of brokers, or None",
         )
 
 
@@ -268,7 +268,7 @@ async def reassign(calls: AdminCalls, topic: str, partition: int, replicas: obje
     brokers = tuple(cast("Sequence[int]", replicas)) if is_list else ()
     if not brokers or not all(map(is_whole, brokers)):
         raise InvalidReplicaAssignmentError(
-            f"replicas={replicas!r}: give broker numbers, the preferred leader first"
+            f"replicas={replicas!r}", advice="give broker numbers, the preferred leader first"
         )
     await _reassign(calls, topic, partition, brokers)
 
@@ -282,7 +282,7 @@ async def _reassign(
     calls: AdminCalls, topic: str, partition: int, replicas: tuple[int, ...]
 ) -> None:
     if not is_whole(partition):
-        raise UnknownTopicOrPartitionError(f"partition={partition!r}: give a whole number")
+        raise UnknownTopicOrPartitionError(f"partition={partition!r}", advice="give a whole number")
     request = ReassignPartitionRequest(
         topic_partition=TopicPartition(topic, partition), replicas=replicas
     )
@@ -293,7 +293,7 @@ async def _reassign(
 async def drain(calls: AdminCalls, broker_id: int, *, is_draining: bool) -> None:
     """Empty a broker, or use it again; see ``AsyncAdmin.drain_broker``."""
     if not is_whole(broker_id):
-        raise InvalidRequestError(f"broker_id={broker_id!r}: give a whole number")
+        raise InvalidRequestError(f"broker_id={broker_id!r}", advice="give a whole number")
     request = DrainBrokerRequest(broker_id=broker_id, is_draining=is_draining)
     reply = await calls.controller(request, told_at_once=_TOLD_AT_ONCE)
     check(reply)

@@ -350,6 +350,6 @@ def _owned(
 
 def _none_open(topic_partition: TopicPartition, start_offset: int) -> InvalidTxnStateError:
     return InvalidTxnStateError(
-        f"no transaction is open from offset {start_offset} of {topic_partition} on; look with "
-        "find_hanging_transactions() or `oncelog transactions find-hanging`"
+        f"no transaction is open from offset {start_offset} of {topic_partition} on",
+        advice="look with find_hanging_transactions() or `oncelog transactions find-hanging`",
     )

@@ -211,8 +211,8 @@ def _check_headers(headers: pa.Array, position: int) -> None:
         place = pc.index(pc.is_null(keys), True).as_py()
         row = pc.list_parent_indices(headers)[place].as_py()
         raise InvalidRecordError(
-            f"row {position + row} has a header that is null or has no key: leave it out, or give "
-            "it one; nothing of the table was sent"
+            f"row {position + row} has a header that is null or has no key",
+            advice="leave it out, or give it one; nothing of the table was sent",
         )
 
 

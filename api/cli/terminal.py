@@ -3,8 +3,8 @@
 Arguments are refused with one line that says what is wrong, and numbers are within their limits.
 SIGINT and SIGTERM end a command in order while it works, and a second one ends it at once.
 
-An error line reads ``oncelog: <what> — <what to do>``. Errors of the library carry both; one without
-advice of its own gets that of its code's class.
+An error line reads ``oncelog: <what> — <what to do>``. Errors of the library carry both; one
+without advice of its own gets that of its code's class.
 """
 
 from __future__ import annotations

@@ -226,7 +226,7 @@ class AsyncConsumer(ProcessBound):
         """
         self._core.check_open()
         if timeout_ms < 0:
-            raise InvalidRequestError(f"timeout_ms={timeout_ms}: give 0 or more")
+            raise InvalidRequestError(f"timeout_ms={timeout_ms}", advice="give 0 or more")
         return self._core.processing(timeout_ms)
 
     async def positions(self) -> dict[TopicPartition, int]:
@@ -238,7 +238,9 @@ class AsyncConsumer(ProcessBound):
         """Continue from ``offset`` (inclusive) in an assigned partition."""
         self._core.check_open()
         if not isinstance(offset, int) or offset < 0:
-            raise InvalidRequestError(f"seek to offset {offset!r}: give a whole number from 0 on")
+            raise InvalidRequestError(
+                f"seek to offset {offset!r}", advice="give a whole number from 0 on"
+            )
         with self._use("seek()"):
             self._core.fetcher.seek(partition, offset)
 
@@ -539,9 +541,9 @@ def _flatten(partitions: Iterable[Partitions]) -> list[TopicPartition]:
 
 def _check_poll(timeout_ms: float, max_records: int) -> None:
     if timeout_ms < 0:
-        raise InvalidRequestError(f"timeout_ms={timeout_ms}: give 0 or more")
+        raise InvalidRequestError(f"timeout_ms={timeout_ms}", advice="give 0 or more")
     if max_records < 1:
-        raise InvalidRequestError(f"max_records={max_records}: give 1 or more")
+        raise InvalidRequestError(f"max_records={max_records}", advice="give 1 or more")
 
 
 # --- records on their way to the application ------------------------------------------------------
@@ -646,6 +648,6 @@ class Handover:
 
 def _used_twice(call: str, other: str) -> IllegalStateError:
     return IllegalStateError(
-        f"{call} was called while another thread or task is in {other} of the same consumer: give "
-        "each a consumer of its own; only close() may be called from elsewhere"
+        f"{call} was called while another thread or task is in {other} of the same consumer",
+        advice="give each a consumer of its own; only close() may be called from elsewhere",
     )

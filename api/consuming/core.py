@@ -203,7 +203,9 @@ class ConsumerCore:
     def group_id(self, call: str) -> str:
         """The group's id; ``IllegalStateError`` naming ``call`` if the consumer has none."""
         if self.settings.group_id is None:
-            raise IllegalStateError(f"{call}() needs a group_id: pass group_id=… to the consumer")
+            raise IllegalStateError(
+                f"{call}() needs a group_id", advice="pass group_id=… to the consumer"
+            )
         return self.settings.group_id
 
     def group_metadata(self) -> ConsumerGroupMetadata:
@@ -216,8 +218,8 @@ class ConsumerCore:
         if self._commits_automatically:
             raise IllegalStateError(
                 f"the consumer of group {group_id!r} commits by itself, also what a transaction "
-                "that is aborted has read, which would be lost: make it with "
-                "enable_auto_commit=False"
+                "that is aborted has read, which would be lost",
+                advice="make it with enable_auto_commit=False",
             )
         return self._identity()
 
@@ -263,7 +265,9 @@ class ConsumerCore:
         membership = self._membership
         if membership is None:
             if not self.fetcher.partitions:
-                raise IllegalStateError("nothing to poll: call subscribe() or assign() first")
+                raise IllegalStateError(
+                    "nothing to poll", advice="call subscribe() or assign() first"
+                )
             return await self._poll(take, timeout_ms)
         membership.is_polled = True
         try:
@@ -544,7 +548,8 @@ class ConsumerCore:
         if target is None:
             raise OffsetOutOfRangeError(
                 f"no offset is committed for {partition.topic_partition} and "
-                "auto_offset_reset='none': seek, or use 'earliest' or 'latest'"
+                "auto_offset_reset='none'",
+                advice="seek, or use 'earliest' or 'latest'",
             )
         return target
 

@@ -279,7 +279,8 @@ class GroupMembership:
         missing = sorted(set(topics) - known.keys())
         if missing and not known:
             raise UnknownTopicOrPartitionError(
-                f"subscribed to topics that do not exist: {', '.join(missing)}; create them first"
+                f"subscribed to topics that do not exist: {', '.join(missing)}",
+                advice="create them first",
             )
         if missing and missing != self._missing:
             _log.warning(

@@ -118,13 +118,14 @@ class WriteOptions:
         if len(transactional_id.encode()) > TRANSACTIONAL_ID_MAX_BYTES:
             raise InvalidSettingError(
                 f"the transactional id {transactional_id[:40]!r}... has more than "
-                f"{TRANSACTIONAL_ID_MAX_BYTES} bytes: give a shorter one, or a shorter name of the "
-                "application"
+                f"{TRANSACTIONAL_ID_MAX_BYTES} bytes",
+                advice="give a shorter one, or a shorter name of the application",
             )
         if len(token) > COMMIT_TOKEN_MAX_BYTES:
             raise InvalidSettingError(
                 f"the application's name {str(self.txn_app_id)[:40]!r}... is too long for a commit "
-                "token: give a shorter one"
+                "token",
+                advice="give a shorter one",
             )
 
 

@@ -102,7 +102,8 @@ def launch_workers(configs: Sequence[ProcessConfig]) -> None:
         except ValueError:
             end_actors(started)
             raise IllegalStateError(
-                f"a job with group_id={config.group_id!r} runs already: stop it, or use another id"
+                f"a job with group_id={config.group_id!r} runs already",
+                advice="stop it, or use another id",
             ) from None
         started.append(name)
 

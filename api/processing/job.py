@@ -461,11 +461,14 @@ class ProcessJob:
                 )
                 raise ProcessFailedError(f"every worker has ended, {status.lag} to go: {reasons}")
             if deadline is not None and loop.time() >= deadline:
+                if until_caught_up:
+                    raise RequestTimedOutError(
+                        f"the job has not caught up within timeout_ms={timeout_ms}: {status.lag} "
+                        "offsets to go",
+                        advice="it goes on, call wait() again",
+                    )
                 raise RequestTimedOutError(
-                    f"the job has not caught up within timeout_ms={timeout_ms}: "
-                    f"{status.lag} offsets to go; it goes on, call wait() again"
-                    if until_caught_up
-                    else f"workers still run after timeout_ms={timeout_ms}; call stop()"
+                    f"workers still run after timeout_ms={timeout_ms}", advice="call stop()"
                 )
             await asyncio.sleep(WAIT_POLL_S)
 

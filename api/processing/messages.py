@@ -62,12 +62,17 @@ class ProcessConfig:
         """Refuse impossible values. ``InvalidSettingError`` names the first bad one."""
         if self.batch_format not in BATCH_FORMATS:
             raise InvalidSettingError(
-                f"batch_format={self.batch_format!r} is not allowed: 'arrow' or 'record'"
+                f"batch_format={self.batch_format!r} is not allowed",
+                advice="give 'arrow' or 'record'",
             )
         if not callable(self.function):
-            raise InvalidSettingError(f"function={self.function!r} is not allowed: a callable")
+            raise InvalidSettingError(
+                f"function={self.function!r} is not allowed", advice="give a callable"
+            )
         if not self.group_id:
-            raise InvalidSettingError("group_id='' is not allowed: text of 1 byte or more")
+            raise InvalidSettingError(
+                "group_id='' is not allowed", advice="give text of 1 byte or more"
+            )
         for name, low in (
             ("commit_interval_ms", 0),
             ("records_max", 1),
@@ -78,7 +83,8 @@ class ProcessConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
                 raise InvalidSettingError(
-                    f"{name}={value!r} is not allowed: a whole number of {low} or more"
+                    f"{name}={value!r} is not allowed",
+                    advice=f"give a whole number of {low} or more",
                 )
 
     @property

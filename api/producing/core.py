@@ -284,7 +284,8 @@ class ProducerCore:
                 raise  # By the application too, at the same moment.
             raise RequestTimedOutError(
                 f"{call} has not ended within max_block_ms={max_block_ms}: the transaction's "
-                f"records or its end got no answer, and it may have taken effect; call {call} again"
+                f"records or its end got no answer, and it may have taken effect",
+                advice=f"call {call} again",
             ) from None
         finally:
             timer.cancel()
@@ -394,10 +395,10 @@ class ProducerCore:
     def _transactional(self) -> TransactionState:
         self.sender.check_process()
         if self._is_closed:
-            raise ClientClosedError("the producer is closed; make a new one")
+            raise ClientClosedError("the producer is closed", advice="make a new one")
         if self._state is None:
             raise IllegalStateError(
-                "this producer has no transactions; make it with transactional_id='...'"
+                "this producer has no transactions", advice="make it with transactional_id='...'"
             )
         return self._state
 
@@ -408,7 +409,8 @@ def check_token(token: object) -> None:
         return
     what = f"{len(token)} bytes" if isinstance(token, bytes) else repr(token)
     raise InvalidRequestError(
-        f"a commit token of {what} is not allowed: give 1 to {COMMIT_TOKEN_MAX_BYTES} bytes"
+        f"a commit token of {what} is not allowed",
+        advice=f"give 1 to {COMMIT_TOKEN_MAX_BYTES} bytes",
     )
 
 

@@ -286,8 +286,8 @@ async def end_run(
     if severity("end_txn", reply.error) is ErrorClass.RETRIABLE:
         raise RequestTimedOutError(
             f"the run of {membership.transactional_id!r} was not ended within "
-            f"max_block_ms={settings.max_block_ms} (last: {reply.error.name} {reply.detail}); "
-            "end it again with the same arguments"
+            f"max_block_ms={settings.max_block_ms} (last: {reply.error.name} {reply.detail})",
+            advice="end it again with the same arguments",
         )
     raise exception_for(reply.error, reply.detail)
 
@@ -317,11 +317,11 @@ async def _enlist(core: ProducerCore, membership: Membership) -> bool:
 def _winner(core: ProducerCore) -> Winner:
     identity = core.sender.identity
     if identity is None:
-        raise IllegalStateError("the member has no producer id yet; call enlist() first")
+        raise IllegalStateError("the member has no producer id yet", advice="call enlist() first")
     core.check_complete()
     counters = core.sender.counters
     if core.sender.buffered_bytes or counters.records_acknowledged != counters.records_sent:
-        raise IllegalStateError("not every record is acknowledged; call flush() first")
+        raise IllegalStateError("not every record is acknowledged", advice="call flush() first")
     if counters.records_failed:
         raise IllegalStateError(
             f"{counters.records_failed} records of the member failed, so it cannot win; "

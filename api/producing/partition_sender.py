@@ -374,7 +374,8 @@ class PartitionSender:
                 entry.batch,
                 OutOfOrderSequenceNumberError(
                     f"an earlier batch for partition {self._topic_partition} timed out, so this "
-                    "one could not be appended in order; send it again"
+                    "one could not be appended in order",
+                    advice="send it again",
                 ),
             )
         else:

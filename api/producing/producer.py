@@ -698,19 +698,24 @@ def _check_group(group: GroupMetadata) -> None:
     _check_type(f"group_id={group.group_id!r}", group.group_id, str, _TEXT)
     if not is_valid_group_id(group.group_id):
         raise InvalidGroupIdError(
-            f"group_id={group.group_id!r:.80}: give 1 to {GROUP_ID_MAX_BYTES} bytes of UTF-8"
+            f"group_id={group.group_id!r:.80}",
+            advice=f"give 1 to {GROUP_ID_MAX_BYTES} bytes of UTF-8",
         )
     generation_id = group.generation_id
     _check_type(f"generation_id={generation_id!r}", generation_id, int, "an int")
     if not -1 <= generation_id <= GENERATION_ID_MAX:
-        raise InvalidRequestError(f"generation_id={generation_id}: give -1 to {GENERATION_ID_MAX}")
+        raise InvalidRequestError(
+            f"generation_id={generation_id}", advice=f"give -1 to {GENERATION_ID_MAX}"
+        )
     for name in ("member_id", "group_instance_id"):
         value = getattr(group, name)
         if value is None and name == "group_instance_id":
             continue
         _check_type(f"{name}={value!r}", value, str, _TEXT)
         if utf8_bytes(value) is None:
-            raise InvalidRequestError(f"{name}={value!r:.80}: give text that UTF-8 can encode")
+            raise InvalidRequestError(
+                f"{name}={value!r:.80}", advice="give text that UTF-8 can encode"
+            )
     if not isinstance(group.topic_ids, Mapping):
         raise TypeError(f"topic_ids={group.topic_ids!r} must be a mapping")
 

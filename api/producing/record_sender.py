@@ -185,7 +185,8 @@ class RecordSender:
         if size > self.settings.max_request_size:
             raise MessageTooLargeError(
                 f"the record takes {size} bytes, more than "
-                f"max_request_size={self.settings.max_request_size}; send it in parts"
+                f"max_request_size={self.settings.max_request_size}",
+                advice="send it in parts",
             )
         if timestamp_ms is None:
             timestamp_ms = self._clock.now_ms()
@@ -376,7 +377,7 @@ class RecordSender:
     def _check_send(self) -> None:
         self.check_process()
         if self._is_closed:
-            raise ClientClosedError("the producer is closed; make a new one")
+            raise ClientClosedError("the producer is closed", advice="make a new one")
         if self._fatal is not None:
             raise exception_for(self._fatal.code, str(self._fatal)) from self._fatal
         if self._state is not None:
@@ -504,7 +505,8 @@ class RecordSender:
         elif self.buffered_bytes:
             error = TransactionAbortableError(
                 "a task of the producer was cancelled by the program, as frameworks cancel all "
-                "when they shut down; call abort_transaction()"
+                "when they shut down",
+                advice="call abort_transaction()",
             )
             self.spoil(error, ErrorClass.ABORTABLE)
 

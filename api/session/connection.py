@@ -106,8 +106,11 @@ def directory_paths(data_dir: DataDir) -> tuple[Path, ...]:
         given = [data_dir] if isinstance(data_dir, os.PathLike) else [*data_dir]
     if not 1 <= len(given) <= DATA_DIRECTORIES_MAX or not all(map(os.fspath, given)):
         raise InvalidSettingError(
-            f"data_dir={data_dir!r} is not allowed: give 1 to {DATA_DIRECTORIES_MAX} directories, "
-            "in one text with a comma between two"
+            f"data_dir={data_dir!r} is not allowed",
+            advice=(
+                f"give 1 to {DATA_DIRECTORIES_MAX} directories, in one text with a comma between "
+                "two"
+            ),
         )
     paths = tuple(Path(one).expanduser().absolute().resolve() for one in given)
     for number, path in enumerate(paths):
@@ -117,7 +120,8 @@ def directory_paths(data_dir: DataDir) -> tuple[Path, ...]:
             )
         if path in paths[:number]:
             raise InvalidSettingError(
-                f"data_dir={data_dir!r} names {str(path)!r} twice: give each directory once"
+                f"data_dir={data_dir!r} names {str(path)!r} twice",
+                advice="give each directory once",
             )
     return paths
 
@@ -134,16 +138,18 @@ def check_data_dir(data_dir: str | os.PathLike[str]) -> Path:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise InvalidSettingError(
-            f"data_dir={str(path)!r} is a file: give a directory, or a path where one can be made"
+            f"data_dir={str(path)!r} is a file",
+            advice="give a directory, or a path where one can be made",
         ) from None
     except OSError as error:
         raise InvalidSettingError(
-            f"data_dir={str(path)!r} cannot be made ({error.strerror}): give another directory"
+            f"data_dir={str(path)!r} cannot be made ({error.strerror})",
+            advice="give another directory",
         ) from None
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         raise InvalidSettingError(
-            f"data_dir={str(path)!r} cannot be read and written by this user: "
-            "change its permissions, or give another directory"
+            f"data_dir={str(path)!r} cannot be read and written by this user",
+            advice="change its permissions, or give another directory",
         )
     return path.resolve()
 
@@ -169,8 +175,8 @@ def join_ray(address: str) -> None:
         if not cluster.endswith(ray_cluster_id()):
             raise ConnectionFailedError(
                 f"this process is connected to the Ray cluster at {ray_address()}, so it cannot "
-                f"use the one at address={address!r}: use another process, or call ray.shutdown() "
-                "before"
+                f"use the one at address={address!r}",
+                advice="use another process, or call ray.shutdown() before",
             )
         return
     try:
@@ -185,8 +191,8 @@ def join_ray(address: str) -> None:
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise ConnectionFailedError(
-            f"the Ray cluster at address={address!r} cannot be joined from here ({reason}): a "
-            "program needs a Ray node on its own machine"
+            f"the Ray cluster at address={address!r} cannot be joined from here ({reason})",
+            advice="start a Ray node on this machine: a program needs one of its own",
         ) from None
 
 
@@ -196,15 +202,15 @@ def _host_and_port(address: str) -> str:
 
     if "://" in address:
         raise ConnectionFailedError(
-            f"address={address!r} is not a Ray address: give host:port, without a scheme"
+            f"address={address!r} is not a Ray address", advice="give host:port, without a scheme"
         )
     try:
         return str(canonicalize_bootstrap_address_or_die(address))
     except (ConnectionError, ValueError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise ConnectionFailedError(
-            f"no Ray cluster can be at address={address!r} ({reason}): start one with "
-            "`oncelog start`, or pass the host:port of one that runs"
+            f"no Ray cluster can be at address={address!r} ({reason})",
+            advice="start one with `oncelog start`, or pass the host:port of one that runs",
         ) from None
 
 
@@ -225,13 +231,15 @@ def check_joined(*, num_cpus: int | None, dashboard_port: int | None) -> None:
         if cpus != num_cpus:
             raise InvalidSettingError(
                 f"num_cpus={num_cpus} is not what the Ray cluster at {ray_address()} has, which "
-                f"is {cpus}: leave it out, or stop that cluster first"
+                f"is {cpus}",
+                advice="leave it out, or stop that cluster first",
             )
     url = dashboard_url()
     if dashboard_port is not None and not url.endswith(f":{dashboard_port}"):
         raise InvalidSettingError(
             f"dashboard_port={dashboard_port} is not what the Ray cluster at {ray_address()} has, "
-            f"whose dashboard is {url or 'off'}: leave it out, or stop that cluster first"
+            f"whose dashboard is {url or 'off'}",
+            advice="leave it out, or stop that cluster first",
         )
 
 
@@ -476,7 +484,8 @@ async def wait_until_ready(
         if reply.error is ErrorCode.UNKNOWN_SERVER_ERROR:
             raise ConnectionFailedError(
                 f"the actor {CONTROLLER_ACTOR!r} in Ray namespace {NAMESPACE!r} is not oncelog's "
-                f"({reply.detail}): stop it, or use another Ray cluster"
+                f"({reply.detail})",
+                advice="stop it, or use another Ray cluster",
             )
         if reason := await asyncio.to_thread(away):
             raise ConnectionFailedError(f"the log cannot be reached: {reason}")
@@ -513,8 +522,8 @@ def check_data_dirs(metadata: MetadataReply, expected: tuple[Path, ...]) -> None
     if found != expected:
         raise ConnectionFailedError(
             f"a cluster with data_dir={data_dir_text(found)!r} runs here already, so "
-            f"data_dir={data_dir_text(expected)!r} cannot be started: use the same directory, or "
-            "stop the running cluster first"
+            f"data_dir={data_dir_text(expected)!r} cannot be started",
+            advice="use the same directory, or stop the running cluster first",
         )
 
 
@@ -522,8 +531,8 @@ def check_cluster(metadata: MetadataReply, expected: str | None) -> None:
     """Refuse another cluster; ``None`` expects none."""
     if expected not in {None, metadata.cluster_id}:
         raise ConnectionFailedError(
-            f"cluster {metadata.cluster_id} runs here already, not cluster_id={expected!r}: stop "
-            "it first, or give its id"
+            f"cluster {metadata.cluster_id} runs here already, not cluster_id={expected!r}",
+            advice="stop it first, or give its id",
         )
 
 
@@ -534,8 +543,9 @@ def check_settings(metadata: MetadataReply, expected: Mapping[str, Any]) -> None
         if str(value) != found:
             raise InvalidSettingError(
                 f"{name}={value!r} is not what the cluster of {metadata.brokers[0].data_dir} has, "
-                f"which is {found}: leave it out, or stop the cluster and start it with that"
-                + (" in a new directory" if name in FOUNDING_SETTINGS else "")
+                f"which is {found}",
+                advice="leave it out, or stop the cluster and start it with that"
+                + (" in a new directory" if name in FOUNDING_SETTINGS else ""),
             )
 
 

@@ -152,7 +152,8 @@ def cancelled_by_program(client: str) -> ClientClosedError:
     """What a client raises once a task that it cannot do without was cancelled by others."""
     return ClientClosedError(
         f"a task of the {client} was cancelled by the program, as frameworks cancel all when they "
-        f"shut down, or with its event loop; close() it, and make a new {client} to go on"
+        f"shut down, or with its event loop",
+        advice=f"close() it, and make a new {client} to go on",
     )
 
 

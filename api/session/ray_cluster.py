@@ -176,6 +176,6 @@ def check_dashboard_port(port: int) -> None:
             probe.bind(("127.0.0.1", port))
         except (OSError, OverflowError) as error:
             raise ConnectionFailedError(
-                f"Ray could not be started: dashboard_port={port} cannot be used ({error}): give "
-                "a free one, or leave it out to have one chosen"
+                f"Ray could not be started: dashboard_port={port} cannot be used ({error})",
+                advice="give a free one, or leave it out to have one chosen",
             ) from None

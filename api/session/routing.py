@@ -189,7 +189,8 @@ class Router:
             self.invalidate(topic_partition)
             raise exception_for(
                 ErrorCode.BROKER_NOT_AVAILABLE,
-                f"partition {topic_partition} has no live leader now; retry",
+                f"partition {topic_partition} has no live leader now",
+                advice="retry",
             )
         return address, partition.leader_epoch
 
@@ -350,7 +351,7 @@ class Router:
 
     def _known(self) -> MetadataReply:
         if self._cluster is None:
-            raise CoordinatorNotAvailableError("the cluster is not known yet; retry")
+            raise CoordinatorNotAvailableError("the cluster is not known yet", advice="retry")
         return self._cluster
 
     def _shard_address(self, topic: str, shard: int) -> str:
@@ -362,14 +363,19 @@ class Router:
         if address is not None:
             return address
         self._stale.add(topic)
-        raise CoordinatorNotAvailableError(f"shard {shard} of {topic} has no leader now; retry")
+        raise CoordinatorNotAvailableError(
+            f"shard {shard} of {topic} has no leader now", advice="retry"
+        )
 
 
 def _unknown_topic(topic: str) -> OncelogError:
     return exception_for(
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        f"there is no topic {topic!r}; create it with admin.create_topic({topic!r}, "
-        f"partitions=N) or `oncelog topics create {topic}`",
+        f"there is no topic {topic!r}",
+        advice=(
+            f"create it with admin.create_topic({topic!r}, partitions=N) or `oncelog topics "
+            f"create {topic}`"
+        ),
     )
 
 

@@ -240,9 +240,12 @@ class TransactionState:
         if lost:
             raise TransactionAbortableError(
                 f"a rebalance has taken {', '.join(sorted(lost))} since it was read for the "
-                "transaction, and what was read there is read again: call abort_transaction(), "
-                "then seek_to_committed() of the consumer; to commit before partitions are given "
-                "up, subscribe with a ConsumerRebalanceListener"
+                "transaction, and what was read there is read again",
+                advice=(
+                    "call abort_transaction(), then seek_to_committed() of the consumer; to "
+                    "commit before partitions are given up, subscribe with a "
+                    "ConsumerRebalanceListener"
+                ),
             )
 
     def send_refused(self, error: BaseException) -> None:
@@ -264,7 +267,7 @@ class TransactionState:
         if self._status not in (_S.UNINITIALIZED, _S.INITIALIZING):
             if self._status is _S.READY:
                 raise IllegalStateError(
-                    "init_transactions() has been called; call begin_transaction() next"
+                    "init_transactions() has been called", advice="call begin_transaction() next"
                 )
             self._refuse()
         self._move(_S.INITIALIZING)
@@ -283,8 +286,8 @@ class TransactionState:
         if self._status is _S.COMMITTING_TRANSACTION:
             if token != self.token:
                 raise IllegalStateError(
-                    "the commit that has not finished has another token; call "
-                    f"commit_transaction(token={self.token!r}) again"
+                    "the commit that has not finished has another token",
+                    advice=f"call commit_transaction(token={self.token!r}) again",
                 )
         elif self._status is not _S.IN_TRANSACTION:
             self._refuse()
@@ -349,14 +352,16 @@ class TransactionState:
         if self._refused_offsets is not None:
             raise TransactionAbortableError(
                 "send_offsets_to_transaction() raised in the transaction "
-                f"({self._refused_offsets!r}), which is not committed without what it was given; "
-                "call abort_transaction()"
+                f"({self._refused_offsets!r}), which is not committed without what it was given",
+                advice="call abort_transaction()",
             ) from self._refused_offsets
         if self._refused is not None and not despite_refused:
             raise TransactionAbortableError(
-                f"send() refused what it was given in the transaction ({self._refused!r}); call "
-                "abort_transaction(), or commit_transaction(despite_refused_sends=True) to commit "
-                "without it"
+                f"send() refused what it was given in the transaction ({self._refused!r})",
+                advice=(
+                    "call abort_transaction(), or commit_transaction(despite_refused_sends=True) "
+                    "to commit without it"
+                ),
             ) from self._refused
 
     def raise_error(self) -> None:
@@ -394,12 +399,14 @@ class TransactionState:
         cause = self._error
         if self._status is _S.ABORTABLE_ERROR:
             raise TransactionAbortableError(
-                f"the transaction has failed ({cause}); call abort_transaction()"
+                f"the transaction has failed ({cause})", advice="call abort_transaction()"
             ) from cause
         if self._status is _S.FATAL_ERROR:
             code = cause.code if cause is not None else ErrorCode.UNKNOWN_SERVER_ERROR
             raise exception_for(
-                code, f"the producer has failed for good ({cause}); close it and make a new one"
+                code,
+                f"the producer has failed for good ({cause})",
+                advice="close it and make a new one",
             ) from cause
         raise IllegalStateError(_ADVICE[self._status])
 
@@ -415,7 +422,8 @@ def unanswered(call: str, reply: Reply, max_block_ms: int) -> RequestTimedOutErr
     """No final reply came in time; ``call`` may be repeated. ``reply`` is the last one."""
     return RequestTimedOutError(
         f"{call} got no answer within max_block_ms={max_block_ms} (last: {reply.error.name} "
-        f"{reply.detail}) and may have taken effect; call {call} again"
+        f"{reply.detail}) and may have taken effect",
+        advice=f"call {call} again",
     )
 
 
@@ -423,7 +431,7 @@ def abort_after(error: OncelogError, *, in_another_part: bool = False) -> Transa
     """The transaction can only be aborted after ``error``."""
     failed = "another part of the transaction failed" if in_another_part else None
     abortable = TransactionAbortableError(
-        f"{failed or 'the transaction has failed'} ({error}); call abort_transaction()"
+        f"{failed or 'the transaction has failed'} ({error})", advice="call abort_transaction()"
     )
     abortable.__cause__ = error
     return abortable
