@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from importlib import metadata
 
 import pytest
 
+import oncelog
 from oncelog.actors.process.metrics import METRICS
 from oncelog.api.cli.metrics import kind_text
 from oncelog.api.monitoring import ALERTS
+from oncelog.storage.exceptions import OncelogError
 
 PAGES = (
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
     "README.md",
+    "SECURITY.md",
     "docs/ARCHITECTURE.md",
+    "docs/BENCHMARKS.md",
     "docs/BOUNDS.md",
     "docs/FORMAT.md",
     "docs/GLOSSARY.md",
@@ -23,6 +30,11 @@ PAGES = (
     "docs/RAY_DATA.md",
     "docs/SPARK.md",
     "docs/TESTING.md",
+    "docs/commands.md",
+    "docs/concepts.md",
+    "docs/guides/kafka.md",
+    "docs/quickstart.md",
+    "docs/when-not-to-use-it.md",
 )
 DECISION_HEADINGS = (
     "## Situation",
@@ -31,6 +43,13 @@ DECISION_HEADINGS = (
     "## Price",
     "## How we would notice it was wrong",
 )
+
+
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+PATTERN_PATH = re.compile(r"(?:^|/)[A-Z]{1,8}(?:/|$|\.(?!md$))")
+"""A path with a word to fill in: ``DIR/drivers``, ``bench/NAME.py``."""
+
+TEST_NAME = re.compile(r"\btest_\w+")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +63,18 @@ def documents(root, project_files):
 
 @pytest.fixture(scope="module")
 def decisions(documents):
-    return {name: text for name, text in documents.items() if name.startswith("docs/adr/")}
+    return {
+        name: text
+        for name, text in documents.items()
+        if name.startswith("docs/adr/") and name != "docs/adr/README.md"
+    }
+
+
+@pytest.fixture(scope="module")
+def navigation(root):
+    """The pages under ``nav`` in mkdocs.yml, in order, as files of the repository."""
+    text = (root / "mkdocs.yml").read_text(encoding="utf-8")
+    return [f"docs/{page}" for page in re.findall(r"([\w/-]+\.md)$", text, re.MULTILINE)]
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +106,46 @@ def test_decisions_are_numbered_once_and_have_all_parts(decisions):
     assert not missing, "\n".join(missing)
 
 
+def test_every_decision_is_in_the_index_with_its_number_and_in_the_navigation(
+    documents, decisions, navigation
+):
+    row = re.compile(r"^\| \[(\d+)\]\(([\w-]+\.md)\) \| [^|]+ \| [^|]+ \| [^|]+ \|$", re.MULTILINE)
+    index = row.findall(documents["docs/adr/README.md"])
+    files = sorted(name.removeprefix("docs/adr/") for name in decisions)
+    assert index == [(str(int(name[:4])), name) for name in files]
+    assert [page for page in navigation if page in decisions] == sorted(decisions)
+
+
+def test_every_page_is_in_the_navigation_once(documents, navigation):
+    pages = [name for name in documents if name.startswith("docs/")]
+    assert sorted(page for page in navigation if page in pages) == pages
+
+
+def test_every_public_name_is_in_the_reference(documents):
+    """Errors are in a table that is made from the code."""
+    shown = {
+        name
+        for page, text in documents.items()
+        if page.startswith("docs/reference/")
+        for name in re.findall(r"^::: oncelog\.([\w.]+)$", text, re.MULTILINE)
+    }
+    names = {
+        f"{name}.{inner}" if hasattr(value, "__all__") else name
+        for name in oncelog.__all__
+        if not is_error(value := getattr(oncelog, name))
+        for inner in getattr(value, "__all__", [""])
+    }
+    assert names - shown == set()
+
+
+def is_error(value: object) -> bool:
+    return (
+        isinstance(value, type)
+        and issubclass(value, OncelogError)
+        and value.__module__ == OncelogError.__module__
+    )
+
+
 def test_links_between_documents_lead_somewhere(root, documents):
     broken = [
         f"{name}: {target}"
@@ -84,6 +154,66 @@ def test_links_between_documents_lead_somewhere(root, documents):
         if not ((root / name).parent / target).exists()
     ]
     assert not broken, "\n".join(broken)
+
+
+def test_every_file_and_folder_that_a_document_names_exists(documents, project_files):
+    """Also by the end of its path, without its suffix: ``storage/log/``, ``log/tail``."""
+    folders = {
+        "/".join(parts[:count])
+        for name in project_files
+        for parts in [name.split("/")]
+        for count in range(1, len(parts))
+    }
+    places = {*folders, *project_files, *(name.rsplit(".", 1)[0] for name in project_files)}
+    ends = {
+        "/".join(parts[start:])
+        for place in places
+        for parts in [place.split("/")]
+        for start in range(len(parts))
+    }
+    beginnings = {folder.rpartition("/")[2] for folder in folders}
+    missing = [
+        f"{name}: {path}"
+        for name, text in documents.items()
+        for path in paths_in(text, beginnings)
+        if path not in ends
+    ]
+    assert not missing, "\n".join(missing)
+
+
+def paths_in(text: str, beginnings: set[str]) -> Iterator[str]:
+    """What a document puts in backticks and means as a file or a folder of the project.
+
+    It ends like a source file, or begins with the name of a folder. What has a word in capitals
+    is a pattern (``bench/NAME.py``), unless it is a document (``README.md``).
+    """
+    for span in re.findall(r"`([^`\n]+)`", FENCE.sub("", text)):
+        for word in span.split():
+            path = word.removeprefix("./").rstrip("/")
+            if not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", path) or PATTERN_PATH.search(path):
+                continue
+            is_file = re.fullmatch(r".*\w\.(java|md|pxi|py|pyi|pyx|toml|yaml)", path)
+            if is_file or ("/" in word and path.split("/")[0] in beginnings):
+                yield path
+
+
+def test_every_test_that_a_document_names_exists(documents, sources):
+    there = {
+        name
+        for source in sources
+        if source.path.startswith("tests/")
+        for name in (
+            source.path.split("/")[-1].removesuffix(".py"),
+            *re.findall(r"\bdef (test_\w+)", source.text),
+        )
+    }
+    missing = [
+        f"{name}: {test}"
+        for name, text in documents.items()
+        for test in TEST_NAME.findall(text)
+        if test not in there
+    ]
+    assert not missing, "\n".join(missing)
 
 
 def test_invariants_are_those_that_the_code_cites(invariant_rows, product):
@@ -211,8 +341,8 @@ def test_the_versions_that_spark_is_said_to_be_tried_with_are_those_that_are_ins
         assert f"\n{package}=={tried} \\\n" in lock
 
 
-def test_the_ray_data_of_readme_is_that_of_the_example(root, documents):
-    section = documents["README.md"].split("\n## From Ray Data\n")[1].split("\n## ")[0]
+def test_the_ray_data_of_the_quickstart_is_that_of_the_example(root, documents):
+    section = documents["docs/quickstart.md"].split("\n## From Ray Data\n")[1].split("\n## ")[0]
     (shown,) = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     example = (root / "examples/ray_data.py").read_text(encoding="utf-8")
     missing = [line for line in shown.splitlines() if f"    {line}\n" not in example]

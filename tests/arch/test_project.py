@@ -80,12 +80,22 @@ def test_direct_dependencies_are_pinned_and_locked(settings, lock):
         assert re.search(rf"^{re.escape(name)}=={re.escape(version)} ", lock, re.MULTILINE)
 
 
-def test_the_lock_has_a_hash_for_every_package_and_no_address(lock):
-    blocks = re.split(r"^(?=\w)", lock, flags=re.MULTILINE)[1:]
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements-docs.lock"])
+def test_the_lock_has_a_hash_for_every_package_and_no_address(root, name):
+    text = (root / name).read_text(encoding="utf-8")
+    blocks = re.split(r"^(?=\w)", text, flags=re.MULTILINE)[1:]
     assert len(blocks) > len(("setuptools", "pytest"))
     assert [block.split()[0] for block in blocks if "--hash=sha256:" not in block] == []
-    assert "://" not in lock
-    assert "--index" not in lock
+    assert "://" not in text
+    assert "--index" not in text
+
+
+def test_the_tools_of_the_site_are_locked_as_they_are_asked_for(root):
+    wanted = (root / "requirements-docs.in").read_text(encoding="utf-8")
+    pins = re.findall(r"^([\w-]+)(?:\[\w+\])?==([\w.]+)", wanted, re.MULTILINE)
+    lock = (root / "requirements-docs.lock").read_text(encoding="utf-8")
+    assert pins
+    assert [pin for pin in pins if f"\n{pin[0]}=={pin[1]} " not in lock] == []
 
 
 def test_no_file_names_a_place_on_one_machine(root, project_files):

@@ -1,4 +1,4 @@
-"""What README shows, run as it stands, and once more."""
+"""What README, the quickstart and the page of commands show, run as it stands, and once more."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ for _ in range(2):
 ROOT = Path(__file__).resolve().parents[2]
 TIMES = 2
 
+README, QUICKSTART, COMMANDS = "README.md", "docs/quickstart.md", "docs/commands.md"
 
-def blocks(heading: str) -> list[str]:
-    """The code blocks of a section of README."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+
+def blocks(page: str, heading: str) -> list[str]:
+    """The code blocks of a section of a page."""
+    text = (ROOT / page).read_text(encoding="utf-8")
     section = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     found = re.findall(r"^```[a-z]*\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-    assert found, f"no code under {heading!r}"
+    assert found, f"no code in {page} under {heading!r}"
     return found
 
 
@@ -52,10 +54,11 @@ def run(*command: str, text: str, place: Path) -> str:
 
 
 @pytest.mark.ray
-def test_the_python_of_readme_runs_and_its_second_run_goes_on_where_the_first_ended(
-    tmp_path: Path,
+@pytest.mark.parametrize("page", [README, QUICKSTART])
+def test_the_python_of_a_page_runs_and_its_second_run_goes_on_where_the_first_ended(
+    page: str, tmp_path: Path
 ) -> None:
-    (program,) = blocks("From Python")
+    (program,) = blocks(page, "From Python")
     outputs = [run(sys.executable, "-", text=program, place=tmp_path) for _ in range(TIMES)]
     lines = [[line for line in text.splitlines() if "flights" in line] for text in outputs]
     (first,), (second,) = lines
@@ -64,8 +67,8 @@ def test_the_python_of_readme_runs_and_its_second_run_goes_on_where_the_first_en
 
 
 @pytest.mark.ray
-def test_the_commands_of_readme_run_twice(tmp_path: Path) -> None:
-    (commands,) = blocks("From the shell")
+def test_the_commands_of_the_page_run_twice(tmp_path: Path) -> None:
+    (commands,) = blocks(COMMANDS, "From the shell")
     try:
         for _ in range(TIMES):
             output = run("bash", "-euo", "pipefail", text=commands, place=tmp_path)
@@ -75,8 +78,9 @@ def test_the_commands_of_readme_run_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
-def test_the_python_of_readme_is_a_cell_that_runs_twice(tmp_path: Path) -> None:
-    (program,) = blocks("From Python")
+@pytest.mark.parametrize("page", [README, QUICKSTART])
+def test_the_python_of_a_page_is_a_cell_that_runs_twice(page: str, tmp_path: Path) -> None:
+    (program,) = blocks(page, "From Python")
     output = run(sys.executable, "-c", NOTEBOOK, text=program, place=tmp_path)
     first, second, _ = output.split("the cell has run")
     assert first.count("EWR IAH 517") == second.count("EWR IAH 517") == 1
@@ -85,7 +89,7 @@ def test_the_python_of_readme_is_a_cell_that_runs_twice(tmp_path: Path) -> None:
 @pytest.mark.ray
 @pytest.mark.spark
 def test_the_spark_of_readme_is_a_cell_that_runs_twice(tmp_path: Path) -> None:
-    (program,) = blocks("From Spark")
+    (program,) = blocks(README, "From Spark")
     output = run(sys.executable, "-c", NOTEBOOK, text=program, place=tmp_path)
     first, second, _ = output.split("the cell has run")
     assert (first.count("flights"), second.count("flights")) == (1, 2)

@@ -1,0 +1,248 @@
+"""Writes what the site shows of the code: settings, commands, metrics, errors, and the sources.
+
+``./run docs`` calls it with the product's own Python and the directory to write to, which is
+emptied first. ``hooks.py`` puts each table into the page that asks for it; mkdocstrings reads the
+sources.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from oncelog.actors.config import ClusterConfig, TopicConfig
+from oncelog.actors.process.metrics import METRICS
+from oncelog.api.cli.main import build_parser
+from oncelog.api.cli.metrics import kind_text
+from oncelog.api.config import ConsumerSettings, ProducerSettings
+from oncelog.api.monitoring.alerts import ALERTS
+from oncelog.storage import exceptions
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import InvalidSettingError, OncelogError
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PACKAGES: Final = ("storage", "actors", "api", "ray_data", "spark_bridge")
+
+RANGE: Final = re.compile(r"from (-?\d+) to (\d+)")
+
+SETTINGS: Final = (
+    ("Producer", ProducerSettings, "Keywords of `cluster.producer` and `cluster.async_producer`."),
+    ("Consumer", ConsumerSettings, "Keywords of `cluster.consumer` and `cluster.async_consumer`."),
+    (
+        "Topic",
+        TopicConfig,
+        "Keywords of `admin.create_topic` and `admin.alter_topic`; "
+        "`oncelog topics create --config NAME=VALUE`.",
+    ),
+    (
+        "Cluster",
+        ClusterConfig,
+        "Keywords of `oncelog.init`; `oncelog start --config NAME=VALUE`.",
+    ),
+)
+
+
+# --- Markdown ---------------------------------------------------------------------------------
+
+
+def prose(docstring: str | None) -> str:
+    """A docstring as Markdown: unindented, with code in single backticks."""
+    return inspect.cleandoc(docstring or "").replace("``", "`")
+
+
+def joined(*parts: str) -> str:
+    """Parts with empty lines between."""
+    return "\n\n".join(parts)
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; a bar in a cell is escaped."""
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
+
+
+# --- settings ---------------------------------------------------------------------------------
+
+
+def settings() -> str:
+    """Every setting with its default and what it allows."""
+    parts: list[str] = []
+    for title, kind, where in SETTINGS:
+        rows = [
+            (f"`{field.name}`", f"`{default_text(field)}`", allowed(kind, field.name))
+            for field in dataclasses.fields(kind)
+        ]
+        parts += [f"## {title}", where, prose(kind.__doc__)]
+        parts.append(table(("setting", "default", "allowed"), rows))
+    return joined(*parts)
+
+
+def default_text(field: dataclasses.Field[Any]) -> str:
+    """The default as a program would write it."""
+    value = getattr(field.default, "value", field.default)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}".replace(",", "_")
+    return repr(value)
+
+
+def allowed(kind: type[Any], name: str) -> str:
+    """What the setting's checks say when they refuse a value that fits nowhere.
+
+    A later check may be narrower than the first: it is asked for with the ends of its range.
+    """
+    text = refusal(kind, name, object())
+    for end in (0, 1):
+        found = RANGE.search(text)
+        text = (refusal(kind, name, int(found[end + 1])) if found else "") or text
+    return re.sub(r"\d{5,}", lambda number: f"{int(number[0]):,}", text)
+
+
+def refusal(kind: type[Any], name: str, value: object) -> str:
+    """What is allowed for a setting, if it refuses this value by its name."""
+    try:
+        kind(**{name: value})
+    except InvalidSettingError as error:
+        found = re.match(rf"{name}=.*? is not allowed: (?:give )?(.*)$", str(error), re.DOTALL)
+        return found[1] if found else ""
+    return ""
+
+
+# --- commands ---------------------------------------------------------------------------------
+
+
+def commands() -> str:
+    """Every command of ``oncelog`` with its arguments."""
+    return joined(*commands_of(build_parser(), depth=1))
+
+
+def commands_of(parser: argparse.ArgumentParser, depth: int) -> Iterator[str]:
+    """The parts of the page: a parser's own, then those of its commands."""
+    groups = [
+        action for action in parser._actions if isinstance(action, argparse._SubParsersAction)
+    ]
+    if depth > 1:
+        yield f"{'#' * min(depth, 4)} `{parser.prog}`"
+        yield (parser.description or "").replace("<", "&lt;")
+    if not groups:
+        yield f"```\n{' '.join(parser.format_usage().removeprefix('usage: ').split())}\n```"
+    rows = [
+        (f"`{argument_text(action)}`", (action.help or "").replace("%%", "%"))
+        for action in parser._actions
+        if action not in groups and not isinstance(action, argparse._HelpAction)
+    ]
+    if rows and depth > 1:
+        yield table(("argument", "meaning"), rows)
+    for group in groups:
+        for command in group.choices.values():
+            yield from commands_of(command, depth + 1)
+
+
+def argument_text(action: argparse.Action) -> str:
+    """An argument as help shows it."""
+    value = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
+    if not action.option_strings:
+        return value
+    name = action.option_strings[-1]
+    return name if action.nargs == 0 else f"{name} {value}"
+
+
+# --- metrics ----------------------------------------------------------------------------------
+
+
+def metrics() -> str:
+    """Every metric and every alert."""
+    known = [
+        (
+            "<br>".join(f"`{name}`" for name in metric.exported_names),
+            kind_text(metric),
+            metric.unit,
+            ", ".join(metric.tags),
+            metric.description,
+        )
+        for metric in METRICS
+    ]
+    alerts = [
+        (
+            f"`{alert.name}`",
+            alert.severity,
+            alert.lasts,
+            re.sub(r"{{ \$(?:labels\.)?(\w+) }}", r"*\1*", alert.summary),
+            alert.advice,
+        )
+        for alert in ALERTS
+    ]
+    return joined(
+        "## Metrics",
+        table(("metric", "kind", "unit", "tags", "meaning"), known),
+        "## Alerts",
+        table(("alert", "severity", "lasts", "what is wrong", "what to do"), alerts),
+    )
+
+
+# --- errors -----------------------------------------------------------------------------------
+
+
+def errors() -> str:
+    """Every error code with its class, number and advice."""
+    by_code: dict[ErrorCode, list[type[OncelogError]]] = {}
+    for kind in vars(exceptions).values():
+        if isinstance(kind, type) and issubclass(kind, OncelogError) and kind is not OncelogError:
+            by_code.setdefault(kind.code, []).append(kind)
+    rows = [
+        (
+            f"`oncelog.{kind.__name__}`",
+            f"`{code.name}`",
+            str(int(code)),
+            code.error_class.value,
+            " ".join(prose(kind.__doc__).split()),
+        )
+        for code in ErrorCode
+        for kind in by_code.get(code, ())
+    ]
+    return table(("exception", "code", "number", "class", "meaning"), rows)
+
+
+# --- what is written --------------------------------------------------------------------------
+
+TABLES: Final[dict[str, Callable[[], str]]] = {
+    "settings": settings,
+    "commands": commands,
+    "metrics": metrics,
+    "errors": errors,
+}
+
+
+def main(directory: Path) -> None:
+    """Write the tables, and copy the sources as the package that they are when installed."""
+    shutil.rmtree(directory, ignore_errors=True)
+    (directory / "tables").mkdir(parents=True)
+    for name, text in TABLES.items():
+        (directory / "tables" / f"{name}.md").write_text(text() + "\n", encoding="utf-8")
+    package = directory / "source" / "oncelog"
+    package.mkdir(parents=True)
+    shutil.copy(ROOT / "__init__.py", package)
+    for name in PACKAGES:
+        shutil.copytree(ROOT / name, package / name, ignore=without_python)
+
+
+def without_python(directory: str, names: list[str]) -> list[str]:
+    """What is not copied: all but packages and their Python files."""
+    return [
+        name
+        for name in names
+        if name == "__pycache__"
+        or not (name.endswith((".py", ".pyi")) or (Path(directory) / name).is_dir())
+    ]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
