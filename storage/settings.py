@@ -1,14 +1,12 @@
 """Settings, each declared once: by the annotation of its field in a dataclass.
 
-    linger_ms: Annotated[
-        int, Meta(ge=0, le=INT32_MAX, description="How long a batch waits for more records.")
-    ] = 5
+    linger_ms: Annotated[int, Meta(ge=0, le=INT32_MAX), "How long a batch waits for more."] = 5
 
-The type says what kind of value it is, ``Meta`` its limits and, in a sentence, what it does; the
-unit is in the name, or a ``Unit`` beside ``Meta``. From this follow the check and its error
-(``check``, from ``__post_init__``), the refusal of unknown names (``build``), the keywords that
-editors know (``option_types.py`` of ``actors`` and ``api``) and ``docs/SETTINGS.md``
-(``describe``). What a setting may be because of another stays code, beside the declarations.
+The type says what kind of value it is, ``Meta`` or ``Text`` its limits, and the sentence what it
+does; the unit is in the name, or a ``Unit``. From this follow the check and its error (``check``,
+from ``__post_init__``), the refusal of unknown names (``build``), the keywords that editors know
+(``option_types.py`` of ``actors`` and ``api``) and ``docs/SETTINGS.md`` (``describe``). What a
+setting may be because of another stays code, beside the declarations.
 """
 
 from __future__ import annotations
@@ -98,7 +96,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text that is not empty. Beside ``Meta`` it also tells the limits of a setting."""
+    """Text that is not empty; also written in a declaration, for the limits."""
 
     bytes_max: int | None = None
     may_be_blank: bool = True
@@ -263,7 +261,7 @@ class Either:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """Beside ``Meta``: what is allowed, in words, of a setting that code checks."""
+    """Written in a declaration: what is allowed, in words, where code checks it."""
 
     allowed: str
 
@@ -274,7 +272,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Beside ``Meta``: the unit of a setting whose name, as Kafka has it, does not tell."""
+    """Written in a declaration: the unit, where the name, as Kafka has it, does not tell it."""
 
     name: str
 
@@ -310,26 +308,27 @@ class Setting:
 
 
 def declared(name: str, annotation: Any, default: Any = REQUIRED) -> Setting:
-    """The setting that an annotation with a ``Meta`` declares."""
+    """The setting that an annotation declares: its type, limits, and a sentence."""
     kind, *marks = get_args(annotation)
-    meta = next(mark for mark in marks if isinstance(mark, Meta))
-    units = [mark.name for mark in marks if isinstance(mark, Unit)]
-    told = [mark for mark in marks if isinstance(mark, Checked)]
+    found = {type(mark): mark for mark in marks}
+    unit = found[Unit].name if Unit in found else ""
     return Setting(
         name=name,
-        rule=told[0] if told else _rule(kind, meta, [one for one in marks if one is not meta]),
+        rule=found.get(Checked) or _rule(kind, found),
         default=default,
-        unit=units[0] if units else _UNITS.get(name.replace(".", "_").rpartition("_")[2], ""),
-        sentence=meta.description or "",
+        unit=unit or _UNITS.get(name.replace(".", "_").rpartition("_")[2], ""),
+        sentence=found[str],
     )
 
 
-def _rule(kind: Any, meta: Meta, marks: list[Any]) -> Rule:
+def _rule(kind: Any, marks: Mapping[type[Any], Any]) -> Rule:
     origin, args = get_origin(kind), get_args(kind)
     if kind in (int, float):
-        return Number(kind, meta.ge, meta.le)
+        limits = marks.get(Meta, Meta())
+        return Number(kind, limits.ge, limits.le)
     if kind is str:
-        return next((mark for mark in marks if isinstance(mark, Text)), Text())
+        limits_of_text: Text = marks.get(Text, Text())
+        return limits_of_text
     if kind is bool:
         return Flag()
     if kind is type(None):
@@ -339,7 +338,7 @@ def _rule(kind: Any, meta: Meta, marks: list[Any]) -> Rule:
     if origin is Literal:
         return Choice(args)
     if origin in (Union, types.UnionType):
-        return _either(args, meta, marks)
+        return _either([_rule(one, marks) for one in args])
     if origin is collections.abc.Sequence:
         return Several(get_args(args[0])) if get_origin(args[0]) is Literal else Objects(args[0])
     if origin is collections.abc.Callable:
@@ -347,9 +346,8 @@ def _rule(kind: Any, meta: Meta, marks: list[Any]) -> Rule:
     raise TypeError(f"{kind}: there is no rule for settings of this type")
 
 
-def _either(kinds: tuple[Any, ...], meta: Meta, marks: list[Any]) -> Rule:
+def _either(rules: list[Rule]) -> Rule:
     """One rule for all; of words there is one list, and a word alone is a list of one."""
-    rules = [_rule(kind, meta, marks) for kind in kinds]
     for rule in rules:
         if isinstance(rule, Several):
             return rule
@@ -366,11 +364,16 @@ def settings_of(kind: type[Any]) -> Mapping[str, Setting]:
     hints = get_type_hints(kind, include_extras=True)
     return types.MappingProxyType(
         {
-            field.name: declared(field.name, hints[field.name], field.default)
+            field.name: declared(field.name, hints[field.name], _default(field))
             for field in dataclasses.fields(kind)
             if get_origin(hints[field.name]) is Annotated
         }
     )
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    is_made = field.default_factory is not dataclasses.MISSING
+    return field.default_factory() if is_made else field.default
 
 
 def describe(kind: type[Any]) -> tuple[Setting, ...]:
@@ -396,15 +399,14 @@ def check(settings: Any) -> None:
 def build(kind: type[SettingsT], values: Mapping[str, Any]) -> SettingsT:
     """Build a dataclass of settings from keywords; an unknown one is refused."""
     for name, value in values.items():
-        if name not in settings_of(kind):
-            raise unknown(f"{name}={value!r}", name, settings_of(kind))
+        check_name(kind, name, f"{name}={value!r}")
     return kind(**values)
 
 
-def check_name(kind: type[Any], name: str) -> None:
-    """Refuse what is not a setting of the dataclass ``kind``."""
+def check_name(kind: type[Any], name: str, given: str = "") -> None:
+    """Refuse what is not a setting of the dataclass ``kind``, shown as ``given``."""
     if name not in settings_of(kind):
-        raise unknown(name, name, settings_of(kind))
+        raise unknown(given or name, name, settings_of(kind))
 
 
 def check_range(name: str, value: object, low: int, high: int) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from oncelog.actors.config import TopicConfig, check_setting_name
+from oncelog.actors.config import TopicConfig
 from oncelog.storage.exceptions import (
     InvalidPartitionsError,
     InvalidReplicationFactorError,
     InvalidTopicError,
 )
 from oncelog.storage.model import is_valid_topic_name
+from oncelog.storage.settings import check_name
 
 
 def is_whole(value: object) -> bool:
@@ -22,7 +23,7 @@ def is_whole(value: object) -> bool:
 def settings_text(settings: Mapping[str, Any]) -> dict[str, str]:
     """Topic settings as requests carry them, without those that are ``None``, the default."""
     for name, value in settings.items():
-        check_setting_name(TopicConfig, name, value)
+        check_name(TopicConfig, name, f"{name}={value!r}")
     return {name: str(value) for name, value in settings.items() if value is not None}
 
 

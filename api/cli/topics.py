@@ -7,13 +7,14 @@ import difflib
 import json
 from typing import TYPE_CHECKING, Any
 
-from oncelog.actors.config import TopicConfig, check_setting_name
+from oncelog.actors.config import TopicConfig
 from oncelog.actors.protocol.messages.cluster import PartitionMetadata, TopicMetadata
 from oncelog.api.cli.connect import connect
 from oncelog.api.cli.head import parse_settings
 from oncelog.api.cli.output import CliError, say, table
 from oncelog.storage.exceptions import UnknownTopicOrPartitionError
 from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
+from oncelog.storage.settings import check_name
 
 if TYPE_CHECKING:
     from oncelog.api.client import Cluster
@@ -65,7 +66,7 @@ def alter_topic(args: argparse.Namespace) -> int:
     settings = parse_settings(args.config)
     TopicConfig.from_text({name: str(value) for name, value in settings.items()})
     for name in args.reset:
-        check_setting_name(TopicConfig, name)
+        check_name(TopicConfig, name)
         if name in settings:
             raise CliError(f"--reset {name} contradicts --config {name}", "give one of them")
         settings[name] = None

@@ -22,7 +22,6 @@ from oncelog.actors.config import (
     DATA_DIRECTORIES_MAX,
     ClusterConfig,
     ReplicaConfig,
-    build_settings,
 )
 from oncelog.actors.interfaces import (
     BROKER_ACTORS,
@@ -48,6 +47,7 @@ from oncelog.api.session.ray_head import DelayedStarts, check_dashboard_port, de
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import ConnectionFailedError, InvalidSettingError
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC, INTERNAL_TOPICS
+from oncelog.storage.settings import build
 
 READY_TIMEOUT_MS: Final = 60_000
 READY_POLL_MS: Final = 50
@@ -364,7 +364,7 @@ def check_cluster_id(cluster_id: str | None) -> None:
 
 def check_cluster_settings(settings: Mapping[str, Any]) -> ClusterConfig:
     """Build the cluster's settings; ``InvalidSettingError`` names what is wrong with one."""
-    return build_settings(ClusterConfig, settings)
+    return build(ClusterConfig, settings)
 
 
 def is_log_started() -> bool:
