@@ -185,7 +185,9 @@ class ConsumerSettings:
     enable_auto_commit: Annotated[
         bool, "Commit the positions of what was polled, now and then and on `close`."
     ] = True
-    auto_commit_interval_ms: Annotated[int, Meta(ge=1, le=INT32_MAX), "How often that is."] = 5_000
+    auto_commit_interval_ms: Annotated[
+        int, Meta(ge=1, le=INT32_MAX), "How often `enable_auto_commit` commits."
+    ] = 5_000
     session_timeout_ms: Annotated[
         int,
         Meta(ge=1, le=INT32_MAX),

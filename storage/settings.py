@@ -45,6 +45,9 @@ REFUSED: Final = object()
 REQUIRED: Final = dataclasses.MISSING
 """The default of a setting that has none."""
 
+SHOWN_MAX: Final = 100
+"""How much an error shows of a value: the line is to be read."""
+
 _DIGITS_MAX: Final = 19
 """Of a number that comes as text: as many as an int64 has."""
 
@@ -264,6 +267,7 @@ class Checked:
     """Written in a declaration: what is allowed, in words, where code checks it."""
 
     allowed: str
+    kind: str = "text"
 
     def take(self, value: object) -> Any:
         """Anything."""
@@ -416,7 +420,9 @@ def check_range(name: str, value: object, low: int, high: int) -> None:
 
 def refused(name: str, value: object, allowed: str) -> InvalidSettingError:
     """The refusal of a value; ``allowed`` goes on after "give"."""
-    return InvalidSettingError(f"{name}={value!r} is not allowed", advice=f"give {allowed}")
+    shown = repr(value)
+    shown = shown if len(shown) <= SHOWN_MAX else f"{shown[:SHOWN_MAX]}..."
+    return InvalidSettingError(f"{name}={shown} is not allowed", advice=f"give {allowed}")
 
 
 def unknown(given: str, name: str, known: Iterable[str]) -> InvalidSettingError:

@@ -12,9 +12,10 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from oncelog import __version__
+from oncelog.actors.config import ClusterConfig, TopicConfig
 from oncelog.actors.process.ray_environment import keep_output_clean
 from oncelog.api.cli import accept_cut as cli_accept_cut
 from oncelog.api.cli import broker_id as cli_broker_id
@@ -42,6 +43,7 @@ from oncelog.api.cli.arguments import (
 from oncelog.api.cli.connect import add_cluster_arguments
 from oncelog.api.cli.output import PROGRAM, STATUS_BROKEN_PIPE, STATUS_INTERRUPTED, CliError, report
 from oncelog.storage.model import TOPIC_PARTITIONS_MAX, IsolationLevel
+from oncelog.storage.settings import settings_of
 
 DEMO_MODULE: Final = "oncelog.examples.flights.demo"
 DEMO_BROKERS_MAX: Final = 5
@@ -134,7 +136,9 @@ def _add_cluster_commands(commands: Commands) -> None:
         metavar="ID",
         help="with --address: start this cluster, once nodes with its data are there; found none",
     )
-    add_repeated(start, "--config", "NAME=VALUE", "a setting of the cluster")
+    add_repeated(
+        start, "--config", "NAME=VALUE", _settings("a setting of the cluster", ClusterConfig)
+    )
     stop = add_command(
         commands, "stop", "Stop the cluster cleanly; its data stays.", cli_cluster.stop
     )
@@ -154,6 +158,11 @@ def _add_cluster_commands(commands: Commands) -> None:
     )
     add_cluster_arguments(status)
     add_json(status)
+
+
+def _settings(text: str, kind: type[Any]) -> str:
+    """``text`` and the names of the settings that are meant; ``docs/SETTINGS.md`` has the rest."""
+    return f"{text} ({', '.join(settings_of(kind))})"
 
 
 def _add_rotate_key(commands: Commands) -> None:
@@ -187,7 +196,7 @@ def _add_topic_commands(commands: Commands) -> None:
     create.add_argument(
         "--if-not-exists", action="store_true", help="leave one that exists as it is"
     )
-    add_repeated(create, "--config", "NAME=VALUE", "a setting of the topic")
+    add_repeated(create, "--config", "NAME=VALUE", _settings("a setting of the topic", TopicConfig))
     describe = add_command(
         actions,
         "describe",
@@ -195,7 +204,9 @@ def _add_topic_commands(commands: Commands) -> None:
         cli_topics.describe_topic,
     )
     alter = add_command(actions, "alter", "Change settings of a topic.", cli_topics.alter_topic)
-    add_repeated(alter, "--config", "NAME=VALUE", "a new value of a setting")
+    add_repeated(
+        alter, "--config", "NAME=VALUE", _settings("a new value of a setting", TopicConfig)
+    )
     add_repeated(alter, "--reset", "NAME", "a setting to be the default again")
     alter.add_argument(
         "--partitions",

@@ -87,12 +87,12 @@ class ProcessConfig:
     job_id: str = "job"
     producer_settings: Annotated[
         Mapping[str, Any],
-        Checked("settings of a producer, by name"),
+        Checked("settings of a producer, by name", "settings"),
         "Settings of the workers' producers, but for their ids.",
     ] = field(default_factory=dict)
     consumer_settings: Annotated[
         Mapping[str, Any],
-        Checked("settings of a consumer, by name"),
+        Checked("settings of a consumer, by name", "settings"),
         "Settings of the workers' consumers, but for their ids.",
     ] = field(default_factory=dict)
 

@@ -47,7 +47,7 @@ from oncelog.api.session.ray_head import DelayedStarts, check_dashboard_port, de
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import ConnectionFailedError, InvalidSettingError
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC, INTERNAL_TOPICS
-from oncelog.storage.settings import build
+from oncelog.storage.settings import build, refused
 
 READY_TIMEOUT_MS: Final = 60_000
 READY_POLL_MS: Final = 50
@@ -97,9 +97,10 @@ def directory_paths(data_dir: DataDir) -> tuple[Path, ...]:
     else:
         given = [data_dir] if isinstance(data_dir, os.PathLike) else [*data_dir]
     if not 1 <= len(given) <= DATA_DIRECTORIES_MAX or not all(map(os.fspath, given)):
-        raise InvalidSettingError(
-            f"data_dir={data_dir!r} is not allowed: give 1 to {DATA_DIRECTORIES_MAX} directories, "
-            "in one text with a comma between two"
+        raise refused(
+            "data_dir",
+            data_dir,
+            f"1 to {DATA_DIRECTORIES_MAX} directories, in one text with a comma between two",
         )
     paths = tuple(Path(one).expanduser().absolute().resolve() for one in given)
     for number, path in enumerate(paths):

@@ -21,6 +21,7 @@ PAGES = (
     "docs/INVARIANTS.md",
     "docs/OPERATIONS.md",
     "docs/RAY_DATA.md",
+    "docs/SETTINGS.md",
     "docs/SPARK.md",
     "docs/TESTING.md",
 )
