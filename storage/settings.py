@@ -42,7 +42,7 @@ SettingsT = TypeVar("SettingsT")
 REFUSED: Final = object()
 """What a rule makes of a value that it does not allow."""
 
-REQUIRED: Final = dataclasses.MISSING
+REQUIRED: Final = object()
 """The default of a setting that has none."""
 
 SHOWN_MAX: Final = 100
@@ -376,8 +376,9 @@ def settings_of(kind: type[Any]) -> Mapping[str, Setting]:
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
-    is_made = field.default_factory is not dataclasses.MISSING
-    return field.default_factory() if is_made else field.default
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return REQUIRED if field.default is dataclasses.MISSING else field.default
 
 
 def describe(kind: type[Any]) -> tuple[Setting, ...]:
