@@ -343,8 +343,10 @@ def _rule(kind: Any, marks: Mapping[type[Any], Any]) -> Rule:
         return Choice(args)
     if origin in (Union, types.UnionType):
         return _either([_rule(one, marks) for one in args])
+    if origin is collections.abc.Sequence and get_origin(args[0]) is Literal:
+        return Several(get_args(args[0]))
     if origin is collections.abc.Sequence:
-        return Several(get_args(args[0])) if get_origin(args[0]) is Literal else Objects(args[0])
+        return Objects(args[0])
     if origin is collections.abc.Callable:
         return Function()
     raise TypeError(f"{kind}: there is no rule for settings of this type")
