@@ -68,6 +68,8 @@ class ReadArguments:
         given = (self.topics,) if isinstance(self.topics, str) else tuple(self.topics)
         if not given or not all(isinstance(name, str) and name for name in given):
             raise refused("topics", self.topics, "a topic or a list of them")
+        # Kept: what was given may be an iterator, which gives its names once.
+        object.__setattr__(self, "topics", given)
         START.check(self.start_offset)
         END.check(self.end_offset)
 
