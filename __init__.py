@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from oncelog.api.batching.delivery import RecordMetadata
     from oncelog.api.batching.interceptors import ProducerInterceptor, ProducerRecord
     from oncelog.api.client import Cluster, connect, init
-    from oncelog.api.config import ConsumerOptions, ProducerOptions
     from oncelog.api.consuming.consumer import AsyncConsumer, Consumer
     from oncelog.api.consuming.core import ConsumerRebalanceListener
+    from oncelog.api.option_types import ConsumerOptions, ProducerOptions
     from oncelog.api.processing.job import ProcessFailedError, ProcessJob
     from oncelog.api.producing.member import Membership
     from oncelog.api.producing.producer import AsyncProducer, Producer
@@ -228,7 +228,7 @@ _HOMES = {
     "AsyncProducer": "oncelog.api.producing.producer",
     "Cluster": "oncelog.api.client",
     "Consumer": "oncelog.api.consuming.consumer",
-    "ConsumerOptions": "oncelog.api.config",
+    "ConsumerOptions": "oncelog.api.option_types",
     "ConsumerRebalanceListener": "oncelog.api.consuming.core",
     "ConsumerRecord": "oncelog.api.records",
     "ErrorCode": "oncelog.storage.errors",
@@ -240,7 +240,7 @@ _HOMES = {
     "ProcessJob": "oncelog.api.processing.job",
     "Producer": "oncelog.api.producing.producer",
     "ProducerInterceptor": "oncelog.api.batching.interceptors",
-    "ProducerOptions": "oncelog.api.config",
+    "ProducerOptions": "oncelog.api.option_types",
     "ProducerRecord": "oncelog.api.batching.interceptors",
     "Record": "oncelog.storage.records.rows",
     "RecordMetadata": "oncelog.api.batching.delivery",

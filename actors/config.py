@@ -1,7 +1,7 @@
-"""Typed settings of the cluster and of topics, with units in their names.
+"""Settings of the cluster and of topics, each declared once, with units in their names.
 
 An unknown or impossible setting is refused on construction, with its name, its value and what is
-allowed. Client settings are in ``api/config.py``.
+allowed. Client settings are in ``api/config.py``; ``docs/SETTINGS.md`` shows all of them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypedDict, TypeVar, get_args
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import Meta
 
 from oncelog.actors.pin import Pin
 from oncelog.actors.protocol.cluster.hosts import AUTO, HOST_REPLICAS_MAX, ReplicasPerActor
@@ -24,13 +26,14 @@ from oncelog.storage.log_settings import UNLIMITED, RetentionPolicy
 from oncelog.storage.model import (
     CLUSTER_METADATA_TOPIC,
     INDEX_INTERVAL_BYTES,
+    INT32_MAX,
+    INT64_MAX,
     MESSAGE_LIMIT_BYTES,
     MESSAGE_MAX_BYTES,
     SEGMENT_BYTES,
     TRANSACTION_STATE_TOPIC,
 )
-
-SettingsT = TypeVar("SettingsT")
+from oncelog.storage.settings import build, check, refused, settings_of
 
 FlushPolicy = Literal["sync", "os"]
 TimestampType = Literal["CreateTime", "LogAppendTime"]
@@ -44,6 +47,9 @@ CLUSTER: Final = "cluster"
 
 CONNECTIONS: Final = "connections"
 RAY: Final = "ray"
+
+SEGMENT_MIN_BYTES: Final = 4_096
+"""Smaller segments would be files without end."""
 
 INTERNAL_SEGMENT_BYTES: Final = 4_194_304
 """The active segment is never compacted, and a coordinator reads all of it when it starts:
@@ -61,93 +67,6 @@ DATA_DIRECTORIES_MAX: Final = 64
 FOUNDING_SETTINGS: Final = ("transaction_state_partitions", "offsets_partitions")
 """Of ``ClusterConfig``: fixed when the cluster is founded."""
 
-_INT64_MAX: Final = 2**63 - 1
-_NUMBERS: Final[Mapping[type, str]] = {int: "whole number", float: "number"}
-_DURATIONS: Final = (
-    "message_timestamp_before_max_ms",
-    "message_timestamp_after_max_ms",
-    "min_compaction_lag_ms",
-    "max_compaction_lag_ms",
-    "delete_retention_ms",
-)
-_INTERVALS: Final = (
-    "log_retention_check_interval_ms",
-    "log_checkpoint_interval_ms",
-    "log_cleaner_backoff_ms",
-    "producer_id_expiration_check_interval_ms",
-    "transactional_id_expiration_check_interval_ms",
-    "metrics_interval_ms",
-    "broker_heartbeat_interval_ms",
-    "replica_lag_time_max_ms",
-    "leader_imbalance_check_interval_ms",
-)
-
-
-def check_range(name: str, value: object, minimum: int, maximum: int) -> None:
-    """Refuse anything but an int between ``minimum`` and ``maximum``, both inclusive."""
-    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
-        raise InvalidSettingError(
-            f"{name}={value!r} is not allowed: give a whole number from {minimum} to {maximum}"
-        )
-
-
-def check_ratio(name: str, value: object) -> None:
-    """Refuse anything but a number from 0 to 1."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        raise InvalidSettingError(f"{name}={value!r} is not allowed: give a number from 0 to 1")
-
-
-def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    """Refuse anything but one of ``allowed``."""
-    if value not in allowed:
-        raise InvalidSettingError(
-            f"{name}={value!r} is not allowed: give one of {', '.join(allowed)}"
-        )
-
-
-def build_settings(kind: type[SettingsT], values: Mapping[str, Any]) -> SettingsT:
-    """Build a settings dataclass from keywords; an unknown name is refused with the known ones."""
-    for name, value in values.items():
-        check_setting_name(kind, name, value)
-    return kind(**values)
-
-
-def check_setting_name(kind: type[Any], name: str, value: object = None) -> None:
-    """Refuse what is not a setting of the dataclass ``kind``; the message lists those that are."""
-    known = [field.name for field in dataclasses.fields(kind)]
-    if name not in known:
-        raise InvalidSettingError(
-            f"{name}={value!r} is not a setting: known are {', '.join(sorted(known))}"
-        )
-
-
-def checked_replicas_per_actor(value: object, *others: str) -> Any:
-    """A number from 1 to ``HOST_REPLICAS_MAX``, also as text, or one of ``others``."""
-    if isinstance(value, str) and value.isdecimal():
-        value = int(value)
-    if value in others:
-        return value
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    if not is_number or not 1 <= int(str(value)) <= HOST_REPLICAS_MAX:
-        raise InvalidSettingError(
-            f"replicas_per_actor={value!r} is not allowed: give a whole number from 1 to "
-            f"{HOST_REPLICAS_MAX} or {' or '.join(repr(other) for other in others)}"
-        )
-    return value
-
-
-def _checked_minimum(value: object) -> Any:
-    """A number from 1 on, also as text, or ``"auto"``."""
-    if isinstance(value, str) and value.isdecimal():
-        value = int(value)
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    if value != AUTO and not (is_number and int(str(value)) >= 1):
-        raise InvalidSettingError(
-            f"min_insync_replicas={value!r} is not allowed: give a whole number from 1 to the "
-            "replication factor, or 'auto'"
-        )
-    return value
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Settings:
@@ -162,55 +81,103 @@ class _Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicConfig(_Settings):
-    """Settings of one topic. ``flush="os"`` acknowledges before data is on disk, as Kafka does.
+    """Settings of one topic."""
 
-    Retention, for a policy with "delete", removes whole segments: -1 in ``retention_ms`` or
-    ``retention_bytes`` (per partition) keeps all. The settings from ``min_compaction_lag_ms`` on
-    are for a policy with "compact", whose records must have keys.
-    ``message_timestamp_before_max_ms`` and ``after_max_ms`` bound how far a client's timestamp
-    may lie in the past and in the future. ``replicas_per_actor`` is the cluster's unless set; it
-    counts when partitions are created. ``min_insync_replicas``: so many replicas must be in sync
-    for a write with ``acks="all"``; ``"auto"`` is 2, or 1 with one or two replicas.
-    """
-
-    max_message_bytes: int = MESSAGE_MAX_BYTES
-    segment_bytes: int = SEGMENT_BYTES
-    segment_ms: int = 604_800_000
-    index_interval_bytes: int = INDEX_INTERVAL_BYTES
-    flush: FlushPolicy = "sync"
-    message_timestamp_type: TimestampType = "CreateTime"
-    message_timestamp_before_max_ms: int = _INT64_MAX
-    message_timestamp_after_max_ms: int = 3_600_000
-    cleanup_policy: CleanupPolicy = "delete"
-    retention_ms: int = 604_800_000
-    retention_bytes: int = UNLIMITED
-    min_compaction_lag_ms: int = 0
-    max_compaction_lag_ms: int = _INT64_MAX
-    min_cleanable_dirty_ratio: float = 0.5
-    delete_retention_ms: int = 86_400_000
-    replicas_per_actor: ReplicasPerActor | Literal["cluster"] = CLUSTER
-    min_insync_replicas: int | Literal["auto"] = AUTO
+    max_message_bytes: Annotated[
+        int,
+        Meta(ge=62, le=MESSAGE_LIMIT_BYTES),
+        "The largest batch of records that a partition takes.",
+    ] = MESSAGE_MAX_BYTES
+    segment_bytes: Annotated[
+        int,
+        Meta(ge=SEGMENT_MIN_BYTES, le=INT32_MAX),
+        "Begin a new segment before one grows larger than this.",
+    ] = SEGMENT_BYTES
+    segment_ms: Annotated[
+        int,
+        Meta(ge=1, le=INT64_MAX),
+        "Begin a new segment once the first record of one is this old.",
+    ] = 604_800_000
+    index_interval_bytes: Annotated[
+        int,
+        Meta(ge=0, le=INT32_MAX),
+        "Add an entry to the indexes of a segment after so many bytes of batches.",
+    ] = INDEX_INTERVAL_BYTES
+    flush: Annotated[
+        FlushPolicy,
+        "When a write is acknowledged: `sync` once it is on disk, `os` before, as Kafka does.",
+    ] = "sync"
+    message_timestamp_type: Annotated[
+        TimestampType,
+        "Whose time a record has: its producer's, or that at which the leader appended it.",
+    ] = "CreateTime"
+    message_timestamp_before_max_ms: Annotated[
+        int,
+        Meta(ge=0, le=INT64_MAX),
+        "Refuse records whose producer's time is further in the past.",
+    ] = INT64_MAX
+    message_timestamp_after_max_ms: Annotated[
+        int,
+        Meta(ge=0, le=INT64_MAX),
+        "Refuse records whose producer's time is further in the future.",
+    ] = 3_600_000
+    cleanup_policy: Annotated[
+        CleanupPolicy,
+        "Remove old segments, or keep the newest record of each key, or both. To compact, records "
+        "must have keys.",
+    ] = "delete"
+    retention_ms: Annotated[
+        int,
+        Meta(ge=UNLIMITED, le=INT64_MAX),
+        "With `delete`: remove segments whose newest record is older than this; -1 keeps all.",
+    ] = 604_800_000
+    retention_bytes: Annotated[
+        int,
+        Meta(ge=UNLIMITED, le=INT64_MAX),
+        "With `delete`: remove the oldest segments of a partition beyond this size; -1 keeps all.",
+    ] = UNLIMITED
+    min_compaction_lag_ms: Annotated[
+        int,
+        Meta(ge=0, le=INT64_MAX),
+        "With `compact`: leave records alone until they are this old.",
+    ] = 0
+    max_compaction_lag_ms: Annotated[
+        int,
+        Meta(ge=0, le=INT64_MAX),
+        "With `compact`: compact a record at the latest when it is this old.",
+    ] = INT64_MAX
+    min_cleanable_dirty_ratio: Annotated[
+        float,
+        Meta(ge=0, le=1),
+        "With `compact`: wait until so much of the log, as a share of its bytes, has not been "
+        "compacted yet.",
+    ] = 0.5
+    delete_retention_ms: Annotated[
+        int,
+        Meta(ge=0, le=INT64_MAX),
+        "With `compact`: keep a record that deletes its key for so long, for readers that are "
+        "behind.",
+    ] = 86_400_000
+    replicas_per_actor: Annotated[
+        ReplicasPerActor | Literal["cluster"],
+        Meta(ge=1, le=HOST_REPLICAS_MAX),
+        "How many replicas share a Ray actor: as in the cluster's setting. It counts when "
+        "partitions are created.",
+    ] = CLUSTER
+    min_insync_replicas: Annotated[
+        int | Literal["auto"],
+        Meta(ge=1),
+        "So many replicas must be in sync for a write with `acks=all`; `auto` is 2, or 1 with one "
+        "or two replicas.",
+    ] = AUTO
 
     def __post_init__(self) -> None:
-        per_actor = checked_replicas_per_actor(self.replicas_per_actor, AUTO, CLUSTER)
-        object.__setattr__(self, "replicas_per_actor", per_actor)
-        object.__setattr__(self, "min_insync_replicas", _checked_minimum(self.min_insync_replicas))
-        check_range("max_message_bytes", self.max_message_bytes, 62, MESSAGE_LIMIT_BYTES)
-        check_range("segment_bytes", self.segment_bytes, 4_096, 2**31 - 1)
-        check_range("segment_ms", self.segment_ms, 1, _INT64_MAX)
-        check_range("index_interval_bytes", self.index_interval_bytes, 0, 2**31 - 1)
-        check_choice("flush", self.flush, get_args(FlushPolicy))
-        check_choice("message_timestamp_type", self.message_timestamp_type, get_args(TimestampType))
-        check_choice("cleanup_policy", self.cleanup_policy, get_args(CleanupPolicy))
-        check_range("retention_ms", self.retention_ms, UNLIMITED, _INT64_MAX)
-        check_range("retention_bytes", self.retention_bytes, UNLIMITED, _INT64_MAX)
-        for name in _DURATIONS:
-            check_range(name, getattr(self, name), 0, _INT64_MAX)
-        check_ratio("min_cleanable_dirty_ratio", self.min_cleanable_dirty_ratio)
+        check(self)
         if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
             raise InvalidSettingError(
                 f"min_compaction_lag_ms={self.min_compaction_lag_ms} is above "
-                f"max_compaction_lag_ms={self.max_compaction_lag_ms}"
+                f"max_compaction_lag_ms={self.max_compaction_lag_ms}",
+                advice="give at most as much",
             )
 
     @property
@@ -233,162 +200,179 @@ class TopicConfig(_Settings):
     @classmethod
     def from_text(cls, settings: Mapping[str, str]) -> TopicConfig:
         """Build from names and text values, as stored in the metadata log."""
-        defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(cls)}
-        values: dict[str, Any] = {}
-        for name, text in settings.items():
-            kind: type[Any] = type(defaults.get(name, text))
-            try:
-                values[name] = kind(text)
-            except ValueError:
-                raise InvalidSettingError(
-                    f"{name}={text!r} is not allowed: give a {_NUMBERS[kind]}"
-                ) from None
-        return build_settings(cls, values)
+        known = settings_of(cls)
+        values: dict[str, Any] = {
+            name: known[name].of_text(text) if name in known else text
+            for name, text in settings.items()
+        }
+        return build(cls, values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig(_Settings):
-    """Settings of a cluster; the two partition counts are fixed when it is founded.
+    """Settings of a cluster; the two partition counts are fixed when it is founded."""
 
-    With ``calls="ray"`` every call is a call of a Ray actor's method and no actor listens for
-    connections. ``replicas_per_actor``: ``"auto"`` gives each replica an actor of its own while the
-    machine has processors and memory for them, and then shares; 1 never shares. It counts when
-    partitions are created. Each ``leader_imbalance_check_interval_ms`` preferred leaders that are
-    in sync lead again. A leader whose disk refuses appends for ``disk_refusal_time_max_ms``, as a
-    full one does, gives way to a replica in sync whose disk does not.
-    A distributed write whose tasks live is not over before ``distributed_write_max_ms``.
-    ``metadata_log_max_record_count_between_snapshots``: so many records make
-    the controller write a snapshot and drop what is before it, or as many as the state has
-    partitions, if these are more.
-    """
-
-    transaction_state_partitions: int = 2
-    offsets_partitions: int = 2
-    transaction_max_timeout_ms: int = 900_000
-    distributed_write_max_ms: int = TRANSACTION_TIMEOUT_LIMIT_MS
-    transaction_visibility_wait_ms: int = 1_000
-    transaction_abort_scan_ms: int = 1_000
-    transactional_id_expiration_ms: int = 604_800_000
-    producer_id_expiration_ms: int = 86_400_000
-    group_min_session_timeout_ms: int = 6_000
-    group_max_session_timeout_ms: int = 1_800_000
-    group_initial_rebalance_delay_ms: int = 0
-    out_of_order_wait_ms: int = 1_000
-    log_retention_check_interval_ms: int = 300_000
-    log_checkpoint_interval_ms: int = 1_000
-    log_cleaner_backoff_ms: int = 15_000
-    producer_id_expiration_check_interval_ms: int = 600_000
-    transactional_id_expiration_check_interval_ms: int = 3_600_000
-    metrics_interval_ms: int = 10_000
-    internal_call_timeout_ms: int = 5_000
-    broker_heartbeat_interval_ms: int = 1_000
-    broker_session_timeout_ms: int = 4_500
-    controller_session_timeout_ms: int = 3_000
-    replica_lag_time_max_ms: int = 8_000
-    disk_refusal_time_max_ms: int = 3_000
-    leader_imbalance_check_interval_ms: int = 300_000
-    transaction_state_log_segment_bytes: int = INTERNAL_SEGMENT_BYTES
-    offsets_topic_segment_bytes: int = INTERNAL_SEGMENT_BYTES
-    metadata_log_segment_bytes: int = INTERNAL_SEGMENT_BYTES
-    metadata_log_max_record_count_between_snapshots: int = 50_000
-    calls: Road = CONNECTIONS
-    replicas_per_actor: ReplicasPerActor = AUTO
+    transaction_state_partitions: Annotated[
+        int,
+        Meta(ge=1, le=1_000),
+        "Shards of the transaction coordinator. Fixed when the cluster is founded.",
+    ] = 2
+    offsets_partitions: Annotated[
+        int,
+        Meta(ge=1, le=1_000),
+        "Shards of the group coordinator. Fixed when the cluster is founded.",
+    ] = 2
+    transaction_max_timeout_ms: Annotated[
+        int,
+        Meta(ge=1, le=TRANSACTION_TIMEOUT_LIMIT_MS),
+        "The longest transaction timeout that a producer may ask for.",
+    ] = 900_000
+    distributed_write_max_ms: Annotated[
+        int,
+        Meta(ge=1, le=TRANSACTION_TIMEOUT_LIMIT_MS),
+        "Abort a write of Spark or Ray Data that takes longer, even if its tasks live.",
+    ] = TRANSACTION_TIMEOUT_LIMIT_MS
+    transaction_visibility_wait_ms: Annotated[
+        int,
+        Meta(ge=0, le=INT32_MAX),
+        "How long a commit or abort waits until readers see it, before it returns all the same.",
+    ] = 1_000
+    transaction_abort_scan_ms: Annotated[
+        int,
+        Meta(ge=0, le=INT32_MAX),
+        "How often a coordinator looks for transactions that are open for too long, or whose "
+        "program is gone.",
+    ] = 1_000
+    transactional_id_expiration_ms: Annotated[
+        int,
+        Meta(ge=0, le=INT32_MAX),
+        "Forget a transactional id that has not been used for so long.",
+    ] = 604_800_000
+    producer_id_expiration_ms: Annotated[
+        int,
+        Meta(ge=PRODUCER_ID_EXPIRATION_MIN_MS, le=INT32_MAX),
+        "Forget a producer that has not written to a partition for so long.",
+    ] = 86_400_000
+    group_min_session_timeout_ms: Annotated[
+        int, Meta(ge=0, le=INT32_MAX), "The shortest session timeout that a consumer may ask for."
+    ] = 6_000
+    group_max_session_timeout_ms: Annotated[
+        int, Meta(ge=0, le=INT32_MAX), "The longest session timeout that a consumer may ask for."
+    ] = 1_800_000
+    group_initial_rebalance_delay_ms: Annotated[
+        int,
+        Meta(ge=0, le=INT32_MAX),
+        "How long the first rebalance of an empty group waits for more members.",
+    ] = 0
+    out_of_order_wait_ms: Annotated[
+        int,
+        Meta(ge=0, le=INT32_MAX),
+        "How long a batch that overtook another one of its producer waits for it at the leader.",
+    ] = 1_000
+    log_retention_check_interval_ms: Annotated[
+        int,
+        Meta(ge=1, le=INT32_MAX),
+        "How often a replica looks for segments to remove, and for settings that it has missed.",
+    ] = 300_000
+    log_checkpoint_interval_ms: Annotated[
+        int,
+        Meta(ge=1, le=INT32_MAX),
+        "How often a replica notes up to where its log need not be read when it starts again.",
+    ] = 1_000
+    log_cleaner_backoff_ms: Annotated[
+        int,
+        Meta(ge=1, le=INT32_MAX),
+        "How often a replica of a compacted topic looks for something to compact.",
+    ] = 15_000
+    producer_id_expiration_check_interval_ms: Annotated[
+        int, Meta(ge=1, le=INT32_MAX), "How often a replica looks for producers to forget."
+    ] = 600_000
+    transactional_id_expiration_check_interval_ms: Annotated[
+        int,
+        Meta(ge=1, le=INT32_MAX),
+        "How often a coordinator looks for transactional ids to forget.",
+    ] = 3_600_000
+    metrics_interval_ms: Annotated[
+        int, Meta(ge=1, le=INT32_MAX), "How often a process reports its metrics to Ray."
+    ] = 10_000
+    internal_call_timeout_ms: Annotated[
+        int, Meta(ge=0, le=INT32_MAX), "How long an actor waits for the answer of another."
+    ] = 5_000
+    broker_heartbeat_interval_ms: Annotated[
+        int, Meta(ge=1, le=INT32_MAX), "How often a broker tells the controller that it lives."
+    ] = 1_000
+    broker_session_timeout_ms: Annotated[
+        int,
+        Meta(ge=2, le=INT32_MAX),
+        "Fence a broker that has not been heard for so long; at least two heartbeat intervals.",
+    ] = 4_500
+    controller_session_timeout_ms: Annotated[
+        int,
+        Meta(ge=0, le=INT32_MAX),
+        "How long the controller may not answer before it runs on another broker.",
+    ] = 3_000
+    replica_lag_time_max_ms: Annotated[
+        int,
+        Meta(ge=1, le=INT32_MAX),
+        "A follower that is behind for longer leaves the in-sync replicas.",
+    ] = 8_000
+    disk_refusal_time_max_ms: Annotated[
+        int,
+        Meta(ge=0, le=INT32_MAX),
+        "A leader whose disk refuses writes for longer, as a full one does, gives way to another "
+        "replica.",
+    ] = 3_000
+    leader_imbalance_check_interval_ms: Annotated[
+        int, Meta(ge=1, le=INT32_MAX), "How often preferred leaders that are in sync lead again."
+    ] = 300_000
+    transaction_state_log_segment_bytes: Annotated[
+        int,
+        Meta(ge=SEGMENT_MIN_BYTES, le=INT32_MAX),
+        "Size of the segments of the transaction coordinator's log.",
+    ] = INTERNAL_SEGMENT_BYTES
+    offsets_topic_segment_bytes: Annotated[
+        int,
+        Meta(ge=SEGMENT_MIN_BYTES, le=INT32_MAX),
+        "Size of the segments of the group coordinator's log.",
+    ] = INTERNAL_SEGMENT_BYTES
+    metadata_log_segment_bytes: Annotated[
+        int,
+        Meta(ge=SEGMENT_MIN_BYTES, le=INT32_MAX),
+        "Size of the segments of the controller's log.",
+    ] = INTERNAL_SEGMENT_BYTES
+    metadata_log_max_record_count_between_snapshots: Annotated[
+        int,
+        Meta(ge=1, le=INT32_MAX),
+        "After so many records, or as many as there are partitions if these are more, the "
+        "controller writes a snapshot and drops what is before it.",
+    ] = 50_000
+    calls: Annotated[
+        Road,
+        "How calls travel to an actor: over connections of oncelog's own, or as calls of Ray, "
+        "which are slower.",
+    ] = CONNECTIONS
+    replicas_per_actor: Annotated[
+        ReplicasPerActor,
+        Meta(ge=1, le=HOST_REPLICAS_MAX),
+        "How many replicas share a Ray actor: `auto` gives each its own while the machine has "
+        "processors and memory for them. It counts when partitions are created.",
+    ] = AUTO
 
     def __post_init__(self) -> None:
-        per_actor = checked_replicas_per_actor(self.replicas_per_actor, AUTO)
-        object.__setattr__(self, "replicas_per_actor", per_actor)
-        check_range("transaction_state_partitions", self.transaction_state_partitions, 1, 1_000)
-        check_range("offsets_partitions", self.offsets_partitions, 1, 1_000)
-        for field in dataclasses.fields(self):
-            if field.name.endswith("_ms"):
-                check_range(field.name, getattr(self, field.name), 0, 2**31 - 1)
-            elif field.name.endswith("_segment_bytes"):
-                check_range(field.name, getattr(self, field.name), 4_096, 2**31 - 1)
-        check_range(
-            "metadata_log_max_record_count_between_snapshots",
-            self.metadata_log_max_record_count_between_snapshots,
-            1,
-            2**31 - 1,
-        )
-        check_choice("calls", self.calls, get_args(Road))
-        for name in ("transaction_max_timeout_ms", "distributed_write_max_ms"):
-            check_range(name, getattr(self, name), 1, TRANSACTION_TIMEOUT_LIMIT_MS)
-        # An old ticket must have expired before the leader forgets the epoch that refuses it.
-        check_range(
-            "producer_id_expiration_ms",
-            self.producer_id_expiration_ms,
-            PRODUCER_ID_EXPIRATION_MIN_MS,
-            2**31 - 1,
-        )
-        for name in _INTERVALS:
-            check_range(name, getattr(self, name), 1, 2**31 - 1)
-        minimum_ms = 2 * self.broker_heartbeat_interval_ms
-        check_range(
-            "broker_session_timeout_ms", self.broker_session_timeout_ms, minimum_ms, 2**31 - 1
-        )
+        check(self)
+        shortest_ms = 2 * self.broker_heartbeat_interval_ms
+        if self.broker_session_timeout_ms < shortest_ms:
+            raise refused(
+                "broker_session_timeout_ms",
+                self.broker_session_timeout_ms,
+                f"at least 2 * broker_heartbeat_interval_ms = {shortest_ms}",
+            )
         if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:
             raise InvalidSettingError(
                 f"group_min_session_timeout_ms={self.group_min_session_timeout_ms} is above "
-                f"group_max_session_timeout_ms={self.group_max_session_timeout_ms}"
+                f"group_max_session_timeout_ms={self.group_max_session_timeout_ms}",
+                advice="give at most as much",
             )
-
-
-class TopicOptions(TypedDict, total=False):
-    """``TopicConfig`` as keywords; ``None`` stands for the default."""
-
-    max_message_bytes: int | None
-    segment_bytes: int | None
-    segment_ms: int | None
-    index_interval_bytes: int | None
-    flush: FlushPolicy | None
-    message_timestamp_type: TimestampType | None
-    message_timestamp_before_max_ms: int | None
-    message_timestamp_after_max_ms: int | None
-    cleanup_policy: CleanupPolicy | None
-    retention_ms: int | None
-    retention_bytes: int | None
-    min_compaction_lag_ms: int | None
-    max_compaction_lag_ms: int | None
-    min_cleanable_dirty_ratio: float | None
-    delete_retention_ms: int | None
-    replicas_per_actor: ReplicasPerActor | Literal["cluster"] | None
-    min_insync_replicas: int | Literal["auto"] | None
-
-
-class ClusterOptions(TypedDict, total=False):
-    """``ClusterConfig`` as keywords."""
-
-    transaction_state_partitions: int
-    offsets_partitions: int
-    transaction_max_timeout_ms: int
-    distributed_write_max_ms: int
-    transaction_visibility_wait_ms: int
-    transaction_abort_scan_ms: int
-    transactional_id_expiration_ms: int
-    producer_id_expiration_ms: int
-    group_min_session_timeout_ms: int
-    group_max_session_timeout_ms: int
-    group_initial_rebalance_delay_ms: int
-    out_of_order_wait_ms: int
-    log_retention_check_interval_ms: int
-    log_checkpoint_interval_ms: int
-    log_cleaner_backoff_ms: int
-    producer_id_expiration_check_interval_ms: int
-    transactional_id_expiration_check_interval_ms: int
-    metrics_interval_ms: int
-    internal_call_timeout_ms: int
-    broker_heartbeat_interval_ms: int
-    broker_session_timeout_ms: int
-    controller_session_timeout_ms: int
-    replica_lag_time_max_ms: int
-    disk_refusal_time_max_ms: int
-    leader_imbalance_check_interval_ms: int
-    transaction_state_log_segment_bytes: int
-    offsets_topic_segment_bytes: int
-    metadata_log_segment_bytes: int
-    metadata_log_max_record_count_between_snapshots: int
-    calls: Road
-    replicas_per_actor: ReplicasPerActor
 
 
 def internal_topic_config(topic: str, cluster: ClusterConfig) -> TopicConfig:

@@ -15,13 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import ray
 
-from oncelog.actors.config import (
-    ClusterConfig,
-    ClusterOptions,
-    check_range,
-    data_directories,
-)
+from oncelog.actors.config import ClusterConfig, data_directories
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
+from oncelog.actors.option_types import ClusterOptions
 from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.process.ray_metrics import RayMetrics
@@ -31,17 +27,13 @@ from oncelog.actors.rpc.actor_transport import ActorTransport
 from oncelog.actors.rpc.call_meter import CallReports
 from oncelog.actors.rpc.ray_transport import RayTransport, find_actor
 from oncelog.api.admin.admin import Admin, AsyncAdmin
-from oncelog.api.config import (
-    ConsumerOptions,
-    ConsumerSettings,
-    ProducerOptions,
-    ProducerSettings,
-)
+from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.api.consuming.consumer import AsyncConsumer, Consumer
+from oncelog.api.option_types import ConsumerOptions, ProducerOptions
 from oncelog.api.processing.actor import attach, launch_workers, running_jobs
 from oncelog.api.processing.job import LEAVE_TIMEOUT_MS, ProcessJob, leave_former_places
 from oncelog.api.processing.loop import worker_settings
-from oncelog.api.processing.messages import ProcessConfig
+from oncelog.api.processing.messages import BatchFormat, ProcessConfig
 from oncelog.api.producing.member import (
     TRANSACTION_TIMEOUT_MS,
     Membership,
@@ -68,13 +60,12 @@ from oncelog.storage.exceptions import (
     exception_for,
 )
 from oncelog.storage.model import TopicPartition
+from oncelog.storage.settings import settings_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 SHUTDOWN_TIMEOUT_MS: Final = 30_000
-WORKERS_MAX: Final = 1_000
-"""The most workers of one job."""
 
 
 def init(
@@ -357,7 +348,7 @@ class Cluster(ProcessBound):
         function: Callable[[Any], Any],
         group_id: str,
         workers: int = 2,
-        batch_format: str = "arrow",
+        batch_format: BatchFormat = "arrow",
         commit_interval_ms: int = 100,
         max_poll_records: int = 5_000,
         function_timeout_ms: int = 1_800_000,
@@ -377,7 +368,7 @@ class Cluster(ProcessBound):
         ``UnknownTopicOrPartitionError`` if a topic is missing, ``InvalidSettingError`` for an
         impossible setting, ``IllegalStateError`` if a job of this ``group_id`` runs.
         """
-        check_range("workers", workers, 1, WORKERS_MAX)
+        settings_of(ProcessConfig)["workers"].take(workers)
         job_id = secrets.token_hex(8)
         for topic in (source, sink):
             self._loop_thread.run(self._router.partition_count(topic))
@@ -387,10 +378,11 @@ class Cluster(ProcessBound):
                 sink=sink,
                 group_id=group_id,
                 worker_index=worker_index,
+                workers=workers,
                 function=function,
                 batch_format=batch_format,
                 commit_interval_ms=commit_interval_ms,
-                records_max=max_poll_records,
+                max_poll_records=max_poll_records,
                 function_timeout_ms=function_timeout_ms,
                 max_function_failures=max_function_failures,
                 max_worker_deaths=max_worker_deaths,

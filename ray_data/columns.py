@@ -54,13 +54,16 @@ def check_names(names: Sequence[str], topic: str | None) -> None:
     for name in names:
         if name not in WRITE_COLUMNS:
             raise InvalidSettingError(
-                f"column {name!r} cannot be written: drop it with ds.drop_columns([{name!r}]), or "
-                f"rename it; a record is made of {', '.join(WRITE_COLUMNS)}"
+                f"column {name!r} cannot be written",
+                advice=(
+                    f"drop it with ds.drop_columns([{name!r}]), or rename it; a record is made of "
+                    f"{', '.join(WRITE_COLUMNS)}"
+                ),
             )
     if "value" not in names:
         raise InvalidSettingError(
-            f"the dataset has no column 'value' (it has {', '.join(names) or 'no column'}): make "
-            "one, as with ds.rename_columns or ds.map_batches"
+            f"the dataset has no column 'value' (it has {', '.join(names) or 'no column'})",
+            advice="make one, as with ds.rename_columns or ds.map_batches",
         )
     if topic is None and "topic" not in names:
         raise InvalidSettingError("no topic to write to: name one, or add a column 'topic'")
@@ -95,7 +98,8 @@ class RowFormat:
         others = [name for name in names if name != self.key_field]
         if self.key_field is not None and "key" in others:
             raise InvalidSettingError(
-                f"there is a column 'key' and key_field={self.key_field!r} as well: drop one"
+                f"there is a column 'key' and key_field={self.key_field!r} as well",
+                advice="drop one",
             )
         check_names(others, topic)
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from oncelog.api.distributing.read import Bounds, PartitionRange
 from oncelog.storage.exceptions import InvalidSettingError, OffsetOutOfRangeError
 from oncelog.storage.model import NO_OFFSET, TopicPartition
+from oncelog.storage.settings import refused
 
-Position: TypeAlias = "int | str | datetime"
+Position: TypeAlias = int | str | datetime
 """An offset, a time (without a zone it is UTC), or "earliest" or "latest"."""
 
-Positions: TypeAlias = "Position | Mapping[str, Mapping[int, Position]]"
+Positions: TypeAlias = Position | Mapping[str, Mapping[int, Position]]
 
 ROW_OVERHEAD_BYTES: Final = 48
 """What a row takes in Arrow beyond its bytes in the log, with the name of its topic."""
@@ -41,21 +42,18 @@ class Side:
         for topic, partitions in given.items():
             where = f"{self.name}[{topic!r}]"
             if not isinstance(topic, str) or not isinstance(partitions, Mapping):
-                raise InvalidSettingError(
-                    f"{where}={partitions!r} is not allowed: give {{topic: {{partition: offset}}}}"
-                )
+                raise refused(where, partitions, "{topic: {partition: offset}}")
             for partition, position in partitions.items():
                 if not _is_whole(partition):
-                    raise InvalidSettingError(f"{where}: {partition!r} is no partition number")
+                    raise InvalidSettingError(
+                        f"{where}: {partition!r} is no partition number", advice="give 0 or more"
+                    )
                 self._check_one(position, f"{where}[{partition}]")
 
     def _check_one(self, position: object, where: str) -> None:
         if isinstance(position, datetime) or position == self.word or _is_whole(position):
             return
-        raise InvalidSettingError(
-            f"{where}={position!r} is not allowed: give an offset, a datetime, {self.word!r}, "
-            f"or, for all, {{topic: {{partition: one of these}}}}"
-        )
+        raise refused(where, position, position_text(self.word))
 
     def positions(
         self, given: Positions, chosen: Collection[TopicPartition]
@@ -73,6 +71,11 @@ class Side:
             read = ", ".join(map(str, sorted(chosen)[:10]))
             raise InvalidSettingError(f"{self.name} names {others[0]}, but what is read is {read}")
         return dict.fromkeys(chosen, self.word) | named
+
+
+def position_text(word: str) -> str:
+    """What an end of a read may be, in words."""
+    return f"an offset, a datetime, {word!r}, or, for all, {{topic: {{partition: one of these}}}}"
 
 
 START: Final = Side(name="start_offset", word="earliest")
@@ -120,9 +123,11 @@ def plan(
         last = _offset(end, end_times.get(topic_partition, NO_OFFSET), readable)
         if not readable.start_offset <= first <= readable.end_offset:
             raise OffsetOutOfRangeError(
-                f"start_offset={start} of {topic_partition}: only {readable.start_offset} to "
-                f"{readable.end_offset} can be read; give one of these, 'earliest', or "
-                "{topic: {partition: offset}}"
+                f"start_offset={start} of {topic_partition}",
+                advice=(
+                    f"only {readable.start_offset} to {readable.end_offset} can be read; give one "
+                    "of these, 'earliest', or {topic: {partition: offset}}"
+                ),
             )
         last = min(last, readable.end_offset)
         if first < last:
@@ -184,19 +189,3 @@ def shares(
             start += taken
             position_bytes += taken * each_bytes
     return [tuple(share) for share in cut if share]
-
-
-def check_words(name: str, value: Any, allowed: Collection[object]) -> None:
-    """``InvalidSettingError`` unless ``value`` is one of the values of the argument ``name``."""
-    if value not in allowed:
-        raise InvalidSettingError(
-            f"{name}={value!r} is not allowed: give one of {', '.join(map(repr, allowed))}"
-        )
-
-
-def check_count(name: str, value: Any, *, low: int, high: int) -> None:
-    """``InvalidSettingError`` unless ``value`` is a whole number from ``low`` to ``high``."""
-    if not _is_whole(value) or not low <= value <= high:
-        raise InvalidSettingError(
-            f"{name}={value!r} is not allowed: give a whole number from {low} to {high}"
-        )

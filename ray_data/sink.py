@@ -17,12 +17,12 @@ from ray.data.block import Block, BlockAccessor
 from ray.data.datasource import Datasink, WriteResult
 
 from oncelog.actors.protocol.messages.transaction import Winner
-from oncelog.api.config import COMPRESSION_TYPES
+from oncelog.api.config import CompressionType
 from oncelog.api.distributing.write import DistributedWrite, WriteOptions
 from oncelog.api.producing.member import TRANSACTION_TIMEOUT_MS
+from oncelog.ray_data.arguments import ValueSerializer, WriteArguments
 from oncelog.ray_data.columns import RowFormat, check_schema
 from oncelog.ray_data.connection import connect
-from oncelog.ray_data.planning import check_count, check_words
 from oncelog.storage.exceptions import InvalidSettingError
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ def write(
     txn_version: int | None = None,
     transactional_id: str | None = None,
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
-    compression_type: str = "none",
+    compression_type: CompressionType = "none",
     key_field: str | None = None,
-    value_serializer: str | None = None,
+    value_serializer: ValueSerializer | None = None,
     address: str | None = None,
     concurrency: int | None = None,
     ray_remote_args: dict[str, Any] | None = None,
@@ -77,15 +77,18 @@ def write(
     ``UnknownTopicOrPartitionError``, before any task runs where that can be known; errors of
     tasks as Ray Data does. Then nothing is visible.
     """
-    options = write_options(
+    arguments = WriteArguments(
         topic=topic,
         txn_app_id=txn_app_id,
         txn_version=txn_version,
         transactional_id=transactional_id,
         transaction_timeout_ms=transaction_timeout_ms,
         compression_type=compression_type,
+        key_field=key_field,
+        value_serializer=value_serializer,
+        address=address,
     )
-    rows = row_format(topic=topic, key_field=key_field, value_serializer=value_serializer)
+    options, rows = write_options(arguments), row_format(arguments)
     _check_dataset(dataset, topic, rows)
     connect(address)
     planned = DistributedWrite.plan(connect, options)
@@ -102,76 +105,50 @@ def write(
         raise
 
 
-def write_options(
-    *,
-    topic: str | None,
-    txn_app_id: str | None,
-    txn_version: int | None,
-    transactional_id: str | None,
-    transaction_timeout_ms: int,
-    compression_type: str,
-) -> WriteOptions:
-    """The arguments of a write, checked; ``InvalidSettingError`` names the one that is wrong."""
-    for name, text in (
-        ("topic", topic),
-        ("txn_app_id", txn_app_id),
-        ("transactional_id", transactional_id),
-    ):
-        if text is not None and (not isinstance(text, str) or not text.strip()):
-            raise InvalidSettingError(f"{name}={text!r} is not allowed: give text, or None")
-    check_words("compression_type", compression_type, COMPRESSION_TYPES)
-    check_count("transaction_timeout_ms", transaction_timeout_ms, low=1, high=2**31 - 1)
-    if (txn_app_id is None) != (txn_version is None):
-        raise InvalidSettingError(
-            f"txn_app_id={txn_app_id!r} and txn_version={txn_version!r} belong together: give both "
-            "or neither"
-        )
-    if txn_version is not None:
-        check_count("txn_version", txn_version, low=0, high=2**63 - 1)
+def write_options(arguments: WriteArguments) -> WriteOptions:
+    """The write; ``InvalidSettingError`` for a name that is too long to remember."""
     options = WriteOptions(
         engine="ray-data",
-        topic=topic,
-        transactional_id=transactional_id,
-        txn_app_id=txn_app_id,
-        txn_version=txn_version or 0,
-        transaction_timeout_ms=transaction_timeout_ms,
-        compression_type=compression_type,
+        topic=arguments.topic,
+        transactional_id=arguments.transactional_id,
+        txn_app_id=arguments.txn_app_id,
+        txn_version=arguments.txn_version or 0,
+        transaction_timeout_ms=arguments.transaction_timeout_ms,
+        compression_type=arguments.compression_type,
     )
     options.check_identity()
     return options
 
 
-def row_format(
-    *, topic: str | None, key_field: str | None, value_serializer: str | None
-) -> RowFormat:
-    """How rows become records; ``InvalidSettingError`` names the argument that is wrong."""
-    check_words("value_serializer", value_serializer, (None, "json"))
-    if key_field is not None and (not isinstance(key_field, str) or not key_field):
-        raise InvalidSettingError(f"key_field={key_field!r} is not allowed: give text, or None")
-    if value_serializer is not None and topic is None:
-        raise InvalidSettingError("rows as JSON name no topic: name one")
-    return RowFormat(key_field=key_field, is_json=value_serializer is not None)
+def row_format(arguments: WriteArguments) -> RowFormat:
+    """How rows become records; ``InvalidSettingError`` if they would name no topic."""
+    is_json = arguments.value_serializer is not None
+    if is_json and arguments.topic is None:
+        raise InvalidSettingError("rows as JSON name no topic", advice="name one")
+    return RowFormat(key_field=arguments.key_field, is_json=is_json)
 
 
 def _check_dataset(dataset: Dataset, topic: str | None, rows: RowFormat) -> None:
     if not isinstance(dataset, Dataset):
         raise InvalidSettingError(
-            f"dataset is a {type(dataset).__name__}: give a ray.data.Dataset, as of "
-            "ray.data.from_arrow"
+            f"dataset is a {type(dataset).__name__}",
+            advice="give a ray.data.Dataset, as of ray.data.from_arrow",
         )
     errors_max = dataset.context.max_errored_blocks
     if errors_max:
         raise InvalidSettingError(
             f"DataContext.max_errored_blocks={errors_max} would commit a write without the rows of "
-            "tasks that failed: set it to 0"
+            "tasks that failed",
+            advice="set it to 0",
         )
     # The rows of each task would count as written when the task ends, and the transaction may abort
     # after that: the next execution would leave them out.
     if dataset.context.checkpoint_config is not None:
         raise InvalidSettingError(
-            "DataContext.checkpoint_config would leave out rows that were aborted: set "
-            "dataset.context.checkpoint_config to None, and give txn_app_id and txn_version, with "
-            "which a write that is run again writes all rows or, once committed, none"
+            "DataContext.checkpoint_config would leave out rows that were aborted",
+            advice="set dataset.context.checkpoint_config to None, and give txn_app_id and "
+            "txn_version, with which a write that is run again writes all rows or, once "
+            "committed, none",
         )
     schema = dataset.schema(fetch_if_missing=False)
     if schema is not None:

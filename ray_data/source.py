@@ -16,27 +16,23 @@ from ray.data.datasource import Datasource, ReadTask
 
 from oncelog.api.distributing.connection import Connection
 from oncelog.api.distributing.read import PartitionRange, Selection
+from oncelog.ray_data.arguments import LevelText, ReadArguments
 from oncelog.ray_data.columns import read_schema, to_block
 from oncelog.ray_data.connection import connect
 from oncelog.ray_data.planning import (
     END,
     START,
     Positions,
-    check_count,
-    check_words,
     plan,
     rows_bytes,
     shares,
     times_ms,
 )
-from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.model import IsolationLevel, TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from ray.data.context import DataContext
-
-BLOCKS_MAX: Final = 1_000_000
 
 TASK_BYTES_MIN: Final = 8_388_608
 """The least of a log that a task reads, unless told otherwise: some nine batches of a table.
@@ -50,7 +46,7 @@ def read(
     *,
     start_offset: Positions = "earliest",
     end_offset: Positions = "latest",
-    isolation_level: str = "read_committed",
+    isolation_level: LevelText = "read_committed",
     include_headers: bool = True,
     address: str | None = None,
     override_num_blocks: int | None = None,
@@ -81,15 +77,18 @@ def read(
     for a topic that does not exist, and ``OffsetOutOfRangeError`` for a start whose records are
     deleted or not there yet. A task fails if its records vanish meanwhile.
     """
-    names = _checked_topics(topics)
-    START.check(start_offset)
-    END.check(end_offset)
-    check_words("isolation_level", isolation_level, [level.value for level in IsolationLevel])
-    check_words("include_headers", include_headers, (True, False))
-    if override_num_blocks is not None:
-        check_count("override_num_blocks", override_num_blocks, low=1, high=BLOCKS_MAX)
-    level = IsolationLevel(isolation_level)
-    planned = plan_read(connect(address), names, start_offset, end_offset, level)
+    wanted = ReadArguments(
+        topics=topics,
+        start_offset=start_offset,
+        end_offset=end_offset,
+        isolation_level=isolation_level,
+        include_headers=include_headers,
+        address=address,
+        override_num_blocks=override_num_blocks,
+    )
+    planned = plan_read(
+        connect(address), wanted.topic_names, start_offset, end_offset, wanted.level
+    )
     least_bytes = 1 if override_num_blocks else TASK_BYTES_MIN
     dataset: Dataset = read_datasource(
         OncelogDatasource(planned, includes_headers=include_headers, task_bytes_min=least_bytes),
@@ -104,15 +103,6 @@ def read(
         ray_remote_args=ray_remote_args,
     )
     return dataset
-
-
-def _checked_topics(topics: str | Sequence[str]) -> tuple[str, ...]:
-    names = (topics,) if isinstance(topics, str) else tuple(topics)
-    if not names or not all(isinstance(name, str) and name for name in names):
-        raise InvalidSettingError(
-            f"topics={topics!r} is not allowed: give a topic or a list of them"
-        )
-    return tuple(dict.fromkeys(names))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

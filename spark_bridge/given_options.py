@@ -1,27 +1,44 @@
 """Options as Spark hands them over, sorted into what they mean; for reads and writes alike.
 
-Keys come in lower case and every value as text. An unknown or impossible option is refused with
-its name, its value and what is allowed; options of Kafka's that mean nothing here are told once.
+Keys come in lower case and every value as text. Each option is declared once, as settings are. An
+unknown or impossible one is refused with its name, its value and what is allowed; options of
+Kafka's that mean nothing here are told once.
 """
 
 from __future__ import annotations
 
-import difflib
+import dataclasses
 import fnmatch
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from oncelog.spark_bridge.errors import tell_once
 from oncelog.storage.exceptions import InvalidSettingError
-from oncelog.storage.model import is_valid_topic_name
+from oncelog.storage.model import TOPIC_NAME_RULE, is_valid_topic_name
+from oncelog.storage.settings import (
+    REFUSED,
+    Choice,
+    Either,
+    Flag,
+    Member,
+    Nothing,
+    Number,
+    Setting,
+    refused,
+    settings_of,
+    unknown,
+)
 
 SPARKS_OWN: Final = ("path", "paths", "checkpointLocation", "queryName")
 """What Spark itself adds to the options."""
 
 _UNIT_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+DURATION: Final = f"a whole number and one of {', '.join(_UNIT_MS)}"
+"""What a time may be."""
 
 CLIENT_TUNING: Final = (
     "kafka.acks",
@@ -72,46 +89,60 @@ CLIENT_TUNING: Final = (
 """What tunes Kafka's clients, in either direction: accepted where it means something, else told."""
 
 
+def client_option(kind: type[Any], setting: str, name: str, **changed: Any) -> Setting:
+    """The option that is a setting of a client's: as that is declared, but for what is changed.
+
+    To be ``None`` is not to be given.
+    """
+    found = settings_of(kind)[setting]
+    if isinstance(found.rule, Either):
+        changed["rule"] = next(one for one in found.rule.rules if not isinstance(one, Nothing))
+    return dataclasses.replace(found, name=name, **changed)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionNames:
-    """The options of a read, or of a write. ``docs/SPARK.md`` has the same as a table.
+    """The options of a read, or of a write. ``docs/SETTINGS.md`` has the accepted ones as a table.
 
     ``aliases``: Kafka's spelling → ours. ``ignored``: names, or patterns as of files, of what has
     no effect, beside ``CLIENT_TUNING``. ``refused``: name → what to do instead.
     """
 
-    accepted: tuple[str, ...]
+    accepted: tuple[Setting, ...]
     aliases: Mapping[str, str]
     ignored: tuple[str, ...]
     refused: Mapping[str, str]
+
+    def option(self, name: str) -> Setting:
+        """The declaration of an accepted option."""
+        return next(one for one in self.accepted if one.name == name)
+
+    @property
+    def names(self) -> list[str]:
+        """The accepted options, and Kafka's spellings."""
+        return [*(one.name for one in self.accepted), *self.aliases]
 
     def own_name(self, key: str, value: str) -> str | None:
         """The name, in lower case, under which an option counts; ``None`` if it does not."""
         lower = key.lower()
         aliases = {alias.lower(): name.lower() for alias, name in self.aliases.items()}
         name = aliases.get(lower, lower)
-        if name in {item.lower() for item in self.accepted}:
+        if name in {one.name.lower() for one in self.accepted}:
             return name
         advice = {item.lower(): text for item, text in self.refused.items()}.get(lower)
         if advice is not None:
-            raise InvalidSettingError(f"{key}={value!r} is not allowed: {advice}")
+            raise InvalidSettingError(f"{key}={value!r} is not allowed", advice=advice)
         known = (*SPARKS_OWN, *self.ignored, *CLIENT_TUNING)
         if not any(fnmatch.fnmatchcase(lower, pattern.lower()) for pattern in known):
-            raise self._unknown(key, value)
+            raise unknown(f"{key}={value!r}", key, self.names)
         return None
-
-    def _unknown(self, key: str, value: str) -> InvalidSettingError:
-        names = {name.lower(): name for name in (*self.accepted, *self.aliases)}
-        close = difflib.get_close_matches(key.lower(), names, n=1)
-        known = f"known are {', '.join(self.accepted)}"
-        hint = f"did you mean {names[close[0]]}?" if close else known
-        return InvalidSettingError(f"there is no option {key}={value!r}; {hint}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenOptions:
     """The options that were given, under their own names in lower case."""
 
+    names: OptionNames
     values: dict[str, str] = field(default_factory=dict)
     path: str | None = None
     paths: tuple[str, ...] = ()
@@ -127,76 +158,67 @@ class GivenOptions:
                 passed_over += [key] if key.lower() not in map(str.lower, SPARKS_OWN) else []
                 continue
             if values.get(name, value) != value:
-                raise InvalidSettingError(f"{key}={value!r} and {name}={values[name]!r} differ")
+                raise InvalidSettingError(
+                    f"{key}={value!r} and {name}={values[name]!r} differ", advice="give one of them"
+                )
             values[name] = value
         if passed_over:
             # Not their values: some are passwords.
             tell_once(f"options that mean nothing to oncelog: {', '.join(sorted(passed_over))}")
         paths = tuple(_path_list(options["paths"])) if "paths" in options else ()
-        return cls(values=values, path=options.get("path"), paths=paths)
+        return cls(names=names, values=values, path=options.get("path"), paths=paths)
 
     def has(self, name: str) -> bool:
         """Whether the option was given."""
         return name.lower() in self.values
 
     def text(self, name: str) -> str | None:
-        """The option's value, which is not empty, or ``None``."""
+        """The option's value as it was given, which is not empty, or ``None``."""
         value = self.values.get(name.lower())
         if value is not None and not value.strip():
             raise self.refuse(name, "text that is not empty")
         return value
 
-    def boolean(self, name: str, *, default: bool) -> bool:
-        """The option as a truth value."""
-        value = self.values.get(name.lower(), str(default)).strip().lower()
-        if value not in ("true", "false"):
-            raise self.refuse(name, "true or false")
-        return value == "true"
+    def value(self, name: str) -> Any:
+        """The option's value as it is declared, or its default; words may have any case."""
+        option, text = self.names.option(name), self.values.get(name.lower())
+        if text is None:
+            return option.default
+        word = text.strip()
+        if isinstance(option.rule, Flag):
+            if word.lower() not in ("true", "false"):
+                raise self.refuse(name, "true or false")
+            return word.lower() == "true"
+        taken: Any = REFUSED
+        if isinstance(option.rule, Choice | Member):
+            taken = option.rule.take(word.lower())
+        elif not isinstance(option.rule, Number):
+            taken = option.rule.take(text) if word else REFUSED
+        elif re.fullmatch(r"-?[0-9]{1,19}", word):
+            taken = option.rule.take(int(word))
+        if taken is REFUSED:
+            raise self.refuse(name, option.rule.allowed)
+        return taken
 
-    def integer(self, name: str, *, default: int, low: int, high: int) -> int:
-        """The option as a whole number from ``low`` to ``high``, both inclusive."""
-        number = self.maybe_integer(name, low=low, high=high)
-        return default if number is None else number
-
-    def maybe_integer(self, name: str, *, low: int, high: int) -> int | None:
-        """The same, or ``None`` if it was not given."""
-        value = self.values.get(name.lower())
-        if value is None:
-            return None
-        if not re.fullmatch(r"-?[0-9]{1,19}", value.strip()) or not low <= int(value) <= high:
-            raise self.refuse(name, f"a whole number from {low} to {high}")
-        return int(value)
-
-    def duration_ms(self, name: str, *, default: int) -> int:
+    def duration_ms(self, name: str) -> int:
         """The option as a time: a number and its unit, as ``15m``; milliseconds without one."""
-        value = self.values.get(name.lower())
-        if value is None:
-            return default
+        value = self.values.get(name.lower(), self.names.option(name).default)
         found = re.fullmatch(r"([0-9]{1,12})\s*([a-z]*)", value.strip().lower())
         unit_ms = _UNIT_MS.get(found.group(2) or "ms") if found else None
         if found is None or unit_ms is None:
-            raise self.refuse(name, f"a whole number and one of {', '.join(_UNIT_MS)}")
+            raise self.refuse(name, DURATION)
         return int(found.group(1)) * unit_ms
-
-    def choice(self, name: str, *choices: str) -> str:
-        """The option as one of ``choices``, of which the first is the default."""
-        value = self.values.get(name.lower(), choices[0]).strip().lower()
-        if value not in choices:
-            raise self.refuse(name, f"one of {', '.join(choices)}")
-        return value
 
     def refuse(self, name: str, allowed: str) -> InvalidSettingError:
         """The refusal of an option's value."""
-        return InvalidSettingError(
-            f"{name}={self.values.get(name.lower())!r} is not allowed: {allowed}"
-        )
+        return refused(name, self.values.get(name.lower()), allowed)
 
 
 def check_topic(option: str, topic: str) -> None:
     """Refuse what is no topic's name."""
     if not is_valid_topic_name(topic):
         raise InvalidSettingError(
-            f"{option}: {topic!r} is not a topic name: 1 to 249 of letters, digits, '.', '_', '-'"
+            f"{option}: {topic!r} is not a topic name", advice=f"give {TOPIC_NAME_RULE}"
         )
 
 
@@ -206,5 +228,5 @@ def _path_list(text: str) -> list[str]:
     except ValueError:
         parsed = None
     if not isinstance(parsed, list) or not all(isinstance(item, str) for item in parsed):
-        raise InvalidSettingError(f"paths={text!r} is not allowed: a JSON list of topics")
+        raise refused("paths", text, "a JSON list of topics")
     return parsed

@@ -331,8 +331,11 @@ def check_not_before(positions: Offsets, ends: Offsets) -> None:
             raise OffsetOutOfRangeError(
                 f"{topic_partition} is to be read from offset {position}, but ends at "
                 f"{ends[topic_partition]}: records were lost, or startingOffsets is beyond the "
-                "end; give a new checkpoint or another start, or failOnDataLoss=false to go on "
-                "from there"
+                "end",
+                advice=(
+                    "give a new checkpoint or another start, or failOnDataLoss=false to go on "
+                    "from there"
+                ),
             )
 
 

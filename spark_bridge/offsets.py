@@ -51,8 +51,10 @@ class Timestamps:
         missing = sorted(tp for tp, offset in found.items() if offset is None)
         if missing and self.fails_without_match:
             raise OffsetOutOfRangeError(
-                f"{option}: no record of {_names(missing)} is as late as that: give an earlier "
-                f"time, or {option}ByTimestampStrategy=latest to take the end"
+                f"{option}: no record of {_names(missing)} is as late as that",
+                advice=(
+                    f"give an earlier time, or {option}ByTimestampStrategy=latest to take the end"
+                ),
             )
         return {tp: LATEST if offset is None else offset for tp, offset in found.items()}
 
@@ -223,8 +225,8 @@ def _check_complete(
     others = sorted(wanted.keys() - set(partitions))
     if missing:
         raise InvalidSettingError(
-            f"{option} has no offset for {_names(missing)}: give one for each partition that is "
-            "read, -2 for earliest, -1 for latest"
+            f"{option} has no offset for {_names(missing)}",
+            advice="give one for each partition that is read, -2 for earliest, -1 for latest",
         )
     if others:
         raise InvalidSettingError(f"{option} names {_names(others)}, which is not read: remove it")
@@ -254,7 +256,9 @@ def _check_readable(
         if is_outside:
             raise OffsetOutOfRangeError(
                 f"the read of {topic_partition} is to {word} at offset {offset}, but only "
-                f"{readable.start_offset} to {readable.end_offset} can be read: give other "
-                "offsets (a stream: a new checkpoint), or failOnDataLoss=false to read what "
-                "there is"
+                f"{readable.start_offset} to {readable.end_offset} can be read",
+                advice=(
+                    "give other offsets (a stream: a new checkpoint), or failOnDataLoss=false to "
+                    "read what there is"
+                ),
             )

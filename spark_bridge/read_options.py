@@ -5,10 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final, Literal
 
+from msgspec import Meta
+
+from oncelog.api.config import ConsumerSettings
 from oncelog.api.distributing.read import Selection
-from oncelog.spark_bridge.given_options import GivenOptions, OptionNames, check_topic
+from oncelog.spark_bridge.given_options import (
+    DURATION,
+    GivenOptions,
+    OptionNames,
+    check_topic,
+    client_option,
+)
 from oncelog.spark_bridge.offsets import (
     EARLIEST,
     LATEST,
@@ -19,35 +28,162 @@ from oncelog.spark_bridge.offsets import (
     parse_timestamps,
 )
 from oncelog.storage.exceptions import InvalidSettingError
-from oncelog.storage.model import GROUP_ID_MAX_BYTES, IsolationLevel, TopicPartition
+from oncelog.storage.model import INT64_MAX, IsolationLevel, TopicPartition
+from oncelog.storage.settings import Checked, declared
 
 MAX_TRIGGER_DELAY_MS: Final = 900_000
-_INT64_MAX: Final = 2**63 - 1
+BY_OFFSET: Final = 'earliest, latest, or JSON as {"topic": {"0": 23}}'
+_BY_TIME: Final = 'JSON as {"topic": {"0": 1000}}'
+
+_WHAT: Final = (
+    declared(
+        "subscribe",
+        Annotated[
+            str,
+            Checked("topics with commas between"),
+            'What to read: these topics. `load("t")` and `load(["t", "u"])` are short for it.',
+        ],
+        None,
+    ),
+    declared(
+        "assign",
+        Annotated[str, Checked('JSON as {"topic": [0, 1]}'), "Or: these partitions."],
+        None,
+    ),
+    declared(
+        "subscribePattern",
+        Annotated[
+            str,
+            Checked("a regular expression of Python's"),
+            "Or: topics whose whole name it matches; new ones are found.",
+        ],
+        None,
+    ),
+)
+
+_START: Final = (
+    declared(
+        "startingOffsets",
+        Annotated[
+            str,
+            Checked(BY_OFFSET),
+            "Where to start: by default batches at `earliest`, streams at `latest`; -2 stands for "
+            "earliest, -1 for latest. It counts for the first batch of a checkpoint; partitions "
+            "that come later start at their first record.",
+        ],
+        None,
+    ),
+    declared(
+        "startingTimestamp",
+        Annotated[
+            int,
+            Meta(ge=0, le=INT64_MAX),
+            "Start at this time, in ms since 1970; goes before `startingOffsetsByTimestamp`, "
+            "and that before `startingOffsets`.",
+        ],
+        None,
+    ),
+    declared(
+        "startingOffsetsByTimestamp",
+        Annotated[str, Checked(_BY_TIME), "The same, by partition."],
+        None,
+    ),
+    declared(
+        "startingOffsetsByTimestampStrategy",
+        Annotated[Literal["error", "latest"], "What to do where no record is as late."],
+        "error",
+    ),
+)
+
+_END: Final = (
+    declared(
+        "endingOffsets",
+        Annotated[
+            str, Checked(BY_OFFSET), "Batches: where to end, exclusive; by default at `latest`."
+        ],
+        None,
+    ),
+    declared(
+        "endingTimestamp",
+        Annotated[int, Meta(ge=0, le=INT64_MAX), "Batches: end at this time, in ms since 1970."],
+        None,
+    ),
+    declared(
+        "endingOffsetsByTimestamp",
+        Annotated[str, Checked(_BY_TIME), "Batches: the same, by partition."],
+        None,
+    ),
+)
+
+_HOW: Final = (
+    declared(
+        "failOnDataLoss",
+        Annotated[
+            bool,
+            "Whether records that are gone end the read; otherwise they are skipped, and a topic "
+            "that was made again is read from its start.",
+        ],
+        True,
+    ),
+    declared(
+        "minPartitions",
+        Annotated[int, Meta(ge=1, le=1_000_000), "Split ranges for at least so many tasks."],
+        1,
+    ),
+    declared(
+        "maxRecordsPerPartition",
+        Annotated[int, Meta(ge=1, le=INT64_MAX), "No task has more offsets than that."],
+        None,
+    ),
+    declared(
+        "pushdown",
+        Annotated[bool, 'Batches: let filters narrow the read; see SPARK, "Reading less".'],
+        False,
+    ),
+    declared(
+        "maxOffsetsPerTrigger",
+        Annotated[
+            int,
+            Meta(ge=1, le=INT64_MAX),
+            "Streams: about so many offsets in a batch, of each partition its share and at least "
+            "one.",
+        ],
+        None,
+    ),
+    declared(
+        "minOffsetsPerTrigger",
+        Annotated[int, Meta(ge=1, le=INT64_MAX), "Streams: a batch waits for so many offsets."],
+        None,
+    ),
+    declared(
+        "maxTriggerDelay",
+        Annotated[str, Checked(DURATION), "Streams: but not longer than this after the last one."],
+        "15m",
+    ),
+    declared("includeHeaders", Annotated[bool, "Read column `headers` too."], False),
+    client_option(ConsumerSettings, "isolation_level", "isolation.level"),
+    client_option(
+        ConsumerSettings,
+        "group_id",
+        "kafka.group.id",
+        sentence="Streams: the group that the progress is shown to, for tools; only the checkpoint "
+        "counts.",
+    ),
+)
+
+ADDRESS: Final = declared(
+    "address",
+    Annotated[
+        str,
+        Checked("addresses with commas between"),
+        "The Ray cluster: the first that answers; by default that of `register`, else "
+        "`RAY_ADDRESS`.",
+    ],
+    None,
+)
 
 READ_OPTIONS: Final = OptionNames(
-    accepted=(
-        "address",
-        "subscribe",
-        "assign",
-        "subscribePattern",
-        "startingOffsets",
-        "startingTimestamp",
-        "startingOffsetsByTimestamp",
-        "startingOffsetsByTimestampStrategy",
-        "endingOffsets",
-        "endingTimestamp",
-        "endingOffsetsByTimestamp",
-        "failOnDataLoss",
-        "minPartitions",
-        "maxRecordsPerPartition",
-        "pushdown",
-        "maxOffsetsPerTrigger",
-        "minOffsetsPerTrigger",
-        "maxTriggerDelay",
-        "includeHeaders",
-        "isolation.level",
-        "kafka.group.id",
-    ),
+    accepted=(ADDRESS, *_WHAT, *_START, *_END, *_HOW),
     aliases={"kafka.bootstrap.servers": "address", "kafka.isolation.level": "isolation.level"},
     ignored=(
         "groupIdPrefix",
@@ -88,7 +224,7 @@ class ReadOptions:
     ending: Position | None = None
     fails_on_data_loss: bool = True
     partitions_min: int = 1
-    range_size_max: int = _INT64_MAX
+    range_size_max: int = INT64_MAX
     pushes_filters: bool = False
     includes_headers: bool = False
     isolation_level: IsolationLevel = IsolationLevel.READ_COMMITTED
@@ -102,8 +238,11 @@ class ReadOptions:
         """Refuse what makes no sense in a batch read, such as starting at the end."""
         if self.given_for_streams:
             raise InvalidSettingError(
-                f"{self.given_for_streams[0]} is for streams: leave it out of a batch read, which "
-                "ends where endingOffsets or endingTimestamp say, and shows no progress"
+                f"{self.given_for_streams[0]} is for streams",
+                advice=(
+                    "leave it out of a batch read, which ends where endingOffsets or "
+                    "endingTimestamp say, and shows no progress"
+                ),
             )
         for name, wanted, never, word in (
             ("startingOffsets", self.starting, LATEST, "latest"),
@@ -118,38 +257,33 @@ class ReadOptions:
         """Refuse an end, which a stream has not."""
         if self.ending is not None:
             raise InvalidSettingError(
-                "endingOffsets, endingTimestamp and endingOffsetsByTimestamp are for batches: "
-                "leave them out; trigger(availableNow=True) reads what there is, and stops"
+                "endingOffsets, endingTimestamp and endingOffsetsByTimestamp are for batches",
+                advice="leave them out; trigger(availableNow=True) reads what there is, and stops",
             )
 
 
 def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
     """The options of a read; ``InvalidSettingError`` for what is unknown or impossible."""
     given = GivenOptions.of(options, READ_OPTIONS)
-    offsets_max = given.maybe_integer("maxOffsetsPerTrigger", low=1, high=_INT64_MAX)
-    offsets_min = given.integer("minOffsetsPerTrigger", default=0, low=1, high=_INT64_MAX)
-    if offsets_max is not None and offsets_min > offsets_max:
+    offsets_max = given.value("maxOffsetsPerTrigger")
+    offsets_min = given.value("minOffsetsPerTrigger")
+    if offsets_max is not None and offsets_min is not None and offsets_min > offsets_max:
         raise given.refuse("minOffsetsPerTrigger", f"at most maxOffsetsPerTrigger={offsets_max}")
-    group_id = given.text("kafka.group.id")
-    if group_id is not None and len(group_id.encode()) > GROUP_ID_MAX_BYTES:
-        raise given.refuse("kafka.group.id", f"at most {GROUP_ID_MAX_BYTES} bytes")
     return ReadOptions(
         selection=_selection(given),
         address=given.text("address"),
         starting=_position(given, "starting"),
         ending=_position(given, "ending"),
-        fails_on_data_loss=given.boolean("failOnDataLoss", default=True),
-        partitions_min=given.integer("minPartitions", default=1, low=1, high=1_000_000),
-        range_size_max=given.integer(
-            "maxRecordsPerPartition", default=_INT64_MAX, low=1, high=_INT64_MAX
-        ),
-        pushes_filters=given.boolean("pushdown", default=False),
-        includes_headers=given.boolean("includeHeaders", default=False),
-        isolation_level=_isolation_level(given),
+        fails_on_data_loss=given.value("failOnDataLoss"),
+        partitions_min=given.value("minPartitions"),
+        range_size_max=given.value("maxRecordsPerPartition") or INT64_MAX,
+        pushes_filters=given.value("pushdown"),
+        includes_headers=given.value("includeHeaders"),
+        isolation_level=given.value("isolation.level"),
         offsets_max=offsets_max,
-        offsets_min=offsets_min,
-        trigger_delay_max_ms=given.duration_ms("maxTriggerDelay", default=MAX_TRIGGER_DELAY_MS),
-        group_id=group_id,
+        offsets_min=offsets_min or 0,
+        trigger_delay_max_ms=given.duration_ms("maxTriggerDelay"),
+        group_id=given.value("kafka.group.id"),
         given_for_streams=tuple(filter(given.has, STREAM_OPTIONS)),
     )
 
@@ -170,7 +304,7 @@ def _selection(given: GivenOptions) -> Selection:
             re.compile(pattern)
         except re.error as error:
             raise given.refuse(
-                "subscribePattern", f"a regular expression is needed ({error})"
+                "subscribePattern", f"a regular expression of Python's ({error})"
             ) from None
         return Selection(pattern=pattern)
     assigned = given.text("assign")
@@ -189,8 +323,8 @@ def _position(given: GivenOptions, edge: str) -> Position | None:
     """Where to start, or to end: by one time, else by times, else by offsets, as in Kafka."""
     fails = False
     if edge == "starting":
-        fails = given.choice(f"{edge}OffsetsByTimestampStrategy", "error", "latest") == "error"
-    timestamp_ms = given.maybe_integer(f"{edge}Timestamp", low=0, high=_INT64_MAX)
+        fails = given.value(f"{edge}OffsetsByTimestampStrategy") == "error"
+    timestamp_ms = given.value(f"{edge}Timestamp")
     if timestamp_ms is not None:
         return Timestamps(wanted_ms=timestamp_ms, fails_without_match=fails)
     name = f"{edge}OffsetsByTimestamp"
@@ -208,15 +342,5 @@ def _offsets(given: GivenOptions, name: str) -> Position | None:
     if word in ("earliest", "latest"):
         return EARLIEST if word == "earliest" else LATEST
     if not word.startswith("{"):
-        raise given.refuse(name, 'earliest, latest, or JSON as {"topic": {"0": 23}}')
+        raise given.refuse(name, BY_OFFSET)
     return parse_offsets(name, text)
-
-
-def _isolation_level(given: GivenOptions) -> IsolationLevel:
-    return IsolationLevel(
-        given.choice(
-            "isolation.level",
-            IsolationLevel.READ_COMMITTED.value,
-            IsolationLevel.READ_UNCOMMITTED.value,
-        )
-    )

@@ -137,8 +137,8 @@ def check_write_schema(schema: StructType, topic: str | None) -> None:
     shown = ", ".join(schema.fieldNames()) or "no column"
     if "value" not in names:
         raise InvalidSettingError(
-            f"the DataFrame has no column 'value' (it has {shown}): make one, as with "
-            "df.selectExpr('to_json(struct(*)) AS value')"
+            f"the DataFrame has no column 'value' (it has {shown})",
+            advice="make one, as with df.selectExpr('to_json(struct(*)) AS value')",
         )
     given = [name for name in schema.fieldNames() if name.lower() in _GIVEN_BY_THE_LOG]
     if given:
@@ -148,8 +148,8 @@ def check_write_schema(schema: StructType, topic: str | None) -> None:
             continue
         if column.name.lower() not in _WRITE_COLUMNS:
             raise InvalidSettingError(
-                f"column {column.name!r} cannot be written: drop it; a record is made of "
-                f"{', '.join(_WRITE_COLUMNS)}"
+                f"column {column.name!r} cannot be written",
+                advice=f"drop it; a record is made of {', '.join(_WRITE_COLUMNS)}",
             )
         if names.count(column.name.lower()) > 1:
             raise InvalidSettingError(f"the DataFrame has two columns {column.name.lower()!r}")
@@ -160,7 +160,7 @@ def check_write_schema(schema: StructType, topic: str | None) -> None:
             )
     if topic is None and "topic" not in names:
         raise InvalidSettingError(
-            "no topic to write to: give option('topic', ...), or a column 'topic'"
+            "no topic to write to", advice="give option('topic', ...), or a column 'topic'"
         )
 
 

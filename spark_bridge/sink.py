@@ -59,7 +59,7 @@ class BatchWriter(DataSourceArrowWriter):
         """Check the schema of the rows, and plan the write."""
         if is_overwrite:
             raise InvalidSettingError(
-                "mode overwrite: records of a log are not overwritten; use mode('append')"
+                "mode overwrite: records of a log are not overwritten", advice="use mode('append')"
             )
         check_write_schema(schema, options.topic)
         return cls(DistributedWrite.plan(connect, options))
@@ -140,7 +140,7 @@ def _micro_batch() -> MicroBatch:
     if query_id is None or batch_id is None:
         raise IllegalStateError(
             f"this version of Spark does not tell its tasks {QUERY_ID} and {BATCH_ID}, so a batch "
-            "that comes again would be written again: write with foreachBatch, txnAppId and "
-            "txnVersion"
+            "that comes again would be written again",
+            advice="write with foreachBatch, txnAppId and txnVersion",
         )
     return MicroBatch(query_id=query_id, batch_id=int(batch_id))

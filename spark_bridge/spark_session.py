@@ -22,6 +22,7 @@ from oncelog.storage.exceptions import (
     IllegalStateError,
     InvalidSettingError,
 )
+from oncelog.storage.settings import refused
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -328,12 +329,12 @@ def _check_packages() -> None:
 
 def _check_count(name: str, value: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidSettingError(f"{name}={value!r} is not allowed: a whole number from 1 on")
+        raise refused(name, value, "a whole number from 1 on")
 
 
 def _check_memory(memory: str) -> None:
     if not isinstance(memory, str) or not re.fullmatch(r"[1-9][0-9]*[kmgtKMGT][bB]?", memory):
-        raise InvalidSettingError(f"memory={memory!r} is not allowed: text such as '500m' or '2g'")
+        raise refused("memory", memory, "text such as '500m' or '2g'")
 
 
 def _check_cpus(wanted: int) -> None:

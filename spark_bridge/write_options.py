@@ -3,31 +3,85 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Annotated, Final
+
+from msgspec import Meta
 
 from oncelog.api.config import COMPRESSION_TYPES, ProducerSettings
 from oncelog.api.distributing.write import WriteOptions
 from oncelog.api.producing.member import TRANSACTION_TIMEOUT_MS
 from oncelog.spark_bridge.errors import PRODUCER_SETTINGS, option_of
-from oncelog.spark_bridge.given_options import GivenOptions, OptionNames, check_topic
+from oncelog.spark_bridge.given_options import (
+    GivenOptions,
+    OptionNames,
+    check_topic,
+    client_option,
+)
+from oncelog.spark_bridge.read_options import ADDRESS
 from oncelog.storage.exceptions import InvalidSettingError
+from oncelog.storage.model import INT64_MAX, TOPIC_NAME_RULE
+from oncelog.storage.settings import Checked, declared
 
 PRODUCER_NUMBERS: Final = {option_of(setting): setting for setting in PRODUCER_SETTINGS}
 """Settings of each task's producer, with its own defaults and limits."""
 
-WRITE_OPTIONS: Final = OptionNames(
-    accepted=(
-        "address",
+_WHAT: Final = (
+    declared(
         "topic",
-        "transactional.id",
-        "txnAppId",
-        "txnVersion",
-        "transaction.timeout.ms",
-        "compression.type",
-        *PRODUCER_NUMBERS,
-        "kafka.acks",
-        "kafka.enable.idempotence",
+        Annotated[
+            str,
+            Checked(TOPIC_NAME_RULE),
+            'Where all rows go; without it each row has its own in column `topic`. `save("t")` is '
+            "short for it.",
+        ],
+        None,
     ),
+    client_option(
+        ProducerSettings,
+        "transactional_id",
+        "transactional.id",
+        sentence="Batches without a version: the id to write under, which fences earlier writes; "
+        "else without effect.",
+    ),
+    declared(
+        "txnAppId",
+        Annotated[
+            str,
+            "Batches: the application whose version this is. A version that is committed is not "
+            "written again.",
+        ],
+        None,
+    ),
+    declared(
+        "txnVersion",
+        Annotated[
+            int, Meta(ge=0, le=INT64_MAX), "Batches: a number that rises from write to write."
+        ],
+        None,
+    ),
+    client_option(
+        ProducerSettings,
+        "transaction_timeout_ms",
+        "transaction.timeout.ms",
+        default=TRANSACTION_TIMEOUT_MS,
+        sentence="Abort a batch none of whose tasks was there for so long; one with tasks ends by "
+        "the cluster's `distributed_write_max_ms`.",
+    ),
+    client_option(ProducerSettings, "compression_type", "compression.type"),
+)
+
+_PRODUCERS: Final = (
+    *(client_option(ProducerSettings, name, option) for option, name in PRODUCER_NUMBERS.items()),
+    declared("kafka.acks", Annotated[str, Checked("all"), "Every write has all."], "all"),
+    declared(
+        "kafka.enable.idempotence",
+        Annotated[bool, Checked("true"), "Every write is a transaction."],
+        True,
+    ),
+)
+
+WRITE_OPTIONS: Final = OptionNames(
+    accepted=(ADDRESS, *_WHAT, *_PRODUCERS),
     aliases={
         "kafka.bootstrap.servers": "address",
         "kafka.compression.type": "compression.type",
@@ -49,8 +103,9 @@ def check_stream(options: WriteOptions) -> None:
     if options.txn_app_id is not None:
         raise InvalidSettingError(
             f"txnAppId={options.txn_app_id!r} and txnVersion={options.txn_version} would name "
-            "every batch of the stream: leave them out, its query and batch ids are used; or give "
-            "them to a batch write inside foreachBatch"
+            "every batch of the stream",
+            advice="leave them out, its query and batch ids are used; or give them to a batch "
+            "write inside foreachBatch",
         )
 
 
@@ -59,19 +114,21 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     given = GivenOptions.of(options, WRITE_OPTIONS)
     compression_type = given.text("compression.type") or "none"
     if compression_type not in COMPRESSION_TYPES:
-        raise given.refuse("compression.type", "one of " + ", ".join(COMPRESSION_TYPES))
+        raise given.refuse(
+            "compression.type", WRITE_OPTIONS.option("compression.type").rule.allowed
+        )
     if given.has("txnAppId") != given.has("txnVersion"):
-        raise InvalidSettingError("txnAppId and txnVersion belong together: give both or neither")
+        raise InvalidSettingError(
+            "txnAppId and txnVersion belong together", advice="give both or neither"
+        )
     parsed = WriteOptions(
         engine="spark",
         address=given.text("address"),
         topic=_topic(given),
-        transactional_id=given.text("transactional.id"),
+        transactional_id=given.value("transactional.id"),
         txn_app_id=given.text("txnAppId"),
-        txn_version=given.integer("txnVersion", default=0, low=0, high=2**63 - 1),
-        transaction_timeout_ms=given.integer(
-            "transaction.timeout.ms", default=TRANSACTION_TIMEOUT_MS, low=1, high=2**31 - 1
-        ),
+        txn_version=given.value("txnVersion") or 0,
+        transaction_timeout_ms=given.value("transaction.timeout.ms"),
         compression_type=compression_type,
         producer=_producer(given),
     )
@@ -83,11 +140,14 @@ def _topic(given: GivenOptions) -> str | None:
     """Option ``topic``, for which ``save("t")`` is short."""
     topic = given.text("topic")
     if given.paths:
-        raise InvalidSettingError(f"paths={list(given.paths)}: a write has one topic, or a column")
+        raise InvalidSettingError(
+            f"paths={list(given.paths)}", advice="a write has one topic, or a column"
+        )
     if given.path is not None:
         if topic not in (None, given.path):
             raise InvalidSettingError(
-                f"topic={topic!r} and save({given.path!r}) name different topics: give one of them"
+                f"topic={topic!r} and save({given.path!r}) name different topics",
+                advice="give one of them",
             )
         topic = given.path
     if topic is not None:
@@ -98,13 +158,11 @@ def _topic(given: GivenOptions) -> str | None:
 def _producer(given: GivenOptions) -> dict[str, int]:
     """The settings of producers, checked by their own rules, alone and together."""
     if given.has("kafka.acks") and given.text("kafka.acks") not in ("all", "-1"):
-        raise given.refuse("kafka.acks", "all; what is committed is in every in-sync replica")
-    if not given.boolean("kafka.enable.idempotence", default=True):
-        raise given.refuse("kafka.enable.idempotence", "true; every write is a transaction")
-    settings = {}
-    for option, name in PRODUCER_NUMBERS.items():
-        number = given.maybe_integer(option, low=0, high=2**40)
-        if number is not None:
-            settings[name] = number
-    ProducerSettings(**settings)  # type: ignore[arg-type]
+        raise given.refuse("kafka.acks", "all: what is committed is in every in-sync replica")
+    if (given.text("kafka.enable.idempotence") or "true").strip().lower() != "true":
+        raise given.refuse("kafka.enable.idempotence", "true: every write is a transaction")
+    settings: dict[str, int] = {
+        name: given.value(option) for option, name in PRODUCER_NUMBERS.items() if given.has(option)
+    }
+    ProducerSettings.from_options(settings)
     return settings

@@ -22,12 +22,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from oncelog.storage.model import INDEX_INTERVAL_BYTES, NO_TIMESTAMP, SEGMENT_BYTES
+from oncelog.storage.model import INDEX_INTERVAL_BYTES, INT32_MAX, NO_TIMESTAMP, SEGMENT_BYTES
 
 UNLIMITED: Final = -1
 """As a retention time or size: keep everything."""
-
-_SEGMENT_BYTES_MAX: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +37,8 @@ class LogSettings:
     index_interval_bytes: int = INDEX_INTERVAL_BYTES
 
     def __post_init__(self) -> None:
-        if not 1 <= self.segment_bytes <= _SEGMENT_BYTES_MAX:
-            raise ValueError(
-                f"segment_bytes={self.segment_bytes}: allowed are 1 to {_SEGMENT_BYTES_MAX}"
-            )
+        if not 1 <= self.segment_bytes <= INT32_MAX:
+            raise ValueError(f"segment_bytes={self.segment_bytes}: allowed are 1 to {INT32_MAX}")
         if self.segment_ms < 1:
             raise ValueError(f"segment_ms={self.segment_ms}: at least 1 is needed")
         if self.index_interval_bytes < 0:

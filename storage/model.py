@@ -23,7 +23,10 @@ NO_COORDINATOR_EPOCH: Final = -1
 NO_OFFSET: Final = -1
 NO_TIMESTAMP: Final = -1
 
-SEQUENCE_MAX: Final = 2**31 - 1
+INT32_MAX: Final = 2**31 - 1
+INT64_MAX: Final = 2**63 - 1
+
+SEQUENCE_MAX: Final = INT32_MAX
 """The last sequence number; the next one is 0."""
 
 PRODUCER_EPOCH_MAX: Final = 32_767

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from oncelog.actors.config import TopicConfig, TopicOptions, check_range
+from oncelog.actors.config import TopicConfig
+from oncelog.actors.option_types import TopicOptions
 from oncelog.actors.process.metrics import LATE_GRACE_MS
 from oncelog.actors.protocol.messages.cluster import (
     ANY_REPLICATION,
@@ -80,17 +81,18 @@ from oncelog.storage.exceptions import (
 )
 from oncelog.storage.model import (
     CONSUMER_OFFSETS_TOPIC,
+    INT64_MAX,
     INTERNAL_TOPICS,
     TRANSACTION_STATE_TOPIC,
     IsolationLevel,
     TopicPartition,
 )
+from oncelog.storage.settings import check_range
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-DURATION_MAX_MS: Final = 2**63 - 1
 TRANSACTION_STATES: Final = tuple(
     state.value for state in TransactionState if state is not TransactionState.DEAD
 )
@@ -427,7 +429,7 @@ class AsyncAdmin:
                     advice=f"give one of {', '.join(TRANSACTION_STATES)}",
                 )
         if running_longer_than_ms is not None:
-            check_range("running_longer_than_ms", running_longer_than_ms, 0, DURATION_MAX_MS)
+            check_range("running_longer_than_ms", running_longer_than_ms, 0, INT64_MAX)
         request = DescribeTransactionsRequest(
             states=wanted,
             producer_ids=tuple(producer_ids),
@@ -499,7 +501,7 @@ class AsyncAdmin:
         did not answer within a minute and holds what the others found. Source: KIP-664.
         """
         if older_than_ms is not None:
-            check_range("older_than_ms", older_than_ms, 0, DURATION_MAX_MS)
+            check_range("older_than_ms", older_than_ms, 0, INT64_MAX)
         if partition is not None and topic is None:
             raise InvalidRequestError(f"partition={partition} needs a topic", advice="give both")
         cluster = await self.describe_cluster()

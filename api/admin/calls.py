@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from random import Random
 from typing import Any, Final, cast
 
-from oncelog.actors.config import TopicConfig, check_setting_name
+from oncelog.actors.config import TopicConfig
 from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
 from oncelog.actors.protocol.messages.brokers import (
     DrainBrokerRequest,
@@ -39,6 +39,7 @@ from oncelog.storage.exceptions import (
     exception_for,
 )
 from oncelog.storage.model import TopicPartition, is_valid_topic_name
+from oncelog.storage.settings import check_name
 
 TIMEOUT_MS: Final = 60_000
 """How long a call is retried."""
@@ -220,7 +221,7 @@ def is_whole(value: object) -> bool:
 def settings_text(settings: Mapping[str, Any]) -> dict[str, str]:
     """Topic settings as requests carry them, without those that are ``None``, the default."""
     for name, value in settings.items():
-        check_setting_name(TopicConfig, name, value)
+        check_name(TopicConfig, name, f"{name}={value!r}")
     return {name: str(value) for name, value in settings.items() if value is not None}
 
 

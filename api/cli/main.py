@@ -12,9 +12,10 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from oncelog import __version__
+from oncelog.actors.config import ClusterConfig, TopicConfig
 from oncelog.actors.process.ray_environment import keep_output_clean
 from oncelog.api.cli import cluster as cli_cluster
 from oncelog.api.cli import data_directory as cli_data_directory
@@ -43,6 +44,7 @@ from oncelog.api.cli.terminal import (
     whole_number,
 )
 from oncelog.storage.model import TOPIC_PARTITIONS_MAX, IsolationLevel
+from oncelog.storage.settings import settings_of
 
 DEMO_MODULE: Final = "oncelog.examples.flights.demo"
 DEMO_BROKERS_MAX: Final = 5
@@ -135,7 +137,9 @@ def _add_cluster_commands(commands: Commands) -> None:
         metavar="ID",
         help="with --address: start this cluster, once nodes with its data are there; found none",
     )
-    add_repeated(start, "--config", "NAME=VALUE", "a setting of the cluster")
+    add_repeated(
+        start, "--config", "NAME=VALUE", _settings("a setting of the cluster", ClusterConfig)
+    )
     stop = add_command(
         commands, "stop", "Stop the cluster cleanly; its data stays.", cli_cluster.stop
     )
@@ -155,6 +159,11 @@ def _add_cluster_commands(commands: Commands) -> None:
     )
     add_cluster_arguments(status)
     add_json(status)
+
+
+def _settings(text: str, kind: type[Any]) -> str:
+    """``text`` and the names of the settings that are meant; ``docs/SETTINGS.md`` has the rest."""
+    return f"{text} ({', '.join(settings_of(kind))})"
 
 
 def _add_rotate_key(commands: Commands) -> None:
@@ -188,7 +197,7 @@ def _add_topic_commands(commands: Commands) -> None:
     create.add_argument(
         "--if-not-exists", action="store_true", help="leave one that exists as it is"
     )
-    add_repeated(create, "--config", "NAME=VALUE", "a setting of the topic")
+    add_repeated(create, "--config", "NAME=VALUE", _settings("a setting of the topic", TopicConfig))
     describe = add_command(
         actions,
         "describe",
@@ -196,7 +205,9 @@ def _add_topic_commands(commands: Commands) -> None:
         cli_topics.describe_topic,
     )
     alter = add_command(actions, "alter", "Change settings of a topic.", cli_topics.alter_topic)
-    add_repeated(alter, "--config", "NAME=VALUE", "a new value of a setting")
+    add_repeated(
+        alter, "--config", "NAME=VALUE", _settings("a new value of a setting", TopicConfig)
+    )
     add_repeated(alter, "--reset", "NAME", "a setting to be the default again")
     alter.add_argument(
         "--partitions",

@@ -11,7 +11,7 @@ import difflib
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from oncelog.actors.config import TopicConfig, check_setting_name
+from oncelog.actors.config import TopicConfig
 from oncelog.actors.protocol.messages.cluster import PartitionMetadata, TopicMetadata
 from oncelog.api.cli.connect import add_cluster_arguments, connect
 from oncelog.api.cli.head import parse_settings
@@ -27,6 +27,7 @@ from oncelog.api.cli.terminal import (
 )
 from oncelog.storage.exceptions import UnknownTopicOrPartitionError
 from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
+from oncelog.storage.settings import check_name
 
 if TYPE_CHECKING:
     from oncelog.api.client import Cluster
@@ -78,7 +79,7 @@ def alter_topic(args: argparse.Namespace) -> int:
     settings = parse_settings(args.config)
     TopicConfig.from_text({name: str(value) for name, value in settings.items()})
     for name in args.reset:
-        check_setting_name(TopicConfig, name)
+        check_name(TopicConfig, name)
         if name in settings:
             raise CliError(f"--reset {name} contradicts --config {name}", "give one of them")
         settings[name] = None

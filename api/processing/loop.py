@@ -289,9 +289,9 @@ class ProcessLoop:
         config = self._config
         batch: Sized
         if config.batch_format == "arrow":
-            batch = clients.consumer.poll_arrow(wait_ms, config.records_max)
+            batch = clients.consumer.poll_arrow(wait_ms, config.max_poll_records)
         else:
-            batch = clients.consumer.poll(wait_ms, config.records_max)
+            batch = clients.consumer.poll(wait_ms, config.max_poll_records)
         for topic_partition, offset in _first_offsets(batch).items():
             self._first_offsets.setdefault(topic_partition, offset)
         return batch

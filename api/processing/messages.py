@@ -5,13 +5,18 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import Meta
 
 from oncelog.actors.protocol.messages.base import Reply, Request
-from oncelog.storage.exceptions import InvalidSettingError
-from oncelog.storage.model import TopicPartition
+from oncelog.storage.model import GROUP_ID_MAX_BYTES, TopicPartition
+from oncelog.storage.settings import Checked, Text, check
 
-BATCH_FORMATS: Final = ("arrow", "record")
+BatchFormat = Literal["arrow", "record"]
+
+WORKERS_MAX: Final = 1_000
+"""The most workers of one job."""
 
 
 class WorkerState(enum.Enum):
@@ -33,59 +38,68 @@ class WorkerState(enum.Enum):
 class ProcessConfig:
     """One worker of a job; travels to its actor, so the function must be picklable.
 
-    ``source`` is read, ``sink`` written. ``commit_interval_ms`` is how long a transaction takes in
-    further polls before it commits; 0 commits after every poll. ``records_max`` bounds one poll.
-    ``function_timeout_ms`` is how long one call of the function may take before the group gives
-    its partitions to others: a failure. ``max_function_failures`` failures in a row, of the
-    function or of what it returned, end the worker; so do ``max_worker_deaths`` processes in a row
-    that died over the same input, counted for ``job_id``, which each start of the job has anew.
-    ``producer_settings`` and ``consumer_settings`` override those of the clients, except for the
-    ids, which follow from ``group_id`` and ``worker_index``.
+    Deaths over the same input are counted for ``job_id``, which each start of the job has anew.
     """
 
-    source: str
-    sink: str
-    group_id: str
+    source: Annotated[str, "The topic that is read."]
+    sink: Annotated[str, "The topic that is written."]
+    group_id: Annotated[
+        str,
+        Text(GROUP_ID_MAX_BYTES),
+        "The job's name, and its group: a later job of the same one continues where this one "
+        "ended.",
+    ]
     worker_index: int
-    function: Callable[[Any], Any]
-    batch_format: str = "arrow"
-    commit_interval_ms: int = 100
-    records_max: int = 5_000
-    function_timeout_ms: int = 1_800_000
-    max_function_failures: int = 3
-    max_worker_deaths: int = 10
+    function: Annotated[
+        Callable[[Any], Any],
+        "What makes records of the sink of those of the source; it must be picklable.",
+    ]
+    batch_format: Annotated[
+        BatchFormat,
+        "What the function gets and returns: Arrow tables, or one record at a time.",
+    ] = "arrow"
+    commit_interval_ms: Annotated[
+        int,
+        Meta(ge=0),
+        "How long a transaction takes in what further polls bring before it commits; 0 commits "
+        "after every poll.",
+    ] = 100
+    max_poll_records: Annotated[int, Meta(ge=1), "The most records that one poll brings."] = 5_000
+    function_timeout_ms: Annotated[
+        int,
+        Meta(ge=1),
+        "How long one call of the function may take before the group gives its partitions to "
+        "others: a failure.",
+    ] = 1_800_000
+    max_function_failures: Annotated[
+        int,
+        Meta(ge=1),
+        "A worker fails after so many failures in a row of the function, or of what it returned.",
+    ] = 3
+    max_worker_deaths: Annotated[
+        int,
+        Meta(ge=1),
+        "A worker fails after so many of its processes in a row have died over the same input.",
+    ] = 10
     job_id: str = "job"
-    producer_settings: Mapping[str, Any] = field(default_factory=dict)
-    consumer_settings: Mapping[str, Any] = field(default_factory=dict)
+    producer_settings: Annotated[
+        Mapping[str, Any],
+        Checked("settings of a producer, by name", "settings"),
+        "Settings of the workers' producers, but for their ids.",
+    ] = field(default_factory=dict)
+    consumer_settings: Annotated[
+        Mapping[str, Any],
+        Checked("settings of a consumer, by name", "settings"),
+        "Settings of the workers' consumers, but for their ids.",
+    ] = field(default_factory=dict)
+    # Last: what an earlier version has pickled for an actor that restarts is read by position.
+    workers: Annotated[
+        int, Meta(ge=1, le=WORKERS_MAX), "How many actors share the partitions of the source."
+    ] = 2
 
     def __post_init__(self) -> None:
         """Refuse impossible values. ``InvalidSettingError`` names the first bad one."""
-        if self.batch_format not in BATCH_FORMATS:
-            raise InvalidSettingError(
-                f"batch_format={self.batch_format!r} is not allowed",
-                advice="give 'arrow' or 'record'",
-            )
-        if not callable(self.function):
-            raise InvalidSettingError(
-                f"function={self.function!r} is not allowed", advice="give a callable"
-            )
-        if not self.group_id:
-            raise InvalidSettingError(
-                "group_id='' is not allowed", advice="give text of 1 byte or more"
-            )
-        for name, low in (
-            ("commit_interval_ms", 0),
-            ("records_max", 1),
-            ("function_timeout_ms", 1),
-            ("max_function_failures", 1),
-            ("max_worker_deaths", 1),
-        ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise InvalidSettingError(
-                    f"{name}={value!r} is not allowed",
-                    advice=f"give a whole number of {low} or more",
-                )
+        check(self)
 
     @property
     def identity(self) -> str:

@@ -26,7 +26,6 @@ from oncelog.actors.config import (
     FOUNDING_SETTINGS,
     ClusterConfig,
     ReplicaConfig,
-    build_settings,
     data_directories,
 )
 from oncelog.actors.interfaces import (
@@ -56,6 +55,7 @@ from oncelog.api.session.ray_cluster import (
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import ConnectionFailedError, InvalidSettingError
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC, INTERNAL_TOPICS
+from oncelog.storage.settings import build, refused
 
 READY_TIMEOUT_MS: Final = 60_000
 READY_POLL_MS: Final = 50
@@ -105,12 +105,10 @@ def directory_paths(data_dir: DataDir) -> tuple[Path, ...]:
     else:
         given = [data_dir] if isinstance(data_dir, os.PathLike) else [*data_dir]
     if not 1 <= len(given) <= DATA_DIRECTORIES_MAX or not all(map(os.fspath, given)):
-        raise InvalidSettingError(
-            f"data_dir={data_dir!r} is not allowed",
-            advice=(
-                f"give 1 to {DATA_DIRECTORIES_MAX} directories, in one text with a comma between "
-                "two"
-            ),
+        raise refused(
+            "data_dir",
+            data_dir,
+            f"1 to {DATA_DIRECTORIES_MAX} directories, in one text with a comma between two",
         )
     paths = tuple(Path(one).expanduser().absolute().resolve() for one in given)
     for number, path in enumerate(paths):
@@ -380,7 +378,7 @@ def check_cluster_id(cluster_id: str | None) -> None:
 
 def check_cluster_settings(settings: Mapping[str, Any]) -> ClusterConfig:
     """Build the cluster's settings; ``InvalidSettingError`` names what is wrong with one."""
-    return build_settings(ClusterConfig, settings)
+    return build(ClusterConfig, settings)
 
 
 def is_log_started() -> bool:

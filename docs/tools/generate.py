@@ -1,4 +1,4 @@
-"""Writes what the site shows of the code: settings, commands, metrics, errors, and the sources.
+"""Writes what the site shows of the code: commands, metrics, errors, and the sources.
 
 ``./run docs`` calls it with the product's own Python and the directory to write to, which is
 emptied first. ``hooks.py`` puts each table into the page that asks for it; mkdocstrings reads the
@@ -8,45 +8,24 @@ sources.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import inspect
 import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from oncelog.actors.config import ClusterConfig, TopicConfig
 from oncelog.actors.process.metrics import METRICS
 from oncelog.api.cli.main import build_parser
 from oncelog.api.cli.metrics import kind_text
-from oncelog.api.config import ConsumerSettings, ProducerSettings
-from oncelog.api.monitoring.alerts import ALERTS
+from oncelog.api.monitoring import ALERTS
 from oncelog.storage import exceptions
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.exceptions import InvalidSettingError, OncelogError
+from oncelog.storage.exceptions import OncelogError
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGES: Final = ("storage", "actors", "api", "ray_data", "spark_bridge")
-
-RANGE: Final = re.compile(r"from (-?\d+) to (\d+)")
-
-SETTINGS: Final = (
-    ("Producer", ProducerSettings, "Keywords of `cluster.producer` and `cluster.async_producer`."),
-    ("Consumer", ConsumerSettings, "Keywords of `cluster.consumer` and `cluster.async_consumer`."),
-    (
-        "Topic",
-        TopicConfig,
-        "Keywords of `admin.create_topic` and `admin.alter_topic`; "
-        "`oncelog topics create --config NAME=VALUE`.",
-    ),
-    (
-        "Cluster",
-        ClusterConfig,
-        "Keywords of `oncelog.init`; `oncelog start --config NAME=VALUE`.",
-    ),
-)
 
 
 # --- Markdown ---------------------------------------------------------------------------------
@@ -68,52 +47,6 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(
         "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
     )
-
-
-# --- settings ---------------------------------------------------------------------------------
-
-
-def settings() -> str:
-    """Every setting with its default and what it allows."""
-    parts: list[str] = []
-    for title, kind, where in SETTINGS:
-        rows = [
-            (f"`{field.name}`", f"`{default_text(field)}`", allowed(kind, field.name))
-            for field in dataclasses.fields(kind)
-        ]
-        parts += [f"## {title}", where, prose(kind.__doc__)]
-        parts.append(table(("setting", "default", "allowed"), rows))
-    return joined(*parts)
-
-
-def default_text(field: dataclasses.Field[Any]) -> str:
-    """The default as a program would write it."""
-    value = getattr(field.default, "value", field.default)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}".replace(",", "_")
-    return repr(value)
-
-
-def allowed(kind: type[Any], name: str) -> str:
-    """What the setting's checks say when they refuse a value that fits nowhere.
-
-    A later check may be narrower than the first: it is asked for with the ends of its range.
-    """
-    text = refusal(kind, name, object())
-    for end in (0, 1):
-        found = RANGE.search(text)
-        text = (refusal(kind, name, int(found[end + 1])) if found else "") or text
-    return re.sub(r"\d{5,}", lambda number: f"{int(number[0]):,}", text)
-
-
-def refusal(kind: type[Any], name: str, value: object) -> str:
-    """What is allowed for a setting, if it refuses this value by its name."""
-    try:
-        kind(**{name: value})
-    except InvalidSettingError as error:
-        found = re.match(rf"{name}=.*? is not allowed: (?:give )?(.*)$", str(error), re.DOTALL)
-        return found[1] if found else ""
-    return ""
 
 
 # --- commands ---------------------------------------------------------------------------------
@@ -214,7 +147,6 @@ def errors() -> str:
 # --- what is written --------------------------------------------------------------------------
 
 TABLES: Final[dict[str, Callable[[], str]]] = {
-    "settings": settings,
     "commands": commands,
     "metrics": metrics,
     "errors": errors,

@@ -28,6 +28,7 @@ PAGES = (
     "docs/INVARIANTS.md",
     "docs/OPERATIONS.md",
     "docs/RAY_DATA.md",
+    "docs/SETTINGS.md",
     "docs/SPARK.md",
     "docs/TESTING.md",
     "docs/commands.md",

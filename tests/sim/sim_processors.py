@@ -43,7 +43,7 @@ async def _work(player: Player, number: int) -> None:
         function=worker.output_of,
         batch_format="record",
         commit_interval_ms=_commit_interval_ms(player),
-        records_max=player.random.choice((1, 10, 100)),
+        max_poll_records=player.random.choice((1, 10, 100)),
         # A slow one is put out of its group for it.
         function_timeout_ms=MAX_POLL_INTERVAL_MS,
         max_worker_deaths=1_000_000,  # Here it is the nemesis, never the function.

@@ -44,6 +44,13 @@ def wrong_values(cluster: oncelog.Cluster) -> None:
     cluster.consumer(isolation_level="serializable")  # type: ignore[arg-type]
     cluster.consumer(auto_offset_reset="first")  # type: ignore[arg-type]
     cluster.admin().create_topic("t", flush=True)  # type: ignore[arg-type]
+    cluster.process(
+        source="a",
+        sink="b",
+        function=repr,
+        group_id="g",
+        batch_format="pandas",  # type: ignore[arg-type]
+    )
 
 
 async def wrong_for_asyncio(admin: oncelog.AsyncAdmin) -> None:

@@ -12,7 +12,6 @@ from oncelog.actors.config import (
     TRANSACTION_TIMEOUT_LIMIT_MS,
     ClusterConfig,
     TopicConfig,
-    build_settings,
     internal_topic_config,
 )
 from oncelog.actors.protocol.tickets import (
@@ -25,17 +24,19 @@ from oncelog.actors.protocol.tickets import (
 )
 from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.log_settings import RetentionPolicy
+from oncelog.storage.settings import build
 
 
-def test_an_unknown_setting_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(InvalidSettingError, match=r"offset_partitions=2 .*offsets_partitions"):
-        build_settings(ClusterConfig, {"offset_partitions": 2})
+def test_an_unknown_setting_is_refused_with_the_nearest_known() -> None:
+    told = r"offset_partitions=2 is not a setting; did you mean offsets_partitions\?"
+    with pytest.raises(InvalidSettingError, match=told):
+        build(ClusterConfig, {"offset_partitions": 2})
 
 
 @pytest.mark.parametrize("value", [0, 1_001, "2", 2.0, True])
 def test_an_impossible_number_is_refused_with_what_is_allowed(value: object) -> None:
     with pytest.raises(InvalidSettingError, match="from 1 to 1000"):
-        build_settings(ClusterConfig, {"offsets_partitions": value})
+        build(ClusterConfig, {"offsets_partitions": value})
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
@@ -44,13 +45,13 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
 
 
 def test_a_choice_outside_the_list_is_refused_with_the_list() -> None:
-    with pytest.raises(InvalidSettingError, match=r"flush='never'.*sync, os"):
+    with pytest.raises(InvalidSettingError, match=r"flush='never'.*'sync', 'os'"):
         TopicConfig(flush="never")
 
 
 def test_the_road_of_calls_is_one_of_two():
     assert ClusterConfig().calls == "connections"
-    with pytest.raises(InvalidSettingError, match=r"calls='grpc'.*connections, ray"):
+    with pytest.raises(InvalidSettingError, match=r"calls='grpc'.*'connections', 'ray'"):
         ClusterConfig(calls="grpc")
 
 
@@ -88,7 +89,7 @@ def test_topic_settings_from_bad_text_are_refused(name: str, text: str) -> None:
     ],
 )
 def test_an_impossible_topic_setting_is_refused_by_name(name: str, value: object) -> None:
-    with pytest.raises(InvalidSettingError, match=f"{name}=.*is not allowed: give"):
+    with pytest.raises(InvalidSettingError, match=f"{name}=.*is not allowed; give"):
         TopicConfig(**{name: value})
 
 
@@ -179,7 +180,7 @@ def test_replicas_per_actor_that_cannot_be_is_refused_with_its_value(value: Any)
         InvalidSettingError, match=f"replicas_per_actor={value!r}".replace(".", r"\.")
     ):
         ClusterConfig(replicas_per_actor=value)
-    with pytest.raises(InvalidSettingError, match="from 1 to 1000 or 'auto'"):
+    with pytest.raises(InvalidSettingError, match="from 1 to 1000, or one of 'auto', 'cluster'"):
         TopicConfig(replicas_per_actor=value)
 
 

@@ -6,13 +6,10 @@ from typing import Any, Literal, get_type_hints
 
 import pytest
 
-from oncelog.actors.config import ClusterConfig, ClusterOptions, TopicConfig, TopicOptions
-from oncelog.api.config import (
-    ConsumerOptions,
-    ConsumerSettings,
-    ProducerOptions,
-    ProducerSettings,
-)
+from oncelog.actors.config import ClusterConfig, TopicConfig
+from oncelog.actors.option_types import ClusterOptions, TopicOptions
+from oncelog.api.config import ConsumerSettings, ProducerSettings
+from oncelog.api.option_types import ConsumerOptions, ProducerOptions
 from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.model import IsolationLevel
 

@@ -11,6 +11,7 @@ from ray.data.datasource import WriteResult
 from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.api.distributing.write import DistributedWrite, WriteOptions
 from oncelog.ray_data import sink
+from oncelog.ray_data.arguments import WriteArguments
 from oncelog.ray_data.columns import RowFormat
 from oncelog.ray_data.sink import OncelogDatasink, write, write_options
 from oncelog.storage.exceptions import InvalidSettingError, RequestTimedOutError
@@ -52,24 +53,26 @@ def table(*values):
         ({"topic": 3}, "topic=3 is not allowed"),
         ({"txn_app_id": "a"}, "txn_app_id='a' and txn_version=None belong together"),
         ({"txn_version": 1}, "txn_app_id=None and txn_version=1 belong together"),
-        ({"txn_app_id": "a", "txn_version": -1}, "txn_version=-1 is not allowed: give a whole"),
+        ({"txn_app_id": "a", "txn_version": -1}, "txn_version=-1 is not allowed; give a whole"),
         ({"transaction_timeout_ms": 0}, "transaction_timeout_ms=0"),
-        ({"compression_type": "rar"}, "compression_type='rar' is not allowed: give one of 'none'"),
-        ({"transactional_id": "x" * 1_025}, "more than 1024 bytes"),
+        ({"compression_type": "rar"}, "compression_type='rar' is not allowed; give one of 'none'"),
+        ({"transactional_id": "x" * 1_025}, "give text of 1 to 1024 bytes"),
+        ({"txn_app_id": "x" * 1_025, "txn_version": 1}, "more than 1024 bytes"),
     ],
 )
 def test_an_impossible_argument_is_refused(wrong, told):
     with pytest.raises(InvalidSettingError, match=told):
-        write_options(**{**OPTIONS, **wrong})
+        write_options(WriteArguments(**{**OPTIONS, **wrong}))
 
 
 def test_a_version_has_an_identity_of_its_own_engine():
-    options = write_options(**{**OPTIONS, "txn_app_id": "nightly", "txn_version": 3})
+    given = {**OPTIONS, "txn_app_id": "nightly", "txn_version": 3}
+    options = write_options(WriteArguments(**given))
     assert options.identity("r")[0] == "ray-data-nightly"
 
 
 def test_what_is_no_dataset_is_refused(fake_connection):
-    with pytest.raises(InvalidSettingError, match="dataset is a Table: give a ray"):
+    with pytest.raises(InvalidSettingError, match="dataset is a Table; give a ray"):
         write(table("1"), "t")
     assert fake_connection.members == []
 
@@ -107,10 +110,13 @@ def test_a_dataset_that_may_drop_blocks_is_refused(fake_connection):
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"value_serializer": "avro"}, "value_serializer='avro' is not allowed: give one of None"),
-        ({"key_field": ""}, "key_field='' is not allowed: give text"),
+        (
+            {"value_serializer": "avro"},
+            "value_serializer='avro' is not allowed; give 'json', or None",
+        ),
+        ({"key_field": ""}, "key_field='' is not allowed; give text"),
         ({"key_field": 3}, "key_field=3 is not allowed"),
-        ({"topic": None, "value_serializer": "json"}, "rows as JSON name no topic: name one"),
+        ({"topic": None, "value_serializer": "json"}, "rows as JSON name no topic; name one"),
     ],
 )
 def test_an_impossible_format_of_rows_is_refused_before_anything_is_asked(

@@ -103,7 +103,7 @@ def test_a_read_of_nothing_has_one_task_that_tells_the_columns(monkeypatch):
         ({"end_offset": -3}, "end_offset=-3"),
         (
             {"isolation_level": "serializable"},
-            "isolation_level='serializable' is not allowed: give one of .*'read_committed'",
+            "isolation_level='serializable' is not allowed; give one of .*'read_committed'",
         ),
         ({"include_headers": "no"}, "include_headers='no'"),
         ({"override_num_blocks": 0}, "override_num_blocks=0 is not .* from 1 to 1000000"),

@@ -132,7 +132,7 @@ def test_settings_of_the_user_go_before_ours_and_java_options_are_joined():
     [
         ({"executors": 0}, "executors=0"),
         ({"cores": True}, "cores=True"),
-        ({"memory": "much"}, "memory='much' is not allowed: text such as '500m'"),
+        ({"memory": "much"}, "memory='much' is not allowed; give text such as '500m'"),
     ],
 )
 def test_an_impossible_size_is_refused(arguments, text):

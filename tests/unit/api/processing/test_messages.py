@@ -12,7 +12,7 @@ from oncelog.storage.exceptions import InvalidSettingError
     [
         ("batch_format", "pandas"),
         ("commit_interval_ms", -1),
-        ("records_max", 0),
+        ("max_poll_records", 0),
         ("max_function_failures", True),
         ("function", None),
         ("group_id", ""),

@@ -1,0 +1,61 @@
+"""Settings as keywords, for editors and type checkers: made from ``config.py``.
+
+Written by ``./run python tests/helpers/written_settings.py``; change the declarations instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypedDict
+
+from oncelog.api.batching.interceptors import ProducerInterceptor
+from oncelog.api.config import Acks, AssignmentStrategies, CompressionType, OffsetReset
+from oncelog.storage.model import IsolationLevel
+
+
+class ProducerOptions(TypedDict, total=False):
+    """``ProducerSettings`` as keywords."""
+
+    transactional_id: str | None
+    transaction_timeout_ms: int
+    client_id: str | None
+    acks: Acks
+    batch_size: int
+    linger_ms: int
+    enrol_ahead_ms: int
+    max_in_flight_requests_per_connection: int
+    delivery_timeout_ms: int
+    request_timeout_ms: int
+    max_block_ms: int
+    buffer_memory: int
+    max_request_size: int
+    compression_type: CompressionType
+    retry_backoff_ms: int
+    retry_backoff_max_ms: int
+    interceptors: Sequence[ProducerInterceptor]
+
+
+class ConsumerOptions(TypedDict, total=False):
+    """``ConsumerSettings`` as keywords; the isolation level may be text."""
+
+    group_id: str | None
+    group_instance_id: str | None
+    client_id: str | None
+    isolation_level: IsolationLevel | Literal["read_uncommitted", "read_committed"]
+    auto_offset_reset: OffsetReset
+    enable_auto_commit: bool
+    auto_commit_interval_ms: int
+    session_timeout_ms: int
+    heartbeat_interval_ms: int
+    max_poll_interval_ms: int
+    max_poll_records: int
+    partition_assignment_strategy: AssignmentStrategies
+    fetch_min_bytes: int
+    fetch_max_bytes: int
+    max_partition_fetch_bytes: int
+    fetch_max_wait_ms: int
+    check_crcs: bool
+    request_timeout_ms: int
+    default_api_timeout_ms: int
+    retry_backoff_ms: int
+    retry_backoff_max_ms: int

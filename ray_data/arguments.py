@@ -1,0 +1,131 @@
+"""The arguments of ``read`` and ``write``, each declared once, as settings are; without Ray.
+
+What Ray Data itself is told, such as ``concurrency``, is passed on as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta
+
+from oncelog.api.config import CompressionType
+from oncelog.api.producing.member import TRANSACTION_TIMEOUT_MS
+from oncelog.ray_data.planning import END, START, Positions, position_text
+from oncelog.storage.exceptions import InvalidSettingError
+from oncelog.storage.model import (
+    INT32_MAX,
+    INT64_MAX,
+    TRANSACTIONAL_ID_MAX_BYTES,
+    IsolationLevel,
+)
+from oncelog.storage.settings import Checked, Text, check, refused
+
+LevelText = Literal["read_committed", "read_uncommitted"]
+ValueSerializer = Literal["json"]
+
+BLOCKS_MAX: Final = 1_000_000
+
+_ADDRESS: Final = "The Ray cluster of the log; by default that of this process, or machine."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadArguments:
+    """What is read, and how."""
+
+    topics: Annotated[
+        str | Sequence[str],
+        Checked("a topic or a list of them", "text or list"),
+        "The topics that are read.",
+    ]
+    start_offset: Annotated[
+        Positions,
+        Checked(position_text("earliest"), "position"),
+        "Where to start, inclusive. A time stands for the first record at or after it.",
+    ] = "earliest"
+    end_offset: Annotated[
+        Positions,
+        Checked(position_text("latest"), "position"),
+        "Where to end, exclusive; cut to what can be read now.",
+    ] = "latest"
+    isolation_level: Annotated[
+        LevelText,
+        "Read committed records only, or all that are replicated.",
+    ] = "read_committed"
+    include_headers: Annotated[bool, "Read column `headers` too."] = True
+    address: Annotated[str | None, Checked("an address, or None"), _ADDRESS] = None
+    override_num_blocks: Annotated[
+        int | None,
+        Meta(ge=1, le=BLOCKS_MAX),
+        "How many tasks read; by default Ray Data decides by the size of the logs.",
+    ] = None
+
+    def __post_init__(self) -> None:
+        """Refuse impossible arguments. ``InvalidSettingError`` names the first bad one."""
+        check(self)
+        given = (self.topics,) if isinstance(self.topics, str) else tuple(self.topics)
+        if not given or not all(isinstance(name, str) and name for name in given):
+            raise refused("topics", self.topics, "a topic or a list of them")
+        # Kept: what was given may be an iterator, which gives its names once.
+        object.__setattr__(self, "topics", given)
+        START.check(self.start_offset)
+        END.check(self.end_offset)
+
+    @property
+    def topic_names(self) -> tuple[str, ...]:
+        """The topics, each once."""
+        given = (self.topics,) if isinstance(self.topics, str) else self.topics
+        return tuple(dict.fromkeys(given))
+
+    @property
+    def level(self) -> IsolationLevel:
+        """Which records are read."""
+        return IsolationLevel(self.isolation_level)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteArguments:
+    """Where rows go, and under which identity."""
+
+    topic: Annotated[
+        str | None,
+        Text(may_be_blank=False),
+        "Where all rows go; with None each row has its own in column `topic`.",
+    ]
+    txn_app_id: Annotated[
+        str | None,
+        Text(may_be_blank=False),
+        "The application whose version this is. A version that is committed is not written again.",
+    ] = None
+    txn_version: Annotated[
+        int | None, Meta(ge=0, le=INT64_MAX), "A number that rises from write to write."
+    ] = None
+    transactional_id: Annotated[
+        str | None,
+        Text(TRANSACTIONAL_ID_MAX_BYTES, may_be_blank=False),
+        "Without a version: the id to write under, which fences earlier writes.",
+    ] = None
+    transaction_timeout_ms: Annotated[
+        int,
+        Meta(ge=1, le=INT32_MAX),
+        "Abort a write none of whose tasks was there for so long; one with tasks ends by the "
+        "cluster's `distributed_write_max_ms`.",
+    ] = TRANSACTION_TIMEOUT_MS
+    compression_type: Annotated[CompressionType, "How batches are compressed."] = "none"
+    key_field: Annotated[str | None, "The column that is the key, whatever its type."] = None
+    value_serializer: Annotated[
+        ValueSerializer | None, "With `json` the value is the whole row, as a JSON object."
+    ] = None
+    address: Annotated[str | None, Checked("an address, or None"), _ADDRESS] = None
+
+    def __post_init__(self) -> None:
+        """Refuse impossible arguments. ``InvalidSettingError`` names the first bad one."""
+        check(self)
+        if (self.txn_app_id is None) != (self.txn_version is None):
+            raise InvalidSettingError(
+                f"txn_app_id={self.txn_app_id!r} and txn_version={self.txn_version!r} belong "
+                "together",
+                advice="give both or neither",
+            )
