@@ -41,15 +41,18 @@ from oncelog.actors.replica.data_directory import read_identity
 from oncelog.api.cli.terminal import STATUS_ERROR, CliError, bytes_as_json, say
 from oncelog.api.session.connection import DISCOVERY_FILE
 from oncelog.storage.disk.file_system import FileSystem, ReadOnlyFileSystem, RealFileSystem
-from oncelog.storage.dump.contents import LogEnd, batch_row, records_of, scan_log
-from oncelog.storage.dump.findings import Finding
-from oncelog.storage.dump.small_files import (
+from oncelog.storage.dump.checks import Finding
+from oncelog.storage.dump.contents import (
     FileKind,
+    LogEnd,
     Row,
+    batch_row,
     is_partition_directory,
     kind_of,
     leftover_kind_of,
+    records_of,
     rows_of,
+    scan_log,
 )
 from oncelog.storage.dump.verify import verify_directory
 from oncelog.storage.exceptions import CorruptDataError
