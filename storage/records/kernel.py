@@ -1,7 +1,4 @@
-"""Records by the compiled kernel: what it takes of Arrow columns, and columns from what it gives.
-
-Only for where ``compiled`` has found one.
-"""
+"""Records by the kernel: what it takes of Arrow columns, and columns from what it gives."""
 
 from __future__ import annotations
 
@@ -10,16 +7,16 @@ from typing import Any
 
 import crc32c as _crc32c
 
-from oncelog.storage.records import _kernel
 from oncelog.storage.records import block as record_block
 from oncelog.storage.records.batch import BatchHeader, Buffer, parse_header
 from oncelog.storage.records.block import RecordBlock, open_block
+from oncelog.storage.records.compiled import kernel as _kernel
 from oncelog.storage.records.layout import HEADER_BYTES
 from oncelog.storage.records.rows import RecordInput, Rows, RowT
 
 
 def encode_rows(records: Sequence[RecordInput]) -> RecordBlock:
-    """What ``rows.encode_rows`` makes of ``records``, with room for a header."""
+    """One block of ``records``, with offset deltas from 0 on; see ``codec.encode_records``."""
     batch, base_timestamp_ms, max_timestamp_ms = _kernel.encode_rows(
         records, HEADER_BYTES, record_block.BLOCK_BYTES_MAX
     )
