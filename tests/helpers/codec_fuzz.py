@@ -18,6 +18,7 @@ from typing import Any
 
 import crc32c
 import pyarrow as pa
+from record_oracle import decode_rows as decode_by_oracle
 
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.records import compiled
@@ -26,7 +27,6 @@ from oncelog.storage.records.block import open_block
 from oncelog.storage.records.codec import Record, decode_columns, decode_records, encode_records
 from oncelog.storage.records.compression import Codec, compress
 from oncelog.storage.records.layout import HEADER_BYTES
-from oncelog.storage.records.rows import decode_rows as decode_by_oracle
 from oncelog.storage.records.varint import encode_varlong
 
 MIB = 1 << 20

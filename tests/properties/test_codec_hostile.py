@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from record_oracle import decode_rows as decode_by_oracle
 
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.records.batch import BatchHeader, parse_header, patch, seal
@@ -30,7 +31,6 @@ from oncelog.storage.records.codec import (
 )
 from oncelog.storage.records.compression import Codec
 from oncelog.storage.records.layout import HEADER_BYTES
-from oncelog.storage.records.rows import decode_rows as decode_by_oracle
 from oncelog.storage.records.varint import encode_varlong
 
 FUZZ = Path(__file__).resolve().parent.parent / "helpers" / "codec_fuzz.py"

@@ -6,6 +6,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from record_oracle import decode_rows as decode_by_oracle
+from record_oracle import encode_rows as encode_by_oracle
 
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.records.batch import parse_header, seal
@@ -20,8 +22,6 @@ from oncelog.storage.records.codec import (
 )
 from oncelog.storage.records.compression import Codec, compress, decompress
 from oncelog.storage.records.layout import HEADER_BYTES
-from oncelog.storage.records.rows import decode_rows as decode_by_oracle
-from oncelog.storage.records.rows import encode_rows as encode_by_oracle
 from oncelog.storage.records.varint import encode_varlong, read_varint, read_varlong
 
 NULLABLE = st.none() | st.binary(max_size=200)

@@ -10,6 +10,7 @@ from codec_fuzz import run_of_batches
 from crash_disk import CrashDisk
 from hypothesis import example, given
 from hypothesis import strategies as st
+from record_oracle import decode_rows
 
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
@@ -19,7 +20,6 @@ from oncelog.storage.records.batch import BatchHeader, parse_header, seal
 from oncelog.storage.records.client_batch import check_client_batch
 from oncelog.storage.records.compression import Codec
 from oncelog.storage.records.layout import HEADER_BYTES
-from oncelog.storage.records.rows import decode_rows
 from oncelog.storage.segments.inspection import find_damage
 from oncelog.storage.segments.segment import Segment
 

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
+from record_oracle import encode_rows
 
 from oncelog.storage.records.block import seal_block
 from oncelog.storage.records.codec import encode_columns, encode_records
-from oncelog.storage.records.rows import RecordInput, encode_rows
+from oncelog.storage.records.rows import RecordInput
 
 TIME = 1_700_000_000_000
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
