@@ -1,7 +1,7 @@
-"""Records to and from the bytes of a batch: row by row, or as Arrow columns.
+"""Records to and from the bytes of a batch: row by row, or as Arrow columns, by the kernel.
 
-The kernel does the work. The columnar functions load pyarrow when first called, the others never
-do, so that a process which only keeps its own small log stays small.
+The columnar functions load pyarrow when first called, the others never do, so that a process which
+only keeps its own small log stays small.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from oncelog.storage.records import kernel as record_kernel
+from oncelog.storage.records import block as record_block
 from oncelog.storage.records.batch import BatchHeader, BatchOptions, Buffer, parse_header
-from oncelog.storage.records.block import open_block, seal_block
+from oncelog.storage.records.block import RecordBlock, open_block, seal_block
+from oncelog.storage.records.compiled import kernel
+from oncelog.storage.records.layout import HEADER_BYTES
 from oncelog.storage.records.rows import INT64_MIN, Headers, Record, RecordInput, Rows, RowT
 
 if TYPE_CHECKING:
@@ -36,7 +38,11 @@ def encode_records(records: Sequence[RecordInput], **options: Unpack[BatchOption
 
     Raises ``ValueError`` if there are no records, too many bytes, or a timestamp is no int64.
     """
-    return seal_block(record_kernel.encode_rows(records), **options)
+    batch, base_timestamp_ms, max_timestamp_ms = kernel.encode_rows(
+        records, HEADER_BYTES, record_block.BLOCK_BYTES_MAX
+    )
+    block = RecordBlock(batch, len(records), base_timestamp_ms, max_timestamp_ms)
+    return seal_block(block, **options)
 
 
 def encode_columns(
@@ -53,7 +59,9 @@ def encode_columns(
     Arrow timestamps, or one int for all. Headers are ``list<struct<key, value>>``.
     Raises ``ValueError`` (``ArrowInvalid`` among it) for columns of other types or lengths.
     """
-    block = record_kernel.encode(
+    from oncelog.storage.records import arrow_columns
+
+    block = arrow_columns.encode(
         keys=keys, values=values, timestamps_ms=timestamps_ms, headers=headers
     )
     return seal_block(block, **options)
@@ -88,7 +96,18 @@ def decode_rows(
     checked like the others and left out. Without ``checks_crc`` the batch must be whole.
     """
     block = open_block(buffer, header, position, checks_crc=checks_crc)
-    return record_kernel.rows_of(block, header, row_type, leading, first_offset)
+    return kernel.Rows(
+        block,
+        header.record_count,
+        header.base_offset,
+        header.last_offset_delta,
+        header.base_timestamp_ms,
+        header.max_timestamp_ms,
+        header.is_log_append_time,
+        row_type,
+        leading,
+        first_offset,
+    )
 
 
 def decode_columns(buffers: Sequence[Buffer]) -> pa.RecordBatch:
@@ -102,4 +121,6 @@ def decode_columns(buffers: Sequence[Buffer]) -> pa.RecordBatch:
     Raises ``CorruptDataError`` if anything in a batch breaks the format, ``ValueError`` if
     together they decompress to more than 1 GiB.
     """
-    return record_kernel.decode(buffers)
+    from oncelog.storage.records import arrow_columns
+
+    return arrow_columns.decode(buffers)
