@@ -1,9 +1,8 @@
 """Speed of the record codec, each figure beside aiokafka's compiled codec in the same run.
 
-``./run bench codec [--rounds N]``: encode and decode, as columns and one by one, with the kernel
-and without it. Both sides take turns; a figure is the ratio of the medians of their CPU time, with
-CRC-32C included and the garbage collector off. One JSON line per run is appended to
-``bench/results/codec.jsonl``.
+``./run bench codec [--rounds N]``: encode and decode, as columns and one by one. Both sides take
+turns; a figure is the ratio of the medians of their CPU time, with CRC-32C included and the garbage
+collector off. One JSON line per run is appended to ``bench/results/codec.jsonl``.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
@@ -30,12 +28,9 @@ import pyarrow as pa
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 
-from oncelog.storage.records import codec as record_codec
-from oncelog.storage.records import compiled
 from oncelog.storage.records.batch import parse_header
 from oncelog.storage.records.client_batch import check_client_batch
 from oncelog.storage.records.codec import (
-    CODEC_BACKEND,
     Record,
     RecordInput,
     decode_columns,
@@ -68,7 +63,6 @@ class Case:
     """Two ways to the same end, and how many times faster ours is to be, if anything is asked."""
 
     name: str
-    backend: str
     records: int
     ours: Callable[[], object]
     theirs: Callable[[], object]
@@ -80,7 +74,6 @@ class Figure:
     """What came of a case; times are CPU nanoseconds per record, medians."""
 
     name: str
-    backend: str
     ours_ns: float
     theirs_ns: float
     ratio: float
@@ -157,10 +150,9 @@ def with_header_lists(records: list[RecordInput]) -> list[RecordInput]:
     return [(*record[:3], list(record[3])) for record in records]
 
 
-def size_cases(label: str, value_bytes: int, count: int, backend: str) -> Iterator[Case]:
+def size_cases(label: str, value_bytes: int, count: int) -> Iterator[Case]:
     """All that is done with one batch."""
     large = label == "1 KB"
-    has_kernel = backend == "kernel"
     records = make_records(value_bytes, count)
     theirs = with_header_lists(records)
     keys, values, times, _ = zip(*records, strict=True)
@@ -173,9 +165,9 @@ def size_cases(label: str, value_bytes: int, count: int, backend: str) -> Iterat
     batch = bytes(encode_records(records))
     check_same(batch, aiokafka_encode(theirs))
 
-    def case(name: str, ours: Any, theirs: Any, kernel: Any, python: Any) -> Case:
-        wanted = (kernel if has_kernel else python)[large]
-        return Case(f"{name}, {label}", backend, count, ours, theirs, wanted)
+    def case(name: str, ours: Any, theirs: Any, wanted: tuple[float, float] | None = None) -> Case:
+        at_least = None if wanted is None else wanted[large]
+        return Case(f"{name}, {label}", count, ours, theirs, at_least)
 
     def their_encode() -> object:
         return aiokafka_encode(theirs)
@@ -183,24 +175,15 @@ def size_cases(label: str, value_bytes: int, count: int, backend: str) -> Iterat
     def their_decode() -> object:
         return aiokafka_decode(batch)
 
-    nothing = (None, None)
-    yield case(
-        "encode columns", lambda: encode_columns(**columns), their_encode, (8, 8), (1.2, 1.2)
-    )
-    yield case("encode a list", lambda: encode_records(records), their_encode, (3.5, 5), (0.8, 1))
-    yield case(
-        "append one by one",
-        lambda: append_one_by_one(records),
-        their_encode,
-        (1.1, 2.5),
-        (0.5, 0.8),
-    )
-    yield case("decode columns", lambda: decode_columns([batch]), their_decode, (6, 6), nothing)
-    yield case("decode as polled", lambda: take_as_polled(batch), their_decode, (1.6, 3), nothing)
-    yield case("decode records", lambda: decode_records(batch), their_decode, nothing, nothing)
+    yield case("encode columns", lambda: encode_columns(**columns), their_encode, (8, 8))
+    yield case("encode a list", lambda: encode_records(records), their_encode, (3.5, 5))
+    yield case("append one by one", lambda: append_one_by_one(records), their_encode, (1.1, 2.5))
+    yield case("decode columns", lambda: decode_columns([batch]), their_decode, (6, 6))
+    yield case("decode as polled", lambda: take_as_polled(batch), their_decode, (1.6, 3))
+    yield case("decode records", lambda: decode_records(batch), their_decode)
 
 
-def header_cases(backend: str) -> Iterator[Case]:
+def header_cases() -> Iterator[Case]:
     """Records with two headers each."""
     count = 5000
     pair = (("trace", b"0123456789abcdef"), ("kind", b"order"))
@@ -220,12 +203,12 @@ def header_cases(backend: str) -> Iterator[Case]:
         ("encode columns", lambda: encode_columns(**columns)),
         ("encode a list", lambda: encode_records(records)),
     ):
-        yield Case(f"{name}, 2 headers", backend, count, ours, lambda: aiokafka_encode(theirs))
+        yield Case(f"{name}, 2 headers", count, ours, lambda: aiokafka_encode(theirs))
     for name, ours in (
         ("decode columns", lambda: decode_columns([batch])),
         ("decode records", lambda: decode_records(batch)),
     ):
-        yield Case(f"{name}, 2 headers", backend, count, ours, lambda: aiokafka_decode(batch))
+        yield Case(f"{name}, 2 headers", count, ours, lambda: aiokafka_decode(batch))
 
 
 def header_column_type() -> Any:
@@ -233,14 +216,13 @@ def header_column_type() -> Any:
     return pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
-def fetch_cases(backend: str) -> Iterator[Case]:
+def fetch_cases() -> Iterator[Case]:
     """A fetch of many batches, decoded in one call."""
-    wanted = {100: 5.0, 1000: 2.2} if backend == "kernel" else {}
+    wanted = {100: 5.0, 1000: 2.2}
     for batches, count in FETCHES:
         fetched = b"".join(encode_records(make_records(100, count)) for _ in range(batches))
         yield Case(
             f"fetch of {batches} x {count}",
-            backend,
             batches * count,
             partial(decode_columns, [fetched]),
             partial(aiokafka_fetch, fetched),
@@ -255,7 +237,6 @@ def leader_case() -> Case:
     )
     return Case(
         "leader's check of 1 MB / bare CRC",
-        "both",
         1000,
         lambda: check_client_batch(batch, message_max_bytes=MESSAGE_MAX_BYTES),
         lambda: crc32c.crc32c(batch),
@@ -270,21 +251,6 @@ def check_same(ours: bytes, theirs: bytes | bytearray) -> None:
 
 
 # --- measuring --------------------------------------------------------------------------------
-
-
-@contextmanager
-def using(backend: str) -> Iterator[None]:
-    """Make ``records.codec`` use one of its backends, with the checksum that goes with it."""
-    codec: Any = record_codec  # which takes its kernel from another module
-    kernel, crc = codec.record_kernel, compiled.crc32c
-    if backend == "python":
-        codec.record_kernel = None
-        compiled.crc32c = crc32c.crc32c  # type: ignore[misc]
-    try:
-        yield
-    finally:
-        codec.record_kernel = kernel
-        compiled.crc32c = crc  # type: ignore[misc]
 
 
 def cpu_ns(action: Callable[[], object], repeats: int) -> float:
@@ -303,26 +269,23 @@ def repeats_for(action: Callable[[], object]) -> int:
 
 def measure(case: Case, rounds: int) -> Figure:
     """Both sides in turn, after a warm-up; medians of ``rounds``."""
-    with using(case.backend):
-        sides = (case.ours, case.theirs)
-        repeats = [repeats_for(side) for side in sides]
-        taken: list[list[float]] = [[], []]
-        for _ in range(rounds):
-            for side, count, times in zip(sides, repeats, taken, strict=True):
-                gc.collect()
-                times.append(cpu_ns(side, count) / case.records)
+    sides = (case.ours, case.theirs)
+    repeats = [repeats_for(side) for side in sides]
+    taken: list[list[float]] = [[], []]
+    for _ in range(rounds):
+        for side, count, times in zip(sides, repeats, taken, strict=True):
+            gc.collect()
+            times.append(cpu_ns(side, count) / case.records)
     ours, theirs = (statistics.median(times) for times in taken)
-    return Figure(case.name, case.backend, ours, theirs, theirs / ours, case.wanted)
+    return Figure(case.name, ours, theirs, theirs / ours, case.wanted)
 
 
-def cases(backends: tuple[str, ...]) -> Iterator[Case]:
+def cases() -> Iterator[Case]:
     """All cases, made when they are due, so that few batches are held at once."""
-    for backend in backends:
-        with using(backend):
-            for label, (value_bytes, count) in SIZES.items():
-                yield from size_cases(label, value_bytes, count, backend)
-            yield from header_cases(backend)
-            yield from fetch_cases(backend)
+    for label, (value_bytes, count) in SIZES.items():
+        yield from size_cases(label, value_bytes, count)
+    yield from header_cases()
+    yield from fetch_cases()
     yield leader_case()
 
 
@@ -367,18 +330,17 @@ def main() -> int:
     parser.add_argument("--only", default="", help="cases whose name contains this; not recorded")
     arguments = parser.parse_args()
     rounds = max(ROUNDS_MIN, arguments.rounds)
-    backends = ("kernel", "python") if CODEC_BACKEND == "kernel" else ("python",)
-    print(f"x = times aiokafka's speed; medians of {rounds} rounds; backend here: {CODEC_BACKEND}")
+    print(f"x = times aiokafka's speed; medians of {rounds} rounds")
     figures: list[Figure] = []
     gc.disable()
-    for case in cases(backends):
+    for case in cases():
         if arguments.only not in case.name:
             continue
         figure = measure(case, rounds)
         figures.append(figure)
         wanted = "" if figure.wanted is None else f"wanted {figure.wanted:g}x"
         print(
-            f"{figure.backend:6} {figure.name:34} {figure.ours_ns:9.1f} ns/record "
+            f"{figure.name:34} {figure.ours_ns:9.1f} ns/record "
             f"{figure.theirs_ns:9.1f} {figure.ratio:7.2f}x  {wanted:13} {figure.verdict}",
             flush=True,
         )

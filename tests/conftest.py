@@ -106,24 +106,6 @@ def seed(pytestconfig: pytest.Config) -> int:
     return int(pytestconfig.getoption("--hypothesis-seed"))
 
 
-# --- the record codec -------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module", params=["kernel", "python"])
-def codec_backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Run the tests of a module once with the compiled kernel and once without it."""
-    from oncelog.storage.records import codec as record_codec
-
-    if request.param == "kernel":
-        if record_codec.CODEC_BACKEND != "kernel":
-            pytest.skip("the kernel is not built")
-        yield request.param
-        return
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(record_codec, "record_kernel", None)
-        yield request.param
-
-
 # --- noise ------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec import structs
 
@@ -60,9 +60,7 @@ from oncelog.storage.model import (
 )
 from oncelog.storage.records.batch import BatchHeader, Buffer, parse_header, stamp_log_append_time
 from oncelog.storage.records.client_batch import check_client_batch
-
-if TYPE_CHECKING:
-    from oncelog.storage.records.codec import Record
+from oncelog.storage.records.codec import Record, decode_records
 
 ACKS: Final = (-1, 0, 1)
 TO_HIGH_WATERMARK: Final = -1
@@ -413,7 +411,7 @@ def check_topic_rules(
     if not checks_age and not topic.is_compacted:
         return RuleCheck()
     try:
-        records = _decoded(batch)
+        records = decode_records(batch)
     except CorruptDataError as error:
         return RuleCheck(ErrorCode.INVALID_RECORD, str(error))
     if checks_age:
@@ -428,18 +426,11 @@ def _whose_future(batch: Buffer, header: BatchHeader, topic: TopicConfig, now_ms
     """Refuse what the header says is in the future, even if no record can be found for it."""
     newest_ms = now_ms + topic.message_timestamp_after_max_ms
     with contextlib.suppress(CorruptDataError):
-        found = _check_times(_decoded(batch), topic, now_ms, lambda time: time > newest_ms)
+        found = _check_times(decode_records(batch), topic, now_ms, lambda time: time > newest_ms)
         if found.error is not ErrorCode.NONE:
             return found
     detail = _wrong_time(header.max_timestamp_ms, topic, now_ms)
     return RuleCheck(ErrorCode.INVALID_TIMESTAMP, detail)
-
-
-def _decoded(batch: Buffer) -> list[Record]:
-    # Imported here because it loads numpy and pyarrow, which most leaders never need.
-    from oncelog.storage.records.codec import decode_records
-
-    return decode_records(batch)
 
 
 def _check_times(

@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 # cython: initializedcheck=False, binding=False, embedsignature=False, auto_pickle=False
-"""``open_batches`` in C: the same classes with the same meaning, described there.
+"""The open batches of a producer, in C. ``_open_batches.pyi`` describes the classes.
 
 The interpreter's lock makes ``add`` whole: between its look at a batch and the record's place in
 it no Python code runs and nothing is allocated that the garbage collector watches, so that no
@@ -14,8 +14,7 @@ from cpython.bytearray cimport (
 )
 from cpython.bytes cimport PyBytes_AsString
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport getenv
-from libc.string cimport memcpy, memset, strcmp
+from libc.string cimport memcpy, memset
 from libc.time cimport time_t
 
 from oncelog.api.batching.rows import BlockRows, encode_headers
@@ -41,11 +40,7 @@ cdef extern from "<time.h>":
     int timespec_get(timespec *, int)
 
 INTERFACE = 5
-"""Changes with the classes below, so that a module built from older source is not used."""
-
-# Read here because this layer does not know the operating system.
-if getenv("ONCELOG_CODEC") != NULL and strcmp(getenv("ONCELOG_CODEC"), "python") == 0:
-    raise ImportError("ONCELOG_CODEC=python: nothing compiled is wanted")
+"""Changes with the classes below, so that a module built from older source is refused."""
 
 include "../../storage/records/_layout.pxi"
 

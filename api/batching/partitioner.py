@@ -7,7 +7,6 @@ Source: KIP-480.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from random import Random
 from typing import Final
 
@@ -15,43 +14,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from oncelog.api.batching.open_batches import murmur2
+
 _SEED: Final = 0x9747B28C
 _MULTIPLIER: Final = 0x5BD1E995
 _SHIFT: Final = 24
 _INT32_MASK: Final = 0xFFFFFFFF
 _POSITIVE_MASK: Final = 0x7FFFFFFF
-_CACHED_KEY_MAX_BYTES: Final = 64
-CACHED_KEYS_MAX: Final = 65_536
-
-
-def murmur2(key: bytes) -> int:
-    """Kafka's 32-bit murmur2 hash of ``key``, as an unsigned number."""
-    length = len(key)
-    hashed = _SEED ^ length
-    whole = length & ~3
-    for position in range(0, whole, 4):
-        word = int.from_bytes(key[position : position + 4], "little")
-        word = (word * _MULTIPLIER) & _INT32_MASK
-        word ^= word >> _SHIFT
-        word = (word * _MULTIPLIER) & _INT32_MASK
-        hashed = ((hashed * _MULTIPLIER) & _INT32_MASK) ^ word
-    if length > whole:
-        hashed ^= int.from_bytes(key[whole:], "little")
-        hashed = (hashed * _MULTIPLIER) & _INT32_MASK
-    hashed ^= hashed >> 13
-    hashed = (hashed * _MULTIPLIER) & _INT32_MASK
-    return hashed ^ (hashed >> 15)
-
-
-_cached_murmur2 = lru_cache(maxsize=CACHED_KEYS_MAX)(murmur2)
 
 
 def partition_for_key(key: bytes, partition_count: int) -> int:
     """The partition of ``key`` among ``partition_count``."""
-    # Keys recur, and hashing one in Python costs far more than a cache hit; long ones are not
-    # cached, so that the cache stays small.
-    hashed = _cached_murmur2(key) if len(key) <= _CACHED_KEY_MAX_BYTES else murmur2(key)
-    return (hashed & _POSITIVE_MASK) % partition_count
+    return (murmur2(key) & _POSITIVE_MASK) % partition_count
 
 
 def partitions_for_keys(keys: pa.Array, partition_count: int) -> npt.NDArray[np.int64]:

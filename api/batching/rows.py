@@ -34,7 +34,7 @@ class Rows(Protocol):
 
 
 class RecordRows:
-    """Records that were sent one by one."""
+    """Records one by one: half of a batch that was split."""
 
     __slots__ = ("records",)
 

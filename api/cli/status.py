@@ -95,7 +95,6 @@ class ClusterStatus:
 
     address: str
     dashboard_url: str
-    codec: str
     metadata: MetadataReply
     actors: tuple[ActorStatus, ...]
     voters: Mapping[int, DescribeVoterReply | None] = field(default_factory=dict)
@@ -445,7 +444,6 @@ async def collect(
     *,
     address: str,
     dashboard_url: str,
-    codec: str,
     broker_names: Callable[[], Iterable[str]] = tuple,
 ) -> ClusterStatus:
     """Ask the controller which actors there are, then all of them at once for their status.
@@ -480,7 +478,6 @@ async def collect(
     return ClusterStatus(
         address=address,
         dashboard_url=dashboard_url,
-        codec=codec,
         metadata=metadata,
         actors=tuple(
             ActorStatus(name=name, topic_partition=tp, broker_id=broker_id, reply=reply)
@@ -522,14 +519,12 @@ def status(args: argparse.Namespace) -> int:
     from oncelog.actors.launch.processes import running_actors
     from oncelog.actors.rpc.actor_transport import ActorTransport
     from oncelog.actors.rpc.ray_transport import RayTransport
-    from oncelog.storage.records.codec import CODEC_BACKEND
 
     seen = asyncio.run(
         collect(
             ActorTransport(RayTransport()),
             address=connection.ray_address(),
             dashboard_url=connection.dashboard_url(),
-            codec=CODEC_BACKEND,
             broker_names=lambda: (
                 name for name in running_actors() if name.startswith(BROKER_ACTORS)
             ),
@@ -559,7 +554,6 @@ def as_text(seen: ClusterStatus) -> str:
         ("address", seen.address),
         ("dashboard", seen.dashboard_url or "none"),
         ("version", metadata.version or "unknown"),
-        ("codec", seen.codec),
         ("open ids", f"{seen.active_transactional_id_count:,}"),
         *_replication(seen),
         *_voters(seen),
@@ -667,7 +661,6 @@ def as_json(seen: ClusterStatus) -> dict[str, Any]:
         "address": seen.address,
         "dashboard": seen.dashboard_url or None,
         "version": seen.metadata.version or None,
-        "codec": seen.codec,
         "voters": [
             {"broker_id": voter.broker_id, "state": _voter_state(voter)}
             for voter in seen.metadata.voters

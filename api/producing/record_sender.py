@@ -21,7 +21,7 @@ from oncelog.api.batching.accumulator import Accumulator, Headers, Wake, record_
 from oncelog.api.batching.arrow_rows import ColumnBatch
 from oncelog.api.batching.delivery import RecordFuture, TableDelivery
 from oncelog.api.batching.interceptors import InterceptorChain
-from oncelog.api.batching.open_batches import OpenBatches, fastest
+from oncelog.api.batching.open_batches import OpenBatches
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.partition_sender import (
     PartitionSender,
@@ -512,8 +512,8 @@ class RecordSender:
 
 
 def open_batches_for(settings: ProducerSettings, router: Router) -> OpenBatches:
-    """A producer's open batches, compiled if possible."""
-    return fastest()(
+    """The open batches of a producer with these settings."""
+    return OpenBatches(
         known_topics=router.known_topics,
         now_ms=router.clock.now_ms,
         is_system_time=isinstance(router.clock, SystemClock),

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -466,8 +465,8 @@ class SegmentScan:
     compaction may have removed batches, so the next one may begin later than expected. Of batches
     whose epoch is known, others are not good.
 
-    The kernel takes whole runs of batches that are plainly good. What it does not take, and all
-    where it was not built, ``inspect_batch`` judges one by one.
+    The kernel takes whole runs of batches that are plainly good. What it does not take,
+    ``inspect_batch`` judges one by one.
 
     What reaches beyond ``synced_offset`` (exclusive) is written over itself, from the very bytes
     that were found good. After a failed sync Linux keeps showing the pages that the disk refused,
@@ -506,31 +505,29 @@ class SegmentScan:
 
     def run(self) -> TailDefect:
         """Take all batches up to the end of the file, or to one that is not good: says why."""
-        kernel = compiled.kernel
         while True:
-            if kernel is not None:
-                self._take_runs(kernel)
-            for position, found, frame in check_batches(
+            self._take_runs()
+            left = check_batches(
                 self._segment.log_file,
                 self.position,
                 self.expected_offset,
                 gaps_end=self._gaps_end,
                 leader_epochs=self._known_epochs,
-            ):
-                if isinstance(found, TailDefect):
-                    return found
-                self._take(position, found, frame)
-                if kernel is not None:
-                    break
-            else:
+            )
+            judged = next(left, None)
+            if judged is None:
                 return TailDefect.NONE
+            position, found, frame = judged
+            if isinstance(found, TailDefect):
+                return found
+            self._take(position, found, frame)
 
-    def _take_runs(self, kernel: ModuleType) -> None:
+    def _take_runs(self) -> None:
         """Take what is plainly good: the kernel does not classify defects."""
         file, counting, epochs = self._segment.log_file, self._segment.counting, self._leader_epochs
         while self.position < file.size_bytes:
             run = read_run(file, self.position)
-            taken, self.expected_offset, count, entries, new_epochs = kernel.scan_batches(
+            taken, self.expected_offset, count, entries, new_epochs = compiled.kernel.scan_batches(
                 run,
                 crc32c,
                 self.position,

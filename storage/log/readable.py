@@ -16,6 +16,7 @@ from oncelog.storage.log.loader import LoadedLog
 from oncelog.storage.log.side_files import LeaderEpochFile
 from oncelog.storage.model import NO_TIMESTAMP, AbortedTransaction, ProducerSnapshotEntry
 from oncelog.storage.records.batch import BatchHeader, claimed_bytes, iterate_batches, parse_header
+from oncelog.storage.records.codec import decode_records
 from oncelog.storage.records.layout import HEADER_BYTES, LENGTH_AT, LENGTH_END
 from oncelog.storage.segments.frames import SCAN_BYTES, Gap
 from oncelog.storage.segments.inspection import TailDefect, batch_places, inspect_batch
@@ -271,9 +272,6 @@ def _find_largest(segment: Segment, lowest_offset: int) -> tuple[int, int] | Non
 
 
 def _times_of(batch: bytes) -> list[tuple[int, int]]:
-    # Imported here because it loads numpy and pyarrow, which no leader needs otherwise.
-    from oncelog.storage.records.codec import decode_records
-
     return [(record.offset, record.timestamp_ms) for record in decode_records(batch)]
 
 

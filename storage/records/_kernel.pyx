@@ -18,8 +18,8 @@ from libc.stdint cimport (
     INT32_MAX, INT64_MAX, UINT32_MAX, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t,
     uint64_t,
 )
-from libc.stdlib cimport free, getenv, malloc, realloc
-from libc.string cimport memcpy, memset, strcmp
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy, memset
 
 from oncelog.storage.exceptions import CorruptDataError
 
@@ -50,11 +50,7 @@ cdef extern from "Python.h":
     const Py_ssize_t PY_SSIZE_T_MAX
 
 INTERFACE = 6
-"""Changes with the functions below, so that a module built from older source is not used."""
-
-# Read here because this half of the storage layer does not know the operating system.
-if getenv("ONCELOG_CODEC") != NULL and strcmp(getenv("ONCELOG_CODEC"), "python") == 0:
-    raise ImportError("ONCELOG_CODEC=python: the kernel is not wanted")
+"""Changes with the functions below, so that a module built from older source is refused."""
 
 cdef enum:
     VARINT_BYTES_MAX = 10

@@ -17,7 +17,6 @@ from oncelog.storage.records import compiled
 from oncelog.storage.records.batch import BatchHeader, Buffer, crc_matches, parse_header
 from oncelog.storage.records.compression import Codec
 from oncelog.storage.records.layout import CODEC_MASK, HEADER_BYTES, RECORD_BYTES_MIN, TRANSACTIONAL
-from oncelog.storage.records.rows import decode_rows
 
 _CODEC_MAX: Final = int(max(Codec))
 _CLIENT_ATTRIBUTES: Final = CODEC_MASK | TRANSACTIONAL
@@ -83,10 +82,4 @@ def _has_whole_records(buffer: Buffer, header: BatchHeader) -> bool:
     """Whether every reader can decode the records, if they are not compressed."""
     if header.attributes & CODEC_MASK:
         return True
-    if compiled.kernel is not None:
-        return compiled.kernel.has_whole_records(buffer)
-    try:
-        decode_rows(bytes(memoryview(buffer)[HEADER_BYTES:]), header)
-    except CorruptDataError:
-        return False
-    return True
+    return compiled.kernel.has_whole_records(buffer)

@@ -1,40 +1,26 @@
-"""Records to and from the bytes of a batch: row by row, or as Arrow columns.
+"""Records to and from the bytes of a batch: row by row, or as Arrow columns, by the kernel.
 
-Two backends do the work: a compiled kernel where it could be built, and Python with numpy. Which
-one is chosen when this module is imported; ``ONCELOG_CODEC=python`` in the environment refuses the
-kernel. Both give the same bytes, the same records and errors of the same types.
-
-The columnar functions load pyarrow when first called; the others never do for small batches, or
-with the kernel for any, so that a process which only keeps its own small log stays small.
+The columnar functions load pyarrow when first called, the others never do, so that a process which
+only keeps its own small log stays small.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from oncelog.storage.records import compiled
+from oncelog.storage.records import block as record_block
 from oncelog.storage.records.batch import BatchHeader, BatchOptions, Buffer, parse_header
-from oncelog.storage.records.block import open_block, seal_block
-from oncelog.storage.records.rows import (
-    COLUMNAR_RECORDS_MIN,
-    INT64_MIN,
-    Headers,
-    PlainRows,
-    Record,
-    RecordInput,
-    Rows,
-    RowT,
-    encode_rows,
-)
-from oncelog.storage.records.rows import decode_rows as decode_few_rows
+from oncelog.storage.records.block import RecordBlock, open_block, seal_block
+from oncelog.storage.records.compiled import kernel
+from oncelog.storage.records.layout import HEADER_BYTES
+from oncelog.storage.records.rows import INT64_MIN, Headers, Record, RecordInput, Rows, RowT
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from typing_extensions import Unpack
 
 __all__ = [
-    "CODEC_BACKEND",
     "Headers",
     "Record",
     "RecordInput",
@@ -46,28 +32,16 @@ __all__ = [
     "encode_records",
 ]
 
-if compiled.kernel is not None:
-    from oncelog.storage.records import kernel as record_kernel
-else:
-    record_kernel = None
-
-CODEC_BACKEND: Final = "python" if record_kernel is None else "kernel"
-"""What encodes and decodes records in this process: ``"kernel"`` or ``"python"``."""
-
 
 def encode_records(records: Sequence[RecordInput], **options: Unpack[BatchOptions]) -> bytearray:
     """One whole batch of ``records``, at least one, as a client sends it: base offset 0.
 
     Raises ``ValueError`` if there are no records, too many bytes, or a timestamp is no int64.
     """
-    if record_kernel is not None:
-        block = record_kernel.encode_rows(records)
-    elif len(records) < COLUMNAR_RECORDS_MIN:
-        block = encode_rows(records)
-    else:
-        from oncelog.storage.records import columns as record_columns
-
-        block = record_columns.encode_many_rows(records)
+    batch, base_timestamp_ms, max_timestamp_ms = kernel.encode_rows(
+        records, HEADER_BYTES, record_block.BLOCK_BYTES_MAX
+    )
+    block = RecordBlock(batch, len(records), base_timestamp_ms, max_timestamp_ms)
     return seal_block(block, **options)
 
 
@@ -85,15 +59,12 @@ def encode_columns(
     Arrow timestamps, or one int for all. Headers are ``list<struct<key, value>>``.
     Raises ``ValueError`` (``ArrowInvalid`` among it) for columns of other types or lengths.
     """
-    if record_kernel is not None:
-        encode = record_kernel.encode
-    else:
-        from oncelog.storage.records.columns import encode
+    from oncelog.storage.records import arrow_columns
 
-    return seal_block(
-        encode(keys=keys, values=values, timestamps_ms=timestamps_ms, headers=headers),
-        **options,
+    block = arrow_columns.encode(
+        keys=keys, values=values, timestamps_ms=timestamps_ms, headers=headers
     )
+    return seal_block(block, **options)
 
 
 def decode_records(
@@ -125,17 +96,18 @@ def decode_rows(
     checked like the others and left out. Without ``checks_crc`` the batch must be whole.
     """
     block = open_block(buffer, header, position, checks_crc=checks_crc)
-    if record_kernel is not None:
-        return record_kernel.rows_of(block, header, row_type, leading, first_offset)
-    if header.record_count < COLUMNAR_RECORDS_MIN:
-        decoded = decode_few_rows(bytes(block), header)
-    else:
-        from oncelog.storage.records.scan import decode_many_rows
-
-        decoded = decode_many_rows(block, header)
-    if first_offset > header.base_offset:
-        decoded = [row for row in decoded if row[0] >= first_offset]
-    return PlainRows(decoded, row_type, leading)
+    return kernel.Rows(
+        block,
+        header.record_count,
+        header.base_offset,
+        header.last_offset_delta,
+        header.base_timestamp_ms,
+        header.max_timestamp_ms,
+        header.is_log_append_time,
+        row_type,
+        leading,
+        first_offset,
+    )
 
 
 def decode_columns(buffers: Sequence[Buffer]) -> pa.RecordBatch:
@@ -149,8 +121,6 @@ def decode_columns(buffers: Sequence[Buffer]) -> pa.RecordBatch:
     Raises ``CorruptDataError`` if anything in a batch breaks the format, ``ValueError`` if
     together they decompress to more than 1 GiB.
     """
-    if record_kernel is not None:
-        return record_kernel.decode(buffers)
-    from oncelog.storage.records import columns as record_columns
+    from oncelog.storage.records import arrow_columns
 
-    return record_columns.decode(buffers)
+    return arrow_columns.decode(buffers)

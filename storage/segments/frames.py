@@ -2,8 +2,7 @@
 
 Or only those that producer state is made of (``state_batches``). A log without producers has next
 to none, and one of many small batches from a few producers has few: batches that later ones push
-out of the state are left out. The kernel selects them; Python judges what it stops at, and
-everything where there is no kernel.
+out of the state are left out. The kernel selects them; Python judges what it stops at.
 """
 
 from __future__ import annotations
@@ -226,12 +225,12 @@ def state_batches(
     as far as they are known, are checked, and CorruptDataError names file and position.
     """
     expected, last_epoch = file.base_offset, NO_LEADER_EPOCH
-    kernel, packed = compiled.kernel, packed_epochs(leader_epochs)
-    while kernel is not None and position < file.size_bytes:
+    packed = packed_epochs(leader_epochs)
+    while position < file.size_bytes:
         run = memoryview(read_run(file, position))
         taken = 0
         while taken < len(run):
-            size, expected, last_epoch, places = kernel.state_batches(
+            size, expected, last_epoch, places = compiled.kernel.state_batches(
                 run[taken:],
                 _crc32c.crc32c,
                 is_checked,
@@ -252,23 +251,4 @@ def state_batches(
         if not taken:
             break
         position += taken
-    yield from _state_batches_in_python(file, position, expected, last_epoch, leader_epochs)
-
-
-def _state_batches_in_python(
-    file: LogFile,
-    position: int,
-    expected: int,
-    last_epoch: int,
-    leader_epochs: LeaderEpochPairs,
-) -> Iterator[tuple[BatchHeader, memoryview]]:
-    skipped: tuple[BatchHeader, memoryview] | None = None
-    for header, frame in sound_batches(file, position, expected, leader_epochs=leader_epochs):
-        if header.has_producer_id or header.is_control or header.leader_epoch > last_epoch:
-            last_epoch = max(last_epoch, header.leader_epoch)
-            skipped = None
-            yield header, frame
-        else:
-            skipped = header, frame
-    if skipped is not None:
-        yield skipped
+    yield from sound_batches(file, position, expected, leader_epochs=leader_epochs)

@@ -86,9 +86,8 @@ def find_damage(data: bytes, *, lowest_offset: int) -> tuple[int, int, TailDefec
     The first may begin at ``lowest_offset`` or later, each other one where the one before it
     ended, or later: compaction leaves gaps. ``TailDefect.NONE``: all of it is good.
     """
-    view, at, expected = memoryview(data), 0, lowest_offset
-    if compiled.kernel is not None:
-        at, expected = compiled.kernel.skip_sound(data, crc32c, lowest_offset)
+    view = memoryview(data)
+    at, expected = compiled.kernel.skip_sound(data, crc32c, lowest_offset)
     while at < len(data):
         found = inspect_batch(view[at:], expected, may_skip=True)
         if isinstance(found, TailDefect):

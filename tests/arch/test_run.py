@@ -37,6 +37,15 @@ def program(path, body):
     path.chmod(0o755)
 
 
+def complete_python(path, version):
+    """A Python that can make an environment, but does not; its compiler is ``cc``."""
+    program(
+        path,
+        f"""[ "$1" = -c ] || exit 1
+        case "$2" in *sysconfig*) echo cc; echo /include ;; *) echo {version} complete ;; esac""",
+    )
+
+
 def start(bare, *words):
     return subprocess.run(
         ["./run", *words],
@@ -81,9 +90,24 @@ def test_a_python_without_venv_is_answered_with_the_package_to_install(bare):
 
 def test_a_python_without_venv_is_passed_over_for_a_complete_one(bare):
     program(bare / "tools" / "python3.11", "echo 3.11 partial")
-    program(bare / "tools" / "python3.10", '[ "$1" = -c ] && echo 3.10 complete')
+    complete_python(bare / "tools" / "python3.10", "3.10")
+    program(bare / "tools" / "cc", "exit 0")
     done = start(bare, "python")
-    assert "python3.10" in done.stderr.splitlines()[0]
+    first = done.stderr.splitlines()[0]
+    assert "setting up .venv with Python 3.10" in first
+    assert "python3.10" in first
+
+
+@pytest.mark.parametrize("compiler", [None, "exit 1"])
+def test_without_a_compiler_or_headers_the_answer_names_what_to_install(bare, compiler):
+    complete_python(bare / "tools" / "python3.11", "3.11")
+    if compiler is not None:
+        program(bare / "tools" / "cc", compiler)
+    done = start(bare, "python")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "apt-get install build-essential python3.11-dev" in done.stderr
+    assert not (bare / ".venv").exists()
 
 
 def test_without_arguments_the_commands_are_shown(bare):

@@ -24,8 +24,6 @@ from oncelog.storage.records.codec import (
 from oncelog.storage.records.compression import Codec
 from oncelog.storage.records.control import ControlRecord, decode_control, encode_marker
 
-pytestmark = pytest.mark.usefixtures("codec_backend")
-
 TIME = 1_700_000_000_000
 DATA = bytes.fromhex(
     "00000000000000070000004c00000003028d9337490010000000010000018bcfe568000000018bcfe568050000"

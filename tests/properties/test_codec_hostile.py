@@ -1,4 +1,4 @@
-"""Whatever arrives, both backends of the record codec answer alike: with records or an error.
+"""Whatever arrives, the record codec answers as an oracle in Python: with records or an error.
 
 The fuzz itself is ``tests/helpers/codec_fuzz.py``, run in a process of its own with little memory,
 so that a crash, a hang, or an allocation that a peer can cause fails a test instead of ending it.
@@ -11,22 +11,22 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from record_oracle import decode_rows as decode_by_oracle
 
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.records import codec as record_codec
-from oncelog.storage.records import compiled
 from oncelog.storage.records.batch import BatchHeader, parse_header, patch, seal
+from oncelog.storage.records.block import open_block
 from oncelog.storage.records.client_batch import check_client_batch
 from oncelog.storage.records.codec import (
     decode_columns,
     decode_records,
     decode_rows,
+    encode_columns,
     encode_records,
 )
 from oncelog.storage.records.compression import Codec
@@ -37,11 +37,6 @@ FUZZ = Path(__file__).resolve().parent.parent / "helpers" / "codec_fuzz.py"
 MEMORY_MIB = 900
 """What decoding may take besides: a bomb's 128 MiB several times over, but not its gigabytes."""
 
-HAS_KERNEL = record_codec.CODEC_BACKEND == "kernel"
-BACKENDS = [
-    pytest.param("kernel", marks=pytest.mark.skipif(not HAS_KERNEL, reason="kernel not built")),
-    "python",
-]
 NUMBERS = st.sampled_from([0, -1, -2, 1, 63, 64, 2**31 - 1, -(2**31), 2**31, 2**63 - 1, -(2**63)])
 FIELDS = st.one_of(
     NUMBERS.map(encode_varlong),
@@ -93,22 +88,34 @@ def results(batch: bytes) -> list[Any]:
     return found
 
 
-def results_in_python(batch: bytes) -> list[Any]:
-    with mock.patch.object(record_codec, "record_kernel", None):
-        return results(batch)
+def results_of_oracle(batch: bytes) -> list[Any]:
+    """The same, by Python, record for record."""
+    header = parse_header(batch)
+    try:
+        rows = decode_by_oracle(bytes(open_block(batch, header)), header)
+    except CorruptDataError:
+        return [None, None]
+    return [rows, in_columns(rows)]
+
+
+def in_columns(rows: list[Any]) -> dict[str, list[Any]]:
+    """Rows, whose time is that of their producer, as Arrow shows columns."""
+    return {
+        "offset": [row[0] for row in rows],
+        "timestamp_ms": [row[1] for row in rows],
+        "timestamp_type": [0] * len(rows),
+        "key": [row[2] for row in rows],
+        "value": [row[3] for row in rows],
+        "headers": [[{"key": key, "value": value} for key, value in row[4]] for row in rows],
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch_count", [1_500])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_hostile_batches_end_in_an_error_within_little_memory(
-    backend: str, batch_count: int, seed: int
-) -> None:
+def test_hostile_batches_end_in_an_error_within_little_memory(batch_count: int, seed: int) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    if backend == "python":
-        environment["ONCELOG_CODEC"] = "python"
     done = subprocess.run(
-        [sys.executable, str(FUZZ), backend, str(seed), str(batch_count), str(MEMORY_MIB)],
+        [sys.executable, str(FUZZ), str(seed), str(batch_count), str(MEMORY_MIB)],
         env=environment,
         capture_output=True,
         text=True,
@@ -118,11 +125,10 @@ def test_hostile_batches_end_in_an_error_within_little_memory(
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-@pytest.mark.skipif(not HAS_KERNEL, reason="kernel not built")
 @given(BLOCKS, st.integers(0, 5), st.sampled_from([0, 1, 4, 2**31 - 1, -1]))
-def test_kernel_and_python_agree_on_every_block(block: bytes, count: int, last: int) -> None:
+def test_every_block_is_what_the_oracle_says(block: bytes, count: int, last: int) -> None:
     batch = sealed(block, count, last)
-    assert results(batch) == results_in_python(batch)
+    assert results(batch) == results_of_oracle(batch)
 
 
 class Placed(NamedTuple):
@@ -136,32 +142,31 @@ class Placed(NamedTuple):
     headers: tuple[tuple[str, bytes | None], ...]
 
 
-@pytest.mark.skipif(not HAS_KERNEL, reason="kernel not built")
 @given(
     st.lists(st.tuples(NULLABLE, NULLABLE, st.integers(0, 2**40), PAIRS), min_size=1, max_size=30),
     st.lists(st.integers(0, 12), max_size=8),
     st.integers(90, 140),
 )
-def test_kernel_and_python_take_the_same_records(
+def test_portions_of_a_batch_are_those_of_the_oracle(
     rows: list[Any], portions: list[int], first_offset: int
 ) -> None:
     batch = encode_records(rows)
     patch(batch, base_offset=100, leader_epoch=0)
+    header = parse_header(batch)
+    found = decode_rows(
+        batch, header, 0, row_type=Placed, leading=("here",), first_offset=first_offset
+    )
+    expected = [
+        Placed("here", *row)
+        for row in decode_by_oracle(bytes(batch[HEADER_BYTES:]), header)
+        if row[0] >= first_offset
+    ]
 
-    def taken() -> list[Any]:
-        found = decode_rows(
-            batch,
-            parse_header(batch),
-            0,
-            row_type=Placed,
-            leading=("here",),
-            first_offset=first_offset,
-        )
-        return [found.left] + [(found.take(count), found.left) for count in portions]
-
-    by_kernel = taken()
-    with mock.patch.object(record_codec, "record_kernel", None):
-        assert taken() == by_kernel
+    assert found.left == len(expected)
+    for count in portions:
+        assert found.take(count) == expected[:count]
+        expected = expected[count:]
+        assert found.left == len(expected)
 
 
 @given(BLOCKS, st.integers(1, 5))
@@ -170,10 +175,7 @@ def test_kernel_and_python_take_the_same_records(
 def test_leader_accepts_just_what_every_reader_can_decode(block: bytes, count: int) -> None:
     batch = sealed(block, count, count - 1)
     accepted = isinstance(check_client_batch(batch, message_max_bytes=1 << 20), BatchHeader)
-    with mock.patch.object(compiled, "kernel", None):
-        in_python = check_client_batch(batch, message_max_bytes=1 << 20)
-    assert accepted == isinstance(in_python, BatchHeader)
-    for rows, columns in (results(batch), results_in_python(batch)):
+    for rows, columns in (results(batch), results_of_oracle(batch)):
         assert (rows is not None) == (columns is not None) == accepted
 
 
@@ -187,20 +189,19 @@ def test_leader_refuses_every_flipped_bit_that_a_reader_cannot_decode(place: int
         damaged[place] ^= 1 << bit
         batch = sealed(bytes(damaged), 2, 1)
         accepted = isinstance(check_client_batch(batch, message_max_bytes=1 << 20), BatchHeader)
-        for rows, columns in (results(batch), results_in_python(batch)):
+        for rows, columns in (results(batch), results_of_oracle(batch)):
             assert (rows is not None) == (columns is not None) == accepted
 
 
-@pytest.mark.skipif(not HAS_KERNEL, reason="kernel not built")
 @given(KEYS)
-def test_kernel_and_python_agree_on_header_keys_that_are_no_text(keys: list[str]) -> None:
+def test_header_keys_that_are_no_text_are_read_as_the_oracle_reads_them(keys: list[str]) -> None:
     raw = [bytes.fromhex(key) if len(key) > 1 else key.encode() for key in keys]
     body = b"".join((b"\0\0\0\x01\x01", encode_varlong(len(raw)))) + b"".join(
         encode_varlong(len(key)) + key + b"\x01" for key in raw
     )
     batch = sealed(encode_varlong(len(body)) + body, 1, 0)
     rows, columns = results(batch)
-    assert [rows, columns] == results_in_python(batch)
+    assert [rows, columns] == results_of_oracle(batch)
     assert [key for key, _ in rows[0][4]] == [key.decode("utf-8", "replace") for key in raw]
 
 
@@ -209,7 +210,6 @@ def test_count_is_checked_before_memory_is_taken_for_it(change: dict[str, int]) 
     assert results(sealed(bytes(69), change["count"], 2**31 - 1)) == [None, None]
 
 
-@pytest.mark.skipif(not HAS_KERNEL, reason="kernel not built")
 @pytest.mark.parametrize(
     ("records", "error"),
     [
@@ -224,7 +224,7 @@ def test_count_is_checked_before_memory_is_taken_for_it(change: dict[str, int]) 
         ([(b"k", b"v", 2**63, ())], ValueError),
     ],
 )
-def test_kernel_refuses_what_is_no_record(records: list[Any], error: type[Exception]) -> None:
+def test_what_is_no_record_is_refused(records: list[Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         encode_records(records)
 
@@ -235,18 +235,6 @@ def test_any_bytes_like_object_is_a_key_or_value() -> None:
     assert encode_records(records) == encode_records(plain)
 
 
-@pytest.mark.skipif(not HAS_KERNEL, reason="kernel not built")
-def test_environment_variable_refuses_the_kernel() -> None:
-    script = "from oncelog.storage.records.codec import CODEC_BACKEND; print(CODEC_BACKEND)"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "ONCELOG_CODEC": "python"}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "python"
-
-
 def test_arrays_that_share_no_memory_layout_are_refused() -> None:
     with pytest.raises((ValueError, NotImplementedError)):
-        record_codec.encode_columns(
-            keys=None, values=pa.array([[b"v"]]), timestamps_ms=0, headers=None
-        )
+        encode_columns(keys=None, values=pa.array([[b"v"]]), timestamps_ms=0, headers=None)

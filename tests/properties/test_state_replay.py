@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from crash_disk import CrashDisk
@@ -16,19 +15,12 @@ from oncelog.storage.compaction.filter import empty_batch
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.model import TopicPartition
-from oncelog.storage.records import compiled
 from oncelog.storage.records.batch import parse_header, patch, seal
 from oncelog.storage.records.compression import Codec
 from oncelog.storage.records.control import decode_control, encode_marker
 
 DIRECTORY = Path("/log")
 PARTITION = TopicPartition("t", 0)
-BACKENDS = [
-    pytest.param(
-        "kernel", marks=pytest.mark.skipif(compiled.kernel is None, reason="kernel not built")
-    ),
-    "python",
-]
 # Few producers and long runs of plain data, so that much may be left out.
 PRODUCER = st.sampled_from([0, 0, 0, 1, 256])
 LEADER_EPOCH_RISE = st.sampled_from([0] * 6 + [1])
@@ -156,7 +148,6 @@ def state_of(log, snapshot_offset, entries, replay, from_offset):
     )
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("is_clean", [False, True])
 @example(  # open at the snapshot: the first marker after it must be there
     steps=[(kind, 0, 0, 1) for kind in ("commit", "transactional", "commit", "commit", "abort")],
@@ -166,35 +157,30 @@ def state_of(log, snapshot_offset, entries, replay, from_offset):
 )
 @given(steps=STEPS, snapshot_at=SNAPSHOT_AT, watermark_at=WATERMARK_AT, from_start=st.booleans())
 def test_state_from_what_matters_is_the_state_from_all(
-    backend, is_clean, steps, snapshot_at, watermark_at, from_start
+    is_clean, steps, snapshot_at, watermark_at, from_start
 ):
     disk, states = written(steps)
     if is_clean:
         open_log(disk).close([])
-    kernel = compiled.kernel if backend == "kernel" else None
-    with mock.patch.object(compiled, "kernel", kernel):
-        log = open_log(disk.after_kill())
-        log.high_watermark = states[min(watermark_at, len(states) - 1)][0]
-        snapshot_offset, entries = states[snapshot_at] if snapshot_at < len(states) else (0, [])
-        from_offset = 0 if from_start else snapshot_offset
-        some, found = state_of(log, snapshot_offset, entries, log.replay_state, from_offset)
-        all_, wanted = state_of(
-            log, snapshot_offset, entries, lambda begin, **_: log.replay(begin), from_offset
-        )
+    log = open_log(disk.after_kill())
+    log.high_watermark = states[min(watermark_at, len(states) - 1)][0]
+    snapshot_offset, entries = states[snapshot_at] if snapshot_at < len(states) else (0, [])
+    from_offset = 0 if from_start else snapshot_offset
+    some, found = state_of(log, snapshot_offset, entries, log.replay_state, from_offset)
+    all_, wanted = state_of(
+        log, snapshot_offset, entries, lambda begin, **_: log.replay(begin), from_offset
+    )
     event("some are left out" if some < all_ else "all are given")
     assert found == wanted
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_much_is_left_out(backend):
+def test_much_is_left_out():
     disk, _ = written([("nobody", 0, 0, 8)] * 10)
-    with mock.patch.object(compiled, "kernel", compiled.kernel if backend == "kernel" else None):
-        log = open_log(disk.after_kill())
-        # Of each segment without producers the first batch, which tells its epoch, and the last.
-        assert len(list(log.replay_state(0))) <= 2 * log.segment_count
+    log = open_log(disk.after_kill())
+    # Of each segment without producers the first batch, which tells its epoch, and the last.
+    assert len(list(log.replay_state(0))) <= 2 * log.segment_count
 
 
-@pytest.mark.skipif(compiled.kernel is None, reason="kernel not built")
 def test_of_transactions_that_are_committed_and_replicated_few_are_given():
     disk, states = written([("transactional", 0, 0, 1), ("commit", 0, 0, 1)] * 100)
     log = open_log(disk.after_kill())
@@ -205,7 +191,6 @@ def test_of_transactions_that_are_committed_and_replicated_few_are_given():
     assert len(list(log.replay_state(0))) <= 5 * log.segment_count < 50
 
 
-@pytest.mark.skipif(compiled.kernel is None, reason="kernel not built")
 def test_of_what_was_before_the_snapshot_only_newest_sequences_are_given():
     disk, states = written([("transactional", 0, 0, 1), ("abort", 0, 0, 1)] * 100)
     log = open_log(disk.after_kill())
@@ -216,14 +201,10 @@ def test_of_what_was_before_the_snapshot_only_newest_sequences_are_given():
     assert len(few) <= 3 * log.segment_count < 50
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_damage_in_what_was_not_read_by_the_open_is_found(backend):
+def test_damage_in_what_was_not_read_by_the_open_is_found():
     disk, _ = written([("nobody", 0, 0, 8)] * 10)
     log = open_log(disk)
     log.close([])
     disk.flip_bit(DIRECTORY / f"{0:020d}.log", 500, 1)
-    with (
-        mock.patch.object(compiled, "kernel", compiled.kernel if backend == "kernel" else None),
-        pytest.raises(CorruptDataError, match=r"byte .*CRC"),
-    ):
+    with pytest.raises(CorruptDataError, match=r"byte .*CRC"):
         list(open_log(disk).replay_state(0))

@@ -10,19 +10,8 @@ import pytest
 
 from oncelog.storage.disk.file_system import Buffer, FileHandle, RealFileSystem
 from oncelog.storage.log.partition import LogSettings, PartitionLog
-from oncelog.storage.records import compiled
 from oncelog.storage.records.batch import BatchHeader, parse_header, seal
 from oncelog.storage.records.compression import Codec
-
-
-@pytest.fixture(params=["kernel", "python"])
-def scan_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Go over batches with the compiled loops, and without them."""
-    if request.param == "python":
-        monkeypatch.setattr(compiled, "kernel", None)
-    elif compiled.kernel is None:
-        pytest.skip("the kernel is not built")
-    return str(request.param)
 
 
 class FailingHandle:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import pytest
 
-from oncelog.api.batching import open_batches
 from oncelog.api.batching.delivery import (
     BatchDelivery,
     BatchMetadata,
@@ -23,14 +22,13 @@ from oncelog.storage.exceptions import InvalidRecordError, InvalidTimestampError
 from oncelog.storage.model import TopicPartition
 
 T0 = TopicPartition("t", 0)
-BACKENDS = sorted({OpenBatches, open_batches.fastest()}, key=lambda kind: kind.__module__)
 MakeFutures = Callable[[BatchDelivery, int], list[RecordFuture]]
 
 
-@pytest.fixture(params=BACKENDS, ids=lambda kind: kind.__module__.rpartition(".")[2])
-def make(request: pytest.FixtureRequest) -> MakeFutures:
+@pytest.fixture
+def make() -> MakeFutures:
     """Makes the futures of the records of one batch; record n has the timestamp 100 + n."""
-    batches = request.param(
+    batches = OpenBatches(
         known_topics={}, now_ms=int, batch_bytes=1, record_bytes_max=1, buffer_bytes_max=1
     )
 

@@ -1,10 +1,10 @@
-"""The short way of a record into a batch, in C and in Python: same answers, same bytes."""
+"""The short way of a record into a batch: which records take it, and the bytes of the codec."""
 
 from __future__ import annotations
 
+import ast
 import re
 import threading
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,18 +12,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kafka.partitioner.default import murmur2 as kafka_murmur2
 
 from oncelog.api.batching import open_batches
 from oncelog.api.batching.delivery import BatchDelivery, RecordFuture
 from oncelog.api.batching.open_batches import OpenBatches
-from oncelog.api.batching.partitioner import murmur2, partition_for_key
+from oncelog.api.batching.partitioner import partition_for_key
 from oncelog.storage.model import TopicPartition
 from oncelog.storage.records.batch import crc_matches, parse_header
 from oncelog.storage.records.codec import encode_records
 from oncelog.storage.records.compression import Codec
 
-BACKENDS = sorted({OpenBatches, open_batches.fastest()}, key=lambda kind: kind.__module__)
 IDENTITY: dict[str, Any] = {
     "codec": Codec.NONE,
     "producer_id": 7,
@@ -37,20 +35,14 @@ BYTES = st.none() | st.binary(max_size=300)
 HEADERS = st.lists(st.tuples(st.text(max_size=5), BYTES), max_size=3).map(tuple)
 
 
-@pytest.fixture(params=BACKENDS, ids=lambda kind: kind.__module__.rpartition(".")[2])
-def kind(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
 def new(
-    kind: type[OpenBatches],
     *,
     partitions: int = 3,
     batch_bytes: int = 10_000,
     known_topics: dict[str, Any] | None = None,
     buffer_bytes_max: int = 5_000,
 ) -> Any:
-    batches = kind(
+    batches: Any = OpenBatches(
         known_topics={"t": METADATA} if known_topics is None else known_topics,
         now_ms=lambda: 1_700_000_000_000,
         batch_bytes=batch_bytes,
@@ -70,8 +62,8 @@ def sealed(batch: Any) -> bytes:
     return bytes(batch.rows().encode(**IDENTITY))
 
 
-def test_records_of_the_short_way_are_those_of_the_codec(kind: type[OpenBatches]) -> None:
-    batches = new(kind)
+def test_records_of_the_short_way_are_those_of_the_codec() -> None:
+    batches = new()
     futures = [batches.add("t", b"value-%d" % n, None, (), None, None) for n in range(50)]
     assert batches.add("t", None, None, (), None, 0) is not None
     expected = [(None, b"value-%d" % n, 1_700_000_000_000, ()) for n in range(50)]
@@ -88,9 +80,8 @@ def test_records_of_the_short_way_are_those_of_the_codec(kind: type[OpenBatches]
 
 
 @given(records=st.lists(st.tuples(BYTES, BYTES, INT64, HEADERS), min_size=1, max_size=20))
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_any_record_is_encoded_as_by_the_codec(backend: type[OpenBatches], records: Any) -> None:
-    batches = new(backend)
+def test_any_record_is_encoded_as_by_the_codec(records: Any) -> None:
+    batches = new()
     batch = batches.new_batch(BatchDelivery(TopicPartition("t", 0)), 1.5)
     taken = []
     for record in records:
@@ -110,8 +101,8 @@ def test_any_record_is_encoded_as_by_the_codec(backend: type[OpenBatches], recor
         assert bytes(second.encode(**IDENTITY)) == bytes(encode_records(taken[middle:], **IDENTITY))
 
 
-def test_a_batch_is_encoded_again_under_another_identity(kind: type[OpenBatches]) -> None:
-    batches = new(kind)
+def test_a_batch_is_encoded_again_under_another_identity() -> None:
+    batches = new()
     batches.add("t", b"v", b"k", (), None, 1)
     rows = batches.topics["t"].batches[1].rows()
     for epoch in (1, 2):
@@ -138,19 +129,15 @@ def test_a_batch_is_encoded_again_under_another_identity(kind: type[OpenBatches]
         ("t", b"v" * 970, b"k" * 1_010, (), None, None),
     ],
 )
-def test_whatever_needs_a_closer_look_goes_the_long_way(
-    kind: type[OpenBatches], arguments: Any
-) -> None:
-    batches = new(kind)
+def test_whatever_needs_a_closer_look_goes_the_long_way(arguments: Any) -> None:
+    batches = new()
     assert batches.add(*arguments) is None
     assert batches.buffered_bytes == 0
 
 
-def test_a_closed_gate_a_full_buffer_and_new_metadata_stop_the_short_way(
-    kind: type[OpenBatches],
-) -> None:
+def test_a_closed_gate_a_full_buffer_and_new_metadata_stop_the_short_way() -> None:
     found: dict[str, Any] = {"t": METADATA}
-    batches = new(kind, known_topics=found)
+    batches = new(known_topics=found)
     assert batches.add("t", b"v", None, (), None, None) is not None
     batches.is_accepting = False
     assert batches.add("t", b"v", None, (), None, None) is None
@@ -165,50 +152,51 @@ def test_a_closed_gate_a_full_buffer_and_new_metadata_stop_the_short_way(
     assert batches.add("t", b"v", None, (), None, None) is None
 
 
-def test_only_the_machines_own_clock_may_be_read_without_asking_it(
-    kind: type[OpenBatches],
-) -> None:
+def test_only_the_machines_own_clock_may_be_read_without_asking_it() -> None:
     asked: list[str] = []
-    new_of: Any = partial(
-        kind,
-        known_topics={"t": METADATA},
-        now_ms=lambda: asked.append("asked") or 1_700_000_000_000,
-        batch_bytes=10_000,
-        record_bytes_max=2_000,
-        buffer_bytes_max=5_000,
-    )
+
+    def now_ms() -> int:
+        asked.append("asked")
+        return 1_700_000_000_000
+
     for is_system_time in (False, True):
-        batches = new_of(is_system_time=is_system_time)
+        batches = OpenBatches(
+            known_topics={"t": METADATA},
+            now_ms=now_ms,
+            batch_bytes=10_000,
+            record_bytes_max=2_000,
+            buffer_bytes_max=5_000,
+            is_system_time=is_system_time,
+        )
         topic = batches.topics["t"] = batches.new_topic(METADATA, 1)
         topic.sticky = batches.new_batch(BatchDelivery(TopicPartition("t", 0)), 1.5)
         batches.is_accepting = True
         future = batches.add("t", b"v", None, (), None, None)
+        assert future is not None
         topic.sticky.delivery.finish(0, -1)
         assert future.result(0).timestamp_ms >= 1_700_000_000_000
         assert asked or is_system_time
-    assert len(asked) == (2 if kind is OpenBatches else 1)
+    assert len(asked) == 1
 
 
-def test_the_record_that_fills_a_batch_goes_the_long_way(kind: type[OpenBatches]) -> None:
-    batches = new(kind, batch_bytes=100)
+def test_the_record_that_fills_a_batch_goes_the_long_way() -> None:
+    batches = new(batch_bytes=100)
     assert batches.add("t", b"v" * 28, None, (), None, None) is not None
     assert batches.add("t", b"v" * 30, None, (), None, None) is None
     assert batches.add("t", b"v" * 29, None, (), None, None) is not None
     assert batches.add("t", b"", None, (), None, None) is None
 
 
-def test_a_time_too_far_from_that_of_the_first_record_goes_the_long_way(
-    kind: type[OpenBatches],
-) -> None:
-    batches = new(kind)
+def test_a_time_too_far_from_that_of_the_first_record_goes_the_long_way() -> None:
+    batches = new()
     batches.put(batches.topics["t"].batches[1], (None, b"v", -(2**63) + 5, ()), 22)
     batches.put(batches.topics["t"].batches[2], (None, b"v", -(2**62), ()), 22)
     assert batches.add("t", b"v", None, (), None, 1) is None
     assert batches.add("t", b"v", None, (), None, 2) is not None
 
 
-def test_keys_go_where_the_partitioner_says(kind: type[OpenBatches]) -> None:
-    batches = new(kind, batch_bytes=1_000_000)
+def test_keys_go_where_the_partitioner_says() -> None:
+    batches = new(batch_bytes=1_000_000)
     for number in range(60):
         key = b"x" * number
         batches.add("t", b"", key, (), None, None)
@@ -219,8 +207,8 @@ def test_keys_go_where_the_partitioner_says(kind: type[OpenBatches]) -> None:
         assert sealed(batch) == bytes(encode_records(expected, **IDENTITY))
 
 
-def test_send_takes_the_short_way_or_passes_all_arguments_on(kind: type[OpenBatches]) -> None:
-    batches = new(kind)
+def test_send_takes_the_short_way_or_passes_all_arguments_on() -> None:
+    batches = new()
     asked: list[Any] = []
     send = batches.sender(lambda *arguments: asked.append(arguments))
     assert isinstance(send("t", b"v"), RecordFuture)
@@ -250,17 +238,9 @@ def filled(batches: Any, value: bytes, batch: Any = None) -> Any:
     return batch
 
 
-def compiled_batches(**settings: Any) -> Any:
-    compiled = pytest.importorskip("oncelog.api.batching._open_batches", exc_type=ImportError)
-    return new(compiled.OpenBatches, buffer_bytes_max=30_000, **settings)
-
-
 @given(sizes=st.lists(st.integers(0, 9_900), min_size=1, max_size=12))
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_batches_that_follow_each_other_do_not_mix(
-    backend: type[OpenBatches], sizes: list[int]
-) -> None:
-    batches = new(backend, buffer_bytes_max=30_000)
+def test_batches_that_follow_each_other_do_not_mix(sizes: list[int]) -> None:
+    batches = new(buffer_bytes_max=30_000)
     held = []
     for number, size in enumerate(sizes):
         value = b"%d" % (number % 10) * size
@@ -273,8 +253,8 @@ def test_batches_that_follow_each_other_do_not_mix(
         assert bytes(batch) == bytes(encode_records([(None, value, 1, ())] * count, **IDENTITY))
 
 
-def test_a_sealed_batch_never_changes_even_if_it_is_sealed_anew(kind: type[OpenBatches]) -> None:
-    rows = filled(new(kind), b"v" * 100).rows()
+def test_a_sealed_batch_never_changes_even_if_it_is_sealed_anew() -> None:
+    rows = filled(new(), b"v" * 100).rows()
     first = rows.encode(**IDENTITY)
     before = bytes(first)
     second = rows.encode(**(IDENTITY | {"producer_id": 8, "base_sequence": 5}))
@@ -285,7 +265,7 @@ def test_a_sealed_batch_never_changes_even_if_it_is_sealed_anew(kind: type[OpenB
 
 
 def test_a_closed_batch_takes_no_record() -> None:
-    batches = compiled_batches()
+    batches = new(buffer_bytes_max=30_000)
     batch = filled(batches, b"v" * 100)
     rows = batch.rows()
     with pytest.raises(ValueError, match="closed"):
@@ -293,8 +273,8 @@ def test_a_closed_batch_takes_no_record() -> None:
     assert rows.record_count == 82
 
 
-def test_threads_lose_and_repeat_nothing(kind: type[OpenBatches]) -> None:
-    batches = kind(
+def test_threads_lose_and_repeat_nothing() -> None:
+    batches = OpenBatches(
         known_topics={"t": METADATA},
         now_ms=lambda: 1,
         batch_bytes=10**9,
@@ -321,43 +301,26 @@ def test_threads_lose_and_repeat_nothing(kind: type[OpenBatches]) -> None:
     assert topic.batches[0].rows().record_count == 12_000
 
 
-@given(st.binary(max_size=100))
-def test_the_hash_is_kafkas(key: bytes) -> None:
-    assert murmur2(key) == kafka_murmur2(key) & 0xFFFFFFFF
-    compiled = pytest.importorskip("oncelog.api.batching._open_batches", exc_type=ImportError)
-    assert compiled.murmur2(key) == murmur2(key)
-
-
 # --- stale builds -----------------------------------------------------------------------------
 
 
-def test_both_halves_have_the_same_number_in_the_source() -> None:
+def test_the_module_and_its_callers_have_the_same_number_in_the_source() -> None:
     """A change of the classes raises both; a build from other source then has another one."""
     source = Path(open_batches.__file__).with_name("_open_batches.pyx").read_text(encoding="utf-8")
-    (number,) = re.findall(r"^INTERFACE = (\d+)$", source, re.MULTILINE)
-    assert int(number) == open_batches._INTERFACE
+    numbers = re.findall(r"^INTERFACE = (\d+)$", source, re.MULTILINE)
+    assert numbers == [str(open_batches._INTERFACE)]
 
 
-@pytest.mark.parametrize("stale", [{"INTERFACE": open_batches._INTERFACE - 1}, {}])
-def test_a_module_built_from_other_source_is_not_used_and_that_is_said_once(
-    stale: dict[str, int], caplog: pytest.LogCaptureFixture
-) -> None:
-    open_batches._warn_of_stale.cache_clear()
-    module = SimpleNamespace(
-        __name__="oncelog.api.batching._open_batches", OpenBatches=object, **stale
-    )
-    assert open_batches.matching(module) is OpenBatches
-    assert open_batches.matching(module) is OpenBatches
-    assert [record.getMessage() for record in caplog.records] == [
-        "oncelog.api.batching._open_batches was built from other source (interface "
-        f"{stale.get('INTERFACE', 0)}, not {open_batches._INTERFACE}) and is not used; sending "
-        "works, slower: build it again with `python setup.py build_ext --inplace`"
-    ]
-
-
-def test_the_compiled_classes_offer_what_those_in_python_do() -> None:
-    compiled = pytest.importorskip("oncelog.api.batching._open_batches", exc_type=ImportError)
-    assert open_batches.matching(compiled) is compiled.OpenBatches
-    for kind in (OpenBatches, open_batches.OpenBatch, open_batches.TopicBatches):
-        public = {name for name in vars(kind) if not name.startswith("_")}
-        assert not public - set(dir(getattr(compiled, kind.__name__)))
+def test_the_description_offers_what_the_classes_do() -> None:
+    text = Path(open_batches.__file__).with_name("_open_batches.pyi").read_text(encoding="utf-8")
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ClassDef):
+            described = {
+                inner.name if isinstance(inner, ast.FunctionDef) else ast.unparse(inner.target)
+                for inner in node.body
+                if isinstance(inner, ast.FunctionDef | ast.AnnAssign)
+            }
+            kind = getattr(open_batches, node.name)
+            assert {name for name in described if name[0] != "_"} == {
+                name for name in vars(kind) if name[0] != "_"
+            }

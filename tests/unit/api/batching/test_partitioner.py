@@ -11,12 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2 as kafka_murmur2
 
+from oncelog.api.batching.open_batches import murmur2
 from oncelog.api.batching.partitioner import (
-    _CACHED_KEY_MAX_BYTES,
-    CACHED_KEYS_MAX,
     StickyPartitions,
-    _cached_murmur2,
-    murmur2,
     partition_for_key,
     partitions_for_keys,
 )
@@ -81,13 +78,3 @@ def test_a_sticky_partition_is_chosen_anew_when_the_count_shrinks() -> None:
 def test_every_partition_has_its_turn() -> None:
     sticky = StickyPartitions(Random(1))
     assert {sticky.advance("t", 5) for _ in range(100)} == set(range(5))
-
-
-def test_the_keys_whose_hash_is_remembered_are_bounded() -> None:
-    for number in range(CACHED_KEYS_MAX + 100):
-        partition_for_key(b"%d" % number, 7)
-    assert _cached_murmur2.cache_info().currsize == CACHED_KEYS_MAX
-    partition_for_key(b"k" * (_CACHED_KEY_MAX_BYTES + 1), 7)
-    before = _cached_murmur2.cache_info()
-    partition_for_key(b"k" * (_CACHED_KEY_MAX_BYTES + 1), 7)
-    assert _cached_murmur2.cache_info() == before

@@ -241,9 +241,7 @@ class Actors:
         )
 
     def seen(self):
-        return asyncio.run(
-            cli_status.collect(self, address="h:1", dashboard_url="http://h:2", codec="python")
-        )
+        return asyncio.run(cli_status.collect(self, address="h:1", dashboard_url="http://h:2"))
 
 
 def test_status_counts_partitions_without_a_leader_or_with_too_few_replicas():

@@ -89,7 +89,6 @@ class Cluster:
                 self,
                 address="h:1",
                 dashboard_url="http://h:2",
-                codec="python",
                 broker_names=lambda: [f"broker:{number}" for number in self.voters],
             )
         )
@@ -157,7 +156,6 @@ def test_the_cluster_is_described(cluster):
         ["address", "h:1"],
         ["dashboard", "http://h:2"],
         ["version", "9.9"],
-        ["codec", "python"],
         ["open", "ids   5"],
     ]
 

@@ -89,7 +89,6 @@ def seek_everywhere(log: PartitionLog) -> None:
         log.fetch(offset, max_bytes=1, upper_offset=log.log_end_offset)
 
 
-@pytest.mark.usefixtures("scan_backend")
 def test_flip_in_synced_data_is_found_by_recovery_and_never_cut(written):
     disk, _ = written()
     for position, bit in bits():
@@ -174,7 +173,6 @@ def test_reader_is_spared_the_check_of_what_this_process_wrote(written, monkeypa
     assert checked == [0, 40]
 
 
-@pytest.mark.usefixtures("scan_backend")
 @pytest.mark.parametrize(
     ("change", "defect"),
     [

@@ -17,7 +17,6 @@ from oncelog.storage.log.side_files import (
     write_first_dirty_offset,
     write_topic_id,
 )
-from oncelog.storage.records import compiled
 from oncelog.storage.records.batch import iterate_batches, parse_header
 from oncelog.storage.segments.indexes import RELATIVE_OFFSET_MAX
 
@@ -71,15 +70,12 @@ def _read_to(log, upper_offset: int):
         offset = max(header.next_offset for _, header in iterate_batches(part))
 
 
-@pytest.mark.parametrize("has_kernel", [True, False])
 @pytest.mark.parametrize("segment_bytes", [250, 10_000])
 @pytest.mark.parametrize("is_synced", [True, False])
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_batches_with_gaps_survive_a_restart(
-    open_log, copy, sync, monkeypatch, has_kernel, segment_bytes, is_synced, is_clean
+    open_log, copy, sync, segment_bytes, is_synced, is_clean
 ):
-    if not has_kernel:
-        monkeypatch.setattr(compiled, "kernel", None)
     log = open_log(segment_bytes=segment_bytes)
     data = b"".join(copy(log, offset, leader_epoch=offset // 10) for offset in GAPPED)
     if is_synced:

@@ -6,8 +6,6 @@ from oncelog.storage.log.loader import SegmentScan
 from oncelog.storage.records.batch import parse_header
 from oncelog.storage.segments.segment import Segment
 
-pytestmark = pytest.mark.usefixtures("scan_backend")
-
 MIXED_SIZES = (70, 300, 5_000, 61, 4_096, 90, 2_000_000, 75, 1_048_576, 100) * 2
 TIMES_MS = (5, 5, 9, 2, 9, 11, 11, 3, 40, 40)
 

@@ -11,7 +11,6 @@ from crc32c import crc32c
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import SEQUENCE_MAX
-from oncelog.storage.records import compiled
 from oncelog.storage.records.batch import (
     BatchHeader,
     crc_matches,
@@ -252,12 +251,7 @@ def test_client_batch_with_unknown_attributes_is_invalid(attributes: int) -> Non
         "00" * 14,
     ],
 )
-@pytest.mark.parametrize("backend", ["kernel", "python"])
-def test_client_batch_of_records_that_no_reader_can_decode_is_invalid(
-    records: str, backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if backend == "python":
-        monkeypatch.setattr(compiled, "kernel", None)
+def test_client_batch_of_records_that_no_reader_can_decode_is_invalid(records: str) -> None:
     assert check(make_batch(bytes.fromhex(records))) is ErrorCode.INVALID_RECORD
     assert isinstance(check(make_batch()), BatchHeader)
 

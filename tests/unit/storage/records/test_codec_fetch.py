@@ -9,8 +9,6 @@ from oncelog.storage.records.batch import patch, stamp_log_append_time
 from oncelog.storage.records.codec import RecordInput, decode_columns, encode_records
 from oncelog.storage.records.compression import Codec
 
-pytestmark = pytest.mark.usefixtures("codec_backend")
-
 
 def plain(count: int) -> list[RecordInput]:
     return [(b"key", b"value %d" % index, index, [("h", None)]) for index in range(count)]

@@ -1,17 +1,20 @@
-"""Many records without the kernel: whatever lengths and times they have, the bytes of rows."""
+"""Many records: whatever lengths and times they have, the bytes that an oracle makes of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import pyarrow as pa
 import pytest
+from record_oracle import encode_rows
 
-from oncelog.storage.records import columns as record_columns
-from oncelog.storage.records import rows as record_rows
-from oncelog.storage.records.rows import COLUMNAR_RECORDS_MIN, RecordInput
+from oncelog.storage.records.block import seal_block
+from oncelog.storage.records.codec import encode_columns, encode_records
+from oncelog.storage.records.rows import RecordInput
 
 TIME = 1_700_000_000_000
-COUNTS = (COLUMNAR_RECORDS_MIN, 8_192, 8_193, 9_001)
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+COUNTS = (128, 8_192, 8_193, 9_001)
 """Zig-zag offsets take two bytes from 64 on and three from 8192 on."""
 
 SHAPES: dict[str, Callable[[int], RecordInput]] = {
@@ -35,11 +38,15 @@ SHAPES: dict[str, Callable[[int], RecordInput]] = {
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_columns_make_the_bytes_of_rows(shape: str, count: int) -> None:
+def test_rows_and_columns_make_the_bytes_of_the_oracle(shape: str, count: int) -> None:
     records = [SHAPES[shape](index) for index in range(count)]
-    block, rows = record_columns.encode_many_rows(records), record_rows.encode_rows(records)
-    assert block.data == rows.data
-    assert (block.base_timestamp_ms, block.max_timestamp_ms) == (
-        rows.base_timestamp_ms,
-        rows.max_timestamp_ms,
+    keys, values, times, headers = zip(*records, strict=True)
+    pairs = [[{"key": key, "value": value} for key, value in row] for row in headers]
+    batch = seal_block(encode_rows(records))
+    assert encode_records(records) == batch
+    assert batch == encode_columns(
+        keys=pa.array(keys, pa.binary()),
+        values=pa.array(values, pa.binary()),
+        timestamps_ms=pa.array(times, pa.int64()),
+        headers=pa.array(pairs, HEADERS),
     )
