@@ -154,7 +154,7 @@ def _add_cluster_commands(commands: Commands) -> None:
     status = add_command(
         commands,
         "status",
-        "Show the cluster, its partitions and its actors; exit status 1 if one does not serve.",
+        "Show the cluster, its partitions and actors; exit status 1 if degraded, 3 if not serving.",
         cli_status.status,
     )
     add_cluster_arguments(status)

@@ -169,15 +169,15 @@ class Section:
 SECTIONS = (
     Section(
         title="Cluster",
-        text="`oncelog.init(NAME=VALUE)`, or `oncelog start --config NAME=VALUE`. Who joins a "
-        "running cluster may leave them out; what it gives must be what the cluster has.",
+        text="`oncelog.init(NAME=VALUE)`, or `oncelog start --config NAME=VALUE`. A running "
+        "cluster keeps its settings: leave them out to join it; `init` refuses different ones.",
         settings=describe(ClusterConfig),
     ),
     Section(
         title="Topic",
-        text='`cluster.admin().create_topic("t", NAME=VALUE)` and `alter_topic`, where `None` is '
-        "the default again; or `oncelog topics create t --config NAME=VALUE` and `alter`, with "
-        "`--reset NAME`.",
+        text='`cluster.admin().create_topic("t", NAME=VALUE)`, or '
+        "`oncelog topics create t --config NAME=VALUE`. To change one: `alter_topic`, or "
+        "`oncelog topics alter`. To return to the default: `NAME=None`, or `--reset NAME`.",
         settings=describe(TopicConfig),
     ),
     Section(
@@ -203,14 +203,15 @@ SECTIONS = (
     Section(
         title="Spark write",
         text='`frame.write.format("oncelog").option("NAME", VALUE)`, and `frame.writeStream`. '
-        "What begins with `kafka.` is of each task's producer.",
+        "Options that begin with `kafka.` are settings of the producer in each task.",
         settings=WRITE_OPTIONS.accepted,
         aliases=WRITE_OPTIONS.aliases,
         is_text=True,
     ),
     Section(
         title="Ray Data read",
-        text="`oncelog.ray_data.read(NAME=VALUE)`; what else it takes is told to Ray Data.",
+        text="`oncelog.ray_data.read(NAME=VALUE)`. It also takes arguments of Ray Data, such as "
+        "`concurrency`.",
         settings=describe(ReadArguments),
     ),
     Section(
@@ -222,12 +223,15 @@ SECTIONS = (
 
 PAGE_HEAD = f"""# Settings
 
-Names are Kafka's where Kafka has the setting, with underscores in Python. Numbers are whole, *ms*
-are milliseconds, and limits are inclusive. An unknown name or an impossible value is refused at
-once, and the error says what is allowed.
+Where Kafka has a setting, it has Kafka's name here, with underscores in Python. A *number* is an
+integer, *ms* are milliseconds, and limits are inclusive. An empty default means that nothing is
+set. An unknown name or a value that is not allowed is refused at once, and the error says what is
+allowed.
 
-This page is written by `{COMMAND}` from the
-declarations in the code: change those.
+A table begins with how to give its settings, where `NAME=VALUE` is for example `linger_ms=20`.
+
+This page is generated from the declarations in the code. To change it, change those and run
+`{COMMAND}`.
 """
 
 
