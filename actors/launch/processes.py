@@ -46,10 +46,10 @@ from oncelog.actors.launch.assembly import (
     server_of,
 )
 from oncelog.actors.launch.broker import Broker
+from oncelog.actors.launch.cluster_location import ClusterLocation, write_location
 from oncelog.actors.launch.controller_place import RayControllerPlace, is_on_head
 from oncelog.actors.launch.controller_server import ControllerServer
 from oncelog.actors.launch.figures import DiskFigures
-from oncelog.actors.launch.home import Home, write_home
 from oncelog.actors.launch.host import Host
 from oncelog.actors.pin import BY_LABEL, RACK_LABEL, Pin, broker_of
 from oncelog.actors.process.background import (
@@ -319,7 +319,7 @@ class ControllerProcess(ReplicaProcess):
 
     def make_server(self, config: ReplicaConfig) -> ControllerServer:
         """The controller, which also starts the actors of replicas."""
-        remember_home(config)
+        remember_location(config)
         return ControllerServer(
             config,
             production(config),
@@ -331,21 +331,21 @@ class ControllerProcess(ReplicaProcess):
         )
 
 
-def remember_home(config: ReplicaConfig) -> None:
+def remember_location(config: ReplicaConfig) -> None:
     """Where the log is now: of several brokers that would start it at once, only one has."""
     if config.pin is None:
         return
-    home = Home(
+    location = ClusterLocation(
         cluster_id=config.cluster_id,
         broker_id=config.broker_id,
         data_dir=config.data_dir,
         pin=config.pin,
     )
     try:
-        write_home(home)
+        write_location(location)
     except (RayError, RuntimeError, OSError) as error:
         # Not worth a constructor's failure, which would end the actor for good.
-        _logger.warning("Ray does not remember that this is %s: %s", home, error)
+        _logger.warning("Ray does not remember that this is %s: %s", location, error)
 
 
 def resign() -> None:

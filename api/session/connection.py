@@ -386,22 +386,24 @@ def is_log_started() -> bool:
 
     What was pinned to a node that is away is started again elsewhere only if its data is there.
     """
-    from oncelog.actors.launch import home
+    from oncelog.actors.launch import cluster_location
 
     if not has_log():
         return False
-    known = home.read_home()
-    return known is None or not home.is_lost(known)
+    known = cluster_location.read_location()
+    return known is None or not cluster_location.is_lost(known)
 
 
 def where_log_was() -> str:
     """What Ray remembers of a log that does not run, for an error; empty if there never was one."""
-    from oncelog.actors.launch import home
+    from oncelog.actors.launch import cluster_location
 
-    known = home.read_home()
+    known = cluster_location.read_location()
     if known is None:
         return ""
-    state = "is away" if home.is_away(known) else "is alive, but the log was stopped there"
+    state = (
+        "is away" if cluster_location.is_away(known) else "is alive, but the log was stopped there"
+    )
     return f"{known}; that node {state}"
 
 
@@ -413,20 +415,20 @@ def start_log(
     Remaining actors of a log whose node is down are ended first: they would wait forever.
     ``is_ours``: this process has started Ray; if not, a majority of the voters is waited for, and
     nodes with the data of the cluster that has to be there, as ``cluster_id`` says. Raises
-    ``ConnectionFailedError`` and ``InvalidSettingError`` as ``find_home`` does.
+    ``ConnectionFailedError`` and ``InvalidSettingError`` as ``find_location`` does.
     """
-    from oncelog.actors.launch import home
+    from oncelog.actors.launch import cluster_location
     from oncelog.actors.launch.processes import launch_controller
 
-    known = home.read_home()
+    known = cluster_location.read_location()
     data_dir = data_dir_text(data_dirs)
     if is_ours:
-        found = home.find_home(data_dir, known, is_ours=True, cluster_id=cluster_id)
+        found = cluster_location.find_location(data_dir, known, is_ours=True, cluster_id=cluster_id)
     else:
-        found = home.wait_for_home(data_dir, known, cluster_id=cluster_id)
+        found = cluster_location.wait_for_location(data_dir, known, cluster_id=cluster_id)
     if known not in {None, found}:
         end_log()
-    home.write_home(found)
+    cluster_location.write_location(found)
     launch_controller(
         ReplicaConfig(
             topic=CLUSTER_METADATA_TOPIC,
@@ -452,10 +454,12 @@ def end_log() -> list[str]:
 
 def away_log() -> str:
     """Where the log is, if its node has died, so that waiting is pointless; else empty."""
-    from oncelog.actors.launch import home
+    from oncelog.actors.launch import cluster_location
 
-    known = home.read_home()
-    return f"this is {known}; that node is away" if known and home.is_lost(known) else ""
+    known = cluster_location.read_location()
+    return (
+        f"this is {known}; that node is away" if known and cluster_location.is_lost(known) else ""
+    )
 
 
 _NOT_LED: Final = {

@@ -117,7 +117,7 @@ def run_oncelog(directory: Path) -> None:
     import ray
 
     import oncelog
-    from oncelog.actors.launch import home, processes
+    from oncelog.actors.launch import cluster_location, processes
     from oncelog.actors.rpc import actor_transport
     from oncelog.api.session import connection
 
@@ -125,7 +125,7 @@ def run_oncelog(directory: Path) -> None:
     for owner, name, step in (
         (connection, "start_ray", "ray"),
         (connection, "is_log_started", "looked"),
-        (home, "find_home", "directory"),
+        (cluster_location, "find_location", "directory"),
         (processes, "launch_controller", "controller launched"),
         (connection, "wait_until_ready", "ready"),
         (actor_transport._LoopConnections, "_make", "connections"),

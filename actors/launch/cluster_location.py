@@ -39,7 +39,7 @@ from oncelog.storage.model import NO_LEADER_EPOCH
 
 _logger = logging.getLogger(__name__)
 
-LOOK_TIMEOUT_S: Final = 30.0
+INSPECT_TIMEOUT_S: Final = 30.0
 """How long nodes may take to say what is in their data directory."""
 
 GATHER_ATTEMPTS: Final = 300
@@ -56,7 +56,7 @@ Node = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Home:
+class ClusterLocation:
     """Which cluster's log it is, and where: ``data_dir`` on the node of ``pin``."""
 
     cluster_id: str
@@ -71,7 +71,7 @@ class Home:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class DirectoryReport:
     """What a node has in its data directory: an identity, nothing, or why it cannot tell."""
 
     node: Node
@@ -86,54 +86,58 @@ class Look:
         return None if self.identity is None else self.identity.cluster_id
 
 
-def read_home() -> Home | None:
+def read_location() -> ClusterLocation | None:
     """Where the log of this Ray cluster was started last; ``None`` if it never was."""
     data = internal_kv._internal_kv_get(_KEY, namespace=NAMESPACE.encode())
     if data is None:
         return None
     fields = json.loads(data)
     voters = tuple(fields.get("voters", ()))
-    return Home(**{**fields, "pin": Pin(**fields["pin"]), "voters": voters})
+    return ClusterLocation(**{**fields, "pin": Pin(**fields["pin"]), "voters": voters})
 
 
-def write_home(home: Home) -> None:
+def write_location(location: ClusterLocation) -> None:
     """Remember where the log is, before its first actor is started."""
-    data = json.dumps(asdict(home)).encode()
+    data = json.dumps(asdict(location)).encode()
     internal_kv._internal_kv_put(_KEY, data, overwrite=True, namespace=NAMESPACE.encode())
 
 
-def is_away(home: Home) -> bool:
+def is_away(location: ClusterLocation) -> bool:
     """Whether no living node is the one that has the data."""
-    return not any(home.pin.is_at(node) for node in ray.nodes())
+    return not any(location.pin.is_at(node) for node in ray.nodes())
 
 
-def is_lost(home: Home) -> bool:
+def is_lost(location: ClusterLocation) -> bool:
     """Whether the log's node is away, and there are too few brokers for one that takes over."""
-    living = {broker_of(node) for node in ray.nodes() if node["Alive"]} - {None, home.broker_id}
-    return is_away(home) and len(living) < majority_of(VOTERS_MAX)
+    living = {broker_of(node) for node in ray.nodes() if node["Alive"]} - {None, location.broker_id}
+    return is_away(location) and len(living) < majority_of(VOTERS_MAX)
 
 
 class VotersAwayError(ConnectionFailedError):
     """Fewer copies of the metadata log are there than it takes to start it."""
 
 
-def wait_for_home(data_dir: str, known: Home | None, *, cluster_id: str | None) -> Home:
-    """``find_home``, once a majority of the voters is there, if there are several.
+def wait_for_location(
+    data_dir: str, known: ClusterLocation | None, *, cluster_id: str | None
+) -> ClusterLocation:
+    """``find_location``, once a majority of the voters is there, if there are several.
 
     With a ``cluster_id`` also once nodes that have its data are. Raises what stands in the way
     after ``GATHER_ATTEMPTS``.
     """
-    passing = VotersAwayError if cluster_id is None else ConnectionFailedError
+    transient = VotersAwayError if cluster_id is None else ConnectionFailedError
     for _ in range(GATHER_ATTEMPTS):
         try:
-            return _with_majority(data_dir, known, cluster_id)
-        except passing:
+            return _find_with_majority(data_dir, known, cluster_id)
+        except transient:
             threading.Event().wait(GATHER_RETRY_S)
-    return _with_majority(data_dir, known, cluster_id)
+    return _find_with_majority(data_dir, known, cluster_id)
 
 
-def _with_majority(data_dir: str, known: Home | None, cluster_id: str | None) -> Home:
-    found = find_home(data_dir, known, is_ours=False, cluster_id=cluster_id)
+def _find_with_majority(
+    data_dir: str, known: ClusterLocation | None, cluster_id: str | None
+) -> ClusterLocation:
+    found = find_location(data_dir, known, is_ours=False, cluster_id=cluster_id)
     needed = majority_of(VOTERS_MAX)
     if found.voters and len(found.voters) < needed:
         raise VotersAwayError(
@@ -144,9 +148,9 @@ def _with_majority(data_dir: str, known: Home | None, cluster_id: str | None) ->
     return found
 
 
-def find_home(
-    data_dir: str, known: Home | None, *, is_ours: bool, cluster_id: str | None = None
-) -> Home:
+def find_location(
+    data_dir: str, known: ClusterLocation | None, *, is_ours: bool, cluster_id: str | None = None
+) -> ClusterLocation:
     """The node to start the log on, its directory prepared: for a new cluster if there is none.
 
     ``known`` is where the log was before; only for another ``data_dir`` that does not matter.
@@ -157,12 +161,16 @@ def find_home(
     """
     nodes = [node for node in ray.nodes() if node["Alive"]]
     mine = ray.get_runtime_context().get_node_id()
-    looks = [_look_of(nodes[0], _look_here(data_dir))] if is_ours else look_at(nodes, data_dir)
+    reports = (
+        [_report_of(nodes[0], _inspect_here(data_dir))]
+        if is_ours
+        else inspect_nodes(nodes, data_dir)
+    )
     is_known = known is not None and own_directory(known.data_dir) == own_directory(data_dir)
     was_here = known.cluster_id if known is not None and is_known else None
     expected = cluster_id or was_here
-    node = choose_node(looks, data_dir, mine=mine, expected=expected)
-    voters = voters_among(looks, node)
+    node = choose_node(reports, data_dir, mine=mine, expected=expected)
+    voters = voters_among(reports, node)
     if node is None:
         raise ConnectionFailedError(
             f"no node has the data of cluster {expected} in {data_dir} now"
@@ -174,11 +182,11 @@ def find_home(
         )
     broker_id = (broker_of(node) if voters else None) or LOCAL_BROKER_ID
     arguments = (data_dir, secrets.token_hex(16), broker_id)
-    prepare_it = _prepare_here if is_ours else functools.partial(_prepare_there, node)
-    identity = prepare_it(*arguments)
+    prepare_directory = _prepare_here if is_ours else functools.partial(_prepare_there, node)
+    identity = prepare_directory(*arguments)
     if isinstance(identity, str):
         raise InvalidSettingError(f"data_dir={data_dir!r} on node {_name(node)}: {identity}")
-    return Home(
+    return ClusterLocation(
         cluster_id=identity.cluster_id,
         broker_id=identity.broker_id,
         data_dir=data_dir,
@@ -188,73 +196,81 @@ def find_home(
 
 
 def choose_node(
-    looks: Sequence[Look], data_dir: str, *, mine: str, expected: str | None
+    reports: Sequence[DirectoryReport], data_dir: str, *, mine: str, expected: str | None
 ) -> Node | None:
     """The node that has the data of a cluster, or the one to found it on.
 
     ``expected``: the id of the cluster there has to be; ``None`` is returned if no node has it.
     """
-    owners = [look for look in looks if look.cluster_id in {expected or look.cluster_id} - {None}]
+    owners = [
+        report
+        for report in reports
+        if report.cluster_id in {expected or report.cluster_id} - {None}
+    ]
     if expected is not None and not owners:
         return None
-    if len({look.cluster_id for look in owners}) > 1:
+    if len({report.cluster_id for report in owners}) > 1:
         raise ConnectionFailedError(
             f"data_dir={data_dir!r} is that of another cluster on each of {_names(owners)}",
             advice="leave only the right one, or give another directory",
         )
-    silent = [look for look in looks if look.error]
+    silent = [report for report in reports if report.error]
     if silent and not owners:
         raise ConnectionFailedError(
             f"node {_name(silent[0].node)} does not tell what is in {data_dir} "
             f"({silent[0].error}), so a cluster may be there",
             advice="try again, or stop that node",
         )
-    labelled = [look for look in looks if BROKER_LABEL in look.node["Labels"]]
-    places = owners or list(looks)
-    voters = [look for look in owners if _is_voter(look)]
+    labelled = [report for report in reports if BROKER_LABEL in report.node["Labels"]]
+    places = owners or list(reports)
+    voters = [report for report in owners if _is_voter(report)]
     if voters:
-        return max(voters, key=_newness).node
+        return max(voters, key=_log_recency).node
     if labelled:
         places = _labelled_places(labelled, owners)
-    own = [look for look in places if look.node["NodeID"] == mine]
+    own = [report for report in places if report.node["NodeID"] == mine]
     if own:
         return own[0].node
-    if len({look.node["NodeManagerAddress"] for look in places}) > 1:
+    if len({report.node["NodeManagerAddress"] for report in places}) > 1:
         raise ConnectionFailedError(
             f"{_names(places)} all have {data_dir}: run this on the one whose disk it is, or label "
             f"that node {BROKER_LABEL}={LOCAL_BROKER_ID}"
         )
-    return min((look.node for look in places), key=lambda node: str(node["NodeID"]))
+    return min((report.node for report in places), key=lambda node: str(node["NodeID"]))
 
 
-def _is_voter(look: Look) -> bool:
+def _is_voter(report: DirectoryReport) -> bool:
     """Whether it has a copy of the metadata log, and the label of the broker whose that is."""
-    identity = look.identity
-    is_its = identity is not None and broker_of(look.node) == identity.broker_id
-    return is_its and look.voter is not None
+    identity = report.identity
+    is_its = identity is not None and broker_of(report.node) == identity.broker_id
+    return is_its and report.voter is not None
 
 
-def _newness(look: Look) -> tuple[int, int]:
+def _log_recency(report: DirectoryReport) -> tuple[int, int]:
     """Which voter is asked first to lead; whether its log is new enough, the others know."""
-    epoch = NO_LEADER_EPOCH if look.voter is None else look.voter.epoch
-    return epoch, -(broker_of(look.node) or 0)
+    epoch = NO_LEADER_EPOCH if report.voter is None else report.voter.epoch
+    return epoch, -(broker_of(report.node) or 0)
 
 
-def voters_among(looks: Sequence[Look], node: Node | None) -> list[int]:
+def voters_among(reports: Sequence[DirectoryReport], node: Node | None) -> list[int]:
     """The brokers with a copy of the log that is started on ``node``; none if that has none."""
-    chosen = [look for look in looks if look.node is node and _is_voter(look)]
+    chosen = [report for report in reports if report.node is node and _is_voter(report)]
     if not chosen:
         return []
     cluster_id = chosen[0].cluster_id
     numbers = (
-        broker_of(look.node) for look in looks if _is_voter(look) and look.cluster_id == cluster_id
+        broker_of(report.node)
+        for report in reports
+        if _is_voter(report) and report.cluster_id == cluster_id
     )
     return sorted({number for number in numbers if number is not None})
 
 
-def _labelled_places(labelled: Sequence[Look], owners: Sequence[Look]) -> list[Look]:
+def _labelled_places(
+    labelled: Sequence[DirectoryReport], owners: Sequence[DirectoryReport]
+) -> list[DirectoryReport]:
     wanted = str(LOCAL_BROKER_ID)
-    brokers = [look for look in labelled if look.node["Labels"][BROKER_LABEL] == wanted]
+    brokers = [report for report in labelled if report.node["Labels"][BROKER_LABEL] == wanted]
     if len(brokers) != 1:
         raise ConnectionFailedError(
             f"nodes have labels {BROKER_LABEL}=N, and {len(brokers)} of them {BROKER_LABEL}="
@@ -268,32 +284,34 @@ def _labelled_places(labelled: Sequence[Look], owners: Sequence[Look]) -> list[L
     return brokers
 
 
-def look_at(nodes: Sequence[Node], data_dir: str) -> list[Look]:
+def inspect_nodes(nodes: Sequence[Node], data_dir: str) -> list[DirectoryReport]:
     """What each node has in ``data_dir``; all are asked at once."""
-    asked = {_there(node, _look_here).remote(data_dir): node for node in nodes}
-    answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=LOOK_TIMEOUT_S)
-    looks = []
+    asked = {_remote_on(node, _inspect_here).remote(data_dir): node for node in nodes}
+    answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=INSPECT_TIMEOUT_S)
+    reports = []
     for reference, node in asked.items():
         if reference not in answered:
-            looks.append(Look(node=node, error=f"no answer within {LOOK_TIMEOUT_S:.0f} s"))
+            reports.append(
+                DirectoryReport(node=node, error=f"no answer within {INSPECT_TIMEOUT_S:.0f} s")
+            )
             continue
         try:
-            looks.append(_look_of(node, ray.get(reference)))
+            reports.append(_report_of(node, ray.get(reference)))
         except RayError as error:
-            looks.append(Look(node=node, error=str(error).strip().splitlines()[0]))
-    return looks
+            reports.append(DirectoryReport(node=node, error=str(error).strip().splitlines()[0]))
+    return reports
 
 
-Seen = tuple[DirectoryIdentity | None, VoterState | None]
+DirectoryContents = tuple[DirectoryIdentity | None, VoterState | None]
 
 
-def _look_of(node: Node, found: Seen | str) -> Look:
+def _report_of(node: Node, found: DirectoryContents | str) -> DirectoryReport:
     if isinstance(found, str):
-        return Look(node=node, error=found)
-    return Look(node=node, identity=found[0], voter=found[1])
+        return DirectoryReport(node=node, error=found)
+    return DirectoryReport(node=node, identity=found[0], voter=found[1])
 
 
-def _look_here(data_dir: str) -> Seen | str:
+def _inspect_here(data_dir: str) -> DirectoryContents | str:
     """The directory's identity and voter file on this node, or why they cannot be read."""
     filesystem, path = RealFileSystem(), own_directory(data_dir)
     try:
@@ -332,7 +350,7 @@ def _new_directory_id() -> str:
     return secrets.token_hex(16)
 
 
-def _there(node: Node, work: Callable[..., Any]) -> Any:
+def _remote_on(node: Node, work: Callable[..., Any]) -> Any:
     make_remote: Any = ray.remote
     remote = make_remote(num_cpus=0, max_retries=0)(work)
     return remote.options(**Pin(BY_NODE_ID, node["NodeID"]).options())
@@ -342,8 +360,8 @@ def _prepare_there(
     node: Node, data_dir: str, new_cluster_id: str, broker_id: int
 ) -> DirectoryIdentity | str:
     try:
-        prepared = _there(node, _prepare_here).remote(data_dir, new_cluster_id, broker_id)
-        identity: DirectoryIdentity | str = ray.get(prepared, timeout=LOOK_TIMEOUT_S)
+        prepared = _remote_on(node, _prepare_here).remote(data_dir, new_cluster_id, broker_id)
+        identity: DirectoryIdentity | str = ray.get(prepared, timeout=INSPECT_TIMEOUT_S)
         return identity
     except RayError as error:
         return str(error).strip().splitlines()[0]
@@ -353,5 +371,5 @@ def _name(node: Node) -> str:
     return f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})"
 
 
-def _names(looks: Sequence[Look]) -> str:
-    return ", ".join(sorted(f"node {_name(look.node)}" for look in looks))
+def _names(reports: Sequence[DirectoryReport]) -> str:
+    return ", ".join(sorted(f"node {_name(report.node)}" for report in reports))
