@@ -28,7 +28,7 @@ from oncelog.actors.interfaces import (
     Transport,
     address_of,
 )
-from oncelog.actors.launch.figures import NO_DISK, DiskFigures, ReplicaFigures
+from oncelog.actors.launch.server_metrics import NO_DISK, DiskMetrics, ReplicaMetrics
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.process.metrics import (
@@ -104,7 +104,7 @@ class Surroundings:
     incarnation: str
     process_id: int
     metrics: MetricSink = NO_METRICS
-    disk_figures: DiskFigures = NO_DISK
+    disk_metrics: DiskMetrics = NO_DISK
     boot_id: str = ""
     die: Callable[[BaseException], None]
 
@@ -203,7 +203,7 @@ class ReplicationCalls:
 
 
 class ReplicaServer(ReplicationCalls):
-    """What every process with a log has: its replica, start, maintenance and figures."""
+    """What every process with a log has: its replica, start, maintenance and metrics."""
 
     replica_class: ClassVar[type[Replica]] = Replica
 
@@ -249,18 +249,18 @@ class ReplicaServer(ReplicationCalls):
             compact=self.compact_log,
             is_serving=self.is_serving,
         )
-        self.figures = ReplicaFigures(
+        self.metrics = ReplicaMetrics(
             replica=self.replica,
             clock=surroundings.clock,
-            metrics=surroundings.metrics,
-            disk=surroundings.disk_figures,
+            sink=surroundings.metrics,
+            disk=surroundings.disk_metrics,
             has_failed=lambda: bool(self.failure),
             on_bug=surroundings.die,
         )
 
     def begin(self) -> None:
         """Start serving in a task of its own; the last line of a constructor."""
-        self.figures.start(self.report_metrics)
+        self.metrics.start(self.report_metrics)
         self._start_task = self._tasks.spawn(self._start())
 
     def __repr__(self) -> str:
@@ -424,13 +424,13 @@ class ReplicaServer(ReplicationCalls):
 
     async def describe_replica(self, _request: DescribeReplicaRequest) -> DescribeReplicaReply:
         """Describe the replica's bounds and role."""
-        self.figures.observe_transactions()
+        self.metrics.observe_transactions()
         refusal = self.replica.refusal
         refused_ms = refusal.lasts_ms(loop_ms())
         return structs.replace(
             self.replica.describe(self.surroundings.process_id),
-            late_transaction_count=self.figures.ages.late_count,
-            oldest_open_transaction_age_ms=self.figures.ages.oldest_ms,
+            late_transaction_count=self.metrics.ages.late_count,
+            oldest_open_transaction_age_ms=self.metrics.ages.oldest_ms,
             active_transactional_id_count=self.active_transactional_id_count(),
             refusal="" if refused_ms is None else refusal.reason,
             refused_ms=refused_ms or 0,
@@ -441,8 +441,8 @@ class ReplicaServer(ReplicationCalls):
         return None
 
     def report_metrics(self) -> None:
-        """Report the figures that operators watch."""
-        self.figures.report()
+        """Report the metrics that operators watch."""
+        self.metrics.report()
 
     async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
         """Stop serving, flush and release the directory; the process stays to be killed."""
@@ -477,7 +477,7 @@ class ReplicaServer(ReplicationCalls):
     async def end(self, *, remove_data: bool = False) -> None:
         """Stop maintenance and serving; flush and release the directory. Safe to repeat."""
         self.is_stopped = True
-        self.figures.stop()
+        self.metrics.stop()
         await self.maintenance.stop()
         await self.stop_serving(remove_data=remove_data)
 
@@ -522,12 +522,12 @@ class TransactionCoordinatorServer(TransactionCoordinator, ReplicaServer):
         return len(self.machine.ids.unsettled())
 
     def report_metrics(self) -> None:
-        """Set the figures of the log and those of the shard."""
+        """Set the metrics of the log and those of the shard."""
         super().report_metrics()
         if self.replica.availability() is ErrorCode.NONE:
-            self.figures.set(TRANSACTIONAL_ID_COUNT, len(self.machine.ids))
-            self.figures.set(ACTIVE_TRANSACTIONAL_ID_COUNT, self.active_transactional_id_count())
-        self.end_durations.report(self.figures.metrics, self.config.broker_id)
+            self.metrics.set(TRANSACTIONAL_ID_COUNT, len(self.machine.ids))
+            self.metrics.set(ACTIVE_TRANSACTIONAL_ID_COUNT, self.active_transactional_id_count())
+        self.end_durations.report(self.metrics.sink, self.config.broker_id)
 
 
 class GroupCoordinatorServer(GroupCoordinator, ReplicaServer):

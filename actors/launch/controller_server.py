@@ -14,8 +14,8 @@ from oncelog.actors.controller.controller import Controller
 from oncelog.actors.controller.replica_actors import SMALL_MACHINE, Launcher, MachineSize
 from oncelog.actors.interfaces import BROKER_ACTORS, broker_actor
 from oncelog.actors.launch.assembly import LeadershipLostError, ReplicaServer, Surroundings
-from oncelog.actors.launch.figures import ControllerFigures
 from oncelog.actors.launch.metadata_voter import ask_voters
+from oncelog.actors.launch.server_metrics import ControllerMetrics
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.process.metrics import NO_METRICS
 from oncelog.actors.protocol.cluster.quorum import Candidacy, may_stand, with_epoch
@@ -92,8 +92,8 @@ class ControllerServer(Controller, ReplicaServer):
         )
         if is_on_head:
             self._voters.leave = lambda: self._resign("it is on Ray's head, and others are not")
-        self.cluster_figures = ControllerFigures(
-            machine=self.machine, metrics=surroundings.metrics, broker_id=config.broker_id
+        self.cluster_metrics = ControllerMetrics(
+            machine=self.machine, sink=surroundings.metrics, broker_id=config.broker_id
         )
         self.begin()
         self._tasks.spawn(self._watch_use())
@@ -102,12 +102,12 @@ class ControllerServer(Controller, ReplicaServer):
         return "Controller"
 
     def report_metrics(self) -> None:
-        """Set the figures of the log and those of the cluster."""
+        """Set the metrics of the log and those of the cluster."""
         super().report_metrics()
-        if self.is_serving() and self.figures.metrics is not NO_METRICS:
-            self.cluster_figures.report(self.loaded_election_count)
+        if self.is_serving() and self.metrics.sink is not NO_METRICS:
+            self.cluster_metrics.report(self.loaded_election_count)
             if self.metadata_log.quorum is not None:
-                self.cluster_figures.report_voters(self.metadata_log.quorum)
+                self.cluster_metrics.report_voters(self.metadata_log.quorum)
 
     async def _start(self) -> None:
         await self._join_further()
@@ -278,6 +278,6 @@ class ControllerServer(Controller, ReplicaServer):
 
     async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
         """Stop every replica of the cluster, then the metadata log."""
-        self.figures.stop()
+        self.metrics.stop()
         await self.maintenance.stop()
         return await Controller.shutdown(self, request)

@@ -49,8 +49,8 @@ from oncelog.actors.launch.broker import Broker
 from oncelog.actors.launch.cluster_location import ClusterLocation, write_location
 from oncelog.actors.launch.controller_place import RayControllerPlace, is_on_head
 from oncelog.actors.launch.controller_server import ControllerServer
-from oncelog.actors.launch.figures import DiskFigures
 from oncelog.actors.launch.host import Host
+from oncelog.actors.launch.server_metrics import DiskMetrics
 from oncelog.actors.pin import BY_LABEL, RACK_LABEL, Pin, broker_of
 from oncelog.actors.process.background import (
     OPENING_THREADS_MAX,
@@ -122,7 +122,7 @@ def production(config: ReplicaConfig | HostConfig | BrokerConfig) -> Surrounding
         incarnation=secrets.token_hex(8),
         process_id=os.getpid(),
         metrics=RayMetrics(),
-        disk_figures=DiskFigures(),
+        disk_metrics=DiskMetrics(),
         boot_id=boot_id(),
         die=die_of_bug,
     )

@@ -146,7 +146,7 @@ class FollowerLog(ReplicaLog):
                 size_bytes += len(batch)
         finally:
             if size_bytes:
-                self.tallies.replicated_bytes += size_bytes
+                self.counters.replicated_bytes += size_bytes
                 self._sync.request(self.log, size_bytes, is_awaited=self.topic.flush != "os")
 
     async def _cut(self, verdict: ReplicateVerdict) -> None:
@@ -161,7 +161,7 @@ class FollowerLog(ReplicaLog):
             max(verdict.restart_offset, verdict.truncate_offset),
             log.log_end_offset,
         )
-        self.tallies.follower_cuts += 1
+        self.counters.follower_cuts += 1
 
         def cut() -> None:
             if verdict.restart_offset != NO_OFFSET:

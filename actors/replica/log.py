@@ -33,7 +33,7 @@ from oncelog.actors.protocol.messages.replication import ReplicateReply, Replica
 from oncelog.actors.protocol.partition.followers import IsrProposal
 from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.actors.replica.group_sync import DiskRefusal, GroupSync
-from oncelog.actors.replica.observations import FoundDamage, ReplicaTallies
+from oncelog.actors.replica.observations import FoundDamage, ReplicaCounters
 from oncelog.actors.replica.opening import (
     ReplayedBatch,
     ReplicaDirectory,
@@ -103,7 +103,7 @@ class ReplicaLog:
         self.failure: str | None = None
         self.damage = FoundDamage(self.topic_partition)
         self.refusal = DiskRefusal()
-        self.tallies = ReplicaTallies()
+        self.counters = ReplicaCounters()
         self.on_newer_keys: Callable[[], None] = lambda: None
         self.on_newer_settings: Callable[[], None] = lambda: None
         self.on_bug: Callable[[BaseException], None] = _raise
@@ -127,7 +127,7 @@ class ReplicaLog:
             machine=self.machine,
             background=background,
             on_synced=self._note_synced,
-            durations=self.tallies.sync_durations,
+            durations=self.counters.sync_durations,
             refusal=self.refusal,
             on_failure=functools.partial(self._give_up, "sync"),
             on_bug=lambda bug: self.on_bug(bug),
@@ -304,9 +304,9 @@ class ReplicaLog:
             return AppendOutcome(error=ErrorCode.KAFKA_STORAGE_ERROR)
         if self.replicator is not None:
             self.replicator.appended()
-        tallies = self.tallies
-        tallies.appended_bytes += len(batch)
-        tallies.appended_records += header.record_count
+        counters = self.counters
+        counters.appended_bytes += len(batch)
+        counters.appended_records += header.record_count
         if is_awaited:
             self._sync.request(
                 log,
@@ -410,7 +410,7 @@ class ReplicaLog:
             point = log.sync_point()
             began_s = monotonic_s()
             await self._background.run(point.run)
-            self.tallies.sync_durations.observe(1_000 * (monotonic_s() - began_s))
+            self.counters.sync_durations.observe(1_000 * (monotonic_s() - began_s))
             if self._log is not log:
                 return ErrorCode.NOT_LEADER_OR_FOLLOWER
             log.mark_synced(point)

@@ -147,7 +147,7 @@ class MetadataReplica(MetadataLog):
             on_rise=self._note_risen,
             on_loss=self._lose_leadership,
             on_failure=self.on_bug,
-            tallies=self.tallies,
+            counters=self.counters,
         )
         self.replicator = replicator
         self._note_risen()

@@ -241,9 +241,9 @@ class PartitionLeader:
         )
 
     def _fetched(self, request: FetchRequest, found: LogSlice) -> FetchReply:
-        tallies = self.replica.tallies
-        tallies.fetched_bytes += len(found.records)
-        tallies.fetched_records += found.next_offset - request.fetch_offset
+        counters = self.replica.counters
+        counters.fetched_bytes += len(found.records)
+        counters.fetched_records += found.next_offset - request.fetch_offset
         aborted: tuple[AbortedTransaction, ...] | None = None
         if request.isolation_level is IsolationLevel.READ_COMMITTED:
             aborted = ()

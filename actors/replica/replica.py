@@ -228,7 +228,7 @@ class Replica(FollowerLog):
         )
         self.replicator = Replicator(
             replication,
-            tallies=self.tallies,
+            counters=self.counters,
             request_of=self._request_of,
             send=self.send_push,
             propose=self.propose_isr,

@@ -20,7 +20,7 @@ from oncelog.actors.protocol.partition.replication import (
     LeaderReplication,
     ReplicationSettings,
 )
-from oncelog.actors.replica.observations import ReplicaTallies
+from oncelog.actors.replica.observations import ReplicaCounters
 from oncelog.storage.errors import ErrorCode
 
 SETTLING: Final = ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -32,14 +32,14 @@ class Replicator:
 
     ``request_of`` reads a push's batches; ``send`` and ``propose`` make calls and never raise for
     one that is lost. ``on_rise`` is called when the high watermark has risen or the ISR changed,
-    ``on_loss`` once, when another leads. What happens is added up in ``tallies``.
+    ``on_loss`` once, when another leads. What happens is added up in ``counters``.
     """
 
     def __init__(
         self,
         replication: LeaderReplication,
         *,
-        tallies: ReplicaTallies,
+        counters: ReplicaCounters,
         request_of: Callable[[Push], ReplicateRequest | None],
         send: Callable[[int, ReplicateRequest], Awaitable[ReplicateReply]],
         propose: Callable[[IsrProposal], Awaitable[AlterIsrReply]],
@@ -48,7 +48,7 @@ class Replicator:
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self.replication = replication
-        self._tallies = tallies
+        self._counters = counters
         self._request_of = request_of
         self._send = send
         self._propose = propose
@@ -129,8 +129,8 @@ class Replicator:
     def _count_change_from(self, isr: frozenset[int]) -> bool:
         """Whether the in-sync replicas are others than they were."""
         now = self.replication.in_sync.isr
-        self._tallies.isr_shrinks += bool(isr - now)
-        self._tallies.isr_expands += bool(now - isr)
+        self._counters.isr_shrinks += bool(isr - now)
+        self._counters.isr_expands += bool(now - isr)
         return now != isr
 
     def _note(self, has_risen: bool) -> None:
@@ -175,7 +175,7 @@ class Replicator:
         request = self._request_of(push)
         reply = ReplicateReply(error=SETTLING)
         if request is not None:
-            self._tallies.pushed_bytes += len(request.batches)
+            self._counters.pushed_bytes += len(request.batches)
             reply = await self._send(push.broker_id, request)
         if not self._is_stopped:
             self._note(self.replication.answered(push, reply, loop_ms()))

@@ -740,7 +740,7 @@ class LagReport:
     """Tells the monitoring of the cluster how far a member of a group is behind.
 
     Sets the lag of each assigned partition, every interval from the first poll to the close, as of
-    the reply that the partition got last: nothing is asked for the sake of a figure. So the lag of
+    the reply that the partition got last: nothing is asked for the sake of a metric. So the lag of
     a member that has stopped polling stands still; ``oncelog groups describe`` asks the leaders.
     """
 

@@ -170,7 +170,7 @@ class Node:
         if self.world.holder is self and self.is_up:
             self.world.holder = None
         controller.is_stopped = True
-        controller.figures.stop()
+        controller.metrics.stop()
         controller._tasks.cancel()
         controller._start_task.cancel()
         replica = controller.replica

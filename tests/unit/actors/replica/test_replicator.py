@@ -14,7 +14,7 @@ from oncelog.actors.protocol.partition.replication import (
     ReplicationSettings,
 )
 from oncelog.actors.protocol.tickets import NO_KEYS
-from oncelog.actors.replica.observations import ReplicaTallies
+from oncelog.actors.replica.observations import ReplicaCounters
 from oncelog.actors.replica.replicator import Replicator
 from oncelog.storage.model import TopicPartition
 
@@ -33,7 +33,7 @@ class Leader:
         self.rises = 0
         self.risen = asyncio.Event()
         self.sent_bytes = 0
-        self.tallies = ReplicaTallies()
+        self.counters = ReplicaCounters()
         self.proposed: list[IsrProposal] = []
         machine = PartitionMachine(PARTITION)
         machine.load(0, 0, ())
@@ -48,7 +48,7 @@ class Leader:
         )
         self.replicator = Replicator(
             replication,
-            tallies=self.tallies,
+            counters=self.counters,
             request_of=self.request_of,
             send=self.send,
             propose=self.propose,
@@ -60,7 +60,7 @@ class Leader:
     @property
     def changes(self) -> tuple[int, int]:
         """How often the ISR has lost members, and gained some."""
-        return self.tallies.isr_shrinks, self.tallies.isr_expands
+        return self.counters.isr_shrinks, self.counters.isr_expands
 
     def request_of(self, push: Push) -> ReplicateRequest:
         return ReplicateRequest(
@@ -123,7 +123,7 @@ def test_members_that_join_as_the_leader_proposes_and_bytes_that_it_sends_are_co
         assert leader.replicator.isr == leader.proposed[0].isr != (1,)
         assert leader.changes == (0, 1)
         assert leader.sent_bytes > 0
-        assert leader.tallies.pushed_bytes == leader.sent_bytes
+        assert leader.counters.pushed_bytes == leader.sent_bytes
         leader.replicator.stop()
 
     asyncio.run(scenario())

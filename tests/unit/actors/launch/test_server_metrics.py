@@ -11,7 +11,7 @@ import pytest
 from cluster_worlds import TOPIC_ID, ClusterWorld
 from voting_world import VotingWorld, play
 
-from oncelog.actors.launch.figures import ControllerFigures
+from oncelog.actors.launch.server_metrics import ControllerMetrics
 from oncelog.actors.process.metrics import (
     BROKER_FENCED,
     BROKER_TAGS,
@@ -57,26 +57,26 @@ def world() -> ClusterWorld:
     return world
 
 
-def figures_of(world: ClusterWorld, sink: Sink) -> ControllerFigures:
-    return ControllerFigures(machine=world.machine, metrics=sink, broker_id=7)
+def metrics_of(world: ClusterWorld, sink: Sink) -> ControllerMetrics:
+    return ControllerMetrics(machine=world.machine, sink=sink, broker_id=7)
 
 
 def test_partitions_without_a_leader_and_fenced_brokers_are_told(world: ClusterWorld) -> None:
     sink = Sink()
-    figures = figures_of(world, sink)
+    metrics = metrics_of(world, sink)
     world.lead(1, (1,), 0)
-    figures.report(0)
+    metrics.report(0)
     assert sink.values["offline_partition_count"] == 1
     assert sink.fenced == {"1": 0, "2": 0, "3": 0}
     machine = world.machine
     world.apply(fence(machine.topics, machine.broker_states, 1))
-    figures.report(0)
+    metrics.report(0)
     assert sink.values["offline_partition_count"] == 2
     assert sink.fenced == {"1": 1, "2": 0, "3": 0}
     world.change(1)
     world.lead(1, (1,), 0)
     world.lead(2, (2, 3), 1)
-    figures.report(0)
+    metrics.report(0)
     assert sink.values["offline_partition_count"] == 0
     assert sink.fenced["1"] == 0
 
@@ -87,13 +87,13 @@ def test_elections_are_counted_from_when_the_log_was_loaded(world: ClusterWorld)
     world.lead(2, (1, 2), 0)
     assert world.replayed().election_count == world.machine.election_count == 2
     sink, loaded_count = Sink(), world.machine.election_count
-    figures = figures_of(world, sink)
-    figures.report(loaded_count)
+    metrics = metrics_of(world, sink)
+    metrics.report(loaded_count)
     assert sink.values["leader_elections"] == 0
     world.lead(1, (1, 2), 0)
     world.lead(-1, (1, 2), 0)
     for _ in range(2):
-        figures.report(loaded_count)
+        metrics.report(loaded_count)
         assert sink.values["leader_elections"] == 1
 
 
@@ -112,7 +112,7 @@ def test_partitions_are_counted_while_they_move(world: ClusterWorld) -> None:
             removing=(),
         )
         world.apply([record])
-        figures_of(world, sink).report(0)
+        metrics_of(world, sink).report(0)
         assert sink.values["reassignment_count"] == len(adding)
 
 
@@ -138,8 +138,8 @@ def test_a_voter_that_is_away_is_told_and_for_how_long(tmp_path: Path) -> None:
             assert controller is not None
             quorum = controller.metadata_log.quorum
             assert quorum is not None
-            figures = ControllerFigures(machine=controller.machine, metrics=sink, broker_id=1)
-            figures.report_voters(quorum)
+            metrics = ControllerMetrics(machine=controller.machine, sink=sink, broker_id=1)
+            metrics.report_voters(quorum)
             return sink.values
 
         assert told()[VOTER_COUNT] == {1: 1}

@@ -9,7 +9,7 @@ import pytest
 from sim_world import World, WorldSettings
 
 from oncelog.actors.config import ClusterConfig
-from oncelog.actors.launch.figures import ControllerFigures
+from oncelog.actors.launch.server_metrics import ControllerMetrics
 from oncelog.storage.model import TopicPartition
 
 SETTINGS = WorldSettings(
@@ -59,11 +59,11 @@ def told(world: World, name: str) -> dict[str, float]:
     server, sink = world.server(name), Sink()
 
     async def report() -> None:
-        figures = server.figures
-        figures.metrics, figures._reported, figures._raised = sink, {}, set()
+        metrics = server.metrics
+        metrics.sink, metrics._reported, metrics._raised = sink, {}, set()
         if name == "controller":
-            server.cluster_figures = ControllerFigures(
-                machine=server.machine, metrics=sink, broker_id=1
+            server.cluster_metrics = ControllerMetrics(
+                machine=server.machine, sink=sink, broker_id=1
             )
         server.report_metrics()
 

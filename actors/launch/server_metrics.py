@@ -1,4 +1,4 @@
-"""The figures that operators watch: of one replica, of the disk it is on, and of the cluster.
+"""The metrics that operators watch: of one replica, of the disk it is on, and of the cluster.
 
 What ``process/metrics.py`` has a name for. A report of an idle replica takes some 30 µs; those of
 a process are spread over the interval, so that many do not hold up its event loop together.
@@ -79,7 +79,7 @@ def _offline(data_dir: str) -> Mapping[Path, str]:
     return offline_directories(RealFileSystem(), data_dir)
 
 
-class DiskFigures:
+class DiskMetrics:
     """The space on the disks of the data directories: once per interval for all replicas there.
 
     ``space_of`` is None where there is no disk to look at; ``offline`` tells which of several
@@ -95,8 +95,8 @@ class DiskFigures:
         self._offline = offline
         self._due_s = 0.0
 
-    def report(self, config: ReplicaConfig, metrics: MetricSink, now_s: float) -> None:
-        """Set the figures if that is due. Without any if the disk does not answer."""
+    def report(self, config: ReplicaConfig, sink: MetricSink, now_s: float) -> None:
+        """Set the metrics if that is due. Without any if the disk does not answer."""
         if self._space_of is None or now_s < self._due_s:
             return
         self._due_s = now_s + config.cluster.metrics_interval_ms / 1_000
@@ -105,7 +105,7 @@ class DiskFigures:
         for path in paths:
             tags = {"broker": str(config.broker_id), "directory": str(path)}
             if len(paths) > 1:
-                metrics.set(OFFLINE_DIRECTORY, int(path in offline), tags)
+                sink.set(OFFLINE_DIRECTORY, int(path in offline), tags)
             if path in offline:
                 _logger.warning("the data directory %s cannot be used: %s", path, offline[path])
                 continue
@@ -114,15 +114,15 @@ class DiskFigures:
             except OSError as error:
                 _logger.warning("cannot tell the space on the disk of %s: %s", path, error)
                 continue
-            metrics.set(DISK_FREE_BYTES, space.free_bytes, tags)
-            metrics.set(DISK_SIZE_BYTES, space.size_bytes, tags)
+            sink.set(DISK_FREE_BYTES, space.free_bytes, tags)
+            sink.set(DISK_SIZE_BYTES, space.size_bytes, tags)
 
 
-NO_DISK: Final = DiskFigures(None)
+NO_DISK: Final = DiskMetrics(None)
 
 
-class ReplicaFigures:
-    """Reports the figures of one replica, every ``metrics_interval_ms``, also while it is offline.
+class ReplicaMetrics:
+    """Reports the metrics of one replica, every ``metrics_interval_ms``, also while it is offline.
 
     ``has_failed`` says that its server could not start; ``on_bug`` gets what a report raises.
     """
@@ -132,8 +132,8 @@ class ReplicaFigures:
         *,
         replica: Replica,
         clock: Clock,
-        metrics: MetricSink,
-        disk: DiskFigures,
+        sink: MetricSink,
+        disk: DiskMetrics,
         has_failed: Callable[[], bool],
         on_bug: Callable[[BaseException], None],
     ) -> None:
@@ -141,7 +141,7 @@ class ReplicaFigures:
         self.ages = TransactionAges(
             late_after_ms=config.cluster.transaction_max_timeout_ms + LATE_GRACE_MS
         )
-        self.metrics = metrics
+        self.sink = sink
         self._replica = replica
         self._clock = clock
         self._disk = disk
@@ -203,27 +203,27 @@ class ReplicaFigures:
         is_offline = bool(replica.failure or replica.waits_for) or self._has_failed()
         self.set(REPLICA_OFFLINE, int(is_offline))
         self.set(DISK_REFUSING, int(replica.refusal.lasts_ms(loop_ms()) is not None))
-        self._disk.report(replica.config, self.metrics, asyncio.get_running_loop().time())
-        self._report_tallies()
+        self._disk.report(replica.config, self.sink, asyncio.get_running_loop().time())
+        self._report_counters()
         if replica.availability() is ErrorCode.NONE:
             self.observe_transactions()
-            if self.metrics is not NO_METRICS:
+            if self.sink is not NO_METRICS:
                 self._report_leader()
-        if self.metrics is not NO_METRICS and replica.upkeep_error() is ErrorCode.NONE:
+        if self.sink is not NO_METRICS and replica.upkeep_error() is ErrorCode.NONE:
             self._report_log()
 
-    def _report_tallies(self) -> None:
-        tallies = self._replica.tallies
-        self._add(APPENDED_BYTES, tallies.appended_bytes)
-        self._add(APPENDED_RECORDS, tallies.appended_records)
-        self._add(FETCHED_BYTES, tallies.fetched_bytes)
-        self._add(FETCHED_RECORDS, tallies.fetched_records)
-        self._add(ISR_SHRINKS, tallies.isr_shrinks)
-        self._add(ISR_EXPANDS, tallies.isr_expands)
-        self._add(PUSHED_BYTES, tallies.pushed_bytes)
-        self._add(REPLICATED_BYTES, tallies.replicated_bytes)
-        self._add(FOLLOWER_CUTS, tallies.follower_cuts)
-        tallies.sync_durations.report(self.metrics, {"broker": self._tags["broker"]})
+    def _report_counters(self) -> None:
+        counters = self._replica.counters
+        self._add(APPENDED_BYTES, counters.appended_bytes)
+        self._add(APPENDED_RECORDS, counters.appended_records)
+        self._add(FETCHED_BYTES, counters.fetched_bytes)
+        self._add(FETCHED_RECORDS, counters.fetched_records)
+        self._add(ISR_SHRINKS, counters.isr_shrinks)
+        self._add(ISR_EXPANDS, counters.isr_expands)
+        self._add(PUSHED_BYTES, counters.pushed_bytes)
+        self._add(REPLICATED_BYTES, counters.replicated_bytes)
+        self._add(FOLLOWER_CUTS, counters.follower_cuts)
+        counters.sync_durations.report(self.sink, {"broker": self._tags["broker"]})
 
     def _report_leader(self) -> None:
         replica, machine = self._replica, self._replica.machine
@@ -261,48 +261,48 @@ class ReplicaFigures:
                 return
             else:
                 self._raised.remove(metric.name)
-        self.metrics.set(metric, value, self._tags)
+        self.sink.set(metric, value, self._tags)
 
     def _add(self, metric: Metric, total: int) -> None:
         """Add to a counter by how much ``total`` has grown since it was last reported."""
         amount = total - self._reported.get(metric.name, 0)
         if amount:
             self._reported[metric.name] = total
-            self.metrics.add(metric, amount, self._tags)
+            self.sink.add(metric, amount, self._tags)
 
 
-class ControllerFigures:
+class ControllerMetrics:
     """What the controller alone knows of the cluster: brokers, leaders, moves, voters.
 
     ``broker_id`` is the controller's own. A report looks at every partition.
     """
 
-    def __init__(self, *, machine: ClusterMachine, metrics: MetricSink, broker_id: int) -> None:
+    def __init__(self, *, machine: ClusterMachine, sink: MetricSink, broker_id: int) -> None:
         self._machine = machine
-        self._metrics = metrics
+        self._sink = sink
         self._broker_id = broker_id
         self._tags = {"broker": str(broker_id)}
         self._reported_election_count = 0
 
     def report(self, loaded_election_count: int) -> None:
         """Report, but for elections that were in the log already when it was loaded."""
-        machine, metrics = self._machine, self._metrics
+        machine, sink = self._machine, self._sink
         known_count = max(self._reported_election_count, loaded_election_count)
-        metrics.add(LEADER_ELECTIONS, machine.election_count - known_count, self._tags)
+        sink.add(LEADER_ELECTIONS, machine.election_count - known_count, self._tags)
         self._reported_election_count = machine.election_count
         partitions = [one for topic in machine.topics.values() for one in topic.partitions]
         offline_count = sum(one.leader == NO_LEADER for one in partitions)
-        metrics.set(OFFLINE_PARTITION_COUNT, offline_count, self._tags)
-        metrics.set(REASSIGNMENT_COUNT, sum(one.is_moving for one in partitions), self._tags)
+        sink.set(OFFLINE_PARTITION_COUNT, offline_count, self._tags)
+        sink.set(REASSIGNMENT_COUNT, sum(one.is_moving for one in partitions), self._tags)
         for broker_id, broker in machine.broker_states.items():
-            metrics.set(BROKER_FENCED, int(broker.is_fenced), {"broker": str(broker_id)})
+            sink.set(BROKER_FENCED, int(broker.is_fenced), {"broker": str(broker_id)})
 
     def report_voters(self, quorum: QuorumReplication) -> None:
         """Report how far the voters are behind the controller's log."""
-        metrics = self._metrics
+        sink = self._sink
         others = quorum.voters - {self._broker_id}
-        metrics.set(VOTER_COUNT, len(quorum.voters), self._tags)
-        metrics.set(LAGGING_VOTER_COUNT, len(others - quorum.caught_up()), self._tags)
+        sink.set(VOTER_COUNT, len(quorum.voters), self._tags)
+        sink.set(LAGGING_VOTER_COUNT, len(others - quorum.caught_up()), self._tags)
         for broker_id, (lag, lag_ms) in quorum.voter_lags(loop_ms()).items():
-            metrics.set(VOTER_LAG, lag, {"broker": str(broker_id)})
-            metrics.set(VOTER_LAG_MS, lag_ms, {"broker": str(broker_id)})
+            sink.set(VOTER_LAG, lag, {"broker": str(broker_id)})
+            sink.set(VOTER_LAG_MS, lag_ms, {"broker": str(broker_id)})
