@@ -17,7 +17,7 @@ from msgspec import structs
 from oncelog.actors.config import BrokerConfig, own_directory
 from oncelog.actors.coordination.actor_watch import ActorWatch, Sight
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, broker_actor
-from oncelog.actors.launch.assembly import Surroundings
+from oncelog.actors.launch.assembly import Environment
 from oncelog.actors.launch.metadata_voter import ControllerPlace, MetadataVoter, NoPlace
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.clock import loop_ms
@@ -66,18 +66,18 @@ class Broker:
     def __init__(
         self,
         config: BrokerConfig,
-        surroundings: Surroundings,
+        environment: Environment,
         place: ControllerPlace | None = None,
     ) -> None:
         self.config = config
-        self.surroundings = surroundings
+        self.environment = environment
         self.is_registered = False
         self.problem = ""
-        self._background = surroundings.new_background()
-        self._tasks = OwnTasks(surroundings.die)
-        self.voter = MetadataVoter(config, surroundings, place or NoPlace(), self._tasks)
+        self._background = environment.new_background()
+        self._tasks = OwnTasks(environment.die)
+        self.voter = MetadataVoter(config, environment, place or NoPlace(), self._tasks)
         self._watch = ActorWatch(
-            surroundings.transport,
+            environment.transport,
             silent_after_ms=config.cluster.broker_session_timeout_ms,
             hold_ms=config.cluster.broker_heartbeat_interval_ms,
         )
@@ -135,7 +135,7 @@ class Broker:
                 is_kept=is_kept,
             )
             # Not longer: a lost call must not cost the session.
-            reply = await self.surroundings.transport.call(
+            reply = await self.environment.transport.call(
                 CONTROLLER_ACTOR, request, timeout_ms=cluster.broker_heartbeat_interval_ms
             )
             self._note_heard(reply)
@@ -160,7 +160,7 @@ class Broker:
         while True:
             request = await self._joined()
             timeout_ms = self.config.cluster.internal_call_timeout_ms
-            reply = await self.surroundings.transport.call(
+            reply = await self.environment.transport.call(
                 CONTROLLER_ACTOR, request, timeout_ms=timeout_ms
             )
             self._note_heard(reply)
@@ -197,7 +197,7 @@ class Broker:
             directory_id=identity.directory_id,
             rack=config.rack,
             directory_epoch=identity.broker_epoch,
-            boot_id=self.surroundings.boot_id,
+            boot_id=self.environment.boot_id,
         )
 
     async def _is_kept(self, broker_epoch: int) -> bool:
@@ -205,7 +205,7 @@ class Broker:
 
         A disk that is full need not cost the broker its session.
         """
-        filesystem, own = self.surroundings.filesystem, own_directory(self.config.data_dir)
+        filesystem, own = self.environment.filesystem, own_directory(self.config.data_dir)
         try:
             kept = await self._background.run(lambda: keep_epoch(filesystem, own, broker_epoch))
         except (OSError, CorruptDataError) as error:
@@ -216,7 +216,7 @@ class Broker:
 
     def _join(self, new_directory_id: str) -> DirectoryIdentity:
         """Take the data directories. OSError, CorruptDataError."""
-        config, filesystem = self.config, self.surroundings.filesystem
+        config, filesystem = self.config, self.environment.filesystem
         identity = join(
             filesystem,
             own_directory(config.data_dir),
@@ -228,4 +228,4 @@ class Broker:
         return identity
 
     def _new_directory_id(self) -> str:
-        return self.surroundings.random.randbytes(DIRECTORY_ID_BYTES).hex()
+        return self.environment.random.randbytes(DIRECTORY_ID_BYTES).hex()

@@ -13,7 +13,7 @@ from oncelog.actors.config import DATA_DIR_SEPARATOR, ReplicaConfig, own_directo
 from oncelog.actors.controller.controller import Controller
 from oncelog.actors.controller.replica_actors import SMALL_MACHINE, Launcher, MachineSize
 from oncelog.actors.interfaces import BROKER_ACTORS, broker_actor
-from oncelog.actors.launch.assembly import LeadershipLostError, ReplicaServer, Surroundings
+from oncelog.actors.launch.assembly import Environment, LeadershipLostError, ReplicaServer
 from oncelog.actors.launch.metadata_voter import ask_voters
 from oncelog.actors.launch.server_metrics import ControllerMetrics
 from oncelog.actors.process.clock import loop_ms
@@ -64,7 +64,7 @@ class ControllerServer(Controller, ReplicaServer):
     def __init__(
         self,
         config: ReplicaConfig,
-        surroundings: Surroundings,
+        environment: Environment,
         *,
         launcher: Launcher,
         token_bytes: Callable[[int], bytes],
@@ -72,7 +72,7 @@ class ControllerServer(Controller, ReplicaServer):
         resign: Callable[[], None] | None = None,
         is_on_head: bool = False,
     ) -> None:
-        ReplicaServer.__init__(self, config, surroundings)
+        ReplicaServer.__init__(self, config, environment)
         self.metadata_log = cast("MetadataReplica", self.replica)
         self._resign_for_good = resign
         self._told_epoch = NO_LEADER_EPOCH
@@ -84,16 +84,16 @@ class ControllerServer(Controller, ReplicaServer):
             transport=self.transport,
             launcher=launcher,
             config=config.cluster,
-            process_id=surroundings.process_id,
+            process_id=environment.process_id,
             token_bytes=token_bytes,
-            on_failure=surroundings.die,
+            on_failure=environment.die,
             machine_size=machine_size,
             metadata_log=self.metadata_log,
         )
         if is_on_head:
             self._voters.leave = lambda: self._resign("it is on Ray's head, and others are not")
         self.cluster_metrics = ControllerMetrics(
-            machine=self.machine, sink=surroundings.metrics, broker_id=config.broker_id
+            machine=self.machine, sink=environment.metrics, broker_id=config.broker_id
         )
         self.begin()
         self._tasks.spawn(self._watch_use())
@@ -115,15 +115,15 @@ class ControllerServer(Controller, ReplicaServer):
 
     async def _join_further(self) -> None:
         """Take the further data directories, as other brokers do when they register."""
-        data_dir, surroundings = self.config.data_dir, self.surroundings
+        data_dir, environment = self.config.data_dir, self.environment
         if DATA_DIR_SEPARATOR not in data_dir:
             return
 
         def join() -> None:
             join_further(
-                surroundings.filesystem,
+                environment.filesystem,
                 data_dir,
-                new_directory_id=lambda: surroundings.random.randbytes(DIRECTORY_ID_BYTES).hex(),
+                new_directory_id=lambda: environment.random.randbytes(DIRECTORY_ID_BYTES).hex(),
             )
 
         try:
@@ -228,7 +228,7 @@ class ControllerServer(Controller, ReplicaServer):
             return True
         try:
             path = own_directory(self.config.data_dir) / VOTER_FILE
-            return not self.metadata_log.voters and self.surroundings.filesystem.exists(path)
+            return not self.metadata_log.voters and self.environment.filesystem.exists(path)
         except OSError:
             return False
 
@@ -258,7 +258,7 @@ class ControllerServer(Controller, ReplicaServer):
         self._has_resigned = True
         _logger.warning("broker %d is not to be the controller: %s", self.config.broker_id, reason)
         if self._resign_for_good is None:
-            self.surroundings.die(LeadershipLostError(reason))
+            self.environment.die(LeadershipLostError(reason))
         else:
             self._resign_for_good()
 

@@ -17,9 +17,9 @@ from oncelog.actors.config import HostConfig
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, actor_of, host_actor, replica_key
 from oncelog.actors.launch.assembly import (
     DiskRefusedError,
+    Environment,
     LeadershipLostError,
     ReplicaServer,
-    Surroundings,
     server_of,
 )
 from oncelog.actors.process.background import OwnTasks
@@ -58,15 +58,15 @@ BEGUN_AT_ONCE: Final = 50
 class Host:
     """Holds the replicas that the controller lists for it; see the module.
 
-    ``surroundings`` are those of the process. A replica that has to begin again does so alone; a
+    ``environment`` are those of the process. A replica that has to begin again does so alone; a
     broken invariant or another bug ends the process, as with a replica that is alone.
     """
 
-    def __init__(self, config: HostConfig, surroundings: Surroundings) -> None:
+    def __init__(self, config: HostConfig, environment: Environment) -> None:
         self.config = config
-        self.surroundings = surroundings
+        self.environment = environment
         self._servers: dict[str, ReplicaServer] = {}
-        self._tasks = OwnTasks(surroundings.die)
+        self._tasks = OwnTasks(environment.die)
         self._looking = asyncio.Lock()
         self._looks_wanted = 0
         self._looks_done = 0
@@ -132,7 +132,7 @@ class Host:
         if asking is None:
             timeout_ms = self.config.cluster.internal_call_timeout_ms
             asking = self._tasks.spawn(
-                self.surroundings.transport.call(CONTROLLER_ACTOR, request, timeout_ms=timeout_ms)
+                self.environment.transport.call(CONTROLLER_ACTOR, request, timeout_ms=timeout_ms)
             )
             self._asking[request] = asking
             loop.call_later(SHARED_ANSWER_MS / 1000, self._asking.pop, request, None)
@@ -157,7 +157,7 @@ class Host:
         timeout_ms = self.config.cluster.internal_call_timeout_ms
         delay_ms = LOOK_RETRY_MS
         while True:
-            reply = await self.surroundings.transport.call(
+            reply = await self.environment.transport.call(
                 CONTROLLER_ACTOR, request, timeout_ms=timeout_ms
             )
             if reply.error is ErrorCode.NONE:
@@ -185,13 +185,13 @@ class Host:
         tp = replica.topic_partition
         self._begun_count += 1
         held: list[ReplicaServer] = []
-        surroundings = dataclasses.replace(
-            self.surroundings,
-            incarnation=f"{self.surroundings.incarnation}-{self._begun_count}",
+        environment = dataclasses.replace(
+            self.environment,
+            incarnation=f"{self.environment.incarnation}-{self._begun_count}",
             die=functools.partial(self._ended, key, held),
             shared_metadata=self._metadata,
         )
-        server = server_of(tp.topic)(self.config.replica(tp.topic, tp.partition), surroundings)
+        server = server_of(tp.topic)(self.config.replica(tp.topic, tp.partition), environment)
         server.expected_log = ExpectedLog(topic_id=replica.topic_id, is_in_sync=replica.is_in_sync)
         server.only_topic_id = replica.topic_id
         held.append(server)
@@ -202,7 +202,7 @@ class Host:
     def _ended(self, key: str, held: list[ReplicaServer], error: BaseException) -> None:
         """A server cannot go on: it begins again, unless that is a bug or it has ended already."""
         if not isinstance(error, (LeadershipLostError, DiskRefusedError)):
-            self.surroundings.die(error)
+            self.environment.die(error)
         server = held[0] if held else None
         if server is not None and self._servers.get(key) is server and not server.is_stopped:
             _logger.warning("%r begins again: %s", server, error)

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 from oncelog.actors.config import BrokerConfig, ReplicaConfig, own_directory
 from oncelog.actors.interfaces import Transport, broker_actor
-from oncelog.actors.launch.assembly import Surroundings
+from oncelog.actors.launch.assembly import Environment
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.cluster.quorum import NO_DISKS, Candidacy, may_stand
@@ -111,12 +111,12 @@ class MetadataVoter:
     def __init__(
         self,
         config: BrokerConfig,
-        surroundings: Surroundings,
+        environment: Environment,
         place: ControllerPlace,
         tasks: OwnTasks,
     ) -> None:
         self._config = config
-        self._surroundings = surroundings
+        self._environment = environment
         self._place = place
         self._tasks = tasks
         self._copy: MetadataCopy | None = None
@@ -219,12 +219,12 @@ class MetadataVoter:
 
     def _has_voted_before(self) -> bool:
         path = own_directory(self._config.data_dir) / VOTER_FILE
-        return self._surroundings.filesystem.exists(path)
+        return self._environment.filesystem.exists(path)
 
     async def _begin_copy(self) -> None:
         if await self._place.is_here() is not False:
             return
-        config, surroundings = self._config, self._surroundings
+        config, environment = self._config, self._environment
         self._begun_ms = loop_ms()
         self._copy = copy = MetadataCopy(
             config=ReplicaConfig(
@@ -235,11 +235,11 @@ class MetadataVoter:
                 cluster=config.cluster,
                 cluster_id=config.cluster_id,
             ),
-            filesystem=surroundings.filesystem,
-            clock=surroundings.clock,
-            background=surroundings.new_background(),
+            filesystem=environment.filesystem,
+            clock=environment.clock,
+            background=environment.new_background(),
         )
-        copy.on_bug = surroundings.die
+        copy.on_bug = environment.die
         self._tasks.spawn(copy.start())
 
     # --- taking over ----------------------------------------------------------------------
@@ -268,7 +268,7 @@ class MetadataVoter:
             disk=copy.disk,
         )
         candidacy = await ask_voters(
-            self._surroundings.transport,
+            self._environment.transport,
             request,
             voters,
             timeout_ms=cluster.internal_call_timeout_ms,

@@ -1,6 +1,6 @@
 """The Ray actors: the class of each process, and how actors are started, found and ended.
 
-A class gives its server the surroundings of production, and takes its calls. A broken invariant
+A class gives its server the environment of production, and takes its calls. A broken invariant
 ends the process: Ray starts it again and it recovers from its log.
 
 ``launch_actor`` turns classes into named, detached, self-restarting Ray actors. The classes are not
@@ -38,10 +38,10 @@ from oncelog.actors.interfaces import (
     host_actor,
 )
 from oncelog.actors.launch.assembly import (
+    Environment,
     GroupCoordinatorServer,
     PartitionServer,
     ReplicaServer,
-    Surroundings,
     TransactionCoordinatorServer,
     server_of,
 )
@@ -106,12 +106,12 @@ def call_reports(config: ReplicaConfig | HostConfig | BrokerConfig) -> CallRepor
     return CallReports(RayMetrics(), config.cluster.metrics_interval_ms)
 
 
-def production(config: ReplicaConfig | HostConfig | BrokerConfig) -> Surroundings:
-    """The surroundings of a Ray actor; also sets up logging."""
+def production(config: ReplicaConfig | HostConfig | BrokerConfig) -> Environment:
+    """The environment of a Ray actor; also sets up logging."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    return Surroundings(
+    return Environment(
         filesystem=RealFileSystem(),
         clock=SystemClock(),
         new_background=functools.partial(ThreadBackground, DiskThreads()),
@@ -216,7 +216,7 @@ class ReplicaProcess(ActorProcess):
         )
 
     def make_server(self, config: ReplicaConfig) -> ReplicaServer:
-        """The server in the surroundings of production."""
+        """The server in the environment of production."""
         return self.server_class(config, production(config))
 
     @ray.method(concurrency_group="health")
@@ -256,11 +256,11 @@ class HostProcess(ActorProcess):
     held_classes = (PartitionServer, TransactionCoordinatorServer, GroupCoordinatorServer)
 
     def __init__(self, config: HostConfig) -> None:
-        surroundings = production(config)
+        environment = production(config)
         transport = LocalTransport(
-            host_actor(config.number, config.broker_id), surroundings.transport
+            host_actor(config.number, config.broker_id), environment.transport
         )
-        host = Host(config, dataclasses.replace(surroundings, transport=transport))
+        host = Host(config, dataclasses.replace(environment, transport=transport))
         super().__init__(
             host, calls=config.cluster.calls, reports=call_reports(config), find=host.find
         )

@@ -95,7 +95,7 @@ class FollowerLog(ReplicaLog):
 
     def _end_following(self) -> None:
         self._follower = None
-        self._sync_waiters.send_away(NOT_NOW)
+        self._sync_waiters.fail_all(NOT_NOW)
 
     # --- pushes ---------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class FollowerLog(ReplicaLog):
         self._is_cutting = True
         try:
             await self._sync.drain()
-            self._sync_waiters.send_away(NOT_NOW)
+            self._sync_waiters.fail_all(NOT_NOW)
             # Of what is left nothing counts as synced before the cut is done.
             self._synced_offset = self._kept_log_start = 0
             await self.run_beside(cut)

@@ -23,7 +23,7 @@ from oncelog.actors.interfaces import Background
 from oncelog.actors.process.clock import loop_ms, monotonic_s
 from oncelog.actors.process.metrics import Histogram
 from oncelog.actors.protocol.partition.machine import PartitionMachine
-from oncelog.storage.disk.errors import is_passing
+from oncelog.storage.disk.errors import is_transient
 from oncelog.storage.disk.sync_point import SyncPoint
 from oncelog.storage.log.partition import PartitionLog
 
@@ -251,7 +251,7 @@ class GroupSync:
         """Repeat a refused round later, unless the log is lost."""
         if self._is_offline():
             return
-        if log.failure is not None or not is_passing(error):
+        if log.failure is not None or not is_transient(error):
             self._on_failure(error)
             return
         ends_at = self._machine.log_end_offset

@@ -41,7 +41,7 @@ from oncelog.actors.replica.opening import (
     read_back,
 )
 from oncelog.actors.replica.replicator import Replicator
-from oncelog.storage.disk.errors import is_passing
+from oncelog.storage.disk.errors import is_transient
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.log.partition import PartitionLog
 from oncelog.storage.model import (
@@ -169,21 +169,21 @@ class ReplicaLog:
         if self.replicator is not None:
             self.replicator.stop()
             self.replicator = None
-        self._waiters.send_away(error)
-        self._sync_waiters.send_away(error)
+        self._waiters.fail_all(error)
+        self._sync_waiters.fail_all(error)
 
     def _give_up(self, doing: str, error: OSError) -> None:
         """Go offline for an error of the disk: until a restart, which it asks for if that helps."""
         if self.failure is not None:
             return
         self._go_offline(f"cannot {doing} {self.directory.path}: {error}")
-        if is_passing(error):
+        if is_transient(error):
             self.restarts_itself = True
             self.on_restart(f"cannot {doing} {self.directory.path}: {error}")
 
     def _note_refusal(self, doing: str, error: OSError) -> None:
         """The disk refused something that is done again when it is due: give up only if it must."""
-        if self._log is None or self._log.failure is not None or not is_passing(error):
+        if self._log is None or self._log.failure is not None or not is_transient(error):
             self._give_up(doing, error)
         else:
             _logger.warning(
@@ -341,7 +341,7 @@ class ReplicaLog:
             self._log.high_watermark = high_watermark
         self._waiters.release(high_watermark)
         if self._has_too_few():
-            self._waiters.send_impatient_away(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+            self._waiters.fail_impatient_waiters(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
 
     def _has_too_few(self) -> bool:
         return self.replicator is not None and self.replicator.replication.has_too_few
@@ -516,9 +516,9 @@ class ReplicaWaiters:
     def when_committed(
         self, next_offset: int, done: Callable[[ErrorCode], None], *, is_patient: bool = True
     ) -> None:
-        """Call ``done`` when ``release`` reaches ``next_offset``, or all are sent away.
+        """Call ``done`` when ``release`` reaches ``next_offset``, or ``fail_all`` is called.
 
-        Unless ``is_patient``, also by ``send_impatient_away``.
+        Unless ``is_patient``, also by ``fail_impatient_waiters``.
         """
         commits, waiter = self._commits, (next_offset, done, is_patient)
         if commits and next_offset < commits[-1][0]:
@@ -539,20 +539,20 @@ class ReplicaWaiters:
     def release(self, high_watermark: int) -> None:
         """Answer the appends that the high watermark covers now, and wake all readers."""
         none = ErrorCode.NONE
-        # Looked up each time: an answer may call ``send_away``, which empties it.
+        # Looked up each time: an answer may call ``fail_all``, which empties it.
         while self._commits and self._commits[0][0] <= high_watermark:
             self._commits.popleft()[1](none)
         if self._readers:
             self.wake_readers()
 
-    def send_away(self, error: ErrorCode) -> None:
+    def fail_all(self, error: ErrorCode) -> None:
         """Answer every append with ``error``, and wake all readers."""
-        sent_away, self._commits = self._commits, deque()
-        for _, done, _ in sent_away:
+        failed, self._commits = self._commits, deque()
+        for _, done, _ in failed:
             done(error)
         self.wake_readers()
 
-    def send_impatient_away(self, error: ErrorCode) -> None:
+    def fail_impatient_waiters(self, error: ErrorCode) -> None:
         """Answer the appends of callers that rather try again than wait."""
         commits, self._commits = self._commits, deque()
         self._commits.extend(waiter for waiter in commits if waiter[2])

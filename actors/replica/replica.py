@@ -41,7 +41,7 @@ from oncelog.actors.replica.opening import (
     log_settings,
 )
 from oncelog.actors.replica.replicator import Replicator
-from oncelog.storage.disk.errors import is_passing
+from oncelog.storage.disk.errors import is_transient
 from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
@@ -351,7 +351,7 @@ class Replica(FollowerLog):
             except OSError as error:
                 log = self._log
                 is_lost = log is not None and log.failure is not None
-                if is_lost or not is_passing(error):
+                if is_lost or not is_transient(error):
                     self._give_up(doing, error)
                     continue
                 self.failure = None

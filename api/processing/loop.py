@@ -185,7 +185,7 @@ class ProcessLoop:
         self._ends: dict[TopicPartition, int] = {}
         """Where the input of the last commits ends (exclusive)."""
         self._starts: StartPositions | None = None
-        self._deaths = ProcessDeaths(config.job_id, config.max_worker_deaths)
+        self._attempts = AttemptCounter(config.job_id, config.max_worker_deaths)
         if worker_settings(config)[1].auto_offset_reset == "latest":
             self._starts = StartPositions()
         self._failures_in_a_row = 0
@@ -314,7 +314,7 @@ class ProcessLoop:
     ) -> None:
         """Apply the function to one batch and send what it returns, in the open transaction."""
         commit = partial(self._commit_positions, group)
-        if reason := self._deaths.note(clients.consumer, _first_offsets(batch), commit):
+        if reason := self._attempts.record(clients.consumer, _first_offsets(batch), commit):
             self._abort_quietly()
             self._end(WorkerState.FAILED, reason)
         if self._transaction is None:
@@ -728,7 +728,7 @@ class CommittedPositions(Protocol):
         ...
 
 
-class ProcessDeaths:
+class AttemptCounter:
     """How often a worker's process has died over the same input, kept where the next finds it.
 
     A function may end its process: a crash in native code, ``os.abort``, too much memory. Ray
@@ -739,43 +739,43 @@ class ProcessDeaths:
     back to that position. Costs one commit per process and assignment, nothing per batch.
     """
 
-    def __init__(self, job_id: str, deaths_max: int) -> None:
+    def __init__(self, job_id: str, attempts_max: int) -> None:
         self._job_id = job_id
-        self._deaths_max = deaths_max
-        self._noted: set[TopicPartition] = set()
+        self._attempts_max = attempts_max
+        self._counted: set[TopicPartition] = set()
 
-    def note(
+    def record(
         self,
         consumer: CommittedPositions,
         first_offsets: Mapping[TopicPartition, int],
         commit: Callable[[Mapping[TopicPartition, OffsetAndMetadata]], None],
     ) -> str:
-        """Note an attempt at each partition; why there must not be another, or "".
+        """Count an attempt at each partition; why there must not be another, or "".
 
         ``first_offsets`` are those of the input, ``commit`` commits positions durably. Raises what
         both raise; then the attempt counts as not made.
         """
         marks: dict[TopicPartition, OffsetAndMetadata] = {}
         for partition, first_offset in first_offsets.items():
-            if partition in self._noted:
+            if partition in self._counted:
                 continue
             found = consumer.committed_with_metadata(partition)
-            deaths = 0 if found is None else self._deaths(found.metadata)
+            attempt_count = 0 if found is None else self._attempt_count(found.metadata)
             offset = first_offset if found is None else found.offset
-            if deaths >= self._deaths_max:
+            if attempt_count >= self._attempts_max:
                 return (
-                    f"{deaths} processes in a row died while the function worked on {partition} "
-                    f"from offset {offset} on"
+                    f"{attempt_count} processes in a row died while the function worked on "
+                    f"{partition} from offset {offset} on"
                 )
             position = found or OffsetAndMetadata(offset=first_offset)
-            metadata = f"{self._job_id} {_WORD} {deaths + 1}"
+            metadata = f"{self._job_id} {_WORD} {attempt_count + 1}"
             marks[partition] = structs.replace(position, metadata=metadata)
         if marks:
             commit(marks)
-            self._noted.update(marks)
+            self._counted.update(marks)
         return ""
 
-    def _deaths(self, metadata: str) -> int:
+    def _attempt_count(self, metadata: str) -> int:
         words = metadata.split(" ")
         if len(words) == 3 and words[:2] == [self._job_id, _WORD] and words[2].isdecimal():
             return int(words[2])

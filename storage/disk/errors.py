@@ -41,7 +41,7 @@ class DiskVerdict(enum.Enum):
 
 
 _NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
-PASSING: Final = _NO_DESCRIPTORS | {
+TRANSIENT: Final = _NO_DESCRIPTORS | {
     errno.ENOSPC,
     errno.EDQUOT,
     errno.ENOMEM,
@@ -51,14 +51,14 @@ PASSING: Final = _NO_DESCRIPTORS | {
 """Error numbers of conditions that may pass."""
 
 
-def is_passing(error: OSError) -> bool:
+def is_transient(error: OSError) -> bool:
     """Whether a retry may succeed: there may be room, memory or descriptors again."""
-    return error.errno in PASSING
+    return error.errno in TRANSIENT
 
 
 def verdict_of(error: OSError, *, is_sync: bool) -> DiskVerdict:
     """The table above. ``is_sync``: it came from a sync, of a file or of a directory."""
-    if not is_passing(error):
+    if not is_transient(error):
         return DiskVerdict.OFFLINE
     if is_sync and error.errno not in _NO_DESCRIPTORS:
         return DiskVerdict.RESTART

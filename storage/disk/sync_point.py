@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from oncelog.storage.disk.errors import DiskVerdict, is_passing, verdict_of
+from oncelog.storage.disk.errors import DiskVerdict, is_transient, verdict_of
 from oncelog.storage.disk.file_system import FileHandle, FileSystem
 
 
@@ -106,9 +106,9 @@ class SyncLedger:
         if self.failure is None:
             self.failure = error
 
-    def fail_unless_passing(self, error: OSError) -> None:
+    def fail_unless_transient(self, error: OSError) -> None:
         """A write failed that may be retried: a full disk is no reason to go offline."""
-        if not is_passing(error):
+        if not is_transient(error):
             self.fail(error)
 
     def fail_in_sync(self, error: OSError) -> None:

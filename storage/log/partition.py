@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from oncelog.storage.disk.errors import is_passing
+from oncelog.storage.disk.errors import is_transient
 from oncelog.storage.disk.file_system import FileHandle, FileSystem
 from oncelog.storage.disk.sync_point import SyncLedger, SyncPoint
 from oncelog.storage.log.loader import LoadedLog, LogLoader, TailCut
@@ -185,7 +185,7 @@ class PartitionLog(ReadableLog):
                 self._epochs.pairs,
             )
         except OSError as error:
-            self._ledger.fail_unless_passing(error)
+            self._ledger.fail_unless_transient(error)
             raise
 
     def write_snapshot(self, snapshot: Sequence[ProducerSnapshotEntry]) -> None:
@@ -251,7 +251,7 @@ class PartitionLog(ReadableLog):
                 write_gaps_end(self._filesystem, self._directory, segment_end)
                 self._gaps_end = segment_end
         except OSError as error:
-            ledger.fail_unless_passing(error)
+            ledger.fail_unless_transient(error)
             raise
         self._write(batch, header)
 
@@ -294,7 +294,7 @@ class PartitionLog(ReadableLog):
         try:
             self._epochs.assign(epoch, start_offset)
         except OSError as error:
-            self._ledger.fail_unless_passing(error)
+            self._ledger.fail_unless_transient(error)
             raise
 
     def _undo_append(self, error: OSError) -> None:
@@ -303,7 +303,7 @@ class PartitionLog(ReadableLog):
         The truncation is synced before anything is written there: a power loss must find sectors
         as they are or empty, never those of an abandoned batch (``recovery``).
         """
-        self._ledger.fail_unless_passing(error)
+        self._ledger.fail_unless_transient(error)
         if self.failure is None:
             try:
                 self._segments.active.discard_partial_append()
@@ -333,7 +333,7 @@ class PartitionLog(ReadableLog):
                         self._ledger.note(handle, close_when_synced=True)
                     self._ledger.note_directory()
         except OSError as error:
-            self._ledger.fail_unless_passing(error)
+            self._ledger.fail_unless_transient(error)
             raise
 
     def sync_point(self) -> SyncPoint:
@@ -390,7 +390,7 @@ class PartitionLog(ReadableLog):
                 RecoveryCheckpoint(recovery_point, log_start_offset, high_watermark)
             )
         except OSError as error:
-            self._ledger.fail_unless_passing(error)
+            self._ledger.fail_unless_transient(error)
             raise
 
     def note_checkpoint(self) -> None:
@@ -489,7 +489,7 @@ class PartitionLog(ReadableLog):
         try:
             self._epochs.cut_end(offset)
         except OSError as error:
-            self._ledger.fail_unless_passing(error)
+            self._ledger.fail_unless_transient(error)
             raise
 
     def _cut_segments(self, offset: int, end: int, next_offset: int) -> None:
@@ -590,7 +590,7 @@ class AbortedEntries:
                     self._ledger.note_directory()
                 entered += 1
         except OSError as error:
-            if not is_passing(error):
+            if not is_transient(error):
                 self._ledger.fail(error)
             raise
         finally:

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from oncelog.storage.disk.errors import is_passing, read_beside
+from oncelog.storage.disk.errors import is_transient, read_beside
 from oncelog.storage.disk.file_system import FileHandle, FileSystem
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_LEADER_EPOCH
@@ -121,7 +121,7 @@ class RecoveryCheckpointFile:
                 self._filesystem.write_atomically(self._path, data)
             except OSError as error:
                 # The log must still open on a full disk: the existing file needs no room.
-                if not (is_passing(error) and self._filesystem.exists(self._path)):
+                if not (is_transient(error) and self._filesystem.exists(self._path)):
                     raise
             self._handle = self._filesystem.open(self._path, create=False)
             self._handle.truncate(len(data))

@@ -105,8 +105,8 @@ class SteppedReplica(Replica):
 
     history: History
 
-    def __init__(self, **surroundings: Any) -> None:
-        super().__init__(**surroundings)
+    def __init__(self, **environment: Any) -> None:
+        super().__init__(**environment)
         self._sync.request = lambda *_, **__: None  # type: ignore[method-assign]
 
     def write(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
-from oncelog.actors.launch.assembly import Surroundings
+from oncelog.actors.launch.assembly import Environment
 from oncelog.actors.launch.server_metrics import DiskMetrics
 from oncelog.actors.process.background import ThreadBackground
 from oncelog.actors.process.metrics import METRICS, Kind, parts
@@ -102,7 +102,7 @@ class World:
             data_dir=str(directory),
             cluster=ClusterConfig(**settings),
         )
-        surroundings = Surroundings(
+        environment = Environment(
             filesystem=RealFileSystem(),
             clock=self,
             new_background=ThreadBackground,
@@ -115,7 +115,7 @@ class World:
             disk_metrics=DiskMetrics(self.disk_space),
             die=self.deaths.append,
         )
-        return kind(config, surroundings)
+        return kind(config, environment)
 
 
 async def stop(server: Any) -> None:

@@ -186,7 +186,9 @@ def _epochs_of_producers() -> Any:
 def _refusals_for_good() -> Any:
     """A disk that was full for a while is taken for a broken one."""
     users = (assembly, group_sync, replica, replica_log, sync_point)
-    return together(*(mock.patch.object(user, "is_passing", return_value=False) for user in users))
+    return together(
+        *(mock.patch.object(user, "is_transient", return_value=False) for user in users)
+    )
 
 
 # --- clients ----------------------------------------------------------------------------------

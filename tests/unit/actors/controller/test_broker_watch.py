@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
-from actor_surroundings import JumpingLoop
+from actor_environment import JumpingLoop
 
 from oncelog.actors.controller import membership
 from oncelog.actors.controller.membership import SESSION_CHECK_MS, BrokerNode, BrokerWatch

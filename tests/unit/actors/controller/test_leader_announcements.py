@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from actor_surroundings import JumpingLoop, until_idle
+from actor_environment import JumpingLoop, until_idle
 from cluster_worlds import TOPIC_ID, ClusterWorld
 
 from oncelog.actors.controller import replica_actors

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
-from actor_surroundings import JumpingLoop
+from actor_environment import JumpingLoop
 from cluster_worlds import CLUSTER_ID, TOPIC_ID, ClusterWorld
 from msgspec import structs
 

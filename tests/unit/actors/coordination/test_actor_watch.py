@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from actor_surroundings import JumpingLoop
+from actor_environment import JumpingLoop
 
 from oncelog.actors.coordination.actor_watch import PING_TIMEOUT_MS, ActorWatch, Sight
 from oncelog.actors.protocol.messages.brokers import OfflineReplica, PingReply, PingRequest

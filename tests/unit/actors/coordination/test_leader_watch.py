@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from actor_surroundings import JumpingLoop
+from actor_environment import JumpingLoop
 
 from oncelog.actors.coordination.leader_watch import LEADER_CHECK_MS, LeaderWatch
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from actor_surroundings import HeldBackground, ManualClock
+from actor_environment import HeldBackground, ManualClock
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.groups.coordinator import GroupCoordinator, group_settings

@@ -132,7 +132,7 @@ def test_a_host_tells_of_each_of_its_replicas(tmp_path: Path) -> None:
         world = FollowedWorld()
         config = HostConfig(number=1, broker_id=1, data_dir=str(tmp_path), cluster=ClusterConfig())
         alone = world.server(PartitionServer, FLIGHTS, tmp_path / "elsewhere")
-        host = Host(config, alone.surroundings)
+        host = Host(config, alone.environment)
         await host.hold_replicas(HoldReplicasRequest())
         one, other = host.servers.values()
         await until(lambda: one.is_serving() and other.is_serving())

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from actor_surroundings import until_idle
+from actor_environment import until_idle
 from msgspec import structs
 
 from oncelog.actors.protocol.effects import LogRecord

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actor_surroundings import InlineBackground, JumpingLoop
+from actor_environment import InlineBackground, JumpingLoop
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actor_surroundings import ManualClock
+from actor_environment import ManualClock
 from metadata_copies import asked, pushed
 from msgspec import structs
 

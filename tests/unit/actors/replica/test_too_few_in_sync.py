@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from actor_surroundings import InlineBackground, until_idle
+from actor_environment import InlineBackground, until_idle
 from msgspec import structs
 
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply

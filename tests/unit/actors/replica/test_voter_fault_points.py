@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 import pytest
-from actor_surroundings import InlineBackground, JumpingLoop, ManualClock
+from actor_environment import InlineBackground, JumpingLoop, ManualClock
 from copied_logs import DATA_DIR
 from crash_disk import CrashDisk, DataLoss, NameLoss
 from metadata_copies import asked, pushed

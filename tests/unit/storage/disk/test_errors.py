@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from oncelog.storage.disk.errors import DiskVerdict, is_passing, verdict_of
+from oncelog.storage.disk.errors import DiskVerdict, is_transient, verdict_of
 
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
@@ -16,7 +16,7 @@ FOR_GOOD = (errno.EIO, errno.EROFS, errno.EBADF, errno.EACCES, errno.ENODEV, err
 @pytest.mark.parametrize("number", NO_DESCRIPTORS)
 def test_without_descriptors_nothing_was_begun_so_all_is_done_again(number):
     error = OSError(number, "x")
-    assert is_passing(error)
+    assert is_transient(error)
     assert verdict_of(error, is_sync=False) is DiskVerdict.REPEAT
     assert verdict_of(error, is_sync=True) is DiskVerdict.REPEAT
 
@@ -24,7 +24,7 @@ def test_without_descriptors_nothing_was_begun_so_all_is_done_again(number):
 @pytest.mark.parametrize("number", NO_ROOM)
 def test_want_of_room_or_memory_passes_but_a_sync_is_not_believed_again(number):
     error = OSError(number, "x")
-    assert is_passing(error)
+    assert is_transient(error)
     assert verdict_of(error, is_sync=False) is DiskVerdict.REPEAT
     assert verdict_of(error, is_sync=True) is DiskVerdict.RESTART
 
@@ -33,5 +33,5 @@ def test_want_of_room_or_memory_passes_but_a_sync_is_not_believed_again(number):
 @pytest.mark.parametrize("is_sync", [False, True])
 def test_all_else_is_for_good(number, is_sync):
     error = OSError(number, "x") if number is not None else OSError("x")
-    assert not is_passing(error)
+    assert not is_transient(error)
     assert verdict_of(error, is_sync=is_sync) is DiskVerdict.OFFLINE
