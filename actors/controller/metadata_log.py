@@ -108,7 +108,7 @@ class Voters:
 
     def _may_leave(self) -> bool:
         log = self._log
-        if log is None or log.quorum is None or not log.quorum.is_settled:
+        if log is None or log.quorum is None or not log.quorum.may_change_voters:
             return False
         return may_leave(self._machine.voters, log.broker_id, log.quorum.caught_up())
 
@@ -168,13 +168,13 @@ class Voters:
         if broker_id not in self._machine.voters:
             return ()
         left = voters_without(self._machine.voters, broker_id)
-        is_settled = self._log is not None and self._log.is_settled
-        return (VotersChanged(voters=left),) if left is not None and is_settled else None
+        may_change_voters = self._log is not None and self._log.may_change_voters
+        return (VotersChanged(voters=left),) if left is not None and may_change_voters else None
 
     def _wanted(self) -> tuple[int, ...] | None:
         """The voters with the next one, if this is the moment to add it."""
         quorum = None if self._log is None else self._log.quorum
-        if quorum is None or not quorum.is_settled:
+        if quorum is None or not quorum.may_change_voters:
             return None
         voters = self._machine.voters
         learning = learners(voters, self._machine.broker_states)

@@ -354,7 +354,7 @@ class GroupCoordinator:
         try:
             # Commits in flight were admitted before the group closed: they must be known
             # before its offsets are enumerated.
-            await self._queue.settled(group_id)
+            await self._queue.wait_until_applied(group_id)
             error = self._unavailable(group_id)
             if error is ErrorCode.NONE:
                 tombstones = self._machine.tombstones(group_id)
@@ -589,7 +589,7 @@ class ApplyQueue:
         self.catch_up()
         return ErrorCode.NONE
 
-    async def settled(self, group_id: str) -> ErrorCode:
+    async def wait_until_applied(self, group_id: str) -> ErrorCode:
         """Wait until everything appended for a group so far is applied."""
         waiting = [entry.next_offset for entry in self._entries if entry.group_id == group_id]
         if not waiting:

@@ -519,7 +519,7 @@ class TransactionCoordinatorServer(TransactionCoordinator, ReplicaServer):
 
     def active_transactional_id_count(self) -> int:
         """How many transactional ids have a transaction that is open or not complete."""
-        return len(self.machine.ids.unsettled())
+        return len(self.machine.ids.not_at_rest())
 
     def report_metrics(self) -> None:
         """Set the metrics of the log and those of the shard."""

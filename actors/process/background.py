@@ -164,7 +164,7 @@ class ThreadBackground:
             self._waiting.append(piece)
         elif is_small and self._points >= SHORT_POINTS:
             if self._threads.user_count == 1:
-                settle(future, *self._do(piece))
+                resolve_future(future, *self._do(piece))
             else:
                 self._do_in_turn(piece)
         else:
@@ -211,7 +211,7 @@ class ThreadBackground:
         self._is_busy = False
         if self._waiting:
             self._begin(self._waiting.popleft())
-        settle(piece.future, result, error)
+        resolve_future(piece.future, result, error)
 
     def _do(self, piece: _Piece) -> tuple[Any, BaseException | None]:
         """Its result or its exception. One piece runs at a time, so the points need no lock."""
@@ -257,7 +257,7 @@ class OwnTasks:
             self._on_failure(error)
 
 
-def settle(
+def resolve_future(
     future: asyncio.Future[ResultT], result: ResultT, error: BaseException | None = None
 ) -> None:
     """Give ``future`` its result, or its error if there is one, unless it was cancelled."""

@@ -14,7 +14,7 @@ import asyncio
 import logging
 from typing import Any, Final
 
-from oncelog.actors.process.background import settle
+from oncelog.actors.process.background import resolve_future
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
@@ -90,7 +90,7 @@ class FollowerLog(ReplicaLog):
                 return NOT_NOW
             # From here on no push is taken that the election would have to know of.
             self._end_following()
-            settle(self._elected, leadership)
+            resolve_future(self._elected, leadership)
         return ErrorCode.NONE
 
     def _end_following(self) -> None:
@@ -192,7 +192,7 @@ class FollowerLog(ReplicaLog):
         if self._synced_offset >= offset:
             return ErrorCode.NONE
         waiter: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
-        self._sync_waiters.when_committed(offset, lambda error: settle(waiter, error))
+        self._sync_waiters.when_committed(offset, lambda error: resolve_future(waiter, error))
         return await waiter
 
     async def _keep_bounds(self) -> ErrorCode:

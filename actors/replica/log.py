@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from oncelog.actors.config import ReplicaConfig, TopicConfig
 from oncelog.actors.interfaces import Background, ResultT
-from oncelog.actors.process.background import settle
+from oncelog.actors.process.background import resolve_future
 from oncelog.actors.process.clock import loop_ms, monotonic_s
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.invariants import invariant
@@ -354,7 +354,7 @@ class ReplicaLog:
         outcome is unknown to this replica.
         """
         waiter: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
-        done = functools.partial(settle, waiter)
+        done = functools.partial(resolve_future, waiter)
         error = self.availability()
         if self.machine.high_watermark >= next_offset:
             done(ErrorCode.NONE)
@@ -388,7 +388,7 @@ class ReplicaLog:
         may be done, or answered, on the strength of it before.
         """
         waiter: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
-        self.when_committed(self.machine.log_end_offset, functools.partial(settle, waiter))
+        self.when_committed(self.machine.log_end_offset, functools.partial(resolve_future, waiter))
         error = await waiter
         return error if error is not ErrorCode.NONE else self.availability()
 

@@ -41,7 +41,7 @@ from typing import Final
 
 from oncelog.actors.config import TopicConfig
 from oncelog.actors.interfaces import Clock
-from oncelog.actors.process.background import settle
+from oncelog.actors.process.background import resolve_future
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.compaction.compactor import (
     Cleaner,
@@ -171,7 +171,7 @@ class Maintenance:
 
     def _wake(self) -> None:
         if self._asleep is not None:
-            settle(self._asleep, None)
+            resolve_future(self._asleep, None)
 
     def _tick_later(self) -> None:
         interval_ms = self.replica.config.cluster.log_checkpoint_interval_ms

@@ -173,9 +173,9 @@ class MetadataReplica(MetadataLog):
                 self.quorum.has_other_disk(broker_id)
 
     @property
-    def is_settled(self) -> bool:
+    def may_change_voters(self) -> bool:
         """Whether the voters may change now."""
-        return self.quorum is not None and self.quorum.is_settled
+        return self.quorum is not None and self.quorum.may_change_voters
 
     async def keep_state(self) -> None:
         """Write down in which epoch it leads, for when others have copies. OSError."""

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from oncelog.actors.process.background import OwnTasks, settle
+from oncelog.actors.process.background import OwnTasks, resolve_future
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.cluster import AlterIsrReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
@@ -146,7 +146,7 @@ class Replicator:
     def _wake_answers(self) -> None:
         waiters, self._answers = self._answers, []
         for waiter in waiters:
-            settle(waiter, None)
+            resolve_future(waiter, None)
 
     def _lose(self) -> None:
         self.stop()

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from oncelog.actors.interfaces import Transport
-from oncelog.actors.process.background import settle
+from oncelog.actors.process.background import resolve_future
 from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
 from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.call_meter import (
@@ -306,7 +306,7 @@ class Connection(FramedProtocol):
             return request.failed(ErrorCode.INVALID_REQUEST, str(error))
         metered.request_bytes = sum(map(len, message))
         self._pending[correlation_id] = (request, answer, metered)
-        timer = self.loop.call_at(deadline, settle, answer, None)
+        timer = self.loop.call_at(deadline, resolve_future, answer, None)
         try:
             reply: ReplyT | None = await answer
         finally:
@@ -324,7 +324,7 @@ class Connection(FramedProtocol):
     def drained(self) -> None:
         """Resume the waiting calls; those that fill the connection again wait again."""
         drained, self._drained = self._drained, self.loop.create_future()
-        settle(drained, None)
+        resolve_future(drained, None)
 
     def _unanswered(self, request: Request[ReplyT], began: float, timeout_ms: int) -> ReplyT:
         if self._last_received < began and timeout_ms >= SILENCE_MS:
@@ -351,7 +351,7 @@ class Connection(FramedProtocol):
         self._last_received = self.loop.time()
         if correlation_id == _HELLO_ID:
             self.is_usable = kind == Outcome.REPLY
-            settle(self._accepted, self.is_usable)
+            resolve_future(self._accepted, self.is_usable)
             return
         pending = self._pending.get(correlation_id)
         if pending is not None:
@@ -366,10 +366,10 @@ class Connection(FramedProtocol):
         self.is_usable = False
         if self.on_lost is not None:
             self.on_lost()
-        settle(self._accepted, False)
-        settle(self._drained, None)
+        resolve_future(self._accepted, False)
+        resolve_future(self._drained, None)
         for request, answer, _ in self._pending.values():
-            settle(answer, request.failed(ErrorCode.NETWORK_EXCEPTION))
+            resolve_future(answer, request.failed(ErrorCode.NETWORK_EXCEPTION))
 
 
 async def connect(address: ListenerAddress, *, timeout_ms: int) -> Connection | None:
@@ -434,7 +434,7 @@ class LocalTransport:
         self._tasks.add(task)
         task.add_done_callback(functools.partial(self._answered, answer))
         timed_out = request.failed(ErrorCode.REQUEST_TIMED_OUT)
-        timer = loop.call_later(timeout_ms / 1000, settle, answer, timed_out)
+        timer = loop.call_later(timeout_ms / 1000, resolve_future, answer, timed_out)
         try:
             return await answer
         finally:
@@ -447,7 +447,7 @@ class LocalTransport:
         request: Request[ReplyT],
         answer: asyncio.Future[ReplyT],
     ) -> None:
-        settle(answer, await dispatch.answer_here(key, request))
+        resolve_future(answer, await dispatch.answer_here(key, request))
 
     def _answered(self, answer: asyncio.Future[ReplyT], task: asyncio.Task[None]) -> None:
         """A caller that waits hears of a bug too."""

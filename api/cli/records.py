@@ -86,10 +86,10 @@ def _produce_each(sent: SentLines, stream: BinaryIO) -> int:
             sent.send(stream)
             told.enter_context(held())
         except EndedBySignal:
-            sent.settle()
+            sent.flush()
             sent.tell()
             raise
-        sent.settle()
+        sent.flush()
         sent.tell()
     return 0
 
@@ -101,7 +101,7 @@ def _produce_at_once(sent: SentLines, stream: BinaryIO) -> int:
         with sent.producer.transaction():
             sent.send(stream)
             decided.enter_context(held())
-            sent.settle()
+            sent.flush()
         sent.tell(", in one transaction")
     return 0
 
@@ -122,13 +122,13 @@ class SentLines:
         for key, value in split_lines(stream, self._key_separator):
             waiting.append(self.producer.send(self._topic, value=value, key=key))
             while waiting and waiting[0].done():
-                self._note(waiting.popleft().result())
+                self._count(waiting.popleft().result())
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Wait for all that was sent."""
         self.producer.flush()
         while self._waiting:
-            self._note(self._waiting.popleft().result())
+            self._count(self._waiting.popleft().result())
 
     def tell(self, how: str = "") -> None:
         """Print how many records there are, and their offsets by partition."""
@@ -141,7 +141,7 @@ class SentLines:
             )
             say(table(("partition", "records", "first offset", "last offset"), rows))
 
-    def _note(self, metadata: RecordMetadata) -> None:
+    def _count(self, metadata: RecordMetadata) -> None:
         place = self._places.get(metadata.partition)
         if place is None:
             self._places[metadata.partition] = _Place(1, metadata.offset, metadata.offset)

@@ -200,10 +200,10 @@ class AsyncConsumer(ProcessBound):
     def _use(self, call: str) -> Iterator[None]:
         """For a ``call`` that moves positions: nobody else makes one meanwhile."""
         with self._handover.sole(call):
-            self._settle()
+            self._return_undelivered()
             yield
 
-    def _settle(self) -> None:
+    def _return_undelivered(self) -> None:
         """Give back what the application did not get, before any position moves."""
         if not self._core.is_told:  # Else the call around it has done so, and goes on.
             self._handover.give_back(self._core.fetcher)
@@ -382,7 +382,7 @@ class AsyncConsumer(ProcessBound):
         A member with a ``group_instance_id`` stays in the group until its session ends.
         """
         self._core.check_not_told("close")
-        self._settle()
+        self._return_undelivered()
         await self._core.close()
 
     async def __aenter__(self) -> AsyncConsumer:

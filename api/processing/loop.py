@@ -236,7 +236,7 @@ class ProcessLoop:
         group = clients.consumer.group_metadata()
         read, positions = _first_offsets(batch), clients.consumer.positions()
         if self._starts is not None:
-            self._starts.note(read, positions)
+            self._starts.record_poll(read, positions)
         if self._transaction is not None and self._transaction.group != group:
             # The group has rebalanced, and the consumer begun again at the committed offsets; what
             # is open comes from partitions that may be another worker's now.
@@ -260,7 +260,7 @@ class ProcessLoop:
             read.keys() <= positions.keys()
             and (
                 self._starts is None
-                or self._starts.settle(
+                or self._starts.commit_starts(
                     clients.consumer, read, positions, partial(self._commit_positions, group)
                 )
             )
@@ -679,17 +679,17 @@ class StartPositions:
 
     def __init__(self) -> None:
         self._begun: dict[TopicPartition, int] = {}
-        self._settled: set[TopicPartition] = set()
+        self._committed: set[TopicPartition] = set()
 
-    def note(
+    def record_poll(
         self, first_offsets: Mapping[TopicPartition, int], positions: Mapping[TopicPartition, int]
     ) -> None:
         """Take in a poll: what it read first in each partition, and the positions after it."""
         for partition, offset in (*first_offsets.items(), *positions.items()):
-            if partition not in self._settled:
+            if partition not in self._committed:
                 self._begun.setdefault(partition, offset)
 
-    def settle(
+    def commit_starts(
         self,
         consumer: CommittedOffsets,
         first_offsets: Mapping[TopicPartition, int],
@@ -699,7 +699,7 @@ class StartPositions:
         """Commit the starts of the partitions assigned now, for a member of the group.
 
         False: the poll began later than the worker did before, so it has to be repeated from the
-        committed offsets. Raises what ``committed`` and ``commit`` raise; then nothing is settled.
+        committed offsets. Raises what ``committed`` and ``commit`` raise, with nothing committed.
         """
         begun = {tp: offset for tp, offset in self._begun.items() if tp in positions}
         if not begun:
@@ -709,7 +709,7 @@ class StartPositions:
             commit(starts)
         for partition in begun:
             del self._begun[partition]
-        self._settled.update(begun)
+        self._committed.update(begun)
         current = {**positions, **first_offsets}
         return all(current[partition] <= offset for partition, offset in starts.items())
 

@@ -257,7 +257,7 @@ class PartitionSender:
                 self._owner.identities.renew_soon(self._identity)
             if reply.error is ErrorCode.INVALID_PRODUCER_EPOCH:
                 reply = await self._owner.fencing.explained(self._topic_partition, reply)
-            if self._settle(entry, reply):
+            if self._handle_reply(entry, reply):
                 return
             if reply.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 missing_since = loop.time() if missing_since is None else missing_since
@@ -279,7 +279,7 @@ class PartitionSender:
             self._moved.clear()
             await self._moved.wait()
 
-    def _settle(self, entry: _InFlight, reply: ProduceReply) -> bool:
+    def _handle_reply(self, entry: _InFlight, reply: ProduceReply) -> bool:
         """Act on a reply; returns whether it was final for this entry."""
         if entry not in self._in_flight:
             # Failed together with others while this reply was in flight.

@@ -173,7 +173,7 @@ class Cleaner:
 
     def install(self, cleaning: CleaningRound, replacement: Replacement) -> None:
         """Swap a cleaned segment in before the next step; a changed log ends the round."""
-        cleaning.settle(self.log.body.replace_segments(replacement))
+        cleaning.on_replaced(self.log.body.replace_segments(replacement))
 
     @staticmethod
     def account(result: CleanResult, cleaning: CleaningRound) -> None:
@@ -268,7 +268,7 @@ class CleaningRound:
     def _end(self) -> int:
         return self._segments[-1].next_offset
 
-    def settle(self, removed: RemovedFiles | None) -> None:
+    def on_replaced(self, removed: RemovedFiles | None) -> None:
         """Take the fate of the last replacement: files to remove, or None if it was refused."""
         self._removed = removed
         self.is_stale = removed is None

@@ -97,7 +97,7 @@ class Checkpoints:
             return True
         return self.recovery_point is not None and offset < self.recovery_point
 
-    def is_settled(self, next_offset: int, *, is_active: bool) -> bool:
+    def must_indexes_fit(self, next_offset: int, *, is_active: bool) -> bool:
         """Whether the indexes of a segment that ends before ``next_offset`` must fit its log."""
         if self.flag is not None:
             return True

@@ -2,7 +2,7 @@
 
 After a clean close the records are trusted. Otherwise the last segment, and every segment that
 reaches beyond the recovery point, is read batch by batch with its CRC (``SegmentScan``). Where that
-ends, what follows is kept or cut, or the log refused (``settle_tail``, by the table of
+ends, what follows is kept or cut, or the log refused (``decide_tail``, by the table of
 ``recovery``). Aborted-transaction entries and producer state from the recovery point on are not
 trusted either: the caller's replay of the log restores them. Files beside the records are only
 trusted as far as the summary of their segment vouches for them.
@@ -98,7 +98,7 @@ class LoadedLog:
 
 @dataclass(slots=True, kw_only=True)
 class LogLoader:
-    """Loads one directory once. What it writes is noted in the ledger and synced with it."""
+    """Loads one directory once. What it writes is marked in the ledger and synced with it."""
 
     filesystem: FileSystem
     directory: Path
@@ -205,7 +205,7 @@ class LogLoader:
             stem, dot, suffix = name.partition(".")
             if dot + suffix in INDEX_SUFFIXES and stem.isdecimal() and int(stem) not in bases:
                 self.filesystem.remove(self.directory / name)
-                self.ledger.note_directory()
+                self.ledger.mark_directory_changed()
 
     def _segment(self, base_offset: int, next_offset: int) -> Segment:
         return Segment(
@@ -275,7 +275,7 @@ class LogLoader:
             if segment.base_offset != expected:
                 previous = segments[slot - 1]
                 tail = Tail(previous, previous.size_bytes, expected, TailDefect.MISSING_RECORDS)
-                self._settle(segments, tail, checkpoint)
+                self._decide_tail(segments, tail, checkpoint)
                 self._cut_after(segments, slot - 1, previous.size_bytes, expected)
                 break
             is_last = slot == len(segments) - 1
@@ -284,19 +284,19 @@ class LogLoader:
                 position, expected, defect = self._scan(segment, gaps_end)
             if defect is not TailDefect.NONE or is_last:
                 tail = Tail(segment, position, expected, defect)
-                self._settle(segments, tail, checkpoint)
+                self._decide_tail(segments, tail, checkpoint)
                 self._cut_after(segments, slot, position, expected)
                 break
             segment.end_scan(position, expected)
         for segment in segments[first:]:
-            self.ledger.note(segment.log)
+            self.ledger.mark_written(segment.log)
         self._unsealed += segments[first:-1]
-        self.ledger.note_directory()
+        self.ledger.mark_directory_changed()
 
-    def _settle(
+    def _decide_tail(
         self, segments: list[Segment], tail: Tail, checkpoint: RecoveryCheckpoint | None
     ) -> None:
-        self._cut = settle_tail(self.filesystem, segments, tail, checkpoint)
+        self._cut = decide_tail(self.filesystem, segments, tail, checkpoint)
         if self._cut is not None:
             self.on_cut(self._cut)
 
@@ -394,7 +394,7 @@ class LogLoader:
             index, base_offset = segment.txn_index, segment.base_offset
             summary = self._summaries.get(base_offset)
             if summary is not None and index.load_if(summary.txnindex_crc32c):
-                index.is_settled = segment is not segments[-1]
+                index.is_complete = segment is not segments[-1]
                 continue
             limit = min(limit, base_offset)
             index.distrust()
@@ -416,7 +416,7 @@ class LogLoader:
         for offset in store.offsets:
             is_trusted = self._scanned_from is None or offset < self._scanned_from
             if not is_trusted and (handle := store.write_again(offset)) is not None:
-                self.ledger.note(handle, close_when_synced=True)
+                self.ledger.mark_written(handle, close_when_synced=True)
         return store
 
     def _read_leader_epochs(self) -> list[tuple[int, int]]:
@@ -452,7 +452,7 @@ class LogLoader:
             self.filesystem.sync_directory(self.directory)
         if ACCEPTED_CUT_FILE in names:
             self.filesystem.remove(self.directory / ACCEPTED_CUT_FILE)
-            self.ledger.note_directory()
+            self.ledger.mark_directory_changed()
 
 
 # --- reading a segment again ---------------------------------------------------------------------
@@ -602,7 +602,7 @@ class TailCut:
         )
 
 
-def settle_tail(
+def decide_tail(
     filesystem: FileSystem,
     segments: Sequence[Segment],
     tail: Tail,

@@ -175,7 +175,7 @@ class PartitionLog(ReadableLog):
         self._ledger.check()
         if self._segments.active.size_bytes == 0:
             return
-        self._aborted.settle()
+        self._aborted.enter_owed()
         try:
             self.write_snapshot(snapshot)
             self._segments.roll(
@@ -192,8 +192,8 @@ class PartitionLog(ReadableLog):
         """Keep the state at the log end; durable with the next sync point."""
         handle = self._snapshots.write(self.log_end_offset, snapshot)
         if handle is not None:
-            self._ledger.note(handle, close_when_synced=True)
-            self._ledger.note_directory()
+            self._ledger.mark_written(handle, close_when_synced=True)
+            self._ledger.mark_directory_changed()
 
     def append(self, batch: Buffer, header: BatchHeader) -> None:
         """Write one batch; durable with the next sync point.
@@ -206,7 +206,7 @@ class PartitionLog(ReadableLog):
         if ledger.failure is not None:
             ledger.check()
         if self._aborted.owed:
-            self._aborted.settle()
+            self._aborted.enter_owed()
         base_offset, active = header.base_offset, self._segments.active
         last_offset = base_offset + header.last_offset_delta
         if (
@@ -232,7 +232,7 @@ class PartitionLog(ReadableLog):
         """
         ledger = self._ledger
         ledger.check()
-        self._aborted.settle()
+        self._aborted.enter_owed()
         base_offset, log_end_offset = header.base_offset, self.log_end_offset
         segment_end = self._segments.active.base_offset + RELATIVE_OFFSET_MAX + 1
         if (
@@ -261,7 +261,7 @@ class PartitionLog(ReadableLog):
         except OSError as error:
             self._undo_append(error)
             raise
-        self._ledger.note(file)
+        self._ledger.mark_written(file)
         self.log_end_offset = header.base_offset + header.last_offset_delta + 1
 
     def append_aborted(
@@ -330,8 +330,8 @@ class PartitionLog(ReadableLog):
             for segment in unsealed:
                 if segment is not self._segments.active:
                     for handle in segment.write_sealed(self._epochs.pairs):
-                        self._ledger.note(handle, close_when_synced=True)
-                    self._ledger.note_directory()
+                        self._ledger.mark_written(handle, close_when_synced=True)
+                    self._ledger.mark_directory_changed()
         except OSError as error:
             self._ledger.fail_unless_transient(error)
             raise
@@ -345,7 +345,7 @@ class PartitionLog(ReadableLog):
         """
         if self._aborted.owed:
             try:
-                self._aborted.settle()
+                self._aborted.enter_owed()
             except OSError:
                 self._ledger.check()
         return self._ledger.capture(self.indexed_end_offset, self.generation)
@@ -357,7 +357,7 @@ class PartitionLog(ReadableLog):
         The new recovery point survives a process crash at once, a power loss later.
         OSError: nothing has changed; offline unless the error is transient.
         """
-        self._ledger.settle(point)
+        self._ledger.mark_synced(point)
         if point.generation != self.generation:
             return False
         recovery_point = max(self.recovery_point, point.log_end_offset)
@@ -372,7 +372,7 @@ class PartitionLog(ReadableLog):
     def _note_checkpoint_file(self, file: FileHandle) -> None:
         self._rounds_since_checkpoint_sync = 0
         self._noted_recovery_point = self.recovery_point
-        self._ledger.note(file)
+        self._ledger.mark_written(file)
 
     @property
     def has_old_checkpoint(self) -> bool:
@@ -381,7 +381,7 @@ class PartitionLog(ReadableLog):
 
     def _sync_now(self) -> None:
         (point := self.sync_point()).run()
-        self._ledger.settle(point)
+        self._ledger.mark_synced(point)
 
     def _write_checkpoint(self, recovery_point: int, log_start_offset: int) -> FileHandle:
         high_watermark = min(max(self.high_watermark, log_start_offset), self.log_end_offset)
@@ -519,10 +519,10 @@ class PartitionLog(ReadableLog):
 
     def _close_clean(self, snapshot: Sequence[ProducerSnapshotEntry]) -> None:
         active = self._segments.active
-        self._aborted.settle()
+        self._aborted.enter_owed()
         self.write_snapshot(snapshot)
         for handle in active.write_sealed(self._epochs.pairs):
-            self._ledger.note(handle, close_when_synced=True)
+            self._ledger.mark_written(handle, close_when_synced=True)
         self._sync_now()
         self.recovery_point = self.log_end_offset
         self._write_checkpoint(self.recovery_point, self.log_start_offset).datasync()
@@ -561,11 +561,11 @@ class AbortedEntries:
     def end_replay(self) -> None:
         """Enter what the replay found, and nothing else that is not trusted. OSError."""
         self._is_replaying = False
-        self.settle()
+        self.enter_owed()
         for segment in self._segments.from_offset(self._segments.first.base_offset):
             handle = segment.txn_index.drop_stale()
             if handle is not None:
-                self._ledger.note(handle)
+                self._ledger.mark_written(handle)
 
     def enter(self, entry: AbortedIndexEntry) -> None:
         """Enter it, or owe it. OSError: the log is offline."""
@@ -573,12 +573,12 @@ class AbortedEntries:
         if self._is_replaying:
             return
         try:
-            self.settle()
+            self.enter_owed()
         except OSError:
             if self._ledger.failure is not None:
                 raise
 
-    def settle(self) -> None:
+    def enter_owed(self) -> None:
         """Enter all that is owed. OSError: some still is; offline unless the error is transient."""
         entered = 0
         try:
@@ -586,8 +586,8 @@ class AbortedEntries:
                 index = self._segments.holding(entry.last_offset).txn_index
                 handle = index.append(entry)
                 if handle is not None:
-                    self._ledger.note(handle)
-                    self._ledger.note_directory()
+                    self._ledger.mark_written(handle)
+                    self._ledger.mark_directory_changed()
                 entered += 1
         except OSError as error:
             if not is_transient(error):

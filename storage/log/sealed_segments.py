@@ -222,5 +222,5 @@ class LogBody:
         except OSError as error:
             self._ledger.fail(error)
             raise
-        self._ledger.note_directory()
+        self._ledger.mark_directory_changed()
         return RemovedFiles(self._filesystem, self._directory, deleted)

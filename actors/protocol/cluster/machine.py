@@ -378,13 +378,13 @@ class ClusterMachine:
             replicas=partition.replicas,
             hosts=partition.hosts,
             isr=partition.isr,
-            min_insync_replicas=min_insync_of(topic.settings, partition.settled_count),
+            min_insync_replicas=min_insync_of(topic.settings, partition.original_replica_count),
             keys=self.keys,
             settings=topic.settings,
             settings_version=topic.settings_version,
             transaction_state_partitions=founded.transaction_state_partitions,
             offsets_partitions=founded.offsets_partitions,
-            replication_factor=partition.settled_count,
+            replication_factor=partition.original_replica_count,
         )
 
     def decide_rotate_key(
@@ -472,7 +472,9 @@ class ClusterMachine:
                 topic.settings_version += 1
                 # Lone leaders too: they do not ask again.
                 for number, partition in enumerate(topic.partitions):
-                    partition.minimum_changed(min_insync_of(settings, partition.settled_count))
+                    partition.minimum_changed(
+                        min_insync_of(settings, partition.original_replica_count)
+                    )
                     self._untold[TopicPartition(topic.name, number)] = None
             case PartitionsCreated() as added:
                 topic = self._topics[self._names_by_id[added.topic_id]]
@@ -553,17 +555,17 @@ class ClusterMachine:
         partition = topic.partitions[record.partition]
         match record:
             case LeaderElected():
-                minimum = min_insync_of(topic.settings, partition.settled_count)
+                minimum = min_insync_of(topic.settings, partition.original_replica_count)
                 partition.elected(record, minimum)
                 self.election_count += record.leader != NO_LEADER
             case IsrChanged():
                 if record.follows_minimum:
-                    minimum = min_insync_of(topic.settings, partition.settled_count)
+                    minimum = min_insync_of(topic.settings, partition.original_replica_count)
                     partition.minimum_followed(minimum)
                 partition.isr_changed(record)
             case ReplicasChanged():
                 partition.replicas_changed(record)
-                minimum = min_insync_of(topic.settings, partition.settled_count)
+                minimum = min_insync_of(topic.settings, partition.original_replica_count)
                 partition.minimum_changed(minimum)
         self._note_untold(topic, record.partition)
 

@@ -268,8 +268,8 @@ def grown(topics: Mapping[str, TopicState], brokers: Brokers) -> tuple[Move, ...
         for number, partition in enumerate(topic.partitions):
             target, wanted = partition.target, min(_wanted(topic, partition), len(usable))
             # What is on a broker that drains moves first, with as many replicas as it has.
-            is_settled = not partition.is_moving and set(target) <= set(usable)
-            if not is_settled or len(target) >= wanted:
+            is_stable = not partition.is_moving and set(target) <= set(usable)
+            if not is_stable or len(target) >= wanted:
                 continue
             if growing + len(moves) >= GROWING_MAX:
                 return tuple(moves)

@@ -146,7 +146,7 @@ class PartitionState:
         return tuple(broker_id for broker_id in self.replicas if broker_id not in self.removing)
 
     @property
-    def settled_count(self) -> int:
+    def original_replica_count(self) -> int:
         """How many replicas it has without those that a reassignment is adding."""
         return len(self.replicas) - len(self.adding)
 

@@ -65,7 +65,7 @@ class QuorumReplication(LeaderReplication):
         return self._in_sync.isr
 
     @property
-    def is_settled(self) -> bool:
+    def may_change_voters(self) -> bool:
         """Whether the voters may change: something of this epoch is committed, and all is."""
         high_watermark = self._bounds.high_watermark
         if high_watermark < self._bounds.log_end_offset:

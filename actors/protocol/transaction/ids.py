@@ -47,7 +47,7 @@ class TransactionalIds:
         self._transactions: dict[str, TransactionMetadata] = {}
         self._pending: set[str] = set()
         # Views of ``_transactions``, kept by ``apply``: a scan must not read 100,000 idle ids.
-        self._unsettled: dict[str, None] = {}
+        self._not_at_rest: dict[str, None] = {}
         self._forgettable = RestingIds()
 
     # --- apply ------------------------------------------------------------------------------
@@ -94,12 +94,12 @@ class TransactionalIds:
 
     def _classify(self, transactional_id: str, metadata: TransactionMetadata | None) -> None:
         """Keep the views: what is open or prepared, and what may expire."""
-        self._unsettled.pop(transactional_id, None)
+        self._not_at_rest.pop(transactional_id, None)
         self._forgettable.discard(transactional_id)
         if metadata is None:
             return
         if metadata.state not in AT_REST:
-            self._unsettled[transactional_id] = None
+            self._not_at_rest[transactional_id] = None
         elif metadata.commit_token is None:
             self._forgettable.add(transactional_id, metadata.last_update_ms)
 
@@ -121,9 +121,9 @@ class TransactionalIds:
         """What is known of every id, by id."""
         return tuple(metadata for _, metadata in sorted(self._transactions.items()))
 
-    def unsettled(self) -> tuple[TransactionMetadata, ...]:
+    def not_at_rest(self) -> tuple[TransactionMetadata, ...]:
         """The ids with a transaction that is open, or prepared and not complete."""
-        return tuple(self._transactions[transactional_id] for transactional_id in self._unsettled)
+        return tuple(self._transactions[transactional_id] for transactional_id in self._not_at_rest)
 
     def forgettable(self, bound_ms: int) -> tuple[TransactionMetadata, ...]:
         """The ids without a token that have been at rest since ``bound_ms`` or longer."""
@@ -157,7 +157,7 @@ class TransactionalIds:
         records = tuple(LogRecord(key, encode_value(step)) for step in steps)
         return Decision(reply=reply, records=records)
 
-    def settle(
+    def abort_ongoing(
         self,
         request: Request[ReplyT],
         metadata: TransactionMetadata,

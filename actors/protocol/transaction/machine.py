@@ -266,7 +266,7 @@ class Upkeep:
         """Every id whose transaction is prepared and not complete: a new coordinator resumes it."""
         return tuple(
             metadata.transactional_id
-            for metadata in self.ids.unsettled()
+            for metadata in self.ids.not_at_rest()
             if metadata.state in PREPARED
         )
 
@@ -309,7 +309,7 @@ class Upkeep:
         """Every id whose transaction has been open for longer than its timeout."""
         return tuple(
             metadata.transactional_id
-            for metadata in self.ids.unsettled()
+            for metadata in self.ids.not_at_rest()
             if self._is_expired(metadata, now_ms)
         )
 

@@ -126,7 +126,7 @@ class Producers:
             )
         elif metadata.state not in AT_REST:
             cause = EpochCause.PRODUCER
-            return self.ids.settle(request, metadata, cause, now_ms, self.producer_ids)
+            return self.ids.abort_ongoing(request, metadata, cause, now_ms, self.producer_ids)
         elif not _is_last_epoch(metadata, request):
             is_owner = request.producer_id != NO_PRODUCER_ID
             metadata = raised(

@@ -132,7 +132,9 @@ class Runs:
                 now_ms=now_ms,
             )
         elif metadata.state not in AT_REST:
-            return self.ids.settle(request, metadata, EpochCause.RUN, now_ms, self.producer_ids)
+            return self.ids.abort_ongoing(
+                request, metadata, EpochCause.RUN, now_ms, self.producer_ids
+            )
         begun = run_begun(
             metadata,
             request.run_id,
@@ -296,7 +298,7 @@ class Runs:
         """Every id with an open run that ends with its driver, and that driver."""
         return tuple(
             (metadata.transactional_id, driver)
-            for metadata in self.ids.unsettled()
+            for metadata in self.ids.not_at_rest()
             if (driver := self._open_driver(metadata)) is not None
         )
 
