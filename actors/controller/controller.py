@@ -137,7 +137,7 @@ class Controller:
             transport=transport,
             tasks=self._tasks,
             timeout_ms=timeout_ms,
-            on_taken=self._note_taken,
+            on_taken=self._record_taken,
         )
         self._members = Membership(
             machine=self.machine,
@@ -413,7 +413,7 @@ class Controller:
     async def become_leader(self, request: BecomeLeaderRequest) -> BecomeLeaderReply:
         """Give a started replica its leader epoch."""
         if request.has_log and self.machine.is_on_its_disk(request):
-            self._members.note_start(request)
+            self._members.record_start(request)
         return await self._execute(
             request, lambda _now_ms: self.machine.decide_become_leader(request)
         )
@@ -469,13 +469,13 @@ class Controller:
             return request.failed(error)
         is_logged = False
 
-        def decide_and_note(now_ms: int) -> Decision[ReplyT]:
+        def decide_and_record(now_ms: int) -> Decision[ReplyT]:
             nonlocal is_logged
             decision = decide(now_ms)
             is_logged = bool(decision.records)
             return decision
 
-        reply = await self._runtime.execute(_ALL, decide_and_note, refused=request.failed)
+        reply = await self._runtime.execute(_ALL, decide_and_record, refused=request.failed)
         if not is_logged and (error := await self._not_current()) is not ErrorCode.NONE:
             return request.failed(error)
         return reply
@@ -485,9 +485,9 @@ class Controller:
         self.machine.apply(record)
         changed = self.machine.take_untold()
         self._leaders.announce(changed)
-        self._moves.note_changed(changed)
+        self._moves.on_changed(changed)
 
-    async def _note_taken(self, tp: TopicPartition, told: BecomeLeaderReply) -> None:
+    async def _record_taken(self, tp: TopicPartition, told: BecomeLeaderReply) -> None:
         """Log that a leader goes by a higher minimum; if that cannot be, it is told once more."""
         if self.machine.decide_taken(tp, told).records:
             request: Request[MetadataReply] = MetadataRequest(topics=())

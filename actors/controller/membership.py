@@ -124,7 +124,7 @@ class Membership:
             own=own,
             brokers=lambda: machine.broker_states,
             fence=self._fence,
-            note_own=self._note_own,
+            record_own_node=self._record_own_node,
             is_a_voter=lambda: len(machine.voters) == VOTERS_MAX,
             session_ms=config.broker_session_timeout_ms,
         )
@@ -153,16 +153,16 @@ class Membership:
     async def register(self, request: RegisterBrokerRequest) -> RegisterBrokerReply:
         """Let a broker take part, or remember why it may not."""
         if request.problem:
-            self.brokers.note(request.broker_id, request.problem)
+            self.brokers.record_problem(request.broker_id, request.problem)
             return RegisterBrokerReply()
         reply = await self._execute(request, lambda _now_ms: self._decide_register(request))
         if reply.error in _TOLD_BY_DETAIL:
-            self.brokers.note(request.broker_id, reply.detail)
+            self.brokers.record_problem(request.broker_id, reply.detail)
         if reply.error is ErrorCode.NONE:
             self.brokers.heard(request.broker_id)
         return reply
 
-    def note_start(self, request: BecomeLeaderRequest) -> None:
+    def record_start(self, request: BecomeLeaderRequest) -> None:
         """A replica has started: whoever found its actor silent may mean the process before."""
         if len(self._machine.broker_states) > 1:
             self._started_ms[request.topic_partition, request.broker_id] = loop_ms()
@@ -194,7 +194,7 @@ class Membership:
         machine, placements = self._machine, self._placed_on(request.broker_id)
         seen = Sight(request.silent_actors, request.offline_replicas, request.refusing_replicas)
         silent, refusing = self._sorted(placements, seen)
-        machine.note_refusing(request.broker_id, is_refusing=bool(refusing))
+        machine.record_refusing(request.broker_id, is_refusing=bool(refusing))
         reply = await self._execute(
             request,
             lambda _now_ms: decide_heartbeat(
@@ -227,7 +227,7 @@ class Membership:
             seen = await self._own_actors.look(map(holder_of, placements))
             placements = self._placed_on(self._own)
             held, refusing = self._sorted(placements, seen)
-            machine.note_refusing(self._own, is_refusing=bool(refusing))
+            machine.record_refusing(self._own, is_refusing=bool(refusing))
             if held or refusing:
                 await self._log(functools.partial(self._after_look, held, refusing))
 
@@ -293,7 +293,7 @@ class Membership:
         resigned = after_refusal(topics, refusing, brokers)
         return (*after_silence(topics, held, brokers), *resigned)
 
-    async def _note_own(self, rack: str) -> None:
+    async def _record_own_node(self, rack: str) -> None:
         if self._own_node(rack):
             await self._log(functools.partial(self._own_node, rack))
 
@@ -324,10 +324,10 @@ class Membership:
 class BrokerWatch:
     """Knows which brokers live, and has those fenced that do not.
 
-    ``own`` is the controller's broker, which is alive as it is, and ``note_own`` is given its rack
-    whenever its node is seen; it has an actor as well once it ``is_a_voter`` among others, to vote
-    when the controller is gone, and to follow it; ``fence`` is called for a broker that is not
-    fenced and whose node has died, or that was not heard for a session's time.
+    ``own`` is the controller's broker, which is alive as it is, and ``record_own_node`` is given
+    its rack whenever its node is seen; it has an actor as well once it ``is_a_voter`` among others,
+    to vote when the controller is gone, and to follow it; ``fence`` is called for a broker that is
+    not fenced and whose node has died, or that was not heard for a session's time.
     """
 
     def __init__(
@@ -337,7 +337,7 @@ class BrokerWatch:
         own: int,
         brokers: Callable[[], Mapping[int, BrokerState]],
         fence: Callable[[int], Awaitable[None]],
-        note_own: Callable[[str], Awaitable[None]],
+        record_own_node: Callable[[str], Awaitable[None]],
         is_a_voter: Callable[[], bool],
         session_ms: int,
     ) -> None:
@@ -350,7 +350,7 @@ class BrokerWatch:
         self._own = own
         self._brokers = brokers
         self._fence = fence
-        self._note_own = note_own
+        self._record_own_node = record_own_node
         self._is_a_voter = is_a_voter
         self._session_ms = session_ms
         self._sessions = BrokerSessions({}, session_ms=session_ms, now_ms=0)
@@ -416,7 +416,7 @@ class BrokerWatch:
         self.problems = {one: what for one, what in self.problems.items() if one in self.live}
         for node in single:
             if node.broker_id == self._own:
-                await self._note_own(node.rack)
+                await self._record_own_node(node.rack)
         is_own_wanted = self._is_a_voter()
         joining = [node for node in single if node.broker_id != self._own or is_own_wanted]
         if joining:
@@ -426,7 +426,7 @@ class BrokerWatch:
             _logger.warning("broker %d is fenced: its node is gone", broker_id)
             await self._fence(broker_id)
 
-    def note(self, broker_id: int, problem: str) -> None:
+    def record_problem(self, broker_id: int, problem: str) -> None:
         """A broker has told why it does not take part, or "" that it does."""
         if problem and broker_id in self.live:
             self.problems[broker_id] = problem

@@ -150,7 +150,7 @@ class Moves:
 
     # --- completion -----------------------------------------------------------------------
 
-    def note_changed(self, partitions: Iterable[TopicPartition]) -> None:
+    def on_changed(self, partitions: Iterable[TopicPartition]) -> None:
         """The ISR or the leader of these has changed: a move may be complete."""
         if any(self._is_complete(tp) for tp in partitions):
             self._is_due.set()

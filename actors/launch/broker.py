@@ -138,7 +138,7 @@ class Broker:
             reply = await self.environment.transport.call(
                 CONTROLLER_ACTOR, request, timeout_ms=cluster.broker_heartbeat_interval_ms
             )
-            self._note_heard(reply)
+            self._on_controller_reply(reply)
             if reply.error not in _UNHEARD:
                 answered_ms = loop_ms()
             if reply.error in _UNREGISTERED:
@@ -163,7 +163,7 @@ class Broker:
             reply = await self.environment.transport.call(
                 CONTROLLER_ACTOR, request, timeout_ms=timeout_ms
             )
-            self._note_heard(reply)
+            self._on_controller_reply(reply)
             problem = request.problem or reply.detail
             if reply.error is ErrorCode.NONE and not problem:
                 self.is_registered, self.problem = True, ""
@@ -174,7 +174,7 @@ class Broker:
             await asyncio.sleep(delay_ms / 1000)
             delay_ms = min(2 * delay_ms, JOIN_RETRY_MAX_MS)
 
-    def _note_heard(self, reply: Reply) -> None:
+    def _on_controller_reply(self, reply: Reply) -> None:
         if reply.error not in _UNHEARD:
             self.voter.heard()
         elif reply.error is ErrorCode.NOT_CONTROLLER:

@@ -106,7 +106,7 @@ class FollowerLog(ReplicaLog):
             return ReplicateReply(error=NOT_NOW)
         verdict = follower.decide(request)
         if verdict.error is not ErrorCode.NONE:
-            self._note_refusal_of(request, verdict)
+            self._log_refusal(request, verdict)
             return follower.acknowledge(request, verdict, NO_OFFSET)
         try:
             if verdict.adopts_epoch:
@@ -122,7 +122,7 @@ class FollowerLog(ReplicaLog):
         except OSError as refused:
             ends_at = self.machine.log_end_offset + 1
             self.refusal.met(refused, ends_at=ends_at, now_ms=loop_ms())
-            self._note_refusal("replicate to", refused)
+            self._on_disk_refusal("replicate to", refused)
             return ReplicateReply(error=ErrorCode.KAFKA_STORAGE_ERROR, detail=str(refused))
         follower.done(request, verdict)
         error = await self._until_synced(self.machine.log_end_offset)
@@ -210,7 +210,7 @@ class FollowerLog(ReplicaLog):
             self._kept_log_start = max(self._kept_log_start, log_start_offset)
         return error
 
-    def _note_refusal_of(self, request: ReplicateRequest, verdict: ReplicateVerdict) -> None:
+    def _log_refusal(self, request: ReplicateRequest, verdict: ReplicateVerdict) -> None:
         if verdict.detail and verdict.detail != self._last_refusal:
             self._last_refusal = verdict.detail
             _logger.error(

@@ -126,7 +126,7 @@ class ReplicaLog:
         self._sync = GroupSync(
             machine=self.machine,
             background=background,
-            on_synced=self._note_synced,
+            on_synced=self._on_synced,
             durations=self.counters.sync_durations,
             refusal=self.refusal,
             on_failure=functools.partial(self._give_up, "sync"),
@@ -181,7 +181,7 @@ class ReplicaLog:
             self.restarts_itself = True
             self.on_restart(f"cannot {doing} {self.directory.path}: {error}")
 
-    def _note_refusal(self, doing: str, error: OSError) -> None:
+    def _on_disk_refusal(self, doing: str, error: OSError) -> None:
         """The disk refused something that is done again when it is due: give up only if it must."""
         if self._log is None or self._log.failure is not None or not is_transient(error):
             self._give_up(doing, error)
@@ -328,13 +328,13 @@ class ReplicaLog:
 
     # --- group sync -----------------------------------------------------------------------
 
-    def _note_synced(self, offset: int) -> None:
+    def _on_synced(self, offset: int) -> None:
         self._synced_offset = max(self._synced_offset, offset)
         self._sync_waiters.release(offset)
         if self.replicator is not None:
             self.replicator.synced(offset)
 
-    def _note_risen(self) -> None:
+    def _on_rise(self) -> None:
         """Readers and waiters may have what lies below the high watermark."""
         high_watermark = self.machine.high_watermark
         if self._log is not None:
@@ -406,7 +406,7 @@ class ReplicaLog:
             return error
         log = self.log
         try:
-            log.note_checkpoint()
+            log.record_checkpoint()
             point = log.sync_point()
             began_s = monotonic_s()
             await self._background.run(point.run)
@@ -415,7 +415,7 @@ class ReplicaLog:
                 return ErrorCode.NOT_LEADER_OR_FOLLOWER
             log.mark_synced(point)
         except OSError as failure:
-            self._note_refusal("sync", failure)
+            self._on_disk_refusal("sync", failure)
             return ErrorCode.KAFKA_STORAGE_ERROR
         return self.upkeep_error()
 
@@ -442,7 +442,7 @@ class ReplicaLog:
             if not self.log.advance_log_start(offset):
                 return ErrorCode.NONE
         except OSError as error:
-            self._note_refusal("write to", error)
+            self._on_disk_refusal("write to", error)
             return ErrorCode.KAFKA_STORAGE_ERROR
         self.machine.advance_log_start(offset)
         # The last stable offset may have risen over a transaction that lost its head.

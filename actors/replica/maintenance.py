@@ -124,7 +124,7 @@ class Maintenance:
         self.is_running = True
         self._tick_later()
         self._task = asyncio.get_running_loop().create_task(self._run())
-        self._task.add_done_callback(self._note_end)
+        self._task.add_done_callback(self._on_task_end)
 
     @property
     def may_compact(self) -> bool:
@@ -204,7 +204,7 @@ class Maintenance:
             _logger.warning("%s: %s failed: %s", self.replica.topic_partition, name, error)
             self.replica.check_log()
 
-    def _note_end(self, task: asyncio.Task[None]) -> None:
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (failure := task.exception()) is not None:
             self._on_failure(failure)
 
@@ -240,11 +240,11 @@ class Maintenance:
             return
         loop = asyncio.get_running_loop()
         self._compaction = loop.create_task(self.attempt("compaction", self._compact))
-        self._compaction.add_done_callback(self._note_compacted)
+        self._compaction.add_done_callback(self._on_compaction_end)
 
-    def _note_compacted(self, task: asyncio.Task[None]) -> None:
+    def _on_compaction_end(self, task: asyncio.Task[None]) -> None:
         self._compaction = None
-        self._note_end(task)
+        self._on_task_end(task)
 
     async def _compaction_ended(self) -> None:
         if self._compaction is not None:
@@ -360,7 +360,7 @@ class LogScrub:
 
     def _pass_over(self, damage: CorruptRecordError) -> int:
         """Note it and go on behind it; it counts as one slice."""
-        self._replica.damage.note(damage)
+        self._replica.damage.record(damage)
         self._offset = damage.next_offset
         return SLICE_BYTES
 
@@ -434,7 +434,7 @@ async def _make_recovery_point_durable(replica: Replica) -> bool:
     """
     error = await replica.sync_all()
     if error is ErrorCode.NONE:
-        replica.log.note_checkpoint()
+        replica.log.record_checkpoint()
         error = await replica.sync_all()
     return error is ErrorCode.NONE
 

@@ -144,13 +144,13 @@ class MetadataReplica(MetadataLog):
             request_of=self._request_of,
             send=self.send_push,
             propose=self.propose_isr,
-            on_rise=self._note_risen,
+            on_rise=self._on_rise,
             on_loss=self._lose_leadership,
             on_failure=self.on_bug,
             counters=self.counters,
         )
         self.replicator = replicator
-        self._note_risen()
+        self._on_rise()
         replicator.appended()
 
     def append(self, records: Sequence[LogRecord], **arguments: Any) -> AppendOutcome:
@@ -159,13 +159,13 @@ class MetadataReplica(MetadataLog):
         if outcome.error is ErrorCode.NONE:
             for record in records:
                 changed = decode_cluster_record(record.value or b"")
-                self._note_disks(changed)
+                self._record_disks(changed)
                 if isinstance(changed, VotersChanged):
                     self.voters = changed.voters
                     self._recount()
         return outcome
 
-    def _note_disks(self, record: ClusterRecord) -> None:
+    def _record_disks(self, record: ClusterRecord) -> None:
         before = dict(self.disks)
         self.disks.update(disks_of([record], before))
         for broker_id, disk in before.items():
@@ -196,7 +196,7 @@ class MetadataReplica(MetadataLog):
         if quorum is not None and replicator is not None:
             learners = [one for one in self._learners if one not in self.voters]
             if quorum.set_voters(self.voters, learners, loop_ms()):
-                self._note_risen()
+                self._on_rise()
             replicator.appended()
 
 

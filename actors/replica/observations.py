@@ -56,7 +56,7 @@ class FoundDamage:
         self._topic_partition = topic_partition
         self._places: dict[int, int] = {}
 
-    def note(self, error: CorruptRecordError) -> None:
+    def record(self, error: CorruptRecordError) -> None:
         """Records from ``error.offset`` to ``error.next_offset`` (exclusive) cannot be read."""
         if any(
             offset <= error.offset < next_offset for offset, next_offset in self._places.items()

@@ -232,7 +232,7 @@ class ReplicaDirectory:
             directory=self._path,
             settings=log_settings(topic),
             now_ms=self._clock.now_ms(),
-            on_cut=self._note_cut,
+            on_cut=self._record_cut,
         )
         try:
             self._restore(log)
@@ -242,7 +242,7 @@ class ReplicaDirectory:
             raise
         return log
 
-    def _note_cut(self, cut: TailCut) -> None:
+    def _record_cut(self, cut: TailCut) -> None:
         """Of attempts that failed half-way the first one met the most."""
         if self.cut is None or cut.cut_bytes > self.cut.cut_bytes:
             self.cut = cut

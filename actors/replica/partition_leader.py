@@ -215,7 +215,7 @@ class PartitionLeader:
             try:
                 found = self._read(request)
             except CorruptRecordError as damage:
-                replica.damage.note(damage)
+                replica.damage.record(damage)
                 return structs.replace(
                     self._bounds(ErrorCode.CORRUPT_MESSAGE),
                     detail=str(damage),

@@ -232,11 +232,11 @@ class Replica(FollowerLog):
             request_of=self._request_of,
             send=self.send_push,
             propose=self.propose_isr,
-            on_rise=self._note_risen,
+            on_rise=self._on_rise,
             on_loss=self._lose_leadership,
             on_failure=self.on_bug,
         )
-        self._note_risen()
+        self._on_rise()
         self.replicator.appended()
 
     @property

@@ -110,7 +110,7 @@ class Replicator:
 
     def synced(self, end_offset: int) -> None:
         """The leader's own log is synced up to ``end_offset`` (exclusive)."""
-        self._note(self.replication.synced(end_offset))
+        self._on_progress(self.replication.synced(end_offset))
 
     def learn(self, assignment: Assignment) -> None:
         """The controller has told what it has recorded."""
@@ -122,7 +122,7 @@ class Replicator:
         isr, had_too_few = replication.in_sync.isr, replication.has_too_few
         has_risen = change()
         has_changed = self._count_change_from(isr) or had_too_few != replication.has_too_few
-        self._note(has_risen or has_changed)
+        self._on_progress(has_risen or has_changed)
         self._wake_answers()
         self.appended()
 
@@ -133,7 +133,7 @@ class Replicator:
         self._counters.isr_expands += bool(now - isr)
         return now != isr
 
-    def _note(self, has_risen: bool) -> None:
+    def _on_progress(self, has_risen: bool) -> None:
         if self._is_stopped:
             return
         if not self.replication.is_leading:
@@ -178,7 +178,7 @@ class Replicator:
             self._counters.pushed_bytes += len(request.batches)
             reply = await self._send(push.broker_id, request)
         if not self._is_stopped:
-            self._note(self.replication.answered(push, reply, loop_ms()))
+            self._on_progress(self.replication.answered(push, reply, loop_ms()))
             self._wake_answers()
             self.appended()
 

@@ -52,7 +52,7 @@ class Listener:
         self.dispatch = dispatch
         self._host = host
         self._opening: asyncio.Task[asyncio.Server] | None = None
-        self._tasks = OwnTasks(_note_bug)
+        self._tasks = OwnTasks(_log_bug)
 
     async def address(self) -> ListenerAddress:
         """Where to connect to; begins to listen, on the running loop, at the first call.
@@ -110,7 +110,7 @@ class Listener:
                 self.room.give(room_bytes)
 
 
-def _note_bug(bug: BaseException) -> None:
+def _log_bug(bug: BaseException) -> None:
     """A call has no answer, and its caller waits until its time is over."""
     _logger.error("a call met a bug: %r", bug, exc_info=bug)
 

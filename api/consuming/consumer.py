@@ -142,36 +142,38 @@ class AsyncConsumer(ProcessBound):
         self, timeout_ms: float = 0, max_records: int | None = None
     ) -> list[ConsumerRecord]:
         """See ``Consumer.poll``."""
-        records = await self._poll_noted(timeout_ms, max_records)
+        records = await self._poll_records(timeout_ms, max_records)
         self._handover.before = None
         return records
 
-    async def _poll_noted(self, timeout_ms: float, max_records: int | None) -> list[ConsumerRecord]:
+    async def _poll_records(
+        self, timeout_ms: float, max_records: int | None
+    ) -> list[ConsumerRecord]:
         """``poll`` for a caller that confirms receipt of the records; see ``Handover``."""
         self._core.check_not_told("poll")
         count_max = self.settings.max_poll_records if max_records is None else max_records
         _check_poll(timeout_ms, count_max)
         with self._use("poll()"):
             taken = await self._core.poll(
-                self._handover.noting(lambda fetcher: fetcher.take_records(count_max)),
+                self._handover.keeping_positions(lambda fetcher: fetcher.take_records(count_max)),
                 timeout_ms=timeout_ms,
             )
         return taken or []
 
     async def poll_arrow(self, timeout_ms: float = 0, max_records: int | None = None) -> pa.Table:
         """See ``Consumer.poll_arrow``."""
-        table = await self._poll_arrow_noted(timeout_ms, max_records)
+        table = await self._poll_table(timeout_ms, max_records)
         self._handover.before = None
         return table
 
-    async def _poll_arrow_noted(self, timeout_ms: float, max_records: int | None) -> pa.Table:
+    async def _poll_table(self, timeout_ms: float, max_records: int | None) -> pa.Table:
         from oncelog.api.consuming.record_table import record_table
 
         self._core.check_not_told("poll_arrow")
         _check_poll(timeout_ms, 1 if max_records is None else max_records)
         with self._use("poll_arrow()"):
             taken = await self._core.poll(
-                self._handover.noting(lambda fetcher: fetcher.take_columns(max_records)),
+                self._handover.keeping_positions(lambda fetcher: fetcher.take_columns(max_records)),
                 timeout_ms=timeout_ms,
             )
         return record_table(taken or ())
@@ -190,7 +192,7 @@ class AsyncConsumer(ProcessBound):
         """Poll until an iteration can continue; false once the consumer is closed."""
         with contextlib.suppress(ClientClosedError):
             while not self._core.is_closed:
-                records = await self._poll_noted(ITERATION_POLL_MS, None)
+                records = await self._poll_records(ITERATION_POLL_MS, None)
                 self._handover.iterate_over(records)
                 if records:
                     return True
@@ -445,7 +447,7 @@ class Consumer(Blocking[AsyncConsumer], ProcessBound):
         Joins and rejoins the group, so call it at intervals below ``max_poll_interval_ms``.
         Interrupted by Ctrl-C it loses nothing: the next poll returns what it had taken.
         """
-        records = self._loop_thread.run(self._client._poll_noted(timeout_ms, max_records))
+        records = self._loop_thread.run(self._client._poll_records(timeout_ms, max_records))
         self._client._handover.before = None
         return records
 
@@ -456,7 +458,7 @@ class Consumer(Blocking[AsyncConsumer], ProcessBound):
         ``key`` and ``value`` binary, ``headers`` list<struct<key: string, value: binary>>. Without
         ``max_records`` it is bounded by ``fetch_max_bytes``. Without rows the table is empty.
         """
-        table = self._loop_thread.run(self._client._poll_arrow_noted(timeout_ms, max_records))
+        table = self._loop_thread.run(self._client._poll_table(timeout_ms, max_records))
         self._client._handover.before = None
         return table
 
@@ -591,8 +593,10 @@ class Handover:
         finally:
             self._depth -= 1
 
-    def noting(self, take: Callable[[Fetcher], TakenT]) -> Callable[[Fetcher], TakenT | None]:
-        """``take``, with the positions before it noted if it takes anything.
+    def keeping_positions(
+        self, take: Callable[[Fetcher], TakenT]
+    ) -> Callable[[Fetcher], TakenT | None]:
+        """``take``, with the positions before it kept if it takes anything.
 
         It takes nothing once ``give_back`` was called: an interrupt may leave a poll running whose
         caller is gone, beside the next one.

@@ -122,7 +122,7 @@ class ConsumerCore:
         )
         self._lags = LagReport(reports, self.fetcher, settings.group_id)
         self._membership: GroupMembership | None = None
-        self._tasks = OwnTasks(self._note_failure)
+        self._tasks = OwnTasks(self._on_failure)
         self._failure: OncelogError | None = None
         """What one of its tasks has met, for the next poll to raise."""
         self._maintenance: asyncio.Task[None] | None = None
@@ -274,7 +274,7 @@ class ConsumerCore:
             return await self._poll(take, timeout_ms)
         finally:
             membership.is_polled = False
-            membership.note_poll()
+            membership.record_poll()
 
     async def _poll(
         self, take: Callable[[Fetcher], TakenT | None], timeout_ms: float
@@ -414,7 +414,7 @@ class ConsumerCore:
         if task is not None:
             task.cancel()
 
-    def _note_failure(self, error: BaseException) -> None:
+    def _on_failure(self, error: BaseException) -> None:
         if not isinstance(error, OncelogError):
             error = bug_met("a task of the consumer", error)
         self._failure = error
@@ -632,7 +632,7 @@ class ConsumerCore:
                 )
         except OncelogError as error:
             if self._membership is not None:
-                self._membership.note_commit_error(error.code)
+                self._membership.on_commit_error(error.code)
             raise
 
     @property

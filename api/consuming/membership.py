@@ -174,7 +174,7 @@ class GroupMembership:
         """
         return self._joined
 
-    def note_poll(self) -> None:
+    def record_poll(self) -> None:
         """The application polls: restart the ``max_poll_interval_ms`` clock."""
         self._last_poll_s = asyncio.get_running_loop().time()
 
@@ -197,10 +197,10 @@ class GroupMembership:
         self.topics = topics
         self._ask_to_join()
 
-    def note_commit_error(self, error: ErrorCode) -> None:
+    def on_commit_error(self, error: ErrorCode) -> None:
         """A commit was refused because the group has moved on: join again."""
         if self.state is MembershipState.STABLE and error in _REJOIN:
-            self._note(error)
+            self._on_group_error(error)
 
     # --- joining ------------------------------------------------------------------------------
 
@@ -213,11 +213,11 @@ class GroupMembership:
         await self._stop_heartbeats()
         backoff = consumer_backoff(self._settings, self._random)
         while True:
-            self.note_poll()
+            self.record_poll()
             had_member_id = bool(self.member_id)
             error, detail = await self._attempt()
             if error is ErrorCode.NONE:
-                self.note_poll()
+                self.record_poll()
                 self.state = MembershipState.STABLE
                 self._heartbeats = asyncio.get_running_loop().create_task(self._beat())
                 self._heartbeats.add_done_callback(self._stopped_beating)
@@ -412,11 +412,11 @@ class GroupMembership:
                 await self._look_for_partitions()
             elif reply.error is ErrorCode.REBALANCE_IN_PROGRESS:
                 # Keep sending heartbeats: the session must live until the application polls again.
-                self._note(reply.error)
+                self._on_group_error(reply.error)
             elif reply.error.retriable:
                 wait_s = min(wait_s, backoff.delay_ms(reply.error) / 1_000)
             else:
-                self._note(reply.error)
+                self._on_group_error(reply.error)
                 return
 
     def _stopped_beating(self, task: asyncio.Task[None]) -> None:
@@ -466,7 +466,7 @@ class GroupMembership:
             self._group_id, request, timeout_ms=max(1, timeout_ms)
         )
 
-    def _note(self, error: ErrorCode) -> None:
+    def _on_group_error(self, error: ErrorCode) -> None:
         """The coordinator says that this member's place in the group is lost or about to be."""
         _log.info("group %s: %s, joining again", self._group_id, error.name)
         if error in (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.MEMBER_ID_REQUIRED):

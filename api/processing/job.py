@@ -224,7 +224,7 @@ class _WorkerHistory:
         self.restarts = 0
         self._before = dict.fromkeys(_COUNTERS, 0)
 
-    def note(self, reply: WorkerStatus) -> None:
+    def record(self, reply: WorkerStatus) -> None:
         """Take in an answer; one that carries an error only says why there is none."""
         if reply.error is not ErrorCode.NONE and reply.state.is_ended:
             self.latest = structs.replace(self.latest, state=reply.state, reason=reply.reason)
@@ -330,7 +330,7 @@ class ProcessJob:
             *(self._ask(actor, WorkerStatusRequest()) for actor in self._actors)
         )
         for history, reply in zip(self._histories, replies, strict=True):
-            history.note(reply)
+            history.record(reply)
             self.source, self.sink = self.source or reply.source, self.sink or reply.sink
             for topic_partition, offset in reply.processed:
                 known = self._processed.get(topic_partition, offset)
@@ -481,7 +481,7 @@ class ProcessJob:
                 *(self._ask(actor, StopWorkerRequest()) for actor in self._actors)
             )
             for history, reply in zip(self._histories, replies, strict=True):
-                history.note(reply)
+                history.record(reply)
             if self._summary().is_ended or loop.time() >= deadline:
                 return await self._status()
             await asyncio.sleep(WAIT_POLL_S)

@@ -218,7 +218,7 @@ class ProcessLoop:
         try:
             step()
         except _FunctionFailure as failure:
-            self._note_failure(f"{type(failure.__cause__).__name__}: {failure.__cause__}")
+            self._record_failure(f"{type(failure.__cause__).__name__}: {failure.__cause__}")
             self._recover()
         except OncelogError as error:
             self._judge(error)
@@ -240,7 +240,7 @@ class ProcessLoop:
         if self._transaction is not None and self._transaction.group != group:
             # The group has rebalanced, and the consumer begun again at the committed offsets; what
             # is open comes from partitions that may be another worker's now.
-            self._note_lost_input(self._transaction)
+            self._on_lost_input(self._transaction)
             self._abort(clients)
             self._first_offsets = dict(read)
         if group.generation_id < 0:
@@ -451,27 +451,27 @@ class ProcessLoop:
             if isinstance(cause, ClientClosedError):
                 self._end(WorkerState.STOPPED, str(cause))
             if cause.code in _NO_MEMBER and self._transaction is not None:
-                self._note_lost_input(self._transaction)
+                self._on_lost_input(self._transaction)
                 return
             if cause.code in _BAD_BATCH:
-                self._note_failure(str(cause))
+                self._record_failure(str(cause))
                 return
             cause = cause.__cause__
 
-    def _note_lost_input(self, transaction: _Transaction) -> None:
+    def _on_lost_input(self, transaction: _Transaction) -> None:
         """The input of what is open is another member's by now; that may be the function's doing.
 
         It would take as long again, here as there.
         """
         limit_ms = self._config.function_timeout_ms
         if transaction.function_ms > limit_ms:
-            self._note_failure(
+            self._record_failure(
                 f"one call of the function took {transaction.function_ms} ms, and the group gave "
                 f"its input to others after function_timeout_ms={limit_ms}: raise it, or give the "
                 "function less with max_poll_records"
             )
 
-    def _note_failure(self, reason: str) -> None:
+    def _record_failure(self, reason: str) -> None:
         self.progress.function_failures += 1
         self._failures_in_a_row += 1
         self.progress.reason = reason

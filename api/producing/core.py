@@ -181,7 +181,7 @@ class ProducerCore:
         """Have ``run`` go on for as long as this member has not left, although it may compute."""
         if self._renewal is None and not self._is_closed:
             self._renewal = self._loop.create_task(self._renew(run, timeout_ms))
-            self._renewal.add_done_callback(_note_renewal_end)
+            self._renewal.add_done_callback(_log_renewal_end)
 
     async def _renew(self, run: Run, timeout_ms: int) -> None:
         """Body of a task. What cannot be said now is said the next time."""
@@ -414,7 +414,7 @@ def check_token(token: object) -> None:
     )
 
 
-def _note_renewal_end(renewal: asyncio.Task[None]) -> None:
+def _log_renewal_end(renewal: asyncio.Task[None]) -> None:
     """It ends with its member, or its run; else the write may time out."""
     if not renewal.cancelled() and (bug := renewal.exception()) is not None:
         _log.error("a distributed write is not renewed any more: %r", bug, exc_info=bug)

@@ -491,7 +491,7 @@ class SenderContext:
                 f"taken or refused as a whole: {error}"
             )
         batch.delivery.finish(error=error, refused=refused, neighbours=neighbours)
-        self.failures.note(batch.delivery, batch.rows.record_count)
+        self.failures.record(batch.delivery, batch.rows.record_count)
 
     def expire(self, begun_before_s: float) -> Iterator[OncelogError]:
         """Fail what no sender has taken and was begun no later; yields the errors."""
@@ -561,7 +561,7 @@ class UntoldFailures:
         self._last: BatchDelivery | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def note(self, delivery: BatchDelivery, record_count: int) -> None:
+    def record(self, delivery: BatchDelivery, record_count: int) -> None:
         """Record that a batch has failed."""
         if self._is_told or delivery.is_observed:
             return

@@ -210,7 +210,7 @@ class RecordSender:
         if wake is not Wake.NOTHING:
             self._loop.call_soon_threadsafe(self._woken, wake)
 
-    def note_refused(self, error: BaseException) -> None:
+    def record_refused(self, error: BaseException) -> None:
         """``send`` raised ``error``: the open transaction, if there is one, lacks a record."""
         if self._state is not None:
             self._state.send_refused(error)

@@ -45,7 +45,7 @@ from oncelog.actors.process.ray_environment import (
 )
 from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest
 from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
-from oncelog.api.session.event_loop import AFTER_FORK, LoopThread, note_fork, refuse_ray_of_parent
+from oncelog.api.session.event_loop import AFTER_FORK, LoopThread, record_fork, refuse_ray_of_parent
 from oncelog.api.session.ray_cluster import (
     DelayedStarts,
     check_dashboard_port,
@@ -86,7 +86,7 @@ def refuse_after_fork(loop_thread: LoopThread) -> None:
 
 
 def _forbid_in_child() -> None:
-    note_fork()
+    record_fork()
     for loop_thread in tuple(_loop_threads):
         loop_thread.forbid(AFTER_FORK)
 

@@ -118,11 +118,11 @@ def _abandon(
         stacklevel=2,
     )
     leaving = asyncio.run_coroutine_threadsafe(client.abandon(), loop_thread.loop)
-    leaving.add_done_callback(functools.partial(_note_left, loop_thread))
+    leaving.add_done_callback(functools.partial(_log_left, loop_thread))
     return leaving
 
 
-def _note_left(
+def _log_left(
     loop_thread: LoopThread | LoopOfProgram, leaving: concurrent.futures.Future[None]
 ) -> None:
     """Until here something refers to the thread, which so lives until it has left."""
@@ -477,7 +477,7 @@ _ray_of_parent: Final[list[str]] = []
 """In the child of a fork, of a process that used Ray: why nothing can be connected here."""
 
 
-def note_fork() -> None:
+def record_fork() -> None:
     """This is the child of a fork."""
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():

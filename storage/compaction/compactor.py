@@ -336,7 +336,7 @@ class CleaningRound:
                     elif not transactions.meet_data(header) and header.record_count:
                         if not keys.has_room_for(header.record_count):
                             return header.base_offset
-                        _note_keys(keys, header, frame)
+                        _record_keys(keys, header, frame)
         return self._end
 
     # Writing
@@ -451,7 +451,7 @@ def _epochs_of(group: list[Segment]) -> list[tuple[int, int]]:
     return sorted(pairs)
 
 
-def _note_keys(keys: KeyOffsets, header: BatchHeader, frame: memoryview) -> None:
+def _record_keys(keys: KeyOffsets, header: BatchHeader, frame: memoryview) -> None:
     block = bytes(open_block(frame, header))
     base_offset = header.base_offset
     for span in record_spans(block, header):

@@ -59,8 +59,8 @@ from oncelog.storage.segments.inspection import TailDefect, holds_intact_batch
 from oncelog.storage.segments.leader_epochs import (
     OFFSET_MAX,
     LeaderEpochPairs,
-    note_epoch,
     packed_epochs,
+    record_epoch,
     without_start,
 )
 from oncelog.storage.segments.segment import INDEX_SUFFIXES, LOG_SUFFIX, Segment
@@ -554,7 +554,7 @@ class SegmentScan:
     def _take(self, position: int, header: BatchHeader, frame: memoryview) -> None:
         self.position, self.expected_offset = position + len(frame), header.next_offset
         self._segment.counting.account(BatchPlace.of(position, header))
-        note_epoch(self._leader_epochs, header.leader_epoch, header.base_offset)
+        record_epoch(self._leader_epochs, header.leader_epoch, header.base_offset)
         self._write_again(position, frame)
 
     def _write_again(self, position: int, batches: memoryview) -> None:

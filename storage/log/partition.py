@@ -82,7 +82,7 @@ class PartitionLog(ReadableLog):
         self._aborted = AbortedEntries(self._segments, ledger)
         self._checkpoint = RecoveryCheckpointFile(filesystem, directory)
         self._rounds_since_checkpoint_sync = 0
-        self._noted_recovery_point = -1
+        self._recorded_recovery_point = -1
         self.generation = 0
         """Rises with each truncation: a sync point of an older generation proves nothing."""
         self._active_since_ms = now_ms
@@ -366,18 +366,18 @@ class PartitionLog(ReadableLog):
         self.recovery_point = self._snapshot_limit = recovery_point
         self._rounds_since_checkpoint_sync += 1
         if self._rounds_since_checkpoint_sync >= _ROUNDS_PER_CHECKPOINT_SYNC:
-            self._note_checkpoint_file(file)
+            self._record_checkpoint_file(file)
         return True
 
-    def _note_checkpoint_file(self, file: FileHandle) -> None:
+    def _record_checkpoint_file(self, file: FileHandle) -> None:
         self._rounds_since_checkpoint_sync = 0
-        self._noted_recovery_point = self.recovery_point
+        self._recorded_recovery_point = self.recovery_point
         self._ledger.mark_written(file)
 
     @property
     def has_old_checkpoint(self) -> bool:
         """Whether a power loss would set the recovery point back by more than one sync point."""
-        return self.recovery_point > self._noted_recovery_point
+        return self.recovery_point > self._recorded_recovery_point
 
     def _sync_now(self) -> None:
         (point := self.sync_point()).run()
@@ -393,14 +393,14 @@ class PartitionLog(ReadableLog):
             self._ledger.fail_unless_transient(error)
             raise
 
-    def note_checkpoint(self) -> None:
+    def record_checkpoint(self) -> None:
         """The next sync point makes the checkpoint survive a power loss too.
 
         OSError: nothing has changed; offline unless the error is transient.
         """
         self._ledger.check()
         file = self._write_checkpoint(self.recovery_point, self.log_start_offset)
-        self._note_checkpoint_file(file)
+        self._record_checkpoint_file(file)
 
     # Cutting at either end
 
@@ -416,7 +416,7 @@ class PartitionLog(ReadableLog):
         if offset <= self.log_start_offset:
             return False
         self._ledger.check()
-        self._note_checkpoint_file(self._write_checkpoint(self.recovery_point, offset))
+        self._record_checkpoint_file(self._write_checkpoint(self.recovery_point, offset))
         self.log_start_offset = offset
         self.high_watermark = max(self.high_watermark, offset)
         self._epochs.cut_start(offset)
@@ -475,7 +475,7 @@ class PartitionLog(ReadableLog):
         self._gaps_end = 0
         self._checked_from = OFFSET_MAX
         self.log_start_offset = self.log_end_offset = self._snapshot_limit = offset
-        self.high_watermark = self.recovery_point = self._noted_recovery_point = offset
+        self.high_watermark = self.recovery_point = self._recorded_recovery_point = offset
         self._rounds_since_checkpoint_sync = 0
 
     def _lower_recovery_point(self, offset: int) -> None:

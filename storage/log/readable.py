@@ -339,15 +339,15 @@ def read_sound(
         if found.header.next_offset > upper_offset or (taken and size > max_bytes):
             break
         if not taken:
-            _note_sound(segment, found.header.base_offset, found.position)
+            _record_sound(segment, found.header.base_offset, found.position)
         taken.append(found.frame)
         next_offset, end = found.header.next_offset, found.position + len(found.frame)
     if taken:
-        _note_sound(segment, next_offset, end)
+        _record_sound(segment, next_offset, end)
     return b"".join(taken), next_offset
 
 
-def _note_sound(segment: Segment, offset: int, position: int) -> None:
+def _record_sound(segment: Segment, offset: int, position: int) -> None:
     places = segment.sound_places
     places[offset] = position
     if len(places) > SOUND_PLACES_MAX:

@@ -126,7 +126,7 @@ class Segment:
             return
         if summary.log_bytes == self.size_bytes:
             self.summary = summary
-            self._indexes.note_time(summary.max_timestamp_ms, summary.max_timestamp_offset)
+            self._indexes.record_time(summary.max_timestamp_ms, summary.max_timestamp_offset)
 
     def begin_scan(self) -> None:
         """Take an existing file whose batches the caller will check and ``account`` for anew."""
@@ -154,7 +154,7 @@ class Segment:
         self._indexes.begin_tail(self.size_bytes - position)
         for place in self.walk(position):
             self.next_offset = place.last_offset + 1
-            self._indexes.note_time(place.max_timestamp_ms, place.last_offset)
+            self._indexes.record_time(place.max_timestamp_ms, place.last_offset)
         for place in self.walk(0):
             self._indexes.first_timestamp_ms = place.max_timestamp_ms
             break
@@ -294,7 +294,7 @@ class Segment:
         except (CorruptDataError, OSError) as error:
             if isinstance(error, OSError) and not is_unreadable(error):
                 raise
-            self._indexes.note_time(TIMESTAMP_MAX, self.base_offset)
+            self._indexes.record_time(TIMESTAMP_MAX, self.base_offset)
         if self.summary is not None:
             self._indexes.set_last_time(known.max_timestamp_ms, known.max_timestamp_offset)
         assert self._indexes.entries is not None

@@ -486,7 +486,7 @@ class ClusterMachine:
                 topic.partitions += partitions_of(added)
             case TopicDeleted(topic_id=topic_id):
                 del self._topics[self._names_by_id.pop(topic_id)]
-                self._note_deleted((topic_id,))
+                self._record_deleted((topic_id,))
             case LeaderElected() | IsrChanged() | ReplicasChanged() as changed:
                 self._apply_to_partition(changed)
             case ProducerIdsAllocated(next_producer_id=next_producer_id):
@@ -527,12 +527,12 @@ class ClusterMachine:
             if topic.settings_version:
                 self._untold[TopicPartition(topic.name, number)] = None
             elif partition.version:
-                self._note_untold(topic, number)
+                self._record_untold(topic, number)
 
     def _has_known(self, topic_id: str) -> bool:
         return topic_id in self._names_by_id or topic_id in self._deleted
 
-    def _note_deleted(self, topic_ids: Iterable[str]) -> None:
+    def _record_deleted(self, topic_ids: Iterable[str]) -> None:
         self._deleted |= dict.fromkeys(topic_ids)
         while len(self._deleted) > DELETED_TOPICS_MAX:
             del self._deleted[next(iter(self._deleted))]
@@ -545,7 +545,7 @@ class ClusterMachine:
             rotated_ms=rest.rotated_ms,
         )
         self.election_count = rest.election_count
-        self._note_deleted(rest.deleted_topic_ids)
+        self._record_deleted(rest.deleted_topic_ids)
 
     def _apply_to_partition(self, record: LeaderElected | IsrChanged | ReplicasChanged) -> None:
         name = self._names_by_id.get(record.topic_id)
@@ -567,9 +567,9 @@ class ClusterMachine:
                 partition.replicas_changed(record)
                 minimum = min_insync_of(topic.settings, partition.original_replica_count)
                 partition.minimum_changed(minimum)
-        self._note_untold(topic, record.partition)
+        self._record_untold(topic, record.partition)
 
-    def _note_untold(self, topic: TopicState, number: int) -> None:
+    def _record_untold(self, topic: TopicState, number: int) -> None:
         partition = topic.partitions[number]
         if len(partition.replicas) > 1 or not partition.incarnation:
             self._untold[TopicPartition(topic.name, number)] = None
@@ -634,7 +634,7 @@ class ClusterMachine:
             for broker_id, broker in self._brokers.items()
         }
 
-    def note_refusing(self, broker_id: int, *, is_refusing: bool) -> None:
+    def record_refusing(self, broker_id: int, *, is_refusing: bool) -> None:
         """A broker has told whether its disk refuses appends; not recorded, see ``BrokerState``."""
         others = self._refusing - {broker_id}
         self._refusing = others | {broker_id} if is_refusing else others

@@ -350,7 +350,7 @@ class GroupMachine(GroupTable):
         if group.state is GroupState.COMPLETING_REBALANCE:
             turn.park_sync(member, call_id, request.assignments)
         else:
-            turn.note_synced(member)
+            turn.record_synced(member)
             turn.restart_session(member)
             turn.reply(call_id, turn.assignment_of(member))
         return turn.effects

@@ -399,13 +399,13 @@ class GroupTurn:
         if member.sync_call is not None:
             self.reply(member.sync_call, SyncGroupReply(error=ErrorCode.REQUEST_TIMED_OUT))
         member.sync_call = call_id
-        self.note_synced(member)
+        self.record_synced(member)
         if member.member_id == group.leader_id and not group.is_assigning:
             group.is_assigning = True
             by_member = {entry.member_id: entry.assignment for entry in assignments}
             self._write(WriteReason.ASSIGNED, group.value(by_member))
 
-    def note_synced(self, member: Member) -> None:
+    def record_synced(self, member: Member) -> None:
         """The member asked for its assignment; once all have, the sync timer is cancelled."""
         member.has_synced = True
         if self.group.have_all_synced:

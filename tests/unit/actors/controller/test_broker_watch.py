@@ -33,7 +33,7 @@ class Nodes:
     async def start_brokers(self, nodes: Sequence[BrokerNode]) -> None:
         self.started += [node.broker_id for node in nodes]
 
-    async def note_own(self, rack: str) -> None:
+    async def record_own_node(self, rack: str) -> None:
         self.own_racks.append(rack)
 
     async def fence(self, broker_id: int) -> None:
@@ -50,7 +50,7 @@ def watch_of(nodes: Nodes, *registered: int) -> BrokerWatch:
         own=1,
         brokers=lambda: nodes.brokers,
         fence=nodes.fence,
-        note_own=nodes.note_own,
+        record_own_node=nodes.record_own_node,
         is_a_voter=lambda: nodes.is_own_a_voter,
         session_ms=SESSION_MS,
     )
@@ -191,12 +191,12 @@ def test_a_problem_is_told_until_it_is_mended_or_the_node_goes():
     nodes = Nodes(2, 3)
     watch = watch_of(nodes, 1, 2)
     asyncio.run(watch.look())
-    watch.note(2, "another directory")
-    watch.note(3, "another cluster")
+    watch.record_problem(2, "another directory")
+    watch.record_problem(3, "another cluster")
     problems = {one.broker_id: one.problem for one in watch.described()}
     assert problems == {1: "", 2: "another directory", 3: "another cluster"}
     assert {one.broker_id: one.is_live for one in watch.described()} == {1: True, 2: True, 3: True}
-    watch.note(2, "")
+    watch.record_problem(2, "")
     nodes.alive.remove(3)
     asyncio.run(watch.look())
     problems = {one.broker_id: one.problem for one in watch.described()}

@@ -55,7 +55,7 @@ class Told:
             transport=self,
             tasks=self.tasks,
             timeout_ms=1_000,
-            on_taken=self.note_taken,
+            on_taken=self.record_taken,
         )
         self.taken: list[BecomeLeaderReply] = []
 
@@ -71,7 +71,7 @@ class Told:
             await self.gate.wait()
         return LeaderAndIsrReply(error=error)
 
-    async def note_taken(self, tp: TopicPartition, told: BecomeLeaderReply) -> None:
+    async def record_taken(self, tp: TopicPartition, told: BecomeLeaderReply) -> None:
         """What follows may change what is to be told."""
         self.taken.append(told)
         self.world.run(self.world.machine.decide_taken(tp, told))

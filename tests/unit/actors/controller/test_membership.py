@@ -437,7 +437,7 @@ def test_others_lead_what_replicas_of_the_controllers_node_led_whose_disk_refuse
 def test_what_is_said_of_a_disk_may_be_of_the_process_before():
     async def scenario(members: Members) -> None:
         members.world.lead(2, (1, 2), 0)
-        members.membership.note_start(start_of(2))
+        members.membership.record_start(start_of(2))
         await members.beat(2, refusing=(offline(ALONE),))
         assert members.leaders == [2, 1]
         assert not members.world.machine.broker_states[2].is_refusing
@@ -476,7 +476,7 @@ def test_an_actor_that_was_silent_and_started_again_keeps_what_it_leads():
     async def scenario(members: Members) -> None:
         for number in (0, 1):
             members.world.lead(2, (1, 2), number)
-        members.membership.note_start(start_of(2))
+        members.membership.record_start(start_of(2))
         await members.beat(2, held(2), held(2, HOSTED))
         assert members.leaders == [2, 1]
         await asyncio.sleep(SESSION_S + 1)
@@ -491,7 +491,7 @@ def test_the_controllers_own_actor_that_started_again_keeps_what_it_leads():
         await members.beat_for(2, 2, 3)
         members.silent = {held(1), held(1, HOSTED)}
         await members.beat_for(SESSION_S - 1, 2, 3)
-        members.membership.note_start(start_of(1, HOSTED))
+        members.membership.record_start(start_of(1, HOSTED))
         await members.beat_for(4, 2, 3)
         assert members.leaders == [2, 1]
         await members.beat_for(SESSION_S, 2, 3)
@@ -504,7 +504,7 @@ def test_without_other_brokers_no_start_is_remembered():
     async def scenario(members: Members) -> None:
         for broker_id in (2, 3):
             del members.world.machine._brokers[broker_id]
-        members.membership.note_start(start_of(1))
+        members.membership.record_start(start_of(1))
         assert members.membership._started_ms == {}
 
     play(scenario, is_watching=False)

@@ -375,7 +375,7 @@ def test_a_member_that_polls_stays(fake_cluster, run):
         membership = await joined(fake_cluster, max_poll_interval_ms=10_000)
         for _ in range(4):
             await asyncio.sleep(5)
-            membership.note_poll()
+            membership.record_poll()
         return membership
 
     assert run(scenario()).state is MembershipState.STABLE
@@ -431,9 +431,9 @@ def test_a_commit_that_was_refused_before_makes_a_member_that_joins_forget_nothi
 
     async def scenario():
         membership = await joined(fake_cluster)
-        membership.note_commit_error(ErrorCode.REBALANCE_IN_PROGRESS)
+        membership.on_commit_error(ErrorCode.REBALANCE_IN_PROGRESS)
         assert membership.needs_join
-        membership.note_commit_error(ErrorCode.UNKNOWN_MEMBER_ID)
+        membership.on_commit_error(ErrorCode.UNKNOWN_MEMBER_ID)
         assert membership.member_id == "member-1"
         await membership.join()
         await membership.close()
