@@ -22,8 +22,8 @@ from oncelog.storage.settings import (
     REFUSED,
     Choice,
     Either,
+    EnumMember,
     Flag,
-    Member,
     Nothing,
     Number,
     Setting,
@@ -190,7 +190,7 @@ class GivenOptions:
                 raise self.refuse(name, "true or false")
             return word.lower() == "true"
         taken: Any = REFUSED
-        if isinstance(option.rule, Choice | Member):
+        if isinstance(option.rule, Choice | EnumMember):
             taken = option.rule.take(word.lower())
         elif not isinstance(option.rule, Number):
             taken = option.rule.take(text) if word else REFUSED

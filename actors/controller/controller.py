@@ -17,7 +17,7 @@ from msgspec import structs
 
 from oncelog import __version__
 from oncelog.actors.config import CLUSTER, FOUNDING_SETTINGS, ClusterConfig, TopicConfig
-from oncelog.actors.controller.membership import Membership
+from oncelog.actors.controller.membership import BrokerMembership
 from oncelog.actors.controller.metadata_log import Snapshots, Voters
 from oncelog.actors.controller.moves import Moves, NameLocks
 from oncelog.actors.controller.replica_actors import (
@@ -139,7 +139,7 @@ class Controller:
             timeout_ms=timeout_ms,
             on_taken=self._record_taken,
         )
-        self._members = Membership(
+        self._members = BrokerMembership(
             machine=self.machine,
             launcher=launcher,
             transport=transport,

@@ -1,7 +1,7 @@
 """Which brokers take part: they register and send heartbeats, and are fenced when they do not.
 
-``Membership`` decides; ``BrokerWatch`` sees whose nodes are alive, and has the actors started by
-which new brokers join.
+``BrokerMembership`` decides; ``BrokerWatch`` sees whose nodes are alive, and has the actors started
+by which new brokers join.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Execute(Protocol):
         ...
 
 
-class Membership:
+class BrokerMembership:
     """What the controller knows of its brokers.
 
     ``own`` is the one on whose node it runs, and ``data_dir`` the directory there.

@@ -19,7 +19,7 @@ from typing import Final
 
 from oncelog.actors.config import ReplicaConfig, data_directories
 from oncelog.actors.protocol.partition.log_directory import (
-    Assignment,
+    DirectoryAssignment,
     NoDirectory,
     emptiest,
     possible_directories,
@@ -193,7 +193,7 @@ class LogDirectories:
         self._name = config.directory_name
         self._assignment_file = self._own / ASSIGNED_DIRECTORY / self._name
         self._has_placed = False
-        self._placed: Assignment | None = None
+        self._placed: DirectoryAssignment | None = None
         """What ``place`` decided; ``None`` is the own directory."""
 
     def are_several(self, own: DirectoryIdentity) -> bool:
@@ -227,7 +227,7 @@ class LogDirectories:
         if len(possible) > 1:
             names = {one: self._filesystem.list_directory(paths[one]) for one in possible}
             chosen = emptiest({one: sum(map(_is_replica, held)) for one, held in names.items()})
-        wanted = Assignment(directory_id=chosen, topic_id=topic_id)
+        wanted = DirectoryAssignment(directory_id=chosen, topic_id=topic_id)
         self._assign(wanted, assigned)
         self._has_placed, self._placed = True, None if chosen == OWN else wanted
         return paths[chosen] / self._name
@@ -261,7 +261,7 @@ class LogDirectories:
         self,
         paths: Mapping[str, Path],
         away: dict[str, tuple[str, str]],
-        assigned: Assignment | None,
+        assigned: DirectoryAssignment | None,
     ) -> dict[str, str | None]:
         """Whose files each directory has; one that cannot be read is put among those ``away``."""
         found: dict[str, str | None] = {}
@@ -277,7 +277,7 @@ class LogDirectories:
     def _told(
         self,
         why: NoDirectory,
-        assigned: Assignment | None,
+        assigned: DirectoryAssignment | None,
         away: Mapping[str, tuple[str, str]],
     ) -> str:
         if assigned is not None and why is NoDirectory.AWAY:
@@ -296,7 +296,7 @@ class LogDirectories:
             "there was one. Mount its disk or put its files back"
         )
 
-    def _assign(self, wanted: Assignment, assigned: Assignment | None) -> None:
+    def _assign(self, wanted: DirectoryAssignment, assigned: DirectoryAssignment | None) -> None:
         directory = self._assignment_file.parent
         if wanted.directory_id != OWN and assigned != wanted:
             self._filesystem.make_directory(directory)
@@ -312,7 +312,7 @@ def _is_replica(name: str) -> bool:
     return bool(topic) and partition.isdecimal() and topic not in INTERNAL_TOPICS
 
 
-def read_assignment(filesystem: FileSystem, path: Path) -> Assignment | None:
+def read_assignment(filesystem: FileSystem, path: Path) -> DirectoryAssignment | None:
     """What a file says of where its replica is; ``None`` without one. OSError, CorruptDataError."""
     try:
         lines = filesystem.read_whole(path).decode("ascii").splitlines()
@@ -323,10 +323,12 @@ def read_assignment(filesystem: FileSystem, path: Path) -> Assignment | None:
     fields = dict(line.partition("=")[::2] for line in lines)
     if fields.get("version") != _VERSION or not fields.get("directory.id"):
         raise CorruptDataError(f"{path} does not say where the log is: put it back, or remove it")
-    return Assignment(directory_id=fields["directory.id"], topic_id=fields.get("topic.id", ""))
+    return DirectoryAssignment(
+        directory_id=fields["directory.id"], topic_id=fields.get("topic.id", "")
+    )
 
 
-def encode_assignment(assignment: Assignment) -> bytes:
+def encode_assignment(assignment: DirectoryAssignment) -> bytes:
     """The bytes of such a file."""
     lines = (
         f"version={_VERSION}",
@@ -336,7 +338,7 @@ def encode_assignment(assignment: Assignment) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def _assignments(filesystem: FileSystem, own: Path) -> Iterator[Assignment]:
+def _assignments(filesystem: FileSystem, own: Path) -> Iterator[DirectoryAssignment]:
     """Of all replicas that are in further directories; one that is unreadable counts for none."""
     directory = own / ASSIGNED_DIRECTORY
     for name in filesystem.list_directory(directory):

@@ -22,8 +22,8 @@ from oncelog.actors.protocol.messages.partition import DescribeReplicaReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.followers import Push
 from oncelog.actors.protocol.partition.replication import (
-    Assignment,
     LeaderReplication,
+    PartitionAssignment,
     ReplicationSettings,
 )
 from oncelog.actors.protocol.tickets import NO_KEYS, ClusterKeys
@@ -517,9 +517,9 @@ class Replica(FollowerLog):
             self.directory.release()
 
 
-def assignment_of(leadership: BecomeLeaderReply, broker_id: int) -> Assignment:
+def assignment_of(leadership: BecomeLeaderReply, broker_id: int) -> PartitionAssignment:
     """What ``leadership`` says of replicas; the only one is that of ``broker_id``."""
-    return Assignment(
+    return PartitionAssignment(
         leader_epoch=leadership.leader_epoch,
         partition_version=leadership.partition_version,
         replicas=leadership.replicas or (broker_id,),

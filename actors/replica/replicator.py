@@ -16,8 +16,8 @@ from oncelog.actors.protocol.messages.cluster import AlterIsrReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.followers import IsrProposal, Push
 from oncelog.actors.protocol.partition.replication import (
-    Assignment,
     LeaderReplication,
+    PartitionAssignment,
     ReplicationSettings,
 )
 from oncelog.actors.replica.observations import ReplicaCounters
@@ -112,7 +112,7 @@ class Replicator:
         """The leader's own log is synced up to ``end_offset`` (exclusive)."""
         self._on_progress(self.replication.synced(end_offset))
 
-    def learn(self, assignment: Assignment) -> None:
+    def learn(self, assignment: PartitionAssignment) -> None:
         """The controller has told what it has recorded."""
         self._change(lambda: self.replication.learn(assignment, loop_ms()))
 

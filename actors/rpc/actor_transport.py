@@ -1,7 +1,7 @@
 """``Transport`` to actors, the caller's side: Ray finds them, connections of ours carry the calls.
 
-``ActorTransport`` finds the ``Connection`` for a call, which carries many at a time. A call to a
-replica of the same process is a call of its method (``LocalTransport``).
+``ActorTransport`` finds the ``ActorConnection`` for a call, which carries many at a time. A call to
+a replica of the same process is a call of its method (``LocalTransport``).
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class ActorTransport:
     ) -> ReplyT:
         """Call over a connection, through Ray without one, or answer why neither is possible."""
         actor, _, key = actor.partition("/")
-        road: Connection | ErrorCode | None = None
+        road: ActorConnection | ErrorCode | None = None
         if answers_on_connections(request):
             road = connections.usable(actor)
             if road is None:
@@ -172,17 +172,17 @@ class _LoopConnections:
         self.meter = CallMeter(CALLER, reports)
         self.keeper: asyncio.Task[None] | None = None
         self._ray_calls = ray_calls
-        self._connections: dict[str, Connection] = {}
-        self._making: dict[str, asyncio.Task[Connection | ErrorCode | None]] = {}
+        self._connections: dict[str, ActorConnection] = {}
+        self._making: dict[str, asyncio.Task[ActorConnection | ErrorCode | None]] = {}
         self._failures: dict[str, int] = {}
         self._without_until: dict[str, float] = {}
 
-    def usable(self, actor: str) -> Connection | None:
+    def usable(self, actor: str) -> ActorConnection | None:
         """The connection to ``actor``, if there is one to make calls on."""
         connection = self._connections.get(actor)
         return connection if connection is not None and connection.is_usable else None
 
-    async def make(self, actor: str, *, timeout_ms: int) -> Connection | ErrorCode | None:
+    async def make(self, actor: str, *, timeout_ms: int) -> ActorConnection | ErrorCode | None:
         """A new connection, shared by all who wait for it; ``None``: call through Ray instead."""
         if asyncio.get_running_loop().time() < self._without_until.get(actor, 0.0):
             return None
@@ -198,7 +198,7 @@ class _LoopConnections:
             return ErrorCode.NETWORK_EXCEPTION
         return making.result() if done else ErrorCode.REQUEST_TIMED_OUT
 
-    def _made(self, actor: str, making: asyncio.Future[Connection | ErrorCode | None]) -> None:
+    def _made(self, actor: str, making: asyncio.Future[ActorConnection | ErrorCode | None]) -> None:
         if self._making.get(actor) is making:
             del self._making[actor]
 
@@ -208,7 +208,7 @@ class _LoopConnections:
         for connection in list(self._connections.values()):
             connection.close()
 
-    async def _make(self, actor: str) -> Connection | ErrorCode | None:
+    async def _make(self, actor: str) -> ActorConnection | ErrorCode | None:
         address = await self._ray_calls.listener_of(actor, timeout_ms=CONNECT_TIMEOUT_MS)
         if address is None:
             self._call_through_ray(actor)
@@ -243,7 +243,7 @@ class _LoopConnections:
             self._without_until.clear()
         self._without_until[actor] = _soon()
 
-    def _forget(self, actor: str, connection: Connection) -> None:
+    def _forget(self, actor: str, connection: ActorConnection) -> None:
         if self._connections.get(actor) is connection:
             del self._connections[actor]
 
@@ -253,7 +253,7 @@ def _soon() -> float:
     return asyncio.get_running_loop().time() + UNREACHABLE_RETRY_S
 
 
-class Connection(FramedProtocol):
+class ActorConnection(FramedProtocol):
     """Made by ``connect``. Calls that are open when it breaks end with ``NETWORK_EXCEPTION``.
 
     ``is_usable`` says whether new calls may be made on it. It turns false for good once the
@@ -372,7 +372,7 @@ class Connection(FramedProtocol):
             resolve_future(answer, request.failed(ErrorCode.NETWORK_EXCEPTION))
 
 
-async def connect(address: ListenerAddress, *, timeout_ms: int) -> Connection | None:
+async def connect(address: ListenerAddress, *, timeout_ms: int) -> ActorConnection | None:
     """Open a connection; ``None`` if no listener that accepts the token answers in time.
 
     Also ``None`` if Ray's certificates should secure it and cannot: then a warning says why.
@@ -381,7 +381,7 @@ async def connect(address: ListenerAddress, *, timeout_ms: int) -> Connection | 
     deadline = loop.time() + timeout_ms / 1000
     try:
         context = secure_context(is_caller=True)
-        opening = loop.create_connection(Connection, address.host, address.port, ssl=context)
+        opening = loop.create_connection(ActorConnection, address.host, address.port, ssl=context)
         _, connection = await asyncio.wait_for(opening, timeout_ms / 1000)
     except (InvalidSettingError, ssl.SSLError) as error:
         _warn_insecure(address, error)

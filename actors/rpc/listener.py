@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from oncelog.actors.process.background import OwnTasks
-from oncelog.actors.rpc.admission import Caller, Places, Progress, RequestRoom
+from oncelog.actors.rpc.admission import Caller, Places, RequestRoom, RequestsInProgress
 from oncelog.actors.rpc.certificates import secure_context
 from oncelog.actors.rpc.dispatch import Dispatch, LogBudget
 from oncelog.actors.rpc.frames import FRAME_MAX_BYTES, HELLO, FramedProtocol, Outcome
@@ -46,7 +46,7 @@ class Listener:
     def __init__(self, dispatch: Dispatch, *, host: str, token: bytes) -> None:
         self.token = token
         self.places = Places()
-        self.progress = Progress()
+        self.progress = RequestsInProgress()
         self.room = RequestRoom()
         self.warnings = LogBudget(_logger)
         self.dispatch = dispatch

@@ -21,7 +21,7 @@ from typing import Any, Final
 from oncelog.actors.protocol.messages.cluster import TopicMetadata
 from oncelog.api.batching.delivery import BatchDelivery, RecordFuture
 from oncelog.api.batching.partitioner import partition_for_key
-from oncelog.api.batching.rows import RecordRows, Rows
+from oncelog.api.batching.rows import BatchRows, RecordRows
 from oncelog.storage.records.codec import RecordInput
 
 RECORD_OVERHEAD_BYTES: Final = 21
@@ -60,7 +60,7 @@ class OpenBatch:
         self.size_bytes += size_bytes
         return len(self._records) - 1
 
-    def rows(self) -> Rows:
+    def rows(self) -> BatchRows:
         """All records; nothing may be added afterwards."""
         return RecordRows(self._records)
 

@@ -101,9 +101,11 @@ class ClusterStatus:
     voters: Mapping[int, DescribeVoterReply | None] = field(default_factory=dict)
 
     @property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[FoundCondition]:
         """All that is not as it should be, the worst first."""
-        found = (Finding(condition, tuple(condition.where(self))) for condition in CONDITIONS)
+        found = (
+            FoundCondition(condition, tuple(condition.where(self))) for condition in CONDITIONS
+        )
         return [finding for finding in found if finding.places]
 
     @property
@@ -206,7 +208,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class FoundCondition:
     """A condition, and all places where it was found."""
 
     condition: Condition
@@ -426,7 +428,7 @@ _HEADINGS: Final = (
 class StatusError(CliError):
     """The cluster is not all well; its exit status tells whether everything is served."""
 
-    def __init__(self, finding: Finding) -> None:
+    def __init__(self, finding: FoundCondition) -> None:
         super().__init__(str(finding), finding.condition.advice)
         self.status = STATUS_ERROR if finding.condition.is_served else STATUS_NOT_SERVED
 

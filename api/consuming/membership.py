@@ -32,7 +32,7 @@ from typing import Final
 from oncelog.actors.protocol.group.consumer_protocol import (
     ASSIGNORS,
     PROTOCOL_TYPE,
-    Assignment,
+    ConsumerAssignment,
     Subscriber,
     Subscription,
     decode_assignment,
@@ -336,7 +336,7 @@ class GroupMembership:
         return tuple(
             MemberAssignment(
                 member_id=member_id,
-                assignment=encode_assignment(Assignment(partitions=partitions)),
+                assignment=encode_assignment(ConsumerAssignment(partitions=partitions)),
             )
             for member_id, partitions in plan.items()
         )

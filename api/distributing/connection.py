@@ -19,7 +19,7 @@ from oncelog.actors.protocol.messages.transaction import (
     Winner,
 )
 from oncelog.api.config import ProducerSettings
-from oncelog.api.distributing.read import Bounds, PartitionRange, read_range, unknown_topic
+from oncelog.api.distributing.read import PartitionRange, ReadBounds, read_range, unknown_topic
 from oncelog.api.producing.member import (
     Membership,
     RunEnd,
@@ -82,7 +82,7 @@ class PlannedRun:
     driver: DriverProcess | None
 
 
-class Connection:
+class EngineConnection:
     """What a process of an engine needs of a cluster; any method may raise ``OncelogError``."""
 
     def __init__(
@@ -131,13 +131,13 @@ class Connection:
 
     def bounds(
         self, partitions: Sequence[TopicPartition], isolation_level: IsolationLevel
-    ) -> dict[TopicPartition, Bounds]:
+    ) -> dict[TopicPartition, ReadBounds]:
         """What can be read now: from the log start to the last stable offset or high watermark."""
         topics = self._loop_thread.run(self._router.metadata({tp.topic for tp in partitions}))
         starts = self.offsets_at(dict.fromkeys(partitions, EARLIEST_TIMESTAMP), isolation_level)
         ends = self.ends(partitions, isolation_level)
         return {
-            topic_partition: Bounds(
+            topic_partition: ReadBounds(
                 start_offset=starts[topic_partition],
                 end_offset=ends[topic_partition],
                 topic_id=topics[topic_partition.topic].topic_id,

@@ -65,7 +65,7 @@ class PartitionRange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class ReadBounds:
     """What can be read of one partition now: from ``start_offset`` up to ``end_offset``."""
 
     start_offset: int

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.actors.protocol.transaction.commit_versions import version_in, version_token
-from oncelog.api.distributing.connection import Connection
+from oncelog.api.distributing.connection import EngineConnection
 from oncelog.api.producing.member import TRANSACTION_TIMEOUT_MS, Membership, RunEnd
 from oncelog.storage.exceptions import (
     InvalidRequestError,
@@ -37,7 +37,7 @@ from oncelog.storage.model import COMMIT_TOKEN_MAX_BYTES, TRANSACTIONAL_ID_MAX_B
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Connect: TypeAlias = "Callable[[str | None], Connection]"
+Connect: TypeAlias = "Callable[[str | None], EngineConnection]"
 """The connection of this process to the cluster at an address; it may raise OncelogError."""
 
 GATHER_BYTES: Final = 8_388_608
@@ -224,7 +224,7 @@ class DistributedWrite:
             return None
 
 
-def refuse_missing(connection: Connection, topic: str) -> None:
+def refuse_missing(connection: EngineConnection, topic: str) -> None:
     """``UnknownTopicOrPartitionError`` for a topic that is known to be missing.
 
     What nobody can tell now is left to those who send, and wait.

@@ -108,7 +108,7 @@ class Connect(Protocol):
 
 
 @dataclass(slots=True)
-class Progress:
+class LoopProgress:
     """What the loop reports: written by its thread, read by any other."""
 
     state: WorkerState = WorkerState.STARTING
@@ -174,7 +174,7 @@ class ProcessLoop:
     def __init__(
         self, config: ProcessConfig, connect: Connect, *, clock: Clock, stop: threading.Event
     ) -> None:
-        self.progress = Progress()
+        self.progress = LoopProgress()
         self._config = config
         self._connect = connect
         self._clock = clock

@@ -18,9 +18,9 @@ from oncelog.actors.protocol.messages.transaction import EndTxnRequest, Run
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.record_sender import RecordSender
 from oncelog.api.session.routing import Router
-from oncelog.api.transacting.enrolment import END_WITHIN_MS, Enrolment
+from oncelog.api.transacting.enrolment import END_WITHIN_MS, ProducerEnrolments
 from oncelog.api.transacting.requests import GroupMetadata, TransactionRequests
-from oncelog.api.transacting.state import ProducerIdentity, TransactionState, TransactionStatus
+from oncelog.api.transacting.state import ProducerIdentity, ProducerTransaction, TransactionStatus
 from oncelog.storage.errors import ErrorClass, ErrorCode
 from oncelog.storage.exceptions import (
     ClientClosedError,
@@ -64,7 +64,7 @@ class ProducerCore:
     ) -> None:
         self._router = router
         self._state = (
-            TransactionState(settings.transactional_id) if settings.transactional_id else None
+            ProducerTransaction(settings.transactional_id) if settings.transactional_id else None
         )
         self._requests = TransactionRequests(router=router, settings=settings, random=random)
         self._operation = asyncio.Lock()
@@ -241,7 +241,7 @@ class ProducerCore:
         )
 
     async def _commit(
-        self, state: TransactionState, token: bytes | None, despite_refused_sends: bool
+        self, state: ProducerTransaction, token: bytes | None, despite_refused_sends: bool
     ) -> bool:
         started_s = self._loop.time()
         async with self._operation:
@@ -290,7 +290,7 @@ class ProducerCore:
         finally:
             timer.cancel()
 
-    async def _abort(self, state: TransactionState) -> None:
+    async def _abort(self, state: ProducerTransaction) -> None:
         started_s = self._loop.time()
         async with self._operation:
             state.begin_abort()
@@ -311,7 +311,7 @@ class ProducerCore:
 
     async def _commit_offsets(
         self,
-        state: TransactionState,
+        state: ProducerTransaction,
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         group: GroupMetadata,
     ) -> OffsetCommitReply:
@@ -328,7 +328,7 @@ class ProducerCore:
         )
         return await self.sender.fencing.explained(partition, reply)
 
-    async def _offsets_ticket(self, state: TransactionState, group_id: str) -> bytes:
+    async def _offsets_ticket(self, state: ProducerTransaction, group_id: str) -> bytes:
         await self._router.start()
         partition = self._router.offsets_partition(group_id)
         if partition not in state.tickets:
@@ -337,7 +337,7 @@ class ProducerCore:
             state.raise_error()
         return state.tickets[partition]
 
-    async def _end(self, state: TransactionState, *, is_commit: bool) -> bool:
+    async def _end(self, state: ProducerTransaction, *, is_commit: bool) -> bool:
         # A token is stored by the coordinator even if nothing was sent.
         enrolment = self._enrolment()
         written = self.sender.written_partitions | state.offsets_partitions
@@ -388,11 +388,11 @@ class ProducerCore:
             # If this gets no answer, the transaction timeout ends it.
             await self._enrolment().end_ahead(within_ms=END_WITHIN_MS)
 
-    def _enrolment(self) -> Enrolment:
+    def _enrolment(self) -> ProducerEnrolments:
         assert self.sender.enrolment is not None
         return self.sender.enrolment
 
-    def _transactional(self) -> TransactionState:
+    def _transactional(self) -> ProducerTransaction:
         self.sender.check_process()
         if self._is_closed:
             raise ClientClosedError("the producer is closed", advice="make a new one")

@@ -32,7 +32,7 @@ from oncelog.api.producing.partition_sender import (
 from oncelog.api.session.event_loop import AFTER_FORK, cancelled_by_program
 from oncelog.api.session.retry import Backoff, BackoffPolicy
 from oncelog.api.session.routing import Router
-from oncelog.api.transacting.enrolment import Enrolment
+from oncelog.api.transacting.enrolment import ProducerEnrolments
 from oncelog.api.transacting.requests import (
     UNKNOWN_TOPIC_WAIT_MS,
     Fencing,
@@ -41,7 +41,7 @@ from oncelog.api.transacting.requests import (
 )
 from oncelog.api.transacting.state import (
     ProducerIdentity,
-    TransactionState,
+    ProducerTransaction,
     TransactionStatus,
     abort_after,
     for_the_others,
@@ -88,7 +88,7 @@ class RecordSender:
         random: Random,
         loop: asyncio.AbstractEventLoop,
         requests: TransactionRequests,
-        state: TransactionState | None,
+        state: ProducerTransaction | None,
     ) -> None:
         keep_freed_memory()
         self.router = router
@@ -117,7 +117,7 @@ class RecordSender:
             on_done=self._progress.set,
             now=loop.time,
         )
-        self.enrolment: Enrolment | None = None
+        self.enrolment: ProducerEnrolments | None = None
         if state is None:
             self.open_batches.is_accepting = True
         else:
@@ -156,8 +156,8 @@ class RecordSender:
         identity = self._state.identity
         return identity if identity.producer_id != NO_PRODUCER_ID else None
 
-    def _enrolment_of(self, state: TransactionState) -> Enrolment:
-        return Enrolment(
+    def _enrolment_of(self, state: ProducerTransaction) -> ProducerEnrolments:
+        return ProducerEnrolments(
             state=state,
             requests=self._requests,
             loop=self._loop,

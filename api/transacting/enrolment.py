@@ -21,7 +21,7 @@ from oncelog.actors.protocol.messages.transaction import (
 )
 from oncelog.api.config import ProducerSettings
 from oncelog.api.transacting.requests import TransactionRequests
-from oncelog.api.transacting.state import ProducerIdentity, TransactionState
+from oncelog.api.transacting.state import ProducerIdentity, ProducerTransaction
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
@@ -40,7 +40,7 @@ class _Begun:
     tickets: Mapping[TopicPartition, bytes]
 
 
-class Enrolment:
+class ProducerEnrolments:
     """The enrolments of one transactional producer. Belongs to one event loop.
 
     ``is_known`` says whether the metadata of a partition's topic is cached.
@@ -49,7 +49,7 @@ class Enrolment:
     def __init__(
         self,
         *,
-        state: TransactionState,
+        state: ProducerTransaction,
         requests: TransactionRequests,
         loop: asyncio.AbstractEventLoop,
         settings: ProducerSettings,

@@ -157,7 +157,7 @@ class ProducerIdentity:
     producer_epoch: int = NO_PRODUCER_EPOCH
 
 
-class TransactionState:
+class ProducerTransaction:
     """State, identity, enrolled partitions and commit token of one transactional producer.
 
     ``check_…`` and ``begin_…`` answer calls of the application and raise to it; the others are

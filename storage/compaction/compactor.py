@@ -312,7 +312,7 @@ class CleaningRound:
         live = {entry.producer_id for entry in self._producers}
         newest: dict[int, int] = {}
         for segment in self._segments if live else ():
-            with _Reader(self._filesystem, self._directory, segment) as reader:
+            with _SegmentReader(self._filesystem, self._directory, segment) as reader:
                 for header, _ in reader.replay(segment.base_offset):
                     if header.is_control and header.record_count and header.producer_id in live:
                         newest[header.producer_id] = header.last_offset
@@ -328,7 +328,7 @@ class CleaningRound:
         for segment in self._segments:
             if segment.next_offset <= start:
                 continue
-            with _Reader(self._filesystem, self._directory, segment) as reader:
+            with _SegmentReader(self._filesystem, self._directory, segment) as reader:
                 for header, frame in reader.replay(start):
                     yield from self._charge(header)
                     if header.is_control:
@@ -404,7 +404,7 @@ class CleaningRound:
         is_changed = len(group) > 1
         for segment in group:
             position = 0
-            with _Reader(self._filesystem, self._directory, segment) as reader:
+            with _SegmentReader(self._filesystem, self._directory, segment) as reader:
                 for header, frame in reader.replay(segment.base_offset):
                     position += header.size_bytes
                     ends_segment = segment is group[-1] and position == segment.size_bytes
@@ -423,7 +423,7 @@ class CleaningRound:
             yield unpaid_bytes
 
 
-class _Reader(Segment):
+class _SegmentReader(Segment):
     """The batches of a segment, through its own file handle beside the log's."""
 
     def __init__(self, filesystem: FileSystem, directory: Path, segment: Segment) -> None:
@@ -435,7 +435,7 @@ class _Reader(Segment):
             index_interval_bytes=segment.index_interval_bytes,
         )
 
-    def __enter__(self) -> _Reader:
+    def __enter__(self) -> _SegmentReader:
         self.attach()
         return self
 

@@ -41,7 +41,7 @@ from oncelog.actors.protocol.messages.cluster import (
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.followers import IsrProposal, Push
 from oncelog.actors.protocol.partition.producers import ProducerStates
-from oncelog.actors.protocol.partition.replication import Assignment, ReplicationSettings
+from oncelog.actors.protocol.partition.replication import PartitionAssignment, ReplicationSettings
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.records.batch import seal
 
@@ -148,7 +148,7 @@ class Node(Replica):
         held = self.batches if end_offset is None else self.batches[:end_offset]
         return tuple((header.leader_epoch, header.base_timestamp_ms) for header, _ in held)
 
-    def begin(self, assignment: Assignment) -> None:
+    def begin(self, assignment: PartitionAssignment) -> None:
         self.lead(assignment, SETTINGS, EVENT_MS)
         self.led_from = self.machine.high_watermark
 
@@ -177,9 +177,9 @@ class Cluster(ClusterWorld):
     def partition(self) -> PartitionState:
         return self.machine.topics[PARTITION.topic].partitions[0]
 
-    def assignment(self) -> Assignment:
+    def assignment(self) -> PartitionAssignment:
         partition = self.partition
-        return Assignment(
+        return PartitionAssignment(
             leader_epoch=partition.leader_epoch,
             partition_version=partition.version,
             replicas=partition.replicas,

@@ -30,11 +30,11 @@ from oncelog.actors.protocol.group.log import (
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.actors.protocol.transaction import ids as transactional_ids
 from oncelog.actors.protocol.transaction.log import (
-    MemberValue,
+    RunMemberValue,
     decode_member_value,
     decode_value,
 )
-from oncelog.actors.protocol.transaction.members import Member
+from oncelog.actors.protocol.transaction.members import RunMember
 from oncelog.actors.protocol.transaction.state import TransactionMetadata
 from oncelog.storage.log.partition import PartitionLog
 from oncelog.storage.model import TopicPartition
@@ -49,9 +49,9 @@ def _transaction(metadata: TransactionMetadata, value: bytes) -> tuple[Any, Any]
 
 
 def _member(
-    metadata: TransactionMetadata, member: Member, now_ms: int, value: bytes
+    metadata: TransactionMetadata, member: RunMember, now_ms: int, value: bytes
 ) -> tuple[Any, Any]:
-    meant = MemberValue(
+    meant = RunMemberValue(
         owner_producer_id=metadata.producer_id,
         owner_epoch=metadata.producer_epoch,
         member=member,

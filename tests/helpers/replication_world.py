@@ -31,8 +31,8 @@ from oncelog.actors.protocol.messages.replication import ReplicateReply, Replica
 from oncelog.actors.protocol.partition.followers import IsrProposal, Push
 from oncelog.actors.protocol.partition.following import ReplicateVerdict
 from oncelog.actors.protocol.partition.replication import (
-    Assignment,
     LeaderReplication,
+    PartitionAssignment,
     ReplicationSettings,
 )
 from oncelog.storage.errors import ErrorCode
@@ -94,8 +94,8 @@ class Controller(ClusterWorld):
     def is_fenced(self, broker_id: int) -> bool:
         return self.machine.broker_states[broker_id].is_fenced
 
-    def assignment(self) -> Assignment:
-        return Assignment(
+    def assignment(self) -> PartitionAssignment:
+        return PartitionAssignment(
             leader_epoch=self.leader_epoch,
             partition_version=self.partition.version,
             replicas=self.partition.replicas,

@@ -29,7 +29,7 @@ from oncelog.api.processing.loop import ProcessLoop
 from oncelog.api.producing import producer
 from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.api.transacting import state as producer_transaction
-from oncelog.api.transacting.state import TransactionState as ProducerTransaction
+from oncelog.api.transacting.state import ProducerTransaction
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_PRODUCER_ID
 

@@ -27,8 +27,7 @@ from oncelog.actors.protocol.partition import producers as producer_state
 from oncelog.actors.protocol.partition.bounds import PartitionBounds
 from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.actors.protocol.partition.open_transactions import OpenTransactions
-from oncelog.actors.protocol.partition.producers import Enrolment as Enrolled
-from oncelog.actors.protocol.partition.producers import ProducerStates
+from oncelog.actors.protocol.partition.producers import BatchEnrolment, ProducerStates
 from oncelog.actors.protocol.tickets import TICKET_BYTES, TicketVerdict
 from oncelog.actors.protocol.transaction import machine as transaction_machine
 from oncelog.actors.protocol.transaction import producers as transaction_producers
@@ -43,8 +42,8 @@ from oncelog.actors.replica.replica import Replica
 from oncelog.actors.transactions.completions import MarkerSender
 from oncelog.actors.transactions.coordinator import TransactionCoordinator
 from oncelog.api.producing.record_sender import DeliveryDeadline
-from oncelog.api.transacting.enrolment import Enrolment
-from oncelog.api.transacting.state import TransactionState as ProducerTransaction
+from oncelog.api.transacting.enrolment import ProducerEnrolments
+from oncelog.api.transacting.state import ProducerTransaction
 from oncelog.storage.compaction import compactor
 from oncelog.storage.compaction.filter import CleanedTransactions, KeyOffsets
 from oncelog.storage.disk.sync_point import SyncLedger
@@ -144,7 +143,7 @@ def _first_ticket_only() -> Iterator[None]:
     real = PartitionMachine._check_enrolment
 
     def check_enrolment(self: PartitionMachine, header: BatchHeader, *args: Any) -> Any:
-        if self.producers.check_enrolment(header) is Enrolled.OPEN:
+        if self.producers.check_enrolment(header) is BatchEnrolment.OPEN:
             return None
         return real(self, header, *args)
 
@@ -272,7 +271,7 @@ def _tickets_without_a_transaction() -> Iterator[None]:
 
     with (
         mock.patch.object(TransactionCoordinator, "_enrolled_ahead", enrolled_ahead),
-        mock.patch.object(Enrolment, "_is_fresh", return_value=True),
+        mock.patch.object(ProducerEnrolments, "_is_fresh", return_value=True),
     ):
         yield
 

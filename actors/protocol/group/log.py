@@ -69,7 +69,7 @@ class OffsetValue(msgspec.Struct, frozen=True, kw_only=True):
     topic_id: str = ""
 
 
-class MemberValue(msgspec.Struct, frozen=True, kw_only=True):
+class GroupMemberValue(msgspec.Struct, frozen=True, kw_only=True):
     """One member of a stable group and what it was given; both byte strings are opaque."""
 
     member_id: str
@@ -90,7 +90,7 @@ class GroupValue(msgspec.Struct, frozen=True, kw_only=True):
     protocol_name: str | None
     leader_id: str | None
     state_timestamp_ms: int
-    members: tuple[MemberValue, ...]
+    members: tuple[GroupMemberValue, ...]
 
 
 def offset_record(
@@ -126,7 +126,7 @@ def group_record(group_id: str, value: GroupValue) -> LogRecord:
     writer.string(value.leader_id)
     writer.int64(value.state_timestamp_ms)
 
-    def write_member(member: MemberValue) -> None:
+    def write_member(member: GroupMemberValue) -> None:
         writer.string(member.member_id)
         writer.string(member.group_instance_id)
         writer.string(member.client_id)
@@ -187,13 +187,13 @@ def decode_group_value(value: bytes) -> GroupValue:
     """Read a group's generation of version 0 to 4; raises ``CorruptDataError``."""
     reader, version = _value_reader(value)
 
-    def read_member() -> MemberValue:
+    def read_member() -> GroupMemberValue:
         member_id = reader.string()
         group_instance_id = reader.nullable_string() if version >= 3 else None
         client_id, client_host = reader.string(), reader.string()
         rebalance_timeout_ms = reader.int32() if version >= 1 else None
         session_timeout_ms = reader.int32()
-        member = MemberValue(
+        member = GroupMemberValue(
             member_id=member_id,
             group_instance_id=group_instance_id,
             client_id=client_id,

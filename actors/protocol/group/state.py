@@ -23,7 +23,7 @@ from typing import Final
 
 from msgspec import structs
 
-from oncelog.actors.protocol.group.log import GroupValue, MemberValue
+from oncelog.actors.protocol.group.log import GroupMemberValue, GroupValue
 from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages.group import (
     GroupDescription,
@@ -61,7 +61,7 @@ LEGAL_SOURCES: Final[Mapping[GroupState, frozenset[GroupState]]] = MappingProxyT
 
 
 @dataclass(slots=True, kw_only=True)
-class Member:
+class GroupMember:
     """One member. ``join_call`` and ``sync_call`` are its parked calls, None when it has none.
 
     ``is_new`` holds until its first join is answered: such a member sends no heartbeats yet.
@@ -117,7 +117,7 @@ class Group:
     protocol_type: str | None = None
     protocol_name: str | None = None
     leader_id: str | None = None
-    members: dict[str, Member] = field(default_factory=dict)
+    members: dict[str, GroupMember] = field(default_factory=dict)
     static_members: dict[str, str] = field(default_factory=dict)
     pending_member_ids: dict[str, str | None] = field(default_factory=dict)
     """Member ids handed out and not yet used, with their ``group_instance_id``."""
@@ -140,7 +140,7 @@ class Group:
         )
         for entry in value.members:
             group.add(
-                Member(
+                GroupMember(
                     member_id=entry.member_id,
                     group_instance_id=entry.group_instance_id,
                     client_id=entry.client_id,
@@ -169,7 +169,7 @@ class Group:
 
     # --- members --------------------------------------------------------------------------
 
-    def add(self, member: Member) -> None:
+    def add(self, member: GroupMember) -> None:
         """Add a member; the first one becomes the leader."""
         self.members[member.member_id] = member
         if member.group_instance_id is not None:
@@ -185,7 +185,7 @@ class Group:
         if self.leader_id == member_id:
             self.leader_id = next(iter(self.members), None)
 
-    def rename(self, member_id: str, new_member_id: str) -> Member:
+    def rename(self, member_id: str, new_member_id: str) -> GroupMember:
         """Give a static member a new member id; its place, role and assignment stay."""
         member = self.members[member_id]
         self.members = {
@@ -319,7 +319,7 @@ class Group:
             leader_id=self.leader_id,
             state_timestamp_ms=self.state_timestamp_ms,
             members=tuple(
-                MemberValue(
+                GroupMemberValue(
                     member_id=member.member_id,
                     group_instance_id=member.group_instance_id,
                     client_id=member.client_id,

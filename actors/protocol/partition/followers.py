@@ -72,7 +72,7 @@ class FollowerState(enum.Enum):
     REPLICATING = "replicating"
 
 
-class Bounds(msgspec.Struct, frozen=True):
+class PushedBounds(msgspec.Struct, frozen=True):
     """What a push tells besides batches."""
 
     high_watermark: int = NO_OFFSET
@@ -93,7 +93,7 @@ class Push(msgspec.Struct, frozen=True, kw_only=True):
     epoch_start_offset: int
     previous_end_offset: int
     previous_leader_epoch: int = NO_LEADER_EPOCH
-    bounds: Bounds
+    bounds: PushedBounds
 
 
 class FollowerProgress:
@@ -130,7 +130,7 @@ class FollowerProgress:
         self._number = number
         self._in_flight = _NOT_IN_FLIGHT
         self._sent_ms = now_ms
-        self._sent_bounds = self._told = Bounds()
+        self._sent_bounds = self._told = PushedBounds()
         self._backoff_ms = 0
         self._refused_offset = NO_OFFSET
         """Where what its disk has refused begins; -1 once it has taken something there."""
@@ -151,7 +151,9 @@ class FollowerProgress:
 
     # --- pushes ------------------------------------------------------------------------------
 
-    def is_due(self, now_ms: int, *, log_end_offset: int, bounds: Bounds, tell_ms: int) -> bool:
+    def is_due(
+        self, now_ms: int, *, log_end_offset: int, bounds: PushedBounds, tell_ms: int
+    ) -> bool:
         """Whether to push now: to probe, for new batches, or because bounds told are too old."""
         if not self.may_push(now_ms):
             return False
@@ -159,7 +161,7 @@ class FollowerProgress:
             return True
         return self._told != bounds and now_ms - self._sent_ms >= tell_ms
 
-    def due_ms(self, *, log_end_offset: int, bounds: Bounds, tell_ms: int) -> int | None:
+    def due_ms(self, *, log_end_offset: int, bounds: PushedBounds, tell_ms: int) -> int | None:
         """When a push is due if nothing else happens; None if only an event makes it so."""
         if self._in_flight != _NOT_IN_FLIGHT:
             return None
@@ -176,7 +178,7 @@ class FollowerProgress:
         """When it may; None while one is in flight."""
         return self._retry_ms if self._in_flight == _NOT_IN_FLIGHT else None
 
-    def sent(self, now_ms: int, *, log_end_offset: int, bounds: Bounds) -> int:
+    def sent(self, now_ms: int, *, log_end_offset: int, bounds: PushedBounds) -> int:
         """A push is on its way, and this is its number; until it is answered no other follows."""
         self._number += 1
         self._in_flight = self._number

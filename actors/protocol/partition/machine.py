@@ -44,7 +44,7 @@ from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages.partition import ProducerDescription
 from oncelog.actors.protocol.partition.bounds import LEADER, LOADING, PartitionBounds, Role
 from oncelog.actors.protocol.partition.open_transactions import CompletedTransaction
-from oncelog.actors.protocol.partition.producers import PRODUCER_ID_EXPIRATION_MS, Enrolment
+from oncelog.actors.protocol.partition.producers import PRODUCER_ID_EXPIRATION_MS, BatchEnrolment
 from oncelog.actors.protocol.tickets import (
     NO_KEYS,
     ClusterKeys,
@@ -260,11 +260,11 @@ class PartitionMachine(PartitionBounds):
         old for that scan stays too old.
         """
         enrolment = self.producers.check_enrolment(header)
-        if enrolment is Enrolment.OPEN and is_verified:
+        if enrolment is BatchEnrolment.OPEN and is_verified:
             return None
-        if enrolment is Enrolment.FENCED:
+        if enrolment is BatchEnrolment.FENCED:
             return AppendVerdict(error=ErrorCode.INVALID_PRODUCER_EPOCH)
-        if enrolment is Enrolment.OLDER_OPEN:
+        if enrolment is BatchEnrolment.OLDER_OPEN:
             return AppendVerdict(error=ErrorCode.CONCURRENT_TRANSACTIONS)
         if ticket is None:
             return AppendVerdict(error=ErrorCode.INVALID_TXN_STATE)

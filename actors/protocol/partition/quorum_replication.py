@@ -19,8 +19,8 @@ from oncelog.actors.protocol.messages.replication import ReplicateReply
 from oncelog.actors.protocol.partition.bounds import PartitionBounds
 from oncelog.actors.protocol.partition.followers import InSyncReplicas, Push
 from oncelog.actors.protocol.partition.replication import (
-    Assignment,
     LeaderReplication,
+    PartitionAssignment,
     ReplicationSettings,
 )
 from oncelog.storage.errors import ErrorCode
@@ -48,7 +48,7 @@ class QuorumReplication(LeaderReplication):
         members = tuple(voters)
         super().__init__(
             bounds,
-            Assignment(
+            PartitionAssignment(
                 leader_epoch=leader_epoch, partition_version=0, replicas=members, isr=members
             ),
             broker_id=broker_id,

@@ -56,12 +56,12 @@ from oncelog.actors.protocol.messages.replication import ReplicateReply
 from oncelog.actors.protocol.partition.bounds import PartitionBounds
 from oncelog.actors.protocol.partition.followers import (
     BACKOFF_MIN_MS,
-    Bounds,
     FollowerProgress,
     FollowerState,
     InSyncReplicas,
     IsrProposal,
     Push,
+    PushedBounds,
 )
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_LEADER_EPOCH, NO_OFFSET
@@ -99,7 +99,7 @@ _TELLING: Final = frozenset(
 """Answers of the controller that tell what it has recorded; another may tell what it could not."""
 
 
-class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+class PartitionAssignment(msgspec.Struct, frozen=True, kw_only=True):
     """What the controller has recorded of a partition; ``partition_version`` rises with each."""
 
     leader_epoch: int
@@ -149,7 +149,7 @@ class LeaderReplication:
     def __init__(
         self,
         bounds: PartitionBounds,
-        assignment: Assignment,
+        assignment: PartitionAssignment,
         *,
         broker_id: int,
         synced_end_offset: int,
@@ -311,7 +311,7 @@ class LeaderReplication:
         )
         return self._advance()
 
-    def learn(self, assignment: Assignment, now_ms: int) -> bool:
+    def learn(self, assignment: PartitionAssignment, now_ms: int) -> bool:
         """The controller told what it has recorded, by itself or in an answer."""
         if not self.is_leading:
             return False
@@ -341,7 +341,7 @@ class LeaderReplication:
             self._hold_back(reply.ineligible, now_ms)
         if reply.error not in _TELLING:
             return False
-        assignment = Assignment(
+        assignment = PartitionAssignment(
             leader_epoch=reply.leader_epoch,
             partition_version=reply.partition_version,
             replicas=reply.replicas,
@@ -522,5 +522,5 @@ class LeaderReplication:
             bounds=told,
         )
 
-    def _told_bounds(self) -> Bounds:
-        return Bounds(self._bounds.high_watermark, self._bounds.log_start_offset)
+    def _told_bounds(self) -> PushedBounds:
+        return PushedBounds(self._bounds.high_watermark, self._bounds.log_start_offset)

@@ -27,7 +27,7 @@ from oncelog.actors.protocol.transaction.log import (
     encode_member_value,
     encode_value,
 )
-from oncelog.actors.protocol.transaction.members import Member, with_member
+from oncelog.actors.protocol.transaction.members import RunMember, with_member
 from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
 from oncelog.actors.protocol.transaction.state import (
     AT_REST,
@@ -172,7 +172,7 @@ class TransactionalIds:
         return self.move(request.failed(*BUSY), aborted(metadata, cause, now_ms, spare))
 
     def move_member(
-        self, reply: ReplyT, metadata: TransactionMetadata, member: Member, now_ms: int
+        self, reply: ReplyT, metadata: TransactionMetadata, member: RunMember, now_ms: int
     ) -> Decision[ReplyT]:
         """Add or change one member of the open run of ``metadata``, with a record of its own."""
         self._pending.add(metadata.transactional_id)

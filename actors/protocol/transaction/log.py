@@ -64,7 +64,7 @@ from typing import Final
 import msgspec
 
 from oncelog.actors.protocol.messages.transaction import DriverProcess, Run
-from oncelog.actors.protocol.transaction.members import Member, Members, MemberStatus
+from oncelog.actors.protocol.transaction.members import Members, MemberStatus, RunMember
 from oncelog.actors.protocol.transaction.state import (
     EpochCause,
     TransactionMetadata,
@@ -111,7 +111,7 @@ _INT16 = struct.Struct(">h")
 _INT64 = struct.Struct(">q")
 
 
-class _Reader(WireReader):
+class _TransactionReader(WireReader):
     """Adds what only these records have."""
 
     __slots__ = ()
@@ -127,19 +127,19 @@ class _Reader(WireReader):
         return partitions
 
 
-class MemberKey(msgspec.Struct, frozen=True):
+class RunMemberKey(msgspec.Struct, frozen=True):
     """Whose record it is: the member ``producer_id`` of ``transactional_id``."""
 
     transactional_id: str
     producer_id: int
 
 
-class MemberValue(msgspec.Struct, frozen=True, kw_only=True):
+class RunMemberValue(msgspec.Struct, frozen=True, kw_only=True):
     """One member of the run in which its id has ``owner_producer_id`` and ``owner_epoch``."""
 
     owner_producer_id: int
     owner_epoch: int
-    member: Member
+    member: RunMember
     last_update_ms: int
 
 
@@ -173,7 +173,7 @@ def encode_member_key(transactional_id: str, producer_id: int) -> bytes:
     return bytes(writer.buffer)
 
 
-def decode_member_key(key: bytes) -> MemberKey | None:
+def decode_member_key(key: bytes) -> RunMemberKey | None:
     """Whose record it is, or ``None`` if it is not a member's.
 
     Raises ``CorruptDataError`` when the bytes do not fit their version.
@@ -181,12 +181,12 @@ def decode_member_key(key: bytes) -> MemberKey | None:
     reader = WireReader(key)
     if reader.int16() != MEMBER_KEY_VERSION:
         return None
-    found = MemberKey(reader.string(), reader.int64())
+    found = RunMemberKey(reader.string(), reader.int64())
     reader.expect_end()
     return found
 
 
-def encode_member_value(metadata: TransactionMetadata, member: Member, now_ms: int) -> bytes:
+def encode_member_value(metadata: TransactionMetadata, member: RunMember, now_ms: int) -> bytes:
     """The record value that makes ``member`` one of the open run of ``metadata``."""
     writer = WireWriter()
     writer.int16(MEMBER_VALUE_VERSION)
@@ -200,12 +200,12 @@ def encode_member_value(metadata: TransactionMetadata, member: Member, now_ms: i
     return bytes(writer.buffer)
 
 
-def decode_member_value(producer_id: int, value: bytes) -> MemberValue | None:
+def decode_member_value(producer_id: int, value: bytes) -> RunMemberValue | None:
     """What ``encode_member_value`` wrote, or ``None`` for an unknown version.
 
     Raises ``CorruptDataError`` when the bytes do not fit their version.
     """
-    reader = _Reader(value)
+    reader = _TransactionReader(value)
     if reader.int16() != MEMBER_VALUE_VERSION:
         return None
     reader.flexible = True
@@ -217,10 +217,10 @@ def decode_member_value(producer_id: int, value: bytes) -> MemberValue | None:
     last_update_ms = reader.int64()
     reader.skip_tagged_fields()
     reader.expect_end()
-    return MemberValue(
+    return RunMemberValue(
         owner_producer_id=owner_producer_id,
         owner_epoch=owner_epoch,
-        member=Member(
+        member=RunMember(
             producer_id=producer_id,
             producer_epoch=producer_epoch,
             status=MemberStatus(status),
@@ -254,7 +254,7 @@ def decode_value(transactional_id: str, value: bytes) -> TransactionMetadata | N
 
     Raises ``CorruptDataError`` when the bytes do not fit their version.
     """
-    reader = _Reader(value)
+    reader = _TransactionReader(value)
     version = reader.int16()
     if not 0 <= version <= VALUE_VERSION:
         return None
@@ -367,16 +367,16 @@ def _encode_members(members: Members, partitions: Sequence[TopicPartition]) -> b
 def _decode_members(encoded: bytes | None, partitions: Sequence[TopicPartition]) -> Members:
     if encoded is None:
         return {}
-    reader = _Reader(encoded)
+    reader = _TransactionReader(encoded)
     reader.flexible = True
 
-    def read_member() -> Member:
+    def read_member() -> RunMember:
         producer_id, producer_epoch, status = reader.int64(), reader.int16(), reader.int8()
         bitmap = int.from_bytes(reader.blob(), "little")
         reader.skip_tagged_fields()
         if bitmap >> len(partitions) or status > MemberStatus.LEFT.value:
             raise CorruptDataError(f"member {producer_id} has an impossible status or partition")
-        return Member(
+        return RunMember(
             producer_id=producer_id,
             producer_epoch=producer_epoch,
             status=MemberStatus(status),
@@ -391,7 +391,7 @@ def _decode_members(encoded: bytes | None, partitions: Sequence[TopicPartition])
 def _decode_partitions(encoded: bytes | None) -> frozenset[TopicPartition]:
     if encoded is None:
         return frozenset()
-    reader = _Reader(encoded)
+    reader = _TransactionReader(encoded)
     reader.flexible = True
     partitions = reader.nullable_array_of_partitions()
     reader.expect_end()
@@ -410,7 +410,7 @@ def _decode_cause(encoded: bytes | None) -> EpochCause:
 def _decode_run(encoded: bytes | None) -> tuple[Run | None, int]:
     if encoded is None:
         return None, 0
-    reader = _Reader(encoded)
+    reader = _TransactionReader(encoded)
     reader.flexible = True
     run = Run(number=reader.int64(), id=reader.string())
     run_state = reader.int8()
@@ -421,7 +421,7 @@ def _decode_run(encoded: bytes | None) -> tuple[Run | None, int]:
 def _decode_driver(encoded: bytes | None) -> DriverProcess | None:
     if encoded is None:
         return None
-    reader = _Reader(encoded)
+    reader = _TransactionReader(encoded)
     reader.flexible = True
     driver = DriverProcess(
         machine=reader.string(), process_id=reader.int64(), start_ticks=reader.int64()

@@ -36,7 +36,7 @@ from oncelog.actors.protocol.messages.transaction import (
     EndTxnReply,
     EndTxnRequest,
     TransactionDescription,
-    TransactionMember,
+    TransactionMemberDescription,
 )
 from oncelog.actors.protocol.tickets import TRANSACTION_TIMEOUT_LIMIT_MS
 from oncelog.actors.protocol.transaction.checks import Refusal, check_end_txn
@@ -230,7 +230,7 @@ def _described(metadata: TransactionMetadata) -> TransactionDescription:
         commit_token=metadata.commit_token,
         member_count=active_count(metadata.members),
         members=tuple(
-            TransactionMember(
+            TransactionMemberDescription(
                 producer_id=member.producer_id,
                 producer_epoch=member.producer_epoch,
                 status=member.status.name,

@@ -53,7 +53,7 @@ from oncelog.actors.protocol.transaction.end import (
     outdated,
 )
 from oncelog.actors.protocol.transaction.ids import TransactionalIds
-from oncelog.actors.protocol.transaction.members import Member, MemberStatus
+from oncelog.actors.protocol.transaction.members import MemberStatus, RunMember
 from oncelog.actors.protocol.transaction.producer_ids import (
     ProducerIdBlocks,
     waiting_for_producer_ids,
@@ -299,7 +299,7 @@ def _producer_refusal(
 
 
 def _member_refusal(
-    metadata: TransactionMetadata, member: Member, request: AddPartitionsToTxnRequest
+    metadata: TransactionMetadata, member: RunMember, request: AddPartitionsToTxnRequest
 ) -> Refusal | None:
     """Whether the caller is enlisted: no member of a run that ended may enrol anything."""
     is_enlisted = member.status is MemberStatus.ENLISTED

@@ -61,8 +61,8 @@ from oncelog.actors.protocol.transaction.ids import TransactionalIds
 from oncelog.actors.protocol.transaction.members import (
     MEMBERS_MAX,
     HeldRecords,
-    Member,
     MemberStatus,
+    RunMember,
     active_count,
     check_winners,
     free_member,
@@ -193,11 +193,11 @@ class Runs:
             structs.replace(opened, members=with_member(opened.members, enlisted)),
         )
 
-    def _newly_enlisted(self, metadata: TransactionMetadata) -> Member:
+    def _newly_enlisted(self, metadata: TransactionMetadata) -> RunMember:
         """A member out of the pool, or a new one."""
         member = free_member(metadata.members)
         if member is None:
-            member = Member(producer_id=self.producer_ids.take())
+            member = RunMember(producer_id=self.producer_ids.take())
         return structs.replace(member, status=MemberStatus.ENLISTED)
 
     @waiting_for_producer_ids
@@ -320,7 +320,7 @@ class Runs:
         return metadata.driver if is_run_open(metadata, metadata.run) else None
 
 
-def _is_enlisted(member: Member, producer_epoch: int) -> bool:
+def _is_enlisted(member: RunMember, producer_epoch: int) -> bool:
     return member.status is MemberStatus.ENLISTED and member.producer_epoch == producer_epoch
 
 
@@ -328,7 +328,7 @@ def _begin_reply(metadata: TransactionMetadata) -> BeginRunReply:
     return BeginRunReply(number=newest_run_number(metadata), commit_token=metadata.commit_token)
 
 
-def _enlist_reply(member: Member) -> EnlistReply:
+def _enlist_reply(member: RunMember) -> EnlistReply:
     return EnlistReply(producer_id=member.producer_id, producer_epoch=member.producer_epoch)
 
 

@@ -13,7 +13,7 @@ from cluster_worlds import CLUSTER_ID, TOPIC_ID, ClusterWorld
 from msgspec import structs
 
 from oncelog.actors.config import ClusterConfig
-from oncelog.actors.controller.membership import BrokerNode, Membership
+from oncelog.actors.controller.membership import BrokerMembership, BrokerNode
 from oncelog.actors.interfaces import holder_of
 from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.protocol.cluster.log import TopicCreated
@@ -58,7 +58,7 @@ class Members:
         self.offline: tuple[OfflineReplica, ...] = ()
         self.refusing: tuple[OfflineReplica, ...] = ()
         self.pinged: set[str] = set()
-        self.membership = Membership(
+        self.membership = BrokerMembership(
             machine=self.world.machine,
             launcher=self,
             transport=self,

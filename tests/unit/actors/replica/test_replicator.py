@@ -9,8 +9,8 @@ from oncelog.actors.protocol.messages.replication import ReplicateReply, Replica
 from oncelog.actors.protocol.partition.followers import IsrProposal, Push
 from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.actors.protocol.partition.replication import (
-    Assignment,
     LeaderReplication,
+    PartitionAssignment,
     ReplicationSettings,
 )
 from oncelog.actors.protocol.tickets import NO_KEYS
@@ -22,8 +22,10 @@ PARTITION = TopicPartition("t", 0)
 TOPIC_ID = "a" * 32
 
 
-def assigned(isr: tuple[int, ...], version: int) -> Assignment:
-    return Assignment(leader_epoch=1, partition_version=version, replicas=(1, 2, 3), isr=isr)
+def assigned(isr: tuple[int, ...], version: int) -> PartitionAssignment:
+    return PartitionAssignment(
+        leader_epoch=1, partition_version=version, replicas=(1, 2, 3), isr=isr
+    )
 
 
 class Leader:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from oncelog.actors.protocol.group.consumer_protocol import (
-    Assignment,
+    ConsumerAssignment,
     Subscription,
     decode_assignment,
     decode_subscription,
@@ -208,7 +208,7 @@ def test_a_restarted_static_leader_sees_partitions_that_were_added_meanwhile_and
                             group_instance_id=name,
                             client_id="",
                             assignment=encode_assignment(
-                                Assignment(partitions=(TopicPartition("t", number),))
+                                ConsumerAssignment(partitions=(TopicPartition("t", number),))
                             ),
                         )
                         for number, name in enumerate(("a", "b"))

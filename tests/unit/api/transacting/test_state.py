@@ -8,7 +8,7 @@ import pytest
 
 from oncelog.api.transacting.state import (
     ProducerIdentity,
-    TransactionState,
+    ProducerTransaction,
     TransactionStatus,
     severity,
 )
@@ -27,9 +27,9 @@ FIRST = ProducerIdentity(producer_id=7, producer_epoch=0)
 NEXT = ProducerIdentity(producer_id=7, producer_epoch=1)
 
 
-def in_state(status: TransactionStatus) -> TransactionState:
+def in_state(status: TransactionStatus) -> ProducerTransaction:
     """A producer that came to ``status`` by legal steps."""
-    state = TransactionState("loader")
+    state = ProducerTransaction("loader")
     if status is S.UNINITIALIZED:
         return state
     state.begin_init()
@@ -51,12 +51,12 @@ def in_state(status: TransactionStatus) -> TransactionState:
     return state
 
 
-CALLS: dict[str, Callable[[TransactionState], None]] = {
-    "send": TransactionState.check_send,
-    "init": TransactionState.begin_init,
-    "begin": TransactionState.begin,
+CALLS: dict[str, Callable[[ProducerTransaction], None]] = {
+    "send": ProducerTransaction.check_send,
+    "init": ProducerTransaction.begin_init,
+    "begin": ProducerTransaction.begin,
     "commit": lambda state: state.begin_commit(None),
-    "abort": TransactionState.begin_abort,
+    "abort": ProducerTransaction.begin_abort,
 }
 LEGAL: dict[str, set[TransactionStatus]] = {
     "send": {S.IN_TRANSACTION},

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from oncelog.actors.protocol.group.log import (
     GroupKey,
+    GroupMemberValue,
     GroupValue,
-    MemberValue,
     OffsetKey,
     OffsetValue,
     decode_group_value,
@@ -25,7 +25,7 @@ from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import TopicPartition
 
 TP = TopicPartition("t", 3)
-MEMBER = MemberValue(
+MEMBER = GroupMemberValue(
     member_id="m",
     group_instance_id="i",
     client_id="c",
@@ -188,7 +188,7 @@ def test_cut_or_prolonged_record_is_refused(size_change: int) -> None:
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 INT32 = st.integers(0, 2**31 - 1)
 MEMBERS = st.builds(
-    MemberValue,
+    GroupMemberValue,
     member_id=TEXT,
     group_instance_id=st.none() | TEXT,
     client_id=TEXT,

@@ -6,13 +6,13 @@ import itertools
 
 import pytest
 
-from oncelog.actors.protocol.group.state import LEGAL_SOURCES, Group, GroupState, Member
+from oncelog.actors.protocol.group.state import LEGAL_SOURCES, Group, GroupMember, GroupState
 from oncelog.actors.protocol.messages.group import GroupProtocol
 from oncelog.storage.errors import InvariantViolation
 
 
-def member(member_id: str, *names: str, instance_id: str | None = None) -> Member:
-    return Member(
+def member(member_id: str, *names: str, instance_id: str | None = None) -> GroupMember:
+    return GroupMember(
         member_id=member_id,
         group_instance_id=instance_id,
         client_id="worker",

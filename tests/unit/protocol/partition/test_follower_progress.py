@@ -5,16 +5,18 @@ from __future__ import annotations
 from oncelog.actors.protocol.partition.followers import (
     BACKOFF_MAX_MS,
     BACKOFF_MIN_MS,
-    Bounds,
     FollowerProgress,
     FollowerState,
+    PushedBounds,
 )
 
-TOLD = Bounds(5, 0)
-NEWER = Bounds(6, 0)
+TOLD = PushedBounds(5, 0)
+NEWER = PushedBounds(6, 0)
 
 
-def due(progress: FollowerProgress, now_ms: int, end: int = 10, bounds: Bounds = TOLD) -> bool:
+def due(
+    progress: FollowerProgress, now_ms: int, end: int = 10, bounds: PushedBounds = TOLD
+) -> bool:
     return progress.is_due(now_ms, log_end_offset=end, bounds=bounds, tell_ms=500)
 
 
@@ -182,7 +184,7 @@ def test_one_that_begins_anew_has_to_say_again_what_it_has() -> None:
 
 def test_a_log_start_counts_as_told_only_where_the_follower_has_what_it_hides() -> None:
     progress = FollowerProgress(next_offset=0, now_ms=0)
-    number = progress.sent(0, log_end_offset=10, bounds=Bounds(9, 7))
+    number = progress.sent(0, log_end_offset=10, bounds=PushedBounds(9, 7))
     assert progress.answered(number)
     progress.acknowledged(5, 0, log_end_offset=10)
     assert progress.told_log_start_offset == 5
@@ -212,10 +214,10 @@ def test_a_refusal_of_the_disk_ends_by_what_it_refused_and_not_by_an_empty_push(
     it is asked anew: it agrees, with what it had. 3. There is room: it takes what it refused.
     """
     progress = FollowerProgress(next_offset=10, now_ms=0)
-    number = progress.sent(0, log_end_offset=10, bounds=Bounds())
+    number = progress.sent(0, log_end_offset=10, bounds=PushedBounds())
     assert progress.answered(number)
     progress.acknowledged(10, 0, log_end_offset=10)
-    number = progress.sent(100, log_end_offset=20, bounds=Bounds())
+    number = progress.sent(100, log_end_offset=20, bounds=PushedBounds())
     assert progress.answered(number)
     progress.refused(100)
 
@@ -224,11 +226,11 @@ def test_a_refusal_of_the_disk_ends_by_what_it_refused_and_not_by_an_empty_push(
 
     assert not is_in_sync()
     progress.begin_anew()
-    progress.sent(150, log_end_offset=20, bounds=Bounds())
+    progress.sent(150, log_end_offset=20, bounds=PushedBounds())
     progress.acknowledged(10, 150, log_end_offset=20)
     assert not is_in_sync()
     progress.diverged(10)
     assert not is_in_sync()
-    progress.sent(190, log_end_offset=20, bounds=Bounds())
+    progress.sent(190, log_end_offset=20, bounds=PushedBounds())
     progress.acknowledged(15, 190, log_end_offset=20)
     assert is_in_sync()

@@ -11,8 +11,8 @@ from msgspec import structs
 
 from oncelog.actors.protocol.messages.transaction import DriverProcess, Run
 from oncelog.actors.protocol.transaction.log import (
-    MemberKey,
-    MemberValue,
+    RunMemberKey,
+    RunMemberValue,
     decode_key,
     decode_member_key,
     decode_member_value,
@@ -22,7 +22,7 @@ from oncelog.actors.protocol.transaction.log import (
     encode_member_value,
     encode_value,
 )
-from oncelog.actors.protocol.transaction.members import Member, MemberStatus
+from oncelog.actors.protocol.transaction.members import MemberStatus, RunMember
 from oncelog.actors.protocol.transaction.state import (
     TransactionMetadata,
     TransactionState,
@@ -55,7 +55,7 @@ def metadatas(draw: st.DrawFn) -> TransactionMetadata:
     is_run_current = draw(st.booleans()) and not is_empty
     members = {}
     for producer_id in draw(st.lists(st.integers(0, 2**63 - 1), max_size=4, unique=True)):
-        members[producer_id] = Member(
+        members[producer_id] = RunMember(
             producer_id=producer_id,
             producer_epoch=draw(epochs),
             status=draw(st.sampled_from(list(MemberStatus))),
@@ -165,7 +165,7 @@ def test_a_member_has_a_key_that_kafkas_reader_passes_over() -> None:
     key = encode_member_key("loader", 5_000)
     assert key.hex(" ") == "27 10 00 06 6c 6f 61 64 65 72 00 00 00 00 00 00 13 88"
     assert decode_key(key) is None
-    assert decode_member_key(key) == MemberKey("loader", 5_000)
+    assert decode_member_key(key) == RunMemberKey("loader", 5_000)
     assert decode_member_key(encode_key("loader")) is None
 
 
@@ -178,7 +178,7 @@ def test_the_bytes_of_a_members_record() -> None:
         state=TransactionState.ONGOING,
         last_update_ms=1_700_000_000_000,
     )
-    member = Member(
+    member = RunMember(
         producer_id=5_000,
         producer_epoch=2,
         status=MemberStatus.ENLISTED,
@@ -202,14 +202,14 @@ def test_a_member_is_read_back(
     now_ms: int,
 ) -> None:
     owner = structs.replace(owner, state=TransactionState.ONGOING)
-    member = Member(
+    member = RunMember(
         producer_id=producer_id,
         producer_epoch=epoch,
         status=MemberStatus.ENLISTED,
         partitions=enrolled,
     )
     value = encode_member_value(owner, member, now_ms)
-    assert decode_member_value(producer_id, value) == MemberValue(
+    assert decode_member_value(producer_id, value) == RunMemberValue(
         owner_producer_id=owner.producer_id,
         owner_epoch=owner.producer_epoch,
         member=member,

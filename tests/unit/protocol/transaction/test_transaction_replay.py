@@ -23,7 +23,7 @@ from oncelog.actors.protocol.messages.transaction import (
 from oncelog.actors.protocol.transaction.commit_versions import version_in, version_token
 from oncelog.actors.protocol.transaction.log import decode_member_key, encode_key, encode_value
 from oncelog.actors.protocol.transaction.machine import TransactionMachine
-from oncelog.actors.protocol.transaction.members import HeldRecords, Member
+from oncelog.actors.protocol.transaction.members import HeldRecords, RunMember
 from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
 from oncelog.actors.protocol.transaction.state import (
     AT_REST,
@@ -352,7 +352,9 @@ def test_reload_loses_no_field_of_the_metadata() -> None:
         state=TransactionState.PREPARE_COMMIT,
         last_update_ms=4,
         start_ms=5,
-        members={10: Member(producer_id=10, partitions=frozenset({TopicPartition("flights", 1)}))},
+        members={
+            10: RunMember(producer_id=10, partitions=frozenset({TopicPartition("flights", 1)}))
+        },
         previous_producer_id=6,
         next_producer_id=7,
         last_producer_epoch=8,
