@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.protocol.messages.transaction import DriverProcess
-from oncelog.api.distributing.connection import EngineConnection
+from oncelog.api.distributing.engine_connection import EngineConnection
 
 if TYPE_CHECKING:
     from oncelog.api.client import Cluster
@@ -36,7 +36,7 @@ def connect(address: str | None = None) -> EngineConnection:
     ``ConnectionFailedError`` as ``oncelog.connect`` does.
     """
     from oncelog.api import client
-    from oncelog.api.session.connection import join_ray, ray_cluster_id
+    from oncelog.api.session.cluster_connection import join_ray, ray_cluster_id
 
     with _lock:
         join_ray(address or "auto")

@@ -14,7 +14,7 @@ from ray.data import Dataset, read_datasource
 from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 
-from oncelog.api.distributing.connection import EngineConnection
+from oncelog.api.distributing.engine_connection import EngineConnection
 from oncelog.api.distributing.read import PartitionRange, Selection
 from oncelog.ray_data.arguments import LevelText, ReadArguments
 from oncelog.ray_data.columns import read_schema, to_block

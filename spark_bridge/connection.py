@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.process.ray_environment import prepare_to_join
 from oncelog.actors.protocol.messages.transaction import DriverProcess
-from oncelog.api.distributing.connection import EngineConnection
+from oncelog.api.distributing.engine_connection import EngineConnection
 from oncelog.storage.exceptions import ConnectionFailedError
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from typing import Any, Final
 from oncelog.actors.protocol.messages.cluster import TopicMetadata
 from oncelog.api.distributing.read import PartitionRange, ReadBounds
 from oncelog.api.distributing.write import Connect
-from oncelog.api.session.offsets import lag_of
+from oncelog.api.session.committed_offsets import lag_of
 from oncelog.spark_bridge.offsets import (
     EARLIEST,
     LATEST,

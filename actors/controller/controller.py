@@ -17,7 +17,7 @@ from msgspec import structs
 
 from oncelog import __version__
 from oncelog.actors.config import CLUSTER, FOUNDING_SETTINGS, ClusterConfig, TopicConfig
-from oncelog.actors.controller.membership import BrokerMembership
+from oncelog.actors.controller.broker_membership import BrokerMembership
 from oncelog.actors.controller.metadata_log import Snapshots, Voters
 from oncelog.actors.controller.moves import Moves, NameLocks
 from oncelog.actors.controller.replica_actors import (
@@ -31,10 +31,10 @@ from oncelog.actors.controller.replica_actors import (
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
 from oncelog.actors.interfaces import Clock, Transport, address_of, holder_of
 from oncelog.actors.process.background import OwnTasks
+from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
+from oncelog.actors.protocol.cluster.cluster_records import BrokerRegistered, ClusterFounded
 from oncelog.actors.protocol.cluster.elections import decide_alter_isr
 from oncelog.actors.protocol.cluster.hosts import HostRules, Placement
-from oncelog.actors.protocol.cluster.log import BrokerRegistered, ClusterFounded
-from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.brokers import (

@@ -20,9 +20,10 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from oncelog.actors.controller.membership import Execute
+from oncelog.actors.controller.broker_membership import Execute
 from oncelog.actors.interfaces import Clock
-from oncelog.actors.protocol.cluster.log import (
+from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
+from oncelog.actors.protocol.cluster.cluster_records import (
     BrokerRegistered,
     ClusterRecord,
     ControllerElected,
@@ -31,7 +32,6 @@ from oncelog.actors.protocol.cluster.log import (
     encode_cluster_record,
     snapshot_parts,
 )
-from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.cluster.quorum import (
     learners,
     may_leave,

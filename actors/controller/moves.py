@@ -31,17 +31,17 @@ from collections.abc import (
 from typing import Any, Final
 
 from oncelog.actors.config import ClusterConfig
-from oncelog.actors.controller.membership import Execute, always
+from oncelog.actors.controller.broker_membership import Execute, always
 from oncelog.actors.controller.replica_actors import ReplicaActors, ReplicaCalls
 from oncelog.actors.interfaces import actor_of, holder_of
 from oncelog.actors.protocol.cluster.brokers import decide_drain
+from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
+from oncelog.actors.protocol.cluster.cluster_records import decision
+from oncelog.actors.protocol.cluster.cluster_state import PartitionState
 from oncelog.actors.protocol.cluster.elections import balance, is_live
 from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR, HostRules, Placement
-from oncelog.actors.protocol.cluster.log import decision
-from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.cluster.placement import min_insync_of
 from oncelog.actors.protocol.cluster.reassignment import complete, decide_reassign, drained, grown
-from oncelog.actors.protocol.cluster.state import PartitionState
 from oncelog.actors.protocol.effects import Decision
 from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.actors.protocol.messages.brokers import (

@@ -13,9 +13,10 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
-from oncelog.actors.controller.membership import BrokerLauncher
+from oncelog.actors.controller.broker_membership import BrokerLauncher
 from oncelog.actors.interfaces import Transport, address_of, holder_of, host_actor
 from oncelog.actors.process.background import OwnTasks
+from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
 from oncelog.actors.protocol.cluster.hosts import (
     HOST_REPLICAS_MAX,
     OWN_ACTOR,
@@ -23,7 +24,6 @@ from oncelog.actors.protocol.cluster.hosts import (
     Placement,
     ReplicasPerActor,
 )
-from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.actors.protocol.messages.cluster import (
     BecomeLeaderReply,

@@ -19,7 +19,7 @@ from typing import ClassVar, Final
 from msgspec import structs
 
 from oncelog.actors.config import ReplicaConfig
-from oncelog.actors.groups.coordinator import GroupCoordinator, group_settings
+from oncelog.actors.groups.group_coordinator import GroupCoordinator, group_settings
 from oncelog.actors.interfaces import (
     CONTROLLER_ACTOR,
     Background,
@@ -63,8 +63,8 @@ from oncelog.actors.replica.maintenance import Maintenance, clean_if_dirty
 from oncelog.actors.replica.opening import ExpectedLog
 from oncelog.actors.replica.partition_leader import PartitionLeader
 from oncelog.actors.replica.replica import Replica
-from oncelog.actors.transactions.coordinator import TransactionCoordinator
-from oncelog.storage.disk.errors import is_transient
+from oncelog.actors.transactions.transaction_coordinator import TransactionCoordinator
+from oncelog.storage.disk.disk_errors import is_transient
 from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.exceptions import CorruptDataError

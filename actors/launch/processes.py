@@ -28,7 +28,7 @@ import ray
 from ray.exceptions import RayError
 
 from oncelog.actors.config import CONNECTIONS, BrokerConfig, HostConfig, ReplicaConfig
-from oncelog.actors.controller.membership import BrokerNode
+from oncelog.actors.controller.broker_membership import BrokerNode
 from oncelog.actors.controller.replica_actors import FoundActor, MachineSize
 from oncelog.actors.interfaces import (
     CONTROLLER_ACTOR,

@@ -61,8 +61,8 @@ from oncelog.actors.process.metrics import (
     MetricSink,
     TransactionAges,
 )
-from oncelog.actors.protocol.cluster.machine import ClusterMachine
-from oncelog.actors.protocol.cluster.state import NO_LEADER
+from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
+from oncelog.actors.protocol.cluster.cluster_state import NO_LEADER
 from oncelog.actors.protocol.partition.quorum_replication import QuorumReplication
 from oncelog.actors.replica.log_directories import offline_directories
 from oncelog.actors.replica.replica import Replica

@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from oncelog.actors.protocol.cluster.log import ClusterFounded, decode_cluster_record
+from oncelog.actors.protocol.cluster.cluster_records import ClusterFounded, decode_cluster_record
 from oncelog.actors.protocol.cluster.quorum import VoterState
 from oncelog.actors.protocol.messages.brokers import Disk
 from oncelog.storage.disk.file_system import FileSystem

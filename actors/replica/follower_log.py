@@ -19,8 +19,8 @@ from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.following import FollowerReplication, ReplicateVerdict
-from oncelog.actors.replica.log import ReplicaLog
 from oncelog.actors.replica.opening import index_if_aborted
+from oncelog.actors.replica.replica_log import ReplicaLog
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_OFFSET

@@ -22,8 +22,8 @@ from typing import Final
 from oncelog.actors.interfaces import Background
 from oncelog.actors.process.clock import loop_ms, monotonic_s
 from oncelog.actors.process.metrics import Histogram
-from oncelog.actors.protocol.partition.machine import PartitionMachine
-from oncelog.storage.disk.errors import is_transient
+from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
+from oncelog.storage.disk.disk_errors import is_transient
 from oncelog.storage.disk.sync_point import SyncPoint
 from oncelog.storage.log.partition import PartitionLog
 

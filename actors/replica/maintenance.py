@@ -49,7 +49,7 @@ from oncelog.storage.compaction.compactor import (
     CleanResult,
     CompactionSettings,
 )
-from oncelog.storage.disk.errors import is_unreadable
+from oncelog.storage.disk.disk_errors import is_unreadable
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError, InvalidSettingError
 from oncelog.storage.log.sealed_segments import Replacement

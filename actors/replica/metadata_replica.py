@@ -17,7 +17,11 @@ from msgspec import structs
 from oncelog.actors.config import ReplicaConfig, own_directory
 from oncelog.actors.interfaces import Background, Clock
 from oncelog.actors.process.clock import loop_ms
-from oncelog.actors.protocol.cluster.log import ClusterRecord, VotersChanged, decode_cluster_record
+from oncelog.actors.protocol.cluster.cluster_records import (
+    ClusterRecord,
+    VotersChanged,
+    decode_cluster_record,
+)
 from oncelog.actors.protocol.cluster.quorum import (
     Disks,
     Electorate,
@@ -41,10 +45,10 @@ from oncelog.actors.protocol.partition.following import ReplicateVerdict
 from oncelog.actors.protocol.partition.quorum_replication import QuorumReplication
 from oncelog.actors.replica.data_directory import read_voter_state, write_voter_state
 from oncelog.actors.replica.follower_log import NOT_NOW
-from oncelog.actors.replica.log import AppendOutcome
 from oncelog.actors.replica.maintenance import Maintenance
 from oncelog.actors.replica.opening import ExpectedLog
 from oncelog.actors.replica.replica import Replica
+from oncelog.actors.replica.replica_log import AppendOutcome
 from oncelog.actors.replica.replicator import Replicator
 from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.errors import ErrorCode

@@ -25,7 +25,11 @@ from oncelog.actors.config import ReplicaConfig, TopicConfig, own_directory
 from oncelog.actors.interfaces import Clock
 from oncelog.actors.protocol.messages.brokers import NO_DISK, Disk
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
-from oncelog.actors.protocol.partition.machine import CompletedTransaction, PartitionMachine, Role
+from oncelog.actors.protocol.partition.partition_machine import (
+    CompletedTransaction,
+    PartitionMachine,
+    Role,
+)
 from oncelog.actors.replica.data_directory import (
     LOG_SUFFIX,
     DirectoryIdentity,
@@ -35,7 +39,7 @@ from oncelog.actors.replica.data_directory import (
     write_identity,
 )
 from oncelog.actors.replica.log_directories import LogDirectories
-from oncelog.storage.disk.errors import is_unreadable
+from oncelog.storage.disk.disk_errors import is_unreadable
 from oncelog.storage.disk.file_system import DirectoryLockedError, FileSystem, Lock
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError

@@ -40,8 +40,8 @@ from oncelog.actors.protocol.messages.partition import (
     WriteTxnMarkersReply,
     WriteTxnMarkersRequest,
 )
-from oncelog.actors.replica.log import AppendOutcome
 from oncelog.actors.replica.replica import Replica
+from oncelog.actors.replica.replica_log import AppendOutcome
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError
 from oncelog.storage.log.partition import LogSlice

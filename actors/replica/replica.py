@@ -41,7 +41,7 @@ from oncelog.actors.replica.opening import (
     log_settings,
 )
 from oncelog.actors.replica.replicator import Replicator
-from oncelog.storage.disk.errors import is_transient
+from oncelog.storage.disk.disk_errors import is_transient
 from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError

@@ -24,7 +24,7 @@ from oncelog.actors.protocol.messages.group import (
     LeavingMember,
 )
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
-from oncelog.api.session.offsets import is_retriable
+from oncelog.api.session.committed_offsets import is_retriable
 from oncelog.api.session.retry import call_with_retries
 from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode

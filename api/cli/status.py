@@ -37,7 +37,7 @@ from oncelog.api.cli.terminal import (
     size_text,
     table,
 )
-from oncelog.api.session import connection
+from oncelog.api.session import cluster_connection
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC, TopicPartition
 
@@ -515,11 +515,11 @@ def status(args: argparse.Namespace) -> int:
     except CliError as error:
         raise NoClusterError(error.what, error.advice) from None
     quiet_libraries()
-    connection.join_ray(found.address)
-    if not connection.has_log():
+    cluster_connection.join_ray(found.address)
+    if not cluster_connection.has_log():
         raise NoClusterError(
-            f"the Ray cluster at {connection.ray_address()} runs no oncelog",
-            f"start it there with `oncelog start --address {connection.ray_address()}`",
+            f"the Ray cluster at {cluster_connection.ray_address()} runs no oncelog",
+            f"start it there with `oncelog start --address {cluster_connection.ray_address()}`",
         )
     from oncelog.actors.launch.processes import running_actors
     from oncelog.actors.rpc.actor_transport import ActorTransport
@@ -529,8 +529,8 @@ def status(args: argparse.Namespace) -> int:
     seen = asyncio.run(
         collect(
             ActorTransport(RayTransport()),
-            address=connection.ray_address(),
-            dashboard_url=connection.dashboard_url(),
+            address=cluster_connection.ray_address(),
+            dashboard_url=cluster_connection.dashboard_url(),
             codec=CODEC_BACKEND,
             broker_names=lambda: (
                 name for name in running_actors() if name.startswith(BROKER_ACTORS)

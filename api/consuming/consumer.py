@@ -28,6 +28,7 @@ from oncelog.api.records import (
     OffsetAndTimestamp,
     next_moment,
 )
+from oncelog.api.session.committed_offsets import fetch_committed, lag_of, list_offsets
 from oncelog.api.session.event_loop import (
     Blocking,
     LoopThread,
@@ -36,7 +37,6 @@ from oncelog.api.session.event_loop import (
     close_if_forgotten,
     current_user,
 )
-from oncelog.api.session.offsets import fetch_committed, lag_of, list_offsets
 from oncelog.api.session.routing import Router
 from oncelog.storage.exceptions import (
     ClientClosedError,

@@ -33,10 +33,9 @@ from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.fetch_buffer import AssignedPartition
 from oncelog.api.consuming.fetcher import Fetcher
-from oncelog.api.consuming.membership import GroupMembership, bug_met
+from oncelog.api.consuming.group_membership import GroupMembership, bug_met
 from oncelog.api.records import ConsumerGroupMetadata, GivenUpInput, next_moment
-from oncelog.api.session.event_loop import call_in_place, current_user
-from oncelog.api.session.offsets import (
+from oncelog.api.session.committed_offsets import (
     commit_offsets,
     consumer_backoff,
     fetch_committed,
@@ -44,6 +43,7 @@ from oncelog.api.session.offsets import (
     lag_of,
     list_offsets,
 )
+from oncelog.api.session.event_loop import call_in_place, current_user
 from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (

@@ -26,8 +26,8 @@ from oncelog.actors.protocol.messages.partition import FetchReply, FetchRequest
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.fetch_buffer import AssignedPartition, visible_batches
 from oncelog.api.records import ConsumerRecord, next_moment
+from oncelog.api.session.committed_offsets import consumer_backoff, is_retriable
 from oncelog.api.session.event_loop import cancelled_by_program
-from oncelog.api.session.offsets import consumer_backoff, is_retriable
 from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (

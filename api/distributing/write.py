@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.actors.protocol.transaction.commit_versions import version_in, version_token
-from oncelog.api.distributing.connection import EngineConnection
+from oncelog.api.distributing.engine_connection import EngineConnection
 from oncelog.api.producing.member import TRANSACTION_TIMEOUT_MS, Membership, RunEnd
 from oncelog.storage.exceptions import (
     InvalidRequestError,

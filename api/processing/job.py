@@ -52,8 +52,8 @@ from oncelog.api.processing.messages import (
     WorkerStatusRequest,
     identity_of,
 )
+from oncelog.api.session.committed_offsets import fetch_committed, list_offsets
 from oncelog.api.session.event_loop import LoopThread
-from oncelog.api.session.offsets import fetch_committed, list_offsets
 from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (

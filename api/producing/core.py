@@ -19,8 +19,12 @@ from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.record_sender import RecordSender
 from oncelog.api.session.routing import Router
 from oncelog.api.transacting.enrolment import END_WITHIN_MS, ProducerEnrolments
+from oncelog.api.transacting.producer_transaction import (
+    ProducerIdentity,
+    ProducerTransaction,
+    TransactionStatus,
+)
 from oncelog.api.transacting.requests import GroupMetadata, TransactionRequests
-from oncelog.api.transacting.state import ProducerIdentity, ProducerTransaction, TransactionStatus
 from oncelog.storage.errors import ErrorClass, ErrorCode
 from oncelog.storage.exceptions import (
     ClientClosedError,

@@ -29,8 +29,8 @@ from oncelog.api.batching.delivery import BatchDelivery
 from oncelog.api.config import ProducerSettings
 from oncelog.api.session.retry import Backoff, BackoffPolicy
 from oncelog.api.session.routing import Router
+from oncelog.api.transacting.producer_transaction import ProducerIdentity
 from oncelog.api.transacting.requests import UNKNOWN_TOPIC_WAIT_MS, Fencing, PlainIdentities
-from oncelog.api.transacting.state import ProducerIdentity
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     InvalidRecordError,

@@ -28,7 +28,7 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from oncelog.actors.protocol.group.offsets import (
+from oncelog.actors.protocol.group.group_offsets import (
     Refusal,
     refusal_of_count,
     refusal_of_position,

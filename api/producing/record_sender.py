@@ -33,13 +33,7 @@ from oncelog.api.session.event_loop import AFTER_FORK, cancelled_by_program
 from oncelog.api.session.retry import Backoff, BackoffPolicy
 from oncelog.api.session.routing import Router
 from oncelog.api.transacting.enrolment import ProducerEnrolments
-from oncelog.api.transacting.requests import (
-    UNKNOWN_TOPIC_WAIT_MS,
-    Fencing,
-    PlainIdentities,
-    TransactionRequests,
-)
-from oncelog.api.transacting.state import (
+from oncelog.api.transacting.producer_transaction import (
     ProducerIdentity,
     ProducerTransaction,
     TransactionStatus,
@@ -47,6 +41,12 @@ from oncelog.api.transacting.state import (
     for_the_others,
     severity,
     unanswered,
+)
+from oncelog.api.transacting.requests import (
+    UNKNOWN_TOPIC_WAIT_MS,
+    Fencing,
+    PlainIdentities,
+    TransactionRequests,
 )
 from oncelog.storage.errors import ErrorClass, ErrorCode
 from oncelog.storage.exceptions import (

@@ -20,8 +20,8 @@ from oncelog.actors.protocol.messages.transaction import (
     PartitionEnrolment,
 )
 from oncelog.api.config import ProducerSettings
+from oncelog.api.transacting.producer_transaction import ProducerIdentity, ProducerTransaction
 from oncelog.api.transacting.requests import TransactionRequests
-from oncelog.api.transacting.state import ProducerIdentity, ProducerTransaction
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 

@@ -43,7 +43,11 @@ from oncelog.api.config import ProducerSettings
 from oncelog.api.records import GivenUpInput
 from oncelog.api.session.retry import BackoffPolicy, call_with_retries
 from oncelog.api.session.routing import Router
-from oncelog.api.transacting.state import ProducerIdentity, ProducerTransaction, severity
+from oncelog.api.transacting.producer_transaction import (
+    ProducerIdentity,
+    ProducerTransaction,
+    severity,
+)
 from oncelog.storage.errors import ErrorClass, ErrorCode
 from oncelog.storage.exceptions import exception_for
 from oncelog.storage.model import TopicPartition

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
-from oncelog.actors.controller.membership import BrokerNode
+from oncelog.actors.controller.broker_membership import BrokerNode
 from oncelog.actors.controller.replica_actors import FoundActor
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, Transport, actor_of
 from oncelog.actors.launch.assembly import Environment, server_of
@@ -29,7 +29,7 @@ from oncelog.actors.replica.data_directory import prepare
 from oncelog.api.admin.admin import AsyncAdmin
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.producer import AsyncProducer
-from oncelog.api.session.connection import wait_until_ready
+from oncelog.api.session.cluster_connection import wait_until_ready
 from oncelog.api.session.routing import Router
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from oncelog.storage.disk.errors import DiskVerdict, is_transient, verdict_of
+from oncelog.storage.disk.disk_errors import DiskVerdict, is_transient, verdict_of
 from oncelog.storage.disk.file_system import FileHandle, FileSystem
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from oncelog.storage.disk.errors import is_unreadable, reading
+from oncelog.storage.disk.disk_errors import is_unreadable, reading
 from oncelog.storage.disk.file_system import TEMPORARY_SUFFIX, FileSystem
 from oncelog.storage.disk.sync_point import SyncLedger
 from oncelog.storage.exceptions import CorruptDataError

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from oncelog.storage.disk.errors import is_transient
+from oncelog.storage.disk.disk_errors import is_transient
 from oncelog.storage.disk.file_system import FileHandle, FileSystem
 from oncelog.storage.disk.sync_point import SyncLedger, SyncPoint
 from oncelog.storage.log.loader import LoadedLog, LogLoader, TailCut

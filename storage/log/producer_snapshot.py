@@ -22,7 +22,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from oncelog.storage.disk.errors import read_beside
+from oncelog.storage.disk.disk_errors import read_beside
 from oncelog.storage.disk.file_system import FileHandle, FileSystem
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import ProducerSnapshotEntry

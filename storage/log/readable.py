@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from oncelog.storage.disk.errors import is_unreadable
+from oncelog.storage.disk.disk_errors import is_unreadable
 from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError
 from oncelog.storage.log.loader import LoadedLog
 from oncelog.storage.log.side_files import LeaderEpochFile

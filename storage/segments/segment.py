@@ -19,7 +19,7 @@ from typing import Final, NoReturn
 
 from crc32c import crc32c
 
-from oncelog.storage.disk.errors import is_unreadable, read_beside
+from oncelog.storage.disk.disk_errors import is_unreadable, read_beside
 from oncelog.storage.disk.file_system import FileHandle, FileSystem
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_OFFSET, NO_TIMESTAMP

@@ -49,7 +49,7 @@ CLIENT = (
     "api/processing/actor.py",
     "api/session/ray_cluster.py",
     "api/client.py",
-    "api/session/connection.py",
+    "api/session/cluster_connection.py",
     "api/cli/head.py",
 )
 """Where clients are, likewise."""

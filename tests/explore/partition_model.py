@@ -23,10 +23,10 @@ from msgspec.structs import replace
 from replica_model import PARTITION, Replica
 
 from oncelog.actors.protocol.cluster.brokers import decide_heartbeat, decide_register, fence
+from oncelog.actors.protocol.cluster.cluster_records import ClusterRecord, encode_cluster_record
+from oncelog.actors.protocol.cluster.cluster_state import PartitionState
 from oncelog.actors.protocol.cluster.elections import balance, decide_alter_isr
-from oncelog.actors.protocol.cluster.log import ClusterRecord, encode_cluster_record
 from oncelog.actors.protocol.cluster.reassignment import complete, decide_reassign
-from oncelog.actors.protocol.cluster.state import PartitionState
 from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatRequest,
     ReassignPartitionRequest,

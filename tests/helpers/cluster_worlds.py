@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from oncelog.actors.protocol.cluster.log import (
+from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
+from oncelog.actors.protocol.cluster.cluster_records import (
     BrokerChanged,
     BrokerRegistered,
     ClusterFounded,
@@ -16,8 +17,7 @@ from oncelog.actors.protocol.cluster.log import (
     encode_cluster_record,
     snapshot_parts,
 )
-from oncelog.actors.protocol.cluster.machine import ClusterMachine
-from oncelog.actors.protocol.cluster.state import PartitionState, TopicState
+from oncelog.actors.protocol.cluster.cluster_state import PartitionState, TopicState
 from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.messages.base import ReplyT
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply, BecomeLeaderRequest

@@ -19,7 +19,7 @@ from oncelog.actors.protocol.messages.partition import (
     ListOffsetsRequest,
 )
 from oncelog.actors.protocol.messages.transaction import Run, Winner
-from oncelog.api.distributing.connection import EngineConnection, PlannedRun
+from oncelog.api.distributing.engine_connection import EngineConnection, PlannedRun
 from oncelog.api.distributing.read import unknown_topic
 from oncelog.api.producing.member import Membership, RunEnd
 from oncelog.api.session.routing import ClientContext, Router

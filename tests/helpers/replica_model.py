@@ -7,7 +7,7 @@ from cluster_worlds import TOPIC_ID
 from oncelog.actors.protocol.messages.replication import ReplicateRequest
 from oncelog.actors.protocol.partition.bounds import Role
 from oncelog.actors.protocol.partition.following import FollowerReplication, ReplicateVerdict
-from oncelog.actors.protocol.partition.machine import PartitionMachine
+from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
 from oncelog.actors.protocol.partition.replication import (
     LeaderReplication,
     PartitionAssignment,

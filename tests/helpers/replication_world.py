@@ -14,9 +14,9 @@ from cluster_worlds import CLUSTER_ID, TOPIC_ID, ClusterWorld
 from replica_model import PARTITION, Replica, batch_at
 
 from oncelog.actors.protocol.cluster.brokers import decide_heartbeat, decide_register, fence
+from oncelog.actors.protocol.cluster.cluster_state import PartitionState, TopicState
 from oncelog.actors.protocol.cluster.elections import decide_alter_isr, elect
 from oncelog.actors.protocol.cluster.reassignment import complete, decide_reassign
-from oncelog.actors.protocol.cluster.state import PartitionState, TopicState
 from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatRequest,
     ReassignPartitionRequest,

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from oncelog.actors.protocol.cluster.log import (
+from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
+from oncelog.actors.protocol.cluster.cluster_records import (
     BrokerRegistered,
     ClusterFounded,
     LeaderElected,
@@ -20,7 +21,6 @@ from oncelog.actors.protocol.cluster.log import (
     encode_cluster_record,
     snapshot_parts,
 )
-from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.group.consumer_protocol import (
     ConsumerAssignment,
@@ -28,7 +28,7 @@ from oncelog.actors.protocol.group.consumer_protocol import (
     encode_assignment,
     encode_subscription,
 )
-from oncelog.actors.protocol.group.log import (
+from oncelog.actors.protocol.group.group_records import (
     GroupMemberValue,
     GroupValue,
     group_record,
@@ -38,16 +38,19 @@ from oncelog.actors.protocol.group.log import (
 )
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.actors.protocol.messages.transaction import Run
-from oncelog.actors.protocol.partition.machine import PartitionMachine
+from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
 from oncelog.actors.protocol.tickets import ClusterKeys
-from oncelog.actors.protocol.transaction.log import (
+from oncelog.actors.protocol.transaction.members import MemberStatus, RunMember
+from oncelog.actors.protocol.transaction.transaction_records import (
     encode_key,
     encode_member_key,
     encode_member_value,
     encode_value,
 )
-from oncelog.actors.protocol.transaction.members import MemberStatus, RunMember
-from oncelog.actors.protocol.transaction.state import TransactionMetadata, TransactionState
+from oncelog.actors.protocol.transaction.transaction_state import (
+    TransactionMetadata,
+    TransactionState,
+)
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.model import (

@@ -14,7 +14,7 @@ from typing import Any
 from actor_environment import InlineBackground, JumpingLoop
 
 from oncelog.actors.config import BrokerConfig, ClusterConfig, ReplicaConfig
-from oncelog.actors.controller.membership import BrokerNode
+from oncelog.actors.controller.broker_membership import BrokerNode
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, broker_actor
 from oncelog.actors.launch.assembly import Environment
 from oncelog.actors.launch.broker import Broker

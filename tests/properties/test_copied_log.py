@@ -7,7 +7,7 @@ from crash_disk import CrashDisk
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from oncelog.actors.protocol.partition.machine import Role
+from oncelog.actors.protocol.partition.partition_machine import Role
 from oncelog.storage.records.batch import parse_header
 
 SHARE = st.floats(0, 1)

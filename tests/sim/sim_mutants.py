@@ -18,8 +18,7 @@ from sim_saboteurs import ALONE, LATE, Saboteur
 from oncelog.actors.launch import assembly
 from oncelog.actors.protocol.partition.bounds import PartitionBounds, Role
 from oncelog.actors.protocol.partition.producers import ProducerStates
-from oncelog.actors.replica import group_sync, partition_leader, replica
-from oncelog.actors.replica import log as replica_log
+from oncelog.actors.replica import group_sync, partition_leader, replica, replica_log
 from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.frames import FramedProtocol
 from oncelog.api.consuming.fetch_buffer import AssignedPartition

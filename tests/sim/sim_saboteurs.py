@@ -16,34 +16,37 @@ from msgspec import structs
 
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
 from oncelog.actors.launch.assembly import ReplicaServer
-from oncelog.actors.protocol.cluster.machine import ClusterMachine
+from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderRequest
 from oncelog.actors.protocol.messages.transaction import (
     EndTxnReply,
     EndTxnRequest,
 )
-from oncelog.actors.protocol.partition import machine as partition
+from oncelog.actors.protocol.partition import partition_machine
 from oncelog.actors.protocol.partition import producers as producer_state
 from oncelog.actors.protocol.partition.bounds import PartitionBounds
-from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.actors.protocol.partition.open_transactions import OpenTransactions
+from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
 from oncelog.actors.protocol.partition.producers import BatchEnrolment, ProducerStates
 from oncelog.actors.protocol.tickets import TICKET_BYTES, TicketVerdict
-from oncelog.actors.protocol.transaction import machine as transaction_machine
 from oncelog.actors.protocol.transaction import producers as transaction_producers
 from oncelog.actors.protocol.transaction import runs as transaction_runs
-from oncelog.actors.protocol.transaction import state as transaction_state
+from oncelog.actors.protocol.transaction import transaction_machine, transaction_state
 from oncelog.actors.protocol.transaction.end import EndAge
-from oncelog.actors.protocol.transaction.state import AT_REST, TransactionMetadata, TransactionState
+from oncelog.actors.protocol.transaction.transaction_state import (
+    AT_REST,
+    TransactionMetadata,
+    TransactionState,
+)
 from oncelog.actors.replica import partition_leader
 from oncelog.actors.replica.group_sync import GroupSync
 from oncelog.actors.replica.opening import ReplicaDirectory
 from oncelog.actors.replica.replica import Replica
 from oncelog.actors.transactions.completions import MarkerSender
-from oncelog.actors.transactions.coordinator import TransactionCoordinator
+from oncelog.actors.transactions.transaction_coordinator import TransactionCoordinator
 from oncelog.api.producing.record_sender import DeliveryDeadline
 from oncelog.api.transacting.enrolment import ProducerEnrolments
-from oncelog.api.transacting.state import ProducerTransaction
+from oncelog.api.transacting.producer_transaction import ProducerTransaction
 from oncelog.storage.compaction import compactor
 from oncelog.storage.compaction.filter import CleanedTransactions, KeyOffsets
 from oncelog.storage.disk.sync_point import SyncLedger
@@ -125,12 +128,12 @@ def _one_epoch_for_all() -> Iterator[None]:
 
 
 def _any_ticket() -> Any:
-    return mock.patch.object(partition, "check_ticket", return_value=TicketVerdict.VALID)
+    return mock.patch.object(partition_machine, "check_ticket", return_value=TicketVerdict.VALID)
 
 
 def _any_plain_ticket() -> Any:
     """Who knows a producer id without transactions can write as its owner."""
-    return mock.patch.object(partition, "check_plain_ticket", _valid_if_any)
+    return mock.patch.object(partition_machine, "check_plain_ticket", _valid_if_any)
 
 
 def _valid_if_any(ticket: bytes, **_: Any) -> TicketVerdict:
@@ -167,7 +170,7 @@ def _duplicates_by_sequence() -> Iterator[None]:
 
     def check_owner(self: PartitionMachine, header: BatchHeader, *_: Any) -> Any:
         if self.producers.is_transactional(header.producer_id):
-            return partition.AppendVerdict(error=ErrorCode.INVALID_TXN_STATE)
+            return partition_machine.AppendVerdict(error=ErrorCode.INVALID_TXN_STATE)
         return _refuses_last_epoch(self, header)
 
     with (
@@ -180,7 +183,7 @@ def _duplicates_by_sequence() -> Iterator[None]:
 def _refuses_last_epoch(_: PartitionMachine, header: BatchHeader, *__: Any) -> Any:
     """Nothing but what would shut an owner out, which hides the rest."""
     if header.producer_epoch == PRODUCER_EPOCH_MAX:
-        return partition.AppendVerdict(error=ErrorCode.UNKNOWN_PRODUCER_ID)
+        return partition_machine.AppendVerdict(error=ErrorCode.UNKNOWN_PRODUCER_ID)
     return None
 
 
@@ -216,7 +219,7 @@ def _unstable_reads() -> Any:
 
 
 def _no_aborted_index() -> Any:
-    return mock.patch("oncelog.actors.replica.log.index_if_aborted")
+    return mock.patch("oncelog.actors.replica.replica_log.index_if_aborted")
 
 
 @contextmanager

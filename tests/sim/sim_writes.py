@@ -20,7 +20,7 @@ from sim_threads import SimThread
 
 from oncelog.actors.protocol.messages.transaction import DriverProcess, Winner
 from oncelog.api.config import ProducerSettings
-from oncelog.api.distributing.connection import EngineConnection, PlannedRun, WritingSettings
+from oncelog.api.distributing.engine_connection import EngineConnection, PlannedRun, WritingSettings
 from oncelog.api.distributing.write import GATHER_BYTES, Connect, DistributedWrite, WriteOptions
 from oncelog.api.producing.member import Membership, TransactionMember
 from oncelog.api.session.routing import ClientContext

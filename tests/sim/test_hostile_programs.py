@@ -32,7 +32,7 @@ from sim_world import SimulationError, World, WorldSettings
 
 from oncelog.api.consuming.consumer import Handover
 from oncelog.api.producing.record_sender import RecordSender
-from oncelog.api.transacting.state import ProducerTransaction
+from oncelog.api.transacting.producer_transaction import ProducerTransaction
 from oncelog.storage.errors import ErrorClass
 from oncelog.storage.exceptions import OncelogError
 from oncelog.storage.model import TopicPartition

@@ -16,7 +16,7 @@ from sim_world import SimulationError, World
 from oncelog.actors.coordination.actor_watch import ActorWatch, Sight
 from oncelog.actors.launch.assembly import ReplicationCalls
 from oncelog.actors.launch.controller_server import ControllerServer
-from oncelog.actors.protocol.cluster.machine import ClusterMachine
+from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
 from oncelog.actors.protocol.effects import Decision
 from oncelog.actors.protocol.messages.cluster import MetadataReply
 from oncelog.api.consuming import fetcher

@@ -41,6 +41,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from oncelog.actors.protocol.cluster.cluster_records import (
+    BrokerChanged,
+    BrokerRegistered,
+    decision,
+)
+from oncelog.actors.protocol.cluster.cluster_state import BrokerState, TopicState
 from oncelog.actors.protocol.cluster.elections import (
     Brokers,
     Records,
@@ -54,9 +60,7 @@ from oncelog.actors.protocol.cluster.elections import (
     is_last_copy,
 )
 from oncelog.actors.protocol.cluster.hosts import Placement
-from oncelog.actors.protocol.cluster.log import BrokerChanged, BrokerRegistered, decision
 from oncelog.actors.protocol.cluster.placement import usable_brokers
-from oncelog.actors.protocol.cluster.state import BrokerState, TopicState
 from oncelog.actors.protocol.effects import Decision, refused
 from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatReply,

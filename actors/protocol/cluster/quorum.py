@@ -41,7 +41,7 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 from msgspec import structs
 
-from oncelog.actors.protocol.cluster.log import (
+from oncelog.actors.protocol.cluster.cluster_records import (
     ELECTORATE_KINDS,
     BrokerChanged,
     BrokerRegistered,
@@ -50,7 +50,7 @@ from oncelog.actors.protocol.cluster.log import (
     decode_cluster_record,
     with_parts_opened,
 )
-from oncelog.actors.protocol.cluster.state import BrokerState
+from oncelog.actors.protocol.cluster.cluster_state import BrokerState
 from oncelog.actors.protocol.messages.brokers import NO_DISK, Disk
 from oncelog.actors.protocol.messages.replication import VoteReply, VoteRequest
 from oncelog.storage.errors import ErrorCode

@@ -43,6 +43,8 @@ from typing import Final
 
 import msgspec
 
+from oncelog.actors.protocol.cluster.cluster_records import ReplicasChanged, decision
+from oncelog.actors.protocol.cluster.cluster_state import NO_LEADER, PartitionState, TopicState
 from oncelog.actors.protocol.cluster.elections import (
     Brokers,
     Records,
@@ -51,13 +53,11 @@ from oncelog.actors.protocol.cluster.elections import (
     is_live,
 )
 from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR
-from oncelog.actors.protocol.cluster.log import ReplicasChanged, decision
 from oncelog.actors.protocol.cluster.placement import (
     REPLICATION_FACTOR_DEFAULT,
     Placer,
     usable_brokers,
 )
-from oncelog.actors.protocol.cluster.state import NO_LEADER, PartitionState, TopicState
 from oncelog.actors.protocol.effects import Decision, refused
 from oncelog.actors.protocol.messages.brokers import (
     ReassignPartitionReply,

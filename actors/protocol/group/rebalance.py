@@ -26,8 +26,8 @@ import msgspec
 from msgspec import structs
 
 from oncelog.actors.protocol.effects import LogRecord
-from oncelog.actors.protocol.group.log import GroupValue, group_record
-from oncelog.actors.protocol.group.state import Group, GroupMember, GroupState, InitialDelay
+from oncelog.actors.protocol.group.group_records import GroupValue, group_record
+from oncelog.actors.protocol.group.group_state import Group, GroupMember, GroupState, InitialDelay
 from oncelog.actors.protocol.messages.base import Reply
 from oncelog.actors.protocol.messages.group import (
     JoinGroupReply,

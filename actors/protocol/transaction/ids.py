@@ -17,7 +17,9 @@ from oncelog.actors.protocol.effects import Decision, LogRecord, refused
 from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.transaction.checks import BUSY, Refusal
-from oncelog.actors.protocol.transaction.log import (
+from oncelog.actors.protocol.transaction.members import RunMember, with_member
+from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
+from oncelog.actors.protocol.transaction.transaction_records import (
     decode_key,
     decode_member_key,
     decode_member_value,
@@ -27,9 +29,7 @@ from oncelog.actors.protocol.transaction.log import (
     encode_member_value,
     encode_value,
 )
-from oncelog.actors.protocol.transaction.members import RunMember, with_member
-from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
-from oncelog.actors.protocol.transaction.state import (
+from oncelog.actors.protocol.transaction.transaction_state import (
     AT_REST,
     LEGAL_PREDECESSORS,
     PREPARED,

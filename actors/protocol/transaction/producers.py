@@ -58,7 +58,7 @@ from oncelog.actors.protocol.transaction.producer_ids import (
     ProducerIdBlocks,
     waiting_for_producer_ids,
 )
-from oncelog.actors.protocol.transaction.state import (
+from oncelog.actors.protocol.transaction.transaction_state import (
     AT_REST,
     PREPARED,
     TRANSACTION_PARTITIONS_MAX,

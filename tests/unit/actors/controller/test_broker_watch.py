@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from actor_environment import JumpingLoop
 
-from oncelog.actors.controller import membership
-from oncelog.actors.controller.membership import SESSION_CHECK_MS, BrokerNode, BrokerWatch
-from oncelog.actors.protocol.cluster.state import BrokerState
+from oncelog.actors.controller import broker_membership
+from oncelog.actors.controller.broker_membership import SESSION_CHECK_MS, BrokerNode, BrokerWatch
+from oncelog.actors.protocol.cluster.cluster_state import BrokerState
 
 SESSION_MS = 9_000
 
@@ -204,7 +204,7 @@ def test_a_problem_is_told_until_it_is_mended_or_the_node_goes():
 
 
 def test_a_look_that_ray_cannot_answer_ends_nothing(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(membership, "ALONE_LOOK_MS", 0)
+    monkeypatch.setattr(broker_membership, "ALONE_LOOK_MS", 0)
 
     class Silent(Nodes):
         async def nodes(self) -> Sequence[BrokerNode]:

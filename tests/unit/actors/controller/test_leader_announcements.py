@@ -14,13 +14,13 @@ from oncelog.actors.controller import replica_actors
 from oncelog.actors.controller.replica_actors import ANNOUNCE_RETRY_MS, LeaderAnnouncements
 from oncelog.actors.interfaces import address_of
 from oncelog.actors.process.background import OwnTasks
-from oncelog.actors.protocol.cluster.hosts import Placement
-from oncelog.actors.protocol.cluster.log import (
+from oncelog.actors.protocol.cluster.cluster_records import (
     LeaderElected,
     TopicConfigured,
     TopicCreated,
     TopicDeleted,
 )
+from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.protocol.messages.cluster import (
     BecomeLeaderReply,
     LeaderAndIsrReply,

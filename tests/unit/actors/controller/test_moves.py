@@ -11,8 +11,8 @@ import pytest
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.controller import moves as controller_moves
+from oncelog.actors.controller.broker_membership import BrokerNode
 from oncelog.actors.controller.controller import Controller
-from oncelog.actors.controller.membership import BrokerNode
 from oncelog.actors.controller.moves import LeavingReplicas
 from oncelog.actors.controller.replica_actors import FoundActor
 from oncelog.actors.process.background import ThreadBackground

@@ -14,7 +14,7 @@ from voting_world import CLUSTER, Node, VotingWorld
 from oncelog.actors.controller.metadata_log import SNAPSHOT_LOOK_MS, Snapshots
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
 from oncelog.actors.launch.controller_server import ControllerServer
-from oncelog.actors.protocol.cluster import log as cluster_log
+from oncelog.actors.protocol.cluster import cluster_records
 from oncelog.actors.protocol.messages.cluster import AllocateProducerIdsRequest
 from oncelog.actors.replica.metadata_replica import MetadataCopy
 from oncelog.storage.errors import ErrorCode
@@ -31,7 +31,7 @@ TOPICS = set("abcdef")
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_log, "SNAPSHOT_PART_BYTES", 500)
+    monkeypatch.setattr(cluster_records, "SNAPSHOT_PART_BYTES", 500)
 
 
 def play(root: Path, scenario, count: int = 3) -> None:  # type: ignore[no-untyped-def]

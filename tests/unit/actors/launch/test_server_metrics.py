@@ -24,7 +24,7 @@ from oncelog.actors.process.metrics import (
     Metric,
 )
 from oncelog.actors.protocol.cluster.brokers import fence
-from oncelog.actors.protocol.cluster.log import ReplicasChanged
+from oncelog.actors.protocol.cluster.cluster_records import ReplicasChanged
 from oncelog.storage.errors import ErrorCode
 
 

@@ -14,7 +14,7 @@ from actor_environment import until_idle
 from msgspec import structs
 
 from oncelog.actors.protocol.effects import LogRecord
-from oncelog.actors.protocol.partition.machine import PartitionMachine
+from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
 from oncelog.actors.replica.group_sync import SMALL_BYTES
 from oncelog.storage.disk.file_system import RealFileHandle, RealFileSystem
 from oncelog.storage.errors import ErrorCode, InvariantViolation

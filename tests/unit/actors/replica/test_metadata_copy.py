@@ -15,7 +15,7 @@ from msgspec import structs
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.process.background import ThreadBackground
-from oncelog.actors.protocol.cluster.log import (
+from oncelog.actors.protocol.cluster.cluster_records import (
     BrokerRegistered,
     ControllerElected,
     SnapshotPart,

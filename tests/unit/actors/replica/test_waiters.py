@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oncelog.actors.replica.log import ReplicaWaiters
+from oncelog.actors.replica.replica_log import ReplicaWaiters
 from oncelog.storage.errors import ErrorCode
 
 

@@ -6,7 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from oncelog.api.transacting.state import ProducerIdentity, ProducerTransaction, TransactionStatus
+from oncelog.api.transacting.producer_transaction import (
+    ProducerIdentity,
+    ProducerTransaction,
+    TransactionStatus,
+)
 from oncelog.storage.errors import ErrorClass, ErrorCode, InvariantViolation
 from oncelog.storage.exceptions import (
     IllegalStateError,

@@ -13,8 +13,8 @@ from oncelog.actors.protocol.cluster.brokers import (
     decide_register,
     fence,
 )
+from oncelog.actors.protocol.cluster.cluster_records import BrokerRegistered, TopicDeleted
 from oncelog.actors.protocol.cluster.hosts import Placement
-from oncelog.actors.protocol.cluster.log import BrokerRegistered, TopicDeleted
 from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatReply,
     BrokerHeartbeatRequest,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from oncelog.actors.protocol.cluster.log import BrokerChanged, BrokerRegistered
+from oncelog.actors.protocol.cluster.cluster_records import BrokerChanged, BrokerRegistered
+from oncelog.actors.protocol.cluster.cluster_state import BrokerState
 from oncelog.actors.protocol.cluster.quorum import (
     NOBODY,
     Candidacy,
@@ -21,7 +22,6 @@ from oncelog.actors.protocol.cluster.quorum import (
     voters_without,
     with_epoch,
 )
-from oncelog.actors.protocol.cluster.state import BrokerState
 from oncelog.actors.protocol.messages.brokers import Disk
 from oncelog.actors.protocol.messages.replication import VoteReply, VoteRequest
 from oncelog.storage.errors import ErrorCode

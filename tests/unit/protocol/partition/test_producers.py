@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.partition.machine import ACCEPTED
+from oncelog.actors.protocol.partition.partition_machine import ACCEPTED
 from oncelog.actors.protocol.partition.producers import (
     PRODUCER_ID_EXPIRATION_MS,
     BatchEnrolment,

@@ -16,7 +16,6 @@ from oncelog.actors.protocol.messages.transaction import (
     Winner,
 )
 from oncelog.actors.protocol.tickets import TRANSACTION_TIMEOUT_LIMIT_MS
-from oncelog.actors.protocol.transaction.log import RunMemberKey, decode_member_key
 from oncelog.actors.protocol.transaction.members import (
     MEMBERS_MAX,
     HeldRecords,
@@ -25,7 +24,11 @@ from oncelog.actors.protocol.transaction.members import (
     released,
     with_member,
 )
-from oncelog.actors.protocol.transaction.state import TransactionState, newest_run_number
+from oncelog.actors.protocol.transaction.transaction_records import RunMemberKey, decode_member_key
+from oncelog.actors.protocol.transaction.transaction_state import (
+    TransactionState,
+    newest_run_number,
+)
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 

@@ -15,7 +15,7 @@ from oncelog.actors.protocol.messages.transaction import (
     Run,
 )
 from oncelog.actors.protocol.transaction.commit_versions import version_token
-from oncelog.actors.protocol.transaction.state import TransactionState
+from oncelog.actors.protocol.transaction.transaction_state import TransactionState
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_PRODUCER_EPOCH, TopicPartition
 

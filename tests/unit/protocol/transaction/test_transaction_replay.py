@@ -21,11 +21,15 @@ from oncelog.actors.protocol.messages.transaction import (
     Winner,
 )
 from oncelog.actors.protocol.transaction.commit_versions import version_in, version_token
-from oncelog.actors.protocol.transaction.log import decode_member_key, encode_key, encode_value
-from oncelog.actors.protocol.transaction.machine import TransactionMachine
 from oncelog.actors.protocol.transaction.members import HeldRecords, RunMember
 from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
-from oncelog.actors.protocol.transaction.state import (
+from oncelog.actors.protocol.transaction.transaction_machine import TransactionMachine
+from oncelog.actors.protocol.transaction.transaction_records import (
+    decode_member_key,
+    encode_key,
+    encode_value,
+)
+from oncelog.actors.protocol.transaction.transaction_state import (
     AT_REST,
     TransactionMetadata,
     TransactionState,

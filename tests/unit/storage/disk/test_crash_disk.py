@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from crash_disk import Crash, CrashDisk, CrashHandle, CrashLock, DataLoss, NameLoss
 
-from oncelog.storage.disk.errors import is_transient
+from oncelog.storage.disk.disk_errors import is_transient
 from oncelog.storage.disk.file_system import (
     DirectoryLockedError,
     FileHandle,

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from oncelog.actors.protocol.group.state import LEGAL_SOURCES, Group, GroupMember, GroupState
+from oncelog.actors.protocol.group.group_state import LEGAL_SOURCES, Group, GroupMember, GroupState
 from oncelog.actors.protocol.messages.group import GroupProtocol
 from oncelog.storage.errors import InvariantViolation
 

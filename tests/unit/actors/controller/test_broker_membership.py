@@ -13,10 +13,10 @@ from cluster_worlds import CLUSTER_ID, TOPIC_ID, ClusterWorld
 from msgspec import structs
 
 from oncelog.actors.config import ClusterConfig
-from oncelog.actors.controller.membership import BrokerMembership, BrokerNode
+from oncelog.actors.controller.broker_membership import BrokerMembership, BrokerNode
 from oncelog.actors.interfaces import holder_of
+from oncelog.actors.protocol.cluster.cluster_records import TopicCreated
 from oncelog.actors.protocol.cluster.hosts import Placement
-from oncelog.actors.protocol.cluster.log import TopicCreated
 from oncelog.actors.protocol.effects import Decision
 from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatRequest,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.partition.machine import ACCEPTED, PartitionMachine, Role
+from oncelog.actors.protocol.partition.partition_machine import ACCEPTED, PartitionMachine, Role
 from oncelog.actors.protocol.tickets import ClusterKeys
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.model import (

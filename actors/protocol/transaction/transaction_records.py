@@ -65,7 +65,7 @@ import msgspec
 
 from oncelog.actors.protocol.messages.transaction import DriverProcess, Run
 from oncelog.actors.protocol.transaction.members import Members, MemberStatus, RunMember
-from oncelog.actors.protocol.transaction.state import (
+from oncelog.actors.protocol.transaction.transaction_state import (
     EpochCause,
     TransactionMetadata,
     TransactionState,

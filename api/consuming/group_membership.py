@@ -55,8 +55,8 @@ from oncelog.actors.protocol.messages.group import (
 )
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.records import ConsumerGroupMetadata
+from oncelog.api.session.committed_offsets import consumer_backoff
 from oncelog.api.session.event_loop import cancelled_by_program
-from oncelog.api.session.offsets import consumer_backoff
 from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (

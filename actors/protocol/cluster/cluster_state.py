@@ -11,8 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Final
 
-from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR
-from oncelog.actors.protocol.cluster.log import (
+from oncelog.actors.protocol.cluster.cluster_records import (
     BrokerChanged,
     BrokerRegistered,
     IsrChanged,
@@ -22,6 +21,7 @@ from oncelog.actors.protocol.cluster.log import (
     TopicCreated,
     TopicSnapshot,
 )
+from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR
 from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages.brokers import Disk
 from oncelog.actors.protocol.messages.cluster import PartitionMetadata, TopicMetadata

@@ -13,8 +13,11 @@ from oncelog.actors.protocol.messages.transaction import (
     InitProducerIdRequest,
     Winner,
 )
-from oncelog.actors.protocol.transaction.log import encode_key
-from oncelog.actors.protocol.transaction.state import TRANSACTION_PARTITIONS_MAX, TransactionState
+from oncelog.actors.protocol.transaction.transaction_records import encode_key
+from oncelog.actors.protocol.transaction.transaction_state import (
+    TRANSACTION_PARTITIONS_MAX,
+    TransactionState,
+)
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import structs
 
 from oncelog.actors.protocol.effects import Decision, LogRecord
-from oncelog.actors.protocol.group.log import (
+from oncelog.actors.protocol.group.group_records import (
     OffsetKey,
     OffsetValue,
     offset_record,

@@ -25,7 +25,7 @@ from oncelog.actors.interfaces import Clock, Transport
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.effects import LogRecord
-from oncelog.actors.protocol.group.machine import GroupMachine, GroupTable
+from oncelog.actors.protocol.group.group_machine import GroupMachine, GroupTable
 from oncelog.actors.protocol.group.rebalance import (
     CancelTimer,
     Effect,
@@ -63,8 +63,8 @@ from oncelog.actors.protocol.messages.partition import (
     WriteTxnMarkersReply,
     WriteTxnMarkersRequest,
 )
-from oncelog.actors.replica.log import AppendOutcome
 from oncelog.actors.replica.replica import Replica
+from oncelog.actors.replica.replica_log import AppendOutcome
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
     NO_COORDINATOR_EPOCH,

@@ -27,12 +27,12 @@ from oncelog.actors.protocol.cluster.brokers import (
     fence,
     own_node,
 )
+from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
+from oncelog.actors.protocol.cluster.cluster_records import decision
+from oncelog.actors.protocol.cluster.cluster_state import BrokerState
 from oncelog.actors.protocol.cluster.elections import Records, after_refusal, after_silence
 from oncelog.actors.protocol.cluster.hosts import Placement
-from oncelog.actors.protocol.cluster.log import decision
-from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.cluster.quorum import VOTERS_MAX
-from oncelog.actors.protocol.cluster.state import BrokerState
 from oncelog.actors.protocol.effects import Decision, refused
 from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.brokers import (

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from oncelog.storage.disk.errors import DiskVerdict, is_transient, verdict_of
+from oncelog.storage.disk.disk_errors import DiskVerdict, is_transient, verdict_of
 
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EAGAIN, errno.EINTR)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from oncelog.api.transacting.state import (
+from oncelog.api.transacting.producer_transaction import (
     ProducerIdentity,
     ProducerTransaction,
     TransactionStatus,

@@ -52,10 +52,13 @@ from oncelog.actors.protocol.messages.transaction import (
 )
 from oncelog.actors.protocol.tickets import issue_ticket
 from oncelog.actors.protocol.transaction.checks import Refusal, check_transactional_id
-from oncelog.actors.protocol.transaction.machine import NOTHING_HELD, TransactionMachine
 from oncelog.actors.protocol.transaction.members import HeldRecords
 from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
-from oncelog.actors.protocol.transaction.state import TransactionMetadata, TransactionState
+from oncelog.actors.protocol.transaction.transaction_machine import NOTHING_HELD, TransactionMachine
+from oncelog.actors.protocol.transaction.transaction_state import (
+    TransactionMetadata,
+    TransactionState,
+)
 from oncelog.actors.replica.replica import Replica
 from oncelog.actors.transactions.completions import (
     EndDurations,

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from oncelog.actors.protocol.messages.transaction import DriverProcess, Run
-from oncelog.actors.protocol.transaction.log import (
+from oncelog.actors.protocol.transaction.members import MemberStatus, RunMember
+from oncelog.actors.protocol.transaction.transaction_records import (
     RunMemberKey,
     RunMemberValue,
     decode_key,
@@ -22,8 +23,7 @@ from oncelog.actors.protocol.transaction.log import (
     encode_member_value,
     encode_value,
 )
-from oncelog.actors.protocol.transaction.members import MemberStatus, RunMember
-from oncelog.actors.protocol.transaction.state import (
+from oncelog.actors.protocol.transaction.transaction_state import (
     TransactionMetadata,
     TransactionState,
     newest_run_number,

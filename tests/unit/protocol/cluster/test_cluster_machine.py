@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from oncelog.actors.protocol.cluster.brokers import fence
-from oncelog.actors.protocol.cluster.elections import after_unfencing
-from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR
-from oncelog.actors.protocol.cluster.log import (
+from oncelog.actors.protocol.cluster.cluster_machine import PRODUCER_ID_BLOCK_COUNT, ClusterMachine
+from oncelog.actors.protocol.cluster.cluster_records import (
     BrokerRegistered,
     ClusterFounded,
     LeaderElected,
@@ -19,7 +18,8 @@ from oncelog.actors.protocol.cluster.log import (
     decode_cluster_record,
     encode_cluster_record,
 )
-from oncelog.actors.protocol.cluster.machine import PRODUCER_ID_BLOCK_COUNT, ClusterMachine
+from oncelog.actors.protocol.cluster.elections import after_unfencing
+from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR
 from oncelog.actors.protocol.cluster.reassignment import decide_reassign
 from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.messages.brokers import ReassignPartitionRequest

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.group.machine import MEMBER_BLOB_MAX_BYTES, MEMBER_PROTOCOLS_MAX
+from oncelog.actors.protocol.group.group_machine import MEMBER_BLOB_MAX_BYTES, MEMBER_PROTOCOLS_MAX
 from oncelog.actors.protocol.group.rebalance import TimerKind
 from oncelog.actors.protocol.messages.group import GroupProtocol
 from oncelog.storage.errors import ErrorCode

@@ -48,14 +48,7 @@ from typing import Final, TypeAlias
 
 from msgspec import structs
 
-from oncelog.actors.protocol.cluster.elections import (
-    after_announcement,
-    after_follower_start,
-    after_return,
-    after_start,
-)
-from oncelog.actors.protocol.cluster.hosts import HostRules, Placement
-from oncelog.actors.protocol.cluster.log import (
+from oncelog.actors.protocol.cluster.cluster_records import (
     BrokerChanged,
     BrokerRegistered,
     ClusterFounded,
@@ -77,16 +70,7 @@ from oncelog.actors.protocol.cluster.log import (
     decode_cluster_record,
     with_parts_opened,
 )
-from oncelog.actors.protocol.cluster.placement import (
-    check_new_partitions,
-    check_new_topic,
-    factor_of,
-    min_insync_of,
-    placed,
-    replication_of,
-    wanted_of,
-)
-from oncelog.actors.protocol.cluster.state import (
+from oncelog.actors.protocol.cluster.cluster_state import (
     NO_LEADER,
     BrokerState,
     PartitionState,
@@ -97,6 +81,22 @@ from oncelog.actors.protocol.cluster.state import (
     registrations_of,
     snapshot_of,
     topic_in,
+)
+from oncelog.actors.protocol.cluster.elections import (
+    after_announcement,
+    after_follower_start,
+    after_return,
+    after_start,
+)
+from oncelog.actors.protocol.cluster.hosts import HostRules, Placement
+from oncelog.actors.protocol.cluster.placement import (
+    check_new_partitions,
+    check_new_topic,
+    factor_of,
+    min_insync_of,
+    placed,
+    replication_of,
+    wanted_of,
 )
 from oncelog.actors.protocol.effects import Decision, LogRecord, refused
 from oncelog.actors.protocol.invariants import invariant

@@ -40,7 +40,8 @@ from collections.abc import Collection
 from typing import Final
 
 from oncelog.actors.protocol.effects import LogRecord
-from oncelog.actors.protocol.group.log import (
+from oncelog.actors.protocol.group.group_offsets import GroupOffsets
+from oncelog.actors.protocol.group.group_records import (
     GroupKey,
     GroupValue,
     OffsetKey,
@@ -49,7 +50,7 @@ from oncelog.actors.protocol.group.log import (
     decode_offset_value,
     group_tombstone,
 )
-from oncelog.actors.protocol.group.offsets import GroupOffsets
+from oncelog.actors.protocol.group.group_state import Group, GroupState
 from oncelog.actors.protocol.group.rebalance import (
     NO_CALL,
     Effect,
@@ -61,7 +62,6 @@ from oncelog.actors.protocol.group.rebalance import (
     WriteGroup,
     WriteReason,
 )
-from oncelog.actors.protocol.group.state import Group, GroupState
 from oncelog.actors.protocol.messages.group import (
     DescribeGroupsReply,
     DescribeGroupsRequest,

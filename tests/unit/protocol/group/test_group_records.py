@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncelog.actors.protocol.group.log import (
+from oncelog.actors.protocol.group.group_records import (
     GroupKey,
     GroupMemberValue,
     GroupValue,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from oncelog.actors.protocol.cluster.log import (
+from oncelog.actors.protocol.cluster.cluster_records import (
     BrokerChanged,
     BrokerRegistered,
     ClusterRecord,

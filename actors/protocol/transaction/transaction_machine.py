@@ -43,7 +43,6 @@ from oncelog.actors.protocol.transaction.checks import Refusal, check_end_txn
 from oncelog.actors.protocol.transaction.commit_versions import version_in
 from oncelog.actors.protocol.transaction.end import EndAge, end_age
 from oncelog.actors.protocol.transaction.ids import TransactionalIds
-from oncelog.actors.protocol.transaction.log import encode_member_key
 from oncelog.actors.protocol.transaction.members import HeldRecords, MemberStatus, active_count
 from oncelog.actors.protocol.transaction.producer_ids import (
     ProducerIdBlocks,
@@ -51,7 +50,8 @@ from oncelog.actors.protocol.transaction.producer_ids import (
 )
 from oncelog.actors.protocol.transaction.producers import Producers
 from oncelog.actors.protocol.transaction.runs import Runs
-from oncelog.actors.protocol.transaction.state import (
+from oncelog.actors.protocol.transaction.transaction_records import encode_member_key
+from oncelog.actors.protocol.transaction.transaction_state import (
     ABORTED,
     AT_REST,
     PREPARED,

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncelog.actors.protocol.effects import LogRecord
-from oncelog.actors.protocol.group.log import (
+from oncelog.actors.protocol.group.group_offsets import OFFSETS_PER_COMMIT_MAX, GroupOffsets
+from oncelog.actors.protocol.group.group_records import (
     OffsetKey,
     decode_key,
     decode_offset_value,
     offset_tombstone,
 )
-from oncelog.actors.protocol.group.offsets import OFFSETS_PER_COMMIT_MAX, GroupOffsets
 from oncelog.actors.protocol.messages.group import (
     FetchedOffset,
     OffsetAndMetadata,

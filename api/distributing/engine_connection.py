@@ -29,7 +29,7 @@ from oncelog.api.producing.member import (
     new_run_id,
 )
 from oncelog.api.records import ConsumerGroupMetadata
-from oncelog.api.session.offsets import (
+from oncelog.api.session.committed_offsets import (
     REQUEST_TIMEOUT_MS,
     commit_offsets,
     is_retriable,

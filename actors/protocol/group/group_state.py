@@ -23,7 +23,7 @@ from typing import Final
 
 from msgspec import structs
 
-from oncelog.actors.protocol.group.log import GroupMemberValue, GroupValue
+from oncelog.actors.protocol.group.group_records import GroupMemberValue, GroupValue
 from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages.group import (
     GroupDescription,

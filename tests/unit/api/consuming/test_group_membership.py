@@ -26,7 +26,7 @@ from oncelog.actors.protocol.messages.group import (
     SyncGroupRequest,
 )
 from oncelog.api.config import ConsumerSettings
-from oncelog.api.consuming.membership import GroupMembership, MembershipState
+from oncelog.api.consuming.group_membership import GroupMembership, MembershipState
 from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (

@@ -31,7 +31,7 @@ from oncelog.actors.protocol.messages.cluster import AlterIsrReply, BecomeLeader
 from oncelog.actors.protocol.messages.partition import TxnMarker
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.followers import IsrProposal
-from oncelog.actors.protocol.partition.machine import PartitionMachine
+from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
 from oncelog.actors.replica.group_sync import DiskRefusal, GroupSync
 from oncelog.actors.replica.observations import FoundDamage, ReplicaCounters
 from oncelog.actors.replica.opening import (
@@ -41,7 +41,7 @@ from oncelog.actors.replica.opening import (
     read_back,
 )
 from oncelog.actors.replica.replicator import Replicator
-from oncelog.storage.disk.errors import is_transient
+from oncelog.storage.disk.disk_errors import is_transient
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.log.partition import PartitionLog
 from oncelog.storage.model import (
