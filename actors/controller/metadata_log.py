@@ -2,12 +2,12 @@
 
 ``Voters`` tells who is to be one, and who lags.
 
-A snapshot is records of the log itself (``protocol/cluster/log``), written in a turn in which
-nothing else is in flight: so it gives what all before it gives. Only when all of it is committed
-does the log start rise to its first record: whoever may lead has the whole snapshot then, and all
-that follows. The voters raise theirs as they are told, and who lacks the first record is restarted
-there, as every follower that is behind its leader's log start. If the controller ends before that,
-its records are passed over, and a later snapshot is written when it is due.
+A snapshot is records of the log itself (``protocol/cluster/cluster_records``), written in a turn in
+which nothing else is in flight: so it gives what all before it gives. Only when all of it is
+committed does the log start rise to its first record: whoever may lead has the whole snapshot then,
+and all that follows. The voters raise theirs as they are told, and who lacks the first record is
+restarted there, as every follower that is behind its leader's log start. If the controller ends
+before that, its records are passed over, and a later snapshot is written when it is due.
 
 Source: KIP-630, but for the place of a snapshot, which is a file there.
 """
