@@ -256,14 +256,14 @@ class Maintenance:
 
 def has_old_segments(replica: Replica, now_ms: int) -> bool:
     """Whether ``remove_old_segments`` would find any now."""
-    return _retained_from(replica, now_ms) > replica.log.head.first_base_offset
+    return _retained_from(replica, now_ms) > replica.log.retention.first_base_offset
 
 
 def _retained_from(replica: Replica, now_ms: int) -> int:
     """Inclusive offset from which the log is kept: by the topic's retention, or by the leader's."""
     log = replica.log
     is_leading = replica.availability() is ErrorCode.NONE
-    return log.head.retained_from(
+    return log.retention.retained_from(
         replica.topic.retention if is_leading else RetentionPolicy(),
         log_start_offset=log.log_start_offset,
         upper_offset=min(replica.machine.high_watermark, log.recovery_point),
@@ -279,18 +279,18 @@ async def remove_old_segments(replica: Replica, now_ms: int) -> int:
     """
     log, machine = replica.log, replica.machine
     retained_from = _retained_from(replica, now_ms)
-    if retained_from <= log.head.first_base_offset:
+    if retained_from <= log.retention.first_base_offset:
         return 0
-    if retained_from == machine.log_end_offset or log.head.needs_snapshot(retained_from):
+    if retained_from == machine.log_end_offset or log.retention.needs_snapshot(retained_from):
         log.roll(machine.snapshot())
-    if log.head.needs_snapshot(retained_from):
+    if log.retention.needs_snapshot(retained_from):
         log.write_snapshot(machine.snapshot())
     error = await replica.sync_all()
     if error is ErrorCode.NONE:
         error = await replica.raise_log_start(retained_from)
     if error is not ErrorCode.NONE:
         return 0
-    removed = log.head.take_below(log.log_start_offset)
+    removed = log.retention.take_below(log.log_start_offset)
     generation = log.generation
     try:
         for files in removed:

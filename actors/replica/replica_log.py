@@ -445,7 +445,7 @@ class ReplicaLog:
             self._on_disk_refusal("write to", error)
             return ErrorCode.KAFKA_STORAGE_ERROR
         self.machine.advance_log_start(offset)
-        # The last stable offset may have risen over a transaction that lost its head.
+        # The last stable offset may have risen over a transaction whose first records are gone.
         self._waiters.wake_readers()
         return ErrorCode.NONE
 

@@ -104,10 +104,10 @@ class Cleaner:
 
         The log start if the checkpoint does not fit the log.
         """
-        body = self.log.body
-        stored = read_first_dirty_offset(body.filesystem, body.directory)
-        if stored is None or not body.base_offset <= stored <= self.log.log_end_offset:
-            return body.base_offset
+        view = self.log.compaction_view
+        stored = read_first_dirty_offset(view.filesystem, view.directory)
+        if stored is None or not view.base_offset <= stored <= self.log.log_end_offset:
+            return view.base_offset
         return stored
 
     def dirty_ratio(self, *, upper_offset: int, now_ms: int) -> float:
@@ -127,7 +127,7 @@ class Cleaner:
         if self.settings.max_lag_ms == LAG_MAX_MS:
             return False
         for segment in self._dirty(self._cleanable(upper_offset, now_ms)):
-            oldest_ms = self.log.body.oldest_timestamp_ms(segment)
+            oldest_ms = self.log.compaction_view.oldest_timestamp_ms(segment)
             return oldest_ms != NO_TIMESTAMP and now_ms - oldest_ms > self.settings.max_lag_ms
         return False
 
@@ -154,16 +154,16 @@ class Cleaner:
         self, *, upper_offset: int, now_ms: int, producers: Iterable[ProducerSnapshotEntry]
     ) -> CleaningRound:
         """Prepare one round over what may be compacted now."""
-        body = self.log.body
+        view = self.log.compaction_view
         segments = self._cleanable(upper_offset, now_ms)
-        end = segments[-1].next_offset if segments else body.base_offset
-        body.drop_open_snapshots(end)
+        end = segments[-1].next_offset if segments else view.base_offset
+        view.drop_open_snapshots(end)
         return CleaningRound(
-            filesystem=body.filesystem,
-            directory=body.directory,
+            filesystem=view.filesystem,
+            directory=view.directory,
             segments=segments,
             first_dirty_offset=self.first_dirty_offset,
-            aborted=body.aborted_entries(end),
+            aborted=view.aborted_entries(end),
             producers=tuple(producers),
             segment_bytes=self.log.settings.segment_bytes,
             keys_max=self.settings.keys_max,
@@ -173,7 +173,7 @@ class Cleaner:
 
     def install(self, cleaning: CleaningRound, replacement: Replacement) -> None:
         """Swap a cleaned segment in before the next step; a changed log ends the round."""
-        cleaning.on_replaced(self.log.body.replace_segments(replacement))
+        cleaning.on_replaced(self.log.compaction_view.replace_segments(replacement))
 
     @staticmethod
     def account(result: CleanResult, cleaning: CleaningRound) -> None:
@@ -191,11 +191,11 @@ class Cleaner:
 
     def _cleanable(self, upper_offset: int, now_ms: int) -> Sequence[Segment]:
         """The sealed, durable segments whose records are decided and old enough, oldest first."""
-        body = self.log.body
-        segments = body.sealed_below(min(upper_offset, self.log.recovery_point))
+        view = self.log.compaction_view
+        segments = view.sealed_below(min(upper_offset, self.log.recovery_point))
         if self.settings.min_lag_ms == 0:
             return segments
-        body.load_times()
+        view.load_times()
         young = (
             slot
             for slot, segment in enumerate(segments)

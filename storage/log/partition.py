@@ -24,7 +24,7 @@ from oncelog.storage.disk.file_system import FileHandle, FileSystem
 from oncelog.storage.disk.sync_point import SyncLedger, SyncPoint
 from oncelog.storage.log.loader import LoadedLog, LogLoader, TailCut
 from oncelog.storage.log.readable import ReadableLog
-from oncelog.storage.log.sealed_segments import LogBody, LogHead
+from oncelog.storage.log.sealed_segments import CompactionView, LogRetention
 from oncelog.storage.log.side_files import (
     CLEAN_SHUTDOWN_FILE,
     CleanShutdown,
@@ -72,13 +72,15 @@ class PartitionLog(ReadableLog):
         self._directory = directory
         self.settings = settings
         self._ledger = ledger
-        self.head = LogHead(
+        self.retention = LogRetention(
             filesystem=filesystem,
             directory=directory,
             segments=self._segments,
             snapshots=self._snapshots,
         )
-        self.body = LogBody(filesystem, directory, self._segments, self._snapshots, ledger)
+        self.compaction_view = CompactionView(
+            filesystem, directory, self._segments, self._snapshots, ledger
+        )
         self._aborted = AbortedEntries(self._segments, ledger)
         self._checkpoint = RecoveryCheckpointFile(filesystem, directory)
         self._rounds_since_checkpoint_sync = 0

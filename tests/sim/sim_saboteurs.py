@@ -52,7 +52,7 @@ from oncelog.storage.compaction.filter import CleanedTransactions, KeyOffsets
 from oncelog.storage.disk.sync_point import SyncLedger
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.log.partition import AbortedEntries
-from oncelog.storage.log.sealed_segments import LogBody
+from oncelog.storage.log.sealed_segments import CompactionView
 from oncelog.storage.model import PRODUCER_EPOCH_MAX, TRANSACTION_STATE_TOPIC
 from oncelog.storage.records.batch import BatchHeader, Buffer, parse_header
 from oncelog.storage.segments.aborted_index import AbortedIndexEntry
@@ -361,7 +361,7 @@ def _lost_markers() -> Iterator[None]:
 def _short_search_for_aborted() -> Iterator[None]:
     """Compaction looks for aborted transactions up to the first marker beyond what it reads."""
 
-    def aborted_entries(self: LogBody, upper_offset: int) -> tuple[AbortedIndexEntry, ...]:
+    def aborted_entries(self: CompactionView, upper_offset: int) -> tuple[AbortedIndexEntry, ...]:
         return tuple(
             entry
             for segment in self._segments.from_offset(self.base_offset)
@@ -369,7 +369,7 @@ def _short_search_for_aborted() -> Iterator[None]:
             if entry.last_offset < upper_offset
         )
 
-    with mock.patch.object(LogBody, "aborted_entries", aborted_entries):
+    with mock.patch.object(CompactionView, "aborted_entries", aborted_entries):
         yield
 
 

@@ -26,7 +26,7 @@ def names(tmp_path, suffix: str) -> list[int]:
 
 
 def retained_from(log, policy, now_ms: int = 0, upper_offset: int = ALL_OFFSETS) -> int:
-    return log.head.retained_from(
+    return log.retention.retained_from(
         policy,
         log_start_offset=log.log_start_offset,
         upper_offset=upper_offset,
@@ -35,7 +35,7 @@ def retained_from(log, policy, now_ms: int = 0, upper_offset: int = ALL_OFFSETS)
 
 
 def remove_below(log, offset: int) -> None:
-    for files in (log.advance_log_start(offset), log.head.take_below(offset))[1]:
+    for files in (log.advance_log_start(offset), log.retention.take_below(offset))[1]:
         files.run()
 
 
@@ -64,7 +64,7 @@ def test_an_empty_active_segment_is_not_given_up_again(log):
     assert retained_from(log, BY_AGE, now_ms=10_000) == 10
     remove_below(log, 10)
     assert log.segment_count == 1
-    assert retained_from(log, BY_AGE, now_ms=20_000) == 10 == log.head.first_base_offset
+    assert retained_from(log, BY_AGE, now_ms=20_000) == 10 == log.retention.first_base_offset
 
 
 def test_ages_of_closed_segments_come_from_their_time_indexes(log, open_log):
@@ -95,9 +95,9 @@ def test_aborted_indexes_go_with_their_segment(open_log, append, sync, tmp_path)
 
 def test_the_active_segment_is_never_taken(log):
     log.advance_log_start(10)
-    assert len(log.head.take_below(10)) == 5
+    assert len(log.retention.take_below(10)) == 5
     assert log.segment_count == 1
-    assert log.head.first_base_offset == 8
+    assert log.retention.first_base_offset == 8
 
 
 def test_what_is_left_is_read_and_appended_to(log, append):
@@ -121,7 +121,7 @@ def test_a_restart_before_the_removal_finds_the_old_segments_below_the_log_start
 
 def test_files_that_cannot_be_removed_are_found_again(log, open_log, filesystem, tmp_path):
     log.advance_log_start(5)
-    first, *_ = log.head.take_below(5)
+    first, *_ = log.retention.take_below(5)
     filesystem.fail("sync_directory", "flights-0")
     with pytest.raises(OSError, match="planned"):
         first.run()
@@ -133,12 +133,12 @@ def test_files_that_cannot_be_removed_are_found_again(log, open_log, filesystem,
 
 
 def test_a_log_knows_when_its_snapshots_would_all_be_gone(log, append):
-    assert not log.head.needs_snapshot(8)
-    assert log.head.needs_snapshot(9)
+    assert not log.retention.needs_snapshot(8)
+    assert log.retention.needs_snapshot(9)
     log.write_snapshot([])
-    assert log.head.needs_snapshot(9), "it lies in the active segment"
+    assert log.retention.needs_snapshot(9), "it lies in the active segment"
     append(log)
-    assert not log.head.needs_snapshot(10)
+    assert not log.retention.needs_snapshot(10)
 
 
 def test_a_removed_segment_that_a_sync_point_still_holds_is_synced_all_the_same(log, append, sync):
