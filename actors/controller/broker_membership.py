@@ -61,7 +61,7 @@ ALONE_LOOK_MS: Final = 2_000
 SESSION_CHECK_MS: Final = 500
 """How often it looks for brokers that are not heard."""
 
-_TOLD_BY_DETAIL: Final = frozenset(
+_KEEPS_DETAIL: Final = frozenset(
     {ErrorCode.NONE, ErrorCode.INVALID_REQUEST, ErrorCode.DUPLICATE_BROKER_REGISTRATION}
 )
 
@@ -147,7 +147,7 @@ class BrokerMembership:
             brokers.watch(),
             brokers.watch_sessions(),
             self._watch_own_actors(),
-            self._watch_unheard(),
+            self._watch_silent(),
         )
 
     async def register(self, request: RegisterBrokerRequest) -> RegisterBrokerReply:
@@ -156,10 +156,10 @@ class BrokerMembership:
             self.brokers.record_problem(request.broker_id, request.problem)
             return RegisterBrokerReply()
         reply = await self._execute(request, lambda _now_ms: self._decide_register(request))
-        if reply.error in _TOLD_BY_DETAIL:
+        if reply.error in _KEEPS_DETAIL:
             self.brokers.record_problem(request.broker_id, reply.detail)
         if reply.error is ErrorCode.NONE:
-            self.brokers.heard(request.broker_id)
+            self.brokers.record_contact(request.broker_id)
         return reply
 
     def record_start(self, request: BecomeLeaderRequest) -> None:
@@ -209,7 +209,7 @@ class BrokerMembership:
         if reply.error is not ErrorCode.NONE:
             return reply
         late_ms = max(0, request.unanswered_ms - config.broker_heartbeat_interval_ms)
-        self.brokers.heard(request.broker_id, late_ms)
+        self.brokers.record_contact(request.broker_id, late_ms)
         return structs.replace(reply, actors=tuple(dict.fromkeys(map(holder_of, placements))))
 
     async def _watch_own_actors(self) -> None:
@@ -231,7 +231,7 @@ class BrokerMembership:
             if held or refusing:
                 await self._log(functools.partial(self._after_look, held, refusing))
 
-    async def _watch_unheard(self) -> None:
+    async def _watch_silent(self) -> None:
         """Ask the actors of brokers that miss heartbeats: a broker lives while they all answer.
 
         Its own actor, which sends them, may be away for longer than a session: nobody needs it
@@ -241,9 +241,9 @@ class BrokerMembership:
         while True:
             await asyncio.sleep(SESSION_CHECK_MS / 1000)
             # Not one that came with another disk: it may take part only once it has been fenced.
-            unheard = [one for one in self.brokers.unheard() if one not in self.brokers.problems]
-            if unheard and await self.is_current():
-                await asyncio.gather(*map(self._ask_actors_of, unheard))
+            silent = [one for one in self.brokers.silent() if one not in self.brokers.problems]
+            if silent and await self.is_current():
+                await asyncio.gather(*map(self._ask_actors_of, silent))
 
     async def _ask_actors_of(self, broker_id: int) -> None:
         actors = dict.fromkeys(map(holder_of, self._placed_on(broker_id)))
@@ -257,7 +257,7 @@ class BrokerMembership:
             reply.error is ErrorCode.NONE and not reply.offline_replicas for reply in replies
         )
         if replies and is_well:
-            self.brokers.heard(broker_id)
+            self.brokers.record_contact(broker_id)
 
     def _sorted(
         self, placements: Sequence[Placement], seen: Sight
@@ -379,7 +379,7 @@ class BrokerWatch:
                 # This process stood still: what it was sent meanwhile is still to be read.
                 self._sessions = self._new_sessions()
             before_ms = now_ms
-            self._sessions.heard(self._own, now_ms)
+            self._sessions.record_contact(self._own, now_ms)
             for broker_id in self._sessions.expired(self._brokers(), now_ms):
                 _logger.warning("broker %d is fenced: it has not been heard", broker_id)
                 await self._fence(broker_id)
@@ -387,16 +387,16 @@ class BrokerWatch:
     def _new_sessions(self) -> BrokerSessions:
         return BrokerSessions(self._brokers(), session_ms=self._session_ms, now_ms=loop_ms())
 
-    def unheard(self) -> tuple[int, ...]:
+    def silent(self) -> tuple[int, ...]:
         """The brokers that miss heartbeats, and are not fenced."""
-        return self._sessions.unheard(self._brokers(), loop_ms())
+        return self._sessions.silent(self._brokers(), loop_ms())
 
-    def heard(self, broker_id: int, ago_ms: int = 0) -> None:
+    def record_contact(self, broker_id: int, ago_ms: int = 0) -> None:
         """A broker has registered or sent a heartbeat of its epoch, or its actors serve.
 
         ``ago_ms``: how long before now that counts from.
         """
-        self._sessions.heard(broker_id, loop_ms() - ago_ms)
+        self._sessions.record_contact(broker_id, loop_ms() - ago_ms)
 
     async def look(self) -> None:
         """See who is alive now, have new ones join, and those fenced whose node has died."""

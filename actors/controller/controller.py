@@ -179,7 +179,7 @@ class Controller:
         if not await self._end_undeclared():
             return
         self._runtime.is_loaded = True
-        self._leaders.announce(self.machine.take_untold())
+        self._leaders.announce(self.machine.take_unannounced())
         snapshots = Snapshots(self.machine, self.replica, execute=self._execute)
         watches = (*self._members.watches(), *self._moves.watches(), self._voters.watch())
         for work in (*watches, snapshots.watch()):
@@ -339,7 +339,7 @@ class Controller:
         return reply
 
     async def _configure(self, topic: TopicMetadata) -> None:
-        await self._calls.tell(
+        await self._calls.call_all(
             {
                 address_of(placement): ConfigureRequest(
                     topic_partition=placement.topic_partition,
@@ -427,7 +427,7 @@ class Controller:
         if reply.error is ErrorCode.NONE:
             message = LearnKeysRequest(keys=self.machine.keys)
             addresses = [address_of(placement) for placement in self.machine.placements()]
-            await self._calls.tell(dict.fromkeys(addresses, message))
+            await self._calls.call_all(dict.fromkeys(addresses, message))
         return reply
 
     async def cluster_keys(self, request: ClusterKeysRequest) -> ClusterKeysReply:
@@ -483,7 +483,7 @@ class Controller:
     def _apply(self, record: LogRecord) -> None:
         """Apply a record that is committed now, and tell the leaders whom it concerns."""
         self.machine.apply(record)
-        changed = self.machine.take_untold()
+        changed = self.machine.take_unannounced()
         self._leaders.announce(changed)
         self._moves.on_changed(changed)
 

@@ -125,7 +125,7 @@ class Voters:
             except OSError as error:
                 _logger.warning("nobody else is given a vote: %s", error)
                 return False
-        log.teach(learning)
+        log.set_learners(learning)
         if self._wanted() is None:
             return False
         reply = await self._execute(MetadataRequest(topics=()), self._decide)

@@ -42,7 +42,7 @@ class ActorWatch:
         self._transport = transport
         self._silent_after_ms = silent_after_ms
         self._hold_ms = hold_ms
-        self._heard_ms: dict[str, int] = {}
+        self._last_contact_ms: dict[str, int] = {}
         self._replies: dict[str, PingReply] = {}
         """The last of each actor; those that have never answered have none."""
         self._dead: set[str] = set()
@@ -73,13 +73,15 @@ class ActorWatch:
         now_ms = loop_ms()
         if now_ms - self._looked_ms > self._silent_after_ms:
             # This process stood still, and heard nobody: that says nothing of them.
-            self._heard_ms = {}
+            self._last_contact_ms = {}
         self._looked_ms = now_ms
-        self._heard_ms = {name: self._heard_ms.get(name, now_ms) for name in actors}
-        self._forget([name for name in self._calls if name not in self._heard_ms])
-        self._replies = {n: reply for n, reply in self._replies.items() if n in self._heard_ms}
-        self._dead &= self._heard_ms.keys()
-        for name in self._heard_ms:
+        self._last_contact_ms = {name: self._last_contact_ms.get(name, now_ms) for name in actors}
+        self._forget([name for name in self._calls if name not in self._last_contact_ms])
+        self._replies = {
+            n: reply for n, reply in self._replies.items() if n in self._last_contact_ms
+        }
+        self._dead &= self._last_contact_ms.keys()
+        for name in self._last_contact_ms:
             if name not in self._calls:
                 self._calls[name] = asyncio.ensure_future(self._ask(name))
 
@@ -93,8 +95,8 @@ class ActorWatch:
         return Sight(
             tuple(
                 name
-                for name, heard_ms in self._heard_ms.items()
-                if heard_ms < oldest_ms or name in self._dead
+                for name, last_contact_ms in self._last_contact_ms.items()
+                if last_contact_ms < oldest_ms or name in self._dead
             ),
             tuple(one for reply in replies for one in reply.offline_replicas),
             tuple(one for reply in replies for one in reply.refusing_replicas),
@@ -110,7 +112,7 @@ class ActorWatch:
                 self._dead.add(name)
                 self._has_news = True
         if reply.error is ErrorCode.NONE:
-            self._heard_ms[name] = loop_ms()
+            self._last_contact_ms[name] = loop_ms()
             self._dead.discard(name)
             self._replies[name] = reply
         elif name in self._replies:

@@ -54,7 +54,7 @@ EPOCH_MAX_MS: Final = 3_600_000
 _UNREGISTERED: Final = frozenset({ErrorCode.BROKER_NOT_AVAILABLE, ErrorCode.STALE_BROKER_EPOCH})
 """Answers to a heartbeat after which the broker registers again."""
 
-_UNHEARD: Final = frozenset(
+_NOT_SERVED: Final = frozenset(
     {ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_CONTROLLER}
 )
 """What a controller that serves does not answer."""
@@ -139,7 +139,7 @@ class Broker:
                 CONTROLLER_ACTOR, request, timeout_ms=cluster.broker_heartbeat_interval_ms
             )
             self._on_controller_reply(reply)
-            if reply.error not in _UNHEARD:
+            if reply.error not in _NOT_SERVED:
                 answered_ms = loop_ms()
             if reply.error in _UNREGISTERED:
                 return
@@ -175,12 +175,12 @@ class Broker:
             delay_ms = min(2 * delay_ms, JOIN_RETRY_MAX_MS)
 
     def _on_controller_reply(self, reply: Reply) -> None:
-        if reply.error not in _UNHEARD:
-            self.voter.heard()
+        if reply.error not in _NOT_SERVED:
+            self.voter.record_served()
         elif reply.error is ErrorCode.NOT_CONTROLLER:
-            self.voter.answered()
+            self.voter.record_answered()
         elif reply.error is ErrorCode.NETWORK_EXCEPTION:
-            self.voter.unreached()
+            self.voter.record_unreachable()
 
     async def _joined(self) -> RegisterBrokerRequest:
         """What to tell the controller: whose the directory is, or why it cannot be used."""

@@ -75,7 +75,7 @@ class ControllerServer(Controller, ReplicaServer):
         ReplicaServer.__init__(self, config, environment)
         self.metadata_log = cast("MetadataReplica", self.replica)
         self._resign_for_good = resign
-        self._told_epoch = NO_LEADER_EPOCH
+        self._reported_epoch = NO_LEADER_EPOCH
         self._has_resigned = False
         Controller.__init__(
             self,
@@ -145,7 +145,7 @@ class ControllerServer(Controller, ReplicaServer):
             voters = (own,)
         log.voters, log.disks = voters, dict(electorate.disks)
         state = log.load_state()
-        epoch = max(last_epoch, state.epoch, self._told_epoch) + 1
+        epoch = max(last_epoch, state.epoch, self._reported_epoch) + 1
         if not may_stand(state, voters, own):
             self._resign(f"its log names {voters} as voters")
         elif len(voters) == 1 or await self._is_elected(epoch):
@@ -180,7 +180,7 @@ class ControllerServer(Controller, ReplicaServer):
             timeout_ms=self.config.cluster.internal_call_timeout_ms,
             disks=log.disks,
         )
-        self._told_epoch = max(self._told_epoch, candidacy.newest_epoch)
+        self._reported_epoch = max(self._reported_epoch, candidacy.newest_epoch)
         if candidacy.is_behind and not candidacy.is_won:
             self._resign("another voter has a newer log")
         return candidacy
@@ -197,7 +197,9 @@ class ControllerServer(Controller, ReplicaServer):
             reason = await self._uselessness()
             now_ms = loop_ms()
             has_stood_still = now_ms - before_ms > 2 * (USE_LOOK_MS + limit_ms)
-            may_follow = bool(reason) and (self._others_may_follow() or await self._others_tell())
+            may_follow = bool(reason) and (
+                self._others_may_follow() or await self._others_know_voters()
+            )
             if not reason or has_stood_still or not may_follow:
                 good_ms = now_ms
             elif now_ms - good_ms >= (UNELECTED_FACTOR if reason == _UNELECTED else 1) * limit_ms:
@@ -232,7 +234,7 @@ class ControllerServer(Controller, ReplicaServer):
         except OSError:
             return False
 
-    async def _others_tell(self) -> bool:
+    async def _others_know_voters(self) -> bool:
         """Whether other brokers know of several voters: a disk that is empty tells of nobody."""
         if self.metadata_log.voters:
             return False

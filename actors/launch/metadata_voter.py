@@ -104,8 +104,9 @@ class NoPlace:
 class MetadataVoter:
     """Half of a broker.
 
-    ``heard`` is called whenever a controller that serves has answered it, ``answered`` whenever one
-    has that may not, ``unreached`` whenever there was none to be called.
+    ``record_served`` is called whenever a controller that serves has answered it,
+    ``record_answered`` whenever one has that may not, ``record_unreachable`` whenever there was
+    none to be called.
     """
 
     def __init__(
@@ -122,26 +123,26 @@ class MetadataVoter:
         self._copy: MetadataCopy | None = None
         self._is_wanted = False
         """A controller has pushed."""
-        self._heard_ms = self._answered_ms = self._begun_ms = loop_ms()
-        self._told_epoch = NO_LEADER_EPOCH
+        self._served_ms = self._answered_ms = self._begun_ms = loop_ms()
+        self._reported_epoch = NO_LEADER_EPOCH
         """The newest that a voter refused this broker with."""
 
-    def heard(self) -> None:
+    def record_served(self) -> None:
         """The controller serves."""
-        self._heard_ms = self._answered_ms = loop_ms()
+        self._served_ms = self._answered_ms = loop_ms()
 
-    def answered(self) -> None:
+    def record_answered(self) -> None:
         """The controller's process lives, whether it serves or not."""
         self._answered_ms = loop_ms()
 
-    def unreached(self) -> None:
+    def record_unreachable(self) -> None:
         """The controller's process has ended, or its node: nothing is to be waited for."""
         session_ms = self._config.cluster.controller_session_timeout_ms
-        self._heard_ms = min(self._heard_ms, loop_ms() - session_ms)
+        self._served_ms = min(self._served_ms, loop_ms() - session_ms)
 
     def _silent_ms(self) -> int:
         """For how long beyond its session no controller has served; negative within it."""
-        return loop_ms() - self._heard_ms - self._config.cluster.controller_session_timeout_ms
+        return loop_ms() - self._served_ms - self._config.cluster.controller_session_timeout_ms
 
     def has_disk(self, disk: Disk) -> None:
         """This is written in the broker's directory now."""
@@ -261,7 +262,7 @@ class MetadataVoter:
         request = VoteRequest(
             cluster_id=self._config.cluster_id,
             candidate=own,
-            leader_epoch=max(copy.state.epoch, self._told_epoch) + 1,
+            leader_epoch=max(copy.state.epoch, self._reported_epoch) + 1,
             log_epoch=position.epoch,
             log_end_offset=position.end_offset,
             is_trial=True,
@@ -275,7 +276,7 @@ class MetadataVoter:
             disks=copy.electorate.disks,
         )
         if not candidacy.is_won:
-            self._told_epoch = max(self._told_epoch, candidacy.newest_epoch)
+            self._reported_epoch = max(self._reported_epoch, candidacy.newest_epoch)
             _logger.warning("broker %d cannot be the controller: too few votes", own)
             await asyncio.sleep(cluster.broker_heartbeat_interval_ms / 1000)
         return candidacy.is_won
@@ -284,7 +285,7 @@ class MetadataVoter:
         _logger.warning("broker %d starts the controller: it is gone", self._config.broker_id)
         await self._end_copy(copy)
         await self._place.start()
-        self.heard()
+        self.record_served()
 
 
 async def ask_voters(

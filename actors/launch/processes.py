@@ -157,7 +157,7 @@ def _ray_method(name: str) -> Callable[..., Awaitable[Any]]:
 
 
 class ActorProcess:
-    """A Ray actor around one plain server, which both roads call through one ``Dispatch``."""
+    """A Ray actor around one plain server; Ray and connections call it through one ``Dispatch``."""
 
     server_class: ClassVar[type]
     held_classes: ClassVar[tuple[type, ...]] = ()

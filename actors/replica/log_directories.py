@@ -29,7 +29,7 @@ from oncelog.actors.replica.data_directory import (
     DirectoryIdentity,
     MissingLogError,
     read_identity,
-    refuse_remains,
+    refuse_leftovers,
     write_identity,
 )
 from oncelog.storage.disk.file_system import FileSystem, Lock
@@ -108,7 +108,7 @@ def _joined(
         if found is None and known_id is not None and not filesystem.exists(path):
             raise FileNotFoundError(f"{path} is not there")
         if found is None:
-            refuse_remains(filesystem, path)
+            refuse_leftovers(filesystem, path)
             filesystem.make_directory(path)
             found = DirectoryIdentity(
                 cluster_id=own.cluster_id,
@@ -222,7 +222,7 @@ class LogDirectories:
             found, away, assigned, topic_id=topic_id, is_in_sync=is_in_sync
         )
         if isinstance(possible, NoDirectory):
-            raise MissingLogError(self._told(possible, assigned, away))
+            raise MissingLogError(self._missing_log_reason(possible, assigned, away))
         chosen = possible[0]
         if len(possible) > 1:
             names = {one: self._filesystem.list_directory(paths[one]) for one in possible}
@@ -274,7 +274,7 @@ class LogDirectories:
                 away[one] = (str(path), str(error))
         return found
 
-    def _told(
+    def _missing_log_reason(
         self,
         why: NoDirectory,
         assigned: DirectoryAssignment | None,

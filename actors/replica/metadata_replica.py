@@ -188,7 +188,7 @@ class MetadataReplica(MetadataLog):
             state = with_epoch(state, self.leader_epoch)
             await self.write_state(structs.replace(state, voted_for=self.broker_id))
 
-    def teach(self, learners: Iterable[int]) -> None:
+    def set_learners(self, learners: Iterable[int]) -> None:
         """Push to these as well, who have no vote yet."""
         wanted = tuple(learners)
         if wanted != self._learners:

@@ -425,7 +425,7 @@ def is_leader(leadership: BecomeLeaderReply, broker_id: int) -> bool:
     return not leadership.replicas or leadership.leader == broker_id
 
 
-async def ask_until_told(
+async def ask_until_answered(
     epoch_source: Callable[[int], Awaitable[BecomeLeaderReply]],
     last_epoch: int,
     *,

@@ -451,7 +451,7 @@ def _check_times(
     first = f"record {wrong[0]} of {len(records)}: "
     first += _wrong_time(records[wrong[0]].timestamp_ms, topic, now_ms)
     others = "" if len(wrong) == 1 else f"; refused are {_named(wrong)}"
-    return RuleCheck(ErrorCode.INVALID_TIMESTAMP, first + others, _told(wrong))
+    return RuleCheck(ErrorCode.INVALID_TIMESTAMP, first + others, _refused_records(wrong))
 
 
 def _wrong_time(timestamp_ms: int, topic: TopicConfig, now_ms: int) -> str:
@@ -467,7 +467,7 @@ def _check_keys(records: list[Record]) -> RuleCheck:
     if not keyless:
         return RuleCheck()
     detail = f"records of a compacted topic need keys; without one are {_named(keyless)}"
-    return RuleCheck(ErrorCode.INVALID_RECORD, detail, _told(keyless))
+    return RuleCheck(ErrorCode.INVALID_RECORD, detail, _refused_records(keyless))
 
 
 def _named(numbers: list[int]) -> str:
@@ -476,5 +476,5 @@ def _named(numbers: list[int]) -> str:
     return named if len(numbers) <= _NAMED_RECORDS_MAX else f"{named} and {len(numbers)} in all"
 
 
-def _told(numbers: list[int]) -> tuple[int, ...]:
+def _refused_records(numbers: list[int]) -> tuple[int, ...]:
     return tuple(numbers) if len(numbers) <= REFUSED_RECORDS_MAX else ()

@@ -36,7 +36,7 @@ from oncelog.actors.replica.opening import (
     DirectoryRemovedError,
     ExpectedLog,
     ReplicaDirectory,
-    ask_until_told,
+    ask_until_answered,
     is_leader,
     log_settings,
 )
@@ -181,7 +181,7 @@ class Replica(FollowerLog):
     async def _until_elected(self) -> None:
         """Ask for a role, and follow as long as it is not to lead."""
         while self._may_go_on():
-            told = await ask_until_told(
+            told = await ask_until_answered(
                 self._epoch_source, self._newest_epoch(), is_wanted=self._may_go_on
             )
             if self.is_following and told.leader_epoch < self._newest_epoch():

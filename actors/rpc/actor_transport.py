@@ -108,24 +108,24 @@ class ActorTransport:
     ) -> ReplyT:
         """Call over a connection, through Ray without one, or answer why neither is possible."""
         actor, _, key = actor.partition("/")
-        road: ActorConnection | ErrorCode | None = None
+        connection: ActorConnection | ErrorCode | None = None
         if answers_on_connections(request):
-            road = connections.usable(actor)
-            if road is None:
+            connection = connections.usable(actor)
+            if connection is None:
                 loop = asyncio.get_running_loop()
                 deadline = loop.time() + timeout_ms / 1000
-                road = await connections.make(actor, timeout_ms=timeout_ms)
+                connection = await connections.make(actor, timeout_ms=timeout_ms)
                 timeout_ms = int(1000 * (deadline - loop.time()))
-        if road is None:
+        if connection is None:
             return await self._ray_calls.call(
                 actor, request, timeout_ms=timeout_ms, metered=metered, key=key
             )
-        if isinstance(road, ErrorCode):
-            return request.failed(road)
-        reply = await road.call(request, timeout_ms=timeout_ms, metered=metered, key=key)
+        if isinstance(connection, ErrorCode):
+            return request.failed(connection)
+        reply = await connection.call(request, timeout_ms=timeout_ms, metered=metered, key=key)
         if reply.error is ErrorCode.NOT_CONTROLLER:
             # It may live on beside its successor: Ray knows which of them has the name.
-            road.retire()
+            connection.retire()
         return reply
 
     def close(self) -> None:

@@ -254,7 +254,7 @@ class TransactionCoordinator:
             return request.failed(
                 ErrorCode.COORDINATOR_NOT_AVAILABLE, f"the controller answers {error.name}"
             )
-        self._hear_of_newer_keys()
+        self._learn_newer_keys()
         counts = {name: len(topic.partitions) for name, topic in topics.items()}
         reply = await self._runtime.execute(
             request.transactional_id,
@@ -343,7 +343,7 @@ class TransactionCoordinator:
             return ()
         if metadata.state not in (TransactionState.ONGOING, TransactionState.PREPARE_COMMIT):
             return ()
-        self._hear_of_newer_keys()
+        self._learn_newer_keys()
         owner = (metadata.producer_id, metadata.producer_epoch)
         names = {tp.topic for tp in metadata.ahead_partitions}
         as_of_ms = loop_ms() - TOPIC_AGE_MAX_MS
@@ -435,7 +435,7 @@ class TransactionCoordinator:
             return ErrorCode.NOT_COORDINATOR, f"{transactional_id!r} belongs to shard {shard}"
         return None
 
-    def _hear_of_newer_keys(self) -> None:
+    def _learn_newer_keys(self) -> None:
         if self._cluster.cluster_key_version > self.replica.keys.version:
             self.replica.on_newer_keys()
 

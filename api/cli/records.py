@@ -87,10 +87,10 @@ def _produce_each(sent: SentLines, stream: BinaryIO) -> int:
             told.enter_context(held())
         except EndedBySignal:
             sent.flush()
-            sent.tell()
+            sent.report()
             raise
         sent.flush()
-        sent.tell()
+        sent.report()
     return 0
 
 
@@ -102,7 +102,7 @@ def _produce_at_once(sent: SentLines, stream: BinaryIO) -> int:
             sent.send(stream)
             decided.enter_context(held())
             sent.flush()
-        sent.tell(", in one transaction")
+        sent.report(", in one transaction")
     return 0
 
 
@@ -130,7 +130,7 @@ class SentLines:
         while self._waiting:
             self._count(self._waiting.popleft().result())
 
-    def tell(self, how: str = "") -> None:
+    def report(self, how: str = "") -> None:
         """Print how many records there are, and their offsets by partition."""
         total = sum(place.count for place in self._places.values())
         say(f"{total:,} {'record' if total == 1 else 'records'} to {self._topic}{how}")

@@ -101,7 +101,7 @@ class AsyncConsumer(ProcessBound):
         """
         if not isinstance(listener, ConsumerRebalanceListener | None):
             raise TypeError(f"listener must be a ConsumerRebalanceListener, not {listener!r}")
-        self._core.check_not_told("subscribe")
+        self._core.check_not_in_listener("subscribe")
         names = (topics,) if isinstance(topics, str) else tuple(dict.fromkeys(topics))
         for name in names:
             if not is_valid_topic_name(name):
@@ -114,7 +114,7 @@ class AsyncConsumer(ProcessBound):
 
     async def unsubscribe(self) -> None:
         """Give up topics or partitions. A group is left, after an automatic commit."""
-        self._core.check_not_told("unsubscribe")
+        self._core.check_not_in_listener("unsubscribe")
         with self._use("unsubscribe()"):
             await self._core.unsubscribe()
 
@@ -124,7 +124,7 @@ class AsyncConsumer(ProcessBound):
         Partitions that stay assigned keep their position. Offsets are committed only if there is
         a ``group_id``; of those that are dropped now, if commits are automatic.
         """
-        self._core.check_not_told("assign")
+        self._core.check_not_in_listener("assign")
         with self._use("assign()"):
             await self._core.assign(_flatten((partitions,)))
 
@@ -150,7 +150,7 @@ class AsyncConsumer(ProcessBound):
         self, timeout_ms: float, max_records: int | None
     ) -> list[ConsumerRecord]:
         """``poll`` for a caller that confirms receipt of the records; see ``Handover``."""
-        self._core.check_not_told("poll")
+        self._core.check_not_in_listener("poll")
         count_max = self.settings.max_poll_records if max_records is None else max_records
         _check_poll(timeout_ms, count_max)
         with self._use("poll()"):
@@ -169,7 +169,7 @@ class AsyncConsumer(ProcessBound):
     async def _poll_table(self, timeout_ms: float, max_records: int | None) -> pa.Table:
         from oncelog.api.consuming.record_table import record_table
 
-        self._core.check_not_told("poll_arrow")
+        self._core.check_not_in_listener("poll_arrow")
         _check_poll(timeout_ms, 1 if max_records is None else max_records)
         with self._use("poll_arrow()"):
             taken = await self._core.poll(
@@ -207,7 +207,7 @@ class AsyncConsumer(ProcessBound):
 
     def _return_undelivered(self) -> None:
         """Give back what the application did not get, before any position moves."""
-        if not self._core.is_told:  # Else the call around it has done so, and goes on.
+        if not self._core.is_in_listener:  # Else the call around it has done so, and goes on.
             self._handover.give_back(self._core.fetcher)
 
     # --- positions ----------------------------------------------------------------------------
@@ -383,7 +383,7 @@ class AsyncConsumer(ProcessBound):
 
         A member with a ``group_instance_id`` stays in the group until its session ends.
         """
-        self._core.check_not_told("close")
+        self._core.check_not_in_listener("close")
         self._return_undelivered()
         await self._core.close()
 

@@ -33,7 +33,7 @@ from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.fetch_buffer import AssignedPartition
 from oncelog.api.consuming.fetcher import Fetcher
-from oncelog.api.consuming.group_membership import GroupMembership, bug_met
+from oncelog.api.consuming.group_membership import GroupMembership, bug_error
 from oncelog.api.records import ConsumerGroupMetadata, GivenUpInput, next_moment
 from oncelog.api.session.committed_offsets import (
     commit_offsets,
@@ -97,8 +97,8 @@ class ConsumerRebalanceListener:
 class _Notice:
     """What a poll is to tell the listener, and a rebalance waits for."""
 
-    def __init__(self, tell: Callable[[], Awaitable[None]]) -> None:
-        self.tell = tell
+    def __init__(self, notify: Callable[[], Awaitable[None]]) -> None:
+        self.notify = notify
         self.is_over = asyncio.Event()
 
 
@@ -128,7 +128,7 @@ class ConsumerCore:
         self._maintenance: asyncio.Task[None] | None = None
         self._listener: ConsumerRebalanceListener | None = None
         self._notice: _Notice | None = None
-        self._teller: object = None
+        self._notifier: object = None
         """Who is in a call of the listener, if anybody is."""
         self._commit_lock = asyncio.Lock()
         self._auto_commit: asyncio.Task[None] | None = None
@@ -197,7 +197,7 @@ class ConsumerCore:
 
     def check_open(self) -> None:
         """Raise ``ClientClosedError`` once the consumer is closed."""
-        if self._is_closed and self._teller is None:  # The listener may still commit.
+        if self._is_closed and self._notifier is None:  # The listener may still commit.
             raise ClientClosedError
 
     def group_id(self, call: str) -> str:
@@ -290,7 +290,7 @@ class ConsumerCore:
             if (notice := self._notice) is not None:
                 self._notice = None
                 try:
-                    await notice.tell()
+                    await notice.notify()
                 finally:
                     notice.is_over.set()
                 continue
@@ -305,26 +305,26 @@ class ConsumerCore:
                 return None
             await self._wait(remaining)
 
-    async def _tell(
+    async def _notify(
         self,
         call: Callable[[frozenset[TopicPartition]], object],
         partitions: Iterable[TopicPartition],
     ) -> None:
         """Call a method of the listener where the application is."""
-        former, self._teller = self._teller, current_user()
+        former, self._notifier = self._notifier, current_user()
         try:
             await call_in_place(partial(call, frozenset(partitions)))
         finally:
-            self._teller = former
+            self._notifier = former
 
     @property
-    def is_told(self) -> bool:
+    def is_in_listener(self) -> bool:
         """Whether it is the listener that calls, inside another call."""
-        return self._teller is not None and self._teller == current_user()
+        return self._notifier is not None and self._notifier == current_user()
 
-    def check_not_told(self, call: str) -> None:
+    def check_not_in_listener(self, call: str) -> None:
         """Raise ``IllegalStateError`` if the listener of the consumer makes this ``call`` of it."""
-        if self.is_told:
+        if self.is_in_listener:
             raise IllegalStateError(
                 f"{call}() was called by the consumer's rebalance listener: return from it first"
             )
@@ -416,7 +416,7 @@ class ConsumerCore:
 
     def _on_failure(self, error: BaseException) -> None:
         if not isinstance(error, OncelogError):
-            error = bug_met("a task of the consumer", error)
+            error = bug_error("a task of the consumer", error)
         self._failure = error
         self._wake.set()
 
@@ -462,23 +462,23 @@ class ConsumerCore:
         assert membership is not None
         await self._commit_last(membership)
         if self._listener is not None and self.fetcher.partitions:
-            await self._in_poll(partial(self._tell_revoked, membership))
+            await self._in_poll(partial(self._notify_revoked, membership))
         self._release()
         assigned = await membership.join()
         self.fetcher.assign(assigned)
         if self._listener is not None:
-            await self._in_poll(partial(self._tell, self._listener.on_assigned, assigned))
+            await self._in_poll(partial(self._notify, self._listener.on_assigned, assigned))
 
-    async def _tell_revoked(self, membership: GroupMembership) -> None:
+    async def _notify_revoked(self, membership: GroupMembership) -> None:
         """Tell the listener that the partitions are given up, or were lost."""
         if self._listener is not None and self.fetcher.partitions:
             is_lost = not membership.may_commit
             call = self._listener.on_lost if is_lost else self._listener.on_revoked
-            await self._tell(call, self.fetcher.partitions)
+            await self._notify(call, self.fetcher.partitions)
 
-    async def _in_poll(self, tell: Callable[[], Awaitable[None]]) -> None:
-        """Have a poll ``tell`` the listener, and wait until it has."""
-        notice = self._notice = _Notice(tell)
+    async def _in_poll(self, notify: Callable[[], Awaitable[None]]) -> None:
+        """Have a poll ``notify`` the listener, and wait until it has."""
+        notice = self._notice = _Notice(notify)
         self._wake.set()
         await notice.is_over.wait()
 
@@ -571,7 +571,7 @@ class ConsumerCore:
             partition = self.fetcher.partition(topic_partition)
             if partition.position is not None:
                 return partition.position
-            if self._teller is not None:
+            if self._notifier is not None:
                 # The maintenance waits for the listener, which asks.
                 await self._find_positions([partition])
                 continue
@@ -718,7 +718,7 @@ class ConsumerCore:
         try:
             await self._commit_last(membership)
             if membership is not None:
-                await self._tell_revoked(membership)
+                await self._notify_revoked(membership)
         finally:
             self._membership = None
             self._release()

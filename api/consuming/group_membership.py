@@ -86,7 +86,7 @@ _REJOIN: Final = frozenset(
 _log = logging.getLogger(__name__)
 
 
-def bug_met(who: str, bug: BaseException) -> OncelogError:
+def bug_error(who: str, bug: BaseException) -> OncelogError:
     """What the application is told of a task of ours that ended by a bug, its cause."""
     error = UnknownServerError(f"{who} ended because of a bug: {bug!r}")
     error.__cause__ = bug
@@ -429,7 +429,7 @@ class GroupMembership:
                 self.failure = cancelled_by_program("consumer")
                 self._on_change()
         elif (bug := task.exception()) is not None:
-            self.failure = bug_met(f"the heartbeats in group {self._group_id!r}", bug)
+            self.failure = bug_error(f"the heartbeats in group {self._group_id!r}", bug)
             self._ask_to_join()
 
     def _is_silent(self) -> bool:

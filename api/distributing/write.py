@@ -193,7 +193,7 @@ class DistributedWrite:
             self.membership, committed=True, winners=winners
         )
         if end.was_committed_before:
-            self.tell_committed()
+            self.log_committed_before()
         if not end.visible:
             _logger.warning(
                 "transaction %r is committed; some of its partitions do not show it yet",
@@ -201,7 +201,7 @@ class DistributedWrite:
             )
         return end
 
-    def tell_committed(self) -> None:
+    def log_committed_before(self) -> None:
         """Log that what is to be written is there already: it may be a wrong name or number."""
         version = version_in(self.membership.token)
         what = f"version {version.version} of {version.app_id!r}" if version else "this"

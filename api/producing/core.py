@@ -95,7 +95,7 @@ class ProducerCore:
         await self.sender.deliver_all()
         if self._state is not None:
             self._state.raise_error()
-        self.raise_untold()
+        self.raise_unreported()
         self.check_complete()
 
     async def close(self, timeout_ms: int | None = None) -> None:
@@ -122,7 +122,7 @@ class ProducerCore:
         """As ``close``: what was sent is delivered, and what is open aborted."""
         await self.close()
 
-    def raise_untold(self) -> None:
+    def raise_unreported(self) -> None:
         """Raise a failure outside transactions that nobody has seen, as ``flush`` does."""
         if (error := self.sender.take_failure()) is not None:
             raise error

@@ -477,7 +477,7 @@ class SenderContext:
     random: Random
     accumulator: Accumulator
     codec: Codec
-    failures: UntoldFailures
+    failures: UnreportedFailures
     counters: SendCounters = field(default_factory=SendCounters)
 
     def fail(self, batch: PendingBatch, error: OncelogError, refused: tuple[int, ...] = ()) -> None:
@@ -541,29 +541,29 @@ def expired(batch: PendingBatch, timeout_ms: int, reason: str) -> OncelogError:
 LINE_PERIOD_S: Final = 1.0
 """At most one line per period; it counts the records that it covers."""
 
-UNTOLD_MAX: Final = 100
+UNREPORTED_MAX: Final = 100
 """How many failed batches ``flush`` remembers; it raises one, and the counters count all."""
 
 
-class UntoldFailures:
+class UnreportedFailures:
     """Records of one producer that failed without anyone waiting for them: never lost silently.
 
-    In a transaction the commit fails: with ``is_told`` nothing is kept here. Without one, a caller
-    that drops the future of ``send`` would never know; so the failure is logged, and the next
-    ``flush`` raises it.
+    In a transaction the commit fails: with ``is_reported`` nothing is kept here. Without one, a
+    caller that drops the future of ``send`` would never know; so the failure is logged, and the
+    next ``flush`` raises it.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, is_told: bool) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, is_reported: bool) -> None:
         self._loop = loop
-        self._is_told = is_told
-        self._failed: deque[BatchDelivery] = deque(maxlen=UNTOLD_MAX)
+        self._is_reported = is_reported
+        self._failed: deque[BatchDelivery] = deque(maxlen=UNREPORTED_MAX)
         self._unlogged_count = 0
         self._last: BatchDelivery | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def record(self, delivery: BatchDelivery, record_count: int) -> None:
         """Record that a batch has failed."""
-        if self._is_told or delivery.is_observed:
+        if self._is_reported or delivery.is_observed:
             return
         self._failed.append(delivery)
         self._last = delivery

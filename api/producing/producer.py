@@ -352,7 +352,7 @@ class Producer(SyncSending):
         """Close the producer; then raise what ``flush`` would, unless an error leaves the block."""
         self.close()
         if kind is None:
-            self._core.raise_untold()
+            self._core.raise_unreported()
 
 
 class AsyncProducer(AsyncSending):
@@ -437,7 +437,7 @@ class AsyncProducer(AsyncSending):
         """Close the producer; then raise what ``flush`` would, unless an error leaves the block."""
         await self.close()
         if kind is None:
-            self._core.raise_untold()
+            self._core.raise_unreported()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from oncelog.api.producing.partition_sender import (
     PartitionSender,
     SendCounters,
     SenderContext,
-    UntoldFailures,
+    UnreportedFailures,
 )
 from oncelog.api.session.event_loop import AFTER_FORK, cancelled_by_program
 from oncelog.api.session.retry import Backoff, BackoffPolicy
@@ -129,7 +129,7 @@ class RecordSender:
             random=random,
             accumulator=self._accumulator,
             codec=Codec[settings.compression_type.upper()],
-            failures=UntoldFailures(loop, is_told=state is not None),
+            failures=UnreportedFailures(loop, is_reported=state is not None),
         )
         self._deadline = DeliveryDeadline(loop, settings, self._accumulator, self._expire)
 

@@ -437,7 +437,7 @@ class Outage:
 @dataclass(slots=True)
 class _Silence:
     since_s: float
-    is_told: bool = False
+    is_reported: bool = False
 
 
 class Outages:
@@ -461,7 +461,7 @@ class Outages:
     @property
     def count(self) -> int:
         """How many last that were told."""
-        return sum(silence.is_told for silence in self._silences.values())
+        return sum(silence.is_reported for silence in self._silences.values())
 
     def record(
         self, what: TopicPartition | str, who: str, error: ErrorCode, *, began_s: float
@@ -471,16 +471,16 @@ class Outages:
         if error not in AWAY:
             if silence is not None:
                 del self._silences[what]
-                if silence.is_told:
-                    self._tell(what, who, error, silence, is_over=True)
+                if silence.is_reported:
+                    self._report(what, who, error, silence, is_over=True)
             return
         if silence is None:
             silence = self._silences[what] = _Silence(began_s)
-        if not silence.is_told and self._now_s() - silence.since_s >= OUTAGE_S:
-            silence.is_told = True
-            self._tell(what, who, error, silence, is_over=False)
+        if not silence.is_reported and self._now_s() - silence.since_s >= OUTAGE_S:
+            silence.is_reported = True
+            self._report(what, who, error, silence, is_over=False)
 
-    def _tell(
+    def _report(
         self,
         target: TopicPartition | str,
         who: str,

@@ -74,7 +74,7 @@ class ProducerEnrolments:
         self._is_owed = False
         """Whether it must be ended: it may no longer be taken over."""
         self._ending = asyncio.Lock()
-        self._lapse: asyncio.TimerHandle | None = None
+        self._expiry_timer: asyncio.TimerHandle | None = None
 
     def expected(self) -> Collection[TopicPartition]:
         """What a transaction that has enrolled nothing yet will probably write to."""
@@ -142,7 +142,7 @@ class ProducerEnrolments:
         if reply.enrolments and asked_s is not None:
             self._begun = _Begun(asked_s, _tickets(reply.enrolments))
             patience_s = self._ahead_s if self._is_fresh(self._begun) else 0
-            self._lapse = self._loop.call_later(patience_s, self._has_lapsed)
+            self._expiry_timer = self._loop.call_later(patience_s, self._on_expiry)
 
     async def end_ahead(self, *, within_ms: int | None = None) -> EndTxnReply:
         """Abort what was begun ahead and not taken over, if anything; safe to repeat."""
@@ -169,14 +169,14 @@ class ProducerEnrolments:
 
     def close(self) -> None:
         """Cancel the timer that ends what was begun ahead."""
-        if self._lapse is not None:
-            self._lapse.cancel()
+        if self._expiry_timer is not None:
+            self._expiry_timer.cancel()
 
-    def _has_lapsed(self) -> None:
+    def _on_expiry(self) -> None:
         if self._begun is not None:
-            self._spawn(self._end_lapsed())
+            self._spawn(self._end_expired())
 
-    async def _end_lapsed(self) -> None:
+    async def _end_expired(self) -> None:
         # If this fails, the next enrolment ends it first and reports a failure.
         await self.end_ahead(within_ms=END_WITHIN_MS)
 

@@ -74,7 +74,7 @@ def is_unreadable(error: OSError) -> bool:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
+def named_in_errors(path: Path) -> Iterator[None]:
     """CorruptDataError that names the file, if the medium cannot return its bytes."""
     try:
         yield
@@ -84,7 +84,7 @@ def reading(path: Path) -> Iterator[None]:
         raise CorruptDataError(f"{path} cannot be read: {error}") from error
 
 
-def read_beside(filesystem: FileSystem, path: Path) -> bytes:
+def read_small_file(filesystem: FileSystem, path: Path) -> bytes:
     """All bytes of a small file; CorruptDataError also if the medium cannot return them."""
-    with reading(path):
+    with named_in_errors(path):
         return filesystem.read_whole(path)

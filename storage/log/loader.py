@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from oncelog.storage.disk.disk_errors import is_unreadable, reading
+from oncelog.storage.disk.disk_errors import is_unreadable, named_in_errors
 from oncelog.storage.disk.file_system import TEMPORARY_SUFFIX, FileSystem
 from oncelog.storage.disk.sync_point import SyncLedger
 from oncelog.storage.exceptions import CorruptDataError
@@ -255,7 +255,7 @@ class LogLoader:
             flag.active_size_bytes,
         ):
             return False
-        with reading(active.log_path):
+        with named_in_errors(active.log_path):
             active.load_tail()
         self._summaries[active.base_offset] = summary
         return active.next_offset == flag.log_end_offset
@@ -280,7 +280,7 @@ class LogLoader:
                 break
             is_last = slot == len(segments) - 1
             gaps_end = self._gaps_end(segment, is_last=is_last)
-            with reading(segment.log_path):
+            with named_in_errors(segment.log_path):
                 position, expected, defect = self._scan(segment, gaps_end)
             if defect is not TailDefect.NONE or is_last:
                 tail = Tail(segment, position, expected, defect)
@@ -651,7 +651,7 @@ def decide_tail(
 
 def _is_torn(tail: Tail) -> bool:
     """See ``looks_torn``. The batch length may be what is wrong, so everything is read."""
-    with reading(tail.path):
+    with named_in_errors(tail.path):
         rest = tail.segment.log.read(tail.position, tail.segment.size_bytes - tail.position)
     return looks_torn(tail.defect, rest, tail.position, tail.offset)
 
@@ -661,13 +661,13 @@ def _intact_follows(segments: Sequence[Segment], tail: Tail) -> bool:
     if defect is TailDefect.NONE:
         return False
     skipped = 1 if position < segment.size_bytes else 0
-    with reading(tail.path):
+    with named_in_errors(tail.path):
         data = segment.log.read(position + skipped, segment.size_bytes - position - skipped)
     if holds_intact_batch(data, expected):
         return True
     for other in segments:
         if other.base_offset > segment.base_offset:
-            with reading(other.log_path):
+            with named_in_errors(other.log_path):
                 data = other.log.read(0, other.size_bytes)
             if holds_intact_batch(data, expected):
                 return True

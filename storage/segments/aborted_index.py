@@ -24,7 +24,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from oncelog.storage.disk.disk_errors import read_beside
+from oncelog.storage.disk.disk_errors import read_small_file
 from oncelog.storage.disk.file_system import FileHandle, FileSystem
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import AbortedTransaction
@@ -125,7 +125,7 @@ class TxnIndex:
         if not self._filesystem.exists(self.path):
             return
         try:
-            entries = decode_entries(read_beside(self._filesystem, self.path))
+            entries = decode_entries(read_small_file(self._filesystem, self.path))
         except CorruptDataError as error:
             raise CorruptDataError(f"{self.path}: {error}") from error
         self._set_entries(entries)

@@ -19,7 +19,7 @@ from typing import Final, NoReturn
 
 from crc32c import crc32c
 
-from oncelog.storage.disk.disk_errors import is_unreadable, read_beside
+from oncelog.storage.disk.disk_errors import is_unreadable, read_small_file
 from oncelog.storage.disk.file_system import FileHandle, FileSystem
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_OFFSET, NO_TIMESTAMP
@@ -120,7 +120,7 @@ class Segment:
     def load_summary(self) -> None:
         """Read the summary of an attached file; one that does not fit the log counts as none."""
         try:
-            data = read_beside(self._filesystem, self.path_of(SUMMARY_SUFFIX))
+            data = read_small_file(self._filesystem, self.path_of(SUMMARY_SUFFIX))
             summary = SegmentSummary.from_bytes(data)
         except (FileNotFoundError, CorruptDataError):
             return
@@ -272,8 +272,8 @@ class Segment:
         if self.summary is None:
             return None
         try:
-            index_data = read_beside(self._filesystem, self.path_of(OFFSET_INDEX_SUFFIX))
-            time_data = read_beside(self._filesystem, self.path_of(TIME_INDEX_SUFFIX))
+            index_data = read_small_file(self._filesystem, self.path_of(OFFSET_INDEX_SUFFIX))
+            time_data = read_small_file(self._filesystem, self.path_of(TIME_INDEX_SUFFIX))
         except (FileNotFoundError, CorruptDataError):
             return None
         found = crc32c(index_data), crc32c(time_data)

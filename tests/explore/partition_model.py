@@ -48,7 +48,7 @@ from oncelog.storage.records.batch import seal
 EVENT_MS, ASK_MS, LAGGING_MS = 0, 2_000, 100_000
 """When things happen; when a leader is asked what is due; and when it is, and others lag."""
 
-SETTINGS = ReplicationSettings(min_insync_replicas=2, tell_ms=0)
+SETTINGS = ReplicationSettings(min_insync_replicas=2, bounds_push_ms=0)
 CONTROLLER = "controller"
 
 OMITTED.update(
@@ -67,7 +67,7 @@ OMITTED.update(
         # Compared within one step only, or only told.
         "PartitionState": frozenset({"incarnation", "version"}),
         "BrokerState": frozenset({"broker_epoch", "disk_epoch"}),
-        "ClusterMachine": frozenset({"_untold", "election_count", "founded", "keys"}),
+        "ClusterMachine": frozenset({"_unannounced", "election_count", "founded", "keys"}),
         "Cluster": frozenset({"start_count"}),
     }
 )
@@ -171,7 +171,7 @@ class Cluster(ClusterWorld):
     def apply(self, records: Iterator[ClusterRecord] | Any) -> None:
         for record in records:
             self.machine.apply(encode_cluster_record(record))
-        self.machine.take_untold()
+        self.machine.take_unannounced()
 
     @property
     def partition(self) -> PartitionState:
@@ -256,7 +256,10 @@ def is_due(node: Node, receiver: int) -> bool:
     """Whether a push to one follower is due."""
     leader, end_offset = node.leader, node.machine.log_end_offset
     return leader._followers[receiver].is_due(  # type: ignore[no-any-return]
-        ASK_MS, log_end_offset=end_offset, bounds=leader._told_bounds(), tell_ms=SETTINGS.tell_ms
+        ASK_MS,
+        log_end_offset=end_offset,
+        bounds=leader._current_bounds(),
+        bounds_push_ms=SETTINGS.bounds_push_ms,
     )
 
 

@@ -174,7 +174,7 @@ class ClusterWorld:
 
 def state_of(machine: ClusterMachine) -> dict[str, object]:
     """All that records give, and their order: not whom it has not told yet, and who refuses."""
-    unrecorded = ("_untold", "_refusing")
+    unrecorded = ("_unannounced", "_refusing")
     found = {name: value for name, value in vars(machine).items() if name not in unrecorded}
     for name in ("_brokers", "_topics", "_names_by_id", "_deleted"):
         found[name] = list(found[name].items())

@@ -194,7 +194,7 @@ def walk(seed: int) -> Walk:
     restored = world.restored(world.chance.randint(1, len(world.log)))
     assert state_of(restored) == state_of(world.machine)
     # Leaders are told of what has changed, be it before the snapshot.
-    for tp in set(replayed.take_untold()) - set(restored.take_untold()):
+    for tp in set(replayed.take_unannounced()) - set(restored.take_unannounced()):
         partition = world.machine.topics[tp.topic].partitions[tp.partition]
         assert len(partition.replicas) == 1
         assert partition.incarnation, "it has not asked for its role since"

@@ -290,7 +290,7 @@ def _cancelled_fetches_go_unseen() -> Any:
 
 def _refusals_of_nobody() -> Any:
     """A leader that refuses a batch does not say for which of its records."""
-    return mock.patch.object(partition_leader, "_told", return_value=())
+    return mock.patch.object(partition_leader, "_refused_records", return_value=())
 
 
 MUTANTS = (

@@ -91,7 +91,7 @@ PROTECTIONS = {
         1,
     ),
     "a controller on an empty disk asks others whether they vote": (
-        lambda: mock.patch.object(ControllerServer, "_others_tell", AsyncMock(return_value=False)),
+        lambda: mock.patch.object(ControllerServer, "_others_know_voters", AsyncMock(return_value=False)),
         "empty disks",
         1,
     ),

@@ -79,15 +79,15 @@ Topics = Mapping[str, TopicState]
 class BrokerSessions:
     """When each broker was last heard, by the controller's clock; decides nothing durable."""
 
-    __slots__ = ("_heard_ms", "_session_ms")
+    __slots__ = ("_last_contact_ms", "_session_ms")
 
     def __init__(self, brokers: Brokers, *, session_ms: int, now_ms: int) -> None:
         self._session_ms = session_ms
-        self._heard_ms = dict.fromkeys(brokers, now_ms)
+        self._last_contact_ms = dict.fromkeys(brokers, now_ms)
 
-    def heard(self, broker_id: int, now_ms: int) -> None:
+    def record_contact(self, broker_id: int, now_ms: int) -> None:
         """A registered broker has registered or sent a heartbeat of its epoch."""
-        self._heard_ms[broker_id] = max(now_ms, self._heard_ms.get(broker_id, now_ms))
+        self._last_contact_ms[broker_id] = max(now_ms, self._last_contact_ms.get(broker_id, now_ms))
 
     def expired(self, brokers: Brokers, now_ms: int) -> tuple[int, ...]:
         """The brokers to fence now."""
@@ -97,7 +97,7 @@ class BrokerSessions:
             if not broker.is_fenced and now_ms >= self._end_ms(broker_id, now_ms)
         )
 
-    def unheard(self, brokers: Brokers, now_ms: int) -> tuple[int, ...]:
+    def silent(self, brokers: Brokers, now_ms: int) -> tuple[int, ...]:
         """The brokers of whose session less than half is left."""
         return self.expired(brokers, now_ms + self._session_ms // 2)
 
@@ -111,7 +111,7 @@ class BrokerSessions:
         return min(ends, default=None)
 
     def _end_ms(self, broker_id: int, now_ms: int) -> int:
-        return self._heard_ms.setdefault(broker_id, now_ms) + self._session_ms
+        return self._last_contact_ms.setdefault(broker_id, now_ms) + self._session_ms
 
 
 def decide_register(

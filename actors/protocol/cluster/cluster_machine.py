@@ -159,7 +159,7 @@ class ClusterMachine:
         self._deleted: dict[str, None] = {}
         """Ids of topics that are deleted, the newest ``DELETED_TOPICS_MAX``, oldest first."""
         self._next_producer_id = 0
-        self._untold: dict[TopicPartition, None] = {}
+        self._unannounced: dict[TopicPartition, None] = {}
         self._refusing: frozenset[int] = frozenset()
         self.election_count = 0
         """Leaders elected since the cluster was founded."""
@@ -475,7 +475,7 @@ class ClusterMachine:
                     partition.minimum_changed(
                         min_insync_of(settings, partition.original_replica_count)
                     )
-                    self._untold[TopicPartition(topic.name, number)] = None
+                    self._unannounced[TopicPartition(topic.name, number)] = None
             case PartitionsCreated() as added:
                 topic = self._topics[self._names_by_id[added.topic_id]]
                 invariant(
@@ -525,9 +525,9 @@ class ClusterMachine:
         self._topics[topic.name] = topic
         for number, partition in enumerate(topic.partitions):
             if topic.settings_version:
-                self._untold[TopicPartition(topic.name, number)] = None
+                self._unannounced[TopicPartition(topic.name, number)] = None
             elif partition.version:
-                self._record_untold(topic, number)
+                self._record_unannounced(topic, number)
 
     def _has_known(self, topic_id: str) -> bool:
         return topic_id in self._names_by_id or topic_id in self._deleted
@@ -567,20 +567,20 @@ class ClusterMachine:
                 partition.replicas_changed(record)
                 minimum = min_insync_of(topic.settings, partition.original_replica_count)
                 partition.minimum_changed(minimum)
-        self._record_untold(topic, record.partition)
+        self._record_unannounced(topic, record.partition)
 
-    def _record_untold(self, topic: TopicState, number: int) -> None:
+    def _record_unannounced(self, topic: TopicState, number: int) -> None:
         partition = topic.partitions[number]
         if len(partition.replicas) > 1 or not partition.incarnation:
-            self._untold[TopicPartition(topic.name, number)] = None
+            self._unannounced[TopicPartition(topic.name, number)] = None
 
-    def take_untold(self) -> list[TopicPartition]:
+    def take_unannounced(self) -> list[TopicPartition]:
         """The partitions that have changed since the last call, whose leaders are to be told.
 
         A lone replica that has just asked for its epoch knows.
         """
-        untold, self._untold = list(self._untold), {}
-        return untold
+        unannounced, self._unannounced = list(self._unannounced), {}
+        return unannounced
 
     # --- read -----------------------------------------------------------------------------
 

@@ -138,11 +138,11 @@ def test_a_broker_that_is_silent_for_a_session_is_fenced_once():
     async def scenario(watch: BrokerWatch) -> None:
         for _ in range(17):
             await asyncio.sleep(SESSION_CHECK_MS / 1000)
-            watch.heard(3)
+            watch.record_contact(3)
         assert nodes.fenced == []
         for _ in range(17):
             await asyncio.sleep(SESSION_CHECK_MS / 1000)
-            watch.heard(3)
+            watch.record_contact(3)
         assert nodes.fenced == [2]
 
     play(nodes, scenario)

@@ -81,7 +81,7 @@ class Told:
         self.announce()
 
     def announce(self) -> None:
-        self.announcements.announce(self.world.machine.take_untold())
+        self.announcements.announce(self.world.machine.take_unannounced())
 
 
 def play(scenario: Callable[[Told], Coroutine[Any, Any, None]]) -> None:

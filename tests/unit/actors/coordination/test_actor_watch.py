@@ -123,7 +123,7 @@ def test_who_answers_an_old_call_after_it_was_forgotten_is_not_remembered():
         await asyncio.sleep(0)
         await actors.watch.look(("a",))
         await looking
-        assert set(actors.watch._heard_ms) == {"a"}
+        assert set(actors.watch._last_contact_ms) == {"a"}
 
     play(scenario)
 

@@ -1,4 +1,4 @@
-"""One server behind both roads: what Ray carries is answered like what a connection carries."""
+"""One server, called both ways: what Ray carries is answered like what a connection carries."""
 
 from __future__ import annotations
 

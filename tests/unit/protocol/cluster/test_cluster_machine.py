@@ -361,37 +361,37 @@ def test_every_leader_is_told_of_other_settings_a_lone_one_too(world: ClusterWor
     assert before is not None
     settings = (("retention_ms", "5"),)
     world.apply([TopicConfigured(topic_id="b" * 32, settings=settings)])
-    assert world.machine.take_untold() == [alone]
+    assert world.machine.take_unannounced() == [alone]
     told = structs.replace(before, settings=settings, settings_version=1)
     assert world.machine.leadership(alone) == told
 
 
 def test_leaders_are_told_what_changed_once(world: ClusterWorld) -> None:
-    assert world.machine.take_untold() == []
+    assert world.machine.take_unannounced() == []
     world.start_replica(1, REPLICATED)
-    assert world.machine.take_untold() == [REPLICATED]
-    assert world.machine.take_untold() == []
+    assert world.machine.take_unannounced() == [REPLICATED]
+    assert world.machine.take_unannounced() == []
     world.lead(2, (1, 2))
     world.lead(1, (1, 2))
-    assert world.machine.take_untold() == [REPLICATED]
+    assert world.machine.take_unannounced() == [REPLICATED]
 
 
 def test_a_lone_replica_that_asked_for_its_epoch_need_not_be_told(world: ClusterWorld) -> None:
     alone = TopicPartition("alone", 0)
     world.start_replica(1, alone)
-    assert world.machine.take_untold() == []
+    assert world.machine.take_unannounced() == []
     world.apply(fence(world.machine.topics, world.machine.broker_states, 1))
     world.change(1)
     world.apply(after_unfencing(world.machine.topics.values(), 1))
-    assert world.machine.take_untold() == [alone]
+    assert world.machine.take_unannounced() == [alone]
 
 
 def test_all_leaders_of_a_topic_are_told_its_settings(world: ClusterWorld) -> None:
     world.start_replica(1, REPLICATED)
-    world.machine.take_untold()
+    world.machine.take_unannounced()
     reply = world.run(world.machine.decide_alter_topic(alter("t", a="1"), as_they_are))
     assert reply.error is ErrorCode.NONE
-    assert world.machine.take_untold() == [REPLICATED]
+    assert world.machine.take_unannounced() == [REPLICATED]
     told = world.machine.leadership(REPLICATED)
     assert told is not None
     assert (told.settings, told.settings_version) == ((("a", "1"),), 1)

@@ -17,7 +17,7 @@ NEWER = PushedBounds(6, 0)
 def due(
     progress: FollowerProgress, now_ms: int, end: int = 10, bounds: PushedBounds = TOLD
 ) -> bool:
-    return progress.is_due(now_ms, log_end_offset=end, bounds=bounds, tell_ms=500)
+    return progress.is_due(now_ms, log_end_offset=end, bounds=bounds, bounds_push_ms=500)
 
 
 def replicating(end_offset: int = 10, now_ms: int = 0) -> FollowerProgress:
@@ -41,7 +41,7 @@ def test_one_push_at_a_time_is_in_flight() -> None:
     progress = FollowerProgress(next_offset=0, now_ms=0)
     number = progress.sent(0, log_end_offset=10, bounds=TOLD)
     assert not due(progress, 10_000)
-    assert progress.due_ms(log_end_offset=10, bounds=TOLD, tell_ms=500) is None
+    assert progress.due_ms(log_end_offset=10, bounds=TOLD, bounds_push_ms=500) is None
     assert progress.answered(number)
     assert due(progress, 0)
 
@@ -80,7 +80,7 @@ def test_errors_back_off_longer_each_time_until_a_push_succeeds() -> None:
     for _ in range(7):
         send(progress, now_ms)
         progress.failed(now_ms)
-        wake_ms = progress.due_ms(log_end_offset=10, bounds=TOLD, tell_ms=500)
+        wake_ms = progress.due_ms(log_end_offset=10, bounds=TOLD, bounds_push_ms=500)
         assert wake_ms is not None
         assert not due(progress, wake_ms - 1)
         assert due(progress, wake_ms)
@@ -98,9 +98,9 @@ def test_errors_back_off_longer_each_time_until_a_push_succeeds() -> None:
 def test_new_bounds_are_told_but_not_at_once() -> None:
     progress = replicating(10, now_ms=100)
     assert not due(progress, 599, bounds=NEWER)
-    assert progress.due_ms(log_end_offset=10, bounds=NEWER, tell_ms=500) == 600
+    assert progress.due_ms(log_end_offset=10, bounds=NEWER, bounds_push_ms=500) == 600
     assert due(progress, 600, bounds=NEWER)
-    assert progress.due_ms(log_end_offset=10, bounds=TOLD, tell_ms=500) is None
+    assert progress.due_ms(log_end_offset=10, bounds=TOLD, bounds_push_ms=500) is None
 
 
 def test_bounds_of_a_push_that_failed_are_not_told() -> None:
@@ -187,11 +187,11 @@ def test_a_log_start_counts_as_told_only_where_the_follower_has_what_it_hides() 
     number = progress.sent(0, log_end_offset=10, bounds=PushedBounds(9, 7))
     assert progress.answered(number)
     progress.acknowledged(5, 0, log_end_offset=10)
-    assert progress.told_log_start_offset == 5
+    assert progress.acknowledged_log_start_offset == 5
     progress.acknowledged(10, 0, log_end_offset=10)
-    assert progress.told_log_start_offset == 7
+    assert progress.acknowledged_log_start_offset == 7
     progress.begin_anew()
-    assert progress.told_log_start_offset == -1
+    assert progress.acknowledged_log_start_offset == -1
 
 
 def test_lag_is_the_time_since_it_had_everything() -> None:

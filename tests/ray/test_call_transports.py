@@ -1,4 +1,4 @@
-"""Calls that Ray carries and calls that connections carry: the same cluster, whichever road."""
+"""Calls that Ray carries and calls that connections carry: the same cluster either way."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 from issued_certificates import Authority
 
-from oncelog.actors.config import RAY, Road
+from oncelog.actors.config import RAY, CallTransport
 
 pytestmark = pytest.mark.ray
 
@@ -35,7 +35,7 @@ with cluster.producer(transactional_id="slice") as producer:
     producer.flush()
     producer.abort_transaction()
 
-# Another client learns the road from the cluster.
+# Another client learns how to call from the cluster.
 with oncelog.connect(cluster.address) as other:
     with other.consumer(group_id="readers", auto_offset_reset="earliest") as consumer:
         consumer.subscribe(["flights"])
@@ -72,7 +72,7 @@ def run_slice(data_dir: Path, calls: str, **environment: str) -> str:
     return said.removeprefix("slice: ")
 
 
-@pytest.mark.parametrize("calls", get_args(Road))
+@pytest.mark.parametrize("calls", get_args(CallTransport))
 def test_a_cluster_writes_reads_and_survives_on_either_road(tmp_path: Path, calls: str) -> None:
     is_connected = calls != RAY
     assert run_slice(tmp_path, calls) == f"0 1 2 3 {is_connected} False {is_connected} True"
