@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 from msgspec import structs
 
 from oncelog.actors.config import ClusterConfig
-from oncelog.actors.coordination.actor_watch import PING_TIMEOUT_MS, ActorWatch, Sight
+from oncelog.actors.coordination.actor_watch import PING_TIMEOUT_MS, ActorWatch, WatchReport
 from oncelog.actors.interfaces import Transport, holder_of
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.cluster.brokers import (
@@ -54,8 +54,8 @@ from oncelog.storage.model import TopicPartition
 
 _logger = logging.getLogger(__name__)
 
-BROKER_LOOK_MS: Final = 500
-ALONE_LOOK_MS: Final = 2_000
+NODES_CHECK_MS: Final = 500
+LONE_NODES_CHECK_MS: Final = 2_000
 """How often the controller looks for nodes that came or went; alone, it only waits for others."""
 
 SESSION_CHECK_MS: Final = 500
@@ -192,7 +192,9 @@ class BrokerMembership:
         config = self._config
         is_reached = request.unanswered_ms <= config.broker_session_timeout_ms
         machine, placements = self._machine, self._placed_on(request.broker_id)
-        seen = Sight(request.silent_actors, request.offline_replicas, request.refusing_replicas)
+        seen = WatchReport(
+            request.silent_actors, request.offline_replicas, request.refusing_replicas
+        )
         silent, refusing = self._sorted(placements, seen)
         machine.record_refusing(request.broker_id, is_refusing=bool(refusing))
         reply = await self._execute(
@@ -215,21 +217,21 @@ class BrokerMembership:
     async def _watch_own_actors(self) -> None:
         """What other brokers' actors do for theirs; alone, there is nobody else who could lead."""
         machine, interval_ms = self._machine, self._config.broker_heartbeat_interval_ms
-        looked_ms, seen = loop_ms(), Sight()
+        checked_ms, seen = loop_ms(), WatchReport()
         while True:
             if not seen.is_news:
-                await asyncio.sleep(max(0, looked_ms + interval_ms - loop_ms()) / 1000)
+                await asyncio.sleep(max(0, checked_ms + interval_ms - loop_ms()) / 1000)
             if len(machine.broker_states) <= 1:
                 await asyncio.sleep(interval_ms / 1000)
                 continue
             await self._unfence_own()
-            looked_ms, placements = loop_ms(), self._placed_on(self._own)
-            seen = await self._own_actors.look(map(holder_of, placements))
+            checked_ms, placements = loop_ms(), self._placed_on(self._own)
+            seen = await self._own_actors.check(map(holder_of, placements))
             placements = self._placed_on(self._own)
             held, refusing = self._sorted(placements, seen)
             machine.record_refusing(self._own, is_refusing=bool(refusing))
             if held or refusing:
-                await self._log(functools.partial(self._after_look, held, refusing))
+                await self._log(functools.partial(self._after_check, held, refusing))
 
     async def _watch_silent(self) -> None:
         """Ask the actors of brokers that miss heartbeats: a broker lives while they all answer.
@@ -260,7 +262,7 @@ class BrokerMembership:
             self.brokers.record_contact(broker_id)
 
     def _sorted(
-        self, placements: Sequence[Placement], seen: Sight
+        self, placements: Sequence[Placement], seen: WatchReport
     ) -> tuple[list[Placement], list[Placement]]:
         """Those that a silent actor holds or that are offline, and others whose disk refuses.
 
@@ -288,7 +290,7 @@ class BrokerMembership:
             request = BrokerHeartbeatRequest(broker_id=self._own, broker_epoch=own.broker_epoch)
             await self.heartbeat(request)
 
-    def _after_look(self, held: Sequence[Placement], refusing: Sequence[Placement]) -> Records:
+    def _after_check(self, held: Sequence[Placement], refusing: Sequence[Placement]) -> Records:
         topics, brokers = self._machine.topics.values(), self._machine.broker_states
         resigned = after_refusal(topics, refusing, brokers)
         return (*after_silence(topics, held, brokers), *resigned)
@@ -355,18 +357,18 @@ class BrokerWatch:
         self._session_ms = session_ms
         self._sessions = BrokerSessions({}, session_ms=session_ms, now_ms=0)
         self._doubles: dict[int, int] = {}
-        self._has_looked = False
+        self._has_checked = False
 
     async def watch(self) -> None:
         """Look again and again; a task of its own."""
         while True:
             try:
-                await self.look()
+                await self.check_nodes()
             except Exception as error:
                 # Ray cannot say: what was seen last holds until it can.
                 _logger.warning("the nodes cannot be seen now: %r", error)
             is_alone = len(self._brokers()) <= 1
-            await asyncio.sleep((ALONE_LOOK_MS if is_alone else BROKER_LOOK_MS) / 1000)
+            await asyncio.sleep((LONE_NODES_CHECK_MS if is_alone else NODES_CHECK_MS) / 1000)
 
     async def watch_sessions(self) -> None:
         """Fence brokers that are not heard; a task of its own, since looking may hang."""
@@ -398,7 +400,7 @@ class BrokerWatch:
         """
         self._sessions.record_contact(broker_id, loop_ms() - ago_ms)
 
-    async def look(self) -> None:
+    async def check_nodes(self) -> None:
         """See who is alive now, have new ones join, and those fenced whose node has died."""
         nodes = await self._launcher.nodes()
         counts = Counter(node.broker_id for node in nodes)
@@ -407,9 +409,9 @@ class BrokerWatch:
             _logger.error("%s", _double(broker_id, counts[broker_id]))
         self._doubles = doubles
         single = [node for node in nodes if counts[node.broker_id] == 1]
-        if not self._has_looked:
+        if not self._has_checked:
             # A controller that follows one whose node has died: others lead what was there at once.
-            self._has_looked = True
+            self._has_checked = True
             self.live |= {one for one, broker in self._brokers().items() if not broker.is_fenced}
         gone = self.live - counts.keys() - {self._own}
         self.live = {self._own} | {node.broker_id for node in single}

@@ -48,10 +48,10 @@ from oncelog.storage.model import NO_OFFSET
 
 _logger = logging.getLogger(__name__)
 
-VOTERS_LOOK_MS: Final = 500
+VOTERS_CHECK_MS: Final = 500
 """How often the controller looks whether another broker is to be a voter, or has caught up."""
 
-SNAPSHOT_LOOK_MS: Final = 1_000
+SNAPSHOT_CHECK_MS: Final = 1_000
 """How often the controller looks whether a snapshot is due."""
 
 
@@ -98,10 +98,10 @@ class Voters:
     async def watch(self) -> None:
         """Add voters, one at a time, and leave the rest to them if need be; a task of its own."""
         while True:
-            await asyncio.sleep(VOTERS_LOOK_MS / 1000)
+            await asyncio.sleep(VOTERS_CHECK_MS / 1000)
             if len(self._machine.broker_states) > 1:
                 # The third follows the second at once: of two voters neither may be away.
-                while await self.look():
+                while await self.add_voter():
                     pass
                 if self.leave is not None and self._may_leave():
                     self.leave()
@@ -112,7 +112,7 @@ class Voters:
             return False
         return may_leave(self._machine.voters, log.broker_id, log.quorum.caught_up())
 
-    async def look(self) -> bool:
+    async def add_voter(self) -> bool:
         """Have copies made where voters are wanted; add one that has caught up, if there is one."""
         log = self._log
         if log is None or log.quorum is None:
@@ -217,7 +217,7 @@ class Snapshots:
     async def watch(self) -> None:
         """Write a snapshot whenever it is due; a task of its own."""
         while True:
-            await asyncio.sleep(SNAPSHOT_LOOK_MS / 1000)
+            await asyncio.sleep(SNAPSHOT_CHECK_MS / 1000)
             if self._is_due():
                 await self.write()
 

@@ -19,10 +19,10 @@ PING_TIMEOUT_MS: Final = 1_000
 """Beyond the time for which an actor holds the call."""
 
 
-class Sight(NamedTuple):
-    """What a look has found: actors that are silent, and what others say of their replicas.
+class WatchReport(NamedTuple):
+    """What a check has found: actors that are silent, and what others say of their replicas.
 
-    ``is_news``: an actor has died since the look before.
+    ``is_news``: an actor has died since the check before.
     """
 
     silent_actors: tuple[str, ...] = ()
@@ -48,9 +48,9 @@ class ActorWatch:
         self._dead: set[str] = set()
         self._calls: dict[str, asyncio.Task[None]] = {}
         self._has_news = False
-        self._looked_ms = 0
+        self._checked_ms = 0
 
-    async def look(self, actors: Iterable[str]) -> Sight:
+    async def check(self, actors: Iterable[str]) -> WatchReport:
         """Call all of ``actors``, those watched from now on; return what they are like.
 
         Once all have answered or failed to, or as soon as one has died.
@@ -67,14 +67,14 @@ class ActorWatch:
             if call.done():
                 del self._calls[name]
                 call.result()
-        return self._sight()
+        return self._report()
 
     def _watch(self, actors: Iterable[str]) -> None:
         now_ms = loop_ms()
-        if now_ms - self._looked_ms > self._silent_after_ms:
+        if now_ms - self._checked_ms > self._silent_after_ms:
             # This process stood still, and heard nobody: that says nothing of them.
             self._last_contact_ms = {}
-        self._looked_ms = now_ms
+        self._checked_ms = now_ms
         self._last_contact_ms = {name: self._last_contact_ms.get(name, now_ms) for name in actors}
         self._forget([name for name in self._calls if name not in self._last_contact_ms])
         self._replies = {
@@ -89,10 +89,10 @@ class ActorWatch:
         for name in names:
             self._calls.pop(name).cancel()
 
-    def _sight(self) -> Sight:
+    def _report(self) -> WatchReport:
         oldest_ms, replies = loop_ms() - self._silent_after_ms, self._replies.values()
         is_news, self._has_news = self._has_news, False
-        return Sight(
+        return WatchReport(
             tuple(
                 name
                 for name, last_contact_ms in self._last_contact_ms.items()

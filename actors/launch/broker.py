@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import structs
 
 from oncelog.actors.config import BrokerConfig, own_directory
-from oncelog.actors.coordination.actor_watch import ActorWatch, Sight
+from oncelog.actors.coordination.actor_watch import ActorWatch, WatchReport
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, broker_actor
 from oncelog.actors.launch.assembly import Environment
 from oncelog.actors.launch.metadata_voter import ControllerPlace, MetadataVoter, NoPlace
@@ -120,8 +120,8 @@ class Broker:
         """Until the controller does not know this epoch, or it is time for another."""
         cluster = self.config.cluster
         actors: tuple[str, ...] = ()
-        seen = Sight()
-        looking: asyncio.Task[Sight] | None = None
+        seen = WatchReport()
+        checking: asyncio.Task[WatchReport] | None = None
         is_kept = await self._is_kept(broker_epoch)
         begun_ms = answered_ms = loop_ms()
         while loop_ms() - begun_ms < EPOCH_MAX_MS:
@@ -146,11 +146,11 @@ class Broker:
             if reply.error is ErrorCode.NONE:
                 actors = reply.actors
             # Beside the heartbeats: an actor that does not answer must not hold them up.
-            looking = looking or self._tasks.spawn(self._watch.look(actors))
+            checking = checking or self._tasks.spawn(self._watch.check(actors))
             next_s = loop_ms() / 1000 + cluster.broker_heartbeat_interval_ms / 1000
-            await asyncio.wait({looking}, timeout=cluster.broker_heartbeat_interval_ms / 1000)
-            if looking.done():
-                seen, looking = looking.result(), None
+            await asyncio.wait({checking}, timeout=cluster.broker_heartbeat_interval_ms / 1000)
+            if checking.done():
+                seen, checking = checking.result(), None
             if not seen.is_news:
                 await asyncio.sleep(next_s - loop_ms() / 1000)
 

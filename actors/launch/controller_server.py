@@ -40,7 +40,7 @@ from oncelog.storage.model import NO_LEADER_EPOCH
 
 _logger = logging.getLogger(__name__)
 
-USE_LOOK_MS: Final = 500
+USE_CHECK_MS: Final = 500
 """How often a controller asks itself whether it can decide anything."""
 
 UNELECTED_FACTOR: Final = 5
@@ -193,10 +193,10 @@ class ControllerServer(Controller, ReplicaServer):
         good_ms = loop_ms()
         while not self.is_stopped:
             before_ms = loop_ms()
-            await asyncio.sleep(USE_LOOK_MS / 1000)
+            await asyncio.sleep(USE_CHECK_MS / 1000)
             reason = await self._uselessness()
             now_ms = loop_ms()
-            has_stood_still = now_ms - before_ms > 2 * (USE_LOOK_MS + limit_ms)
+            has_stood_still = now_ms - before_ms > 2 * (USE_CHECK_MS + limit_ms)
             may_follow = bool(reason) and (
                 self._others_may_follow() or await self._others_know_voters()
             )

@@ -44,8 +44,8 @@ from oncelog.storage.model import (
 
 _logger = logging.getLogger(__name__)
 
-LOOK_RETRY_MS: Final = 50
-LOOK_RETRY_MAX_MS: Final = 1_000
+LIST_RETRY_MS: Final = 50
+LIST_RETRY_MAX_MS: Final = 1_000
 """How soon the controller is asked again when it does not answer, the first time and at most."""
 
 SHARED_ANSWER_MS: Final = 400
@@ -67,9 +67,9 @@ class Host:
         self.environment = environment
         self._servers: dict[str, ReplicaServer] = {}
         self._tasks = OwnTasks(environment.die)
-        self._looking = asyncio.Lock()
-        self._looks_wanted = 0
-        self._looks_done = 0
+        self._holding = asyncio.Lock()
+        self._lists_wanted = 0
+        self._lists_done = 0
         self._begun_count = 0
         self._asking: dict[MetadataRequest, asyncio.Task[MetadataReply]] = {}
 
@@ -78,7 +78,7 @@ class Host:
 
     def begin(self) -> None:
         """Hold what there is to hold, in a task of its own."""
-        self._tasks.spawn(self._look())
+        self._tasks.spawn(self._hold_listed())
 
     def find(self, key: str) -> ReplicaServer | None:
         """The server of the replica ``key``, see ``replica_key``; ``None`` if it is not here."""
@@ -119,7 +119,7 @@ class Host:
 
     async def hold_replicas(self, request: HoldReplicasRequest) -> HoldReplicasReply:  # noqa: ARG002
         """Hold what the controller lists from now on; those of deleted topics end meanwhile."""
-        await self._look()
+        await self._hold_listed()
         return HoldReplicasReply()
 
     async def _metadata(self, request: MetadataRequest) -> MetadataReply:
@@ -141,21 +141,21 @@ class Host:
 
     # --- what there is to hold ------------------------------------------------------------
 
-    async def _look(self) -> None:
+    async def _hold_listed(self) -> None:
         """Return when what the controller listed after this call was made is held."""
-        self._looks_wanted += 1
-        number = self._looks_wanted
-        async with self._looking:
-            if self._looks_done >= number:
+        self._lists_wanted += 1
+        number = self._lists_wanted
+        async with self._holding:
+            if self._lists_done >= number:
                 return
-            number = self._looks_wanted
+            number = self._lists_wanted
             await self._hold(await self._listed())
-            self._looks_done = number
+            self._lists_done = number
 
     async def _listed(self) -> tuple[HostedReplica, ...]:
         request = HostedReplicasRequest(broker_id=self.config.broker_id, host=self.config.number)
         timeout_ms = self.config.cluster.internal_call_timeout_ms
-        delay_ms = LOOK_RETRY_MS
+        delay_ms = LIST_RETRY_MS
         while True:
             reply = await self.environment.transport.call(
                 CONTROLLER_ACTOR, request, timeout_ms=timeout_ms
@@ -163,7 +163,7 @@ class Host:
             if reply.error is ErrorCode.NONE:
                 return reply.replicas
             await asyncio.sleep(delay_ms / 1000)
-            delay_ms = min(2 * delay_ms, LOOK_RETRY_MAX_MS)
+            delay_ms = min(2 * delay_ms, LIST_RETRY_MAX_MS)
 
     async def _hold(self, replicas: tuple[HostedReplica, ...]) -> None:
         listed = {
@@ -211,7 +211,7 @@ class Host:
 
     async def _begin_again(self, server: ReplicaServer) -> None:
         await server.end()
-        await self._look()
+        await self._hold_listed()
 
 
 def shard_named_in(

@@ -48,10 +48,10 @@ LAST_IN_ORDER_MS: Final = 5_000
 HUNG_SESSIONS: Final = 2
 """After so many sessions of the controller without any answer its process counts as hung."""
 
-LOOK_MS: Final = 200
+FOLLOWING_CHECK_MS: Final = 200
 """How often a copy that follows looks whether it is to take over."""
 
-MENDED_LOOK_MS: Final = 5_000
+MENDED_CHECK_MS: Final = 5_000
 """How soon a copy is begun again that the disk refused: it may be mended."""
 
 
@@ -183,19 +183,21 @@ class MetadataVoter:
         """Begin the copy when it is wanted, and take over when that is due; a task of its own."""
         interval_ms = self._config.cluster.broker_heartbeat_interval_ms
         while True:
-            await self.look()
+            await self.check()
             follows = self._copy is not None and self._copy.is_following
-            await asyncio.sleep((min(LOOK_MS, interval_ms) if follows else interval_ms) / 1000)
+            await asyncio.sleep(
+                (min(FOLLOWING_CHECK_MS, interval_ms) if follows else interval_ms) / 1000
+            )
 
-    async def look(self) -> None:
-        """One look."""
+    async def check(self) -> None:
+        """Do what is due now: begin the copy, end it, or take over."""
         copy = self._copy
         if copy is None:
             await self._kill_if_hung()
             if self._has_voted_before() or self._is_wanted:
                 await self._begin_copy()
         elif copy.failure is not None:
-            if loop_ms() - self._begun_ms > MENDED_LOOK_MS:
+            if loop_ms() - self._begun_ms > MENDED_CHECK_MS:
                 await self._end_copy(copy)
         elif not copy.is_following or self._silent_ms() > 0:
             if await self._place.is_here():

@@ -179,7 +179,7 @@ class FollowerLog(ReplicaLog):
             await self.run_beside(cut)
         except OSError as error:
             # Log and machine may be at different places: only a start makes them equal again.
-            self._give_up("cut", error)
+            self._on_disk_failure("cut", error)
             raise
         finally:
             self._is_cutting = False

@@ -202,7 +202,7 @@ class GroupSync:
             self._began_s = monotonic_s()
             round_ = asyncio.ensure_future(self._background.run(point.sync, is_small=is_small))
         except OSError as error:
-            self._repeat_or_give_up(log, error)
+            self._repeat_or_fail(log, error)
             return
         except Exception as bug:
             self._on_bug(bug)
@@ -230,7 +230,7 @@ class GroupSync:
                 self._refusal.synced(point.log_end_offset)
                 self._on_synced(point.log_end_offset)
         except OSError as error:
-            self._repeat_or_give_up(log, error)
+            self._repeat_or_fail(log, error)
         except Exception as bug:
             self._on_bug(bug)
         else:
@@ -247,7 +247,7 @@ class GroupSync:
         else:
             self._begin_later(log)
 
-    def _repeat_or_give_up(self, log: PartitionLog, error: OSError) -> None:
+    def _repeat_or_fail(self, log: PartitionLog, error: OSError) -> None:
         """Repeat a refused round later, unless the log is lost."""
         if self._is_offline():
             return

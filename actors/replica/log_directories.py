@@ -154,11 +154,11 @@ def offline_directories(filesystem: FileSystem, data_dir: str) -> dict[Path, str
             return {own: f"it has no {IDENTITY_FILE}"}
     except (OSError, CorruptDataError) as error:
         return {own: str(error)}
-    _, away = _look(filesystem, others, identity)
+    _, away = _find_directories(filesystem, others, identity)
     return {Path(path): why for path, why in away.values()}
 
 
-def _look(
+def _find_directories(
     filesystem: FileSystem, others: Sequence[Path], own: DirectoryIdentity
 ) -> tuple[dict[str, Path], dict[str, tuple[str, str]]]:
     """The further directories that are there, by id; of those away (path, why)."""
@@ -214,7 +214,7 @@ class LogDirectories:
         What is decided is durable on return. MissingLogError, OSError; CorruptDataError if what
         says where it is, or whose the files there are, cannot be read.
         """
-        there, away = _look(self._filesystem, self._others, own)
+        there, away = _find_directories(self._filesystem, self._others, own)
         assigned = read_assignment(self._filesystem, self._assignment_file)
         paths = {OWN: self._own, **there}
         found = self._found(paths, away, assigned)

@@ -175,9 +175,9 @@ class Maintenance:
 
     def _tick_later(self) -> None:
         interval_ms = self.replica.config.cluster.log_checkpoint_interval_ms
-        self._tick = asyncio.get_running_loop().call_later(interval_ms / 1_000, self._look)
+        self._tick = asyncio.get_running_loop().call_later(interval_ms / 1_000, self._on_tick)
 
-    def _look(self) -> None:
+    def _on_tick(self) -> None:
         """The older the checkpoint is when power fails, the less is known of what was acknowledged.
 
         Looked at without waking the task: most replicas have nothing to write most of the time.

@@ -307,7 +307,7 @@ class MetadataCopy(MetadataLog):
         try:
             self.electorate = await self.electorate_in_log()
         except OSError as error:
-            self._give_up("read the voters in", error)
+            self._on_disk_failure("read the voters in", error)
             raise
 
     async def stop(self, *, remove_data: bool = False) -> None:
@@ -322,7 +322,7 @@ class MetadataCopy(MetadataLog):
         try:
             await self.write_state(state)
         except OSError as error:
-            self._give_up("write the vote in", error)
+            self._on_disk_failure("write the vote in", error)
             return False
         if not self.is_following:
             return False

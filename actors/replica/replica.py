@@ -352,7 +352,7 @@ class Replica(FollowerLog):
                 log = self._log
                 is_lost = log is not None and log.failure is not None
                 if is_lost or not is_transient(error):
-                    self._give_up(doing, error)
+                    self._on_disk_failure(doing, error)
                     continue
                 self.failure = None
                 self.waits_for = f"cannot {doing} {self.directory.path} yet: {error}"

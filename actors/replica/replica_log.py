@@ -129,7 +129,7 @@ class ReplicaLog:
             on_synced=self._on_synced,
             durations=self.counters.sync_durations,
             refusal=self.refusal,
-            on_failure=functools.partial(self._give_up, "sync"),
+            on_failure=functools.partial(self._on_disk_failure, "sync"),
             on_bug=lambda bug: self.on_bug(bug),
             is_offline=lambda: self.failure is not None,
         )
@@ -172,7 +172,7 @@ class ReplicaLog:
         self._waiters.fail_all(error)
         self._sync_waiters.fail_all(error)
 
-    def _give_up(self, doing: str, error: OSError) -> None:
+    def _on_disk_failure(self, doing: str, error: OSError) -> None:
         """Go offline for an error of the disk: until a restart, which it asks for if that helps."""
         if self.failure is not None:
             return
@@ -184,7 +184,7 @@ class ReplicaLog:
     def _on_disk_refusal(self, doing: str, error: OSError) -> None:
         """The disk refused something that is done again when it is due: give up only if it must."""
         if self._log is None or self._log.failure is not None or not is_transient(error):
-            self._give_up(doing, error)
+            self._on_disk_failure(doing, error)
         else:
             _logger.warning(
                 "%s: cannot %s %s: %s", self.topic_partition, doing, self.directory.path, error
@@ -298,7 +298,7 @@ class ReplicaLog:
                 index_if_aborted(log, completed)
         except OSError as error:
             if log.failure is not None:
-                self._give_up("write to", error)
+                self._on_disk_failure("write to", error)
             else:
                 self.refusal.met(error, ends_at=base_offset + 1, now_ms=loop_ms())
             return AppendOutcome(error=ErrorCode.KAFKA_STORAGE_ERROR)
@@ -461,7 +461,7 @@ class ReplicaLog:
     def check_log(self) -> None:
         """Go offline if the log went: work beside appends has met an error of the disk."""
         if self._log is not None and self._log.failure is not None and self.failure is None:
-            self._give_up("use", self._log.failure)
+            self._on_disk_failure("use", self._log.failure)
 
     async def run_beside(self, work: Callable[[], ResultT]) -> ResultT:
         """Run work with files beside the event loop; its result and its errors are the caller's."""

@@ -409,7 +409,7 @@ class GroupMembership:
             wait_s = settings.heartbeat_interval_ms / 1_000
             if reply.error is ErrorCode.NONE:
                 backoff.reset()
-                await self._look_for_partitions()
+                await self._check_partition_counts()
             elif reply.error is ErrorCode.REBALANCE_IN_PROGRESS:
                 # Keep sending heartbeats: the session must live until the application polls again.
                 self._on_group_error(reply.error)
@@ -439,7 +439,7 @@ class GroupMembership:
             return False
         return now_s - self._last_poll_s > self._settings.max_poll_interval_ms / 1_000
 
-    async def _look_for_partitions(self) -> None:
+    async def _check_partition_counts(self) -> None:
         """As the group's leader: trigger a rebalance when partitions, or a topic, come or go."""
         divided = self._divided
         try:

@@ -622,20 +622,20 @@ class DeliveryDeadline:
     def watch(self) -> None:
         """Set the timer if a batch is open; call it on the loop after the first one was begun."""
         if self._timer is None and (oldest_s := self._oldest_s()) is not None:
-            self._timer = self._loop.call_at(oldest_s + self._timeout_s, self._look)
+            self._timer = self._loop.call_at(oldest_s + self._timeout_s, self._on_timer)
 
     def stop(self) -> None:
         """Cancel the timer: no more batches will be begun."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _look(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         now_s = self._loop.time()
         self._expire(now_s - self._timeout_s + RESOLUTION_S)
         if (oldest_s := self._oldest_s()) is not None:
             due_s = max(oldest_s + self._timeout_s, now_s + AGAIN_AFTER_S)
-            self._timer = self._loop.call_at(due_s, self._look)
+            self._timer = self._loop.call_at(due_s, self._on_timer)
 
 
 # --- topics that are not known yet ----------------------------------------------------------------

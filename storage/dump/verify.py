@@ -237,7 +237,7 @@ class _DirectoryCheck:
         yield from self._check_epoch(path, position, header)
         control = None
         try:
-            control = self._look_into(batch)
+            control = self._read_control(batch)
         except CorruptDataError as error:
             yield Finding(path=path, position=position, reason=str(error))
         expected = yield from self._producers.batch(path, position, header, control)
@@ -248,7 +248,7 @@ class _DirectoryCheck:
             yield from _findings(indexes.aborted.file, faults, is_problem=is_synced)
         self._next_offset = max(self._next_offset, header.next_offset)
 
-    def _look_into(self, batch: ScannedBatch) -> ControlRecord | None:
+    def _read_control(self, batch: ScannedBatch) -> ControlRecord | None:
         """What a control batch says; CorruptDataError if a rule of the format is broken."""
         header = batch.header
         if header.last_offset_delta < 0:

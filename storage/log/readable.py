@@ -326,7 +326,7 @@ def read_sound(
     """
     taken: list[memoryview] = []
     size, next_offset, end = 0, offset, 0
-    for found in _go_over(segment, _start_before(segment, offset)):
+    for found in _scan_sound(segment, _start_before(segment, offset)):
         if isinstance(found, Gap):
             if found.next_offset <= offset:
                 continue
@@ -384,7 +384,7 @@ def _start_before(segment: Segment, offset: int) -> tuple[int, int]:
     return known
 
 
-def _go_over(segment: Segment, start: tuple[int, int]) -> Iterator[_Sound | Gap]:
+def _scan_sound(segment: Segment, start: tuple[int, int]) -> Iterator[_Sound | Gap]:
     """Sound batches and what is damaged between them, up to the end of the segment."""
     position, expected = start
     while position < segment.size_bytes:

@@ -162,7 +162,7 @@ NEW = RegisterBrokerRequest(
 def test_a_broker_registers_and_has_a_session_from_then_on():
     async def scenario(members: Members) -> None:
         members.nodes_alive.append(4)
-        await members.membership.brokers.look()
+        await members.membership.brokers.check_nodes()
         reply = await members.membership.register(NEW)
         assert (reply.error, reply.broker_epoch) == (ErrorCode.NONE, 4)
         assert members.fenced == [4]
@@ -191,7 +191,7 @@ def test_what_keeps_a_broker_away_is_described_until_it_registers():
     async def scenario(members: Members) -> None:
         members.nodes_alive.append(4)
         membership = members.membership
-        await membership.brokers.look()
+        await membership.brokers.check_nodes()
 
         def problem() -> str:
             return {one.broker_id: one.problem for one in membership.brokers.described()}[4]
@@ -325,7 +325,7 @@ def test_the_controllers_own_broker_has_the_rack_of_its_node_recorded_once():
         before = members.world.machine.broker_states[1]
         log_length = len(members.world.log)
         for _ in range(3):
-            await members.membership.brokers.look()
+            await members.membership.brokers.check_nodes()
         assert len(members.world.log) == log_length + 1
         known = members.world.machine.broker_states[1]
         expected = dataclasses.replace(before, rack="r", data_dir="/own")

@@ -60,32 +60,32 @@ def test_the_controllers_own_broker_is_alive_and_needs_no_actor_until_it_votes_w
     nodes = Nodes(1, 2)
     watch = watch_of(nodes, 1)
     assert watch.live == {1}
-    asyncio.run(watch.look())
+    asyncio.run(watch.check_nodes())
     assert (watch.live, nodes.started) == ({1, 2}, [2])
     nodes.is_own_a_voter = True
-    asyncio.run(watch.look())
+    asyncio.run(watch.check_nodes())
     assert nodes.started == [2, 1, 2]
 
 
 def test_the_rack_of_the_controllers_own_node_is_told_unless_two_have_its_number():
     nodes = Nodes(1, 2)
     watch = watch_of(nodes, 1)
-    asyncio.run(watch.look())
+    asyncio.run(watch.check_nodes())
     assert nodes.own_racks == ["rack 1"]
     nodes.alive = [1, 1, 2]
-    asyncio.run(watch.look())
+    asyncio.run(watch.check_nodes())
     assert nodes.own_racks == ["rack 1"]
 
 
 def test_a_node_that_went_is_told():
     nodes = Nodes(2)
     watch = watch_of(nodes, 1, 2)
-    asyncio.run(watch.look())
+    asyncio.run(watch.check_nodes())
     nodes.alive.clear()
-    asyncio.run(watch.look())
+    asyncio.run(watch.check_nodes())
     assert [(one.broker_id, one.is_live) for one in watch.described()] == [(1, True), (2, False)]
     assert nodes.fenced == [2]
-    asyncio.run(watch.look())
+    asyncio.run(watch.check_nodes())
     assert nodes.fenced == [2]
 
 
@@ -93,14 +93,14 @@ def test_a_node_that_had_gone_before_the_controller_started_is_noticed_at_its_fi
     nodes = Nodes(2)
     watch = watch_of(nodes, 1, 2, 3, 4)
     nodes.brokers[4].is_fenced = True
-    asyncio.run(watch.look())
+    asyncio.run(watch.check_nodes())
     assert (nodes.fenced, watch.gone) == ([3], {3})
 
 
 def test_a_broker_that_is_fenced_is_not_alive_however_its_node_is():
     nodes = Nodes(2)
     watch = watch_of(nodes, 1, 2)
-    asyncio.run(watch.look())
+    asyncio.run(watch.check_nodes())
     nodes.brokers[2].is_fenced = nodes.brokers[2].is_draining = True
     told = {one.broker_id: (one.is_live, one.is_draining) for one in watch.described()}
     assert told == {1: (True, False), 2: (False, True)}
@@ -109,9 +109,9 @@ def test_a_broker_that_is_fenced_is_not_alive_however_its_node_is():
 def test_the_controllers_own_broker_is_not_fenced_for_a_node_that_is_not_seen():
     nodes = Nodes(1, 2)
     watch = watch_of(nodes, 1, 2)
-    asyncio.run(watch.look())
+    asyncio.run(watch.check_nodes())
     nodes.alive[:] = [2]
-    asyncio.run(watch.look())
+    asyncio.run(watch.check_nodes())
     assert (nodes.fenced, watch.live) == ([], {1, 2})
 
 
@@ -177,12 +177,12 @@ def test_a_controller_that_stood_still_gives_everybody_a_whole_session():
 def test_two_nodes_of_one_number_take_no_part_and_are_told():
     nodes = Nodes(2, 2, 2, 3)
     watch = watch_of(nodes, 1)
-    asyncio.run(watch.look())
+    asyncio.run(watch.check_nodes())
     assert (watch.live, nodes.started) == ({1, 3}, [3])
     problems = {one.broker_id: one.problem for one in watch.described()}
     assert "3 living nodes are labelled broker=2" in problems[2]
     nodes.alive[:] = [2, 3]
-    asyncio.run(watch.look())
+    asyncio.run(watch.check_nodes())
     assert watch.live == {1, 2, 3}
     assert [one.broker_id for one in watch.described()] == [1]
 
@@ -190,7 +190,7 @@ def test_two_nodes_of_one_number_take_no_part_and_are_told():
 def test_a_problem_is_told_until_it_is_mended_or_the_node_goes():
     nodes = Nodes(2, 3)
     watch = watch_of(nodes, 1, 2)
-    asyncio.run(watch.look())
+    asyncio.run(watch.check_nodes())
     watch.record_problem(2, "another directory")
     watch.record_problem(3, "another cluster")
     problems = {one.broker_id: one.problem for one in watch.described()}
@@ -198,13 +198,13 @@ def test_a_problem_is_told_until_it_is_mended_or_the_node_goes():
     assert {one.broker_id: one.is_live for one in watch.described()} == {1: True, 2: True, 3: True}
     watch.record_problem(2, "")
     nodes.alive.remove(3)
-    asyncio.run(watch.look())
+    asyncio.run(watch.check_nodes())
     problems = {one.broker_id: one.problem for one in watch.described()}
     assert problems == {1: "", 2: ""}
 
 
 def test_a_look_that_ray_cannot_answer_ends_nothing(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(broker_membership, "ALONE_LOOK_MS", 0)
+    monkeypatch.setattr(broker_membership, "LONE_NODES_CHECK_MS", 0)
 
     class Silent(Nodes):
         async def nodes(self) -> Sequence[BrokerNode]:
@@ -216,7 +216,7 @@ def test_a_look_that_ray_cannot_answer_ends_nothing(monkeypatch: pytest.MonkeyPa
     async def body() -> None:
         nodes = Silent(2)
         watch = watch_of(nodes, 1)
-        await watch.look()
+        await watch.check_nodes()
         nodes.alive.clear()
         watching = asyncio.ensure_future(watch.watch())
         for _ in range(10):

@@ -11,7 +11,7 @@ import pytest
 import voting_world
 from voting_world import CLUSTER, Node, VotingWorld
 
-from oncelog.actors.controller.metadata_log import SNAPSHOT_LOOK_MS, Snapshots
+from oncelog.actors.controller.metadata_log import SNAPSHOT_CHECK_MS, Snapshots
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
 from oncelog.actors.launch.controller_server import ControllerServer
 from oncelog.actors.protocol.cluster import cluster_records
@@ -65,7 +65,7 @@ async def change_much(world: VotingWorld, last: int = -1, count: int = 2 * RECOR
         assert reply.error is ErrorCode.NONE
         assert reply.first_producer_id > last
         last = reply.first_producer_id
-    await asyncio.sleep(2 * SNAPSHOT_LOOK_MS / 1_000)
+    await asyncio.sleep(2 * SNAPSHOT_CHECK_MS / 1_000)
     return last
 
 
