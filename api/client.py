@@ -31,7 +31,7 @@ from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.api.consuming.consumer import AsyncConsumer, Consumer
 from oncelog.api.option_types import ConsumerOptions, ProducerOptions
 from oncelog.api.processing.actor import attach, launch_workers, running_jobs
-from oncelog.api.processing.job import LEAVE_TIMEOUT_MS, ProcessJob, leave_former_places
+from oncelog.api.processing.job import LEAVE_TIMEOUT_MS, ProcessJob, remove_former_workers
 from oncelog.api.processing.loop import worker_settings
 from oncelog.api.processing.messages import BatchFormat, ProcessConfig
 from oncelog.api.producing.member import (
@@ -397,7 +397,7 @@ class Cluster(ProcessBound):
         worker_settings(configs[0])
         launch_workers(configs)
         admin = AsyncAdmin(self._router, random=self._random, timeout_ms=LEAVE_TIMEOUT_MS)
-        self._loop_thread.run(leave_former_places(admin, group_id, worker_count=workers))
+        self._loop_thread.run(remove_former_workers(admin, group_id, worker_count=workers))
         return self._attach(group_id, range(workers), source, sink)
 
     def jobs(self) -> list[ProcessJob]:

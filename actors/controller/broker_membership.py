@@ -219,7 +219,7 @@ class BrokerMembership:
         machine, interval_ms = self._machine, self._config.broker_heartbeat_interval_ms
         checked_ms, seen = loop_ms(), WatchReport()
         while True:
-            if not seen.is_news:
+            if not seen.has_new_death:
                 await asyncio.sleep(max(0, checked_ms + interval_ms - loop_ms()) / 1000)
             if len(machine.broker_states) <= 1:
                 await asyncio.sleep(interval_ms / 1000)

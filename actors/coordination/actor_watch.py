@@ -22,13 +22,13 @@ PING_TIMEOUT_MS: Final = 1_000
 class WatchReport(NamedTuple):
     """What a check has found: actors that are silent, and what others say of their replicas.
 
-    ``is_news``: an actor has died since the check before.
+    ``has_new_death``: an actor has died since the check before.
     """
 
     silent_actors: tuple[str, ...] = ()
     offline_replicas: tuple[OfflineReplica, ...] = ()
     refusing_replicas: tuple[OfflineReplica, ...] = ()
-    is_news: bool = False
+    has_new_death: bool = False
 
 
 class ActorWatch:
@@ -47,7 +47,7 @@ class ActorWatch:
         """The last of each actor; those that have never answered have none."""
         self._dead: set[str] = set()
         self._calls: dict[str, asyncio.Task[None]] = {}
-        self._has_news = False
+        self._has_new_death = False
         self._checked_ms = 0
 
     async def check(self, actors: Iterable[str]) -> WatchReport:
@@ -58,7 +58,7 @@ class ActorWatch:
         self._watch(actors)
         calls = set(self._calls.values())
         try:
-            while calls and not self._has_news:
+            while calls and not self._has_new_death:
                 _, calls = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             self._forget(list(self._calls))
@@ -91,7 +91,7 @@ class ActorWatch:
 
     def _report(self) -> WatchReport:
         oldest_ms, replies = loop_ms() - self._silent_after_ms, self._replies.values()
-        is_news, self._has_news = self._has_news, False
+        has_new_death, self._has_new_death = self._has_new_death, False
         return WatchReport(
             tuple(
                 name
@@ -100,7 +100,7 @@ class ActorWatch:
             ),
             tuple(one for reply in replies for one in reply.offline_replicas),
             tuple(one for reply in replies for one in reply.refusing_replicas),
-            is_news,
+            has_new_death,
         )
 
     async def _ask(self, name: str) -> None:
@@ -110,7 +110,7 @@ class ActorWatch:
             reply = await self._ping(name, 0)
             if reply.error is ErrorCode.NETWORK_EXCEPTION:
                 self._dead.add(name)
-                self._has_news = True
+                self._has_new_death = True
         if reply.error is ErrorCode.NONE:
             self._last_contact_ms[name] = loop_ms()
             self._dead.discard(name)

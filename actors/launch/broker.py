@@ -151,7 +151,7 @@ class Broker:
             await asyncio.wait({checking}, timeout=cluster.broker_heartbeat_interval_ms / 1000)
             if checking.done():
                 seen, checking = checking.result(), None
-            if not seen.is_news:
+            if not seen.has_new_death:
                 await asyncio.sleep(next_s - loop_ms() / 1000)
 
     async def _register(self) -> int:

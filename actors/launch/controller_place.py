@@ -94,13 +94,13 @@ class RayControllerPlace:
 
     def _is_gone(self) -> bool:
         found = _find()
-        return found is None or _waits_for_nothing(found)
+        return found is None or _can_never_start(found)
 
     def _start(self) -> None:
         config = self._config
         found = _find()
         if found is not None:
-            if not _waits_for_nothing(found):
+            if not _can_never_start(found):
                 return
             # By its handle: a new one that has taken the name meanwhile is another actor.
             ray.kill(found.handle)
@@ -135,7 +135,7 @@ def is_on_head() -> bool:
         return False
 
 
-def _waits_for_nothing(found: _Found) -> bool:
+def _can_never_start(found: _Found) -> bool:
     if found.is_alive:
         return False
     if not found.broker_label:

@@ -127,7 +127,7 @@ class ControllerServer(Controller, ReplicaServer):
             )
 
         try:
-            await self.replica.run_beside(join)
+            await self.replica.run_in_thread(join)
         except (OSError, CorruptDataError) as error:
             # What was taken before is used; the replicas of the others tell why they are offline.
             _logger.error("not all directories of data_dir=%r can be used: %s", data_dir, error)
@@ -194,7 +194,7 @@ class ControllerServer(Controller, ReplicaServer):
         while not self.is_stopped:
             before_ms = loop_ms()
             await asyncio.sleep(USE_CHECK_MS / 1000)
-            reason = await self._uselessness()
+            reason = await self._resign_reason()
             now_ms = loop_ms()
             has_stood_still = now_ms - before_ms > 2 * (USE_CHECK_MS + limit_ms)
             may_follow = bool(reason) and (
@@ -206,7 +206,7 @@ class ControllerServer(Controller, ReplicaServer):
                 self._resign(reason)
                 return
 
-    async def _uselessness(self) -> str:
+    async def _resign_reason(self) -> str:
         """Why this controller can decide nothing now; "" if it can."""
         log = self.metadata_log
         offline = self.failure or log.failure or log.waits_for

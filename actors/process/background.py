@@ -173,7 +173,7 @@ class ThreadBackground:
 
     def _begin(self, piece: _Work) -> None:
         self._is_busy = True
-        self._threads.begin(lambda: self._do_beside(piece))
+        self._threads.begin(lambda: self._do_in_thread(piece))
 
     def _do_in_turn(self, piece: _Work) -> None:
         self._is_busy = True
@@ -184,13 +184,13 @@ class ThreadBackground:
             outcomes.append(self._do(piece))
 
         def end() -> None:
-            self._end(piece, *outcomes[0], is_beside=False)
+            self._end(piece, *outcomes[0], was_in_thread=False)
 
         # Both in the next turn, the end after all that the turn does.
         self._threads.add_to_turn(do)
         loop.call_soon(end)
 
-    def _do_beside(self, piece: _Work) -> None:
+    def _do_in_thread(self, piece: _Work) -> None:
         """On a thread."""
         outcome = self._do(piece)
         try:
@@ -204,9 +204,9 @@ class ThreadBackground:
         result: Any,
         error: BaseException | None,
         *,
-        is_beside: bool = True,
+        was_in_thread: bool = True,
     ) -> None:
-        if is_beside:
+        if was_in_thread:
             self._threads.ended()
         self._is_busy = False
         if self._waiting:

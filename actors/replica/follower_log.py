@@ -176,7 +176,7 @@ class FollowerLog(ReplicaLog):
             self._sync_waiters.fail_all(NOT_NOW)
             # Of what is left nothing counts as synced before the cut is done.
             self._synced_offset = self._kept_log_start = 0
-            await self.run_beside(cut)
+            await self.run_in_thread(cut)
         except OSError as error:
             # Log and machine may be at different places: only a start makes them equal again.
             self._on_disk_failure("cut", error)

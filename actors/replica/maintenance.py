@@ -61,7 +61,7 @@ Work = Callable[[], Awaitable[None]]
 
 
 @dataclass(slots=True)
-class _Chore:
+class _PeriodicTask:
     """One kind of work; ``due_s`` is in the event loop's time."""
 
     name: str
@@ -95,7 +95,7 @@ class Maintenance:
         self._refresh = refresh
         self._compact = compact
         self._is_serving = is_serving
-        self._chores: list[_Chore] = []
+        self._periodic: list[_PeriodicTask] = []
         self._asleep: asyncio.Future[None] | None = None
         self._tick: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -117,8 +117,8 @@ class Maintenance:
         if self._compact is not None:
             plan.append(("compaction", cluster.log_cleaner_backoff_ms, self._clean))
         now_s = asyncio.get_running_loop().time()
-        self._chores = [
-            _Chore(name, interval_ms / 1_000, work, now_s + interval_ms / 1_000)
+        self._periodic = [
+            _PeriodicTask(name, interval_ms / 1_000, work, now_s + interval_ms / 1_000)
             for name, interval_ms, work in plan
         ]
         self.is_running = True
@@ -146,9 +146,9 @@ class Maintenance:
 
     def retain_soon(self) -> None:
         """Look for segments to remove now: the log start was raised."""
-        for chore in self._chores:
-            if chore.name == "retention":
-                chore.due_s = 0.0
+        for task in self._periodic:
+            if task.name == "retention":
+                task.due_s = 0.0
         self._wake()
 
     async def _run(self) -> None:
@@ -159,13 +159,13 @@ class Maintenance:
                 self._is_checkpoint_due = False
                 # Then what else is due: on a slow disk the next one may be due already.
                 await self.attempt("checkpoint", self._checkpoint)
-            chore = min(self._chores, key=lambda chore: chore.due_s)
-            if chore.due_s <= loop.time():
-                chore.due_s = loop.time() + chore.interval_s
-                await self._do(chore)
+            task = min(self._periodic, key=lambda task: task.due_s)
+            if task.due_s <= loop.time():
+                task.due_s = loop.time() + task.interval_s
+                await self._do(task)
                 continue
             self._asleep = loop.create_future()
-            timer = loop.call_at(chore.due_s, self._wake)
+            timer = loop.call_at(task.due_s, self._wake)
             await self._asleep
             timer.cancel()
 
@@ -192,9 +192,9 @@ class Maintenance:
             return False
         return self.replica.is_following or self._is_serving()
 
-    async def _do(self, chore: _Chore) -> None:
+    async def _do(self, task: _PeriodicTask) -> None:
         if self._may_work():
-            await self.attempt(chore.name, chore.work)
+            await self.attempt(task.name, task.work)
 
     async def attempt(self, name: str, work: Work) -> None:
         """Do ``work``; what may pass, and what the disk refuses, is logged. A bug is raised."""
@@ -297,7 +297,7 @@ async def remove_old_segments(replica: Replica, now_ms: int) -> int:
             if log.generation != generation:
                 # A log that began anew meanwhile removed them itself, and may have such names.
                 break
-            await replica.run_beside(files.run)
+            await replica.run_in_thread(files.run)
     except OSError as failure:
         _logger.warning("%s: old segments are still there: %s", replica.topic_partition, failure)
     _logger.info("%s begins at %d now", replica.topic_partition, log.log_start_offset)
@@ -449,11 +449,11 @@ async def _run(
     """Run one round; whether it came to its end."""
     steps = cleaning.steps()
     while True:
-        step = await replica.run_beside(functools.partial(next, steps, None))
+        step = await replica.run_in_thread(functools.partial(next, steps, None))
         if step is None:
             return True
         if not may_go_on():
-            await replica.run_beside(steps.close)
+            await replica.run_in_thread(steps.close)
             return False
         if isinstance(step, Replacement):
             cleaner.install(cleaning, step)

@@ -104,7 +104,7 @@ class MetadataLog(Replica):
             self._filesystem.remove(path)
 
         try:
-            await self.run_beside(attempt)
+            await self.run_in_thread(attempt)
         except OSError as error:
             _logger.warning("%s cannot be written to: %s", self._data_dir, error)
             return False
@@ -112,7 +112,7 @@ class MetadataLog(Replica):
 
     async def write_state(self, state: VoterState) -> None:
         """Durably. OSError."""
-        await self.run_beside(lambda: write_voter_state(self._filesystem, self._data_dir, state))
+        await self.run_in_thread(lambda: write_voter_state(self._filesystem, self._data_dir, state))
 
 
 class MetadataReplica(MetadataLog):

@@ -317,7 +317,7 @@ class ReplicaDirectory:
         self.check_log(expected)
         found = read_topic_id(self._filesystem, self._path)
         if found is None:
-            self._refuse_strangers()
+            self._refuse_unnamed_records()
         elif found != expected.topic_id:
             _logger.warning("%s: removing the log of a deleted topic of this name", self._path)
             self._remove_files()
@@ -326,7 +326,7 @@ class ReplicaDirectory:
         write_topic_id(self._filesystem, self._path, expected.topic_id)
         self.claimed_topic_id = expected.topic_id
 
-    def _refuse_strangers(self) -> None:
+    def _refuse_unnamed_records(self) -> None:
         """A new partition begins with nothing; records that say no topic are not thrown away."""
         for name in self._filesystem.list_directory(self._path):
             path = self._path / name

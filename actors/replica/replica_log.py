@@ -110,7 +110,7 @@ class ReplicaLog:
         self.on_restart: Callable[[str], None] = lambda _reason: None
         self.on_loss: Callable[[str], None] = lambda _reason: None
         self.on_following: Callable[[], None] = lambda: None
-        self.send_push: SendPush = _reach_nobody
+        self.send_push: SendPush = _refuse_push
         self.propose_isr: ProposeIsr = _change_nothing
         self.restarts_itself = False
         self._background = background
@@ -463,7 +463,7 @@ class ReplicaLog:
         if self._log is not None and self._log.failure is not None and self.failure is None:
             self._on_disk_failure("use", self._log.failure)
 
-    async def run_beside(self, work: Callable[[], ResultT]) -> ResultT:
+    async def run_in_thread(self, work: Callable[[], ResultT]) -> ResultT:
         """Run work with files beside the event loop; its result and its errors are the caller's."""
         return await self._background.run(work)
 
@@ -493,7 +493,7 @@ def _raise(bug: BaseException) -> None:
     raise bug
 
 
-async def _reach_nobody(_broker_id: int, _request: ReplicateRequest) -> ReplicateReply:
+async def _refuse_push(_broker_id: int, _request: ReplicateRequest) -> ReplicateReply:
     return ReplicateReply(error=ErrorCode.NETWORK_EXCEPTION)
 
 

@@ -127,22 +127,22 @@ class _Caller(FramedProtocol):
         self._room_bytes = 0
         """Reserved for the incoming frame."""
         self._is_without_room = False
-        self._patience: asyncio.TimerHandle
+        self._first_frame_timer: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a place among those that have not shown the token yet."""
         super().connection_made(transport)
-        self._patience = self.loop.call_later(FIRST_FRAME_TIMEOUT_S, self.close)
-        self._make_way(self._listener.places.begin(self), "connections without a token")
+        self._first_frame_timer = self.loop.call_later(FIRST_FRAME_TIMEOUT_S, self.close)
+        self._close_displaced(self._listener.places.begin(self), "connections without a token")
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """Its requests run on: the caller may have given up on the answers only."""
-        self._patience.cancel()
+        self._first_frame_timer.cancel()
         self._listener.places.end(self)
         self._listener.room.forget(self)
         self._listener.room.give(self._room_bytes)
 
-    def _make_way(self, gone: Caller | None, what: str) -> None:
+    def _close_displaced(self, gone: Caller | None, what: str) -> None:
         if gone is not None:
             self._listener.warnings.warn("one of too many %s was closed", what)
             gone.close()
@@ -156,7 +156,7 @@ class _Caller(FramedProtocol):
             return
         room_bytes, self._room_bytes = self._room_bytes, 0
         if room_bytes:
-            self._patience.cancel()
+            self._first_frame_timer.cancel()
         self.last_used = self.loop.time()
         self._listener.begin(self, correlation_id, method, message, room_bytes)
         if self.is_congested or self._listener.progress.is_full(self):
@@ -166,10 +166,10 @@ class _Caller(FramedProtocol):
         """The first frame: the token, or the connection is closed."""
         if method == HELLO and hmac.compare_digest(bytes(message), self._listener.token):
             self._is_trusted = True
-            self._patience.cancel()
+            self._first_frame_timer.cancel()
             self.frame_max_bytes = FRAME_MAX_BYTES
             self.send(correlation_id, Outcome.REPLY)
-            self._make_way(self._listener.places.trust(self), "connections")
+            self._close_displaced(self._listener.places.trust(self), "connections")
         else:
             self._listener.warnings.warn("a connection without the right token was closed")
             self.close()
@@ -193,7 +193,7 @@ class _Caller(FramedProtocol):
     def check_unread(self) -> None:
         """If all callers together leave too much unread, the slowest of them is closed as well."""
         super().check_unread()
-        self._make_way(self._listener.places.slowest(), "connections with unread answers")
+        self._close_displaced(self._listener.places.slowest(), "connections with unread answers")
 
     def drained(self) -> None:
         """The caller has read its answers."""
@@ -217,4 +217,4 @@ class _Caller(FramedProtocol):
 
     def _take_room(self, size_bytes: int) -> None:
         self._room_bytes = size_bytes
-        self._patience = self.loop.call_later(LARGE_FRAME_TIMEOUT_S, self.close)
+        self._first_frame_timer = self.loop.call_later(LARGE_FRAME_TIMEOUT_S, self.close)

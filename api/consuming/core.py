@@ -183,7 +183,7 @@ class ConsumerCore:
     async def unsubscribe(self) -> None:
         """Give up topics and partitions; a group is left, after an automatic commit."""
         self.check_open()
-        await self._give_up()
+        await self._leave()
 
     @property
     def subscription(self) -> frozenset[str]:
@@ -705,13 +705,13 @@ class ConsumerCore:
         self._lags.stop()
         self._wake.set()
         try:
-            await self._give_up()
+            await self._leave()
         finally:
             if self._auto_commit is not None:
                 self._auto_commit.cancel()
             await self.fetcher.close()
 
-    async def _give_up(self) -> None:
+    async def _leave(self) -> None:
         self._stop_maintenance()
         membership = self._membership
         topic_ids = {tp.topic: p.topic_id for tp, p in self.fetcher.partitions.items()}

@@ -488,13 +488,13 @@ class ProcessJob:
 
     async def _leave_group(self) -> None:
         admin = AsyncAdmin(self._router, random=self._random, timeout_ms=LEAVE_TIMEOUT_MS)
-        await give_up_places(admin, self.group_id, [history.index for history in self._histories])
+        await remove_workers(admin, self.group_id, [history.index for history in self._histories])
 
 
-# --- places in the group --------------------------------------------------------------------------
+# --- workers in the group -------------------------------------------------------------------------
 
 
-async def leave_former_places(admin: AsyncAdmin, group_id: str, *, worker_count: int) -> None:
+async def remove_former_workers(admin: AsyncAdmin, group_id: str, *, worker_count: int) -> None:
     """Give up the places of earlier jobs that a job of ``worker_count`` has no worker for.
 
     Those were killed, or ended with their cluster.
@@ -510,10 +510,10 @@ async def leave_former_places(admin: AsyncAdmin, group_id: str, *, worker_count:
     names = (member.group_instance_id or "" for member in group.members)
     numbers = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
     former = [int(number) for number in numbers if number.isdecimal()]
-    await give_up_places(admin, group_id, [index for index in former if index >= worker_count])
+    await remove_workers(admin, group_id, [index for index in former if index >= worker_count])
 
 
-async def give_up_places(admin: AsyncAdmin, group_id: str, worker_indexes: Iterable[int]) -> None:
+async def remove_workers(admin: AsyncAdmin, group_id: str, worker_indexes: Iterable[int]) -> None:
     """Put these workers out of the group, those that are in it."""
     places = [identity_of(group_id, index) for index in worker_indexes]
     try:

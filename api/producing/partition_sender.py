@@ -170,7 +170,7 @@ class PartitionSender:
         self._go_on()
         for entry in entries:
             if entry.task is not None:
-                self._owner.give_up(entry.task)
+                self._owner.cancel_task(entry.task)
             self._context.fail(entry.batch, error)
         for entry in rewrites:
             self._context.fail(entry.batch, error)
@@ -184,11 +184,11 @@ class PartitionSender:
             # Failing the first of a transaction fails the others.
             if entry.batch.created_s <= begun_before_s and entry in self._in_flight:
                 if entry.task is not None:
-                    self._owner.give_up(entry.task)
+                    self._owner.cancel_task(entry.task)
                 reason = "no answer came"
                 if entry.last_error is not ErrorCode.NONE:
                     reason = f"the last answer was {entry.last_error.name}"
-                self._give_up(entry, self._expired(entry.batch, reason), _Gap.UNKNOWN)
+                self._fail_entry(entry, self._expired(entry.batch, reason), _Gap.UNKNOWN)
         for entry in tuple(self._rewrites):
             if entry.batch.created_s <= begun_before_s:
                 self._rewrites.remove(entry)
@@ -237,7 +237,7 @@ class PartitionSender:
             payload = self._encode(entry)
         except (ValueError, TypeError, OverflowError) as error:
             invalid = InvalidRecordError(f"a record cannot be encoded: {error}")
-            self._give_up(entry, invalid, _Gap.REFUSED)
+            self._fail_entry(entry, invalid, _Gap.REFUSED)
             return
         await self._wait_for_turn(entry)
         while True:
@@ -262,7 +262,7 @@ class PartitionSender:
             if reply.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 missing_since = loop.time() if missing_since is None else missing_since
                 if (loop.time() - missing_since) * 1_000 >= UNKNOWN_TOPIC_WAIT_MS:
-                    self._give_up(entry, self._missing(reply), _Gap.UNKNOWN)
+                    self._fail_entry(entry, self._missing(reply), _Gap.UNKNOWN)
                     return
             else:
                 missing_since = None
@@ -301,7 +301,7 @@ class PartitionSender:
             return False
         if error in _REFUSED_UNSEEN and self._transactional_id is None:
             if error is ErrorCode.UNKNOWN_PRODUCER_ID:
-                self._owner.identities.give_up(self._identity)
+                self._owner.identities.discard(self._identity)
             self._refused(entry)
             return True
         if error.retriable:
@@ -311,7 +311,7 @@ class PartitionSender:
         if entry.may_be_in_log:
             gap = _Gap.UNKNOWN
             detail += "; an earlier attempt got no answer: it may or may not be in the log"
-        self._give_up(entry, exception_for(error, detail), gap, reply.refused_records)
+        self._fail_entry(entry, exception_for(error, detail), gap, reply.refused_records)
         return True
 
     def _split(self, entry: _InFlight) -> None:
@@ -340,7 +340,7 @@ class PartitionSender:
 
     # --- failure ------------------------------------------------------------------------------
 
-    def _give_up(
+    def _fail_entry(
         self, entry: _InFlight, error: OncelogError, gap: _Gap, refused: tuple[int, ...] = ()
     ) -> None:
         """``entry`` failed for good. ``gap`` says whether it may still be in the log.
@@ -518,7 +518,7 @@ class SenderOwner(Protocol):
         """Run ``work``; if a bug makes it fail, the producer fails and no future hangs."""
         ...
 
-    def give_up(self, task: asyncio.Task[None]) -> None:
+    def cancel_task(self, task: asyncio.Task[None]) -> None:
         """Cancel what ``spawn`` began, unless it is what runs."""
         ...
 

@@ -98,7 +98,7 @@ class RecordSender:
         self._requests = requests
         self._state = state
         self._tasks = SenderTasks(loop, self._crashed, self._cancelled)
-        self.spawn, self.give_up = self._tasks.spawn, self._tasks.give_up
+        self.spawn, self.cancel_task = self._tasks.spawn, self._tasks.cancel_task
         self.identities = PlainIdentities(requests, self._tasks.spawn_spare)
         self._fatal: OncelogError | None = None
         self.fencing = Fencing(state=state, requests=requests, loop=loop)
@@ -310,7 +310,7 @@ class RecordSender:
         """Fail every record whose outcome is unknown; their futures raise ``error``."""
         preparing, self._preparing = self._preparing, None
         if preparing is not None:
-            self.give_up(preparing)
+            self.cancel_task(preparing)
         self.fencing.stop()
         for sender in self._senders.values():
             sender.stop(error)
@@ -530,7 +530,7 @@ class SenderTasks:
     """The tasks of one producer: none ends unseen, and none outlives it.
 
     Runs coroutines on ``loop``; one that fails is a bug and goes to ``on_crash``.
-    ``on_cancelled`` is called for one that was cancelled, but not by ``give_up`` or ``cancel``,
+    ``on_cancelled`` is called for one that was cancelled, but not by ``cancel_task`` or ``cancel``,
     unless it was begun as one that the producer can do without.
     """
 
@@ -560,7 +560,7 @@ class SenderTasks:
         self._spare.add(task)
         return task
 
-    def give_up(self, task: asyncio.Task[None]) -> None:
+    def cancel_task(self, task: asyncio.Task[None]) -> None:
         """Cancel ``task``, whose end is of no more interest; one that runs goes on to its end."""
         if task is not asyncio.current_task(self._loop):
             self._tasks.pop(task, None)

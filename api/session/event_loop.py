@@ -56,7 +56,7 @@ PACKAGE: Final = __name__.partition(".")[0]
 _running: Final[dict[threading.Thread, asyncio.AbstractEventLoop]] = {}
 """Every thread that has not ended, even if its ``LoopThread`` is no longer referenced."""
 
-_faces: Final[weakref.WeakKeyDictionary[Any, _Abandoning]] = weakref.WeakKeyDictionary()
+_open_clients: Final[weakref.WeakKeyDictionary[Any, _Abandoning]] = weakref.WeakKeyDictionary()
 """What a program may have left open, and what then happens to it."""
 
 
@@ -86,15 +86,18 @@ class LoopOfProgram:
 
 
 def close_if_forgotten(
-    face: Any, loop_thread: LoopThread | LoopOfProgram, client: Abandonable
+    public_client: Any, loop_thread: LoopThread | LoopOfProgram, client: Abandonable
 ) -> None:
-    """Have ``client`` abandoned once nothing refers to ``face`` any more, or the program ends.
+    """Abandon ``client`` once nothing refers to ``public_client``, or when the program ends.
 
-    A ``ResourceWarning`` names the line that made it. ``client`` must not refer to ``face``.
+    A ``ResourceWarning`` names the line that made it. ``client`` must not refer to
+    ``public_client``.
     """
-    abandon = functools.partial(_abandon, loop_thread, client, type(face).__name__, _caller())
-    _faces[face] = abandon
-    weakref.finalize(face, abandon).atexit = False
+    abandon = functools.partial(
+        _abandon, loop_thread, client, type(public_client).__name__, _caller()
+    )
+    _open_clients[public_client] = abandon
+    weakref.finalize(public_client, abandon).atexit = False
 
 
 def _caller() -> str:
@@ -132,7 +135,9 @@ def _log_left(
 
 def _end_all() -> None:
     """End what the program left open, or the interpreter warns as it destroys the tasks."""
-    begun = [leaving for abandon in tuple(_faces.values()) if (leaving := abandon()) is not None]
+    begun = [
+        leaving for abandon in tuple(_open_clients.values()) if (leaving := abandon()) is not None
+    ]
     concurrent.futures.wait(begun, EXIT_MS / 1_000)
     for thread, loop in tuple(_running.items()):
         if not thread.is_alive():

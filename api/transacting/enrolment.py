@@ -71,7 +71,7 @@ class ProducerEnrolments:
         self._ended_s: float | None = None
         self._begun: _Begun | None = None
         """Begun ahead and untouched since: to be taken over, or ended."""
-        self._is_owed = False
+        self._must_end = False
         """Whether it must be ended: it may no longer be taken over."""
         self._ending = asyncio.Lock()
         self._expiry_timer: asyncio.TimerHandle | None = None
@@ -138,7 +138,7 @@ class ProducerEnrolments:
         if reply is None:
             return
         self.close()
-        self._begun, self._is_owed = None, False
+        self._begun, self._must_end = None, False
         if reply.enrolments and asked_s is not None:
             self._begun = _Begun(asked_s, _tickets(reply.enrolments))
             patience_s = self._ahead_s if self._is_fresh(self._begun) else 0
@@ -147,9 +147,9 @@ class ProducerEnrolments:
     async def end_ahead(self, *, within_ms: int | None = None) -> EndTxnReply:
         """Abort what was begun ahead and not taken over, if anything; safe to repeat."""
         async with self._ending:
-            if self._begun is None and not self._is_owed:
+            if self._begun is None and not self._must_end:
                 return EndTxnReply()
-            self._begun, self._is_owed = None, True
+            self._begun, self._must_end = None, True
             state = self._state
             reply = await self._requests.end(
                 EndTxnRequest(
@@ -161,7 +161,7 @@ class ProducerEnrolments:
                 within_ms=within_ms,
             )
             if reply.error is ErrorCode.NONE:
-                self._is_owed = False
+                self._must_end = False
                 state.identity = ProducerIdentity(
                     producer_id=reply.producer_id, producer_epoch=reply.producer_epoch
                 )

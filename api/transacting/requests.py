@@ -440,7 +440,7 @@ class PlainIdentities:
         if ticket is not None and (task is None or task.done()):
             self._renewing[identity.producer_id] = self._spawn(self._renew(identity, ticket))
 
-    def give_up(self, identity: ProducerIdentity) -> None:
+    def discard(self, identity: ProducerIdentity) -> None:
         """A leader refused our ticket: start nothing new with this id."""
         self._tickets.pop(identity.producer_id, None)
         if self.current is not None and self.current.producer_id == identity.producer_id:

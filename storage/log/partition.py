@@ -177,7 +177,7 @@ class PartitionLog(ReadableLog):
         self._ledger.check()
         if self._segments.active.size_bytes == 0:
             return
-        self._aborted.enter_owed()
+        self._aborted.enter_pending()
         try:
             self.write_snapshot(snapshot)
             self._segments.roll(
@@ -207,8 +207,8 @@ class PartitionLog(ReadableLog):
         ledger = self._ledger
         if ledger.failure is not None:
             ledger.check()
-        if self._aborted.owed:
-            self._aborted.enter_owed()
+        if self._aborted.pending:
+            self._aborted.enter_pending()
         base_offset, active = header.base_offset, self._segments.active
         last_offset = base_offset + header.last_offset_delta
         if (
@@ -234,7 +234,7 @@ class PartitionLog(ReadableLog):
         """
         ledger = self._ledger
         ledger.check()
-        self._aborted.enter_owed()
+        self._aborted.enter_pending()
         base_offset, log_end_offset = header.base_offset, self.log_end_offset
         segment_end = self._segments.active.base_offset + RELATIVE_OFFSET_MAX + 1
         if (
@@ -272,7 +272,7 @@ class PartitionLog(ReadableLog):
         """Index an aborted transaction whose marker, at ``last_offset``, has been appended.
 
         Known ones are ignored, so recovery may replay them. Durable with the next sync
-        point, or owed if there is no room: see ``indexed_end_offset``. OSError: the log is
+        point, or pending if there is no room: see ``indexed_end_offset``. OSError: the log is
         offline, and the last stable offset must not move.
         """
         self._ledger.check()
@@ -287,7 +287,7 @@ class PartitionLog(ReadableLog):
 
     @property
     def indexed_end_offset(self) -> int:
-        """Exclusive: no reader or sync may go past it. The log end unless an entry is owed."""
+        """Exclusive: no reader or sync may go past it. The log end unless an entry is pending."""
         return self._aborted.covered_end(self.log_end_offset)
 
     def assign_leader_epoch(self, epoch: int, start_offset: int) -> None:
@@ -341,13 +341,13 @@ class PartitionLog(ReadableLog):
     def sync_point(self) -> SyncPoint:
         """All that is not durable yet, up to the current log end offset; cheap.
 
-        Only up to a marker whose index entry is owed, if another attempt fails. Run it in
+        Only up to a marker whose index entry is pending, if another attempt fails. Run it in
         any thread while appends go on, then call ``mark_synced``. OSError: offline, or no
         descriptors are left.
         """
-        if self._aborted.owed:
+        if self._aborted.pending:
             try:
-                self._aborted.enter_owed()
+                self._aborted.enter_pending()
             except OSError:
                 self._ledger.check()
         return self._ledger.capture(self.indexed_end_offset, self.generation)
@@ -521,7 +521,7 @@ class PartitionLog(ReadableLog):
 
     def _close_clean(self, snapshot: Sequence[ProducerSnapshotEntry]) -> None:
         active = self._segments.active
-        self._aborted.enter_owed()
+        self._aborted.enter_pending()
         self.write_snapshot(snapshot)
         for handle in active.write_sealed(self._epochs.pairs):
             self._ledger.mark_written(handle, close_when_synced=True)
@@ -540,51 +540,51 @@ class AbortedEntries:
     """The aborted transactions of one log that are still to be entered; oldest marker first.
 
     Each goes into the index of its segment at once, or when the disk has room. The marker is in the
-    log first. An entry for which the disk has no room is *owed*: it is retried with every append
+    log first. An entry for which the disk has no room is *pending*: it is retried with every append
     and every sync, nothing is appended behind its marker meanwhile, and no sync point reaches past
     it. So neither the recovery point nor the high watermark passes the marker, and its transaction
     holds back the last stable offset.
     """
 
-    __slots__ = ("_is_replaying", "_ledger", "_segments", "owed")
+    __slots__ = ("_is_replaying", "_ledger", "_segments", "pending")
 
     def __init__(self, segments: SegmentList, ledger: SyncLedger) -> None:
         self._segments = segments
         self._ledger = ledger
         self._is_replaying = False
-        self.owed: list[AbortedIndexEntry] = []
+        self.pending: list[AbortedIndexEntry] = []
         """Bounded by what a recovery replays; while a log is led there is at most one."""
 
     def begin_replay(self) -> None:
-        """Owe every entry from here to ``end_replay``: the replay may yet be refused."""
+        """Keep every entry pending from here to ``end_replay``: the replay may yet be refused."""
         self._is_replaying = True
-        self.owed.clear()
+        self.pending.clear()
 
     def end_replay(self) -> None:
         """Enter what the replay found, and nothing else that is not trusted. OSError."""
         self._is_replaying = False
-        self.enter_owed()
+        self.enter_pending()
         for segment in self._segments.from_offset(self._segments.first.base_offset):
             handle = segment.txn_index.drop_stale()
             if handle is not None:
                 self._ledger.mark_written(handle)
 
     def enter(self, entry: AbortedIndexEntry) -> None:
-        """Enter it, or owe it. OSError: the log is offline."""
-        self.owed.append(entry)
+        """Enter it, or keep it pending. OSError: the log is offline."""
+        self.pending.append(entry)
         if self._is_replaying:
             return
         try:
-            self.enter_owed()
+            self.enter_pending()
         except OSError:
             if self._ledger.failure is not None:
                 raise
 
-    def enter_owed(self) -> None:
-        """Enter all that is owed. OSError: some still is; offline unless the error is transient."""
+    def enter_pending(self) -> None:
+        """Enter all that is pending. OSError: some still is; offline unless it is transient."""
         entered = 0
         try:
-            for entry in self.owed:
+            for entry in self.pending:
                 index = self._segments.holding(entry.last_offset).txn_index
                 handle = index.append(entry)
                 if handle is not None:
@@ -596,12 +596,12 @@ class AbortedEntries:
                 self._ledger.fail(error)
             raise
         finally:
-            del self.owed[:entered]
+            del self.pending[:entered]
 
     def covered_end(self, log_end_offset: int) -> int:
         """Exclusive: every transaction aborted below it is in the index."""
-        return self.owed[0].last_offset if self.owed else log_end_offset
+        return self.pending[0].last_offset if self.pending else log_end_offset
 
     def cut(self, offset: int) -> None:
         """The log now ends at ``offset``: markers from there on are gone."""
-        self.owed = [entry for entry in self.owed if entry.last_offset < offset]
+        self.pending = [entry for entry in self.pending if entry.last_offset < offset]

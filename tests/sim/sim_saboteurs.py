@@ -403,7 +403,7 @@ def _no_delivery_deadline() -> Any:
 
 
 def _owed_entries_hold_nothing() -> Any:
-    """Readers and syncs pass a marker whose entry in the aborted index is still owed."""
+    """Readers and syncs pass a marker whose entry in the aborted index is still pending."""
     return mock.patch.object(AbortedEntries, "covered_end", lambda _self, log_end: log_end)
 
 
@@ -599,7 +599,7 @@ SABOTEURS = (
         changes={"hijackers": 2},
     ),
     Saboteur(
-        name="owed entries of the aborted index",
+        name="pending entries of the aborted index",
         sabotage=_owed_entries_hold_nothing,
         checker="AbortedReads",
         changes=ALONE | REFUSED | {"disk_refusal": 8.0, "abort_ratio": 0.5, "readers": 2},

@@ -86,7 +86,7 @@ async def useful(_: object) -> str:
 
 PROTECTIONS = {
     "a controller that can decide nothing makes way": (
-        lambda: mock.patch.object(ControllerServer, "_uselessness", useful),
+        lambda: mock.patch.object(ControllerServer, "_resign_reason", useful),
         "isolated",
         1,
     ),

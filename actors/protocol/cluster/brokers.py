@@ -130,7 +130,7 @@ def decide_register(
     known = brokers.get(request.broker_id)
     is_other = known is not None and not request.disk.may_be(known.disk)
     if known is not None and is_other:
-        detail = _in_the_way(topics, known, request)
+        detail = _registration_refusal(topics, known, request)
         if detail:
             return refused(request, ErrorCode.DUPLICATE_BROKER_REGISTRATION, detail)
     is_same = known is not None and known.directory_id == request.directory_id and not is_other
@@ -178,7 +178,9 @@ def own_node(brokers: Brokers, broker_id: int, *, data_dir: str, rack: str) -> R
     return (record,)
 
 
-def _in_the_way(topics: Topics, known: BrokerState, request: RegisterBrokerRequest) -> str:
+def _registration_refusal(
+    topics: Topics, known: BrokerState, request: RegisterBrokerRequest
+) -> str:
     """Why another directory cannot take a broker's number; "" if it can."""
     who = (
         f"broker {known.broker_id} has the directory {known.directory_id} in {known.data_dir!r}, "

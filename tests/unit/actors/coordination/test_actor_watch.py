@@ -137,10 +137,10 @@ def test_who_dies_is_silent_at_once_until_it_answers_again():
         killed_s = loop.time()
         actors.kill("b")
         seen = await checking
-        assert (seen.silent_actors, seen.is_news) == (("b",), True)
+        assert (seen.silent_actors, seen.has_new_death) == (("b",), True)
         assert loop.time() == killed_s
         seen = await actors.watch.check(("a", "b"))
-        assert (seen.silent_actors, seen.is_news) == (("b",), False)
+        assert (seen.silent_actors, seen.has_new_death) == (("b",), False)
         assert loop.time() > killed_s
         actors.dead.clear()
         assert await actors.watch.check(("a", "b")) == WatchReport()
@@ -160,7 +160,7 @@ def test_who_dies_between_two_looks_is_told_by_the_next_at_once():
         await asyncio.sleep(0.1)
         begun_s = loop.time()
         seen = await actors.watch.check(("a", "b", "c"))
-        assert (seen.silent_actors, seen.is_news) == (("a", "b"), True)
+        assert (seen.silent_actors, seen.has_new_death) == (("a", "b"), True)
         assert loop.time() == begun_s
 
     play(scenario)
