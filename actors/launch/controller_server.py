@@ -18,7 +18,7 @@ from oncelog.actors.launch.metadata_voter import ask_voters
 from oncelog.actors.launch.server_metrics import ControllerMetrics
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.process.metrics import NO_METRICS
-from oncelog.actors.protocol.cluster.quorum import Candidacy, may_stand, with_epoch
+from oncelog.actors.protocol.cluster.quorum import Candidacy, may_be_candidate, with_epoch
 from oncelog.actors.protocol.messages.cluster import (
     BecomeLeaderReply,
     ShutdownReply,
@@ -96,7 +96,7 @@ class ControllerServer(Controller, ReplicaServer):
             machine=self.machine, sink=environment.metrics, broker_id=config.broker_id
         )
         self.begin()
-        self._tasks.spawn(self._watch_use())
+        self._tasks.spawn(self._resign_when_useless())
 
     def __repr__(self) -> str:
         return "Controller"
@@ -146,7 +146,7 @@ class ControllerServer(Controller, ReplicaServer):
         log.voters, log.disks = voters, dict(electorate.disks)
         state = log.load_state()
         epoch = max(last_epoch, state.epoch, self._reported_epoch) + 1
-        if not may_stand(state, voters, own):
+        if not may_be_candidate(state, voters, own):
             self._resign(f"its log names {voters} as voters")
         elif len(voters) == 1 or await self._is_elected(epoch):
             return BecomeLeaderReply(leader_epoch=epoch)
@@ -187,7 +187,7 @@ class ControllerServer(Controller, ReplicaServer):
 
     # --- of no use ------------------------------------------------------------------------
 
-    async def _watch_use(self) -> None:
+    async def _resign_when_useless(self) -> None:
         """End this controller once it has been of no use for too long; a task of its own."""
         limit_ms = self.config.cluster.controller_session_timeout_ms
         good_ms = loop_ms()
@@ -196,11 +196,11 @@ class ControllerServer(Controller, ReplicaServer):
             await asyncio.sleep(USE_CHECK_MS / 1000)
             reason = await self._resign_reason()
             now_ms = loop_ms()
-            has_stood_still = now_ms - before_ms > 2 * (USE_CHECK_MS + limit_ms)
+            was_suspended = now_ms - before_ms > 2 * (USE_CHECK_MS + limit_ms)
             may_follow = bool(reason) and (
                 self._others_may_follow() or await self._others_know_voters()
             )
-            if not reason or has_stood_still or not may_follow:
+            if not reason or was_suspended or not may_follow:
                 good_ms = now_ms
             elif now_ms - good_ms >= (UNELECTED_FACTOR if reason == _UNELECTED else 1) * limit_ms:
                 self._resign(reason)

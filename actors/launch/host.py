@@ -207,9 +207,9 @@ class Host:
         if server is not None and self._servers.get(key) is server and not server.is_stopped:
             _logger.warning("%r begins again: %s", server, error)
             del self._servers[key]
-            self._tasks.spawn(self._begin_again(server))
+            self._tasks.spawn(self._restart_server(server))
 
-    async def _begin_again(self, server: ReplicaServer) -> None:
+    async def _restart_server(self, server: ReplicaServer) -> None:
         await server.end()
         await self._hold_listed()
 

@@ -23,7 +23,7 @@ from oncelog.actors.interfaces import Transport, broker_actor
 from oncelog.actors.launch.assembly import Environment
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.clock import loop_ms
-from oncelog.actors.protocol.cluster.quorum import NO_DISKS, Candidacy, may_stand
+from oncelog.actors.protocol.cluster.quorum import NO_DISKS, Candidacy, may_be_candidate
 from oncelog.actors.protocol.messages.brokers import Disk
 from oncelog.actors.protocol.messages.replication import (
     DescribeVoterReply,
@@ -252,7 +252,7 @@ class MetadataVoter:
         cluster, own = self._config.cluster, self._config.broker_id
         silent_ms = self._silent_ms()
         voters = copy.electorate.voters
-        if not may_stand(copy.state, voters, own):
+        if not may_be_candidate(copy.state, voters, own):
             return False
         if silent_ms <= voters.index(own) * NEXT_IN_ORDER_MS:
             return False

@@ -121,7 +121,7 @@ class FollowerLog(ReplicaLog):
             return ReplicateReply(error=ErrorCode.KAFKA_STORAGE_ERROR, detail=str(damage))
         except OSError as refused:
             ends_at = self.machine.log_end_offset + 1
-            self.refusal.met(refused, ends_at=ends_at, now_ms=loop_ms())
+            self.refusal.record(refused, ends_at=ends_at, now_ms=loop_ms())
             self._on_disk_refusal("replicate to", refused)
             return ReplicateReply(error=ErrorCode.KAFKA_STORAGE_ERROR, detail=str(refused))
         follower.done(request, verdict)

@@ -54,14 +54,14 @@ class DiskRefusal:
 
     def __init__(self) -> None:
         self.reason = ""
-        self._since_ms = self._met_ms = 0
+        self._since_ms = self._refused_ms = 0
         self._ends_at = 0
 
-    def met(self, error: OSError, *, ends_at: int, now_ms: int) -> None:
+    def record(self, error: OSError, *, ends_at: int, now_ms: int) -> None:
         """It has refused, until the log is synced up to ``ends_at`` (exclusive)."""
         if self.lasts_ms(now_ms) is None:
             self._since_ms = now_ms
-        self.reason, self._met_ms, self._ends_at = str(error), now_ms, ends_at
+        self.reason, self._refused_ms, self._ends_at = str(error), now_ms, ends_at
 
     def synced(self, end_offset: int) -> None:
         """The log is synced up to ``end_offset`` (exclusive)."""
@@ -70,7 +70,7 @@ class DiskRefusal:
 
     def lasts_ms(self, now_ms: int) -> int | None:
         """For how long it has refused; ``None`` if it does not, for all that is known."""
-        if not self.reason or now_ms - self._met_ms > REFUSAL_MEMORY_MS:
+        if not self.reason or now_ms - self._refused_ms > REFUSAL_MEMORY_MS:
             return None
         return now_ms - self._since_ms
 
@@ -255,7 +255,7 @@ class GroupSync:
             self._on_failure(error)
             return
         ends_at = self._machine.log_end_offset
-        self._refusal.met(error, ends_at=ends_at, now_ms=loop_ms())
+        self._refusal.record(error, ends_at=ends_at, now_ms=loop_ms())
         if not self._is_refused:
             self._is_refused = True
             _logger.warning("%s: a sync is repeated: %s", self._machine.topic_partition, error)

@@ -196,7 +196,7 @@ class LogDirectories:
         self._placed: DirectoryAssignment | None = None
         """What ``place`` decided; ``None`` is the own directory."""
 
-    def are_several(self, own: DirectoryIdentity) -> bool:
+    def has_several(self, own: DirectoryIdentity) -> bool:
         """Whether the replica may be elsewhere than in the own directory.
 
         That of a coordinator is not: a program connects once all of them lead, so another disk that
@@ -237,7 +237,7 @@ class LogDirectories:
         """Whether ``place`` decided for another than the own directory."""
         return self._placed is not None
 
-    def is_as_placed(self) -> bool:
+    def is_in_assigned_directory(self) -> bool:
         """Whether the replica is still assigned where ``place`` put it. OSError, CorruptDataError.
 
         True, and the replica's directory locked: it stays so until this one forgets it, as others
@@ -251,9 +251,10 @@ class LogDirectories:
         """The replica's files were removed for good, durably; ``lock`` and its directory are held.
 
         What another incarnation was assigned stays, unless that is the same: it will notice once it
-        has the directory (``is_as_placed``). Durable on return. OSError, CorruptDataError.
+        has the directory (``is_in_assigned_directory``). Durable on return. OSError,
+        CorruptDataError.
         """
-        if self._placed is not None and self.is_as_placed():
+        if self._placed is not None and self.is_in_assigned_directory():
             self._filesystem.remove(self._assignment_file)
             self._filesystem.sync_directory(self._assignment_file.parent)
 

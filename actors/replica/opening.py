@@ -160,7 +160,7 @@ class ReplicaDirectory:
         CorruptDataError.
         """
         owner = self._owner
-        if owner is None or not self._directories.are_several(owner):
+        if owner is None or not self._directories.has_several(owner):
             return
         place = functools.partial(
             self._directories.place, owner, expected.topic_id, is_in_sync=expected.is_in_sync
@@ -214,7 +214,7 @@ class ReplicaDirectory:
                 await asyncio.sleep(LOCK_RETRY_MS / 1000)
             except FileNotFoundError as error:
                 raise DirectoryRemovedError(*error.args, str(self._path)) from error
-        if self._lock is not None and not self._directories.is_as_placed():
+        if self._lock is not None and not self._directories.is_in_assigned_directory():
             # Before it was made here it was forgotten, or a successor was sent elsewhere: nothing
             # says that we are here.
             self.release()

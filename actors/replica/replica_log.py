@@ -300,7 +300,7 @@ class ReplicaLog:
             if log.failure is not None:
                 self._on_disk_failure("write to", error)
             else:
-                self.refusal.met(error, ends_at=base_offset + 1, now_ms=loop_ms())
+                self.refusal.record(error, ends_at=base_offset + 1, now_ms=loop_ms())
             return AppendOutcome(error=ErrorCode.KAFKA_STORAGE_ERROR)
         if self.replicator is not None:
             self.replicator.appended()

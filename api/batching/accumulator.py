@@ -192,14 +192,14 @@ class Accumulator:
 
     # --- event loop ---------------------------------------------------------------------------
 
-    def linger_over(self) -> None:
+    def end_linger(self) -> None:
         """The linger time has passed: open batches may be sent as they are."""
         with self._lock:
             self._is_lingering = False
             for queue in self._all_queues():
                 queue.is_due = self._has_open(queue)
 
-    def fulls_seen(self) -> bool:
+    def take_full_batches(self) -> bool:
         """The loop handles full batches now; a later one wakes it again.
 
         Returns whether a linger time must begin: the record that filled a batch may have begun the

@@ -596,10 +596,10 @@ class ConsumerCore:
         self.check_open()
         self.group_id("commit")
         await self._commit(
-            self._in_their_topics(offsets), timeout_ms=self.settings.default_api_timeout_ms
+            self._with_topic_ids(offsets), timeout_ms=self.settings.default_api_timeout_ms
         )
 
-    def _in_their_topics(
+    def _with_topic_ids(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """``offsets`` with the ids of the topics that they were read in."""
@@ -613,7 +613,7 @@ class ConsumerCore:
 
     def _delivered(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """What an automatic commit commits: all that was delivered so far."""
-        return self._in_their_topics(
+        return self._with_topic_ids(
             {tp: OffsetAndMetadata(offset=offset) for tp, offset in self.positions().items()}
         )
 

@@ -218,7 +218,7 @@ class ProducerCore:
                 reply = await self._commit_offsets(state, offsets, group)
             except asyncio.CancelledError:
                 # The outcome is unknown: the transaction must not commit without them.
-                self.sender.spoil(
+                self.sender.fail_transaction(
                     TransactionAbortableError(
                         "send_offsets_to_transaction() was cancelled before its outcome was known"
                     ),
@@ -226,7 +226,7 @@ class ProducerCore:
                 )
                 raise
             if reply.error is not ErrorCode.NONE:
-                # Even a timeout spoils the transaction: it must not commit without them.
+                # Even a timeout fails the transaction: it must not commit without them.
                 raise self.sender.failed("txn_offset_commit", reply)
 
     def offsets_refused(self, error: BaseException) -> None:

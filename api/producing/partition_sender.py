@@ -6,7 +6,7 @@ waits until it is the oldest in flight.
 
 Without a transaction, a batch that fails for good leaves a gap that the leader will not pass. The
 partition then waits until nothing is in flight and continues under the next producer epoch, from
-sequence 0. In a transaction any failure spoils the whole, and its end brings the next epoch.
+sequence 0. In a transaction any failure fails the whole, and its end brings the next epoch.
 Source: KIP-98, "Idempotent producer guarantees"; KIP-360.
 
 One file: what becomes of a batch is told where it is decided, to its futures, counters and log.
@@ -523,7 +523,7 @@ class SenderOwner(Protocol):
         ...
 
     def batch_failed(self, error: OncelogError) -> None:
-        """A batch failed for good: spoil the transaction, if there is one."""
+        """A batch failed for good: fail the transaction, if there is one."""
         ...
 
 
@@ -570,7 +570,7 @@ class UnreportedFailures:
         self._unlogged_count += record_count
         if self._timer is None:
             self._log()
-            self._timer = self._loop.call_later(LINE_PERIOD_S, self._period_over)
+            self._timer = self._loop.call_later(LINE_PERIOD_S, self._on_period_end)
 
     def take(self) -> OncelogError | None:
         """The first failure still unexamined, for ``flush`` to raise; returned once."""
@@ -585,11 +585,11 @@ class UnreportedFailures:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _period_over(self) -> None:
+    def _on_period_end(self) -> None:
         self._timer = None
         if self._unlogged_count:
             self._log()
-            self._timer = self._loop.call_later(LINE_PERIOD_S, self._period_over)
+            self._timer = self._loop.call_later(LINE_PERIOD_S, self._on_period_end)
 
     def _log(self) -> None:
         count, self._unlogged_count = self._unlogged_count, 0

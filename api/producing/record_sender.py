@@ -38,7 +38,7 @@ from oncelog.api.transacting.producer_transaction import (
     ProducerTransaction,
     TransactionStatus,
     abort_after,
-    for_the_others,
+    error_of_others,
     severity,
     unanswered,
 )
@@ -259,7 +259,7 @@ class RecordSender:
         if self._accumulator.buffered_bytes < self.settings.buffer_memory:
             return True
         # Send what lingers for more records: none can be accepted while memory is full.
-        self._linger_over()
+        self._end_linger()
         return False
 
     # --- what the producer asks ---------------------------------------------------------------
@@ -317,26 +317,26 @@ class RecordSender:
         self._context.drop(error)
         self._progress.set()
 
-    def spoil(self, error: OncelogError, weight: ErrorClass) -> None:
+    def fail_transaction(self, error: OncelogError, weight: ErrorClass) -> None:
         """The transaction cannot continue or, with a fatal ``weight``, the producer cannot."""
         if self._state is None:
             return
         self._state.fail(error, weight)
         is_fatal = self._state.status is TransactionStatus.FATAL_ERROR
-        self.stop(for_the_others(error, is_fatal=is_fatal))
+        self.stop(error_of_others(error, is_fatal=is_fatal))
 
     def failed(self, method: str, reply: Reply, call_again: str = "") -> OncelogError:
         """What to raise for a final ``reply``; its weight is noted in the transaction's state.
 
         A retriable code means that time ran out. With ``call_again`` the state stays as it is
-        and the application makes the same call again; without it the transaction is spoilt.
+        and the application makes the same call again; without it the transaction fails.
         """
         weight = severity(method, reply.error)
         if weight is ErrorClass.RETRIABLE and call_again:
             return unanswered(call_again, reply, self.settings.max_block_ms)
         detail = f"{method}: {reply.detail or exception_for(reply.error)}"
         error = exception_for(reply.error, detail)
-        self.spoil(error, weight)
+        self.fail_transaction(error, weight)
         is_over = self._state is None or self._state.status is not TransactionStatus.ABORTABLE_ERROR
         return error if is_over or error.abortable else abort_after(error)
 
@@ -365,7 +365,7 @@ class RecordSender:
 
     def batch_failed(self, error: OncelogError) -> None:
         """A batch failed for good: its transaction, if there is one, cannot commit."""
-        self.spoil(error, severity("produce", error.code))
+        self.fail_transaction(error, severity("produce", error.code))
 
     # --- sending ------------------------------------------------------------------------------
 
@@ -388,8 +388,8 @@ class RecordSender:
             return
         self._deadline.watch()
         linger_s = self.settings.linger_ms / 1_000
-        if wake is Wake.LINGER or self._accumulator.fulls_seen():
-            self._loop.call_later(linger_s, self._linger_over)
+        if wake is Wake.LINGER or self._accumulator.take_full_batches():
+            self._loop.call_later(linger_s, self._end_linger)
         if wake is Wake.LINGER and self._is_enrolled_by_habit():
             self._prepare_early()
         elif wake is Wake.LINGER:
@@ -397,8 +397,8 @@ class RecordSender:
         else:
             self._send_due()
 
-    def _linger_over(self) -> None:
-        self._accumulator.linger_over()
+    def _end_linger(self) -> None:
+        self._accumulator.end_linger()
         self._deadline.watch()
         self._send_due()
 
@@ -508,7 +508,7 @@ class RecordSender:
                 "when they shut down",
                 advice="call abort_transaction()",
             )
-            self.spoil(error, ErrorClass.ABORTABLE)
+            self.fail_transaction(error, ErrorClass.ABORTABLE)
 
 
 def open_batches_for(settings: ProducerSettings, router: Router) -> OpenBatches:

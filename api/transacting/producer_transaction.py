@@ -437,7 +437,7 @@ def abort_after(error: OncelogError, *, in_another_part: bool = False) -> Transa
     return abortable
 
 
-def for_the_others(error: OncelogError, *, is_fatal: bool) -> OncelogError:
+def error_of_others(error: OncelogError, *, is_fatal: bool) -> OncelogError:
     """The error of the transaction's other records when one failed with ``error``."""
     if not is_fatal:
         return abort_after(error, in_another_part=True)

@@ -234,7 +234,7 @@ class TransactionRequests:
 
         return await self._repeat("add_partitions_to_txn", attempt)
 
-    async def why_fenced(
+    async def fencing_error(
         self, transactional_id: str, identity: ProducerIdentity, partition: TopicPartition
     ) -> Reply:
         """Why a leader refused the epoch of ``identity``, according to its coordinator.
@@ -379,7 +379,9 @@ class Fencing:
         question = self._question
         if question is None:
             question = self._question = self._loop.create_task(
-                self._requests.why_fenced(state.transactional_id, state.identity, topic_partition)
+                self._requests.fencing_error(
+                    state.transactional_id, state.identity, topic_partition
+                )
             )
         await asyncio.wait((question,))
         why = Reply() if question.cancelled() else question.result()

@@ -332,8 +332,8 @@ class CleaningRound:
                 for header, frame in reader.replay(start):
                     yield from self._charge(header)
                     if header.is_control:
-                        transactions.meet_control(header, decode_control(frame, header))
-                    elif not transactions.meet_data(header) and header.record_count:
+                        transactions.observe_control(header, decode_control(frame, header))
+                    elif not transactions.observe_data(header) and header.record_count:
                         if not keys.has_room_for(header.record_count):
                             return header.base_offset
                         _record_keys(keys, header, frame)

@@ -20,7 +20,7 @@ from oncelog.actors.protocol.cluster.quorum import (
     Vote,
     VoterState,
     decide_vote,
-    may_stand,
+    may_be_candidate,
     with_epoch,
 )
 from oncelog.actors.protocol.messages.replication import ReplicateRequest, VoteReply, VoteRequest
@@ -192,7 +192,7 @@ class World:
         voters = self.voters_of(node)
         if not node.is_up or node.quorum is not None or node.is_blank:
             return
-        if not self.may_stand(node, voters):
+        if not self.may_be_candidate(node, voters):
             return
         node.sync()
         newest = max(node.state.epoch, node.machine.leader_epoch, node.position.epoch)
@@ -212,8 +212,8 @@ class World:
         ]
         self.elect(node)
 
-    def may_stand(self, node: Node, voters: tuple[int, ...]) -> bool:
-        return may_stand(node.state, voters, node.broker_id)
+    def may_be_candidate(self, node: Node, voters: tuple[int, ...]) -> bool:
+        return may_be_candidate(node.state, voters, node.broker_id)
 
     def elect(self, node: Node) -> None:
         candidacy = node.candidacy

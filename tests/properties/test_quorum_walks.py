@@ -98,7 +98,7 @@ class VotesWithoutItsDisk(Node):
 
 
 class BelievesHalfACopy(World):
-    def may_stand(self, node: Node, voters: tuple[int, ...]) -> bool:
+    def may_be_candidate(self, node: Node, voters: tuple[int, ...]) -> bool:
         return node.broker_id in voters
 
 

@@ -31,7 +31,7 @@ def _no_end() -> Any:
         assert server is not None
         await self._hold_listed()
 
-    return mock.patch.object(Host, "_begin_again", begin_again)
+    return mock.patch.object(Host, "_restart_server", begin_again)
 
 
 def _no_look() -> Any:

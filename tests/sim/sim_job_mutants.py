@@ -36,7 +36,7 @@ def _forgotten_tokens() -> Iterator[None]:
     """What is committed is asked for by its token, and once more by the version in it."""
     with (
         mock.patch.object(transaction_runs, "is_token_committed", return_value=False),
-        mock.patch.object(transaction_checks, "names_the_same", return_value=False),
+        mock.patch.object(transaction_checks, "is_same_commit", return_value=False),
     ):
         yield
 

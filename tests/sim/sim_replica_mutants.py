@@ -165,7 +165,7 @@ def any_epoch() -> Iterator[None]:
 
 def _old_acknowledgements() -> Any:
     """What a replica had before it came back with another disk counts still."""
-    return mock.patch.object(FollowerProgress, "begin_anew")
+    return mock.patch.object(FollowerProgress, "reset")
 
 
 def _snapshots_without_epochs() -> Any:

@@ -298,8 +298,8 @@ def _aborted_records_supersede() -> Any:
     """Compaction drops a committed record for a newer one that was aborted."""
 
     class Trusting(CleanedTransactions):
-        def meet_data(self, header: BatchHeader) -> bool:
-            super().meet_data(header)
+        def observe_data(self, header: BatchHeader) -> bool:
+            super().observe_data(header)
             return False
 
     return mock.patch.object(compactor, "CleanedTransactions", Trusting)

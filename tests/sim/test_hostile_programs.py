@@ -214,14 +214,14 @@ def _two_tasks_may_read_at_once() -> Iterator[None]:
 @contextmanager
 def _interrupted_positions_are_forgotten() -> Iterator[None]:
     """A transaction commits although nobody knows whether its positions are in it."""
-    spoil = RecordSender.spoil
+    fail_transaction = RecordSender.fail_transaction
 
     def forget(self: RecordSender, error: OncelogError, weight: ErrorClass) -> None:
         if "was cancelled" not in str(error):
-            spoil(self, error, weight)
+            fail_transaction(self, error, weight)
 
     with (
-        mock.patch.object(RecordSender, "spoil", forget),
+        mock.patch.object(RecordSender, "fail_transaction", forget),
         mock.patch.object(ProducerTransaction, "offsets_refused"),
     ):
         yield

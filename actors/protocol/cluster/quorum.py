@@ -134,7 +134,7 @@ def with_epoch(state: VoterState, epoch: int) -> VoterState:
     return structs.replace(state, epoch=epoch, voted_for=NOBODY)
 
 
-def may_stand(state: VoterState, voters: Collection[int], broker_id: int) -> bool:
+def may_be_candidate(state: VoterState, voters: Collection[int], broker_id: int) -> bool:
     """Whether the log of a broker, which names ``voters``, lets it become the controller.
 
     Half of a copy may end where the founder was alone: a founder that has lost its disk since, and

@@ -468,9 +468,9 @@ class GroupMachine(GroupTable):
             return []
         turn = self._turn(group, now_ms)
         if timer.kind is TimerKind.JOIN:
-            turn.join_time_over()
+            turn.on_join_timeout()
         elif timer.kind is TimerKind.SYNC:
-            turn.sync_time_over()
+            turn.on_sync_timeout()
         elif timer.kind is TimerKind.PENDING_MEMBER:
             turn.drop_pending_member_id(timer.member_id)
             turn.maybe_complete_join()

@@ -173,13 +173,13 @@ class GroupTurn:
 
     def rejoin(self, member: GroupMember, request: JoinGroupRequest, call_id: int) -> None:
         """Let a known member join: the generation goes on, if it can, or a rebalance begins."""
-        if member.protocols == request.protocols and self._goes_on_with(member):
+        if member.protocols == request.protocols and self._keeps_generation(member):
             self._join_unchanged(member, call_id)
         else:
             self._update(member, request)
             self._join_once_durable(member, call_id)
 
-    def _goes_on_with(self, member: GroupMember) -> bool:
+    def _keeps_generation(self, member: GroupMember) -> bool:
         """Whether the generation goes on when a member joins again as it was.
 
         When the leader of a stable one does, it wants to assign anew.
@@ -342,7 +342,7 @@ class GroupTurn:
         else:
             self._set(TimerKind.JOIN, group.rebalance_timeout_ms)
 
-    def join_time_over(self) -> None:
+    def on_join_timeout(self) -> None:
         """The join timer fired: extend the initial delay, or begin the generation."""
         group = self.group
         if group.state is not GroupState.PREPARING_REBALANCE:
@@ -411,7 +411,7 @@ class GroupTurn:
         if self.group.have_all_synced:
             self._cancel(TimerKind.SYNC)
 
-    def sync_time_over(self) -> None:
+    def on_sync_timeout(self) -> None:
         """The sync timer fired: members that never asked for their assignment are removed."""
         group = self.group
         late = [member for member in group.members.values() if not member.has_synced]
@@ -452,7 +452,7 @@ class GroupTurn:
         member = self._joining(write, reply, error)
         if member is None:
             return
-        if self._goes_on_with(member):
+        if self._keeps_generation(member):
             self._join_unchanged(member, write.join_call)
         else:
             self._park_join(member, write.join_call)

@@ -228,7 +228,7 @@ class FollowerProgress:
         self.match_offset = NO_OFFSET
         self._had_all = False
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """It may have another disk by now: what it has said so far counts no longer."""
         self.state = FollowerState.PROBING
         self.match_offset = NO_OFFSET

@@ -104,7 +104,7 @@ class QuorumReplication(LeaderReplication):
         """A broker has registered with another disk: what it had said counts no more."""
         progress = self._followers.get(broker_id)
         if progress is not None:
-            progress.begin_anew()
+            progress.reset()
 
     # --- events ------------------------------------------------------------------------------
 

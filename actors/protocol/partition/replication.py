@@ -324,7 +324,7 @@ class LeaderReplication:
             self._assign(assignment.replicas, now_ms)
             self._ineligible.clear()
             for broker_id in self._followers.keys() - self._in_sync.isr:
-                self._followers[broker_id].begin_anew()
+                self._followers[broker_id].reset()
         return self._advance()
 
     def proposal_answered(self, reply: AlterIsrReply, now_ms: int) -> bool:

@@ -22,7 +22,7 @@ from msgspec import structs
 
 from oncelog.actors.protocol.messages.partition import TxnMarker
 from oncelog.actors.protocol.messages.transaction import NO_RUN, DriverProcess, Run
-from oncelog.actors.protocol.transaction.commit_versions import names_the_same
+from oncelog.actors.protocol.transaction.commit_versions import is_same_commit
 from oncelog.actors.protocol.transaction.members import (
     Members,
     MemberStatus,
@@ -376,7 +376,7 @@ def has_run_committed(metadata: TransactionMetadata, run: Run) -> bool:
 
 def is_token_committed(metadata: TransactionMetadata, token: bytes | None) -> bool:
     """Whether ``token`` is that of the last committed transaction; an empty one names nothing."""
-    return names_the_same(token, metadata.commit_token)
+    return is_same_commit(token, metadata.commit_token)
 
 
 def txn_markers(metadata: TransactionMetadata) -> tuple[TxnMarker, ...]:

@@ -272,7 +272,7 @@ def test_a_disk_that_refuses_is_told_as_long_as_it_does(tmp_path: Path) -> None:
         server.report_metrics()
         assert "disk_refusing" not in world.values
         refused = OSError(errno.ENOSPC, "the disk is full")
-        server.replica.refusal.met(refused, ends_at=1, now_ms=loop_ms())
+        server.replica.refusal.record(refused, ends_at=1, now_ms=loop_ms())
         server.report_metrics()
         assert world.values["disk_refusing"] == 1
         server.replica.refusal.synced(1)

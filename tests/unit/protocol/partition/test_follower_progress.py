@@ -176,7 +176,7 @@ def test_clock_that_goes_back_takes_nothing_away() -> None:
 def test_one_that_begins_anew_has_to_say_again_what_it_has() -> None:
     progress = replicating()
     number = progress.sent(0, log_end_offset=10, bounds=TOLD)
-    progress.begin_anew()
+    progress.reset()
     assert not progress.answered(number)
     assert (progress.state, progress.match_offset) == (FollowerState.PROBING, -1)
     assert due(progress, 0)
@@ -190,7 +190,7 @@ def test_a_log_start_counts_as_told_only_where_the_follower_has_what_it_hides() 
     assert progress.acknowledged_log_start_offset == 5
     progress.acknowledged(10, 0, log_end_offset=10)
     assert progress.acknowledged_log_start_offset == 7
-    progress.begin_anew()
+    progress.reset()
     assert progress.acknowledged_log_start_offset == -1
 
 
@@ -225,7 +225,7 @@ def test_a_refusal_of_the_disk_ends_by_what_it_refused_and_not_by_an_empty_push(
         return progress.is_in_sync(200, log_end_offset=20, lag_max_ms=8_000)
 
     assert not is_in_sync()
-    progress.begin_anew()
+    progress.reset()
     progress.sent(150, log_end_offset=20, bounds=PushedBounds())
     progress.acknowledged(10, 150, log_end_offset=20)
     assert not is_in_sync()
