@@ -7,8 +7,8 @@ A *round* takes all that is unsynced at the end of a turn; one round is under wa
 next takes everything that was appended meanwhile.
 
 A round that fails for want of something transient, such as a descriptor or room for an index entry,
-is repeated: with the next append, or after ``DISK_RETRY_MS``. The table in ``storage.disk.errors``
-says which errors are permanent.
+is repeated: with the next append, or after ``DISK_RETRY_MS``. The table in
+``storage.disk.disk_errors`` says which errors are permanent.
 """
 
 from __future__ import annotations

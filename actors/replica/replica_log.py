@@ -3,8 +3,8 @@
 Rules: a batch is checked, written and applied in one turn of the event loop, with no wait in
 between. The high watermark, and so every acknowledgement and every reader, covers only what is on
 disk: see ``group_sync``. A failed write or sync takes the replica offline, unless it may pass by
-itself (``storage.disk.errors``): there is no guessing what reached the disk. ``replica`` has how it
-comes to lead and how it stops.
+itself (``storage.disk.disk_errors``): there is no guessing what reached the disk. ``replica`` has
+how it comes to lead and how it stops.
 
 One file: an append, those who wait for it, and what a reader then sees are one order of events.
 """
