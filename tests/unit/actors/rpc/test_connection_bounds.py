@@ -422,7 +422,7 @@ def test_a_large_request_that_is_whole_has_no_deadline_here():
         call = asyncio.create_task(connection.call(produce(1, LARGE), timeout_ms=TIMEOUT_MS))
         await server.entered.get()
         (caller,) = listening.places._trusted
-        assert caller._patience.cancelled()  # type: ignore[attr-defined]
+        assert caller._first_frame_timer.cancelled()  # type: ignore[attr-defined]
         server.gate.set()
         assert (await call).base_offset == 1
 
