@@ -221,7 +221,7 @@ __all__ = [
     "spark_bridge",
 ]
 
-_HOMES = {
+_MODULES = {
     "Admin": "oncelog.api.admin.admin",
     "AsyncAdmin": "oncelog.api.admin.admin",
     "AsyncConsumer": "oncelog.api.consuming.consumer",
@@ -260,8 +260,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"oncelog.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'oncelog' has no attribute {name!r}")
-    # What is public and has no home of its own here is an exception.
-    return getattr(importlib.import_module(_HOMES.get(name, _EXCEPTIONS)), name)
+    # What is public and not listed here is an exception.
+    return getattr(importlib.import_module(_MODULES.get(name, _EXCEPTIONS)), name)
 
 
 def __dir__() -> list[str]:

@@ -39,7 +39,7 @@ FlushPolicy = Literal["sync", "os"]
 TimestampType = Literal["CreateTime", "LogAppendTime"]
 CleanupPolicy = Literal["delete", "compact", "compact,delete"]
 
-Road = Literal["connections", "ray"]
+CallTransport = Literal["connections", "ray"]
 """How calls travel to an actor."""
 
 CLUSTER: Final = "cluster"
@@ -347,7 +347,7 @@ class ClusterConfig(_Settings):
         "controller writes a snapshot and drops what is before it.",
     ] = 50_000
     calls: Annotated[
-        Road,
+        CallTransport,
         "How calls travel to an actor: over connections of oncelog's own, or as calls of Ray, "
         "which are slower.",
     ] = CONNECTIONS

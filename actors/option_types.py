@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-from oncelog.actors.config import CleanupPolicy, FlushPolicy, Road, TimestampType
+from oncelog.actors.config import CallTransport, CleanupPolicy, FlushPolicy, TimestampType
 from oncelog.actors.protocol.cluster.hosts import ReplicasPerActor
 
 
@@ -65,5 +65,5 @@ class ClusterOptions(TypedDict, total=False):
     offsets_topic_segment_bytes: int
     metadata_log_segment_bytes: int
     metadata_log_max_record_count_between_snapshots: int
-    calls: Road
+    calls: CallTransport
     replicas_per_actor: ReplicasPerActor

@@ -31,7 +31,7 @@ from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.api.consuming.consumer import AsyncConsumer, Consumer
 from oncelog.api.option_types import ConsumerOptions, ProducerOptions
 from oncelog.api.processing.actor import attach, launch_workers, running_jobs
-from oncelog.api.processing.job import LEAVE_TIMEOUT_MS, ProcessJob, leave_former_places
+from oncelog.api.processing.job import LEAVE_TIMEOUT_MS, ProcessJob, remove_former_workers
 from oncelog.api.processing.loop import worker_settings
 from oncelog.api.processing.messages import BatchFormat, ProcessConfig
 from oncelog.api.producing.member import (
@@ -43,7 +43,7 @@ from oncelog.api.producing.member import (
     end_run,
 )
 from oncelog.api.producing.producer import AsyncProducer, Producer
-from oncelog.api.session import connection
+from oncelog.api.session import cluster_connection
 from oncelog.api.session.event_loop import (
     LoopOfProgram,
     LoopThread,
@@ -69,7 +69,7 @@ SHUTDOWN_TIMEOUT_MS: Final = 30_000
 
 
 def init(
-    data_dir: connection.DataDir = connection.DEFAULT_DATA_DIR,
+    data_dir: cluster_connection.DataDir = cluster_connection.DEFAULT_DATA_DIR,
     *,
     address: str | None = None,
     num_cpus: int | None = None,
@@ -91,26 +91,26 @@ def init(
     the program has set stays; without one Ray's ends it in order.
     """
     refuse_ray_of_parent()
-    paths = connection.directory_paths(data_dir)
+    paths = cluster_connection.directory_paths(data_dir)
     path = paths[0]
-    config = connection.check_cluster_settings(settings)
-    connection.check_cluster_id(cluster_id)
-    running = connection.read_discovery(path)
+    config = cluster_connection.check_cluster_settings(settings)
+    cluster_connection.check_cluster_id(cluster_id)
+    running = cluster_connection.read_discovery(path)
     # For a record left by this process ask Ray: it may have been shut down since.
     if address is None and running is not None and running.process_id != os.getpid():
         address = running.address
     is_starter = address is None and not ray.is_initialized()
     delayed = None
     if is_starter:
-        connection.check_data_dir(path)
-        delayed = connection.start_ray(num_cpus=num_cpus, dashboard_port=dashboard_port)
+        cluster_connection.check_data_dir(path)
+        delayed = cluster_connection.start_ray(num_cpus=num_cpus, dashboard_port=dashboard_port)
     else:
         if address is not None:
-            connection.join_ray(address)
-        connection.check_joined(num_cpus=num_cpus, dashboard_port=dashboard_port)
-    is_launcher = not connection.is_log_started()
+            cluster_connection.join_ray(address)
+        cluster_connection.check_joined(num_cpus=num_cpus, dashboard_port=dashboard_port)
+    is_launcher = not cluster_connection.is_log_started()
     if is_launcher:
-        connection.start_log(paths, config, is_ours=is_starter, cluster_id=cluster_id)
+        cluster_connection.start_log(paths, config, is_ours=is_starter, cluster_id=cluster_id)
     cluster = Cluster()
     try:
         cluster.expect(paths, cluster_id, settings)
@@ -129,11 +129,11 @@ def connect(address: str = "auto") -> Cluster:
 
     Raises ``ConnectionFailedError`` when there is none, or when it runs no log.
     """
-    connection.join_ray(address)
-    if not connection.is_log_started():
-        was = connection.where_log_was()
+    cluster_connection.join_ray(address)
+    if not cluster_connection.is_log_started():
+        was = cluster_connection.where_log_was()
         raise ConnectionFailedError(
-            f"the Ray cluster at {connection.ray_address()} runs no oncelog"
+            f"the Ray cluster at {cluster_connection.ray_address()} runs no oncelog"
             f"{f' now (it ran {was})' if was else ''}",
             advice="start it there with oncelog.init() or `oncelog start`",
         )
@@ -148,22 +148,24 @@ class Cluster(ProcessBound):
     def __init__(self) -> None:
         self._delayed: DelayedStarts | None = None
         self._loop_thread = LoopThread()
-        connection.refuse_after_fork(self._loop_thread)
+        cluster_connection.refuse_after_fork(self._loop_thread)
         self._reports = CallReports(RayMetrics(), ClusterConfig().metrics_interval_ms)
         self._transport = ActorTransport(RayTransport(), self._reports)
         self._clock = SystemClock()
         self._random = random.Random(secrets.randbits(64))
         self._router = Router(self._transport, self._clock, self._reports.metrics)
         self._processes = ProcessTable(ray.util.get_node_ip_address())
-        self.address = connection.ray_address()
+        self.address = cluster_connection.ray_address()
         try:
             self._metadata = self._loop_thread.run(
-                connection.wait_until_ready(self._transport, connection.away_log)
+                cluster_connection.wait_until_ready(self._transport, cluster_connection.away_log)
             )
         except BaseException:
             self._loop_thread.close()
             raise
-        self._reports.interval_ms = int(connection.setting(self._metadata, "metrics_interval_ms"))
+        self._reports.interval_ms = int(
+            cluster_connection.setting(self._metadata, "metrics_interval_ms")
+        )
 
     # --- what it is -----------------------------------------------------------------------
 
@@ -187,23 +189,23 @@ class Cluster(ProcessBound):
         """Address of the Ray dashboard, empty if it does not run; waits for one that starts."""
         if self._delayed is not None:
             self._delayed.wait()
-        return connection.dashboard_url()
+        return cluster_connection.dashboard_url()
 
     def announce(self, path: Path, delayed: DelayedStarts) -> None:
         """Record in the data directory where this cluster runs; then have Ray start the rest."""
 
         def write() -> None:
-            connection.write_discovery(
+            cluster_connection.write_discovery(
                 path,
-                connection.Discovery(
+                cluster_connection.Discovery(
                     address=self.address,
-                    dashboard_url=connection.dashboard_url(),
+                    dashboard_url=cluster_connection.dashboard_url(),
                     process_id=os.getpid(),
                 ),
             )
 
         def write_again() -> None:
-            if connection.read_discovery(path) is not None:
+            if cluster_connection.read_discovery(path) is not None:
                 write()
 
         write()
@@ -223,9 +225,9 @@ class Cluster(ProcessBound):
         self, data_dirs: tuple[Path, ...], cluster_id: str | None, settings: Mapping[str, Any]
     ) -> None:
         """Refuse to go on if this is not the cluster that was meant; see ``check_settings``."""
-        connection.check_data_dirs(self._metadata, data_dirs)
-        connection.check_cluster(self._metadata, cluster_id)
-        connection.check_settings(self._metadata, settings)
+        cluster_connection.check_data_dirs(self._metadata, data_dirs)
+        cluster_connection.check_cluster(self._metadata, cluster_id)
+        cluster_connection.check_settings(self._metadata, settings)
 
     @property
     def context(self) -> ClientContext:
@@ -395,7 +397,7 @@ class Cluster(ProcessBound):
         worker_settings(configs[0])
         launch_workers(configs)
         admin = AsyncAdmin(self._router, random=self._random, timeout_ms=LEAVE_TIMEOUT_MS)
-        self._loop_thread.run(leave_former_places(admin, group_id, worker_count=workers))
+        self._loop_thread.run(remove_former_workers(admin, group_id, worker_count=workers))
         return self._attach(group_id, range(workers), source, sink)
 
     def jobs(self) -> list[ProcessJob]:
@@ -478,8 +480,8 @@ class Cluster(ProcessBound):
         )
         if reply.error is not ErrorCode.NONE:
             raise exception_for(reply.error, reply.detail or "the log did not stop in time")
-        connection.end_log()
-        connection.forget_discovery(Path(self.data_dir))
+        cluster_connection.end_log()
+        cluster_connection.forget_discovery(Path(self.data_dir))
         self.close()
 
     def __enter__(self) -> Cluster:

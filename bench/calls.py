@@ -1,4 +1,4 @@
-"""What a call between processes costs on either road: over a connection of our own, and by Ray.
+"""What a call between processes costs either way: over a connection of our own, and by Ray.
 
 ``./run bench calls [--rounds N]``. The same method of the same actor, which does nothing, is called
 on both in turn; what counts is the ratio. The run is appended to ``bench/results/calls.jsonl``.

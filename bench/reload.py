@@ -30,8 +30,8 @@ from oncelog.actors.protocol.messages.transaction import (
     EndTxnRequest,
     InitProducerIdRequest,
 )
-from oncelog.actors.protocol.transaction.machine import TransactionMachine
 from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
+from oncelog.actors.protocol.transaction.transaction_machine import TransactionMachine
 from oncelog.storage.compaction.compactor import Cleaner
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 __all__ = ["read", "write"]
 
-_HOMES = {"read": "oncelog.ray_data.source", "write": "oncelog.ray_data.sink"}
+_MODULES = {"read": "oncelog.ray_data.source", "write": "oncelog.ray_data.sink"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'oncelog.ray_data' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

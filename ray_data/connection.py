@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.protocol.messages.transaction import DriverProcess
-from oncelog.api.distributing.connection import Connection
+from oncelog.api.distributing.engine_connection import EngineConnection
 
 if TYPE_CHECKING:
     from oncelog.api.client import Cluster
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 _lock: Final = threading.Lock()
 
 
-class _Cache:
+class _JobCache:
     """The connection of this process, if it has one, and the Ray job that it belongs to."""
 
     job: tuple[bytes, str] | None = None
     cluster: Cluster | None = None
-    connection: Connection | None = None
+    connection: EngineConnection | None = None
 
 
 def this_process(processes: ProcessTable) -> DriverProcess | None:
@@ -29,25 +29,25 @@ def this_process(processes: ProcessTable) -> DriverProcess | None:
     return processes.process(os.getpid())
 
 
-def connect(address: str | None = None) -> Connection:
+def connect(address: str | None = None) -> EngineConnection:
     """This process's connection to the log at ``address``; its own Ray cluster's for ``None``.
 
     A worker always has one, with the authentication of its cluster. Raises
     ``ConnectionFailedError`` as ``oncelog.connect`` does.
     """
     from oncelog.api import client
-    from oncelog.api.session.connection import join_ray, ray_cluster_id
+    from oncelog.api.session.cluster_connection import join_ray, ray_cluster_id
 
     with _lock:
         join_ray(address or "auto")
         import ray
 
         job = (ray_cluster_id(), ray.get_runtime_context().get_job_id())
-        if _Cache.connection is None or _Cache.job != job:
-            if _Cache.cluster is not None:
-                _Cache.cluster.close()
-                _Cache.cluster = _Cache.connection = None
-            _Cache.cluster = client.connect()
-            _Cache.connection = Connection(_Cache.cluster.context, this_process)
-            _Cache.job = job
-        return _Cache.connection
+        if _JobCache.connection is None or _JobCache.job != job:
+            if _JobCache.cluster is not None:
+                _JobCache.cluster.close()
+                _JobCache.cluster = _JobCache.connection = None
+            _JobCache.cluster = client.connect()
+            _JobCache.connection = EngineConnection(_JobCache.cluster.context, this_process)
+            _JobCache.job = job
+        return _JobCache.connection

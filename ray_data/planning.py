@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Final, TypeAlias
 
-from oncelog.api.distributing.read import Bounds, PartitionRange
+from oncelog.api.distributing.read import PartitionRange, ReadBounds
 from oncelog.storage.exceptions import InvalidSettingError, OffsetOutOfRangeError
 from oncelog.storage.model import NO_OFFSET, TopicPartition
 from oncelog.storage.settings import refused
@@ -101,7 +101,7 @@ def plan(
     starts: Mapping[TopicPartition, Position],
     ends: Mapping[TopicPartition, Position],
     *,
-    bounds: Mapping[TopicPartition, Bounds],
+    bounds: Mapping[TopicPartition, ReadBounds],
     start_times: Mapping[TopicPartition, int],
     end_times: Mapping[TopicPartition, int],
 ) -> list[PartitionRange]:
@@ -142,7 +142,7 @@ def plan(
     return ranges
 
 
-def _offset(position: Position, offset_of_time: int, readable: Bounds) -> int:
+def _offset(position: Position, offset_of_time: int, readable: ReadBounds) -> int:
     if isinstance(position, int):
         return position
     if isinstance(position, datetime):

@@ -93,7 +93,7 @@ def write(
     connect(address)
     planned = DistributedWrite.plan(connect, options)
     if planned.membership.is_committed:
-        planned.tell_committed()
+        planned.log_committed_before()
         return
     try:
         dataset.write_datasink(

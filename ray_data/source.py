@@ -14,7 +14,7 @@ from ray.data import Dataset, read_datasource
 from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 
-from oncelog.api.distributing.connection import Connection
+from oncelog.api.distributing.engine_connection import EngineConnection
 from oncelog.api.distributing.read import PartitionRange, Selection
 from oncelog.ray_data.arguments import LevelText, ReadArguments
 from oncelog.ray_data.columns import read_schema, to_block
@@ -115,7 +115,7 @@ class ReadPlan:
 
 
 def plan_read(
-    connection: Connection,
+    connection: EngineConnection,
     topics: tuple[str, ...],
     start_offset: Positions,
     end_offset: Positions,
@@ -192,7 +192,7 @@ def _reading(
 
 
 def blocks(
-    connect: Callable[[], Connection],
+    connect: Callable[[], EngineConnection],
     share: tuple[PartitionRange, ...],
     isolation_level: IsolationLevel,
     schema: pa.Schema,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.process.ray_environment import prepare_to_join
 from oncelog.actors.protocol.messages.transaction import DriverProcess
-from oncelog.api.distributing.connection import Connection
+from oncelog.api.distributing.engine_connection import EngineConnection
 from oncelog.storage.exceptions import ConnectionFailedError
 
 if TYPE_CHECKING:
@@ -38,16 +38,16 @@ def default_address() -> str:
     return os.environ.get(ADDRESS_VARIABLE) or os.environ.get("RAY_ADDRESS") or "auto"
 
 
-class _Cache:
+class _AddressCache:
     """The connection of this process, if it has one, and the address it was made with."""
 
     address: str = ""
     cluster: Cluster | None = None
-    connection: Connection | None = None
+    connection: EngineConnection | None = None
     is_frozen: bool = False
 
 
-def connect(address: str | None) -> Connection:
+def connect(address: str | None) -> EngineConnection:
     """This process's connection to the cluster at ``address``; the default one for ``None``.
 
     Of several addresses with commas between it is the first that answers. A process can be in one
@@ -55,21 +55,21 @@ def connect(address: str | None) -> Connection:
     Raises ``ConnectionFailedError`` if there is no cluster.
     """
     wanted = address or default_address()
-    if _Cache.connection is not None and _Cache.address == wanted:
+    if _AddressCache.connection is not None and _AddressCache.address == wanted:
         _leave_out_of_garbage_collection()
-        return _Cache.connection
+        return _AddressCache.connection
     # Ray reads its authentication mode when it is imported, which the client does below.
     prepare_to_join()
-    if _Cache.cluster is not None:
+    if _AddressCache.cluster is not None:
         import ray
 
-        _Cache.cluster.close()
-        _Cache.cluster = _Cache.connection = None
+        _AddressCache.cluster.close()
+        _AddressCache.cluster = _AddressCache.connection = None
         ray.shutdown()
-    _Cache.cluster = _joined([address.strip() for address in wanted.split(",")])
-    _Cache.connection = Connection(_Cache.cluster.context, driver_process)
-    _Cache.address = wanted
-    return _Cache.connection
+    _AddressCache.cluster = _joined([address.strip() for address in wanted.split(",")])
+    _AddressCache.connection = EngineConnection(_AddressCache.cluster.context, driver_process)
+    _AddressCache.address = wanted
+    return _AddressCache.connection
 
 
 def _joined(addresses: Sequence[str]) -> Cluster:
@@ -95,6 +95,6 @@ def _leave_out_of_garbage_collection() -> None:
     Spark's daemon collects after every task, and would walk through all that Ray and Arrow have
     loaded: 60 to 80 ms of a processor for each process of a micro-batch.
     """
-    if not _Cache.is_frozen:
+    if not _AddressCache.is_frozen:
         gc.freeze()
-        _Cache.is_frozen = True
+        _AddressCache.is_frozen = True

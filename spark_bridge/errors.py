@@ -15,7 +15,7 @@ from typing import Final
 
 from oncelog.storage.exceptions import OncelogError
 
-TOLD_MAX: Final = 1_000
+WARNED_MAX: Final = 1_000
 """How many lines a process of Spark's remembers to have told."""
 
 PRODUCER_SETTINGS: Final = (
@@ -34,8 +34,8 @@ _SETTING: Final = re.compile(rf"\b(?:{'|'.join(PRODUCER_SETTINGS)})\b")
 _logger = logging.getLogger(__name__)
 
 
-@functools.lru_cache(maxsize=TOLD_MAX)
-def tell_once(line: str) -> None:
+@functools.lru_cache(maxsize=WARNED_MAX)
+def warn_once(line: str) -> None:
     """Warn of something that every micro-batch comes upon, once in this process."""
     _logger.warning("%s", line)
 

@@ -15,15 +15,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from oncelog.spark_bridge.errors import tell_once
+from oncelog.spark_bridge.errors import warn_once
 from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.model import TOPIC_NAME_RULE, is_valid_topic_name
 from oncelog.storage.settings import (
     REFUSED,
     Choice,
     Either,
+    EnumMember,
     Flag,
-    Member,
     Nothing,
     Number,
     Setting,
@@ -164,7 +164,7 @@ class GivenOptions:
             values[name] = value
         if passed_over:
             # Not their values: some are passwords.
-            tell_once(f"options that mean nothing to oncelog: {', '.join(sorted(passed_over))}")
+            warn_once(f"options that mean nothing to oncelog: {', '.join(sorted(passed_over))}")
         paths = tuple(_path_list(options["paths"])) if "paths" in options else ()
         return cls(names=names, values=values, path=options.get("path"), paths=paths)
 
@@ -190,7 +190,7 @@ class GivenOptions:
                 raise self.refuse(name, "true or false")
             return word.lower() == "true"
         taken: Any = REFUSED
-        if isinstance(option.rule, Choice | Member):
+        if isinstance(option.rule, Choice | EnumMember):
             taken = option.rule.take(word.lower())
         elif not isinstance(option.rule, Number):
             taken = option.rule.take(text) if word else REFUSED

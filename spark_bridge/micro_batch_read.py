@@ -24,9 +24,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from oncelog.actors.protocol.messages.cluster import TopicMetadata
-from oncelog.api.distributing.read import Bounds, PartitionRange
+from oncelog.api.distributing.read import PartitionRange, ReadBounds
 from oncelog.api.distributing.write import Connect
-from oncelog.api.session.offsets import lag_of
+from oncelog.api.session.committed_offsets import lag_of
 from oncelog.spark_bridge.offsets import (
     EARLIEST,
     LATEST,
@@ -210,7 +210,7 @@ class MicroBatchReads:
         ]
         return split(ranges, self._options.partitions_min, self._options.range_size_max)
 
-    def _bounds(self, partitions: list[TopicPartition]) -> dict[TopicPartition, Bounds]:
+    def _bounds(self, partitions: list[TopicPartition]) -> dict[TopicPartition, ReadBounds]:
         connection = self._connect(self._options.address)
         return connection.bounds(partitions, self._options.isolation_level)
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from oncelog.actors.protocol.messages.transaction import Winner
-from oncelog.api.distributing.connection import PlannedRun
+from oncelog.api.distributing.engine_connection import PlannedRun
 from oncelog.api.distributing.write import (
     GATHER_BYTES,
     Connect,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from oncelog.api.distributing.read import Bounds, PartitionRange
+from oncelog.api.distributing.read import PartitionRange, ReadBounds
 from oncelog.storage.exceptions import InvalidSettingError, OffsetOutOfRangeError
 from oncelog.storage.model import NO_OFFSET, TopicPartition
 
@@ -151,7 +151,7 @@ def _refuse(option: str, text: str, reason: str) -> InvalidSettingError:
 
 
 def plan(
-    bounds: Mapping[TopicPartition, Bounds],
+    bounds: Mapping[TopicPartition, ReadBounds],
     *,
     starting: int | Offsets,
     ending: int | Offsets,
@@ -209,7 +209,7 @@ def split(
 
 
 def resolved(
-    option: str, wanted: int | Offsets, bounds: Mapping[TopicPartition, Bounds]
+    option: str, wanted: int | Offsets, bounds: Mapping[TopicPartition, ReadBounds]
 ) -> dict[TopicPartition, int]:
     """Each partition's offset, for its first or last one too; ``wanted`` must name them all."""
     _check_complete(option, wanted, bounds.keys())
@@ -237,7 +237,7 @@ def _names(topic_partitions: list[TopicPartition]) -> str:
     return names + (", ..." if len(topic_partitions) > 5 else "")
 
 
-def _resolve(topic_partition: TopicPartition, wanted: int | Offsets, readable: Bounds) -> int:
+def _resolve(topic_partition: TopicPartition, wanted: int | Offsets, readable: ReadBounds) -> int:
     offset = wanted if isinstance(wanted, int) else wanted[topic_partition]
     if offset == EARLIEST:
         return readable.start_offset
@@ -245,7 +245,7 @@ def _resolve(topic_partition: TopicPartition, wanted: int | Offsets, readable: B
 
 
 def _check_readable(
-    topic_partition: TopicPartition, start_offset: int, end_offset: int, readable: Bounds
+    topic_partition: TopicPartition, start_offset: int, end_offset: int, readable: ReadBounds
 ) -> None:
     asked_and_there = (
         (start_offset < readable.start_offset, "start", start_offset),

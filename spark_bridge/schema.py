@@ -23,7 +23,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from oncelog.spark_bridge.errors import tell_once
+from oncelog.spark_bridge.errors import warn_once
 from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.model import TopicPartition
 
@@ -142,7 +142,7 @@ def check_write_schema(schema: StructType, topic: str | None) -> None:
         )
     given = [name for name in schema.fieldNames() if name.lower() in _GIVEN_BY_THE_LOG]
     if given:
-        tell_once(f"columns {', '.join(given)} are not written: the log gives each record its own")
+        warn_once(f"columns {', '.join(given)} are not written: the log gives each record its own")
     for column in schema:
         if column.name in given:
             continue

@@ -34,7 +34,7 @@ _logger = logging.getLogger(__name__)
 NAME_FREE_MAX_S: Final = 30
 """How long ``stop`` waits for the name of a session's actor to be free."""
 
-NAME_LOOK_S: Final = 0.05
+NAME_CHECK_S: Final = 0.05
 _MASTER_SUFFIX: Final = "_SPARK_MASTER"
 """RayDP's, behind the name of the application."""
 
@@ -217,10 +217,10 @@ def stop(spark: SparkSession) -> None:
     raydp.stop_spark()
     spark.stop()
     pause = threading.Event()
-    for _ in range(round(NAME_FREE_MAX_S / NAME_LOOK_S)):
+    for _ in range(round(NAME_FREE_MAX_S / NAME_CHECK_S)):
         if not _is_taken(name):
             return
-        pause.wait(NAME_LOOK_S)
+        pause.wait(NAME_CHECK_S)
     _logger.warning("Ray still knows the actor %s, which stopped with Spark", name)
 
 

@@ -152,7 +152,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class EnumMember:
     """A member of an enumeration, or its value, for which the member is taken."""
 
     kind: type[enum.Enum]
@@ -338,7 +338,7 @@ def _rule(kind: Any, marks: Mapping[type[Any], Any]) -> Rule:
     if kind is type(None):
         return Nothing()
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return Member(kind)
+        return EnumMember(kind)
     if origin is Literal:
         return Choice(args)
     if origin in (Union, types.UnionType):

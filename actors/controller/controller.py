@@ -17,7 +17,7 @@ from msgspec import structs
 
 from oncelog import __version__
 from oncelog.actors.config import CLUSTER, FOUNDING_SETTINGS, ClusterConfig, TopicConfig
-from oncelog.actors.controller.membership import Membership
+from oncelog.actors.controller.broker_membership import BrokerMembership
 from oncelog.actors.controller.metadata_log import Snapshots, Voters
 from oncelog.actors.controller.moves import Moves, NameLocks
 from oncelog.actors.controller.replica_actors import (
@@ -31,10 +31,10 @@ from oncelog.actors.controller.replica_actors import (
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
 from oncelog.actors.interfaces import Clock, Transport, address_of, holder_of
 from oncelog.actors.process.background import OwnTasks
+from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
+from oncelog.actors.protocol.cluster.cluster_records import BrokerRegistered, ClusterFounded
 from oncelog.actors.protocol.cluster.elections import decide_alter_isr
 from oncelog.actors.protocol.cluster.hosts import HostRules, Placement
-from oncelog.actors.protocol.cluster.log import BrokerRegistered, ClusterFounded
-from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.brokers import (
@@ -137,9 +137,9 @@ class Controller:
             transport=transport,
             tasks=self._tasks,
             timeout_ms=timeout_ms,
-            on_taken=self._note_taken,
+            on_taken=self._record_taken,
         )
-        self._members = Membership(
+        self._members = BrokerMembership(
             machine=self.machine,
             launcher=launcher,
             transport=transport,
@@ -179,7 +179,7 @@ class Controller:
         if not await self._end_undeclared():
             return
         self._runtime.is_loaded = True
-        self._leaders.announce(self.machine.take_untold())
+        self._leaders.announce(self.machine.take_unannounced())
         snapshots = Snapshots(self.machine, self.replica, execute=self._execute)
         watches = (*self._members.watches(), *self._moves.watches(), self._voters.watch())
         for work in (*watches, snapshots.watch()):
@@ -339,7 +339,7 @@ class Controller:
         return reply
 
     async def _configure(self, topic: TopicMetadata) -> None:
-        await self._calls.tell(
+        await self._calls.call_all(
             {
                 address_of(placement): ConfigureRequest(
                     topic_partition=placement.topic_partition,
@@ -413,7 +413,7 @@ class Controller:
     async def become_leader(self, request: BecomeLeaderRequest) -> BecomeLeaderReply:
         """Give a started replica its leader epoch."""
         if request.has_log and self.machine.is_on_its_disk(request):
-            self._members.note_start(request)
+            self._members.record_start(request)
         return await self._execute(
             request, lambda _now_ms: self.machine.decide_become_leader(request)
         )
@@ -427,7 +427,7 @@ class Controller:
         if reply.error is ErrorCode.NONE:
             message = LearnKeysRequest(keys=self.machine.keys)
             addresses = [address_of(placement) for placement in self.machine.placements()]
-            await self._calls.tell(dict.fromkeys(addresses, message))
+            await self._calls.call_all(dict.fromkeys(addresses, message))
         return reply
 
     async def cluster_keys(self, request: ClusterKeysRequest) -> ClusterKeysReply:
@@ -469,13 +469,13 @@ class Controller:
             return request.failed(error)
         is_logged = False
 
-        def decide_and_note(now_ms: int) -> Decision[ReplyT]:
+        def decide_and_record(now_ms: int) -> Decision[ReplyT]:
             nonlocal is_logged
             decision = decide(now_ms)
             is_logged = bool(decision.records)
             return decision
 
-        reply = await self._runtime.execute(_ALL, decide_and_note, refused=request.failed)
+        reply = await self._runtime.execute(_ALL, decide_and_record, refused=request.failed)
         if not is_logged and (error := await self._not_current()) is not ErrorCode.NONE:
             return request.failed(error)
         return reply
@@ -483,11 +483,11 @@ class Controller:
     def _apply(self, record: LogRecord) -> None:
         """Apply a record that is committed now, and tell the leaders whom it concerns."""
         self.machine.apply(record)
-        changed = self.machine.take_untold()
+        changed = self.machine.take_unannounced()
         self._leaders.announce(changed)
-        self._moves.note_changed(changed)
+        self._moves.on_changed(changed)
 
-    async def _note_taken(self, tp: TopicPartition, told: BecomeLeaderReply) -> None:
+    async def _record_taken(self, tp: TopicPartition, told: BecomeLeaderReply) -> None:
         """Log that a leader goes by a higher minimum; if that cannot be, it is told once more."""
         if self.machine.decide_taken(tp, told).records:
             request: Request[MetadataReply] = MetadataRequest(topics=())

@@ -2,12 +2,12 @@
 
 ``Voters`` tells who is to be one, and who lags.
 
-A snapshot is records of the log itself (``protocol/cluster/log``), written in a turn in which
-nothing else is in flight: so it gives what all before it gives. Only when all of it is committed
-does the log start rise to its first record: whoever may lead has the whole snapshot then, and all
-that follows. The voters raise theirs as they are told, and who lacks the first record is restarted
-there, as every follower that is behind its leader's log start. If the controller ends before that,
-its records are passed over, and a later snapshot is written when it is due.
+A snapshot is records of the log itself (``protocol/cluster/cluster_records``), written in a turn in
+which nothing else is in flight: so it gives what all before it gives. Only when all of it is
+committed does the log start rise to its first record: whoever may lead has the whole snapshot then,
+and all that follows. The voters raise theirs as they are told, and who lacks the first record is
+restarted there, as every follower that is behind its leader's log start. If the controller ends
+before that, its records are passed over, and a later snapshot is written when it is due.
 
 Source: KIP-630, but for the place of a snapshot, which is a file there.
 """
@@ -20,9 +20,10 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from oncelog.actors.controller.membership import Execute
+from oncelog.actors.controller.broker_membership import Execute
 from oncelog.actors.interfaces import Clock
-from oncelog.actors.protocol.cluster.log import (
+from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
+from oncelog.actors.protocol.cluster.cluster_records import (
     BrokerRegistered,
     ClusterRecord,
     ControllerElected,
@@ -31,7 +32,6 @@ from oncelog.actors.protocol.cluster.log import (
     encode_cluster_record,
     snapshot_parts,
 )
-from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.cluster.quorum import (
     learners,
     may_leave,
@@ -48,10 +48,10 @@ from oncelog.storage.model import NO_OFFSET
 
 _logger = logging.getLogger(__name__)
 
-VOTERS_LOOK_MS: Final = 500
+VOTERS_CHECK_MS: Final = 500
 """How often the controller looks whether another broker is to be a voter, or has caught up."""
 
-SNAPSHOT_LOOK_MS: Final = 1_000
+SNAPSHOT_CHECK_MS: Final = 1_000
 """How often the controller looks whether a snapshot is due."""
 
 
@@ -98,21 +98,21 @@ class Voters:
     async def watch(self) -> None:
         """Add voters, one at a time, and leave the rest to them if need be; a task of its own."""
         while True:
-            await asyncio.sleep(VOTERS_LOOK_MS / 1000)
+            await asyncio.sleep(VOTERS_CHECK_MS / 1000)
             if len(self._machine.broker_states) > 1:
                 # The third follows the second at once: of two voters neither may be away.
-                while await self.look():
+                while await self.add_voter():
                     pass
                 if self.leave is not None and self._may_leave():
                     self.leave()
 
     def _may_leave(self) -> bool:
         log = self._log
-        if log is None or log.quorum is None or not log.quorum.is_settled:
+        if log is None or log.quorum is None or not log.quorum.may_change_voters:
             return False
         return may_leave(self._machine.voters, log.broker_id, log.quorum.caught_up())
 
-    async def look(self) -> bool:
+    async def add_voter(self) -> bool:
         """Have copies made where voters are wanted; add one that has caught up, if there is one."""
         log = self._log
         if log is None or log.quorum is None:
@@ -125,7 +125,7 @@ class Voters:
             except OSError as error:
                 _logger.warning("nobody else is given a vote: %s", error)
                 return False
-        log.teach(learning)
+        log.set_learners(learning)
         if self._wanted() is None:
             return False
         reply = await self._execute(MetadataRequest(topics=()), self._decide)
@@ -168,13 +168,13 @@ class Voters:
         if broker_id not in self._machine.voters:
             return ()
         left = voters_without(self._machine.voters, broker_id)
-        is_settled = self._log is not None and self._log.is_settled
-        return (VotersChanged(voters=left),) if left is not None and is_settled else None
+        may_change_voters = self._log is not None and self._log.may_change_voters
+        return (VotersChanged(voters=left),) if left is not None and may_change_voters else None
 
     def _wanted(self) -> tuple[int, ...] | None:
         """The voters with the next one, if this is the moment to add it."""
         quorum = None if self._log is None else self._log.quorum
-        if quorum is None or not quorum.is_settled:
+        if quorum is None or not quorum.may_change_voters:
             return None
         voters = self._machine.voters
         learning = learners(voters, self._machine.broker_states)
@@ -217,7 +217,7 @@ class Snapshots:
     async def watch(self) -> None:
         """Write a snapshot whenever it is due; a task of its own."""
         while True:
-            await asyncio.sleep(SNAPSHOT_LOOK_MS / 1000)
+            await asyncio.sleep(SNAPSHOT_CHECK_MS / 1000)
             if self._is_due():
                 await self.write()
 

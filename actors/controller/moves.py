@@ -31,17 +31,17 @@ from collections.abc import (
 from typing import Any, Final
 
 from oncelog.actors.config import ClusterConfig
-from oncelog.actors.controller.membership import Execute, always
+from oncelog.actors.controller.broker_membership import Execute, always
 from oncelog.actors.controller.replica_actors import ReplicaActors, ReplicaCalls
 from oncelog.actors.interfaces import actor_of, holder_of
 from oncelog.actors.protocol.cluster.brokers import decide_drain
+from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
+from oncelog.actors.protocol.cluster.cluster_records import decision
+from oncelog.actors.protocol.cluster.cluster_state import PartitionState
 from oncelog.actors.protocol.cluster.elections import balance, is_live
 from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR, HostRules, Placement
-from oncelog.actors.protocol.cluster.log import decision
-from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.cluster.placement import min_insync_of
 from oncelog.actors.protocol.cluster.reassignment import complete, decide_reassign, drained, grown
-from oncelog.actors.protocol.cluster.state import PartitionState
 from oncelog.actors.protocol.effects import Decision
 from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.actors.protocol.messages.brokers import (
@@ -111,11 +111,11 @@ class Moves:
         """Begin to move a partition, or cancel that; ``is_own``: nobody has asked for it."""
         tp = request.topic_partition
         async with self._names.hold(tp.topic):
-            going: list[Placement] = []
+            leaving: list[Placement] = []
             reply = await self._execute(
-                request, lambda _now_ms: self._decide_reassign(request, going, is_own=is_own)
+                request, lambda _now_ms: self._decide_reassign(request, leaving, is_own=is_own)
             )
-            self._settle(tp, going, reply)
+            self._end_leaving(tp, leaving, reply)
             if reply.error is ErrorCode.NONE:
                 placements = self._placed(tp)
                 self.leaving.discard(placements)
@@ -124,7 +124,7 @@ class Moves:
             return reply
 
     def _decide_reassign(
-        self, request: ReassignPartitionRequest, going: list[Placement], *, is_own: bool
+        self, request: ReassignPartitionRequest, leaving: list[Placement], *, is_own: bool
     ) -> Decision[ReassignPartitionReply]:
         machine, tp = self._machine, request.topic_partition
         topic = machine.topics.get(tp.topic)
@@ -139,7 +139,7 @@ class Moves:
         )
         partition = self._find(tp)
         if decided.records and partition is not None and not request.replicas:
-            self._note_going(tp, partition.adding, going)
+            self._mark_leaving(tp, partition.adding, leaving)
         return decided
 
     def _host_of(self, tp: TopicPartition, settings: Mapping[str, str], broker_id: int) -> int:
@@ -150,7 +150,7 @@ class Moves:
 
     # --- completion -----------------------------------------------------------------------
 
-    def note_changed(self, partitions: Iterable[TopicPartition]) -> None:
+    def on_changed(self, partitions: Iterable[TopicPartition]) -> None:
         """The ISR or the leader of these has changed: a move may be complete."""
         if any(self._is_complete(tp) for tp in partitions):
             self._is_due.set()
@@ -165,12 +165,12 @@ class Moves:
 
     async def _complete(self, tp: TopicPartition) -> None:
         async with self._names.hold(tp.topic):
-            going: list[Placement] = []
-            reply = await self._log(lambda _now_ms: self._decide_complete(tp, going))
-            self._settle(tp, going, reply)
+            leaving: list[Placement] = []
+            reply = await self._log(lambda _now_ms: self._decide_complete(tp, leaving))
+            self._end_leaving(tp, leaving, reply)
 
     def _decide_complete(
-        self, tp: TopicPartition, going: list[Placement]
+        self, tp: TopicPartition, leaving: list[Placement]
     ) -> Decision[MetadataReply]:
         machine, partition = self._machine, self._find(tp)
         if partition is None:
@@ -178,21 +178,21 @@ class Moves:
         records = complete(machine.topics[tp.topic], tp.partition, machine.broker_states)
         if records:
             _logger.info("%s has moved to brokers %s", tp, list(partition.target))
-            self._note_going(tp, partition.removing, going)
+            self._mark_leaving(tp, partition.removing, leaving)
         return decision(MetadataReply(), *records)
 
-    def _note_going(
-        self, tp: TopicPartition, brokers: tuple[int, ...], going: list[Placement]
+    def _mark_leaving(
+        self, tp: TopicPartition, brokers: tuple[int, ...], leaving: list[Placement]
     ) -> None:
         """Before this is committed: a host that looks then must not end them with their files."""
-        going += [one for one in self._placed(tp) if one.broker_id in brokers]
-        self.leaving.add(going)
+        leaving += [one for one in self._placed(tp) if one.broker_id in brokers]
+        self.leaving.add(leaving)
 
-    def _settle(self, tp: TopicPartition, going: Sequence[Placement], reply: Reply) -> None:
+    def _end_leaving(self, tp: TopicPartition, leaving: Sequence[Placement], reply: Reply) -> None:
         """What was about to go has gone, or stays because the decision is not committed."""
         if reply.error is not ErrorCode.NONE:
-            self.leaving.discard(set(going) & set(self._placed(tp)))
-        if going:
+            self.leaving.discard(set(leaving) & set(self._placed(tp)))
+        if leaving:
             self.leaving.remove_soon()
 
     # --- by itself ------------------------------------------------------------------------
@@ -377,13 +377,13 @@ class LeavingReplicas:
     async def _remove(self, name: str) -> None:
         declared = set(self._declared(name))
         brokers = self._machine.broker_states
-        going = [
+        leaving = [
             one
             for one in self.of_topic(name)
             if one not in declared and is_live(one.broker_id, brokers)
         ]
-        found = await self._actors.find(going)
-        ended = await self._calls.shut_down(going, remove_data=True, is_moved=True)
+        found = await self._actors.find(leaving)
+        ended = await self._calls.shut_down(leaving, remove_data=True, is_moved=True)
         if ended and await self.is_current():
             self.discard(ended)
             alone = {holder_of(one) for one in ended if one.host == OWN_ACTOR}

@@ -13,9 +13,10 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
-from oncelog.actors.controller.membership import BrokerLauncher
+from oncelog.actors.controller.broker_membership import BrokerLauncher
 from oncelog.actors.interfaces import Transport, address_of, holder_of, host_actor
 from oncelog.actors.process.background import OwnTasks
+from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
 from oncelog.actors.protocol.cluster.hosts import (
     HOST_REPLICAS_MAX,
     OWN_ACTOR,
@@ -23,7 +24,6 @@ from oncelog.actors.protocol.cluster.hosts import (
     Placement,
     ReplicasPerActor,
 )
-from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.actors.protocol.messages.cluster import (
     BecomeLeaderReply,
@@ -42,7 +42,7 @@ MEMORY_PER_ACTOR_BYTES: Final = 4 * 1_073_741_824
 FILES_PER_REPLICA: Final = 8
 """What a replica has open, with room for the segment that is being read or rolled."""
 
-TELL_RETRY_MS: Final = 500
+HOLD_RETRY_MS: Final = 500
 """How soon a host that was not reached is told again."""
 
 SHUTDOWN_TIMEOUT_MS: Final = 20_000
@@ -123,12 +123,12 @@ class ReplicaActors:
         self._timeout_ms = timeout_ms
         self._placements = placements
         self._tasks = tasks
-        self._untold: set[str] = set()
+        self._unreached: set[str] = set()
 
     async def start(self, placements: Sequence[Placement]) -> None:
         """Have each of these held; a host that is not reached is told again until it is."""
         await self._launcher.start(placements)
-        await self._tell(placements)
+        await self._notify_hosts(placements)
 
     async def find(self, placements: Sequence[Placement]) -> Sequence[FoundActor]:
         """The actors that hold one of these each, to be ended once they are declared no more.
@@ -143,9 +143,9 @@ class ReplicaActors:
     async def end(self, placements: Sequence[Placement], actors: Sequence[FoundActor]) -> None:
         """End ``actors``, and what hosts hold of ``placements``, which are declared no more."""
         await self._launcher.end(actors)
-        await self._tell(placements)
+        await self._notify_hosts(placements)
 
-    async def _tell(self, placements: Sequence[Placement]) -> None:
+    async def _notify_hosts(self, placements: Sequence[Placement]) -> None:
         # In the same order in any process, so that a simulated run can be repeated.
         hosts = sorted(
             {
@@ -154,25 +154,25 @@ class ReplicaActors:
                 if placement.host != OWN_ACTOR
             }
         )
-        told = await asyncio.gather(*(self._is_told(host) for host in hosts))
-        for host, is_told in zip(hosts, told, strict=True):
-            if not is_told and host not in self._untold:
-                self._untold.add(host)
-                self._tasks.spawn(self._tell_until_told(host))
+        reached = await asyncio.gather(*(self._notify(host) for host in hosts))
+        for host, is_reached in zip(hosts, reached, strict=True):
+            if not is_reached and host not in self._unreached:
+                self._unreached.add(host)
+                self._tasks.spawn(self._notify_until_reached(host))
 
-    async def _is_told(self, host: str) -> bool:
+    async def _notify(self, host: str) -> bool:
         request = HoldReplicasRequest()
         reply = await self._transport.call(host, request, timeout_ms=self._timeout_ms)
         return reply.error is ErrorCode.NONE
 
-    async def _tell_until_told(self, host: str) -> None:
+    async def _notify_until_reached(self, host: str) -> None:
         """The next start of the host would look anyway; this one lives and missed the message."""
         _logger.warning("%s was not reached and is told again what to hold", host)
         while host in {host_actor(one.host, one.broker_id) for one in self._placements()}:
-            await asyncio.sleep(TELL_RETRY_MS / 1000)
-            if await self._is_told(host):
+            await asyncio.sleep(HOLD_RETRY_MS / 1000)
+            if await self._notify(host):
                 break
-        self._untold.discard(host)
+        self._unreached.discard(host)
 
 
 class ReplicaCalls:
@@ -182,7 +182,7 @@ class ReplicaCalls:
         self._transport = transport
         self._timeout_ms = timeout_ms
 
-    async def tell(
+    async def call_all(
         self, messages: Mapping[str, Request[Any]], *, timeout_ms: int | None = None
     ) -> dict[str, Reply]:
         """Send each actor its message, and return what they answer."""
@@ -202,7 +202,7 @@ class ReplicaCalls:
         self, placements: Sequence[Placement], *, remove_data: bool, is_moved: bool = False
     ) -> list[Placement]:
         """Stop replicas, each only if it still belongs to its topic; those that have ended."""
-        replies = await self.tell(
+        replies = await self.call_all(
             {
                 address_of(placement): ShutdownRequest(
                     remove_data=remove_data, topic_id=placement.topic_id, is_moved=is_moved
@@ -249,9 +249,9 @@ class LeaderAnnouncements:
             told = (tp, leadership.leader)
             if told not in self._pending:
                 self._pending.add(told)
-                self._tasks.spawn(self._tell(*told))
+                self._tasks.spawn(self._announce(*told))
 
-    async def _tell(self, tp: TopicPartition, leader: int) -> None:
+    async def _announce(self, tp: TopicPartition, leader: int) -> None:
         calling = self._calling.setdefault(leader, asyncio.Semaphore(ANNOUNCEMENTS_MAX))
         while True:
             async with calling:

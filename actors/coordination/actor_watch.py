@@ -19,16 +19,16 @@ PING_TIMEOUT_MS: Final = 1_000
 """Beyond the time for which an actor holds the call."""
 
 
-class Sight(NamedTuple):
-    """What a look has found: actors that are silent, and what others say of their replicas.
+class WatchReport(NamedTuple):
+    """What a check has found: actors that are silent, and what others say of their replicas.
 
-    ``is_news``: an actor has died since the look before.
+    ``has_new_death``: an actor has died since the check before.
     """
 
     silent_actors: tuple[str, ...] = ()
     offline_replicas: tuple[OfflineReplica, ...] = ()
     refusing_replicas: tuple[OfflineReplica, ...] = ()
-    is_news: bool = False
+    has_new_death: bool = False
 
 
 class ActorWatch:
@@ -42,15 +42,15 @@ class ActorWatch:
         self._transport = transport
         self._silent_after_ms = silent_after_ms
         self._hold_ms = hold_ms
-        self._heard_ms: dict[str, int] = {}
+        self._last_contact_ms: dict[str, int] = {}
         self._replies: dict[str, PingReply] = {}
         """The last of each actor; those that have never answered have none."""
         self._dead: set[str] = set()
         self._calls: dict[str, asyncio.Task[None]] = {}
-        self._has_news = False
-        self._looked_ms = 0
+        self._has_new_death = False
+        self._checked_ms = 0
 
-    async def look(self, actors: Iterable[str]) -> Sight:
+    async def check(self, actors: Iterable[str]) -> WatchReport:
         """Call all of ``actors``, those watched from now on; return what they are like.
 
         Once all have answered or failed to, or as soon as one has died.
@@ -58,7 +58,7 @@ class ActorWatch:
         self._watch(actors)
         calls = set(self._calls.values())
         try:
-            while calls and not self._has_news:
+            while calls and not self._has_new_death:
                 _, calls = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             self._forget(list(self._calls))
@@ -67,19 +67,21 @@ class ActorWatch:
             if call.done():
                 del self._calls[name]
                 call.result()
-        return self._sight()
+        return self._report()
 
     def _watch(self, actors: Iterable[str]) -> None:
         now_ms = loop_ms()
-        if now_ms - self._looked_ms > self._silent_after_ms:
+        if now_ms - self._checked_ms > self._silent_after_ms:
             # This process stood still, and heard nobody: that says nothing of them.
-            self._heard_ms = {}
-        self._looked_ms = now_ms
-        self._heard_ms = {name: self._heard_ms.get(name, now_ms) for name in actors}
-        self._forget([name for name in self._calls if name not in self._heard_ms])
-        self._replies = {n: reply for n, reply in self._replies.items() if n in self._heard_ms}
-        self._dead &= self._heard_ms.keys()
-        for name in self._heard_ms:
+            self._last_contact_ms = {}
+        self._checked_ms = now_ms
+        self._last_contact_ms = {name: self._last_contact_ms.get(name, now_ms) for name in actors}
+        self._forget([name for name in self._calls if name not in self._last_contact_ms])
+        self._replies = {
+            n: reply for n, reply in self._replies.items() if n in self._last_contact_ms
+        }
+        self._dead &= self._last_contact_ms.keys()
+        for name in self._last_contact_ms:
             if name not in self._calls:
                 self._calls[name] = asyncio.ensure_future(self._ask(name))
 
@@ -87,18 +89,18 @@ class ActorWatch:
         for name in names:
             self._calls.pop(name).cancel()
 
-    def _sight(self) -> Sight:
+    def _report(self) -> WatchReport:
         oldest_ms, replies = loop_ms() - self._silent_after_ms, self._replies.values()
-        is_news, self._has_news = self._has_news, False
-        return Sight(
+        has_new_death, self._has_new_death = self._has_new_death, False
+        return WatchReport(
             tuple(
                 name
-                for name, heard_ms in self._heard_ms.items()
-                if heard_ms < oldest_ms or name in self._dead
+                for name, last_contact_ms in self._last_contact_ms.items()
+                if last_contact_ms < oldest_ms or name in self._dead
             ),
             tuple(one for reply in replies for one in reply.offline_replicas),
             tuple(one for reply in replies for one in reply.refusing_replicas),
-            is_news,
+            has_new_death,
         )
 
     async def _ask(self, name: str) -> None:
@@ -108,9 +110,9 @@ class ActorWatch:
             reply = await self._ping(name, 0)
             if reply.error is ErrorCode.NETWORK_EXCEPTION:
                 self._dead.add(name)
-                self._has_news = True
+                self._has_new_death = True
         if reply.error is ErrorCode.NONE:
-            self._heard_ms[name] = loop_ms()
+            self._last_contact_ms[name] = loop_ms()
             self._dead.discard(name)
             self._replies[name] = reply
         elif name in self._replies:

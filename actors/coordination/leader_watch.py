@@ -26,17 +26,17 @@ class LeaderWatch:
         self._leader_now = leader_now
         self._caller: asyncio.Task[object] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._look: asyncio.Task[None] | None = None
+        self._check: asyncio.Task[None] | None = None
         self._has_moved = False
         self._bug: BaseException | None = None
-        """What a look has met."""
+        """What a check has met."""
 
     async def call(
         self, transport: Transport, request: Request[ReplyT], *, timeout_ms: int
     ) -> ReplyT:
         """The reply, or ``NETWORK_EXCEPTION`` once another leads: it may still take effect."""
         self._caller = asyncio.current_task()
-        self._look_later()
+        self._check_later()
         try:
             return await transport.call(self._actor, request, timeout_ms=timeout_ms)
         except asyncio.CancelledError:
@@ -50,31 +50,31 @@ class LeaderWatch:
             self._caller = None
             if self._timer is not None:
                 self._timer.cancel()
-            if self._look is not None:
-                self._look.cancel()
+            if self._check is not None:
+                self._check.cancel()
 
-    def _look_later(self) -> None:
+    def _check_later(self) -> None:
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(LEADER_CHECK_MS / 1000, self._begin_to_look)
+        self._timer = loop.call_later(LEADER_CHECK_MS / 1000, self._begin_check)
 
-    def _begin_to_look(self) -> None:
-        self._look = asyncio.get_running_loop().create_task(self._give_up_if_moved())
-        self._look.add_done_callback(self._looked)
+    def _begin_check(self) -> None:
+        self._check = asyncio.get_running_loop().create_task(self._cancel_if_moved())
+        self._check.add_done_callback(self._on_check_end)
 
-    def _looked(self, look: asyncio.Task[None]) -> None:
+    def _on_check_end(self, check: asyncio.Task[None]) -> None:
         """A bug would leave the call unwatched: its caller gets it instead of a reply.
 
-        A program that shuts down cancels whatever it finds: then another look comes.
+        A program that shuts down cancels whatever it finds: then another check comes.
         """
         if self._caller is None or self._has_moved:
             return
-        if not look.cancelled() and look.exception() is not None:
-            self._bug = look.exception()
+        if not check.cancelled() and check.exception() is not None:
+            self._bug = check.exception()
             self._caller.cancel()
         else:
-            self._look_later()
+            self._check_later()
 
-    async def _give_up_if_moved(self) -> None:
+    async def _cancel_if_moved(self) -> None:
         leader = await self._leader_now()
         if leader is None or leader == self._actor or self._caller is None:
             return

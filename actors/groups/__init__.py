@@ -1,1 +1,1 @@
-"""The group coordinator's shell. Start at ``coordinator``."""
+"""The group coordinator's shell. Start at ``group_coordinator``."""

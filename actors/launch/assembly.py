@@ -1,6 +1,6 @@
 """How each kind of process is put together, wherever it runs: shell, replica and maintenance.
 
-``processes.py`` gives these classes the surroundings of production and makes Ray actors of them;
+``processes.py`` gives these classes the environment of production and makes Ray actors of them;
 the simulator gives them its own. Constructors only set fields, because an exception there would end
 a Ray actor for good; recovery runs in a task, and while it runs requests are answered with a code.
 
@@ -19,7 +19,7 @@ from typing import ClassVar, Final
 from msgspec import structs
 
 from oncelog.actors.config import ReplicaConfig
-from oncelog.actors.groups.coordinator import GroupCoordinator, group_settings
+from oncelog.actors.groups.group_coordinator import GroupCoordinator, group_settings
 from oncelog.actors.interfaces import (
     CONTROLLER_ACTOR,
     Background,
@@ -28,7 +28,7 @@ from oncelog.actors.interfaces import (
     Transport,
     address_of,
 )
-from oncelog.actors.launch.figures import NO_DISK, DiskFigures, ReplicaFigures
+from oncelog.actors.launch.server_metrics import NO_DISK, DiskMetrics, ReplicaMetrics
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.process.metrics import (
@@ -63,8 +63,8 @@ from oncelog.actors.replica.maintenance import Maintenance, clean_if_dirty
 from oncelog.actors.replica.opening import ExpectedLog
 from oncelog.actors.replica.partition_leader import PartitionLeader
 from oncelog.actors.replica.replica import Replica
-from oncelog.actors.transactions.coordinator import TransactionCoordinator
-from oncelog.storage.disk.errors import is_passing
+from oncelog.actors.transactions.transaction_coordinator import TransactionCoordinator
+from oncelog.storage.disk.disk_errors import is_transient
 from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.exceptions import CorruptDataError
@@ -77,12 +77,12 @@ from oncelog.storage.model import (
 _logger = logging.getLogger(__name__)
 
 DISK_RESTART_MS: Final = 2_000
-"""How long a process waits before it ends, when its replica is offline for a passing reason."""
+"""How long a process waits before it ends, when its replica is offline for a transient reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What a process is given by its environment.
+class Environment:
+    """What a process is given from outside.
 
     ``new_background`` makes the queue of one log; all share the threads of the process, but for
     what opens logs, which may take long: ``new_opener`` makes the queue for that, where it differs.
@@ -104,7 +104,7 @@ class Surroundings:
     incarnation: str
     process_id: int
     metrics: MetricSink = NO_METRICS
-    disk_figures: DiskFigures = NO_DISK
+    disk_metrics: DiskMetrics = NO_DISK
     boot_id: str = ""
     die: Callable[[BaseException], None]
 
@@ -203,15 +203,15 @@ class ReplicationCalls:
 
 
 class ReplicaServer(ReplicationCalls):
-    """What every process with a log has: its replica, start, maintenance and figures."""
+    """What every process with a log has: its replica, start, maintenance and metrics."""
 
     replica_class: ClassVar[type[Replica]] = Replica
 
-    def __init__(self, config: ReplicaConfig, surroundings: Surroundings) -> None:
+    def __init__(self, config: ReplicaConfig, environment: Environment) -> None:
         self.config = config
-        self.surroundings = surroundings
-        self.clock = surroundings.clock
-        self.transport = surroundings.transport
+        self.environment = environment
+        self.clock = environment.clock
+        self.transport = environment.transport
         self.failure = ""
         self.is_stopped = False
         self.has_moved = False
@@ -222,45 +222,45 @@ class ReplicaServer(ReplicationCalls):
         """If set, the topic that it serves; to a later one of the same name it is nobody."""
         self.replica: Replica = self.replica_class(
             config=config,
-            filesystem=surroundings.filesystem,
-            clock=surroundings.clock,
-            background=surroundings.new_background(),
+            filesystem=environment.filesystem,
+            clock=environment.clock,
+            background=environment.new_background(),
             epoch_source=self.ask_for_epoch,
             log_source=self.ask_for_log,
             beginning_source=self.ask_to_begin,
-            opener=surroundings.new_opener() if surroundings.new_opener else None,
+            opener=environment.new_opener() if environment.new_opener else None,
         )
         self.replica.on_newer_keys = self.refresh_keys_soon
         self.replica.on_newer_settings = self.refresh_settings_soon
-        self.replica.on_bug = surroundings.die
+        self.replica.on_bug = environment.die
         self.replica.on_restart = self.restart_later
         self.replica.on_loss = self.end_for_another
         self.replica.on_following = self.start_upkeep
         self.replica.send_push = self.send_push
         self.replica.propose_isr = self.propose_isr
-        self._tasks = OwnTasks(surroundings.die)
+        self._tasks = OwnTasks(environment.die)
         self._key_task: asyncio.Task[None] | None = None
         self._settings_task: asyncio.Task[None] | None = None
         self.maintenance = Maintenance(
             replica=self.replica,
-            clock=surroundings.clock,
-            on_failure=surroundings.die,
+            clock=environment.clock,
+            on_failure=environment.die,
             refresh=self.refresh_settings,
             compact=self.compact_log,
             is_serving=self.is_serving,
         )
-        self.figures = ReplicaFigures(
+        self.metrics = ReplicaMetrics(
             replica=self.replica,
-            clock=surroundings.clock,
-            metrics=surroundings.metrics,
-            disk=surroundings.disk_figures,
+            clock=environment.clock,
+            sink=environment.metrics,
+            disk=environment.disk_metrics,
             has_failed=lambda: bool(self.failure),
-            on_bug=surroundings.die,
+            on_bug=environment.die,
         )
 
     def begin(self) -> None:
         """Start serving in a task of its own; the last line of a constructor."""
-        self.figures.start(self.report_metrics)
+        self.metrics.start(self.report_metrics)
         self._start_task = self._tasks.spawn(self._start())
 
     def __repr__(self) -> str:
@@ -281,7 +281,7 @@ class ReplicaServer(ReplicationCalls):
             # The log that was opened is a deleted topic's; a new start takes the directory anew.
             claimed = self.replica.directory.claimed_topic_id
             lost = f"{self!r} has the log of {claimed}, another topic of its name"
-            self.surroundings.die(LeadershipLostError(lost))
+            self.environment.die(LeadershipLostError(lost))
         return reply
 
     async def ask_to_begin(self, topic_id: str) -> BecomeLeaderReply:
@@ -301,11 +301,11 @@ class ReplicaServer(ReplicationCalls):
                 topic_partition=self.replica.topic_partition,
                 topic_id=topic_id,
                 broker_id=self.config.broker_id,
-                incarnation=self.surroundings.incarnation,
+                incarnation=self.environment.incarnation,
                 expected_epoch=last_epoch,
                 has_log=has_log,
                 disk=disk,
-                boot_id=self.surroundings.boot_id,
+                boot_id=self.environment.boot_id,
             )
         )
 
@@ -326,7 +326,7 @@ class ReplicaServer(ReplicationCalls):
 
     async def refresh_settings(self) -> None:
         """Follow the settings that the controller has of the topic, in case a call was lost."""
-        ask = self.surroundings.shared_metadata or self._ask_controller
+        ask = self.environment.shared_metadata or self._ask_controller
         reply = await ask(MetadataRequest(topics=(self.config.topic,)))
         for topic in reply.topics:
             if topic.topic_id == self.replica.leadership.topic_id:
@@ -348,14 +348,14 @@ class ReplicaServer(ReplicationCalls):
             is_serving = self.replica.availability() is ErrorCode.NONE
             if is_ours and is_serving and known.leader_epoch > epoch:
                 lost = f"{self!r} leads with epoch {epoch}, and {known.leader_epoch} was given"
-                self.surroundings.die(LeadershipLostError(lost))
+                self.environment.die(LeadershipLostError(lost))
 
     def restart_later(self, reason: str) -> None:
         """End the process after ``DISK_RESTART_MS``, unless it is stopped: it starts again."""
 
         def restart() -> None:
             if not self.is_stopped:
-                self.surroundings.die(DiskRefusedError(f"{self!r} {reason}"))
+                self.environment.die(DiskRefusedError(f"{self!r} {reason}"))
 
         asyncio.get_running_loop().call_later(DISK_RESTART_MS / 1000, restart)
 
@@ -401,11 +401,11 @@ class ReplicaServer(ReplicationCalls):
             await self.load()
             self.is_loaded = True
         except InvariantViolation as error:
-            self.surroundings.die(error)
+            self.environment.die(error)
         except OSError as error:
             self.failure = f"could not start: {error}"
             _logger.error("%r: %s", self, self.failure)
-            if is_passing(error):
+            if is_transient(error):
                 self.restart_later(self.failure)
         except Exception as error:
             # Kept for ``health``: the actor lives on and answers that it does not lead.
@@ -420,17 +420,17 @@ class ReplicaServer(ReplicationCalls):
     def end_for_another(self, reason: str) -> None:
         """Begin again, as a follower: another leads."""
         if not self.is_stopped:
-            self.surroundings.die(LeadershipLostError(reason))
+            self.environment.die(LeadershipLostError(reason))
 
     async def describe_replica(self, _request: DescribeReplicaRequest) -> DescribeReplicaReply:
         """Describe the replica's bounds and role."""
-        self.figures.observe_transactions()
+        self.metrics.observe_transactions()
         refusal = self.replica.refusal
         refused_ms = refusal.lasts_ms(loop_ms())
         return structs.replace(
-            self.replica.describe(self.surroundings.process_id),
-            late_transaction_count=self.figures.ages.late_count,
-            oldest_open_transaction_age_ms=self.figures.ages.oldest_ms,
+            self.replica.describe(self.environment.process_id),
+            late_transaction_count=self.metrics.ages.late_count,
+            oldest_open_transaction_age_ms=self.metrics.ages.oldest_ms,
             active_transactional_id_count=self.active_transactional_id_count(),
             refusal="" if refused_ms is None else refusal.reason,
             refused_ms=refused_ms or 0,
@@ -441,8 +441,8 @@ class ReplicaServer(ReplicationCalls):
         return None
 
     def report_metrics(self) -> None:
-        """Report the figures that operators watch."""
-        self.figures.report()
+        """Report the metrics that operators watch."""
+        self.metrics.report()
 
     async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
         """Stop serving, flush and release the directory; the process stays to be killed."""
@@ -471,13 +471,13 @@ class ReplicaServer(ReplicationCalls):
                 return True
         if not self.is_stopped:
             still = f"{self!r} was told that it has moved, and the controller does not say so"
-            self.surroundings.die(LeadershipLostError(still))
+            self.environment.die(LeadershipLostError(still))
         return False
 
     async def end(self, *, remove_data: bool = False) -> None:
         """Stop maintenance and serving; flush and release the directory. Safe to repeat."""
         self.is_stopped = True
-        self.figures.stop()
+        self.metrics.stop()
         await self.maintenance.stop()
         await self.stop_serving(remove_data=remove_data)
 
@@ -489,8 +489,8 @@ class ReplicaServer(ReplicationCalls):
 class PartitionServer(PartitionLeader, ReplicaServer):
     """One partition replica."""
 
-    def __init__(self, config: ReplicaConfig, surroundings: Surroundings) -> None:
-        ReplicaServer.__init__(self, config, surroundings)
+    def __init__(self, config: ReplicaConfig, environment: Environment) -> None:
+        ReplicaServer.__init__(self, config, environment)
         PartitionLeader.__init__(self, replica=self.replica, clock=self.clock)
         self.on_log_start_raised = self.maintenance.retain_soon
         self.begin()
@@ -499,16 +499,16 @@ class PartitionServer(PartitionLeader, ReplicaServer):
 class TransactionCoordinatorServer(TransactionCoordinator, ReplicaServer):
     """One shard of transactional ids."""
 
-    def __init__(self, config: ReplicaConfig, surroundings: Surroundings) -> None:
-        ReplicaServer.__init__(self, config, surroundings)
+    def __init__(self, config: ReplicaConfig, environment: Environment) -> None:
+        ReplicaServer.__init__(self, config, environment)
         TransactionCoordinator.__init__(
             self,
             replica=self.replica,
             transport=self.transport,
             clock=self.clock,
-            rng=surroundings.random,
-            drivers=surroundings.drivers,
-            on_failure=surroundings.die,
+            rng=environment.random,
+            drivers=environment.drivers,
+            on_failure=environment.die,
         )
         self.begin()
 
@@ -519,30 +519,30 @@ class TransactionCoordinatorServer(TransactionCoordinator, ReplicaServer):
 
     def active_transactional_id_count(self) -> int:
         """How many transactional ids have a transaction that is open or not complete."""
-        return len(self.machine.ids.unsettled())
+        return len(self.machine.ids.not_at_rest())
 
     def report_metrics(self) -> None:
-        """Set the figures of the log and those of the shard."""
+        """Set the metrics of the log and those of the shard."""
         super().report_metrics()
         if self.replica.availability() is ErrorCode.NONE:
-            self.figures.set(TRANSACTIONAL_ID_COUNT, len(self.machine.ids))
-            self.figures.set(ACTIVE_TRANSACTIONAL_ID_COUNT, self.active_transactional_id_count())
-        self.end_durations.report(self.figures.metrics, self.config.broker_id)
+            self.metrics.set(TRANSACTIONAL_ID_COUNT, len(self.machine.ids))
+            self.metrics.set(ACTIVE_TRANSACTIONAL_ID_COUNT, self.active_transactional_id_count())
+        self.end_durations.report(self.metrics.sink, self.config.broker_id)
 
 
 class GroupCoordinatorServer(GroupCoordinator, ReplicaServer):
     """One shard of consumer groups."""
 
-    def __init__(self, config: ReplicaConfig, surroundings: Surroundings) -> None:
-        ReplicaServer.__init__(self, config, surroundings)
+    def __init__(self, config: ReplicaConfig, environment: Environment) -> None:
+        ReplicaServer.__init__(self, config, environment)
         GroupCoordinator.__init__(
             self,
             replica=self.replica,
             transport=self.transport,
             clock=self.clock,
-            random=surroundings.random,
+            random=environment.random,
             settings=group_settings(config.cluster),
-            on_failure=surroundings.die,
+            on_failure=environment.die,
         )
         self.begin()
 

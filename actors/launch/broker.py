@@ -15,9 +15,9 @@ from typing import Final
 from msgspec import structs
 
 from oncelog.actors.config import BrokerConfig, own_directory
-from oncelog.actors.coordination.actor_watch import ActorWatch, Sight
+from oncelog.actors.coordination.actor_watch import ActorWatch, WatchReport
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, broker_actor
-from oncelog.actors.launch.assembly import Surroundings
+from oncelog.actors.launch.assembly import Environment
 from oncelog.actors.launch.metadata_voter import ControllerPlace, MetadataVoter, NoPlace
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.clock import loop_ms
@@ -54,7 +54,7 @@ EPOCH_MAX_MS: Final = 3_600_000
 _UNREGISTERED: Final = frozenset({ErrorCode.BROKER_NOT_AVAILABLE, ErrorCode.STALE_BROKER_EPOCH})
 """Answers to a heartbeat after which the broker registers again."""
 
-_UNHEARD: Final = frozenset(
+_NOT_SERVED: Final = frozenset(
     {ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_CONTROLLER}
 )
 """What a controller that serves does not answer."""
@@ -66,18 +66,18 @@ class Broker:
     def __init__(
         self,
         config: BrokerConfig,
-        surroundings: Surroundings,
+        environment: Environment,
         place: ControllerPlace | None = None,
     ) -> None:
         self.config = config
-        self.surroundings = surroundings
+        self.environment = environment
         self.is_registered = False
         self.problem = ""
-        self._background = surroundings.new_background()
-        self._tasks = OwnTasks(surroundings.die)
-        self.voter = MetadataVoter(config, surroundings, place or NoPlace(), self._tasks)
+        self._background = environment.new_background()
+        self._tasks = OwnTasks(environment.die)
+        self.voter = MetadataVoter(config, environment, place or NoPlace(), self._tasks)
         self._watch = ActorWatch(
-            surroundings.transport,
+            environment.transport,
             silent_after_ms=config.cluster.broker_session_timeout_ms,
             hold_ms=config.cluster.broker_heartbeat_interval_ms,
         )
@@ -120,8 +120,8 @@ class Broker:
         """Until the controller does not know this epoch, or it is time for another."""
         cluster = self.config.cluster
         actors: tuple[str, ...] = ()
-        seen = Sight()
-        looking: asyncio.Task[Sight] | None = None
+        seen = WatchReport()
+        checking: asyncio.Task[WatchReport] | None = None
         is_kept = await self._is_kept(broker_epoch)
         begun_ms = answered_ms = loop_ms()
         while loop_ms() - begun_ms < EPOCH_MAX_MS:
@@ -135,23 +135,23 @@ class Broker:
                 is_kept=is_kept,
             )
             # Not longer: a lost call must not cost the session.
-            reply = await self.surroundings.transport.call(
+            reply = await self.environment.transport.call(
                 CONTROLLER_ACTOR, request, timeout_ms=cluster.broker_heartbeat_interval_ms
             )
-            self._note_heard(reply)
-            if reply.error not in _UNHEARD:
+            self._on_controller_reply(reply)
+            if reply.error not in _NOT_SERVED:
                 answered_ms = loop_ms()
             if reply.error in _UNREGISTERED:
                 return
             if reply.error is ErrorCode.NONE:
                 actors = reply.actors
             # Beside the heartbeats: an actor that does not answer must not hold them up.
-            looking = looking or self._tasks.spawn(self._watch.look(actors))
+            checking = checking or self._tasks.spawn(self._watch.check(actors))
             next_s = loop_ms() / 1000 + cluster.broker_heartbeat_interval_ms / 1000
-            await asyncio.wait({looking}, timeout=cluster.broker_heartbeat_interval_ms / 1000)
-            if looking.done():
-                seen, looking = looking.result(), None
-            if not seen.is_news:
+            await asyncio.wait({checking}, timeout=cluster.broker_heartbeat_interval_ms / 1000)
+            if checking.done():
+                seen, checking = checking.result(), None
+            if not seen.has_new_death:
                 await asyncio.sleep(next_s - loop_ms() / 1000)
 
     async def _register(self) -> int:
@@ -160,10 +160,10 @@ class Broker:
         while True:
             request = await self._joined()
             timeout_ms = self.config.cluster.internal_call_timeout_ms
-            reply = await self.surroundings.transport.call(
+            reply = await self.environment.transport.call(
                 CONTROLLER_ACTOR, request, timeout_ms=timeout_ms
             )
-            self._note_heard(reply)
+            self._on_controller_reply(reply)
             problem = request.problem or reply.detail
             if reply.error is ErrorCode.NONE and not problem:
                 self.is_registered, self.problem = True, ""
@@ -174,13 +174,13 @@ class Broker:
             await asyncio.sleep(delay_ms / 1000)
             delay_ms = min(2 * delay_ms, JOIN_RETRY_MAX_MS)
 
-    def _note_heard(self, reply: Reply) -> None:
-        if reply.error not in _UNHEARD:
-            self.voter.heard()
+    def _on_controller_reply(self, reply: Reply) -> None:
+        if reply.error not in _NOT_SERVED:
+            self.voter.record_served()
         elif reply.error is ErrorCode.NOT_CONTROLLER:
-            self.voter.answered()
+            self.voter.record_answered()
         elif reply.error is ErrorCode.NETWORK_EXCEPTION:
-            self.voter.unreached()
+            self.voter.record_unreachable()
 
     async def _joined(self) -> RegisterBrokerRequest:
         """What to tell the controller: whose the directory is, or why it cannot be used."""
@@ -197,7 +197,7 @@ class Broker:
             directory_id=identity.directory_id,
             rack=config.rack,
             directory_epoch=identity.broker_epoch,
-            boot_id=self.surroundings.boot_id,
+            boot_id=self.environment.boot_id,
         )
 
     async def _is_kept(self, broker_epoch: int) -> bool:
@@ -205,7 +205,7 @@ class Broker:
 
         A disk that is full need not cost the broker its session.
         """
-        filesystem, own = self.surroundings.filesystem, own_directory(self.config.data_dir)
+        filesystem, own = self.environment.filesystem, own_directory(self.config.data_dir)
         try:
             kept = await self._background.run(lambda: keep_epoch(filesystem, own, broker_epoch))
         except (OSError, CorruptDataError) as error:
@@ -216,7 +216,7 @@ class Broker:
 
     def _join(self, new_directory_id: str) -> DirectoryIdentity:
         """Take the data directories. OSError, CorruptDataError."""
-        config, filesystem = self.config, self.surroundings.filesystem
+        config, filesystem = self.config, self.environment.filesystem
         identity = join(
             filesystem,
             own_directory(config.data_dir),
@@ -228,4 +228,4 @@ class Broker:
         return identity
 
     def _new_directory_id(self) -> str:
-        return self.surroundings.random.randbytes(DIRECTORY_ID_BYTES).hex()
+        return self.environment.random.randbytes(DIRECTORY_ID_BYTES).hex()

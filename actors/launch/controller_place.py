@@ -18,7 +18,12 @@ from ray.exceptions import RayError
 
 from oncelog.actors.config import BrokerConfig, ReplicaConfig
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE
-from oncelog.actors.launch.home import Home, is_away, read_home, write_home
+from oncelog.actors.launch.cluster_location import (
+    ClusterLocation,
+    is_away,
+    read_location,
+    write_location,
+)
 from oncelog.actors.pin import BROKER_LABEL, BY_LABEL, Pin, broker_of
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC
 
@@ -89,24 +94,24 @@ class RayControllerPlace:
 
     def _is_gone(self) -> bool:
         found = _find()
-        return found is None or _waits_for_nothing(found)
+        return found is None or _can_never_start(found)
 
     def _start(self) -> None:
         config = self._config
         found = _find()
         if found is not None:
-            if not _waits_for_nothing(found):
+            if not _can_never_start(found):
                 return
             # By its handle: a new one that has taken the name meanwhile is another actor.
             ray.kill(found.handle)
         pin = Pin(BY_LABEL, str(config.broker_id))
-        home = Home(
+        location = ClusterLocation(
             cluster_id=config.cluster_id,
             broker_id=config.broker_id,
             data_dir=config.data_dir,
             pin=pin,
         )
-        write_home(home)
+        write_location(location)
         self._launch(
             ReplicaConfig(
                 topic=CLUSTER_METADATA_TOPIC,
@@ -130,12 +135,12 @@ def is_on_head() -> bool:
         return False
 
 
-def _waits_for_nothing(found: _Found) -> bool:
+def _can_never_start(found: _Found) -> bool:
     if found.is_alive:
         return False
     if not found.broker_label:
-        home = read_home()
-        return home is not None and is_away(home)
+        location = read_location()
+        return location is not None and is_away(location)
     living = {str(broker_of(node)) for node in ray.nodes() if node["Alive"]}
     return found.broker_label not in living
 

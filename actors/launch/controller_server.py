@@ -13,12 +13,12 @@ from oncelog.actors.config import DATA_DIR_SEPARATOR, ReplicaConfig, own_directo
 from oncelog.actors.controller.controller import Controller
 from oncelog.actors.controller.replica_actors import SMALL_MACHINE, Launcher, MachineSize
 from oncelog.actors.interfaces import BROKER_ACTORS, broker_actor
-from oncelog.actors.launch.assembly import LeadershipLostError, ReplicaServer, Surroundings
-from oncelog.actors.launch.figures import ControllerFigures
+from oncelog.actors.launch.assembly import Environment, LeadershipLostError, ReplicaServer
 from oncelog.actors.launch.metadata_voter import ask_voters
+from oncelog.actors.launch.server_metrics import ControllerMetrics
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.process.metrics import NO_METRICS
-from oncelog.actors.protocol.cluster.quorum import Candidacy, may_stand, with_epoch
+from oncelog.actors.protocol.cluster.quorum import Candidacy, may_be_candidate, with_epoch
 from oncelog.actors.protocol.messages.cluster import (
     BecomeLeaderReply,
     ShutdownReply,
@@ -40,7 +40,7 @@ from oncelog.storage.model import NO_LEADER_EPOCH
 
 _logger = logging.getLogger(__name__)
 
-USE_LOOK_MS: Final = 500
+USE_CHECK_MS: Final = 500
 """How often a controller asks itself whether it can decide anything."""
 
 UNELECTED_FACTOR: Final = 5
@@ -64,7 +64,7 @@ class ControllerServer(Controller, ReplicaServer):
     def __init__(
         self,
         config: ReplicaConfig,
-        surroundings: Surroundings,
+        environment: Environment,
         *,
         launcher: Launcher,
         token_bytes: Callable[[int], bytes],
@@ -72,10 +72,10 @@ class ControllerServer(Controller, ReplicaServer):
         resign: Callable[[], None] | None = None,
         is_on_head: bool = False,
     ) -> None:
-        ReplicaServer.__init__(self, config, surroundings)
+        ReplicaServer.__init__(self, config, environment)
         self.metadata_log = cast("MetadataReplica", self.replica)
         self._resign_for_good = resign
-        self._told_epoch = NO_LEADER_EPOCH
+        self._reported_epoch = NO_LEADER_EPOCH
         self._has_resigned = False
         Controller.__init__(
             self,
@@ -84,30 +84,30 @@ class ControllerServer(Controller, ReplicaServer):
             transport=self.transport,
             launcher=launcher,
             config=config.cluster,
-            process_id=surroundings.process_id,
+            process_id=environment.process_id,
             token_bytes=token_bytes,
-            on_failure=surroundings.die,
+            on_failure=environment.die,
             machine_size=machine_size,
             metadata_log=self.metadata_log,
         )
         if is_on_head:
             self._voters.leave = lambda: self._resign("it is on Ray's head, and others are not")
-        self.cluster_figures = ControllerFigures(
-            machine=self.machine, metrics=surroundings.metrics, broker_id=config.broker_id
+        self.cluster_metrics = ControllerMetrics(
+            machine=self.machine, sink=environment.metrics, broker_id=config.broker_id
         )
         self.begin()
-        self._tasks.spawn(self._watch_use())
+        self._tasks.spawn(self._resign_when_useless())
 
     def __repr__(self) -> str:
         return "Controller"
 
     def report_metrics(self) -> None:
-        """Set the figures of the log and those of the cluster."""
+        """Set the metrics of the log and those of the cluster."""
         super().report_metrics()
-        if self.is_serving() and self.figures.metrics is not NO_METRICS:
-            self.cluster_figures.report(self.loaded_election_count)
+        if self.is_serving() and self.metrics.sink is not NO_METRICS:
+            self.cluster_metrics.report(self.loaded_election_count)
             if self.metadata_log.quorum is not None:
-                self.cluster_figures.report_voters(self.metadata_log.quorum)
+                self.cluster_metrics.report_voters(self.metadata_log.quorum)
 
     async def _start(self) -> None:
         await self._join_further()
@@ -115,19 +115,19 @@ class ControllerServer(Controller, ReplicaServer):
 
     async def _join_further(self) -> None:
         """Take the further data directories, as other brokers do when they register."""
-        data_dir, surroundings = self.config.data_dir, self.surroundings
+        data_dir, environment = self.config.data_dir, self.environment
         if DATA_DIR_SEPARATOR not in data_dir:
             return
 
         def join() -> None:
             join_further(
-                surroundings.filesystem,
+                environment.filesystem,
                 data_dir,
-                new_directory_id=lambda: surroundings.random.randbytes(DIRECTORY_ID_BYTES).hex(),
+                new_directory_id=lambda: environment.random.randbytes(DIRECTORY_ID_BYTES).hex(),
             )
 
         try:
-            await self.replica.run_beside(join)
+            await self.replica.run_in_thread(join)
         except (OSError, CorruptDataError) as error:
             # What was taken before is used; the replicas of the others tell why they are offline.
             _logger.error("not all directories of data_dir=%r can be used: %s", data_dir, error)
@@ -145,8 +145,8 @@ class ControllerServer(Controller, ReplicaServer):
             voters = (own,)
         log.voters, log.disks = voters, dict(electorate.disks)
         state = log.load_state()
-        epoch = max(last_epoch, state.epoch, self._told_epoch) + 1
-        if not may_stand(state, voters, own):
+        epoch = max(last_epoch, state.epoch, self._reported_epoch) + 1
+        if not may_be_candidate(state, voters, own):
             self._resign(f"its log names {voters} as voters")
         elif len(voters) == 1 or await self._is_elected(epoch):
             return BecomeLeaderReply(leader_epoch=epoch)
@@ -180,31 +180,33 @@ class ControllerServer(Controller, ReplicaServer):
             timeout_ms=self.config.cluster.internal_call_timeout_ms,
             disks=log.disks,
         )
-        self._told_epoch = max(self._told_epoch, candidacy.newest_epoch)
+        self._reported_epoch = max(self._reported_epoch, candidacy.newest_epoch)
         if candidacy.is_behind and not candidacy.is_won:
             self._resign("another voter has a newer log")
         return candidacy
 
     # --- of no use ------------------------------------------------------------------------
 
-    async def _watch_use(self) -> None:
+    async def _resign_when_useless(self) -> None:
         """End this controller once it has been of no use for too long; a task of its own."""
         limit_ms = self.config.cluster.controller_session_timeout_ms
         good_ms = loop_ms()
         while not self.is_stopped:
             before_ms = loop_ms()
-            await asyncio.sleep(USE_LOOK_MS / 1000)
-            reason = await self._uselessness()
+            await asyncio.sleep(USE_CHECK_MS / 1000)
+            reason = await self._resign_reason()
             now_ms = loop_ms()
-            has_stood_still = now_ms - before_ms > 2 * (USE_LOOK_MS + limit_ms)
-            may_follow = bool(reason) and (self._others_may_follow() or await self._others_tell())
-            if not reason or has_stood_still or not may_follow:
+            was_suspended = now_ms - before_ms > 2 * (USE_CHECK_MS + limit_ms)
+            may_follow = bool(reason) and (
+                self._others_may_follow() or await self._others_know_voters()
+            )
+            if not reason or was_suspended or not may_follow:
                 good_ms = now_ms
             elif now_ms - good_ms >= (UNELECTED_FACTOR if reason == _UNELECTED else 1) * limit_ms:
                 self._resign(reason)
                 return
 
-    async def _uselessness(self) -> str:
+    async def _resign_reason(self) -> str:
         """Why this controller can decide nothing now; "" if it can."""
         log = self.metadata_log
         offline = self.failure or log.failure or log.waits_for
@@ -228,11 +230,11 @@ class ControllerServer(Controller, ReplicaServer):
             return True
         try:
             path = own_directory(self.config.data_dir) / VOTER_FILE
-            return not self.metadata_log.voters and self.surroundings.filesystem.exists(path)
+            return not self.metadata_log.voters and self.environment.filesystem.exists(path)
         except OSError:
             return False
 
-    async def _others_tell(self) -> bool:
+    async def _others_know_voters(self) -> bool:
         """Whether other brokers know of several voters: a disk that is empty tells of nobody."""
         if self.metadata_log.voters:
             return False
@@ -258,7 +260,7 @@ class ControllerServer(Controller, ReplicaServer):
         self._has_resigned = True
         _logger.warning("broker %d is not to be the controller: %s", self.config.broker_id, reason)
         if self._resign_for_good is None:
-            self.surroundings.die(LeadershipLostError(reason))
+            self.environment.die(LeadershipLostError(reason))
         else:
             self._resign_for_good()
 
@@ -278,6 +280,6 @@ class ControllerServer(Controller, ReplicaServer):
 
     async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
         """Stop every replica of the cluster, then the metadata log."""
-        self.figures.stop()
+        self.metrics.stop()
         await self.maintenance.stop()
         return await Controller.shutdown(self, request)

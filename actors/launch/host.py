@@ -17,9 +17,9 @@ from oncelog.actors.config import HostConfig
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, actor_of, host_actor, replica_key
 from oncelog.actors.launch.assembly import (
     DiskRefusedError,
+    Environment,
     LeadershipLostError,
     ReplicaServer,
-    Surroundings,
     server_of,
 )
 from oncelog.actors.process.background import OwnTasks
@@ -44,8 +44,8 @@ from oncelog.storage.model import (
 
 _logger = logging.getLogger(__name__)
 
-LOOK_RETRY_MS: Final = 50
-LOOK_RETRY_MAX_MS: Final = 1_000
+LIST_RETRY_MS: Final = 50
+LIST_RETRY_MAX_MS: Final = 1_000
 """How soon the controller is asked again when it does not answer, the first time and at most."""
 
 SHARED_ANSWER_MS: Final = 400
@@ -58,18 +58,18 @@ BEGUN_AT_ONCE: Final = 50
 class Host:
     """Holds the replicas that the controller lists for it; see the module.
 
-    ``surroundings`` are those of the process. A replica that has to begin again does so alone; a
+    ``environment`` are those of the process. A replica that has to begin again does so alone; a
     broken invariant or another bug ends the process, as with a replica that is alone.
     """
 
-    def __init__(self, config: HostConfig, surroundings: Surroundings) -> None:
+    def __init__(self, config: HostConfig, environment: Environment) -> None:
         self.config = config
-        self.surroundings = surroundings
+        self.environment = environment
         self._servers: dict[str, ReplicaServer] = {}
-        self._tasks = OwnTasks(surroundings.die)
-        self._looking = asyncio.Lock()
-        self._looks_wanted = 0
-        self._looks_done = 0
+        self._tasks = OwnTasks(environment.die)
+        self._holding = asyncio.Lock()
+        self._lists_wanted = 0
+        self._lists_done = 0
         self._begun_count = 0
         self._asking: dict[MetadataRequest, asyncio.Task[MetadataReply]] = {}
 
@@ -78,7 +78,7 @@ class Host:
 
     def begin(self) -> None:
         """Hold what there is to hold, in a task of its own."""
-        self._tasks.spawn(self._look())
+        self._tasks.spawn(self._hold_listed())
 
     def find(self, key: str) -> ReplicaServer | None:
         """The server of the replica ``key``, see ``replica_key``; ``None`` if it is not here."""
@@ -119,7 +119,7 @@ class Host:
 
     async def hold_replicas(self, request: HoldReplicasRequest) -> HoldReplicasReply:  # noqa: ARG002
         """Hold what the controller lists from now on; those of deleted topics end meanwhile."""
-        await self._look()
+        await self._hold_listed()
         return HoldReplicasReply()
 
     async def _metadata(self, request: MetadataRequest) -> MetadataReply:
@@ -132,7 +132,7 @@ class Host:
         if asking is None:
             timeout_ms = self.config.cluster.internal_call_timeout_ms
             asking = self._tasks.spawn(
-                self.surroundings.transport.call(CONTROLLER_ACTOR, request, timeout_ms=timeout_ms)
+                self.environment.transport.call(CONTROLLER_ACTOR, request, timeout_ms=timeout_ms)
             )
             self._asking[request] = asking
             loop.call_later(SHARED_ANSWER_MS / 1000, self._asking.pop, request, None)
@@ -141,29 +141,29 @@ class Host:
 
     # --- what there is to hold ------------------------------------------------------------
 
-    async def _look(self) -> None:
+    async def _hold_listed(self) -> None:
         """Return when what the controller listed after this call was made is held."""
-        self._looks_wanted += 1
-        number = self._looks_wanted
-        async with self._looking:
-            if self._looks_done >= number:
+        self._lists_wanted += 1
+        number = self._lists_wanted
+        async with self._holding:
+            if self._lists_done >= number:
                 return
-            number = self._looks_wanted
+            number = self._lists_wanted
             await self._hold(await self._listed())
-            self._looks_done = number
+            self._lists_done = number
 
     async def _listed(self) -> tuple[HostedReplica, ...]:
         request = HostedReplicasRequest(broker_id=self.config.broker_id, host=self.config.number)
         timeout_ms = self.config.cluster.internal_call_timeout_ms
-        delay_ms = LOOK_RETRY_MS
+        delay_ms = LIST_RETRY_MS
         while True:
-            reply = await self.surroundings.transport.call(
+            reply = await self.environment.transport.call(
                 CONTROLLER_ACTOR, request, timeout_ms=timeout_ms
             )
             if reply.error is ErrorCode.NONE:
                 return reply.replicas
             await asyncio.sleep(delay_ms / 1000)
-            delay_ms = min(2 * delay_ms, LOOK_RETRY_MAX_MS)
+            delay_ms = min(2 * delay_ms, LIST_RETRY_MAX_MS)
 
     async def _hold(self, replicas: tuple[HostedReplica, ...]) -> None:
         listed = {
@@ -185,13 +185,13 @@ class Host:
         tp = replica.topic_partition
         self._begun_count += 1
         held: list[ReplicaServer] = []
-        surroundings = dataclasses.replace(
-            self.surroundings,
-            incarnation=f"{self.surroundings.incarnation}-{self._begun_count}",
+        environment = dataclasses.replace(
+            self.environment,
+            incarnation=f"{self.environment.incarnation}-{self._begun_count}",
             die=functools.partial(self._ended, key, held),
             shared_metadata=self._metadata,
         )
-        server = server_of(tp.topic)(self.config.replica(tp.topic, tp.partition), surroundings)
+        server = server_of(tp.topic)(self.config.replica(tp.topic, tp.partition), environment)
         server.expected_log = ExpectedLog(topic_id=replica.topic_id, is_in_sync=replica.is_in_sync)
         server.only_topic_id = replica.topic_id
         held.append(server)
@@ -202,16 +202,16 @@ class Host:
     def _ended(self, key: str, held: list[ReplicaServer], error: BaseException) -> None:
         """A server cannot go on: it begins again, unless that is a bug or it has ended already."""
         if not isinstance(error, (LeadershipLostError, DiskRefusedError)):
-            self.surroundings.die(error)
+            self.environment.die(error)
         server = held[0] if held else None
         if server is not None and self._servers.get(key) is server and not server.is_stopped:
             _logger.warning("%r begins again: %s", server, error)
             del self._servers[key]
-            self._tasks.spawn(self._begin_again(server))
+            self._tasks.spawn(self._restart_server(server))
 
-    async def _begin_again(self, server: ReplicaServer) -> None:
+    async def _restart_server(self, server: ReplicaServer) -> None:
         await server.end()
-        await self._look()
+        await self._hold_listed()
 
 
 def shard_named_in(

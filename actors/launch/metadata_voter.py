@@ -20,10 +20,10 @@ from typing import Final, Protocol
 
 from oncelog.actors.config import BrokerConfig, ReplicaConfig, own_directory
 from oncelog.actors.interfaces import Transport, broker_actor
-from oncelog.actors.launch.assembly import Surroundings
+from oncelog.actors.launch.assembly import Environment
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.clock import loop_ms
-from oncelog.actors.protocol.cluster.quorum import NO_DISKS, Candidacy, may_stand
+from oncelog.actors.protocol.cluster.quorum import NO_DISKS, Candidacy, may_be_candidate
 from oncelog.actors.protocol.messages.brokers import Disk
 from oncelog.actors.protocol.messages.replication import (
     DescribeVoterReply,
@@ -48,10 +48,10 @@ LAST_IN_ORDER_MS: Final = 5_000
 HUNG_SESSIONS: Final = 2
 """After so many sessions of the controller without any answer its process counts as hung."""
 
-LOOK_MS: Final = 200
+FOLLOWING_CHECK_MS: Final = 200
 """How often a copy that follows looks whether it is to take over."""
 
-MENDED_LOOK_MS: Final = 5_000
+MENDED_CHECK_MS: Final = 5_000
 """How soon a copy is begun again that the disk refused: it may be mended."""
 
 
@@ -104,44 +104,45 @@ class NoPlace:
 class MetadataVoter:
     """Half of a broker.
 
-    ``heard`` is called whenever a controller that serves has answered it, ``answered`` whenever one
-    has that may not, ``unreached`` whenever there was none to be called.
+    ``record_served`` is called whenever a controller that serves has answered it,
+    ``record_answered`` whenever one has that may not, ``record_unreachable`` whenever there was
+    none to be called.
     """
 
     def __init__(
         self,
         config: BrokerConfig,
-        surroundings: Surroundings,
+        environment: Environment,
         place: ControllerPlace,
         tasks: OwnTasks,
     ) -> None:
         self._config = config
-        self._surroundings = surroundings
+        self._environment = environment
         self._place = place
         self._tasks = tasks
         self._copy: MetadataCopy | None = None
         self._is_wanted = False
         """A controller has pushed."""
-        self._heard_ms = self._answered_ms = self._begun_ms = loop_ms()
-        self._told_epoch = NO_LEADER_EPOCH
+        self._served_ms = self._answered_ms = self._begun_ms = loop_ms()
+        self._reported_epoch = NO_LEADER_EPOCH
         """The newest that a voter refused this broker with."""
 
-    def heard(self) -> None:
+    def record_served(self) -> None:
         """The controller serves."""
-        self._heard_ms = self._answered_ms = loop_ms()
+        self._served_ms = self._answered_ms = loop_ms()
 
-    def answered(self) -> None:
+    def record_answered(self) -> None:
         """The controller's process lives, whether it serves or not."""
         self._answered_ms = loop_ms()
 
-    def unreached(self) -> None:
+    def record_unreachable(self) -> None:
         """The controller's process has ended, or its node: nothing is to be waited for."""
         session_ms = self._config.cluster.controller_session_timeout_ms
-        self._heard_ms = min(self._heard_ms, loop_ms() - session_ms)
+        self._served_ms = min(self._served_ms, loop_ms() - session_ms)
 
     def _silent_ms(self) -> int:
         """For how long beyond its session no controller has served; negative within it."""
-        return loop_ms() - self._heard_ms - self._config.cluster.controller_session_timeout_ms
+        return loop_ms() - self._served_ms - self._config.cluster.controller_session_timeout_ms
 
     def has_disk(self, disk: Disk) -> None:
         """This is written in the broker's directory now."""
@@ -182,19 +183,21 @@ class MetadataVoter:
         """Begin the copy when it is wanted, and take over when that is due; a task of its own."""
         interval_ms = self._config.cluster.broker_heartbeat_interval_ms
         while True:
-            await self.look()
+            await self.check()
             follows = self._copy is not None and self._copy.is_following
-            await asyncio.sleep((min(LOOK_MS, interval_ms) if follows else interval_ms) / 1000)
+            await asyncio.sleep(
+                (min(FOLLOWING_CHECK_MS, interval_ms) if follows else interval_ms) / 1000
+            )
 
-    async def look(self) -> None:
-        """One look."""
+    async def check(self) -> None:
+        """Do what is due now: begin the copy, end it, or take over."""
         copy = self._copy
         if copy is None:
             await self._kill_if_hung()
             if self._has_voted_before() or self._is_wanted:
                 await self._begin_copy()
         elif copy.failure is not None:
-            if loop_ms() - self._begun_ms > MENDED_LOOK_MS:
+            if loop_ms() - self._begun_ms > MENDED_CHECK_MS:
                 await self._end_copy(copy)
         elif not copy.is_following or self._silent_ms() > 0:
             if await self._place.is_here():
@@ -219,12 +222,12 @@ class MetadataVoter:
 
     def _has_voted_before(self) -> bool:
         path = own_directory(self._config.data_dir) / VOTER_FILE
-        return self._surroundings.filesystem.exists(path)
+        return self._environment.filesystem.exists(path)
 
     async def _begin_copy(self) -> None:
         if await self._place.is_here() is not False:
             return
-        config, surroundings = self._config, self._surroundings
+        config, environment = self._config, self._environment
         self._begun_ms = loop_ms()
         self._copy = copy = MetadataCopy(
             config=ReplicaConfig(
@@ -235,11 +238,11 @@ class MetadataVoter:
                 cluster=config.cluster,
                 cluster_id=config.cluster_id,
             ),
-            filesystem=surroundings.filesystem,
-            clock=surroundings.clock,
-            background=surroundings.new_background(),
+            filesystem=environment.filesystem,
+            clock=environment.clock,
+            background=environment.new_background(),
         )
-        copy.on_bug = surroundings.die
+        copy.on_bug = environment.die
         self._tasks.spawn(copy.start())
 
     # --- taking over ----------------------------------------------------------------------
@@ -249,7 +252,7 @@ class MetadataVoter:
         cluster, own = self._config.cluster, self._config.broker_id
         silent_ms = self._silent_ms()
         voters = copy.electorate.voters
-        if not may_stand(copy.state, voters, own):
+        if not may_be_candidate(copy.state, voters, own):
             return False
         if silent_ms <= voters.index(own) * NEXT_IN_ORDER_MS:
             return False
@@ -261,21 +264,21 @@ class MetadataVoter:
         request = VoteRequest(
             cluster_id=self._config.cluster_id,
             candidate=own,
-            leader_epoch=max(copy.state.epoch, self._told_epoch) + 1,
+            leader_epoch=max(copy.state.epoch, self._reported_epoch) + 1,
             log_epoch=position.epoch,
             log_end_offset=position.end_offset,
             is_trial=True,
             disk=copy.disk,
         )
         candidacy = await ask_voters(
-            self._surroundings.transport,
+            self._environment.transport,
             request,
             voters,
             timeout_ms=cluster.internal_call_timeout_ms,
             disks=copy.electorate.disks,
         )
         if not candidacy.is_won:
-            self._told_epoch = max(self._told_epoch, candidacy.newest_epoch)
+            self._reported_epoch = max(self._reported_epoch, candidacy.newest_epoch)
             _logger.warning("broker %d cannot be the controller: too few votes", own)
             await asyncio.sleep(cluster.broker_heartbeat_interval_ms / 1000)
         return candidacy.is_won
@@ -284,7 +287,7 @@ class MetadataVoter:
         _logger.warning("broker %d starts the controller: it is gone", self._config.broker_id)
         await self._end_copy(copy)
         await self._place.start()
-        self.heard()
+        self.record_served()
 
 
 async def ask_voters(

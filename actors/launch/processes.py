@@ -1,6 +1,6 @@
 """The Ray actors: the class of each process, and how actors are started, found and ended.
 
-A class gives its server the surroundings of production, and takes its calls. A broken invariant
+A class gives its server the environment of production, and takes its calls. A broken invariant
 ends the process: Ray starts it again and it recovers from its log.
 
 ``launch_actor`` turns classes into named, detached, self-restarting Ray actors. The classes are not
@@ -28,7 +28,7 @@ import ray
 from ray.exceptions import RayError
 
 from oncelog.actors.config import CONNECTIONS, BrokerConfig, HostConfig, ReplicaConfig
-from oncelog.actors.controller.membership import BrokerNode
+from oncelog.actors.controller.broker_membership import BrokerNode
 from oncelog.actors.controller.replica_actors import FoundActor, MachineSize
 from oncelog.actors.interfaces import (
     CONTROLLER_ACTOR,
@@ -38,19 +38,19 @@ from oncelog.actors.interfaces import (
     host_actor,
 )
 from oncelog.actors.launch.assembly import (
+    Environment,
     GroupCoordinatorServer,
     PartitionServer,
     ReplicaServer,
-    Surroundings,
     TransactionCoordinatorServer,
     server_of,
 )
 from oncelog.actors.launch.broker import Broker
+from oncelog.actors.launch.cluster_location import ClusterLocation, write_location
 from oncelog.actors.launch.controller_place import RayControllerPlace, is_on_head
 from oncelog.actors.launch.controller_server import ControllerServer
-from oncelog.actors.launch.figures import DiskFigures
-from oncelog.actors.launch.home import Home, write_home
 from oncelog.actors.launch.host import Host
+from oncelog.actors.launch.server_metrics import DiskMetrics
 from oncelog.actors.pin import BY_LABEL, RACK_LABEL, Pin, broker_of
 from oncelog.actors.process.background import (
     OPENING_THREADS_MAX,
@@ -106,12 +106,12 @@ def call_reports(config: ReplicaConfig | HostConfig | BrokerConfig) -> CallRepor
     return CallReports(RayMetrics(), config.cluster.metrics_interval_ms)
 
 
-def production(config: ReplicaConfig | HostConfig | BrokerConfig) -> Surroundings:
-    """The surroundings of a Ray actor; also sets up logging."""
+def production(config: ReplicaConfig | HostConfig | BrokerConfig) -> Environment:
+    """The environment of a Ray actor; also sets up logging."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    return Surroundings(
+    return Environment(
         filesystem=RealFileSystem(),
         clock=SystemClock(),
         new_background=functools.partial(ThreadBackground, DiskThreads()),
@@ -122,7 +122,7 @@ def production(config: ReplicaConfig | HostConfig | BrokerConfig) -> Surrounding
         incarnation=secrets.token_hex(8),
         process_id=os.getpid(),
         metrics=RayMetrics(),
-        disk_figures=DiskFigures(),
+        disk_metrics=DiskMetrics(),
         boot_id=boot_id(),
         die=die_of_bug,
     )
@@ -157,7 +157,7 @@ def _ray_method(name: str) -> Callable[..., Awaitable[Any]]:
 
 
 class ActorProcess:
-    """A Ray actor around one plain server, which both roads call through one ``Dispatch``."""
+    """A Ray actor around one plain server; Ray and connections call it through one ``Dispatch``."""
 
     server_class: ClassVar[type]
     held_classes: ClassVar[tuple[type, ...]] = ()
@@ -216,7 +216,7 @@ class ReplicaProcess(ActorProcess):
         )
 
     def make_server(self, config: ReplicaConfig) -> ReplicaServer:
-        """The server in the surroundings of production."""
+        """The server in the environment of production."""
         return self.server_class(config, production(config))
 
     @ray.method(concurrency_group="health")
@@ -256,11 +256,11 @@ class HostProcess(ActorProcess):
     held_classes = (PartitionServer, TransactionCoordinatorServer, GroupCoordinatorServer)
 
     def __init__(self, config: HostConfig) -> None:
-        surroundings = production(config)
+        environment = production(config)
         transport = LocalTransport(
-            host_actor(config.number, config.broker_id), surroundings.transport
+            host_actor(config.number, config.broker_id), environment.transport
         )
-        host = Host(config, dataclasses.replace(surroundings, transport=transport))
+        host = Host(config, dataclasses.replace(environment, transport=transport))
         super().__init__(
             host, calls=config.cluster.calls, reports=call_reports(config), find=host.find
         )
@@ -319,7 +319,7 @@ class ControllerProcess(ReplicaProcess):
 
     def make_server(self, config: ReplicaConfig) -> ControllerServer:
         """The controller, which also starts the actors of replicas."""
-        remember_home(config)
+        remember_location(config)
         return ControllerServer(
             config,
             production(config),
@@ -331,21 +331,21 @@ class ControllerProcess(ReplicaProcess):
         )
 
 
-def remember_home(config: ReplicaConfig) -> None:
+def remember_location(config: ReplicaConfig) -> None:
     """Where the log is now: of several brokers that would start it at once, only one has."""
     if config.pin is None:
         return
-    home = Home(
+    location = ClusterLocation(
         cluster_id=config.cluster_id,
         broker_id=config.broker_id,
         data_dir=config.data_dir,
         pin=config.pin,
     )
     try:
-        write_home(home)
+        write_location(location)
     except (RayError, RuntimeError, OSError) as error:
         # Not worth a constructor's failure, which would end the actor for good.
-        _logger.warning("Ray does not remember that this is %s: %s", home, error)
+        _logger.warning("Ray does not remember that this is %s: %s", location, error)
 
 
 def resign() -> None:

@@ -128,7 +128,7 @@ def _end_threads(queue: SimpleQueue[Callable[[], None] | None], count: int) -> N
         queue.put(None)
 
 
-class _Piece(NamedTuple):
+class _Work(NamedTuple):
     work: Callable[[], Any]
     future: asyncio.Future[Any]
     is_small: bool
@@ -151,7 +151,7 @@ class ThreadBackground:
         self._threads.user_count += 1
         self._now_s = now_s
         self._points = 0
-        self._waiting: deque[_Piece] = deque()
+        self._waiting: deque[_Work] = deque()
         self._is_busy = False
 
     def run(
@@ -159,23 +159,23 @@ class ThreadBackground:
     ) -> asyncio.Future[ResultT]:
         """See ``Background.run``; ``work`` is done even if its caller is cancelled."""
         future: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
-        piece = _Piece(work, future, is_small)
+        piece = _Work(work, future, is_small)
         if self._is_busy:
             self._waiting.append(piece)
         elif is_small and self._points >= SHORT_POINTS:
             if self._threads.user_count == 1:
-                settle(future, *self._do(piece))
+                resolve_future(future, *self._do(piece))
             else:
                 self._do_in_turn(piece)
         else:
             self._begin(piece)
         return future
 
-    def _begin(self, piece: _Piece) -> None:
+    def _begin(self, piece: _Work) -> None:
         self._is_busy = True
-        self._threads.begin(lambda: self._do_beside(piece))
+        self._threads.begin(lambda: self._do_in_thread(piece))
 
-    def _do_in_turn(self, piece: _Piece) -> None:
+    def _do_in_turn(self, piece: _Work) -> None:
         self._is_busy = True
         loop = piece.future.get_loop()
         outcomes: list[tuple[Any, BaseException | None]] = []
@@ -184,13 +184,13 @@ class ThreadBackground:
             outcomes.append(self._do(piece))
 
         def end() -> None:
-            self._end(piece, *outcomes[0], is_beside=False)
+            self._end(piece, *outcomes[0], was_in_thread=False)
 
         # Both in the next turn, the end after all that the turn does.
         self._threads.add_to_turn(do)
         loop.call_soon(end)
 
-    def _do_beside(self, piece: _Piece) -> None:
+    def _do_in_thread(self, piece: _Work) -> None:
         """On a thread."""
         outcome = self._do(piece)
         try:
@@ -200,20 +200,20 @@ class ThreadBackground:
 
     def _end(
         self,
-        piece: _Piece,
+        piece: _Work,
         result: Any,
         error: BaseException | None,
         *,
-        is_beside: bool = True,
+        was_in_thread: bool = True,
     ) -> None:
-        if is_beside:
+        if was_in_thread:
             self._threads.ended()
         self._is_busy = False
         if self._waiting:
             self._begin(self._waiting.popleft())
-        settle(piece.future, result, error)
+        resolve_future(piece.future, result, error)
 
-    def _do(self, piece: _Piece) -> tuple[Any, BaseException | None]:
+    def _do(self, piece: _Work) -> tuple[Any, BaseException | None]:
         """Its result or its exception. One piece runs at a time, so the points need no lock."""
         begun_s = self._now_s()
         result, error = None, None
@@ -257,7 +257,7 @@ class OwnTasks:
             self._on_failure(error)
 
 
-def settle(
+def resolve_future(
     future: asyncio.Future[ResultT], result: ResultT, error: BaseException | None = None
 ) -> None:
     """Give ``future`` its result, or its error if there is one, unless it was cancelled."""

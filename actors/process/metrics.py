@@ -1,7 +1,7 @@
-"""What an operator watches: names, kinds, units and meaning of the figures, and where they go.
+"""What an operator watches: names, kinds, units and meaning of the metrics, and where they go.
 
 ``METRICS`` is the one table. ``oncelog metrics list`` prints it, docs/OPERATIONS.md repeats it, and
-dashboards and alerts name nothing else. ``MetricSink`` is where figures go: Ray's metrics in
+dashboards and alerts name nothing else. ``MetricSink`` is where metrics go: Ray's metrics in
 production (``process/ray_metrics.py``), nothing elsewhere.
 
 * A *gauge* is set every ``metrics_interval_ms``. Ray forgets one that is not set again within
@@ -23,7 +23,7 @@ A transaction is *late* once it has been open for the longest allowed time plus 
 coordinator should have ended it. The time is this process's own, counted from when it first saw
 the transaction: records may carry timestamps of years ago. Source: KIP-98, "Metrics"; KIP-664.
 
-One file: most of it is the one table, and the rest says how a figure of each kind is counted.
+One file: most of it is the one table, and the rest says how a metric of each kind is counted.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ DURATION_BOUNDS_MS: Final = (
 
 
 class Kind(enum.Enum):
-    """What may be asked of a figure."""
+    """What may be asked of a metric."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -66,7 +66,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One figure. ``unit`` ends the name where it is not a plain count or an offset."""
+    """One metric. ``unit`` ends the name where it is not a plain count or an offset."""
 
     name: str
     kind: Kind = Kind.GAUGE
@@ -442,7 +442,7 @@ METRICS: Final = (
 
 
 class MetricSink(Protocol):
-    """Takes figures; never raises and never waits."""
+    """Takes metrics; never raises and never waits."""
 
     def set(self, metric: Metric, value: float, tags: Mapping[str, str]) -> None:
         """Set a gauge; ``tags`` has a text for each of those of ``metric``."""
@@ -457,10 +457,10 @@ class NoMetrics:
     """A sink for processes without monitoring."""
 
     def set(self, metric: Metric, value: float, tags: Mapping[str, str]) -> None:
-        """Forget the figure."""
+        """Forget the metric."""
 
     def add(self, metric: Metric, amount: float, tags: Mapping[str, str]) -> None:
-        """Forget the figure."""
+        """Forget the metric."""
 
 
 NO_METRICS: Final = NoMetrics()

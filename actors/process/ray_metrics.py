@@ -1,4 +1,4 @@
-"""Figures as Ray's own metrics: on its dashboard, and for Prometheus at each node's endpoint.
+"""Metrics as Ray's own: on its dashboard, and for Prometheus at each node's endpoint.
 
 Ray prefixes names with ``ray_``, ends those of counters with ``_total``, exports every ten seconds,
 and keeps the gauges of a process that ended for some seconds more. What a process adds after it has

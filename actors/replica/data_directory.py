@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from oncelog.actors.protocol.cluster.log import ClusterFounded, decode_cluster_record
+from oncelog.actors.protocol.cluster.cluster_records import ClusterFounded, decode_cluster_record
 from oncelog.actors.protocol.cluster.quorum import VoterState
 from oncelog.actors.protocol.messages.brokers import Disk
 from oncelog.storage.disk.file_system import FileSystem
@@ -139,7 +139,7 @@ def prepare(
         if identity is None:
             cluster_id = _founded(filesystem, data_dir)
             if cluster_id is None:
-                refuse_remains(filesystem, data_dir)
+                refuse_leftovers(filesystem, data_dir)
             identity = DirectoryIdentity(
                 cluster_id=cluster_id or new_cluster_id,
                 broker_id=broker_id,
@@ -176,7 +176,7 @@ def join(
     try:
         identity = read_identity(filesystem, data_dir)
         if identity is None:
-            refuse_remains(filesystem, data_dir)
+            refuse_leftovers(filesystem, data_dir)
             identity = DirectoryIdentity(cluster_id=cluster_id, broker_id=broker_id)
         refused = _difference(data_dir, identity, cluster_id=cluster_id, broker_id=broker_id)
         if refused is not None:
@@ -271,18 +271,18 @@ def _founded(filesystem: FileSystem, data_dir: Path) -> str | None:
     return None
 
 
-def refuse_remains(filesystem: FileSystem, data_dir: Path) -> None:
+def refuse_leftovers(filesystem: FileSystem, data_dir: Path) -> None:
     """CorruptDataError if there are logs in a directory that says nothing of itself. OSError."""
-    remains = [
+    logs = [
         name
         for name in filesystem.list_directory(data_dir)
         if filesystem.exists(data_dir / name / PARTITION_METADATA_FILE)
         and has_log(filesystem, data_dir / name)
         and name != METADATA_LOG
     ]
-    if remains:
+    if logs:
         raise CorruptDataError(
-            f"{data_dir} has logs ({remains[0]}{', ...' if len(remains) > 1 else ''}) but neither "
+            f"{data_dir} has logs ({logs[0]}{', ...' if len(logs) > 1 else ''}) but neither "
             f"{IDENTITY_FILE} nor a metadata log ({METADATA_LOG}): put them back, or give an empty "
             "directory"
         )

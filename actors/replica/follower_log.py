@@ -14,13 +14,13 @@ import asyncio
 import logging
 from typing import Any, Final
 
-from oncelog.actors.process.background import settle
+from oncelog.actors.process.background import resolve_future
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.following import FollowerReplication, ReplicateVerdict
-from oncelog.actors.replica.log import ReplicaLog
 from oncelog.actors.replica.opening import index_if_aborted
+from oncelog.actors.replica.replica_log import ReplicaLog
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_OFFSET
@@ -90,12 +90,12 @@ class FollowerLog(ReplicaLog):
                 return NOT_NOW
             # From here on no push is taken that the election would have to know of.
             self._end_following()
-            settle(self._elected, leadership)
+            resolve_future(self._elected, leadership)
         return ErrorCode.NONE
 
     def _end_following(self) -> None:
         self._follower = None
-        self._sync_waiters.send_away(NOT_NOW)
+        self._sync_waiters.fail_all(NOT_NOW)
 
     # --- pushes ---------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class FollowerLog(ReplicaLog):
             return ReplicateReply(error=NOT_NOW)
         verdict = follower.decide(request)
         if verdict.error is not ErrorCode.NONE:
-            self._note_refusal_of(request, verdict)
+            self._log_refusal(request, verdict)
             return follower.acknowledge(request, verdict, NO_OFFSET)
         try:
             if verdict.adopts_epoch:
@@ -121,8 +121,8 @@ class FollowerLog(ReplicaLog):
             return ReplicateReply(error=ErrorCode.KAFKA_STORAGE_ERROR, detail=str(damage))
         except OSError as refused:
             ends_at = self.machine.log_end_offset + 1
-            self.refusal.met(refused, ends_at=ends_at, now_ms=loop_ms())
-            self._note_refusal("replicate to", refused)
+            self.refusal.record(refused, ends_at=ends_at, now_ms=loop_ms())
+            self._on_disk_refusal("replicate to", refused)
             return ReplicateReply(error=ErrorCode.KAFKA_STORAGE_ERROR, detail=str(refused))
         follower.done(request, verdict)
         error = await self._until_synced(self.machine.log_end_offset)
@@ -146,7 +146,7 @@ class FollowerLog(ReplicaLog):
                 size_bytes += len(batch)
         finally:
             if size_bytes:
-                self.tallies.replicated_bytes += size_bytes
+                self.counters.replicated_bytes += size_bytes
                 self._sync.request(self.log, size_bytes, is_awaited=self.topic.flush != "os")
 
     async def _cut(self, verdict: ReplicateVerdict) -> None:
@@ -161,7 +161,7 @@ class FollowerLog(ReplicaLog):
             max(verdict.restart_offset, verdict.truncate_offset),
             log.log_end_offset,
         )
-        self.tallies.follower_cuts += 1
+        self.counters.follower_cuts += 1
 
         def cut() -> None:
             if verdict.restart_offset != NO_OFFSET:
@@ -173,13 +173,13 @@ class FollowerLog(ReplicaLog):
         self._is_cutting = True
         try:
             await self._sync.drain()
-            self._sync_waiters.send_away(NOT_NOW)
+            self._sync_waiters.fail_all(NOT_NOW)
             # Of what is left nothing counts as synced before the cut is done.
             self._synced_offset = self._kept_log_start = 0
-            await self.run_beside(cut)
+            await self.run_in_thread(cut)
         except OSError as error:
             # Log and machine may be at different places: only a start makes them equal again.
-            self._give_up("cut", error)
+            self._on_disk_failure("cut", error)
             raise
         finally:
             self._is_cutting = False
@@ -192,7 +192,7 @@ class FollowerLog(ReplicaLog):
         if self._synced_offset >= offset:
             return ErrorCode.NONE
         waiter: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
-        self._sync_waiters.when_committed(offset, lambda error: settle(waiter, error))
+        self._sync_waiters.when_committed(offset, lambda error: resolve_future(waiter, error))
         return await waiter
 
     async def _keep_bounds(self) -> ErrorCode:
@@ -210,7 +210,7 @@ class FollowerLog(ReplicaLog):
             self._kept_log_start = max(self._kept_log_start, log_start_offset)
         return error
 
-    def _note_refusal_of(self, request: ReplicateRequest, verdict: ReplicateVerdict) -> None:
+    def _log_refusal(self, request: ReplicateRequest, verdict: ReplicateVerdict) -> None:
         if verdict.detail and verdict.detail != self._last_refusal:
             self._last_refusal = verdict.detail
             _logger.error(

@@ -7,8 +7,8 @@ A *round* takes all that is unsynced at the end of a turn; one round is under wa
 next takes everything that was appended meanwhile.
 
 A round that fails for want of something transient, such as a descriptor or room for an index entry,
-is repeated: with the next append, or after ``DISK_RETRY_MS``. The table in ``storage.disk.errors``
-says which errors are permanent.
+is repeated: with the next append, or after ``DISK_RETRY_MS``. The table in
+``storage.disk.disk_errors`` says which errors are permanent.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Final
 from oncelog.actors.interfaces import Background
 from oncelog.actors.process.clock import loop_ms, monotonic_s
 from oncelog.actors.process.metrics import Histogram
-from oncelog.actors.protocol.partition.machine import PartitionMachine
-from oncelog.storage.disk.errors import is_passing
+from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
+from oncelog.storage.disk.disk_errors import is_transient
 from oncelog.storage.disk.sync_point import SyncPoint
 from oncelog.storage.log.partition import PartitionLog
 
@@ -54,14 +54,14 @@ class DiskRefusal:
 
     def __init__(self) -> None:
         self.reason = ""
-        self._since_ms = self._met_ms = 0
+        self._since_ms = self._refused_ms = 0
         self._ends_at = 0
 
-    def met(self, error: OSError, *, ends_at: int, now_ms: int) -> None:
+    def record(self, error: OSError, *, ends_at: int, now_ms: int) -> None:
         """It has refused, until the log is synced up to ``ends_at`` (exclusive)."""
         if self.lasts_ms(now_ms) is None:
             self._since_ms = now_ms
-        self.reason, self._met_ms, self._ends_at = str(error), now_ms, ends_at
+        self.reason, self._refused_ms, self._ends_at = str(error), now_ms, ends_at
 
     def synced(self, end_offset: int) -> None:
         """The log is synced up to ``end_offset`` (exclusive)."""
@@ -70,7 +70,7 @@ class DiskRefusal:
 
     def lasts_ms(self, now_ms: int) -> int | None:
         """For how long it has refused; ``None`` if it does not, for all that is known."""
-        if not self.reason or now_ms - self._met_ms > REFUSAL_MEMORY_MS:
+        if not self.reason or now_ms - self._refused_ms > REFUSAL_MEMORY_MS:
             return None
         return now_ms - self._since_ms
 
@@ -202,7 +202,7 @@ class GroupSync:
             self._began_s = monotonic_s()
             round_ = asyncio.ensure_future(self._background.run(point.sync, is_small=is_small))
         except OSError as error:
-            self._repeat_or_give_up(log, error)
+            self._repeat_or_fail(log, error)
             return
         except Exception as bug:
             self._on_bug(bug)
@@ -230,7 +230,7 @@ class GroupSync:
                 self._refusal.synced(point.log_end_offset)
                 self._on_synced(point.log_end_offset)
         except OSError as error:
-            self._repeat_or_give_up(log, error)
+            self._repeat_or_fail(log, error)
         except Exception as bug:
             self._on_bug(bug)
         else:
@@ -247,15 +247,15 @@ class GroupSync:
         else:
             self._begin_later(log)
 
-    def _repeat_or_give_up(self, log: PartitionLog, error: OSError) -> None:
+    def _repeat_or_fail(self, log: PartitionLog, error: OSError) -> None:
         """Repeat a refused round later, unless the log is lost."""
         if self._is_offline():
             return
-        if log.failure is not None or not is_passing(error):
+        if log.failure is not None or not is_transient(error):
             self._on_failure(error)
             return
         ends_at = self._machine.log_end_offset
-        self._refusal.met(error, ends_at=ends_at, now_ms=loop_ms())
+        self._refusal.record(error, ends_at=ends_at, now_ms=loop_ms())
         if not self._is_refused:
             self._is_refused = True
             _logger.warning("%s: a sync is repeated: %s", self._machine.topic_partition, error)

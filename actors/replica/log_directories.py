@@ -19,7 +19,7 @@ from typing import Final
 
 from oncelog.actors.config import ReplicaConfig, data_directories
 from oncelog.actors.protocol.partition.log_directory import (
-    Assignment,
+    DirectoryAssignment,
     NoDirectory,
     emptiest,
     possible_directories,
@@ -29,7 +29,7 @@ from oncelog.actors.replica.data_directory import (
     DirectoryIdentity,
     MissingLogError,
     read_identity,
-    refuse_remains,
+    refuse_leftovers,
     write_identity,
 )
 from oncelog.storage.disk.file_system import FileSystem, Lock
@@ -108,7 +108,7 @@ def _joined(
         if found is None and known_id is not None and not filesystem.exists(path):
             raise FileNotFoundError(f"{path} is not there")
         if found is None:
-            refuse_remains(filesystem, path)
+            refuse_leftovers(filesystem, path)
             filesystem.make_directory(path)
             found = DirectoryIdentity(
                 cluster_id=own.cluster_id,
@@ -154,11 +154,11 @@ def offline_directories(filesystem: FileSystem, data_dir: str) -> dict[Path, str
             return {own: f"it has no {IDENTITY_FILE}"}
     except (OSError, CorruptDataError) as error:
         return {own: str(error)}
-    _, away = _look(filesystem, others, identity)
+    _, away = _find_directories(filesystem, others, identity)
     return {Path(path): why for path, why in away.values()}
 
 
-def _look(
+def _find_directories(
     filesystem: FileSystem, others: Sequence[Path], own: DirectoryIdentity
 ) -> tuple[dict[str, Path], dict[str, tuple[str, str]]]:
     """The further directories that are there, by id; of those away (path, why)."""
@@ -193,10 +193,10 @@ class LogDirectories:
         self._name = config.directory_name
         self._assignment_file = self._own / ASSIGNED_DIRECTORY / self._name
         self._has_placed = False
-        self._placed: Assignment | None = None
+        self._placed: DirectoryAssignment | None = None
         """What ``place`` decided; ``None`` is the own directory."""
 
-    def are_several(self, own: DirectoryIdentity) -> bool:
+    def has_several(self, own: DirectoryIdentity) -> bool:
         """Whether the replica may be elsewhere than in the own directory.
 
         That of a coordinator is not: a program connects once all of them lead, so another disk that
@@ -214,7 +214,7 @@ class LogDirectories:
         What is decided is durable on return. MissingLogError, OSError; CorruptDataError if what
         says where it is, or whose the files there are, cannot be read.
         """
-        there, away = _look(self._filesystem, self._others, own)
+        there, away = _find_directories(self._filesystem, self._others, own)
         assigned = read_assignment(self._filesystem, self._assignment_file)
         paths = {OWN: self._own, **there}
         found = self._found(paths, away, assigned)
@@ -222,12 +222,12 @@ class LogDirectories:
             found, away, assigned, topic_id=topic_id, is_in_sync=is_in_sync
         )
         if isinstance(possible, NoDirectory):
-            raise MissingLogError(self._told(possible, assigned, away))
+            raise MissingLogError(self._missing_log_reason(possible, assigned, away))
         chosen = possible[0]
         if len(possible) > 1:
             names = {one: self._filesystem.list_directory(paths[one]) for one in possible}
             chosen = emptiest({one: sum(map(_is_replica, held)) for one, held in names.items()})
-        wanted = Assignment(directory_id=chosen, topic_id=topic_id)
+        wanted = DirectoryAssignment(directory_id=chosen, topic_id=topic_id)
         self._assign(wanted, assigned)
         self._has_placed, self._placed = True, None if chosen == OWN else wanted
         return paths[chosen] / self._name
@@ -237,7 +237,7 @@ class LogDirectories:
         """Whether ``place`` decided for another than the own directory."""
         return self._placed is not None
 
-    def is_as_placed(self) -> bool:
+    def is_in_assigned_directory(self) -> bool:
         """Whether the replica is still assigned where ``place`` put it. OSError, CorruptDataError.
 
         True, and the replica's directory locked: it stays so until this one forgets it, as others
@@ -251,9 +251,10 @@ class LogDirectories:
         """The replica's files were removed for good, durably; ``lock`` and its directory are held.
 
         What another incarnation was assigned stays, unless that is the same: it will notice once it
-        has the directory (``is_as_placed``). Durable on return. OSError, CorruptDataError.
+        has the directory (``is_in_assigned_directory``). Durable on return. OSError,
+        CorruptDataError.
         """
-        if self._placed is not None and self.is_as_placed():
+        if self._placed is not None and self.is_in_assigned_directory():
             self._filesystem.remove(self._assignment_file)
             self._filesystem.sync_directory(self._assignment_file.parent)
 
@@ -261,7 +262,7 @@ class LogDirectories:
         self,
         paths: Mapping[str, Path],
         away: dict[str, tuple[str, str]],
-        assigned: Assignment | None,
+        assigned: DirectoryAssignment | None,
     ) -> dict[str, str | None]:
         """Whose files each directory has; one that cannot be read is put among those ``away``."""
         found: dict[str, str | None] = {}
@@ -274,10 +275,10 @@ class LogDirectories:
                 away[one] = (str(path), str(error))
         return found
 
-    def _told(
+    def _missing_log_reason(
         self,
         why: NoDirectory,
-        assigned: Assignment | None,
+        assigned: DirectoryAssignment | None,
         away: Mapping[str, tuple[str, str]],
     ) -> str:
         if assigned is not None and why is NoDirectory.AWAY:
@@ -296,7 +297,7 @@ class LogDirectories:
             "there was one. Mount its disk or put its files back"
         )
 
-    def _assign(self, wanted: Assignment, assigned: Assignment | None) -> None:
+    def _assign(self, wanted: DirectoryAssignment, assigned: DirectoryAssignment | None) -> None:
         directory = self._assignment_file.parent
         if wanted.directory_id != OWN and assigned != wanted:
             self._filesystem.make_directory(directory)
@@ -312,7 +313,7 @@ def _is_replica(name: str) -> bool:
     return bool(topic) and partition.isdecimal() and topic not in INTERNAL_TOPICS
 
 
-def read_assignment(filesystem: FileSystem, path: Path) -> Assignment | None:
+def read_assignment(filesystem: FileSystem, path: Path) -> DirectoryAssignment | None:
     """What a file says of where its replica is; ``None`` without one. OSError, CorruptDataError."""
     try:
         lines = filesystem.read_whole(path).decode("ascii").splitlines()
@@ -323,10 +324,12 @@ def read_assignment(filesystem: FileSystem, path: Path) -> Assignment | None:
     fields = dict(line.partition("=")[::2] for line in lines)
     if fields.get("version") != _VERSION or not fields.get("directory.id"):
         raise CorruptDataError(f"{path} does not say where the log is: put it back, or remove it")
-    return Assignment(directory_id=fields["directory.id"], topic_id=fields.get("topic.id", ""))
+    return DirectoryAssignment(
+        directory_id=fields["directory.id"], topic_id=fields.get("topic.id", "")
+    )
 
 
-def encode_assignment(assignment: Assignment) -> bytes:
+def encode_assignment(assignment: DirectoryAssignment) -> bytes:
     """The bytes of such a file."""
     lines = (
         f"version={_VERSION}",
@@ -336,7 +339,7 @@ def encode_assignment(assignment: Assignment) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def _assignments(filesystem: FileSystem, own: Path) -> Iterator[Assignment]:
+def _assignments(filesystem: FileSystem, own: Path) -> Iterator[DirectoryAssignment]:
     """Of all replicas that are in further directories; one that is unreadable counts for none."""
     directory = own / ASSIGNED_DIRECTORY
     for name in filesystem.list_directory(directory):

@@ -41,7 +41,7 @@ from typing import Final
 
 from oncelog.actors.config import TopicConfig
 from oncelog.actors.interfaces import Clock
-from oncelog.actors.process.background import settle
+from oncelog.actors.process.background import resolve_future
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.compaction.compactor import (
     Cleaner,
@@ -49,7 +49,7 @@ from oncelog.storage.compaction.compactor import (
     CleanResult,
     CompactionSettings,
 )
-from oncelog.storage.disk.errors import is_unreadable
+from oncelog.storage.disk.disk_errors import is_unreadable
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError, InvalidSettingError
 from oncelog.storage.log.sealed_segments import Replacement
@@ -61,7 +61,7 @@ Work = Callable[[], Awaitable[None]]
 
 
 @dataclass(slots=True)
-class _Chore:
+class _PeriodicTask:
     """One kind of work; ``due_s`` is in the event loop's time."""
 
     name: str
@@ -95,7 +95,7 @@ class Maintenance:
         self._refresh = refresh
         self._compact = compact
         self._is_serving = is_serving
-        self._chores: list[_Chore] = []
+        self._periodic: list[_PeriodicTask] = []
         self._asleep: asyncio.Future[None] | None = None
         self._tick: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -117,14 +117,14 @@ class Maintenance:
         if self._compact is not None:
             plan.append(("compaction", cluster.log_cleaner_backoff_ms, self._clean))
         now_s = asyncio.get_running_loop().time()
-        self._chores = [
-            _Chore(name, interval_ms / 1_000, work, now_s + interval_ms / 1_000)
+        self._periodic = [
+            _PeriodicTask(name, interval_ms / 1_000, work, now_s + interval_ms / 1_000)
             for name, interval_ms, work in plan
         ]
         self.is_running = True
         self._tick_later()
         self._task = asyncio.get_running_loop().create_task(self._run())
-        self._task.add_done_callback(self._note_end)
+        self._task.add_done_callback(self._on_task_end)
 
     @property
     def may_compact(self) -> bool:
@@ -146,9 +146,9 @@ class Maintenance:
 
     def retain_soon(self) -> None:
         """Look for segments to remove now: the log start was raised."""
-        for chore in self._chores:
-            if chore.name == "retention":
-                chore.due_s = 0.0
+        for task in self._periodic:
+            if task.name == "retention":
+                task.due_s = 0.0
         self._wake()
 
     async def _run(self) -> None:
@@ -159,25 +159,25 @@ class Maintenance:
                 self._is_checkpoint_due = False
                 # Then what else is due: on a slow disk the next one may be due already.
                 await self.attempt("checkpoint", self._checkpoint)
-            chore = min(self._chores, key=lambda chore: chore.due_s)
-            if chore.due_s <= loop.time():
-                chore.due_s = loop.time() + chore.interval_s
-                await self._do(chore)
+            task = min(self._periodic, key=lambda task: task.due_s)
+            if task.due_s <= loop.time():
+                task.due_s = loop.time() + task.interval_s
+                await self._do(task)
                 continue
             self._asleep = loop.create_future()
-            timer = loop.call_at(chore.due_s, self._wake)
+            timer = loop.call_at(task.due_s, self._wake)
             await self._asleep
             timer.cancel()
 
     def _wake(self) -> None:
         if self._asleep is not None:
-            settle(self._asleep, None)
+            resolve_future(self._asleep, None)
 
     def _tick_later(self) -> None:
         interval_ms = self.replica.config.cluster.log_checkpoint_interval_ms
-        self._tick = asyncio.get_running_loop().call_later(interval_ms / 1_000, self._look)
+        self._tick = asyncio.get_running_loop().call_later(interval_ms / 1_000, self._on_tick)
 
-    def _look(self) -> None:
+    def _on_tick(self) -> None:
         """The older the checkpoint is when power fails, the less is known of what was acknowledged.
 
         Looked at without waking the task: most replicas have nothing to write most of the time.
@@ -192,9 +192,9 @@ class Maintenance:
             return False
         return self.replica.is_following or self._is_serving()
 
-    async def _do(self, chore: _Chore) -> None:
+    async def _do(self, task: _PeriodicTask) -> None:
         if self._may_work():
-            await self.attempt(chore.name, chore.work)
+            await self.attempt(task.name, task.work)
 
     async def attempt(self, name: str, work: Work) -> None:
         """Do ``work``; what may pass, and what the disk refuses, is logged. A bug is raised."""
@@ -204,7 +204,7 @@ class Maintenance:
             _logger.warning("%s: %s failed: %s", self.replica.topic_partition, name, error)
             self.replica.check_log()
 
-    def _note_end(self, task: asyncio.Task[None]) -> None:
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (failure := task.exception()) is not None:
             self._on_failure(failure)
 
@@ -240,11 +240,11 @@ class Maintenance:
             return
         loop = asyncio.get_running_loop()
         self._compaction = loop.create_task(self.attempt("compaction", self._compact))
-        self._compaction.add_done_callback(self._note_compacted)
+        self._compaction.add_done_callback(self._on_compaction_end)
 
-    def _note_compacted(self, task: asyncio.Task[None]) -> None:
+    def _on_compaction_end(self, task: asyncio.Task[None]) -> None:
         self._compaction = None
-        self._note_end(task)
+        self._on_task_end(task)
 
     async def _compaction_ended(self) -> None:
         if self._compaction is not None:
@@ -256,14 +256,14 @@ class Maintenance:
 
 def has_old_segments(replica: Replica, now_ms: int) -> bool:
     """Whether ``remove_old_segments`` would find any now."""
-    return _retained_from(replica, now_ms) > replica.log.head.first_base_offset
+    return _retained_from(replica, now_ms) > replica.log.retention.first_base_offset
 
 
 def _retained_from(replica: Replica, now_ms: int) -> int:
     """Inclusive offset from which the log is kept: by the topic's retention, or by the leader's."""
     log = replica.log
     is_leading = replica.availability() is ErrorCode.NONE
-    return log.head.retained_from(
+    return log.retention.retained_from(
         replica.topic.retention if is_leading else RetentionPolicy(),
         log_start_offset=log.log_start_offset,
         upper_offset=min(replica.machine.high_watermark, log.recovery_point),
@@ -279,25 +279,25 @@ async def remove_old_segments(replica: Replica, now_ms: int) -> int:
     """
     log, machine = replica.log, replica.machine
     retained_from = _retained_from(replica, now_ms)
-    if retained_from <= log.head.first_base_offset:
+    if retained_from <= log.retention.first_base_offset:
         return 0
-    if retained_from == machine.log_end_offset or log.head.needs_snapshot(retained_from):
+    if retained_from == machine.log_end_offset or log.retention.needs_snapshot(retained_from):
         log.roll(machine.snapshot())
-    if log.head.needs_snapshot(retained_from):
+    if log.retention.needs_snapshot(retained_from):
         log.write_snapshot(machine.snapshot())
     error = await replica.sync_all()
     if error is ErrorCode.NONE:
         error = await replica.raise_log_start(retained_from)
     if error is not ErrorCode.NONE:
         return 0
-    removed = log.head.take_below(log.log_start_offset)
+    removed = log.retention.take_below(log.log_start_offset)
     generation = log.generation
     try:
         for files in removed:
             if log.generation != generation:
                 # A log that began anew meanwhile removed them itself, and may have such names.
                 break
-            await replica.run_beside(files.run)
+            await replica.run_in_thread(files.run)
     except OSError as failure:
         _logger.warning("%s: old segments are still there: %s", replica.topic_partition, failure)
     _logger.info("%s begins at %d now", replica.topic_partition, log.log_start_offset)
@@ -360,7 +360,7 @@ class LogScrub:
 
     def _pass_over(self, damage: CorruptRecordError) -> int:
         """Note it and go on behind it; it counts as one slice."""
-        self._replica.damage.note(damage)
+        self._replica.damage.record(damage)
         self._offset = damage.next_offset
         return SLICE_BYTES
 
@@ -434,7 +434,7 @@ async def _make_recovery_point_durable(replica: Replica) -> bool:
     """
     error = await replica.sync_all()
     if error is ErrorCode.NONE:
-        replica.log.note_checkpoint()
+        replica.log.record_checkpoint()
         error = await replica.sync_all()
     return error is ErrorCode.NONE
 
@@ -449,11 +449,11 @@ async def _run(
     """Run one round; whether it came to its end."""
     steps = cleaning.steps()
     while True:
-        step = await replica.run_beside(functools.partial(next, steps, None))
+        step = await replica.run_in_thread(functools.partial(next, steps, None))
         if step is None:
             return True
         if not may_go_on():
-            await replica.run_beside(steps.close)
+            await replica.run_in_thread(steps.close)
             return False
         if isinstance(step, Replacement):
             cleaner.install(cleaning, step)

@@ -17,7 +17,11 @@ from msgspec import structs
 from oncelog.actors.config import ReplicaConfig, own_directory
 from oncelog.actors.interfaces import Background, Clock
 from oncelog.actors.process.clock import loop_ms
-from oncelog.actors.protocol.cluster.log import ClusterRecord, VotersChanged, decode_cluster_record
+from oncelog.actors.protocol.cluster.cluster_records import (
+    ClusterRecord,
+    VotersChanged,
+    decode_cluster_record,
+)
 from oncelog.actors.protocol.cluster.quorum import (
     Disks,
     Electorate,
@@ -41,10 +45,10 @@ from oncelog.actors.protocol.partition.following import ReplicateVerdict
 from oncelog.actors.protocol.partition.quorum_replication import QuorumReplication
 from oncelog.actors.replica.data_directory import read_voter_state, write_voter_state
 from oncelog.actors.replica.follower_log import NOT_NOW
-from oncelog.actors.replica.log import AppendOutcome
 from oncelog.actors.replica.maintenance import Maintenance
 from oncelog.actors.replica.opening import ExpectedLog
 from oncelog.actors.replica.replica import Replica
+from oncelog.actors.replica.replica_log import AppendOutcome
 from oncelog.actors.replica.replicator import Replicator
 from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.errors import ErrorCode
@@ -100,7 +104,7 @@ class MetadataLog(Replica):
             self._filesystem.remove(path)
 
         try:
-            await self.run_beside(attempt)
+            await self.run_in_thread(attempt)
         except OSError as error:
             _logger.warning("%s cannot be written to: %s", self._data_dir, error)
             return False
@@ -108,7 +112,7 @@ class MetadataLog(Replica):
 
     async def write_state(self, state: VoterState) -> None:
         """Durably. OSError."""
-        await self.run_beside(lambda: write_voter_state(self._filesystem, self._data_dir, state))
+        await self.run_in_thread(lambda: write_voter_state(self._filesystem, self._data_dir, state))
 
 
 class MetadataReplica(MetadataLog):
@@ -144,13 +148,13 @@ class MetadataReplica(MetadataLog):
             request_of=self._request_of,
             send=self.send_push,
             propose=self.propose_isr,
-            on_rise=self._note_risen,
+            on_rise=self._on_rise,
             on_loss=self._lose_leadership,
             on_failure=self.on_bug,
-            tallies=self.tallies,
+            counters=self.counters,
         )
         self.replicator = replicator
-        self._note_risen()
+        self._on_rise()
         replicator.appended()
 
     def append(self, records: Sequence[LogRecord], **arguments: Any) -> AppendOutcome:
@@ -159,13 +163,13 @@ class MetadataReplica(MetadataLog):
         if outcome.error is ErrorCode.NONE:
             for record in records:
                 changed = decode_cluster_record(record.value or b"")
-                self._note_disks(changed)
+                self._record_disks(changed)
                 if isinstance(changed, VotersChanged):
                     self.voters = changed.voters
                     self._recount()
         return outcome
 
-    def _note_disks(self, record: ClusterRecord) -> None:
+    def _record_disks(self, record: ClusterRecord) -> None:
         before = dict(self.disks)
         self.disks.update(disks_of([record], before))
         for broker_id, disk in before.items():
@@ -173,9 +177,9 @@ class MetadataReplica(MetadataLog):
                 self.quorum.has_other_disk(broker_id)
 
     @property
-    def is_settled(self) -> bool:
+    def may_change_voters(self) -> bool:
         """Whether the voters may change now."""
-        return self.quorum is not None and self.quorum.is_settled
+        return self.quorum is not None and self.quorum.may_change_voters
 
     async def keep_state(self) -> None:
         """Write down in which epoch it leads, for when others have copies. OSError."""
@@ -184,7 +188,7 @@ class MetadataReplica(MetadataLog):
             state = with_epoch(state, self.leader_epoch)
             await self.write_state(structs.replace(state, voted_for=self.broker_id))
 
-    def teach(self, learners: Iterable[int]) -> None:
+    def set_learners(self, learners: Iterable[int]) -> None:
         """Push to these as well, who have no vote yet."""
         wanted = tuple(learners)
         if wanted != self._learners:
@@ -196,7 +200,7 @@ class MetadataReplica(MetadataLog):
         if quorum is not None and replicator is not None:
             learners = [one for one in self._learners if one not in self.voters]
             if quorum.set_voters(self.voters, learners, loop_ms()):
-                self._note_risen()
+                self._on_rise()
             replicator.appended()
 
 
@@ -303,7 +307,7 @@ class MetadataCopy(MetadataLog):
         try:
             self.electorate = await self.electorate_in_log()
         except OSError as error:
-            self._give_up("read the voters in", error)
+            self._on_disk_failure("read the voters in", error)
             raise
 
     async def stop(self, *, remove_data: bool = False) -> None:
@@ -318,7 +322,7 @@ class MetadataCopy(MetadataLog):
         try:
             await self.write_state(state)
         except OSError as error:
-            self._give_up("write the vote in", error)
+            self._on_disk_failure("write the vote in", error)
             return False
         if not self.is_following:
             return False

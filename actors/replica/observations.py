@@ -1,8 +1,8 @@
 """What is observed of one replica, for operators: what happened, added up, and what is damaged.
 
-Tallies are whole numbers, a few per batch and none per record. They only grow;
-``launch/figures.py`` reports by how much. Damage is what readers met or the scrub found: readers
-get an error for every damaged place, and status, metric and log file tell it.
+Counters are whole numbers, a few per batch and none per record. They only grow;
+``launch/server_metrics.py`` reports by how much. Damage is what readers met or the scrub found:
+readers get an error for every damaged place, and status, metric and log file tell it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PLACES_MAX: Final = 1_000
 """Of more damaged places the first are remembered; the others are logged all the same."""
 
 
-class ReplicaTallies:
+class ReplicaCounters:
     """Totals of one replica since its process began."""
 
     __slots__ = (
@@ -56,7 +56,7 @@ class FoundDamage:
         self._topic_partition = topic_partition
         self._places: dict[int, int] = {}
 
-    def note(self, error: CorruptRecordError) -> None:
+    def record(self, error: CorruptRecordError) -> None:
         """Records from ``error.offset`` to ``error.next_offset`` (exclusive) cannot be read."""
         if any(
             offset <= error.offset < next_offset for offset, next_offset in self._places.items()

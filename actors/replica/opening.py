@@ -25,7 +25,11 @@ from oncelog.actors.config import ReplicaConfig, TopicConfig, own_directory
 from oncelog.actors.interfaces import Clock
 from oncelog.actors.protocol.messages.brokers import NO_DISK, Disk
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
-from oncelog.actors.protocol.partition.machine import CompletedTransaction, PartitionMachine, Role
+from oncelog.actors.protocol.partition.partition_machine import (
+    CompletedTransaction,
+    PartitionMachine,
+    Role,
+)
 from oncelog.actors.replica.data_directory import (
     LOG_SUFFIX,
     DirectoryIdentity,
@@ -35,7 +39,7 @@ from oncelog.actors.replica.data_directory import (
     write_identity,
 )
 from oncelog.actors.replica.log_directories import LogDirectories
-from oncelog.storage.disk.errors import is_unreadable
+from oncelog.storage.disk.disk_errors import is_unreadable
 from oncelog.storage.disk.file_system import DirectoryLockedError, FileSystem, Lock
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
@@ -156,7 +160,7 @@ class ReplicaDirectory:
         CorruptDataError.
         """
         owner = self._owner
-        if owner is None or not self._directories.are_several(owner):
+        if owner is None or not self._directories.has_several(owner):
             return
         place = functools.partial(
             self._directories.place, owner, expected.topic_id, is_in_sync=expected.is_in_sync
@@ -210,7 +214,7 @@ class ReplicaDirectory:
                 await asyncio.sleep(LOCK_RETRY_MS / 1000)
             except FileNotFoundError as error:
                 raise DirectoryRemovedError(*error.args, str(self._path)) from error
-        if self._lock is not None and not self._directories.is_as_placed():
+        if self._lock is not None and not self._directories.is_in_assigned_directory():
             # Before it was made here it was forgotten, or a successor was sent elsewhere: nothing
             # says that we are here.
             self.release()
@@ -232,7 +236,7 @@ class ReplicaDirectory:
             directory=self._path,
             settings=log_settings(topic),
             now_ms=self._clock.now_ms(),
-            on_cut=self._note_cut,
+            on_cut=self._record_cut,
         )
         try:
             self._restore(log)
@@ -242,7 +246,7 @@ class ReplicaDirectory:
             raise
         return log
 
-    def _note_cut(self, cut: TailCut) -> None:
+    def _record_cut(self, cut: TailCut) -> None:
         """Of attempts that failed half-way the first one met the most."""
         if self.cut is None or cut.cut_bytes > self.cut.cut_bytes:
             self.cut = cut
@@ -313,7 +317,7 @@ class ReplicaDirectory:
         self.check_log(expected)
         found = read_topic_id(self._filesystem, self._path)
         if found is None:
-            self._refuse_strangers()
+            self._refuse_unnamed_records()
         elif found != expected.topic_id:
             _logger.warning("%s: removing the log of a deleted topic of this name", self._path)
             self._remove_files()
@@ -322,7 +326,7 @@ class ReplicaDirectory:
         write_topic_id(self._filesystem, self._path, expected.topic_id)
         self.claimed_topic_id = expected.topic_id
 
-    def _refuse_strangers(self) -> None:
+    def _refuse_unnamed_records(self) -> None:
         """A new partition begins with nothing; records that say no topic are not thrown away."""
         for name in self._filesystem.list_directory(self._path):
             path = self._path / name
@@ -421,7 +425,7 @@ def is_leader(leadership: BecomeLeaderReply, broker_id: int) -> bool:
     return not leadership.replicas or leadership.leader == broker_id
 
 
-async def ask_until_told(
+async def ask_until_answered(
     epoch_source: Callable[[int], Awaitable[BecomeLeaderReply]],
     last_epoch: int,
     *,

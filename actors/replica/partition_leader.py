@@ -40,8 +40,8 @@ from oncelog.actors.protocol.messages.partition import (
     WriteTxnMarkersReply,
     WriteTxnMarkersRequest,
 )
-from oncelog.actors.replica.log import AppendOutcome
 from oncelog.actors.replica.replica import Replica
+from oncelog.actors.replica.replica_log import AppendOutcome
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError
 from oncelog.storage.log.partition import LogSlice
@@ -213,7 +213,7 @@ class PartitionLeader:
             try:
                 found = self._read(request)
             except CorruptRecordError as damage:
-                replica.damage.note(damage)
+                replica.damage.record(damage)
                 return structs.replace(
                     self._bounds(ErrorCode.CORRUPT_MESSAGE),
                     detail=str(damage),
@@ -239,9 +239,9 @@ class PartitionLeader:
         )
 
     def _fetched(self, request: FetchRequest, found: LogSlice) -> FetchReply:
-        tallies = self.replica.tallies
-        tallies.fetched_bytes += len(found.records)
-        tallies.fetched_records += found.next_offset - request.fetch_offset
+        counters = self.replica.counters
+        counters.fetched_bytes += len(found.records)
+        counters.fetched_records += found.next_offset - request.fetch_offset
         aborted: tuple[AbortedTransaction, ...] | None = None
         if request.isolation_level is IsolationLevel.READ_COMMITTED:
             aborted = ()
@@ -442,7 +442,7 @@ def _check_times(
     first = f"record {wrong[0]} of {len(records)}: "
     first += _wrong_time(records[wrong[0]].timestamp_ms, topic, now_ms)
     others = "" if len(wrong) == 1 else f"; refused are {_named(wrong)}"
-    return RuleCheck(ErrorCode.INVALID_TIMESTAMP, first + others, _told(wrong))
+    return RuleCheck(ErrorCode.INVALID_TIMESTAMP, first + others, _refused_records(wrong))
 
 
 def _wrong_time(timestamp_ms: int, topic: TopicConfig, now_ms: int) -> str:
@@ -458,7 +458,7 @@ def _check_keys(records: list[Record]) -> RuleCheck:
     if not keyless:
         return RuleCheck()
     detail = f"records of a compacted topic need keys; without one are {_named(keyless)}"
-    return RuleCheck(ErrorCode.INVALID_RECORD, detail, _told(keyless))
+    return RuleCheck(ErrorCode.INVALID_RECORD, detail, _refused_records(keyless))
 
 
 def _named(numbers: list[int]) -> str:
@@ -467,5 +467,5 @@ def _named(numbers: list[int]) -> str:
     return named if len(numbers) <= _NAMED_RECORDS_MAX else f"{named} and {len(numbers)} in all"
 
 
-def _told(numbers: list[int]) -> tuple[int, ...]:
+def _refused_records(numbers: list[int]) -> tuple[int, ...]:
     return tuple(numbers) if len(numbers) <= REFUSED_RECORDS_MAX else ()

@@ -22,8 +22,8 @@ from oncelog.actors.protocol.messages.partition import DescribeReplicaReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.followers import Push
 from oncelog.actors.protocol.partition.replication import (
-    Assignment,
     LeaderReplication,
+    PartitionAssignment,
     ReplicationSettings,
 )
 from oncelog.actors.protocol.tickets import NO_KEYS, ClusterKeys
@@ -36,12 +36,12 @@ from oncelog.actors.replica.opening import (
     DirectoryRemovedError,
     ExpectedLog,
     ReplicaDirectory,
-    ask_until_told,
+    ask_until_answered,
     is_leader,
     log_settings,
 )
 from oncelog.actors.replica.replicator import Replicator
-from oncelog.storage.disk.errors import is_passing
+from oncelog.storage.disk.disk_errors import is_transient
 from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
@@ -181,7 +181,7 @@ class Replica(FollowerLog):
     async def _until_elected(self) -> None:
         """Ask for a role, and follow as long as it is not to lead."""
         while self._may_go_on():
-            told = await ask_until_told(
+            told = await ask_until_answered(
                 self._epoch_source, self._newest_epoch(), is_wanted=self._may_go_on
             )
             if self.is_following and told.leader_epoch < self._newest_epoch():
@@ -228,15 +228,15 @@ class Replica(FollowerLog):
         )
         self.replicator = Replicator(
             replication,
-            tallies=self.tallies,
+            counters=self.counters,
             request_of=self._request_of,
             send=self.send_push,
             propose=self.propose_isr,
-            on_rise=self._note_risen,
+            on_rise=self._on_rise,
             on_loss=self._lose_leadership,
             on_failure=self.on_bug,
         )
-        self._note_risen()
+        self._on_rise()
         self.replicator.appended()
 
     @property
@@ -351,8 +351,8 @@ class Replica(FollowerLog):
             except OSError as error:
                 log = self._log
                 is_lost = log is not None and log.failure is not None
-                if is_lost or not is_passing(error):
-                    self._give_up(doing, error)
+                if is_lost or not is_transient(error):
+                    self._on_disk_failure(doing, error)
                     continue
                 self.failure = None
                 self.waits_for = f"cannot {doing} {self.directory.path} yet: {error}"
@@ -517,9 +517,9 @@ class Replica(FollowerLog):
             self.directory.release()
 
 
-def assignment_of(leadership: BecomeLeaderReply, broker_id: int) -> Assignment:
+def assignment_of(leadership: BecomeLeaderReply, broker_id: int) -> PartitionAssignment:
     """What ``leadership`` says of replicas; the only one is that of ``broker_id``."""
-    return Assignment(
+    return PartitionAssignment(
         leader_epoch=leadership.leader_epoch,
         partition_version=leadership.partition_version,
         replicas=leadership.replicas or (broker_id,),

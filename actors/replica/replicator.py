@@ -10,17 +10,17 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from oncelog.actors.process.background import OwnTasks, settle
+from oncelog.actors.process.background import OwnTasks, resolve_future
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.cluster import AlterIsrReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.followers import IsrProposal, Push
 from oncelog.actors.protocol.partition.replication import (
-    Assignment,
     LeaderReplication,
+    PartitionAssignment,
     ReplicationSettings,
 )
-from oncelog.actors.replica.observations import ReplicaTallies
+from oncelog.actors.replica.observations import ReplicaCounters
 from oncelog.storage.errors import ErrorCode
 
 SETTLING: Final = ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -32,14 +32,14 @@ class Replicator:
 
     ``request_of`` reads a push's batches; ``send`` and ``propose`` make calls and never raise for
     one that is lost. ``on_rise`` is called when the high watermark has risen or the ISR changed,
-    ``on_loss`` once, when another leads. What happens is added up in ``tallies``.
+    ``on_loss`` once, when another leads. What happens is added up in ``counters``.
     """
 
     def __init__(
         self,
         replication: LeaderReplication,
         *,
-        tallies: ReplicaTallies,
+        counters: ReplicaCounters,
         request_of: Callable[[Push], ReplicateRequest | None],
         send: Callable[[int, ReplicateRequest], Awaitable[ReplicateReply]],
         propose: Callable[[IsrProposal], Awaitable[AlterIsrReply]],
@@ -48,7 +48,7 @@ class Replicator:
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self.replication = replication
-        self._tallies = tallies
+        self._counters = counters
         self._request_of = request_of
         self._send = send
         self._propose = propose
@@ -110,9 +110,9 @@ class Replicator:
 
     def synced(self, end_offset: int) -> None:
         """The leader's own log is synced up to ``end_offset`` (exclusive)."""
-        self._note(self.replication.synced(end_offset))
+        self._on_progress(self.replication.synced(end_offset))
 
-    def learn(self, assignment: Assignment) -> None:
+    def learn(self, assignment: PartitionAssignment) -> None:
         """The controller has told what it has recorded."""
         self._change(lambda: self.replication.learn(assignment, loop_ms()))
 
@@ -122,18 +122,18 @@ class Replicator:
         isr, had_too_few = replication.in_sync.isr, replication.has_too_few
         has_risen = change()
         has_changed = self._count_change_from(isr) or had_too_few != replication.has_too_few
-        self._note(has_risen or has_changed)
+        self._on_progress(has_risen or has_changed)
         self._wake_answers()
         self.appended()
 
     def _count_change_from(self, isr: frozenset[int]) -> bool:
         """Whether the in-sync replicas are others than they were."""
         now = self.replication.in_sync.isr
-        self._tallies.isr_shrinks += bool(isr - now)
-        self._tallies.isr_expands += bool(now - isr)
+        self._counters.isr_shrinks += bool(isr - now)
+        self._counters.isr_expands += bool(now - isr)
         return now != isr
 
-    def _note(self, has_risen: bool) -> None:
+    def _on_progress(self, has_risen: bool) -> None:
         if self._is_stopped:
             return
         if not self.replication.is_leading:
@@ -146,7 +146,7 @@ class Replicator:
     def _wake_answers(self) -> None:
         waiters, self._answers = self._answers, []
         for waiter in waiters:
-            settle(waiter, None)
+            resolve_future(waiter, None)
 
     def _lose(self) -> None:
         self.stop()
@@ -175,10 +175,10 @@ class Replicator:
         request = self._request_of(push)
         reply = ReplicateReply(error=SETTLING)
         if request is not None:
-            self._tallies.pushed_bytes += len(request.batches)
+            self._counters.pushed_bytes += len(request.batches)
             reply = await self._send(push.broker_id, request)
         if not self._is_stopped:
-            self._note(self.replication.answered(push, reply, loop_ms()))
+            self._on_progress(self.replication.answered(push, reply, loop_ms()))
             self._wake_answers()
             self.appended()
 

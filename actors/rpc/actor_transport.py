@@ -1,7 +1,7 @@
 """``Transport`` to actors, the caller's side: Ray finds them, connections of ours carry the calls.
 
-``ActorTransport`` finds the ``Connection`` for a call, which carries many at a time. A call to a
-replica of the same process is a call of its method (``LocalTransport``).
+``ActorTransport`` finds the ``ActorConnection`` for a call, which carries many at a time. A call to
+a replica of the same process is a call of its method (``LocalTransport``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from oncelog.actors.interfaces import Transport
-from oncelog.actors.process.background import settle
+from oncelog.actors.process.background import resolve_future
 from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
 from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.call_meter import (
@@ -108,24 +108,24 @@ class ActorTransport:
     ) -> ReplyT:
         """Call over a connection, through Ray without one, or answer why neither is possible."""
         actor, _, key = actor.partition("/")
-        road: Connection | ErrorCode | None = None
+        connection: ActorConnection | ErrorCode | None = None
         if answers_on_connections(request):
-            road = connections.usable(actor)
-            if road is None:
+            connection = connections.usable(actor)
+            if connection is None:
                 loop = asyncio.get_running_loop()
                 deadline = loop.time() + timeout_ms / 1000
-                road = await connections.make(actor, timeout_ms=timeout_ms)
+                connection = await connections.make(actor, timeout_ms=timeout_ms)
                 timeout_ms = int(1000 * (deadline - loop.time()))
-        if road is None:
+        if connection is None:
             return await self._ray_calls.call(
                 actor, request, timeout_ms=timeout_ms, metered=metered, key=key
             )
-        if isinstance(road, ErrorCode):
-            return request.failed(road)
-        reply = await road.call(request, timeout_ms=timeout_ms, metered=metered, key=key)
+        if isinstance(connection, ErrorCode):
+            return request.failed(connection)
+        reply = await connection.call(request, timeout_ms=timeout_ms, metered=metered, key=key)
         if reply.error is ErrorCode.NOT_CONTROLLER:
             # It may live on beside its successor: Ray knows which of them has the name.
-            road.retire()
+            connection.retire()
         return reply
 
     def close(self) -> None:
@@ -172,17 +172,17 @@ class _LoopConnections:
         self.meter = CallMeter(CALLER, reports)
         self.keeper: asyncio.Task[None] | None = None
         self._ray_calls = ray_calls
-        self._connections: dict[str, Connection] = {}
-        self._making: dict[str, asyncio.Task[Connection | ErrorCode | None]] = {}
+        self._connections: dict[str, ActorConnection] = {}
+        self._making: dict[str, asyncio.Task[ActorConnection | ErrorCode | None]] = {}
         self._failures: dict[str, int] = {}
         self._without_until: dict[str, float] = {}
 
-    def usable(self, actor: str) -> Connection | None:
+    def usable(self, actor: str) -> ActorConnection | None:
         """The connection to ``actor``, if there is one to make calls on."""
         connection = self._connections.get(actor)
         return connection if connection is not None and connection.is_usable else None
 
-    async def make(self, actor: str, *, timeout_ms: int) -> Connection | ErrorCode | None:
+    async def make(self, actor: str, *, timeout_ms: int) -> ActorConnection | ErrorCode | None:
         """A new connection, shared by all who wait for it; ``None``: call through Ray instead."""
         if asyncio.get_running_loop().time() < self._without_until.get(actor, 0.0):
             return None
@@ -198,7 +198,7 @@ class _LoopConnections:
             return ErrorCode.NETWORK_EXCEPTION
         return making.result() if done else ErrorCode.REQUEST_TIMED_OUT
 
-    def _made(self, actor: str, making: asyncio.Future[Connection | ErrorCode | None]) -> None:
+    def _made(self, actor: str, making: asyncio.Future[ActorConnection | ErrorCode | None]) -> None:
         if self._making.get(actor) is making:
             del self._making[actor]
 
@@ -208,7 +208,7 @@ class _LoopConnections:
         for connection in list(self._connections.values()):
             connection.close()
 
-    async def _make(self, actor: str) -> Connection | ErrorCode | None:
+    async def _make(self, actor: str) -> ActorConnection | ErrorCode | None:
         address = await self._ray_calls.listener_of(actor, timeout_ms=CONNECT_TIMEOUT_MS)
         if address is None:
             self._call_through_ray(actor)
@@ -243,7 +243,7 @@ class _LoopConnections:
             self._without_until.clear()
         self._without_until[actor] = _soon()
 
-    def _forget(self, actor: str, connection: Connection) -> None:
+    def _forget(self, actor: str, connection: ActorConnection) -> None:
         if self._connections.get(actor) is connection:
             del self._connections[actor]
 
@@ -253,7 +253,7 @@ def _soon() -> float:
     return asyncio.get_running_loop().time() + UNREACHABLE_RETRY_S
 
 
-class Connection(FramedProtocol):
+class ActorConnection(FramedProtocol):
     """Made by ``connect``. Calls that are open when it breaks end with ``NETWORK_EXCEPTION``.
 
     ``is_usable`` says whether new calls may be made on it. It turns false for good once the
@@ -306,7 +306,7 @@ class Connection(FramedProtocol):
             return request.failed(ErrorCode.INVALID_REQUEST, str(error))
         metered.request_bytes = sum(map(len, message))
         self._pending[correlation_id] = (request, answer, metered)
-        timer = self.loop.call_at(deadline, settle, answer, None)
+        timer = self.loop.call_at(deadline, resolve_future, answer, None)
         try:
             reply: ReplyT | None = await answer
         finally:
@@ -324,7 +324,7 @@ class Connection(FramedProtocol):
     def drained(self) -> None:
         """Resume the waiting calls; those that fill the connection again wait again."""
         drained, self._drained = self._drained, self.loop.create_future()
-        settle(drained, None)
+        resolve_future(drained, None)
 
     def _unanswered(self, request: Request[ReplyT], began: float, timeout_ms: int) -> ReplyT:
         if self._last_received < began and timeout_ms >= SILENCE_MS:
@@ -351,7 +351,7 @@ class Connection(FramedProtocol):
         self._last_received = self.loop.time()
         if correlation_id == _HELLO_ID:
             self.is_usable = kind == Outcome.REPLY
-            settle(self._accepted, self.is_usable)
+            resolve_future(self._accepted, self.is_usable)
             return
         pending = self._pending.get(correlation_id)
         if pending is not None:
@@ -366,13 +366,13 @@ class Connection(FramedProtocol):
         self.is_usable = False
         if self.on_lost is not None:
             self.on_lost()
-        settle(self._accepted, False)
-        settle(self._drained, None)
+        resolve_future(self._accepted, False)
+        resolve_future(self._drained, None)
         for request, answer, _ in self._pending.values():
-            settle(answer, request.failed(ErrorCode.NETWORK_EXCEPTION))
+            resolve_future(answer, request.failed(ErrorCode.NETWORK_EXCEPTION))
 
 
-async def connect(address: ListenerAddress, *, timeout_ms: int) -> Connection | None:
+async def connect(address: ListenerAddress, *, timeout_ms: int) -> ActorConnection | None:
     """Open a connection; ``None`` if no listener that accepts the token answers in time.
 
     Also ``None`` if Ray's certificates should secure it and cannot: then a warning says why.
@@ -381,7 +381,7 @@ async def connect(address: ListenerAddress, *, timeout_ms: int) -> Connection | 
     deadline = loop.time() + timeout_ms / 1000
     try:
         context = secure_context(is_caller=True)
-        opening = loop.create_connection(Connection, address.host, address.port, ssl=context)
+        opening = loop.create_connection(ActorConnection, address.host, address.port, ssl=context)
         _, connection = await asyncio.wait_for(opening, timeout_ms / 1000)
     except (InvalidSettingError, ssl.SSLError) as error:
         _warn_insecure(address, error)
@@ -434,7 +434,7 @@ class LocalTransport:
         self._tasks.add(task)
         task.add_done_callback(functools.partial(self._answered, answer))
         timed_out = request.failed(ErrorCode.REQUEST_TIMED_OUT)
-        timer = loop.call_later(timeout_ms / 1000, settle, answer, timed_out)
+        timer = loop.call_later(timeout_ms / 1000, resolve_future, answer, timed_out)
         try:
             return await answer
         finally:
@@ -447,7 +447,7 @@ class LocalTransport:
         request: Request[ReplyT],
         answer: asyncio.Future[ReplyT],
     ) -> None:
-        settle(answer, await dispatch.answer_here(key, request))
+        resolve_future(answer, await dispatch.answer_here(key, request))
 
     def _answered(self, answer: asyncio.Future[ReplyT], task: asyncio.Task[None]) -> None:
         """A caller that waits hears of a bug too."""

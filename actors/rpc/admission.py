@@ -115,7 +115,7 @@ class Places:
         self._trusted.pop(caller, None)
 
 
-class Progress:
+class RequestsInProgress:
     """Counts the requests in progress, of each caller and of all."""
 
     def __init__(self) -> None:

@@ -57,7 +57,7 @@ class MeteredCall:
         self.reply_bytes = 0
 
 
-class _Tally:
+class _MethodCalls:
     """The totals of the calls of one method."""
 
     __slots__ = ("durations", "errors", "reply_bytes", "request_bytes")
@@ -85,7 +85,7 @@ class CallMeter:
         self._side = side
         self._reports = reports
         self._now_s = now_s
-        self._tallies: dict[str, _Tally] = {}
+        self._by_method: dict[str, _MethodCalls] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, method: str, request_bytes: int = 0) -> MeteredCall:
@@ -95,34 +95,34 @@ class CallMeter:
     def end(self, call: MeteredCall, error: ErrorCode) -> None:
         """A call has ended with the code of its reply."""
         took_ms = 1_000 * (self._now_s() - call.began_s)
-        tally = self._tallies.get(call.method) or self._begin_tally(call.method)
-        tally.durations.observe(took_ms)
-        tally.request_bytes += call.request_bytes
-        tally.reply_bytes += call.reply_bytes
+        calls = self._by_method.get(call.method) or self._begin_method(call.method)
+        calls.durations.observe(took_ms)
+        calls.request_bytes += call.request_bytes
+        calls.reply_bytes += call.reply_bytes
         if error is not ErrorCode.NONE:
-            tally.errors[error] = tally.errors.get(error, 0) + 1
+            calls.errors[error] = calls.errors.get(error, 0) + 1
 
-    def _begin_tally(self, method: str) -> _Tally:
+    def _begin_method(self, method: str) -> _MethodCalls:
         if self._timer is None and self._reports.metrics is not NO_METRICS:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._reports.interval_ms / 1_000, self.report)
-        return self._tallies.setdefault(method if method in REQUESTS else OTHER, _Tally())
+        return self._by_method.setdefault(method if method in REQUESTS else OTHER, _MethodCalls())
 
     def report(self) -> None:
         """Report now what was counted since the last report; called last before a loop ends."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        tallies, self._tallies = self._tallies, {}
+        by_method, self._by_method = self._by_method, {}
         add = self._reports.metrics.add
-        for method, tally in tallies.items():
+        for method, calls in by_method.items():
             tags = {"method": method, "side": self._side}
-            add(CALLS, tally.durations.count, tags)
-            add(CALL_REQUEST_BYTES, tally.request_bytes, tags)
-            add(CALL_REPLY_BYTES, tally.reply_bytes, tags)
-            for error, count in tally.errors.items():
+            add(CALLS, calls.durations.count, tags)
+            add(CALL_REQUEST_BYTES, calls.request_bytes, tags)
+            add(CALL_REPLY_BYTES, calls.reply_bytes, tags)
+            for error, count in calls.errors.items():
                 add(CALL_ERRORS, count, {**tags, "error": error.name})
-            tally.durations.report(self._reports.metrics, tags)
+            calls.durations.report(self._reports.metrics, tags)
 
 
 UNMETERED: Final = MeteredCall(OTHER, 0.0)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from oncelog.actors.process.background import OwnTasks
-from oncelog.actors.rpc.admission import Caller, Places, Progress, RequestRoom
+from oncelog.actors.rpc.admission import Caller, Places, RequestRoom, RequestsInProgress
 from oncelog.actors.rpc.certificates import secure_context
 from oncelog.actors.rpc.dispatch import Dispatch, LogBudget
 from oncelog.actors.rpc.frames import FRAME_MAX_BYTES, HELLO, FramedProtocol, Outcome
@@ -46,13 +46,13 @@ class Listener:
     def __init__(self, dispatch: Dispatch, *, host: str, token: bytes) -> None:
         self.token = token
         self.places = Places()
-        self.progress = Progress()
+        self.progress = RequestsInProgress()
         self.room = RequestRoom()
         self.warnings = LogBudget(_logger)
         self.dispatch = dispatch
         self._host = host
         self._opening: asyncio.Task[asyncio.Server] | None = None
-        self._tasks = OwnTasks(_note_bug)
+        self._tasks = OwnTasks(_log_bug)
 
     async def address(self) -> ListenerAddress:
         """Where to connect to; begins to listen, on the running loop, at the first call.
@@ -110,7 +110,7 @@ class Listener:
                 self.room.give(room_bytes)
 
 
-def _note_bug(bug: BaseException) -> None:
+def _log_bug(bug: BaseException) -> None:
     """A call has no answer, and its caller waits until its time is over."""
     _logger.error("a call met a bug: %r", bug, exc_info=bug)
 
@@ -127,22 +127,22 @@ class _Caller(FramedProtocol):
         self._room_bytes = 0
         """Reserved for the incoming frame."""
         self._is_without_room = False
-        self._patience: asyncio.TimerHandle
+        self._first_frame_timer: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a place among those that have not shown the token yet."""
         super().connection_made(transport)
-        self._patience = self.loop.call_later(FIRST_FRAME_TIMEOUT_S, self.close)
-        self._make_way(self._listener.places.begin(self), "connections without a token")
+        self._first_frame_timer = self.loop.call_later(FIRST_FRAME_TIMEOUT_S, self.close)
+        self._close_displaced(self._listener.places.begin(self), "connections without a token")
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """Its requests run on: the caller may have given up on the answers only."""
-        self._patience.cancel()
+        self._first_frame_timer.cancel()
         self._listener.places.end(self)
         self._listener.room.forget(self)
         self._listener.room.give(self._room_bytes)
 
-    def _make_way(self, gone: Caller | None, what: str) -> None:
+    def _close_displaced(self, gone: Caller | None, what: str) -> None:
         if gone is not None:
             self._listener.warnings.warn("one of too many %s was closed", what)
             gone.close()
@@ -156,7 +156,7 @@ class _Caller(FramedProtocol):
             return
         room_bytes, self._room_bytes = self._room_bytes, 0
         if room_bytes:
-            self._patience.cancel()
+            self._first_frame_timer.cancel()
         self.last_used = self.loop.time()
         self._listener.begin(self, correlation_id, method, message, room_bytes)
         if self.is_congested or self._listener.progress.is_full(self):
@@ -166,10 +166,10 @@ class _Caller(FramedProtocol):
         """The first frame: the token, or the connection is closed."""
         if method == HELLO and hmac.compare_digest(bytes(message), self._listener.token):
             self._is_trusted = True
-            self._patience.cancel()
+            self._first_frame_timer.cancel()
             self.frame_max_bytes = FRAME_MAX_BYTES
             self.send(correlation_id, Outcome.REPLY)
-            self._make_way(self._listener.places.trust(self), "connections")
+            self._close_displaced(self._listener.places.trust(self), "connections")
         else:
             self._listener.warnings.warn("a connection without the right token was closed")
             self.close()
@@ -193,7 +193,7 @@ class _Caller(FramedProtocol):
     def check_unread(self) -> None:
         """If all callers together leave too much unread, the slowest of them is closed as well."""
         super().check_unread()
-        self._make_way(self._listener.places.slowest(), "connections with unread answers")
+        self._close_displaced(self._listener.places.slowest(), "connections with unread answers")
 
     def drained(self) -> None:
         """The caller has read its answers."""
@@ -217,4 +217,4 @@ class _Caller(FramedProtocol):
 
     def _take_room(self, size_bytes: int) -> None:
         self._room_bytes = size_bytes
-        self._patience = self.loop.call_later(LARGE_FRAME_TIMEOUT_S, self.close)
+        self._first_frame_timer = self.loop.call_later(LARGE_FRAME_TIMEOUT_S, self.close)

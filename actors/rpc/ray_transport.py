@@ -24,7 +24,7 @@ from ray.exceptions import (
 )
 
 from oncelog.actors.interfaces import NAMESPACE, ResultT
-from oncelog.actors.process.background import settle
+from oncelog.actors.process.background import resolve_future
 from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.rpc.call_meter import UNMETERED, MeteredCall
 from oncelog.actors.rpc.dispatch import read_answer
@@ -149,7 +149,9 @@ async def _within(timeout_ms: int, answer: concurrent.futures.Future[ResultT]) -
     loop = asyncio.get_running_loop()
     waiting: asyncio.Future[ResultT | None] = loop.create_future()
     answer.add_done_callback(functools.partial(_hand_over, loop, waiting))
-    timer = loop.call_later(timeout_ms / 1000, settle, waiting, None, asyncio.TimeoutError())
+    timer = loop.call_later(
+        timeout_ms / 1000, resolve_future, waiting, None, asyncio.TimeoutError()
+    )
     try:
         return await waiting
     finally:
@@ -165,6 +167,6 @@ def _hand_over(
     error = answer.exception()
     result = answer.result() if error is None else None
     try:
-        loop.call_soon_threadsafe(settle, waiting, result, error)
+        loop.call_soon_threadsafe(resolve_future, waiting, result, error)
     except RuntimeError:
         _logger.debug("an answer came after the event loop that asked was closed")

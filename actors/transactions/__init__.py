@@ -1,4 +1,5 @@
 """The transaction coordinator's shell: calls in, markers out, and what it looks for by itself.
 
-Start at ``coordinator``; ``completions`` has the last step of every transaction, its markers.
+Start at ``transaction_coordinator``; ``completions`` has the last step of every transaction, its
+markers.
 """

@@ -42,7 +42,7 @@ from oncelog.actors.interfaces import Transport
 from oncelog.actors.process.clock import backoff_ms, loop_ms, monotonic_s
 from oncelog.actors.process.metrics import TRANSACTION_END_DURATION_MS, Histogram, MetricSink
 from oncelog.actors.protocol.messages.partition import TxnMarker, WriteTxnMarkersRequest
-from oncelog.actors.protocol.transaction.machine import TransactionMachine
+from oncelog.actors.protocol.transaction.transaction_machine import TransactionMachine
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 

@@ -49,7 +49,7 @@ from oncelog.actors.protocol.messages.transaction import (
     DescribeTransactionsRequest,
     TransactionDescription,
 )
-from oncelog.actors.protocol.transaction.state import TransactionState
+from oncelog.actors.protocol.transaction.transaction_state import TransactionState
 from oncelog.api.admin.calls import (
     TIMEOUT_MS,
     AdminCalls,
@@ -67,8 +67,8 @@ from oncelog.api.admin.calls import (
 from oncelog.api.admin.hanging import HangingTransaction, abort_hanging, find_hanging
 from oncelog.api.consuming.consumer import as_committed
 from oncelog.api.records import ConsumerGroupMetadata
+from oncelog.api.session.committed_offsets import commit_offsets, fetch_committed, list_offsets
 from oncelog.api.session.event_loop import Blocking, LoopThread, blocking
-from oncelog.api.session.offsets import commit_offsets, fetch_committed, list_offsets
 from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (

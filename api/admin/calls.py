@@ -24,7 +24,7 @@ from oncelog.actors.protocol.messages.group import (
     LeavingMember,
 )
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
-from oncelog.api.session.offsets import is_retriable
+from oncelog.api.session.committed_offsets import is_retriable
 from oncelog.api.session.retry import call_with_retries
 from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
@@ -90,12 +90,12 @@ class AdminCalls:
         return await self.retried(counted)
 
     async def controller(
-        self, request: Request[ReplyT], *, told_at_once: Collection[ErrorCode] = ()
+        self, request: Request[ReplyT], *, not_retried: Collection[ErrorCode] = ()
     ) -> ReplyT:
-        """Ask the controller; not again for an answer of ``told_at_once``, which could pass."""
+        """Ask the controller; not again for an answer of ``not_retried``, which could pass."""
         return await self.retried(
             lambda timeout_ms: self.router.call_controller(request, timeout_ms=timeout_ms),
-            lambda error: is_retriable(error) and error not in told_at_once,
+            lambda error: is_retriable(error) and error not in not_retried,
         )
 
     async def group(self, group_id: str, request: Request[ReplyT]) -> ReplyT:
@@ -253,7 +253,7 @@ def check_replication_factor(replication_factor: object) -> None:
 
 # --- moves ------------------------------------------------------------------------------------
 
-_TOLD_AT_ONCE: Final = frozenset(
+_NOT_RETRIED: Final = frozenset(
     {
         ErrorCode.REASSIGNMENT_IN_PROGRESS,
         ErrorCode.INELIGIBLE_REPLICA,
@@ -287,7 +287,7 @@ async def _reassign(
     request = ReassignPartitionRequest(
         topic_partition=TopicPartition(topic, partition), replicas=replicas
     )
-    reply = await calls.controller(request, told_at_once=_TOLD_AT_ONCE)
+    reply = await calls.controller(request, not_retried=_NOT_RETRIED)
     check(reply, f"there is no partition {partition} of a topic {topic!r}")
 
 
@@ -296,5 +296,5 @@ async def drain(calls: AdminCalls, broker_id: int, *, is_draining: bool) -> None
     if not is_whole(broker_id):
         raise InvalidRequestError(f"broker_id={broker_id!r}", advice="give a whole number")
     request = DrainBrokerRequest(broker_id=broker_id, is_draining=is_draining)
-    reply = await calls.controller(request, told_at_once=_TOLD_AT_ONCE)
+    reply = await calls.controller(request, not_retried=_NOT_RETRIED)
     check(reply)

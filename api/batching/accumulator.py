@@ -23,7 +23,7 @@ from oncelog.api.batching.open_batches import (
     TopicBatches,
 )
 from oncelog.api.batching.partitioner import StickyPartitions, partition_for_key
-from oncelog.api.batching.rows import Rows
+from oncelog.api.batching.rows import BatchRows
 from oncelog.storage.exceptions import UnknownTopicOrPartitionError
 from oncelog.storage.model import TopicPartition
 from oncelog.storage.records.codec import RecordInput
@@ -57,7 +57,7 @@ class PendingBatch:
 
     __slots__ = ("created_s", "delivery", "rows")
 
-    def __init__(self, rows: Rows, delivery: BatchDelivery, created_s: float) -> None:
+    def __init__(self, rows: BatchRows, delivery: BatchDelivery, created_s: float) -> None:
         self.rows = rows
         self.delivery = delivery
         self.created_s = created_s
@@ -170,7 +170,7 @@ class Accumulator:
             return future, self._wake(is_full)
 
     def append_rows(
-        self, topic_partition: TopicPartition, rows: Rows, size_bytes: int
+        self, topic_partition: TopicPartition, rows: BatchRows, size_bytes: int
     ) -> tuple[BatchDelivery, Wake]:
         """Add a whole batch behind everything already queued for the partition."""
         with self._lock:
@@ -192,14 +192,14 @@ class Accumulator:
 
     # --- event loop ---------------------------------------------------------------------------
 
-    def linger_over(self) -> None:
+    def end_linger(self) -> None:
         """The linger time has passed: open batches may be sent as they are."""
         with self._lock:
             self._is_lingering = False
             for queue in self._all_queues():
                 queue.is_due = self._has_open(queue)
 
-    def fulls_seen(self) -> bool:
+    def take_full_batches(self) -> bool:
         """The loop handles full batches now; a later one wakes it again.
 
         Returns whether a linger time must begin: the record that filled a batch may have begun the

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from oncelog.api.batching.accumulator import HEADER_OVERHEAD_BYTES
 from oncelog.api.batching.open_batches import RECORD_OVERHEAD_BYTES
 from oncelog.api.batching.partitioner import partitions_for_keys
-from oncelog.api.batching.rows import Rows
+from oncelog.api.batching.rows import BatchRows
 from oncelog.storage.exceptions import (
     InvalidRecordError,
     MessageTooLargeError,
@@ -65,7 +65,7 @@ class ColumnRows:
             **options,
         )
 
-    def split(self) -> tuple[Rows, Rows]:
+    def split(self) -> tuple[BatchRows, BatchRows]:
         """Two halves, in order."""
         middle = self.record_count // 2
         return ColumnRows(self.columns.slice(0, middle)), ColumnRows(self.columns.slice(middle))

@@ -189,7 +189,7 @@ class BatchDelivery:
             self._awaited.append((record, awaitable))
             return awaitable
         awaited = self._awaited = [(record, awaitable)]
-        self.add_done_callback(lambda: _settle(awaited))
+        self.add_done_callback(lambda: _deliver_outcomes(awaited))
         return awaitable
 
     def _part_done(self) -> None:
@@ -334,7 +334,7 @@ class AwaitableOutcome(asyncio.Future[ResultT]):
         super().exception()
 
 
-def _settle(awaited: list[tuple[RecordFuture, AwaitableOutcome[RecordMetadata]]]) -> None:
+def _deliver_outcomes(awaited: list[tuple[RecordFuture, AwaitableOutcome[RecordMetadata]]]) -> None:
     """Deliver the outcome of records to their waiters on this loop."""
     for record, awaitable in awaited:
         if awaitable.done():
@@ -397,7 +397,7 @@ class TableDelivery:
         """The same for coroutines of ``loop``, where the outcome is set too."""
         awaitable: AwaitableOutcome[tuple[BatchMetadata, ...]] = AwaitableOutcome(self, loop)
 
-        def settle(done: Future[tuple[BatchMetadata, ...]]) -> None:
+        def set_outcome(done: Future[tuple[BatchMetadata, ...]]) -> None:
             if awaitable.done():
                 return
             error = Future.exception(done)
@@ -406,7 +406,7 @@ class TableDelivery:
             else:
                 awaitable.set_result(Future.result(done))
 
-        Future.add_done_callback(self.future, settle)
+        Future.add_done_callback(self.future, set_outcome)
         return awaitable
 
     def add(self, delivery: BatchDelivery) -> None:

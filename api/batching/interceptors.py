@@ -101,21 +101,27 @@ class InterceptorChain:
         self, metadata: RecordMetadata | None, error: BaseException | None
     ) -> None:
         """The outcome of one record is known."""
-        self._tell("on_acknowledgement", lambda one: one.on_acknowledgement(metadata, error))
+        self._call_hook("on_acknowledgement", lambda one: one.on_acknowledgement(metadata, error))
 
     def on_transaction_begin(self, transactional_id: str) -> None:
         """A transaction was begun."""
-        self._tell("on_transaction_begin", lambda one: one.on_transaction_begin(transactional_id))
+        self._call_hook(
+            "on_transaction_begin", lambda one: one.on_transaction_begin(transactional_id)
+        )
 
     def on_transaction_commit(self, transactional_id: str) -> None:
         """A transaction was committed."""
-        self._tell("on_transaction_commit", lambda one: one.on_transaction_commit(transactional_id))
+        self._call_hook(
+            "on_transaction_commit", lambda one: one.on_transaction_commit(transactional_id)
+        )
 
     def on_transaction_abort(self, transactional_id: str) -> None:
         """A transaction was aborted."""
-        self._tell("on_transaction_abort", lambda one: one.on_transaction_abort(transactional_id))
+        self._call_hook(
+            "on_transaction_abort", lambda one: one.on_transaction_abort(transactional_id)
+        )
 
-    def _tell(self, hook: str, call: Callable[[ProducerInterceptor], None]) -> None:
+    def _call_hook(self, hook: str, call: Callable[[ProducerInterceptor], None]) -> None:
         for interceptor in self._interceptors:
             try:
                 call(interceptor)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from oncelog.storage.records.batch import BatchOptions
 
 
-class Rows(Protocol):
+class BatchRows(Protocol):
     """The records of a batch, encoded only when it is sent."""
 
     @property
@@ -28,7 +28,7 @@ class Rows(Protocol):
         """The whole batch, sealed; it no longer changes."""
         ...
 
-    def split(self) -> tuple[Rows, Rows]:
+    def split(self) -> tuple[BatchRows, BatchRows]:
         """Two halves, in order, of at least two records."""
         ...
 
@@ -50,7 +50,7 @@ class RecordRows:
         """The whole batch, sealed."""
         return encode_records(self.records, **options)
 
-    def split(self) -> tuple[Rows, Rows]:
+    def split(self) -> tuple[BatchRows, BatchRows]:
         """Two halves, in order."""
         middle = len(self.records) // 2
         return RecordRows(self.records[:middle]), RecordRows(self.records[middle:])
@@ -79,7 +79,7 @@ class BlockRows:
         self._is_sealed = True
         return seal_block(block, **options)
 
-    def split(self) -> tuple[Rows, Rows]:
+    def split(self) -> tuple[BatchRows, BatchRows]:
         """Two halves, in order."""
         batch = self.encode()
         return RecordRows(

@@ -29,7 +29,7 @@ from oncelog.api.cli.connect import (
     running_on,
 )
 from oncelog.api.cli.terminal import PROGRAM, CliError, UsageError, say, split_line
-from oncelog.api.session import connection
+from oncelog.api.session import cluster_connection
 from oncelog.storage.exceptions import ConnectionFailedError
 
 LOG_FILE: Final = "oncelog.log"
@@ -46,7 +46,7 @@ LOG_TAIL_BYTES: Final = 65_536
 def start(args: argparse.Namespace) -> int:
     """Start a cluster on the data directory, or the log on the Ray cluster at ``--address``."""
     settings = head.parse_settings(args.config)
-    connection.check_cluster_settings(settings)
+    cluster_connection.check_cluster_settings(settings)
     if args.address:
         if args.num_cpus is not None or args.dashboard_port is not None:
             raise UsageError(
@@ -57,7 +57,7 @@ def start(args: argparse.Namespace) -> int:
     data_dirs = data_dirs_of(args)
     if args.cluster_id is not None:
         raise UsageError("--cluster-id belongs to the log of a Ray cluster", "give its --address")
-    path = connection.check_data_dir(data_dir_of(args))
+    path = cluster_connection.check_data_dir(data_dir_of(args))
     running = running_on(path)
     if running is not None:
         is_told_more = args.config or DATA_DIR_SEPARATOR in data_dirs
@@ -66,7 +66,7 @@ def start(args: argparse.Namespace) -> int:
         say(f"runs already, process {running.process_id}")
         _describe(path, running)
         return 0
-    connection.forget_discovery(path)
+    cluster_connection.forget_discovery(path)
     if args.dashboard_port is not None:
         check_port(args.dashboard_port)
     _describe(path, _spawn(args, path, data_dirs))
@@ -74,7 +74,7 @@ def start(args: argparse.Namespace) -> int:
 
 
 def _check_running(
-    running: connection.Discovery,
+    running: cluster_connection.Discovery,
     data_dirs: str,
     args: argparse.Namespace,
     settings: dict[str, Any],
@@ -113,7 +113,7 @@ def _start_on(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     cluster = client.init(
         data_dirs_of(args), address=found.address, cluster_id=args.cluster_id, **settings
     )
-    say(f"serving {connection.data_dir_text(cluster.data_dirs)}")
+    say(f"serving {cluster_connection.data_dir_text(cluster.data_dirs)}")
     say(f"cluster    {cluster.cluster_id}")
     say(f"address    {cluster.address}")
     say(f"dashboard  {cluster.dashboard_url or 'none'}")
@@ -122,7 +122,7 @@ def _start_on(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     return 0
 
 
-def _spawn(args: argparse.Namespace, path: Path, data_dirs: str) -> connection.Discovery:
+def _spawn(args: argparse.Namespace, path: Path, data_dirs: str) -> cluster_connection.Discovery:
     """Start the head process and wait until it serves; what it logged if it does not."""
     command = [sys.executable, "-m", head.MODULE, "--data-dir", data_dirs]
     if args.num_cpus is not None:
@@ -151,13 +151,13 @@ def _spawn(args: argparse.Namespace, path: Path, data_dirs: str) -> connection.D
 
 def _wait_until_served(
     process: subprocess.Popen[bytes], path: Path, log_start: int
-) -> connection.Discovery:
+) -> cluster_connection.Discovery:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         try:
             process.wait(timeout=POLL_S)
         except subprocess.TimeoutExpired:
-            discovery = connection.read_discovery(path)
+            discovery = cluster_connection.read_discovery(path)
             is_served = discovery is not None and discovery.process_id == process.pid
             if discovery is not None and is_served and _is_told(discovery, deadline):
                 return discovery
@@ -170,7 +170,7 @@ def _wait_until_served(
     )
 
 
-def _is_told(discovery: connection.Discovery, deadline: float) -> bool:
+def _is_told(discovery: cluster_connection.Discovery, deadline: float) -> bool:
     """Whether the dashboard's address is known, which starts after the log; or it takes long."""
     return bool(discovery.dashboard_url) or time.monotonic() > deadline - DASHBOARD_SPARE_S
 
@@ -191,7 +191,7 @@ def last_error(log_path: Path, start: int) -> tuple[str, str]:
     return f"the cluster did not start ({lines[-1].strip() if lines else 'it said nothing'})", ""
 
 
-def _describe(path: Path, discovery: connection.Discovery) -> None:
+def _describe(path: Path, discovery: cluster_connection.Discovery) -> None:
     say(f"serving {path}")
     say(f"address    {discovery.address}")
     say(f"dashboard  {discovery.dashboard_url or 'none'}")
@@ -225,12 +225,12 @@ def stop(args: argparse.Namespace) -> int:
         cluster = client.connect(found.address)
     except ConnectionFailedError as error:
         # Its node is down, or its log is missing: there is nothing left to flush.
-        if not connection.end_log():
+        if not cluster_connection.end_log():
             raise
         say(f"stopped without its controller ({error}); what was acknowledged is on its disk")
         return 0
     path = Path(cluster.data_dir)
-    holder = connection.read_discovery(path)
+    holder = cluster_connection.read_discovery(path)
     if holder is not None and holder.address == cluster.address and is_head(holder.process_id):
         cluster.close()
         return _stop_head(holder, path, args.timeout_ms)
@@ -248,7 +248,7 @@ def is_head(process_id: int) -> bool:
     return head.MODULE.encode() in command.split(b"\0")
 
 
-def _stop_head(discovery: connection.Discovery, path: Path, timeout_ms: int) -> int:
+def _stop_head(discovery: cluster_connection.Discovery, path: Path, timeout_ms: int) -> int:
     process_id = discovery.process_id
     log_path = path / LOG_FILE
     log_start = log_path.stat().st_size if log_path.exists() else 0
@@ -263,17 +263,17 @@ def _stop_head(discovery: connection.Discovery, path: Path, timeout_ms: int) -> 
         ) from None
     if wait_until_gone(process_id, timeout_ms):
         # A clean stop removes the discovery file from the data directory.
-        if not (path / connection.DISCOVERY_FILE).exists():
+        if not (path / cluster_connection.DISCOVERY_FILE).exists():
             say("stopped")
             return 0
-        connection.forget_discovery(path)
+        cluster_connection.forget_discovery(path)
         what, _ = last_error(log_path, log_start)
         raise CliError(
             f"stopped, but not cleanly ({what})",
             f"nothing acknowledged is lost, the next start recovers the log; see {log_path}",
         )
     _end(process_id)
-    connection.forget_discovery(path)
+    cluster_connection.forget_discovery(path)
     raise CliError(
         f"process {process_id} did not stop within {timeout_ms:,} ms and was killed",
         "nothing acknowledged is lost; the next start recovers the log",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from oncelog.actors.config import DATA_DIR_SEPARATOR
 from oncelog.api.cli.terminal import CliError, blocked_termination, end_in_order, is_debugging
-from oncelog.api.session import connection
+from oncelog.api.session import cluster_connection
 
 if TYPE_CHECKING:
     from oncelog.api.client import Cluster
@@ -26,7 +26,7 @@ class Found:
     """A cluster that runs: its Ray address and, if a data directory named it, its starter."""
 
     address: str
-    discovery: connection.Discovery | None = None
+    discovery: cluster_connection.Discovery | None = None
 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,24 +37,24 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data-dir",
         metavar="DIR",
-        help=f"data directory of the cluster (default: {connection.DEFAULT_DATA_DIR}); to start "
-        "with several, DIR,DIR",
+        help=f"data directory of the cluster (default: {cluster_connection.DEFAULT_DATA_DIR}); "
+        "to start with several, DIR,DIR",
     )
 
 
 def data_dir_of(args: argparse.Namespace) -> Path:
     """The data directory that the arguments name first, made absolute; it need not exist."""
-    first = (args.data_dir or connection.DEFAULT_DATA_DIR).split(DATA_DIR_SEPARATOR)[0]
+    first = (args.data_dir or cluster_connection.DEFAULT_DATA_DIR).split(DATA_DIR_SEPARATOR)[0]
     return Path(first).expanduser().absolute()
 
 
 def data_dirs_of(args: argparse.Namespace) -> str:
     """All that they name, as one setting."""
-    named = args.data_dir or connection.DEFAULT_DATA_DIR
-    return connection.data_dir_text(connection.directory_paths(named))
+    named = args.data_dir or cluster_connection.DEFAULT_DATA_DIR
+    return cluster_connection.data_dir_text(cluster_connection.directory_paths(named))
 
 
-def running_on(data_dir: Path) -> connection.Discovery | None:
+def running_on(data_dir: Path) -> cluster_connection.Discovery | None:
     """Where the cluster of ``data_dir`` runs, ``None`` if none does.
 
     A starter that was killed leaves its file behind, and its process id may have been reused:
@@ -65,7 +65,7 @@ def running_on(data_dir: Path) -> connection.Discovery | None:
             f"the data directory {str(data_dir)!r} cannot be read by this user",
             "change its permissions, or give another one with --data-dir",
         )
-    discovery = connection.read_discovery(data_dir)
+    discovery = cluster_connection.read_discovery(data_dir)
     if discovery is None or not answers(discovery.address):
         return None
     return discovery
@@ -117,7 +117,7 @@ def connect(args: argparse.Namespace) -> Cluster:
     found = find(args)
     quiet_libraries()
     with blocked_termination():
-        connection.join_ray(found.address)
+        cluster_connection.join_ray(found.address)
         # Only now: joining Ray installs its own handlers.
         end_in_order()
     from oncelog.api import client

@@ -31,15 +31,15 @@ import msgspec
 from msgspec import structs
 
 from oncelog.actors.pin import LOCAL_BROKER_ID
-from oncelog.actors.protocol.cluster.log import SnapshotPart, decode_cluster_record
-from oncelog.actors.protocol.group import log as group_log
+from oncelog.actors.protocol.cluster.cluster_records import SnapshotPart, decode_cluster_record
+from oncelog.actors.protocol.group import group_records
 from oncelog.actors.protocol.group.consumer_protocol import decode_assignment, decode_subscription
-from oncelog.actors.protocol.partition.machine import PartitionMachine
-from oncelog.actors.protocol.transaction import log as transaction_log
-from oncelog.actors.protocol.transaction.state import TransactionMetadata
+from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
+from oncelog.actors.protocol.transaction import transaction_records
+from oncelog.actors.protocol.transaction.transaction_state import TransactionMetadata
 from oncelog.actors.replica.data_directory import read_identity
 from oncelog.api.cli.terminal import STATUS_ERROR, CliError, bytes_as_json, say
-from oncelog.api.session.connection import DISCOVERY_FILE
+from oncelog.api.session.cluster_connection import DISCOVERY_FILE
 from oncelog.storage.disk.file_system import FileSystem, ReadOnlyFileSystem, RealFileSystem
 from oncelog.storage.dump.checks import Finding
 from oncelog.storage.dump.contents import (
@@ -343,24 +343,24 @@ def record_fields(topic: str, record: Record) -> dict[str, Any]:
 
 
 def _transaction(record: Record) -> dict[str, Any] | None:
-    transactional_id = transaction_log.decode_key(record.key or b"")
+    transactional_id = transaction_records.decode_key(record.key or b"")
     if transactional_id is None:
         return _member(record)
     if record.value is None:
         return {"transactional_id": transactional_id, "is_tombstone": True}
-    metadata = transaction_log.decode_value(transactional_id, record.value)
+    metadata = transaction_records.decode_value(transactional_id, record.value)
     return None if metadata is None else _metadata_fields(metadata)
 
 
 def _member(record: Record) -> dict[str, Any] | None:
     """A member of an open run, or the end of one."""
-    key = transaction_log.decode_member_key(record.key or b"")
+    key = transaction_records.decode_member_key(record.key or b"")
     if key is None:
         return None
     named = {"transactional_id": key.transactional_id, "member_producer_id": key.producer_id}
     if record.value is None:
         return {**named, "is_tombstone": True}
-    value = transaction_log.decode_member_value(key.producer_id, record.value)
+    value = transaction_records.decode_member_value(key.producer_id, record.value)
     return None if value is None else {**named, **_plain(value)}
 
 
@@ -380,22 +380,22 @@ def _metadata_fields(metadata: TransactionMetadata) -> dict[str, Any]:
 
 
 def _offsets(record: Record) -> dict[str, Any] | None:
-    key = group_log.decode_key(record.key or b"")
+    key = group_records.decode_key(record.key or b"")
     if key is None:
         return None
-    if isinstance(key, group_log.OffsetKey):
+    if isinstance(key, group_records.OffsetKey):
         named = {"group_id": key.group_id, "topic_partition": str(key.topic_partition)}
         if record.value is None:
             return {**named, "is_tombstone": True}
         # ``offset`` is already that of the record.
-        value: dict[str, Any] = _plain(group_log.decode_offset_value(record.value))
+        value: dict[str, Any] = _plain(group_records.decode_offset_value(record.value))
         value["committed_offset"] = value.pop("offset")
         if value["expire_timestamp_ms"] == -1:
             del value["expire_timestamp_ms"]
         return {**named, **value}
     if record.value is None:
         return {"group_id": key.group_id, "is_tombstone": True}
-    group = group_log.decode_group_value(record.value)
+    group = group_records.decode_group_value(record.value)
     fields = _plain(group)
     if group.protocol_type == "consumer":
         for member, shown in zip(group.members, fields["members"], strict=True):

@@ -30,7 +30,7 @@ from oncelog.api.cli.terminal import (
     whole_number,
 )
 from oncelog.api.cli.topics import checked_partition, known_topic
-from oncelog.api.session.offsets import lag_of
+from oncelog.api.session.committed_offsets import lag_of
 from oncelog.storage.exceptions import CorruptDataError, GroupIdNotFoundError
 from oncelog.storage.model import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
 

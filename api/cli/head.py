@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from oncelog.api.cli.terminal import CliError, describe_error
-from oncelog.api.session import connection
+from oncelog.api.session import cluster_connection
 from oncelog.storage.exceptions import OncelogError
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ def serve(args: argparse.Namespace) -> None:
         args.data_dir, num_cpus=args.num_cpus, dashboard_port=args.dashboard_port, **settings
     )
     signals = catch_signals()
-    own = connection.directory_paths(args.data_dir)[0]
-    discovery = connection.read_discovery(own)
+    own = cluster_connection.directory_paths(args.data_dir)[0]
+    discovery = cluster_connection.read_discovery(own)
     if discovery is None or discovery.process_id != os.getpid():
         raise CliError(
             f"a cluster runs on data_dir={cluster.data_dir!r} already",
@@ -83,9 +83,9 @@ def serve(args: argparse.Namespace) -> None:
 def shut_down(cluster: Cluster) -> None:
     """Stop the log, even if its controller is restarting or the log is already stopped."""
     for attempts_left in reversed(range(SHUTDOWN_ATTEMPTS)):
-        if not connection.has_log():
+        if not cluster_connection.has_log():
             _logger.info("the log was stopped before")
-            connection.forget_discovery(Path(cluster.data_dir))
+            cluster_connection.forget_discovery(Path(cluster.data_dir))
             return
         try:
             cluster.shutdown()

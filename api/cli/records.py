@@ -86,11 +86,11 @@ def _produce_each(sent: SentLines, stream: BinaryIO) -> int:
             sent.send(stream)
             told.enter_context(held())
         except EndedBySignal:
-            sent.settle()
-            sent.tell()
+            sent.flush()
+            sent.report()
             raise
-        sent.settle()
-        sent.tell()
+        sent.flush()
+        sent.report()
     return 0
 
 
@@ -101,8 +101,8 @@ def _produce_at_once(sent: SentLines, stream: BinaryIO) -> int:
         with sent.producer.transaction():
             sent.send(stream)
             decided.enter_context(held())
-            sent.settle()
-        sent.tell(", in one transaction")
+            sent.flush()
+        sent.report(", in one transaction")
     return 0
 
 
@@ -122,15 +122,15 @@ class SentLines:
         for key, value in split_lines(stream, self._key_separator):
             waiting.append(self.producer.send(self._topic, value=value, key=key))
             while waiting and waiting[0].done():
-                self._note(waiting.popleft().result())
+                self._count(waiting.popleft().result())
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Wait for all that was sent."""
         self.producer.flush()
         while self._waiting:
-            self._note(self._waiting.popleft().result())
+            self._count(self._waiting.popleft().result())
 
-    def tell(self, how: str = "") -> None:
+    def report(self, how: str = "") -> None:
         """Print how many records there are, and their offsets by partition."""
         total = sum(place.count for place in self._places.values())
         say(f"{total:,} {'record' if total == 1 else 'records'} to {self._topic}{how}")
@@ -141,7 +141,7 @@ class SentLines:
             )
             say(table(("partition", "records", "first offset", "last offset"), rows))
 
-    def _note(self, metadata: RecordMetadata) -> None:
+    def _count(self, metadata: RecordMetadata) -> None:
         place = self._places.get(metadata.partition)
         if place is None:
             self._places[metadata.partition] = _Place(1, metadata.offset, metadata.offset)

@@ -37,7 +37,7 @@ from oncelog.api.cli.terminal import (
     size_text,
     table,
 )
-from oncelog.api.session import connection
+from oncelog.api.session import cluster_connection
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC, TopicPartition
 
@@ -100,9 +100,11 @@ class ClusterStatus:
     voters: Mapping[int, DescribeVoterReply | None] = field(default_factory=dict)
 
     @property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[FoundCondition]:
         """All that is not as it should be, the worst first."""
-        found = (Finding(condition, tuple(condition.where(self))) for condition in CONDITIONS)
+        found = (
+            FoundCondition(condition, tuple(condition.where(self))) for condition in CONDITIONS
+        )
         return [finding for finding in found if finding.places]
 
     @property
@@ -205,7 +207,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class FoundCondition:
     """A condition, and all places where it was found."""
 
     condition: Condition
@@ -425,7 +427,7 @@ _HEADINGS: Final = (
 class StatusError(CliError):
     """The cluster is not all well; its exit status tells whether everything is served."""
 
-    def __init__(self, finding: Finding) -> None:
+    def __init__(self, finding: FoundCondition) -> None:
         super().__init__(str(finding), finding.condition.advice)
         self.status = STATUS_ERROR if finding.condition.is_served else STATUS_NOT_SERVED
 
@@ -510,11 +512,11 @@ def status(args: argparse.Namespace) -> int:
     except CliError as error:
         raise NoClusterError(error.what, error.advice) from None
     quiet_libraries()
-    connection.join_ray(found.address)
-    if not connection.has_log():
+    cluster_connection.join_ray(found.address)
+    if not cluster_connection.has_log():
         raise NoClusterError(
-            f"the Ray cluster at {connection.ray_address()} runs no oncelog",
-            f"start it there with `oncelog start --address {connection.ray_address()}`",
+            f"the Ray cluster at {cluster_connection.ray_address()} runs no oncelog",
+            f"start it there with `oncelog start --address {cluster_connection.ray_address()}`",
         )
     from oncelog.actors.launch.processes import running_actors
     from oncelog.actors.rpc.actor_transport import ActorTransport
@@ -523,8 +525,8 @@ def status(args: argparse.Namespace) -> int:
     seen = asyncio.run(
         collect(
             ActorTransport(RayTransport()),
-            address=connection.ray_address(),
-            dashboard_url=connection.dashboard_url(),
+            address=cluster_connection.ray_address(),
+            dashboard_url=cluster_connection.dashboard_url(),
             broker_names=lambda: (
                 name for name in running_actors() if name.startswith(BROKER_ACTORS)
             ),

@@ -122,12 +122,12 @@ def describe_topic(args: argparse.Namespace) -> int:
     )
     say(table(("partition", "leader", "epoch", "replicas", "isr"), rows))
     for partition in topic.partitions:
-        if note := _note(partition):
+        if note := _partition_note(partition):
             say(f"partition {partition.partition}: {note}")
     return 0
 
 
-def _note(partition: PartitionMetadata) -> str:
+def _partition_note(partition: PartitionMetadata) -> str:
     """What is not as it should be, or about to change, in a partition; "" if nothing is."""
     notes = []
     if partition.leader < 0:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from oncelog.actors.protocol.messages.partition import ProducerDescription
 from oncelog.actors.protocol.messages.transaction import TransactionDescription
-from oncelog.actors.protocol.transaction.state import TransactionState
+from oncelog.actors.protocol.transaction.transaction_state import TransactionState
 from oncelog.api.admin.hanging import HangingTransaction, IncompleteSearchError
 from oncelog.api.cli.connect import add_cluster_arguments, connect
 from oncelog.api.cli.terminal import (

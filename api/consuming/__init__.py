@@ -1,4 +1,4 @@
 """Consumers: fetched ahead, filtered, handed over; alone or in a group.
 
-Start at ``consumer``; ``core`` says what a poll does, ``membership`` is the group's protocol.
+Start at ``consumer``; ``core`` says what a poll does, ``group_membership`` is the group's protocol.
 """

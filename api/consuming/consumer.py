@@ -28,6 +28,7 @@ from oncelog.api.records import (
     OffsetAndTimestamp,
     next_moment,
 )
+from oncelog.api.session.committed_offsets import fetch_committed, lag_of, list_offsets
 from oncelog.api.session.event_loop import (
     Blocking,
     LoopThread,
@@ -36,7 +37,6 @@ from oncelog.api.session.event_loop import (
     close_if_forgotten,
     current_user,
 )
-from oncelog.api.session.offsets import fetch_committed, lag_of, list_offsets
 from oncelog.api.session.routing import Router
 from oncelog.storage.exceptions import (
     ClientClosedError,
@@ -101,7 +101,7 @@ class AsyncConsumer(ProcessBound):
         """
         if not isinstance(listener, ConsumerRebalanceListener | None):
             raise TypeError(f"listener must be a ConsumerRebalanceListener, not {listener!r}")
-        self._core.check_not_told("subscribe")
+        self._core.check_not_in_listener("subscribe")
         names = (topics,) if isinstance(topics, str) else tuple(dict.fromkeys(topics))
         for name in names:
             if not is_valid_topic_name(name):
@@ -114,7 +114,7 @@ class AsyncConsumer(ProcessBound):
 
     async def unsubscribe(self) -> None:
         """Give up topics or partitions. A group is left, after an automatic commit."""
-        self._core.check_not_told("unsubscribe")
+        self._core.check_not_in_listener("unsubscribe")
         with self._use("unsubscribe()"):
             await self._core.unsubscribe()
 
@@ -124,7 +124,7 @@ class AsyncConsumer(ProcessBound):
         Partitions that stay assigned keep their position. Offsets are committed only if there is
         a ``group_id``; of those that are dropped now, if commits are automatic.
         """
-        self._core.check_not_told("assign")
+        self._core.check_not_in_listener("assign")
         with self._use("assign()"):
             await self._core.assign(_flatten((partitions,)))
 
@@ -142,36 +142,38 @@ class AsyncConsumer(ProcessBound):
         self, timeout_ms: float = 0, max_records: int | None = None
     ) -> list[ConsumerRecord]:
         """See ``Consumer.poll``."""
-        records = await self._poll_noted(timeout_ms, max_records)
+        records = await self._poll_records(timeout_ms, max_records)
         self._handover.before = None
         return records
 
-    async def _poll_noted(self, timeout_ms: float, max_records: int | None) -> list[ConsumerRecord]:
+    async def _poll_records(
+        self, timeout_ms: float, max_records: int | None
+    ) -> list[ConsumerRecord]:
         """``poll`` for a caller that confirms receipt of the records; see ``Handover``."""
-        self._core.check_not_told("poll")
+        self._core.check_not_in_listener("poll")
         count_max = self.settings.max_poll_records if max_records is None else max_records
         _check_poll(timeout_ms, count_max)
         with self._use("poll()"):
             taken = await self._core.poll(
-                self._handover.noting(lambda fetcher: fetcher.take_records(count_max)),
+                self._handover.keeping_positions(lambda fetcher: fetcher.take_records(count_max)),
                 timeout_ms=timeout_ms,
             )
         return taken or []
 
     async def poll_arrow(self, timeout_ms: float = 0, max_records: int | None = None) -> pa.Table:
         """See ``Consumer.poll_arrow``."""
-        table = await self._poll_arrow_noted(timeout_ms, max_records)
+        table = await self._poll_table(timeout_ms, max_records)
         self._handover.before = None
         return table
 
-    async def _poll_arrow_noted(self, timeout_ms: float, max_records: int | None) -> pa.Table:
+    async def _poll_table(self, timeout_ms: float, max_records: int | None) -> pa.Table:
         from oncelog.api.consuming.record_table import record_table
 
-        self._core.check_not_told("poll_arrow")
+        self._core.check_not_in_listener("poll_arrow")
         _check_poll(timeout_ms, 1 if max_records is None else max_records)
         with self._use("poll_arrow()"):
             taken = await self._core.poll(
-                self._handover.noting(lambda fetcher: fetcher.take_columns(max_records)),
+                self._handover.keeping_positions(lambda fetcher: fetcher.take_columns(max_records)),
                 timeout_ms=timeout_ms,
             )
         return record_table(taken or ())
@@ -190,7 +192,7 @@ class AsyncConsumer(ProcessBound):
         """Poll until an iteration can continue; false once the consumer is closed."""
         with contextlib.suppress(ClientClosedError):
             while not self._core.is_closed:
-                records = await self._poll_noted(ITERATION_POLL_MS, None)
+                records = await self._poll_records(ITERATION_POLL_MS, None)
                 self._handover.iterate_over(records)
                 if records:
                     return True
@@ -200,12 +202,12 @@ class AsyncConsumer(ProcessBound):
     def _use(self, call: str) -> Iterator[None]:
         """For a ``call`` that moves positions: nobody else makes one meanwhile."""
         with self._handover.sole(call):
-            self._settle()
+            self._return_undelivered()
             yield
 
-    def _settle(self) -> None:
+    def _return_undelivered(self) -> None:
         """Give back what the application did not get, before any position moves."""
-        if not self._core.is_told:  # Else the call around it has done so, and goes on.
+        if not self._core.is_in_listener:  # Else the call around it has done so, and goes on.
             self._handover.give_back(self._core.fetcher)
 
     # --- positions ----------------------------------------------------------------------------
@@ -381,8 +383,8 @@ class AsyncConsumer(ProcessBound):
 
         A member with a ``group_instance_id`` stays in the group until its session ends.
         """
-        self._core.check_not_told("close")
-        self._settle()
+        self._core.check_not_in_listener("close")
+        self._return_undelivered()
         await self._core.close()
 
     async def __aenter__(self) -> AsyncConsumer:
@@ -445,7 +447,7 @@ class Consumer(Blocking[AsyncConsumer], ProcessBound):
         Joins and rejoins the group, so call it at intervals below ``max_poll_interval_ms``.
         Interrupted by Ctrl-C it loses nothing: the next poll returns what it had taken.
         """
-        records = self._loop_thread.run(self._client._poll_noted(timeout_ms, max_records))
+        records = self._loop_thread.run(self._client._poll_records(timeout_ms, max_records))
         self._client._handover.before = None
         return records
 
@@ -456,7 +458,7 @@ class Consumer(Blocking[AsyncConsumer], ProcessBound):
         ``key`` and ``value`` binary, ``headers`` list<struct<key: string, value: binary>>. Without
         ``max_records`` it is bounded by ``fetch_max_bytes``. Without rows the table is empty.
         """
-        table = self._loop_thread.run(self._client._poll_arrow_noted(timeout_ms, max_records))
+        table = self._loop_thread.run(self._client._poll_table(timeout_ms, max_records))
         self._client._handover.before = None
         return table
 
@@ -591,8 +593,10 @@ class Handover:
         finally:
             self._depth -= 1
 
-    def noting(self, take: Callable[[Fetcher], TakenT]) -> Callable[[Fetcher], TakenT | None]:
-        """``take``, with the positions before it noted if it takes anything.
+    def keeping_positions(
+        self, take: Callable[[Fetcher], TakenT]
+    ) -> Callable[[Fetcher], TakenT | None]:
+        """``take``, with the positions before it kept if it takes anything.
 
         It takes nothing once ``give_back`` was called: an interrupt may leave a poll running whose
         caller is gone, beside the next one.

@@ -33,10 +33,9 @@ from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.fetch_buffer import AssignedPartition
 from oncelog.api.consuming.fetcher import Fetcher
-from oncelog.api.consuming.membership import GroupMembership, bug_met
+from oncelog.api.consuming.group_membership import GroupMembership, bug_error
 from oncelog.api.records import ConsumerGroupMetadata, GivenUpInput, next_moment
-from oncelog.api.session.event_loop import call_in_place, current_user
-from oncelog.api.session.offsets import (
+from oncelog.api.session.committed_offsets import (
     commit_offsets,
     consumer_backoff,
     fetch_committed,
@@ -44,6 +43,7 @@ from oncelog.api.session.offsets import (
     lag_of,
     list_offsets,
 )
+from oncelog.api.session.event_loop import call_in_place, current_user
 from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
@@ -97,8 +97,8 @@ class ConsumerRebalanceListener:
 class _Notice:
     """What a poll is to tell the listener, and a rebalance waits for."""
 
-    def __init__(self, tell: Callable[[], Awaitable[None]]) -> None:
-        self.tell = tell
+    def __init__(self, notify: Callable[[], Awaitable[None]]) -> None:
+        self.notify = notify
         self.is_over = asyncio.Event()
 
 
@@ -122,13 +122,13 @@ class ConsumerCore:
         )
         self._lags = LagReport(reports, self.fetcher, settings.group_id)
         self._membership: GroupMembership | None = None
-        self._tasks = OwnTasks(self._note_failure)
+        self._tasks = OwnTasks(self._on_failure)
         self._failure: OncelogError | None = None
         """What one of its tasks has met, for the next poll to raise."""
         self._maintenance: asyncio.Task[None] | None = None
         self._listener: ConsumerRebalanceListener | None = None
         self._notice: _Notice | None = None
-        self._teller: object = None
+        self._notifier: object = None
         """Who is in a call of the listener, if anybody is."""
         self._commit_lock = asyncio.Lock()
         self._auto_commit: asyncio.Task[None] | None = None
@@ -183,7 +183,7 @@ class ConsumerCore:
     async def unsubscribe(self) -> None:
         """Give up topics and partitions; a group is left, after an automatic commit."""
         self.check_open()
-        await self._give_up()
+        await self._leave()
 
     @property
     def subscription(self) -> frozenset[str]:
@@ -197,7 +197,7 @@ class ConsumerCore:
 
     def check_open(self) -> None:
         """Raise ``ClientClosedError`` once the consumer is closed."""
-        if self._is_closed and self._teller is None:  # The listener may still commit.
+        if self._is_closed and self._notifier is None:  # The listener may still commit.
             raise ClientClosedError
 
     def group_id(self, call: str) -> str:
@@ -274,7 +274,7 @@ class ConsumerCore:
             return await self._poll(take, timeout_ms)
         finally:
             membership.is_polled = False
-            membership.note_poll()
+            membership.record_poll()
 
     async def _poll(
         self, take: Callable[[Fetcher], TakenT | None], timeout_ms: float
@@ -290,7 +290,7 @@ class ConsumerCore:
             if (notice := self._notice) is not None:
                 self._notice = None
                 try:
-                    await notice.tell()
+                    await notice.notify()
                 finally:
                     notice.is_over.set()
                 continue
@@ -305,26 +305,26 @@ class ConsumerCore:
                 return None
             await self._wait(remaining)
 
-    async def _tell(
+    async def _notify(
         self,
         call: Callable[[frozenset[TopicPartition]], object],
         partitions: Iterable[TopicPartition],
     ) -> None:
         """Call a method of the listener where the application is."""
-        former, self._teller = self._teller, current_user()
+        former, self._notifier = self._notifier, current_user()
         try:
             await call_in_place(partial(call, frozenset(partitions)))
         finally:
-            self._teller = former
+            self._notifier = former
 
     @property
-    def is_told(self) -> bool:
+    def is_in_listener(self) -> bool:
         """Whether it is the listener that calls, inside another call."""
-        return self._teller is not None and self._teller == current_user()
+        return self._notifier is not None and self._notifier == current_user()
 
-    def check_not_told(self, call: str) -> None:
+    def check_not_in_listener(self, call: str) -> None:
         """Raise ``IllegalStateError`` if the listener of the consumer makes this ``call`` of it."""
-        if self.is_told:
+        if self.is_in_listener:
             raise IllegalStateError(
                 f"{call}() was called by the consumer's rebalance listener: return from it first"
             )
@@ -414,9 +414,9 @@ class ConsumerCore:
         if task is not None:
             task.cancel()
 
-    def _note_failure(self, error: BaseException) -> None:
+    def _on_failure(self, error: BaseException) -> None:
         if not isinstance(error, OncelogError):
-            error = bug_met("a task of the consumer", error)
+            error = bug_error("a task of the consumer", error)
         self._failure = error
         self._wake.set()
 
@@ -462,23 +462,23 @@ class ConsumerCore:
         assert membership is not None
         await self._commit_last(membership)
         if self._listener is not None and self.fetcher.partitions:
-            await self._in_poll(partial(self._tell_revoked, membership))
+            await self._in_poll(partial(self._notify_revoked, membership))
         self._release()
         assigned = await membership.join()
         self.fetcher.assign(assigned)
         if self._listener is not None:
-            await self._in_poll(partial(self._tell, self._listener.on_assigned, assigned))
+            await self._in_poll(partial(self._notify, self._listener.on_assigned, assigned))
 
-    async def _tell_revoked(self, membership: GroupMembership) -> None:
+    async def _notify_revoked(self, membership: GroupMembership) -> None:
         """Tell the listener that the partitions are given up, or were lost."""
         if self._listener is not None and self.fetcher.partitions:
             is_lost = not membership.may_commit
             call = self._listener.on_lost if is_lost else self._listener.on_revoked
-            await self._tell(call, self.fetcher.partitions)
+            await self._notify(call, self.fetcher.partitions)
 
-    async def _in_poll(self, tell: Callable[[], Awaitable[None]]) -> None:
-        """Have a poll ``tell`` the listener, and wait until it has."""
-        notice = self._notice = _Notice(tell)
+    async def _in_poll(self, notify: Callable[[], Awaitable[None]]) -> None:
+        """Have a poll ``notify`` the listener, and wait until it has."""
+        notice = self._notice = _Notice(notify)
         self._wake.set()
         await notice.is_over.wait()
 
@@ -571,7 +571,7 @@ class ConsumerCore:
             partition = self.fetcher.partition(topic_partition)
             if partition.position is not None:
                 return partition.position
-            if self._teller is not None:
+            if self._notifier is not None:
                 # The maintenance waits for the listener, which asks.
                 await self._find_positions([partition])
                 continue
@@ -596,10 +596,10 @@ class ConsumerCore:
         self.check_open()
         self.group_id("commit")
         await self._commit(
-            self._in_their_topics(offsets), timeout_ms=self.settings.default_api_timeout_ms
+            self._with_topic_ids(offsets), timeout_ms=self.settings.default_api_timeout_ms
         )
 
-    def _in_their_topics(
+    def _with_topic_ids(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """``offsets`` with the ids of the topics that they were read in."""
@@ -613,7 +613,7 @@ class ConsumerCore:
 
     def _delivered(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """What an automatic commit commits: all that was delivered so far."""
-        return self._in_their_topics(
+        return self._with_topic_ids(
             {tp: OffsetAndMetadata(offset=offset) for tp, offset in self.positions().items()}
         )
 
@@ -632,7 +632,7 @@ class ConsumerCore:
                 )
         except OncelogError as error:
             if self._membership is not None:
-                self._membership.note_commit_error(error.code)
+                self._membership.on_commit_error(error.code)
             raise
 
     @property
@@ -705,20 +705,20 @@ class ConsumerCore:
         self._lags.stop()
         self._wake.set()
         try:
-            await self._give_up()
+            await self._leave()
         finally:
             if self._auto_commit is not None:
                 self._auto_commit.cancel()
             await self.fetcher.close()
 
-    async def _give_up(self) -> None:
+    async def _leave(self) -> None:
         self._stop_maintenance()
         membership = self._membership
         topic_ids = {tp.topic: p.topic_id for tp, p in self.fetcher.partitions.items()}
         try:
             await self._commit_last(membership)
             if membership is not None:
-                await self._tell_revoked(membership)
+                await self._notify_revoked(membership)
         finally:
             self._membership = None
             self._release()
@@ -740,7 +740,7 @@ class LagReport:
     """Tells the monitoring of the cluster how far a member of a group is behind.
 
     Sets the lag of each assigned partition, every interval from the first poll to the close, as of
-    the reply that the partition got last: nothing is asked for the sake of a figure. So the lag of
+    the reply that the partition got last: nothing is asked for the sake of a metric. So the lag of
     a member that has stopped polling stands still; ``oncelog groups describe`` asks the leaders.
     """
 

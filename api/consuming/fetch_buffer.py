@@ -146,7 +146,7 @@ def _is_abort_marker(records: Buffer, header: BatchHeader, position: int) -> boo
 
 
 @dataclass(slots=True)
-class _Piece:
+class _FetchedPiece:
     """One filtered fetch reply, how much of it is taken, and the rest of its current batch."""
 
     records: Buffer
@@ -191,7 +191,7 @@ class AssignedPartition:
         self.moves = 0
         self.topic_id = ""
         self.delivered_at = 0
-        self._pieces: deque[_Piece] = deque()
+        self._pieces: deque[_FetchedPiece] = deque()
 
     @property
     def buffered_bytes(self) -> int:
@@ -254,7 +254,7 @@ class AssignedPartition:
             return
         self.fetch_offset = visible.next_offset
         self.aborted_record_count += visible.aborted_record_count
-        self._pieces.append(_Piece(records, visible))
+        self._pieces.append(_FetchedPiece(records, visible))
 
     # --- taking -------------------------------------------------------------------------------
 
@@ -307,7 +307,7 @@ class AssignedPartition:
             self._finish_taken_pieces()
         return taken
 
-    def _decode(self, piece: _Piece) -> Rows[ConsumerRecord]:
+    def _decode(self, piece: _FetchedPiece) -> Rows[ConsumerRecord]:
         """The records of the piece's next batch that are not below the position."""
         batch = piece.visible.batches[piece.batches_taken]
         try:
@@ -328,7 +328,7 @@ class AssignedPartition:
         offset = max(batch.header.base_offset, self.position or 0)
         return self.corrupt(str(error), offset, batch.header.next_offset)
 
-    def _decode_columns(self, piece: _Piece, count_max: int | None) -> pa.RecordBatch:
+    def _decode_columns(self, piece: _FetchedPiece, count_max: int | None) -> pa.RecordBatch:
         """Take whole batches of ``piece`` until there are ``count_max`` rows; then cut."""
         import pyarrow.compute as pc
 
@@ -354,7 +354,7 @@ class AssignedPartition:
             self.position = batches[-1].header.next_offset
         return columns
 
-    def _decode_sound(self, piece: _Piece, batches: list[VisibleBatch]) -> pa.RecordBatch:
+    def _decode_sound(self, piece: _FetchedPiece, batches: list[VisibleBatch]) -> pa.RecordBatch:
         """Decode ``batches``, or fewer of them, which are then the only ones left in the list.
 
         Together they may decompress to more than one Arrow array can hold, and sound batches must
@@ -371,7 +371,7 @@ class AssignedPartition:
                 else:
                     raise
 
-    def _finish_batch(self, piece: _Piece) -> None:
+    def _finish_batch(self, piece: _FetchedPiece) -> None:
         self.position = piece.visible.batches[piece.batches_taken].header.next_offset
         piece.batches_taken += 1
         piece.rows = None
@@ -382,7 +382,7 @@ class AssignedPartition:
             self.position = self._pieces.popleft().visible.next_offset
 
 
-def _runs(piece: _Piece, batches: Sequence[VisibleBatch]) -> list[memoryview]:
+def _runs(piece: _FetchedPiece, batches: Sequence[VisibleBatch]) -> list[memoryview]:
     """The bytes of ``batches``: one view for each run of adjacent batches."""
     bounds: list[list[int]] = []
     for batch in batches:

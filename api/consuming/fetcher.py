@@ -26,8 +26,8 @@ from oncelog.actors.protocol.messages.partition import FetchReply, FetchRequest
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.fetch_buffer import AssignedPartition, visible_batches
 from oncelog.api.records import ConsumerRecord, next_moment
+from oncelog.api.session.committed_offsets import consumer_backoff, is_retriable
 from oncelog.api.session.event_loop import cancelled_by_program
-from oncelog.api.session.offsets import consumer_backoff, is_retriable
 from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
@@ -274,7 +274,7 @@ class Fetcher:
                 continue
             if reply.error is ErrorCode.NONE:
                 backoff.reset()
-                self._note_idle(partition.topic_partition, is_idle=not reply.records)
+                self._record_idle(partition.topic_partition, is_idle=not reply.records)
                 self._receive(partition, reply)
             elif is_retriable(reply.error) or await self._is_leader_older(partition, reply.error):
                 await asyncio.sleep(backoff.delay_ms(reply.error) / 1_000)
@@ -284,7 +284,7 @@ class Fetcher:
                 self._fail(partition, reply)
                 await asyncio.sleep(backoff.delay_ms(reply.error) / 1_000)
 
-    def _note_idle(self, topic_partition: TopicPartition, *, is_idle: bool) -> None:
+    def _record_idle(self, topic_partition: TopicPartition, *, is_idle: bool) -> None:
         if is_idle:
             self._idle.add(topic_partition)
         else:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.fetch_buffer import AssignedPartition
 from oncelog.api.consuming.fetcher import Fetcher
-from oncelog.api.session.offsets import list_offsets
+from oncelog.api.session.committed_offsets import list_offsets
 from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
@@ -65,7 +65,7 @@ class PartitionRange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class ReadBounds:
     """What can be read of one partition now: from ``start_offset`` up to ``end_offset``."""
 
     start_offset: int

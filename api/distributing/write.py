@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.actors.protocol.transaction.commit_versions import version_in, version_token
-from oncelog.api.distributing.connection import Connection
+from oncelog.api.distributing.engine_connection import EngineConnection
 from oncelog.api.producing.member import TRANSACTION_TIMEOUT_MS, Membership, RunEnd
 from oncelog.storage.exceptions import (
     InvalidRequestError,
@@ -37,7 +37,7 @@ from oncelog.storage.model import COMMIT_TOKEN_MAX_BYTES, TRANSACTIONAL_ID_MAX_B
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Connect: TypeAlias = "Callable[[str | None], Connection]"
+Connect: TypeAlias = "Callable[[str | None], EngineConnection]"
 """The connection of this process to the cluster at an address; it may raise OncelogError."""
 
 GATHER_BYTES: Final = 8_388_608
@@ -193,7 +193,7 @@ class DistributedWrite:
             self.membership, committed=True, winners=winners
         )
         if end.was_committed_before:
-            self.tell_committed()
+            self.log_committed_before()
         if not end.visible:
             _logger.warning(
                 "transaction %r is committed; some of its partitions do not show it yet",
@@ -201,7 +201,7 @@ class DistributedWrite:
             )
         return end
 
-    def tell_committed(self) -> None:
+    def log_committed_before(self) -> None:
         """Log that what is to be written is there already: it may be a wrong name or number."""
         version = version_in(self.membership.token)
         what = f"version {version.version} of {version.app_id!r}" if version else "this"
@@ -224,7 +224,7 @@ class DistributedWrite:
             return None
 
 
-def refuse_missing(connection: Connection, topic: str) -> None:
+def refuse_missing(connection: EngineConnection, topic: str) -> None:
     """``UnknownTopicOrPartitionError`` for a topic that is known to be missing.
 
     What nobody can tell now is left to those who send, and wait.

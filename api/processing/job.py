@@ -52,8 +52,8 @@ from oncelog.api.processing.messages import (
     WorkerStatusRequest,
     identity_of,
 )
+from oncelog.api.session.committed_offsets import fetch_committed, list_offsets
 from oncelog.api.session.event_loop import LoopThread
-from oncelog.api.session.offsets import fetch_committed, list_offsets
 from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
@@ -224,7 +224,7 @@ class _WorkerHistory:
         self.restarts = 0
         self._before = dict.fromkeys(_COUNTERS, 0)
 
-    def note(self, reply: WorkerStatus) -> None:
+    def record(self, reply: WorkerStatus) -> None:
         """Take in an answer; one that carries an error only says why there is none."""
         if reply.error is not ErrorCode.NONE and reply.state.is_ended:
             self.latest = structs.replace(self.latest, state=reply.state, reason=reply.reason)
@@ -330,7 +330,7 @@ class ProcessJob:
             *(self._ask(actor, WorkerStatusRequest()) for actor in self._actors)
         )
         for history, reply in zip(self._histories, replies, strict=True):
-            history.note(reply)
+            history.record(reply)
             self.source, self.sink = self.source or reply.source, self.sink or reply.sink
             for topic_partition, offset in reply.processed:
                 known = self._processed.get(topic_partition, offset)
@@ -481,20 +481,20 @@ class ProcessJob:
                 *(self._ask(actor, StopWorkerRequest()) for actor in self._actors)
             )
             for history, reply in zip(self._histories, replies, strict=True):
-                history.note(reply)
+                history.record(reply)
             if self._summary().is_ended or loop.time() >= deadline:
                 return await self._status()
             await asyncio.sleep(WAIT_POLL_S)
 
     async def _leave_group(self) -> None:
         admin = AsyncAdmin(self._router, random=self._random, timeout_ms=LEAVE_TIMEOUT_MS)
-        await give_up_places(admin, self.group_id, [history.index for history in self._histories])
+        await remove_workers(admin, self.group_id, [history.index for history in self._histories])
 
 
-# --- places in the group --------------------------------------------------------------------------
+# --- workers in the group -------------------------------------------------------------------------
 
 
-async def leave_former_places(admin: AsyncAdmin, group_id: str, *, worker_count: int) -> None:
+async def remove_former_workers(admin: AsyncAdmin, group_id: str, *, worker_count: int) -> None:
     """Give up the places of earlier jobs that a job of ``worker_count`` has no worker for.
 
     Those were killed, or ended with their cluster.
@@ -510,10 +510,10 @@ async def leave_former_places(admin: AsyncAdmin, group_id: str, *, worker_count:
     names = (member.group_instance_id or "" for member in group.members)
     numbers = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
     former = [int(number) for number in numbers if number.isdecimal()]
-    await give_up_places(admin, group_id, [index for index in former if index >= worker_count])
+    await remove_workers(admin, group_id, [index for index in former if index >= worker_count])
 
 
-async def give_up_places(admin: AsyncAdmin, group_id: str, worker_indexes: Iterable[int]) -> None:
+async def remove_workers(admin: AsyncAdmin, group_id: str, worker_indexes: Iterable[int]) -> None:
     """Put these workers out of the group, those that are in it."""
     places = [identity_of(group_id, index) for index in worker_indexes]
     try:

@@ -108,7 +108,7 @@ class Connect(Protocol):
 
 
 @dataclass(slots=True)
-class Progress:
+class LoopProgress:
     """What the loop reports: written by its thread, read by any other."""
 
     state: WorkerState = WorkerState.STARTING
@@ -174,7 +174,7 @@ class ProcessLoop:
     def __init__(
         self, config: ProcessConfig, connect: Connect, *, clock: Clock, stop: threading.Event
     ) -> None:
-        self.progress = Progress()
+        self.progress = LoopProgress()
         self._config = config
         self._connect = connect
         self._clock = clock
@@ -185,7 +185,7 @@ class ProcessLoop:
         self._ends: dict[TopicPartition, int] = {}
         """Where the input of the last commits ends (exclusive)."""
         self._starts: StartPositions | None = None
-        self._deaths = ProcessDeaths(config.job_id, config.max_worker_deaths)
+        self._attempts = AttemptCounter(config.job_id, config.max_worker_deaths)
         if worker_settings(config)[1].auto_offset_reset == "latest":
             self._starts = StartPositions()
         self._failures_in_a_row = 0
@@ -218,7 +218,7 @@ class ProcessLoop:
         try:
             step()
         except _FunctionFailure as failure:
-            self._note_failure(f"{type(failure.__cause__).__name__}: {failure.__cause__}")
+            self._record_failure(f"{type(failure.__cause__).__name__}: {failure.__cause__}")
             self._recover()
         except OncelogError as error:
             self._judge(error)
@@ -236,11 +236,11 @@ class ProcessLoop:
         group = clients.consumer.group_metadata()
         read, positions = _first_offsets(batch), clients.consumer.positions()
         if self._starts is not None:
-            self._starts.note(read, positions)
+            self._starts.record_poll(read, positions)
         if self._transaction is not None and self._transaction.group != group:
             # The group has rebalanced, and the consumer begun again at the committed offsets; what
             # is open comes from partitions that may be another worker's now.
-            self._note_lost_input(self._transaction)
+            self._on_lost_input(self._transaction)
             self._abort(clients)
             self._first_offsets = dict(read)
         if group.generation_id < 0:
@@ -260,7 +260,7 @@ class ProcessLoop:
             read.keys() <= positions.keys()
             and (
                 self._starts is None
-                or self._starts.settle(
+                or self._starts.commit_starts(
                     clients.consumer, read, positions, partial(self._commit_positions, group)
                 )
             )
@@ -314,7 +314,7 @@ class ProcessLoop:
     ) -> None:
         """Apply the function to one batch and send what it returns, in the open transaction."""
         commit = partial(self._commit_positions, group)
-        if reason := self._deaths.note(clients.consumer, _first_offsets(batch), commit):
+        if reason := self._attempts.record(clients.consumer, _first_offsets(batch), commit):
             self._abort_quietly()
             self._end(WorkerState.FAILED, reason)
         if self._transaction is None:
@@ -451,27 +451,27 @@ class ProcessLoop:
             if isinstance(cause, ClientClosedError):
                 self._end(WorkerState.STOPPED, str(cause))
             if cause.code in _NO_MEMBER and self._transaction is not None:
-                self._note_lost_input(self._transaction)
+                self._on_lost_input(self._transaction)
                 return
             if cause.code in _BAD_BATCH:
-                self._note_failure(str(cause))
+                self._record_failure(str(cause))
                 return
             cause = cause.__cause__
 
-    def _note_lost_input(self, transaction: _Transaction) -> None:
+    def _on_lost_input(self, transaction: _Transaction) -> None:
         """The input of what is open is another member's by now; that may be the function's doing.
 
         It would take as long again, here as there.
         """
         limit_ms = self._config.function_timeout_ms
         if transaction.function_ms > limit_ms:
-            self._note_failure(
+            self._record_failure(
                 f"one call of the function took {transaction.function_ms} ms, and the group gave "
                 f"its input to others after function_timeout_ms={limit_ms}: raise it, or give the "
                 "function less with max_poll_records"
             )
 
-    def _note_failure(self, reason: str) -> None:
+    def _record_failure(self, reason: str) -> None:
         self.progress.function_failures += 1
         self._failures_in_a_row += 1
         self.progress.reason = reason
@@ -679,17 +679,17 @@ class StartPositions:
 
     def __init__(self) -> None:
         self._begun: dict[TopicPartition, int] = {}
-        self._settled: set[TopicPartition] = set()
+        self._committed: set[TopicPartition] = set()
 
-    def note(
+    def record_poll(
         self, first_offsets: Mapping[TopicPartition, int], positions: Mapping[TopicPartition, int]
     ) -> None:
         """Take in a poll: what it read first in each partition, and the positions after it."""
         for partition, offset in (*first_offsets.items(), *positions.items()):
-            if partition not in self._settled:
+            if partition not in self._committed:
                 self._begun.setdefault(partition, offset)
 
-    def settle(
+    def commit_starts(
         self,
         consumer: CommittedOffsets,
         first_offsets: Mapping[TopicPartition, int],
@@ -699,7 +699,7 @@ class StartPositions:
         """Commit the starts of the partitions assigned now, for a member of the group.
 
         False: the poll began later than the worker did before, so it has to be repeated from the
-        committed offsets. Raises what ``committed`` and ``commit`` raise; then nothing is settled.
+        committed offsets. Raises what ``committed`` and ``commit`` raise, with nothing committed.
         """
         begun = {tp: offset for tp, offset in self._begun.items() if tp in positions}
         if not begun:
@@ -709,7 +709,7 @@ class StartPositions:
             commit(starts)
         for partition in begun:
             del self._begun[partition]
-        self._settled.update(begun)
+        self._committed.update(begun)
         current = {**positions, **first_offsets}
         return all(current[partition] <= offset for partition, offset in starts.items())
 
@@ -728,7 +728,7 @@ class CommittedPositions(Protocol):
         ...
 
 
-class ProcessDeaths:
+class AttemptCounter:
     """How often a worker's process has died over the same input, kept where the next finds it.
 
     A function may end its process: a crash in native code, ``os.abort``, too much memory. Ray
@@ -739,43 +739,43 @@ class ProcessDeaths:
     back to that position. Costs one commit per process and assignment, nothing per batch.
     """
 
-    def __init__(self, job_id: str, deaths_max: int) -> None:
+    def __init__(self, job_id: str, attempts_max: int) -> None:
         self._job_id = job_id
-        self._deaths_max = deaths_max
-        self._noted: set[TopicPartition] = set()
+        self._attempts_max = attempts_max
+        self._counted: set[TopicPartition] = set()
 
-    def note(
+    def record(
         self,
         consumer: CommittedPositions,
         first_offsets: Mapping[TopicPartition, int],
         commit: Callable[[Mapping[TopicPartition, OffsetAndMetadata]], None],
     ) -> str:
-        """Note an attempt at each partition; why there must not be another, or "".
+        """Count an attempt at each partition; why there must not be another, or "".
 
         ``first_offsets`` are those of the input, ``commit`` commits positions durably. Raises what
         both raise; then the attempt counts as not made.
         """
         marks: dict[TopicPartition, OffsetAndMetadata] = {}
         for partition, first_offset in first_offsets.items():
-            if partition in self._noted:
+            if partition in self._counted:
                 continue
             found = consumer.committed_with_metadata(partition)
-            deaths = 0 if found is None else self._deaths(found.metadata)
+            attempt_count = 0 if found is None else self._attempt_count(found.metadata)
             offset = first_offset if found is None else found.offset
-            if deaths >= self._deaths_max:
+            if attempt_count >= self._attempts_max:
                 return (
-                    f"{deaths} processes in a row died while the function worked on {partition} "
-                    f"from offset {offset} on"
+                    f"{attempt_count} processes in a row died while the function worked on "
+                    f"{partition} from offset {offset} on"
                 )
             position = found or OffsetAndMetadata(offset=first_offset)
-            metadata = f"{self._job_id} {_WORD} {deaths + 1}"
+            metadata = f"{self._job_id} {_WORD} {attempt_count + 1}"
             marks[partition] = structs.replace(position, metadata=metadata)
         if marks:
             commit(marks)
-            self._noted.update(marks)
+            self._counted.update(marks)
         return ""
 
-    def _deaths(self, metadata: str) -> int:
+    def _attempt_count(self, metadata: str) -> int:
         words = metadata.split(" ")
         if len(words) == 3 and words[:2] == [self._job_id, _WORD] and words[2].isdecimal():
             return int(words[2])

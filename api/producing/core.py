@@ -18,9 +18,13 @@ from oncelog.actors.protocol.messages.transaction import EndTxnRequest, Run
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.record_sender import RecordSender
 from oncelog.api.session.routing import Router
-from oncelog.api.transacting.enrolment import END_WITHIN_MS, Enrolment
+from oncelog.api.transacting.enrolment import END_WITHIN_MS, ProducerEnrolments
+from oncelog.api.transacting.producer_transaction import (
+    ProducerIdentity,
+    ProducerTransaction,
+    TransactionStatus,
+)
 from oncelog.api.transacting.requests import GroupMetadata, TransactionRequests
-from oncelog.api.transacting.state import ProducerIdentity, TransactionState, TransactionStatus
 from oncelog.storage.errors import ErrorClass, ErrorCode
 from oncelog.storage.exceptions import (
     ClientClosedError,
@@ -64,7 +68,7 @@ class ProducerCore:
     ) -> None:
         self._router = router
         self._state = (
-            TransactionState(settings.transactional_id) if settings.transactional_id else None
+            ProducerTransaction(settings.transactional_id) if settings.transactional_id else None
         )
         self._requests = TransactionRequests(router=router, settings=settings, random=random)
         self._operation = asyncio.Lock()
@@ -91,7 +95,7 @@ class ProducerCore:
         await self.sender.deliver_all()
         if self._state is not None:
             self._state.raise_error()
-        self.raise_untold()
+        self.raise_unreported()
         self.check_complete()
 
     async def close(self, timeout_ms: int | None = None) -> None:
@@ -118,7 +122,7 @@ class ProducerCore:
         """As ``close``: what was sent is delivered, and what is open aborted."""
         await self.close()
 
-    def raise_untold(self) -> None:
+    def raise_unreported(self) -> None:
         """Raise a failure outside transactions that nobody has seen, as ``flush`` does."""
         if (error := self.sender.take_failure()) is not None:
             raise error
@@ -181,7 +185,7 @@ class ProducerCore:
         """Have ``run`` go on for as long as this member has not left, although it may compute."""
         if self._renewal is None and not self._is_closed:
             self._renewal = self._loop.create_task(self._renew(run, timeout_ms))
-            self._renewal.add_done_callback(_note_renewal_end)
+            self._renewal.add_done_callback(_log_renewal_end)
 
     async def _renew(self, run: Run, timeout_ms: int) -> None:
         """Body of a task. What cannot be said now is said the next time."""
@@ -214,7 +218,7 @@ class ProducerCore:
                 reply = await self._commit_offsets(state, offsets, group)
             except asyncio.CancelledError:
                 # The outcome is unknown: the transaction must not commit without them.
-                self.sender.spoil(
+                self.sender.fail_transaction(
                     TransactionAbortableError(
                         "send_offsets_to_transaction() was cancelled before its outcome was known"
                     ),
@@ -222,7 +226,7 @@ class ProducerCore:
                 )
                 raise
             if reply.error is not ErrorCode.NONE:
-                # Even a timeout spoils the transaction: it must not commit without them.
+                # Even a timeout fails the transaction: it must not commit without them.
                 raise self.sender.failed("txn_offset_commit", reply)
 
     def offsets_refused(self, error: BaseException) -> None:
@@ -241,7 +245,7 @@ class ProducerCore:
         )
 
     async def _commit(
-        self, state: TransactionState, token: bytes | None, despite_refused_sends: bool
+        self, state: ProducerTransaction, token: bytes | None, despite_refused_sends: bool
     ) -> bool:
         started_s = self._loop.time()
         async with self._operation:
@@ -290,7 +294,7 @@ class ProducerCore:
         finally:
             timer.cancel()
 
-    async def _abort(self, state: TransactionState) -> None:
+    async def _abort(self, state: ProducerTransaction) -> None:
         started_s = self._loop.time()
         async with self._operation:
             state.begin_abort()
@@ -311,7 +315,7 @@ class ProducerCore:
 
     async def _commit_offsets(
         self,
-        state: TransactionState,
+        state: ProducerTransaction,
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         group: GroupMetadata,
     ) -> OffsetCommitReply:
@@ -328,7 +332,7 @@ class ProducerCore:
         )
         return await self.sender.fencing.explained(partition, reply)
 
-    async def _offsets_ticket(self, state: TransactionState, group_id: str) -> bytes:
+    async def _offsets_ticket(self, state: ProducerTransaction, group_id: str) -> bytes:
         await self._router.start()
         partition = self._router.offsets_partition(group_id)
         if partition not in state.tickets:
@@ -337,7 +341,7 @@ class ProducerCore:
             state.raise_error()
         return state.tickets[partition]
 
-    async def _end(self, state: TransactionState, *, is_commit: bool) -> bool:
+    async def _end(self, state: ProducerTransaction, *, is_commit: bool) -> bool:
         # A token is stored by the coordinator even if nothing was sent.
         enrolment = self._enrolment()
         written = self.sender.written_partitions | state.offsets_partitions
@@ -388,11 +392,11 @@ class ProducerCore:
             # If this gets no answer, the transaction timeout ends it.
             await self._enrolment().end_ahead(within_ms=END_WITHIN_MS)
 
-    def _enrolment(self) -> Enrolment:
+    def _enrolment(self) -> ProducerEnrolments:
         assert self.sender.enrolment is not None
         return self.sender.enrolment
 
-    def _transactional(self) -> TransactionState:
+    def _transactional(self) -> ProducerTransaction:
         self.sender.check_process()
         if self._is_closed:
             raise ClientClosedError("the producer is closed", advice="make a new one")
@@ -414,7 +418,7 @@ def check_token(token: object) -> None:
     )
 
 
-def _note_renewal_end(renewal: asyncio.Task[None]) -> None:
+def _log_renewal_end(renewal: asyncio.Task[None]) -> None:
     """It ends with its member, or its run; else the write may time out."""
     if not renewal.cancelled() and (bug := renewal.exception()) is not None:
         _log.error("a distributed write is not renewed any more: %r", bug, exc_info=bug)

@@ -29,8 +29,8 @@ from oncelog.api.producing.core import ProducerCore
 from oncelog.api.producing.producer import AsyncSending, SyncSending
 from oncelog.api.session.event_loop import LoopThread
 from oncelog.api.session.routing import Router
+from oncelog.api.transacting.producer_transaction import severity
 from oncelog.api.transacting.requests import TransactionRequests
-from oncelog.api.transacting.state import severity
 from oncelog.storage.errors import ErrorClass, ErrorCode
 from oncelog.storage.exceptions import IllegalStateError, RequestTimedOutError, exception_for
 

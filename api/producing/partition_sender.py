@@ -6,7 +6,7 @@ waits until it is the oldest in flight.
 
 Without a transaction, a batch that fails for good leaves a gap that the leader will not pass. The
 partition then waits until nothing is in flight and continues under the next producer epoch, from
-sequence 0. In a transaction any failure spoils the whole, and its end brings the next epoch.
+sequence 0. In a transaction any failure fails the whole, and its end brings the next epoch.
 Source: KIP-98, "Idempotent producer guarantees"; KIP-360.
 
 One file: what becomes of a batch is told where it is decided, to its futures, counters and log.
@@ -29,8 +29,8 @@ from oncelog.api.batching.delivery import BatchDelivery
 from oncelog.api.config import ProducerSettings
 from oncelog.api.session.retry import Backoff, BackoffPolicy
 from oncelog.api.session.routing import Router
+from oncelog.api.transacting.producer_transaction import ProducerIdentity
 from oncelog.api.transacting.requests import UNKNOWN_TOPIC_WAIT_MS, Fencing, PlainIdentities
-from oncelog.api.transacting.state import ProducerIdentity
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     InvalidRecordError,
@@ -170,7 +170,7 @@ class PartitionSender:
         self._go_on()
         for entry in entries:
             if entry.task is not None:
-                self._owner.give_up(entry.task)
+                self._owner.cancel_task(entry.task)
             self._context.fail(entry.batch, error)
         for entry in rewrites:
             self._context.fail(entry.batch, error)
@@ -184,11 +184,11 @@ class PartitionSender:
             # Failing the first of a transaction fails the others.
             if entry.batch.created_s <= begun_before_s and entry in self._in_flight:
                 if entry.task is not None:
-                    self._owner.give_up(entry.task)
+                    self._owner.cancel_task(entry.task)
                 reason = "no answer came"
                 if entry.last_error is not ErrorCode.NONE:
                     reason = f"the last answer was {entry.last_error.name}"
-                self._give_up(entry, self._expired(entry.batch, reason), _Gap.UNKNOWN)
+                self._fail_entry(entry, self._expired(entry.batch, reason), _Gap.UNKNOWN)
         for entry in tuple(self._rewrites):
             if entry.batch.created_s <= begun_before_s:
                 self._rewrites.remove(entry)
@@ -237,7 +237,7 @@ class PartitionSender:
             payload = self._encode(entry)
         except (ValueError, TypeError, OverflowError) as error:
             invalid = InvalidRecordError(f"a record cannot be encoded: {error}")
-            self._give_up(entry, invalid, _Gap.REFUSED)
+            self._fail_entry(entry, invalid, _Gap.REFUSED)
             return
         await self._wait_for_turn(entry)
         while True:
@@ -257,12 +257,12 @@ class PartitionSender:
                 self._owner.identities.renew_soon(self._identity)
             if reply.error is ErrorCode.INVALID_PRODUCER_EPOCH:
                 reply = await self._owner.fencing.explained(self._topic_partition, reply)
-            if self._settle(entry, reply):
+            if self._handle_reply(entry, reply):
                 return
             if reply.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 missing_since = loop.time() if missing_since is None else missing_since
                 if (loop.time() - missing_since) * 1_000 >= UNKNOWN_TOPIC_WAIT_MS:
-                    self._give_up(entry, self._missing(reply), _Gap.UNKNOWN)
+                    self._fail_entry(entry, self._missing(reply), _Gap.UNKNOWN)
                     return
             else:
                 missing_since = None
@@ -279,7 +279,7 @@ class PartitionSender:
             self._moved.clear()
             await self._moved.wait()
 
-    def _settle(self, entry: _InFlight, reply: ProduceReply) -> bool:
+    def _handle_reply(self, entry: _InFlight, reply: ProduceReply) -> bool:
         """Act on a reply; returns whether it was final for this entry."""
         if entry not in self._in_flight:
             # Failed together with others while this reply was in flight.
@@ -301,7 +301,7 @@ class PartitionSender:
             return False
         if error in _REFUSED_UNSEEN and self._transactional_id is None:
             if error is ErrorCode.UNKNOWN_PRODUCER_ID:
-                self._owner.identities.give_up(self._identity)
+                self._owner.identities.discard(self._identity)
             self._refused(entry)
             return True
         if error.retriable:
@@ -311,7 +311,7 @@ class PartitionSender:
         if entry.may_be_in_log:
             gap = _Gap.UNKNOWN
             detail += "; an earlier attempt got no answer: it may or may not be in the log"
-        self._give_up(entry, exception_for(error, detail), gap, reply.refused_records)
+        self._fail_entry(entry, exception_for(error, detail), gap, reply.refused_records)
         return True
 
     def _split(self, entry: _InFlight) -> None:
@@ -340,7 +340,7 @@ class PartitionSender:
 
     # --- failure ------------------------------------------------------------------------------
 
-    def _give_up(
+    def _fail_entry(
         self, entry: _InFlight, error: OncelogError, gap: _Gap, refused: tuple[int, ...] = ()
     ) -> None:
         """``entry`` failed for good. ``gap`` says whether it may still be in the log.
@@ -477,7 +477,7 @@ class SenderContext:
     random: Random
     accumulator: Accumulator
     codec: Codec
-    failures: UntoldFailures
+    failures: UnreportedFailures
     counters: SendCounters = field(default_factory=SendCounters)
 
     def fail(self, batch: PendingBatch, error: OncelogError, refused: tuple[int, ...] = ()) -> None:
@@ -491,7 +491,7 @@ class SenderContext:
                 f"taken or refused as a whole: {error}"
             )
         batch.delivery.finish(error=error, refused=refused, neighbours=neighbours)
-        self.failures.note(batch.delivery, batch.rows.record_count)
+        self.failures.record(batch.delivery, batch.rows.record_count)
 
     def expire(self, begun_before_s: float) -> Iterator[OncelogError]:
         """Fail what no sender has taken and was begun no later; yields the errors."""
@@ -518,12 +518,12 @@ class SenderOwner(Protocol):
         """Run ``work``; if a bug makes it fail, the producer fails and no future hangs."""
         ...
 
-    def give_up(self, task: asyncio.Task[None]) -> None:
+    def cancel_task(self, task: asyncio.Task[None]) -> None:
         """Cancel what ``spawn`` began, unless it is what runs."""
         ...
 
     def batch_failed(self, error: OncelogError) -> None:
-        """A batch failed for good: spoil the transaction, if there is one."""
+        """A batch failed for good: fail the transaction, if there is one."""
         ...
 
 
@@ -541,36 +541,36 @@ def expired(batch: PendingBatch, timeout_ms: int, reason: str) -> OncelogError:
 LINE_PERIOD_S: Final = 1.0
 """At most one line per period; it counts the records that it covers."""
 
-UNTOLD_MAX: Final = 100
+UNREPORTED_MAX: Final = 100
 """How many failed batches ``flush`` remembers; it raises one, and the counters count all."""
 
 
-class UntoldFailures:
+class UnreportedFailures:
     """Records of one producer that failed without anyone waiting for them: never lost silently.
 
-    In a transaction the commit fails: with ``is_told`` nothing is kept here. Without one, a caller
-    that drops the future of ``send`` would never know; so the failure is logged, and the next
-    ``flush`` raises it.
+    In a transaction the commit fails: with ``is_reported`` nothing is kept here. Without one, a
+    caller that drops the future of ``send`` would never know; so the failure is logged, and the
+    next ``flush`` raises it.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, is_told: bool) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, is_reported: bool) -> None:
         self._loop = loop
-        self._is_told = is_told
-        self._failed: deque[BatchDelivery] = deque(maxlen=UNTOLD_MAX)
+        self._is_reported = is_reported
+        self._failed: deque[BatchDelivery] = deque(maxlen=UNREPORTED_MAX)
         self._unlogged_count = 0
         self._last: BatchDelivery | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def note(self, delivery: BatchDelivery, record_count: int) -> None:
+    def record(self, delivery: BatchDelivery, record_count: int) -> None:
         """Record that a batch has failed."""
-        if self._is_told or delivery.is_observed:
+        if self._is_reported or delivery.is_observed:
             return
         self._failed.append(delivery)
         self._last = delivery
         self._unlogged_count += record_count
         if self._timer is None:
             self._log()
-            self._timer = self._loop.call_later(LINE_PERIOD_S, self._period_over)
+            self._timer = self._loop.call_later(LINE_PERIOD_S, self._on_period_end)
 
     def take(self) -> OncelogError | None:
         """The first failure still unexamined, for ``flush`` to raise; returned once."""
@@ -585,11 +585,11 @@ class UntoldFailures:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _period_over(self) -> None:
+    def _on_period_end(self) -> None:
         self._timer = None
         if self._unlogged_count:
             self._log()
-            self._timer = self._loop.call_later(LINE_PERIOD_S, self._period_over)
+            self._timer = self._loop.call_later(LINE_PERIOD_S, self._on_period_end)
 
     def _log(self) -> None:
         count, self._unlogged_count = self._unlogged_count, 0

@@ -28,7 +28,7 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from oncelog.actors.protocol.group.offsets import (
+from oncelog.actors.protocol.group.group_offsets import (
     Refusal,
     refusal_of_count,
     refusal_of_position,
@@ -127,7 +127,7 @@ class SyncSending(ProcessBound):
                 )
             chain.watch(future)
         except BaseException as error:
-            self._sender.note_refused(error)
+            self._sender.record_refused(error)
             raise
         return future
 
@@ -157,7 +157,7 @@ class SyncSending(ProcessBound):
             delivery.seal()
             return delivery.future
         except BaseException as error:
-            self._sender.note_refused(error)
+            self._sender.record_refused(error)
             raise
 
 
@@ -198,7 +198,7 @@ class AsyncSending(ProcessBound):
             if chain:
                 chain.watch(future)
         except BaseException as error:
-            sender.note_refused(error)
+            sender.record_refused(error)
             raise
         return future.awaitable()
 
@@ -218,7 +218,7 @@ class AsyncSending(ProcessBound):
             delivery.seal()
             return delivery.awaitable(asyncio.get_running_loop())
         except BaseException as error:
-            self._sender.note_refused(error)
+            self._sender.record_refused(error)
             raise
 
     def forbid(self) -> None:
@@ -352,7 +352,7 @@ class Producer(SyncSending):
         """Close the producer; then raise what ``flush`` would, unless an error leaves the block."""
         self.close()
         if kind is None:
-            self._core.raise_untold()
+            self._core.raise_unreported()
 
 
 class AsyncProducer(AsyncSending):
@@ -437,7 +437,7 @@ class AsyncProducer(AsyncSending):
         """Close the producer; then raise what ``flush`` would, unless an error leaves the block."""
         await self.close()
         if kind is None:
-            self._core.raise_untold()
+            self._core.raise_unreported()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -532,7 +532,7 @@ def _send(
                 return future
             loop_thread.run(sender.make_room(topic, partition))
     except BaseException as error:
-        sender.note_refused(error)
+        sender.record_refused(error)
         raise
 
 

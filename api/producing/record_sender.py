@@ -27,26 +27,26 @@ from oncelog.api.producing.partition_sender import (
     PartitionSender,
     SendCounters,
     SenderContext,
-    UntoldFailures,
+    UnreportedFailures,
 )
 from oncelog.api.session.event_loop import AFTER_FORK, cancelled_by_program
 from oncelog.api.session.retry import Backoff, BackoffPolicy
 from oncelog.api.session.routing import Router
-from oncelog.api.transacting.enrolment import Enrolment
+from oncelog.api.transacting.enrolment import ProducerEnrolments
+from oncelog.api.transacting.producer_transaction import (
+    ProducerIdentity,
+    ProducerTransaction,
+    TransactionStatus,
+    abort_after,
+    error_of_others,
+    severity,
+    unanswered,
+)
 from oncelog.api.transacting.requests import (
     UNKNOWN_TOPIC_WAIT_MS,
     Fencing,
     PlainIdentities,
     TransactionRequests,
-)
-from oncelog.api.transacting.state import (
-    ProducerIdentity,
-    TransactionState,
-    TransactionStatus,
-    abort_after,
-    for_the_others,
-    severity,
-    unanswered,
 )
 from oncelog.storage.errors import ErrorClass, ErrorCode
 from oncelog.storage.exceptions import (
@@ -88,7 +88,7 @@ class RecordSender:
         random: Random,
         loop: asyncio.AbstractEventLoop,
         requests: TransactionRequests,
-        state: TransactionState | None,
+        state: ProducerTransaction | None,
     ) -> None:
         keep_freed_memory()
         self.router = router
@@ -98,7 +98,7 @@ class RecordSender:
         self._requests = requests
         self._state = state
         self._tasks = SenderTasks(loop, self._crashed, self._cancelled)
-        self.spawn, self.give_up = self._tasks.spawn, self._tasks.give_up
+        self.spawn, self.cancel_task = self._tasks.spawn, self._tasks.cancel_task
         self.identities = PlainIdentities(requests, self._tasks.spawn_spare)
         self._fatal: OncelogError | None = None
         self.fencing = Fencing(state=state, requests=requests, loop=loop)
@@ -117,7 +117,7 @@ class RecordSender:
             on_done=self._progress.set,
             now=loop.time,
         )
-        self.enrolment: Enrolment | None = None
+        self.enrolment: ProducerEnrolments | None = None
         if state is None:
             self.open_batches.is_accepting = True
         else:
@@ -129,7 +129,7 @@ class RecordSender:
             random=random,
             accumulator=self._accumulator,
             codec=Codec[settings.compression_type.upper()],
-            failures=UntoldFailures(loop, is_told=state is not None),
+            failures=UnreportedFailures(loop, is_reported=state is not None),
         )
         self._deadline = DeliveryDeadline(loop, settings, self._accumulator, self._expire)
 
@@ -156,8 +156,8 @@ class RecordSender:
         identity = self._state.identity
         return identity if identity.producer_id != NO_PRODUCER_ID else None
 
-    def _enrolment_of(self, state: TransactionState) -> Enrolment:
-        return Enrolment(
+    def _enrolment_of(self, state: ProducerTransaction) -> ProducerEnrolments:
+        return ProducerEnrolments(
             state=state,
             requests=self._requests,
             loop=self._loop,
@@ -210,7 +210,7 @@ class RecordSender:
         if wake is not Wake.NOTHING:
             self._loop.call_soon_threadsafe(self._woken, wake)
 
-    def note_refused(self, error: BaseException) -> None:
+    def record_refused(self, error: BaseException) -> None:
         """``send`` raised ``error``: the open transaction, if there is one, lacks a record."""
         if self._state is not None:
             self._state.send_refused(error)
@@ -259,7 +259,7 @@ class RecordSender:
         if self._accumulator.buffered_bytes < self.settings.buffer_memory:
             return True
         # Send what lingers for more records: none can be accepted while memory is full.
-        self._linger_over()
+        self._end_linger()
         return False
 
     # --- what the producer asks ---------------------------------------------------------------
@@ -310,33 +310,33 @@ class RecordSender:
         """Fail every record whose outcome is unknown; their futures raise ``error``."""
         preparing, self._preparing = self._preparing, None
         if preparing is not None:
-            self.give_up(preparing)
+            self.cancel_task(preparing)
         self.fencing.stop()
         for sender in self._senders.values():
             sender.stop(error)
         self._context.drop(error)
         self._progress.set()
 
-    def spoil(self, error: OncelogError, weight: ErrorClass) -> None:
+    def fail_transaction(self, error: OncelogError, weight: ErrorClass) -> None:
         """The transaction cannot continue or, with a fatal ``weight``, the producer cannot."""
         if self._state is None:
             return
         self._state.fail(error, weight)
         is_fatal = self._state.status is TransactionStatus.FATAL_ERROR
-        self.stop(for_the_others(error, is_fatal=is_fatal))
+        self.stop(error_of_others(error, is_fatal=is_fatal))
 
     def failed(self, method: str, reply: Reply, call_again: str = "") -> OncelogError:
         """What to raise for a final ``reply``; its weight is noted in the transaction's state.
 
         A retriable code means that time ran out. With ``call_again`` the state stays as it is
-        and the application makes the same call again; without it the transaction is spoilt.
+        and the application makes the same call again; without it the transaction fails.
         """
         weight = severity(method, reply.error)
         if weight is ErrorClass.RETRIABLE and call_again:
             return unanswered(call_again, reply, self.settings.max_block_ms)
         detail = f"{method}: {reply.detail or exception_for(reply.error)}"
         error = exception_for(reply.error, detail)
-        self.spoil(error, weight)
+        self.fail_transaction(error, weight)
         is_over = self._state is None or self._state.status is not TransactionStatus.ABORTABLE_ERROR
         return error if is_over or error.abortable else abort_after(error)
 
@@ -365,7 +365,7 @@ class RecordSender:
 
     def batch_failed(self, error: OncelogError) -> None:
         """A batch failed for good: its transaction, if there is one, cannot commit."""
-        self.spoil(error, severity("produce", error.code))
+        self.fail_transaction(error, severity("produce", error.code))
 
     # --- sending ------------------------------------------------------------------------------
 
@@ -388,8 +388,8 @@ class RecordSender:
             return
         self._deadline.watch()
         linger_s = self.settings.linger_ms / 1_000
-        if wake is Wake.LINGER or self._accumulator.fulls_seen():
-            self._loop.call_later(linger_s, self._linger_over)
+        if wake is Wake.LINGER or self._accumulator.take_full_batches():
+            self._loop.call_later(linger_s, self._end_linger)
         if wake is Wake.LINGER and self._is_enrolled_by_habit():
             self._prepare_early()
         elif wake is Wake.LINGER:
@@ -397,8 +397,8 @@ class RecordSender:
         else:
             self._send_due()
 
-    def _linger_over(self) -> None:
-        self._accumulator.linger_over()
+    def _end_linger(self) -> None:
+        self._accumulator.end_linger()
         self._deadline.watch()
         self._send_due()
 
@@ -508,7 +508,7 @@ class RecordSender:
                 "when they shut down",
                 advice="call abort_transaction()",
             )
-            self.spoil(error, ErrorClass.ABORTABLE)
+            self.fail_transaction(error, ErrorClass.ABORTABLE)
 
 
 def open_batches_for(settings: ProducerSettings, router: Router) -> OpenBatches:
@@ -530,7 +530,7 @@ class SenderTasks:
     """The tasks of one producer: none ends unseen, and none outlives it.
 
     Runs coroutines on ``loop``; one that fails is a bug and goes to ``on_crash``.
-    ``on_cancelled`` is called for one that was cancelled, but not by ``give_up`` or ``cancel``,
+    ``on_cancelled`` is called for one that was cancelled, but not by ``cancel_task`` or ``cancel``,
     unless it was begun as one that the producer can do without.
     """
 
@@ -560,7 +560,7 @@ class SenderTasks:
         self._spare.add(task)
         return task
 
-    def give_up(self, task: asyncio.Task[None]) -> None:
+    def cancel_task(self, task: asyncio.Task[None]) -> None:
         """Cancel ``task``, whose end is of no more interest; one that runs goes on to its end."""
         if task is not asyncio.current_task(self._loop):
             self._tasks.pop(task, None)
@@ -622,20 +622,20 @@ class DeliveryDeadline:
     def watch(self) -> None:
         """Set the timer if a batch is open; call it on the loop after the first one was begun."""
         if self._timer is None and (oldest_s := self._oldest_s()) is not None:
-            self._timer = self._loop.call_at(oldest_s + self._timeout_s, self._look)
+            self._timer = self._loop.call_at(oldest_s + self._timeout_s, self._on_timer)
 
     def stop(self) -> None:
         """Cancel the timer: no more batches will be begun."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _look(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         now_s = self._loop.time()
         self._expire(now_s - self._timeout_s + RESOLUTION_S)
         if (oldest_s := self._oldest_s()) is not None:
             due_s = max(oldest_s + self._timeout_s, now_s + AGAIN_AFTER_S)
-            self._timer = self._loop.call_at(due_s, self._look)
+            self._timer = self._loop.call_at(due_s, self._on_timer)
 
 
 # --- topics that are not known yet ----------------------------------------------------------------

@@ -1,4 +1,5 @@
 """A program's connection to a cluster, and what everything made from it shares.
 
-Start at ``connection``; ``routing`` knows which actor to call, ``retry`` when to call again.
+Start at ``cluster_connection``; ``routing`` knows which actor to call, ``retry`` when to call
+again.
 """

@@ -56,7 +56,7 @@ PACKAGE: Final = __name__.partition(".")[0]
 _running: Final[dict[threading.Thread, asyncio.AbstractEventLoop]] = {}
 """Every thread that has not ended, even if its ``LoopThread`` is no longer referenced."""
 
-_faces: Final[weakref.WeakKeyDictionary[Any, _Abandoning]] = weakref.WeakKeyDictionary()
+_open_clients: Final[weakref.WeakKeyDictionary[Any, _Abandoning]] = weakref.WeakKeyDictionary()
 """What a program may have left open, and what then happens to it."""
 
 
@@ -86,15 +86,18 @@ class LoopOfProgram:
 
 
 def close_if_forgotten(
-    face: Any, loop_thread: LoopThread | LoopOfProgram, client: Abandonable
+    public_client: Any, loop_thread: LoopThread | LoopOfProgram, client: Abandonable
 ) -> None:
-    """Have ``client`` abandoned once nothing refers to ``face`` any more, or the program ends.
+    """Abandon ``client`` once nothing refers to ``public_client``, or when the program ends.
 
-    A ``ResourceWarning`` names the line that made it. ``client`` must not refer to ``face``.
+    A ``ResourceWarning`` names the line that made it. ``client`` must not refer to
+    ``public_client``.
     """
-    abandon = functools.partial(_abandon, loop_thread, client, type(face).__name__, _caller())
-    _faces[face] = abandon
-    weakref.finalize(face, abandon).atexit = False
+    abandon = functools.partial(
+        _abandon, loop_thread, client, type(public_client).__name__, _caller()
+    )
+    _open_clients[public_client] = abandon
+    weakref.finalize(public_client, abandon).atexit = False
 
 
 def _caller() -> str:
@@ -118,11 +121,11 @@ def _abandon(
         stacklevel=2,
     )
     leaving = asyncio.run_coroutine_threadsafe(client.abandon(), loop_thread.loop)
-    leaving.add_done_callback(functools.partial(_note_left, loop_thread))
+    leaving.add_done_callback(functools.partial(_log_left, loop_thread))
     return leaving
 
 
-def _note_left(
+def _log_left(
     loop_thread: LoopThread | LoopOfProgram, leaving: concurrent.futures.Future[None]
 ) -> None:
     """Until here something refers to the thread, which so lives until it has left."""
@@ -132,7 +135,9 @@ def _note_left(
 
 def _end_all() -> None:
     """End what the program left open, or the interpreter warns as it destroys the tasks."""
-    begun = [leaving for abandon in tuple(_faces.values()) if (leaving := abandon()) is not None]
+    begun = [
+        leaving for abandon in tuple(_open_clients.values()) if (leaving := abandon()) is not None
+    ]
     concurrent.futures.wait(begun, EXIT_MS / 1_000)
     for thread, loop in tuple(_running.items()):
         if not thread.is_alive():
@@ -477,7 +482,7 @@ _ray_of_parent: Final[list[str]] = []
 """In the child of a fork, of a process that used Ray: why nothing can be connected here."""
 
 
-def note_fork() -> None:
+def record_fork() -> None:
     """This is the child of a fork."""
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():

@@ -234,10 +234,10 @@ class Router:
         try:
             actor, _ = await self.leader(topic_partition)
         except OncelogError as error:
-            outages.note(what, "", error.code, began_s=began_s)
+            outages.record(what, "", error.code, began_s=began_s)
             return request.failed(error.code, str(error))
         reply = await self._call(topic_partition, actor, request, timeout_ms=timeout_ms)
-        outages.note(what, actor, reply.error, began_s=began_s)
+        outages.record(what, actor, reply.error, began_s=began_s)
         if reply.error in _STALE_ROUTE:
             self.invalidate(topic_partition)
         return reply
@@ -279,11 +279,11 @@ class Router:
             await self.start()
             actor = self.group_coordinator(key) if is_group else self.transaction_coordinator(key)
         except OncelogError as error:
-            self.outages.note(what, "", error.code, began_s=began_s)
+            self.outages.record(what, "", error.code, began_s=began_s)
             return request.failed(error.code, str(error))
         shard = self._shard_of(key, is_group=is_group)
         reply = await self._call(shard, actor, request, timeout_ms=timeout_ms)
-        self.outages.note(what, actor, reply.error, began_s=began_s)
+        self.outages.record(what, actor, reply.error, began_s=began_s)
         if reply.error in _STALE_ROUTE:
             self._stale.update(_COORDINATOR_TOPICS)
         return reply
@@ -330,7 +330,7 @@ class Router:
             MetadataRequest(topics=tuple(sorted(topics))),
             timeout_ms=METADATA_TIMEOUT_MS,
         )
-        self.outages.note("the controller", CONTROLLER_ACTOR, reply.error, began_s=began_s)
+        self.outages.record("the controller", CONTROLLER_ACTOR, reply.error, began_s=began_s)
         if reply.error is ErrorCode.NONE:
             self._remember(reply, topics)
         return reply
@@ -437,7 +437,7 @@ class Outage:
 @dataclass(slots=True)
 class _Silence:
     since_s: float
-    is_told: bool = False
+    is_reported: bool = False
 
 
 class Outages:
@@ -455,15 +455,15 @@ class Outages:
         self._silences: dict[TopicPartition | str, _Silence] = {}
 
     def now_s(self) -> float:
-        """For ``note``: when a call began."""
+        """For ``record``: when a call began."""
         return self._now_s()
 
     @property
     def count(self) -> int:
         """How many last that were told."""
-        return sum(silence.is_told for silence in self._silences.values())
+        return sum(silence.is_reported for silence in self._silences.values())
 
-    def note(
+    def record(
         self, what: TopicPartition | str, who: str, error: ErrorCode, *, began_s: float
     ) -> None:
         """A call of ``who`` for ``what`` that began then has come to this."""
@@ -471,16 +471,16 @@ class Outages:
         if error not in AWAY:
             if silence is not None:
                 del self._silences[what]
-                if silence.is_told:
-                    self._tell(what, who, error, silence, is_over=True)
+                if silence.is_reported:
+                    self._report(what, who, error, silence, is_over=True)
             return
         if silence is None:
             silence = self._silences[what] = _Silence(began_s)
-        if not silence.is_told and self._now_s() - silence.since_s >= OUTAGE_S:
-            silence.is_told = True
-            self._tell(what, who, error, silence, is_over=False)
+        if not silence.is_reported and self._now_s() - silence.since_s >= OUTAGE_S:
+            silence.is_reported = True
+            self._report(what, who, error, silence, is_over=False)
 
-    def _tell(
+    def _report(
         self,
         target: TopicPartition | str,
         who: str,

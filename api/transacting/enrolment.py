@@ -20,8 +20,8 @@ from oncelog.actors.protocol.messages.transaction import (
     PartitionEnrolment,
 )
 from oncelog.api.config import ProducerSettings
+from oncelog.api.transacting.producer_transaction import ProducerIdentity, ProducerTransaction
 from oncelog.api.transacting.requests import TransactionRequests
-from oncelog.api.transacting.state import ProducerIdentity, TransactionState
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
@@ -40,7 +40,7 @@ class _Begun:
     tickets: Mapping[TopicPartition, bytes]
 
 
-class Enrolment:
+class ProducerEnrolments:
     """The enrolments of one transactional producer. Belongs to one event loop.
 
     ``is_known`` says whether the metadata of a partition's topic is cached.
@@ -49,7 +49,7 @@ class Enrolment:
     def __init__(
         self,
         *,
-        state: TransactionState,
+        state: ProducerTransaction,
         requests: TransactionRequests,
         loop: asyncio.AbstractEventLoop,
         settings: ProducerSettings,
@@ -71,10 +71,10 @@ class Enrolment:
         self._ended_s: float | None = None
         self._begun: _Begun | None = None
         """Begun ahead and untouched since: to be taken over, or ended."""
-        self._is_owed = False
+        self._must_end = False
         """Whether it must be ended: it may no longer be taken over."""
         self._ending = asyncio.Lock()
-        self._lapse: asyncio.TimerHandle | None = None
+        self._expiry_timer: asyncio.TimerHandle | None = None
 
     def expected(self) -> Collection[TopicPartition]:
         """What a transaction that has enrolled nothing yet will probably write to."""
@@ -138,18 +138,18 @@ class Enrolment:
         if reply is None:
             return
         self.close()
-        self._begun, self._is_owed = None, False
+        self._begun, self._must_end = None, False
         if reply.enrolments and asked_s is not None:
             self._begun = _Begun(asked_s, _tickets(reply.enrolments))
             patience_s = self._ahead_s if self._is_fresh(self._begun) else 0
-            self._lapse = self._loop.call_later(patience_s, self._has_lapsed)
+            self._expiry_timer = self._loop.call_later(patience_s, self._on_expiry)
 
     async def end_ahead(self, *, within_ms: int | None = None) -> EndTxnReply:
         """Abort what was begun ahead and not taken over, if anything; safe to repeat."""
         async with self._ending:
-            if self._begun is None and not self._is_owed:
+            if self._begun is None and not self._must_end:
                 return EndTxnReply()
-            self._begun, self._is_owed = None, True
+            self._begun, self._must_end = None, True
             state = self._state
             reply = await self._requests.end(
                 EndTxnRequest(
@@ -161,7 +161,7 @@ class Enrolment:
                 within_ms=within_ms,
             )
             if reply.error is ErrorCode.NONE:
-                self._is_owed = False
+                self._must_end = False
                 state.identity = ProducerIdentity(
                     producer_id=reply.producer_id, producer_epoch=reply.producer_epoch
                 )
@@ -169,14 +169,14 @@ class Enrolment:
 
     def close(self) -> None:
         """Cancel the timer that ends what was begun ahead."""
-        if self._lapse is not None:
-            self._lapse.cancel()
+        if self._expiry_timer is not None:
+            self._expiry_timer.cancel()
 
-    def _has_lapsed(self) -> None:
+    def _on_expiry(self) -> None:
         if self._begun is not None:
-            self._spawn(self._end_lapsed())
+            self._spawn(self._end_expired())
 
-    async def _end_lapsed(self) -> None:
+    async def _end_expired(self) -> None:
         # If this fails, the next enrolment ends it first and reports a failure.
         await self.end_ahead(within_ms=END_WITHIN_MS)
 

@@ -43,7 +43,11 @@ from oncelog.api.config import ProducerSettings
 from oncelog.api.records import GivenUpInput
 from oncelog.api.session.retry import BackoffPolicy, call_with_retries
 from oncelog.api.session.routing import Router
-from oncelog.api.transacting.state import ProducerIdentity, TransactionState, severity
+from oncelog.api.transacting.producer_transaction import (
+    ProducerIdentity,
+    ProducerTransaction,
+    severity,
+)
 from oncelog.storage.errors import ErrorClass, ErrorCode
 from oncelog.storage.exceptions import exception_for
 from oncelog.storage.model import TopicPartition
@@ -230,7 +234,7 @@ class TransactionRequests:
 
         return await self._repeat("add_partitions_to_txn", attempt)
 
-    async def why_fenced(
+    async def fencing_error(
         self, transactional_id: str, identity: ProducerIdentity, partition: TopicPartition
     ) -> Reply:
         """Why a leader refused the epoch of ``identity``, according to its coordinator.
@@ -358,7 +362,7 @@ class Fencing:
     def __init__(
         self,
         *,
-        state: TransactionState | None,
+        state: ProducerTransaction | None,
         requests: TransactionRequests,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
@@ -375,7 +379,9 @@ class Fencing:
         question = self._question
         if question is None:
             question = self._question = self._loop.create_task(
-                self._requests.why_fenced(state.transactional_id, state.identity, topic_partition)
+                self._requests.fencing_error(
+                    state.transactional_id, state.identity, topic_partition
+                )
             )
         await asyncio.wait((question,))
         why = Reply() if question.cancelled() else question.result()
@@ -436,7 +442,7 @@ class PlainIdentities:
         if ticket is not None and (task is None or task.done()):
             self._renewing[identity.producer_id] = self._spawn(self._renew(identity, ticket))
 
-    def give_up(self, identity: ProducerIdentity) -> None:
+    def discard(self, identity: ProducerIdentity) -> None:
         """A leader refused our ticket: start nothing new with this id."""
         self._tickets.pop(identity.producer_id, None)
         if self.current is not None and self.current.producer_id == identity.producer_id:

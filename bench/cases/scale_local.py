@@ -24,7 +24,8 @@ from cases.storage_logs import (
 from cases.transaction_growth import IDLE_ROUND, MachineSide
 from measuring.findings import tell
 from oncelog.actors.config import ClusterConfig
-from oncelog.actors.protocol.cluster.log import (
+from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
+from oncelog.actors.protocol.cluster.cluster_records import (
     BrokerRegistered,
     ClusterFounded,
     IsrChanged,
@@ -32,9 +33,8 @@ from oncelog.actors.protocol.cluster.log import (
     encode_cluster_record,
     snapshot_parts,
 )
-from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.effects import LogRecord
-from oncelog.actors.protocol.group.machine import GroupMachine
+from oncelog.actors.protocol.group.group_machine import GroupMachine
 from oncelog.actors.protocol.group.rebalance import GroupSettings
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata, OffsetCommitRequest
 from oncelog.storage.disk.file_system import RealFileSystem

@@ -12,7 +12,7 @@ from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.process.background import ThreadBackground
 from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
-from oncelog.actors.protocol.partition.machine import PartitionMachine
+from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
 from oncelog.actors.protocol.tickets import ClusterKeys, issue_plain_ticket
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.disk.file_system import Buffer, RealFileHandle, RealFileSystem

@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 from oncelog.api.cli import head
-from oncelog.api.session import connection
+from oncelog.api.session import cluster_connection
 
 
 def main() -> None:
     """Start Ray, leave a file that says so, wait, stop Ray."""
     mark, cpus = Path(sys.argv[1]), int(sys.argv[2])
-    rest = connection.start_ray(num_cpus=cpus, dashboard_port=None)
+    rest = cluster_connection.start_ray(num_cpus=cpus, dashboard_port=None)
     rest.begin(then=lambda: None)
     rest.wait()
     import ray

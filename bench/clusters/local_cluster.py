@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
-from oncelog.actors.controller.membership import BrokerNode
+from oncelog.actors.controller.broker_membership import BrokerNode
 from oncelog.actors.controller.replica_actors import FoundActor
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, Transport, actor_of
-from oncelog.actors.launch.assembly import Surroundings, server_of
+from oncelog.actors.launch.assembly import Environment, server_of
 from oncelog.actors.launch.controller_server import ControllerServer
 from oncelog.actors.process.background import ThreadBackground
 from oncelog.actors.process.clock import SystemClock
@@ -29,7 +29,7 @@ from oncelog.actors.replica.data_directory import prepare
 from oncelog.api.admin.admin import AsyncAdmin
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.producer import AsyncProducer
-from oncelog.api.session.connection import wait_until_ready
+from oncelog.api.session.cluster_connection import wait_until_ready
 from oncelog.api.session.routing import Router
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode
@@ -139,7 +139,7 @@ class LocalCluster:
         prepare(RealFileSystem(), self._directory, broker_id=1, new_cluster_id=CLUSTER_ID)
         config = self._replica_config(TopicPartition(CLUSTER_METADATA_TOPIC, 0), 1)
         self.board.servers[CONTROLLER_ACTOR] = ControllerServer(
-            config, self._surroundings(), launcher=_Launcher(self), token_bytes=secrets.token_bytes
+            config, self._environment(), launcher=_Launcher(self), token_bytes=secrets.token_bytes
         )
         await wait_until_ready(self.board)
 
@@ -148,7 +148,7 @@ class LocalCluster:
         name = actor_of(tp, broker_id)
         if name not in self.board.servers:
             kind = server_of(tp.topic)
-            server = kind(self._replica_config(tp, broker_id), self._surroundings())
+            server = kind(self._replica_config(tp, broker_id), self._environment())
             self.board.servers[name] = server
 
     async def create_topic(self, name: str, partitions: int) -> None:
@@ -177,8 +177,8 @@ class LocalCluster:
             cluster_id=CLUSTER_ID,
         )
 
-    def _surroundings(self) -> Surroundings:
-        return Surroundings(
+    def _environment(self) -> Environment:
+        return Environment(
             filesystem=RealFileSystem(),
             clock=SystemClock(),
             new_background=lambda: self.background,

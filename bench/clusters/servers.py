@@ -11,7 +11,7 @@ import oncelog
 from measuring.processes import kill_family, spawn, stop, wait_for
 from oncelog.api.admin.admin import Admin
 from oncelog.api.cli import head
-from oncelog.api.session import connection
+from oncelog.api.session import cluster_connection
 
 CPUS: Final = 2
 """That Ray is told to have, on any machine."""
@@ -70,12 +70,12 @@ class OncelogServer(Server):
 
     def is_up(self) -> bool:
         """It announces itself when every coordinator is led."""
-        found = connection.read_discovery(self.directory / "data")
+        found = cluster_connection.read_discovery(self.directory / "data")
         return found is not None and found.process_id == self.process.pid
 
     def address(self) -> str:
         """Where Ray is, to connect to."""
-        found = connection.read_discovery(self.directory / "data")
+        found = cluster_connection.read_discovery(self.directory / "data")
         if found is None:
             raise RuntimeError("does not run")
         return found.address

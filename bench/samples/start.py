@@ -101,10 +101,10 @@ def run_empty() -> None:
     tell_python()
     import ray
 
-    from oncelog.api.session import connection
+    from oncelog.api.session import cluster_connection
 
     started = time.perf_counter()
-    connection.start_ray(num_cpus=CPUS, dashboard_port=None)
+    cluster_connection.start_ray(num_cpus=CPUS, dashboard_port=None)
     tell("ray", time.perf_counter() - started)
     tell("total", time.perf_counter() - started)
     ray.shutdown()
@@ -117,17 +117,17 @@ def run_oncelog(directory: Path) -> None:
     import ray
 
     import oncelog
-    from oncelog.actors.launch import home, processes
+    from oncelog.actors.launch import cluster_location, processes
     from oncelog.actors.rpc import actor_transport
-    from oncelog.api.session import connection
+    from oncelog.api.session import cluster_connection
 
     clockwork = Clockwork()
     for owner, name, step in (
-        (connection, "start_ray", "ray"),
-        (connection, "is_log_started", "looked"),
-        (home, "find_home", "directory"),
+        (cluster_connection, "start_ray", "ray"),
+        (cluster_connection, "is_log_started", "looked"),
+        (cluster_location, "find_location", "directory"),
         (processes, "launch_controller", "controller launched"),
-        (connection, "wait_until_ready", "ready"),
+        (cluster_connection, "wait_until_ready", "ready"),
         (actor_transport._LoopConnections, "_make", "connections"),
     ):
         clockwork.time(owner, name, step)

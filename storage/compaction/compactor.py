@@ -104,10 +104,10 @@ class Cleaner:
 
         The log start if the checkpoint does not fit the log.
         """
-        body = self.log.body
-        stored = read_first_dirty_offset(body.filesystem, body.directory)
-        if stored is None or not body.base_offset <= stored <= self.log.log_end_offset:
-            return body.base_offset
+        view = self.log.compaction_view
+        stored = read_first_dirty_offset(view.filesystem, view.directory)
+        if stored is None or not view.base_offset <= stored <= self.log.log_end_offset:
+            return view.base_offset
         return stored
 
     def dirty_ratio(self, *, upper_offset: int, now_ms: int) -> float:
@@ -127,7 +127,7 @@ class Cleaner:
         if self.settings.max_lag_ms == LAG_MAX_MS:
             return False
         for segment in self._dirty(self._cleanable(upper_offset, now_ms)):
-            oldest_ms = self.log.body.oldest_timestamp_ms(segment)
+            oldest_ms = self.log.compaction_view.oldest_timestamp_ms(segment)
             return oldest_ms != NO_TIMESTAMP and now_ms - oldest_ms > self.settings.max_lag_ms
         return False
 
@@ -154,16 +154,16 @@ class Cleaner:
         self, *, upper_offset: int, now_ms: int, producers: Iterable[ProducerSnapshotEntry]
     ) -> CleaningRound:
         """Prepare one round over what may be compacted now."""
-        body = self.log.body
+        view = self.log.compaction_view
         segments = self._cleanable(upper_offset, now_ms)
-        end = segments[-1].next_offset if segments else body.base_offset
-        body.drop_open_snapshots(end)
+        end = segments[-1].next_offset if segments else view.base_offset
+        view.drop_open_snapshots(end)
         return CleaningRound(
-            filesystem=body.filesystem,
-            directory=body.directory,
+            filesystem=view.filesystem,
+            directory=view.directory,
             segments=segments,
             first_dirty_offset=self.first_dirty_offset,
-            aborted=body.aborted_entries(end),
+            aborted=view.aborted_entries(end),
             producers=tuple(producers),
             segment_bytes=self.log.settings.segment_bytes,
             keys_max=self.settings.keys_max,
@@ -173,7 +173,7 @@ class Cleaner:
 
     def install(self, cleaning: CleaningRound, replacement: Replacement) -> None:
         """Swap a cleaned segment in before the next step; a changed log ends the round."""
-        cleaning.settle(self.log.body.replace_segments(replacement))
+        cleaning.on_replaced(self.log.compaction_view.replace_segments(replacement))
 
     @staticmethod
     def account(result: CleanResult, cleaning: CleaningRound) -> None:
@@ -191,11 +191,11 @@ class Cleaner:
 
     def _cleanable(self, upper_offset: int, now_ms: int) -> Sequence[Segment]:
         """The sealed, durable segments whose records are decided and old enough, oldest first."""
-        body = self.log.body
-        segments = body.sealed_below(min(upper_offset, self.log.recovery_point))
+        view = self.log.compaction_view
+        segments = view.sealed_below(min(upper_offset, self.log.recovery_point))
         if self.settings.min_lag_ms == 0:
             return segments
-        body.load_times()
+        view.load_times()
         young = (
             slot
             for slot, segment in enumerate(segments)
@@ -268,7 +268,7 @@ class CleaningRound:
     def _end(self) -> int:
         return self._segments[-1].next_offset
 
-    def settle(self, removed: RemovedFiles | None) -> None:
+    def on_replaced(self, removed: RemovedFiles | None) -> None:
         """Take the fate of the last replacement: files to remove, or None if it was refused."""
         self._removed = removed
         self.is_stale = removed is None
@@ -312,7 +312,7 @@ class CleaningRound:
         live = {entry.producer_id for entry in self._producers}
         newest: dict[int, int] = {}
         for segment in self._segments if live else ():
-            with _Reader(self._filesystem, self._directory, segment) as reader:
+            with _SegmentReader(self._filesystem, self._directory, segment) as reader:
                 for header, _ in reader.replay(segment.base_offset):
                     if header.is_control and header.record_count and header.producer_id in live:
                         newest[header.producer_id] = header.last_offset
@@ -328,15 +328,15 @@ class CleaningRound:
         for segment in self._segments:
             if segment.next_offset <= start:
                 continue
-            with _Reader(self._filesystem, self._directory, segment) as reader:
+            with _SegmentReader(self._filesystem, self._directory, segment) as reader:
                 for header, frame in reader.replay(start):
                     yield from self._charge(header)
                     if header.is_control:
-                        transactions.meet_control(header, decode_control(frame, header))
-                    elif not transactions.meet_data(header) and header.record_count:
+                        transactions.observe_control(header, decode_control(frame, header))
+                    elif not transactions.observe_data(header) and header.record_count:
                         if not keys.has_room_for(header.record_count):
                             return header.base_offset
-                        _note_keys(keys, header, frame)
+                        _record_keys(keys, header, frame)
         return self._end
 
     # Writing
@@ -404,7 +404,7 @@ class CleaningRound:
         is_changed = len(group) > 1
         for segment in group:
             position = 0
-            with _Reader(self._filesystem, self._directory, segment) as reader:
+            with _SegmentReader(self._filesystem, self._directory, segment) as reader:
                 for header, frame in reader.replay(segment.base_offset):
                     position += header.size_bytes
                     ends_segment = segment is group[-1] and position == segment.size_bytes
@@ -423,7 +423,7 @@ class CleaningRound:
             yield unpaid_bytes
 
 
-class _Reader(Segment):
+class _SegmentReader(Segment):
     """The batches of a segment, through its own file handle beside the log's."""
 
     def __init__(self, filesystem: FileSystem, directory: Path, segment: Segment) -> None:
@@ -435,7 +435,7 @@ class _Reader(Segment):
             index_interval_bytes=segment.index_interval_bytes,
         )
 
-    def __enter__(self) -> _Reader:
+    def __enter__(self) -> _SegmentReader:
         self.attach()
         return self
 
@@ -451,7 +451,7 @@ def _epochs_of(group: list[Segment]) -> list[tuple[int, int]]:
     return sorted(pairs)
 
 
-def _note_keys(keys: KeyOffsets, header: BatchHeader, frame: memoryview) -> None:
+def _record_keys(keys: KeyOffsets, header: BatchHeader, frame: memoryview) -> None:
     block = bytes(open_block(frame, header))
     base_offset = header.base_offset
     for span in record_spans(block, header):

@@ -90,7 +90,7 @@ class BatchFilter:
     def _control(
         self, batch: memoryview, header: BatchHeader, *, ends_segment: bool
     ) -> Buffer | None:
-        is_removable = self.transactions.meet_control(header, decode_control(batch, header))
+        is_removable = self.transactions.observe_control(header, decode_control(batch, header))
         if header.record_count == 0:
             return batch if ends_segment else None
         if not is_removable:
@@ -112,7 +112,7 @@ class BatchFilter:
         )
 
     def _data(self, batch: memoryview, header: BatchHeader, *, ends_segment: bool) -> Buffer | None:
-        is_aborted = self.transactions.meet_data(header)
+        is_aborted = self.transactions.observe_data(header)
         is_tail = self.tails.holds_data(header)
         kept: list[RecordSpan] = []
         block = b""
@@ -242,7 +242,7 @@ class CleanedTransactions:
         self._committed: set[int] = set()
         self._needed: list[AbortedIndexEntry] = []
 
-    def meet_data(self, header: BatchHeader) -> bool:
+    def observe_data(self, header: BatchHeader) -> bool:
         """Pass a data batch; whether its records were aborted."""
         self._advance_to(header.last_offset)
         if not header.is_transactional:
@@ -254,7 +254,7 @@ class CleanedTransactions:
         aborted.has_data = True
         return True
 
-    def meet_control(self, header: BatchHeader, control: ControlRecord | None) -> bool:
+    def observe_control(self, header: BatchHeader, control: ControlRecord | None) -> bool:
         """Pass a control batch; whether it may go once slow readers have had their time."""
         self._advance_to(header.last_offset)
         if control is None:

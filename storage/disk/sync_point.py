@@ -1,9 +1,9 @@
 """Which bytes are not durable yet, and how a background thread makes them so.
 
-The event loop appends and notes the file; ``SyncLedger.capture`` takes all that is unsynced now;
-``SyncPoint.run`` syncs it in another thread while appends continue; ``SyncLedger.settle`` forgets,
-back on the loop, what has not been written again since. A sync point holds its own duplicates of
-the open files: rolling or closing the log under it closes other descriptors.
+The event loop appends and marks the file; ``SyncLedger.capture`` takes all that is unsynced now;
+``SyncPoint.run`` syncs it in another thread while appends continue; back on the loop,
+``SyncLedger.mark_synced`` forgets what has not been written again since. A sync point holds its own
+duplicates of the open files: rolling or closing the log under it closes other descriptors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from oncelog.storage.disk.errors import DiskVerdict, is_passing, verdict_of
+from oncelog.storage.disk.disk_errors import DiskVerdict, is_transient, verdict_of
 from oncelog.storage.disk.file_system import FileHandle, FileSystem
 
 
@@ -106,9 +106,9 @@ class SyncLedger:
         if self.failure is None:
             self.failure = error
 
-    def fail_unless_passing(self, error: OSError) -> None:
+    def fail_unless_transient(self, error: OSError) -> None:
         """A write failed that may be retried: a full disk is no reason to go offline."""
-        if not is_passing(error):
+        if not is_transient(error):
             self.fail(error)
 
     def fail_in_sync(self, error: OSError) -> None:
@@ -123,14 +123,14 @@ class SyncLedger:
                 self.failure.errno or errno.EIO, f"the log is offline after: {self.failure}"
             )
 
-    def note(self, file: FileHandle, *, close_when_synced: bool = False) -> None:
+    def mark_written(self, file: FileHandle, *, close_when_synced: bool = False) -> None:
         """The file has been written. With ``close_when_synced`` the ledger takes it over."""
         self._serial += 1
         self._marks[file] = self._serial
         if close_when_synced:
             self._close_when_synced.add(file)
 
-    def note_directory(self) -> None:
+    def mark_directory_changed(self) -> None:
         """A file was made or removed."""
         self._serial += 1
         self._marks[None] = self._serial
@@ -160,7 +160,7 @@ class SyncLedger:
             ledger=self,
         )
 
-    def settle(self, point: SyncPoint) -> None:
+    def mark_synced(self, point: SyncPoint) -> None:
         """The point has run: forget what was not written again since.
 
         OSError if any sync has failed: the kernel reports a lost page to one sync only, so a

@@ -97,7 +97,7 @@ class Checkpoints:
             return True
         return self.recovery_point is not None and offset < self.recovery_point
 
-    def is_settled(self, next_offset: int, *, is_active: bool) -> bool:
+    def must_indexes_fit(self, next_offset: int, *, is_active: bool) -> bool:
         """Whether the indexes of a segment that ends before ``next_offset`` must fit its log."""
         if self.flag is not None:
             return True
@@ -313,7 +313,7 @@ class TxnIndexCheck:
         gone from the log: an entry may then say more than the log does, or be gone with them.
         """
         file = self.file
-        yield from self._strays(offset, is_exact=is_exact)
+        yield from self._unexpected_entries(offset, is_exact=is_exact)
         if file.row is None or file["last_offset"] > offset:
             if expected is not None and file.is_whole and is_exact:
                 at = file["position"] if file.row is not None else 0
@@ -324,10 +324,10 @@ class TxnIndexCheck:
 
     def end(self, next_offset: int, *, is_exact: bool) -> Iterator[Fault]:
         """The log ends before ``next_offset``; entries from there on are not checked."""
-        yield from self._strays(next_offset, is_exact=is_exact)
+        yield from self._unexpected_entries(next_offset, is_exact=is_exact)
         yield from self.file.faults()
 
-    def _strays(self, offset: int, *, is_exact: bool) -> Iterator[Fault]:
+    def _unexpected_entries(self, offset: int, *, is_exact: bool) -> Iterator[Fault]:
         """Entries before ``offset`` that no marker claimed."""
         file = self.file
         while file.row is not None and file["last_offset"] < offset:

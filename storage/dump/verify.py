@@ -106,11 +106,11 @@ class _SegmentIndexes:
 
     def batch(self, position: int, header: BatchHeader, *, is_active: bool) -> Iterator[Finding]:
         """A batch passes the offset and the time index."""
-        is_settled = self._checkpoints.is_settled(header.base_offset, is_active=is_active)
+        must_fit = self._checkpoints.must_indexes_fit(header.base_offset, is_active=is_active)
         faults = self.offsets.batch(position, header)
-        yield from _findings(self.offsets.file, faults, is_problem=is_settled)
+        yield from _findings(self.offsets.file, faults, is_problem=must_fit)
         if self._sees_times:
-            yield from _findings(self.times.file, self.times.batch(header), is_problem=is_settled)
+            yield from _findings(self.times.file, self.times.batch(header), is_problem=must_fit)
 
     def skip(self, position: int) -> None:
         """A damaged batch passes; only where it begins is known."""
@@ -121,15 +121,15 @@ class _SegmentIndexes:
         self, position: int, next_offset: int, *, is_active: bool, is_exact: bool
     ) -> Iterator[Finding]:
         """The log ends at ``position``, before ``next_offset``."""
-        is_settled = self._checkpoints.is_settled(next_offset, is_active=is_active)
+        must_fit = self._checkpoints.must_indexes_fit(next_offset, is_active=is_active)
         for file in (self.offsets.file, self.times.file):
-            if file.is_missing and is_settled:
+            if file.is_missing and must_fit:
                 yield Finding(path=file.path, position=0, reason="it is missing")
         faults = self.offsets.end(position)
-        yield from _findings(self.offsets.file, faults, is_problem=is_settled)
+        yield from _findings(self.offsets.file, faults, is_problem=must_fit)
         if self._sees_times:
-            faults = self.times.end(is_complete=is_settled and not self.times.file.is_missing)
-            yield from _findings(self.times.file, faults, is_problem=is_settled)
+            faults = self.times.end(is_complete=must_fit and not self.times.file.is_missing)
+            yield from _findings(self.times.file, faults, is_problem=must_fit)
         faults = self.aborted.end(next_offset, is_exact=is_exact)
         is_synced = self._checkpoints.is_synced(next_offset - 1)
         yield from _findings(self.aborted.file, faults, is_problem=is_synced)
@@ -237,7 +237,7 @@ class _DirectoryCheck:
         yield from self._check_epoch(path, position, header)
         control = None
         try:
-            control = self._look_into(batch)
+            control = self._read_control(batch)
         except CorruptDataError as error:
             yield Finding(path=path, position=position, reason=str(error))
         expected = yield from self._producers.batch(path, position, header, control)
@@ -248,7 +248,7 @@ class _DirectoryCheck:
             yield from _findings(indexes.aborted.file, faults, is_problem=is_synced)
         self._next_offset = max(self._next_offset, header.next_offset)
 
-    def _look_into(self, batch: ScannedBatch) -> ControlRecord | None:
+    def _read_control(self, batch: ScannedBatch) -> ControlRecord | None:
         """What a control batch says; CorruptDataError if a rule of the format is broken."""
         header = batch.header
         if header.last_offset_delta < 0:

@@ -2,7 +2,7 @@
 
 After a clean close the records are trusted. Otherwise the last segment, and every segment that
 reaches beyond the recovery point, is read batch by batch with its CRC (``SegmentScan``). Where that
-ends, what follows is kept or cut, or the log refused (``settle_tail``, by the table of
+ends, what follows is kept or cut, or the log refused (``decide_tail``, by the table of
 ``recovery``). Aborted-transaction entries and producer state from the recovery point on are not
 trusted either: the caller's replay of the log restores them. Files beside the records are only
 trusted as far as the summary of their segment vouches for them.
@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from oncelog.storage.disk.errors import is_unreadable, reading
+from oncelog.storage.disk.disk_errors import is_unreadable, named_in_errors
 from oncelog.storage.disk.file_system import TEMPORARY_SUFFIX, FileSystem
 from oncelog.storage.disk.sync_point import SyncLedger
 from oncelog.storage.exceptions import CorruptDataError
@@ -58,8 +58,8 @@ from oncelog.storage.segments.inspection import TailDefect, holds_intact_batch
 from oncelog.storage.segments.leader_epochs import (
     OFFSET_MAX,
     LeaderEpochPairs,
-    note_epoch,
     packed_epochs,
+    record_epoch,
     without_start,
 )
 from oncelog.storage.segments.segment import INDEX_SUFFIXES, LOG_SUFFIX, Segment
@@ -97,7 +97,7 @@ class LoadedLog:
 
 @dataclass(slots=True, kw_only=True)
 class LogLoader:
-    """Loads one directory once. What it writes is noted in the ledger and synced with it."""
+    """Loads one directory once. What it writes is marked in the ledger and synced with it."""
 
     filesystem: FileSystem
     directory: Path
@@ -204,7 +204,7 @@ class LogLoader:
             stem, dot, suffix = name.partition(".")
             if dot + suffix in INDEX_SUFFIXES and stem.isdecimal() and int(stem) not in bases:
                 self.filesystem.remove(self.directory / name)
-                self.ledger.note_directory()
+                self.ledger.mark_directory_changed()
 
     def _segment(self, base_offset: int, next_offset: int) -> Segment:
         return Segment(
@@ -254,7 +254,7 @@ class LogLoader:
             flag.active_size_bytes,
         ):
             return False
-        with reading(active.log_path):
+        with named_in_errors(active.log_path):
             active.load_tail()
         self._summaries[active.base_offset] = summary
         return active.next_offset == flag.log_end_offset
@@ -274,28 +274,28 @@ class LogLoader:
             if segment.base_offset != expected:
                 previous = segments[slot - 1]
                 tail = Tail(previous, previous.size_bytes, expected, TailDefect.MISSING_RECORDS)
-                self._settle(segments, tail, checkpoint)
+                self._decide_tail(segments, tail, checkpoint)
                 self._cut_after(segments, slot - 1, previous.size_bytes, expected)
                 break
             is_last = slot == len(segments) - 1
             gaps_end = self._gaps_end(segment, is_last=is_last)
-            with reading(segment.log_path):
+            with named_in_errors(segment.log_path):
                 position, expected, defect = self._scan(segment, gaps_end)
             if defect is not TailDefect.NONE or is_last:
                 tail = Tail(segment, position, expected, defect)
-                self._settle(segments, tail, checkpoint)
+                self._decide_tail(segments, tail, checkpoint)
                 self._cut_after(segments, slot, position, expected)
                 break
             segment.end_scan(position, expected)
         for segment in segments[first:]:
-            self.ledger.note(segment.log)
+            self.ledger.mark_written(segment.log)
         self._unsealed += segments[first:-1]
-        self.ledger.note_directory()
+        self.ledger.mark_directory_changed()
 
-    def _settle(
+    def _decide_tail(
         self, segments: list[Segment], tail: Tail, checkpoint: RecoveryCheckpoint | None
     ) -> None:
-        self._cut = settle_tail(self.filesystem, segments, tail, checkpoint)
+        self._cut = decide_tail(self.filesystem, segments, tail, checkpoint)
         if self._cut is not None:
             self.on_cut(self._cut)
 
@@ -393,7 +393,7 @@ class LogLoader:
             index, base_offset = segment.txn_index, segment.base_offset
             summary = self._summaries.get(base_offset)
             if summary is not None and index.load_if(summary.txnindex_crc32c):
-                index.is_settled = segment is not segments[-1]
+                index.is_complete = segment is not segments[-1]
                 continue
             limit = min(limit, base_offset)
             index.distrust()
@@ -415,7 +415,7 @@ class LogLoader:
         for offset in store.offsets:
             is_trusted = self._scanned_from is None or offset < self._scanned_from
             if not is_trusted and (handle := store.write_again(offset)) is not None:
-                self.ledger.note(handle, close_when_synced=True)
+                self.ledger.mark_written(handle, close_when_synced=True)
         return store
 
     def _read_leader_epochs(self) -> list[tuple[int, int]]:
@@ -451,7 +451,7 @@ class LogLoader:
             self.filesystem.sync_directory(self.directory)
         if ACCEPTED_CUT_FILE in names:
             self.filesystem.remove(self.directory / ACCEPTED_CUT_FILE)
-            self.ledger.note_directory()
+            self.ledger.mark_directory_changed()
 
 
 # --- reading a segment again ---------------------------------------------------------------------
@@ -551,7 +551,7 @@ class SegmentScan:
     def _take(self, position: int, header: BatchHeader, frame: memoryview) -> None:
         self.position, self.expected_offset = position + len(frame), header.next_offset
         self._segment.counting.account(BatchPlace.of(position, header))
-        note_epoch(self._leader_epochs, header.leader_epoch, header.base_offset)
+        record_epoch(self._leader_epochs, header.leader_epoch, header.base_offset)
         self._write_again(position, frame)
 
     def _write_again(self, position: int, batches: memoryview) -> None:
@@ -599,7 +599,7 @@ class TailCut:
         )
 
 
-def settle_tail(
+def decide_tail(
     filesystem: FileSystem,
     segments: Sequence[Segment],
     tail: Tail,
@@ -648,7 +648,7 @@ def settle_tail(
 
 def _is_torn(tail: Tail) -> bool:
     """See ``looks_torn``. The batch length may be what is wrong, so everything is read."""
-    with reading(tail.path):
+    with named_in_errors(tail.path):
         rest = tail.segment.log.read(tail.position, tail.segment.size_bytes - tail.position)
     return looks_torn(tail.defect, rest, tail.position, tail.offset)
 
@@ -658,13 +658,13 @@ def _intact_follows(segments: Sequence[Segment], tail: Tail) -> bool:
     if defect is TailDefect.NONE:
         return False
     skipped = 1 if position < segment.size_bytes else 0
-    with reading(tail.path):
+    with named_in_errors(tail.path):
         data = segment.log.read(position + skipped, segment.size_bytes - position - skipped)
     if holds_intact_batch(data, expected):
         return True
     for other in segments:
         if other.base_offset > segment.base_offset:
-            with reading(other.log_path):
+            with named_in_errors(other.log_path):
                 data = other.log.read(0, other.size_bytes)
             if holds_intact_batch(data, expected):
                 return True

@@ -19,12 +19,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from oncelog.storage.disk.errors import is_passing
+from oncelog.storage.disk.disk_errors import is_transient
 from oncelog.storage.disk.file_system import FileHandle, FileSystem
 from oncelog.storage.disk.sync_point import SyncLedger, SyncPoint
 from oncelog.storage.log.loader import LoadedLog, LogLoader, TailCut
 from oncelog.storage.log.readable import ReadableLog
-from oncelog.storage.log.sealed_segments import LogBody, LogHead
+from oncelog.storage.log.sealed_segments import CompactionView, LogRetention
 from oncelog.storage.log.side_files import (
     CLEAN_SHUTDOWN_FILE,
     CleanShutdown,
@@ -72,17 +72,19 @@ class PartitionLog(ReadableLog):
         self._directory = directory
         self.settings = settings
         self._ledger = ledger
-        self.head = LogHead(
+        self.retention = LogRetention(
             filesystem=filesystem,
             directory=directory,
             segments=self._segments,
             snapshots=self._snapshots,
         )
-        self.body = LogBody(filesystem, directory, self._segments, self._snapshots, ledger)
+        self.compaction_view = CompactionView(
+            filesystem, directory, self._segments, self._snapshots, ledger
+        )
         self._aborted = AbortedEntries(self._segments, ledger)
         self._checkpoint = RecoveryCheckpointFile(filesystem, directory)
         self._rounds_since_checkpoint_sync = 0
-        self._noted_recovery_point = -1
+        self._recorded_recovery_point = -1
         self.generation = 0
         """Rises with each truncation: a sync point of an older generation proves nothing."""
         self._active_since_ms = now_ms
@@ -175,7 +177,7 @@ class PartitionLog(ReadableLog):
         self._ledger.check()
         if self._segments.active.size_bytes == 0:
             return
-        self._aborted.settle()
+        self._aborted.enter_pending()
         try:
             self.write_snapshot(snapshot)
             self._segments.roll(
@@ -185,15 +187,15 @@ class PartitionLog(ReadableLog):
                 self._epochs.pairs,
             )
         except OSError as error:
-            self._ledger.fail_unless_passing(error)
+            self._ledger.fail_unless_transient(error)
             raise
 
     def write_snapshot(self, snapshot: Sequence[ProducerSnapshotEntry]) -> None:
         """Keep the state at the log end; durable with the next sync point."""
         handle = self._snapshots.write(self.log_end_offset, snapshot)
         if handle is not None:
-            self._ledger.note(handle, close_when_synced=True)
-            self._ledger.note_directory()
+            self._ledger.mark_written(handle, close_when_synced=True)
+            self._ledger.mark_directory_changed()
 
     def append(self, batch: Buffer, header: BatchHeader) -> None:
         """Write one batch; durable with the next sync point.
@@ -205,8 +207,8 @@ class PartitionLog(ReadableLog):
         ledger = self._ledger
         if ledger.failure is not None:
             ledger.check()
-        if self._aborted.owed:
-            self._aborted.settle()
+        if self._aborted.pending:
+            self._aborted.enter_pending()
         base_offset, active = header.base_offset, self._segments.active
         last_offset = base_offset + header.last_offset_delta
         if (
@@ -232,7 +234,7 @@ class PartitionLog(ReadableLog):
         """
         ledger = self._ledger
         ledger.check()
-        self._aborted.settle()
+        self._aborted.enter_pending()
         base_offset, log_end_offset = header.base_offset, self.log_end_offset
         segment_end = self._segments.active.base_offset + RELATIVE_OFFSET_MAX + 1
         if (
@@ -251,7 +253,7 @@ class PartitionLog(ReadableLog):
                 write_gaps_end(self._filesystem, self._directory, segment_end)
                 self._gaps_end = segment_end
         except OSError as error:
-            ledger.fail_unless_passing(error)
+            ledger.fail_unless_transient(error)
             raise
         self._write(batch, header)
 
@@ -261,7 +263,7 @@ class PartitionLog(ReadableLog):
         except OSError as error:
             self._undo_append(error)
             raise
-        self._ledger.note(file)
+        self._ledger.mark_written(file)
         self.log_end_offset = header.base_offset + header.last_offset_delta + 1
 
     def append_aborted(
@@ -270,7 +272,7 @@ class PartitionLog(ReadableLog):
         """Index an aborted transaction whose marker, at ``last_offset``, has been appended.
 
         Known ones are ignored, so recovery may replay them. Durable with the next sync
-        point, or owed if there is no room: see ``indexed_end_offset``. OSError: the log is
+        point, or pending if there is no room: see ``indexed_end_offset``. OSError: the log is
         offline, and the last stable offset must not move.
         """
         self._ledger.check()
@@ -285,7 +287,7 @@ class PartitionLog(ReadableLog):
 
     @property
     def indexed_end_offset(self) -> int:
-        """Exclusive: no reader or sync may go past it. The log end unless an entry is owed."""
+        """Exclusive: no reader or sync may go past it. The log end unless an entry is pending."""
         return self._aborted.covered_end(self.log_end_offset)
 
     def assign_leader_epoch(self, epoch: int, start_offset: int) -> None:
@@ -294,7 +296,7 @@ class PartitionLog(ReadableLog):
         try:
             self._epochs.assign(epoch, start_offset)
         except OSError as error:
-            self._ledger.fail_unless_passing(error)
+            self._ledger.fail_unless_transient(error)
             raise
 
     def _undo_append(self, error: OSError) -> None:
@@ -303,7 +305,7 @@ class PartitionLog(ReadableLog):
         The truncation is synced before anything is written there: a power loss must find sectors
         as they are or empty, never those of an abandoned batch (``recovery``).
         """
-        self._ledger.fail_unless_passing(error)
+        self._ledger.fail_unless_transient(error)
         if self.failure is None:
             try:
                 self._segments.active.discard_partial_append()
@@ -330,22 +332,22 @@ class PartitionLog(ReadableLog):
             for segment in unsealed:
                 if segment is not self._segments.active:
                     for handle in segment.write_sealed(self._epochs.pairs):
-                        self._ledger.note(handle, close_when_synced=True)
-                    self._ledger.note_directory()
+                        self._ledger.mark_written(handle, close_when_synced=True)
+                    self._ledger.mark_directory_changed()
         except OSError as error:
-            self._ledger.fail_unless_passing(error)
+            self._ledger.fail_unless_transient(error)
             raise
 
     def sync_point(self) -> SyncPoint:
         """All that is not durable yet, up to the current log end offset; cheap.
 
-        Only up to a marker whose index entry is owed, if another attempt fails. Run it in
+        Only up to a marker whose index entry is pending, if another attempt fails. Run it in
         any thread while appends go on, then call ``mark_synced``. OSError: offline, or no
         descriptors are left.
         """
-        if self._aborted.owed:
+        if self._aborted.pending:
             try:
-                self._aborted.settle()
+                self._aborted.enter_pending()
             except OSError:
                 self._ledger.check()
         return self._ledger.capture(self.indexed_end_offset, self.generation)
@@ -357,7 +359,7 @@ class PartitionLog(ReadableLog):
         The new recovery point survives a process crash at once, a power loss later.
         OSError: nothing has changed; offline unless the error is transient.
         """
-        self._ledger.settle(point)
+        self._ledger.mark_synced(point)
         if point.generation != self.generation:
             return False
         recovery_point = max(self.recovery_point, point.log_end_offset)
@@ -366,22 +368,22 @@ class PartitionLog(ReadableLog):
         self.recovery_point = self._snapshot_limit = recovery_point
         self._rounds_since_checkpoint_sync += 1
         if self._rounds_since_checkpoint_sync >= _ROUNDS_PER_CHECKPOINT_SYNC:
-            self._note_checkpoint_file(file)
+            self._record_checkpoint_file(file)
         return True
 
-    def _note_checkpoint_file(self, file: FileHandle) -> None:
+    def _record_checkpoint_file(self, file: FileHandle) -> None:
         self._rounds_since_checkpoint_sync = 0
-        self._noted_recovery_point = self.recovery_point
-        self._ledger.note(file)
+        self._recorded_recovery_point = self.recovery_point
+        self._ledger.mark_written(file)
 
     @property
     def has_old_checkpoint(self) -> bool:
         """Whether a power loss would set the recovery point back by more than one sync point."""
-        return self.recovery_point > self._noted_recovery_point
+        return self.recovery_point > self._recorded_recovery_point
 
     def _sync_now(self) -> None:
         (point := self.sync_point()).run()
-        self._ledger.settle(point)
+        self._ledger.mark_synced(point)
 
     def _write_checkpoint(self, recovery_point: int, log_start_offset: int) -> FileHandle:
         high_watermark = min(max(self.high_watermark, log_start_offset), self.log_end_offset)
@@ -390,17 +392,17 @@ class PartitionLog(ReadableLog):
                 RecoveryCheckpoint(recovery_point, log_start_offset, high_watermark)
             )
         except OSError as error:
-            self._ledger.fail_unless_passing(error)
+            self._ledger.fail_unless_transient(error)
             raise
 
-    def note_checkpoint(self) -> None:
+    def record_checkpoint(self) -> None:
         """The next sync point makes the checkpoint survive a power loss too.
 
         OSError: nothing has changed; offline unless the error is transient.
         """
         self._ledger.check()
         file = self._write_checkpoint(self.recovery_point, self.log_start_offset)
-        self._note_checkpoint_file(file)
+        self._record_checkpoint_file(file)
 
     # Cutting at either end
 
@@ -416,7 +418,7 @@ class PartitionLog(ReadableLog):
         if offset <= self.log_start_offset:
             return False
         self._ledger.check()
-        self._note_checkpoint_file(self._write_checkpoint(self.recovery_point, offset))
+        self._record_checkpoint_file(self._write_checkpoint(self.recovery_point, offset))
         self.log_start_offset = offset
         self.high_watermark = max(self.high_watermark, offset)
         self._epochs.cut_start(offset)
@@ -475,7 +477,7 @@ class PartitionLog(ReadableLog):
         self._gaps_end = 0
         self._checked_from = OFFSET_MAX
         self.log_start_offset = self.log_end_offset = self._snapshot_limit = offset
-        self.high_watermark = self.recovery_point = self._noted_recovery_point = offset
+        self.high_watermark = self.recovery_point = self._recorded_recovery_point = offset
         self._rounds_since_checkpoint_sync = 0
 
     def _lower_recovery_point(self, offset: int) -> None:
@@ -489,7 +491,7 @@ class PartitionLog(ReadableLog):
         try:
             self._epochs.cut_end(offset)
         except OSError as error:
-            self._ledger.fail_unless_passing(error)
+            self._ledger.fail_unless_transient(error)
             raise
 
     def _cut_segments(self, offset: int, end: int, next_offset: int) -> None:
@@ -519,10 +521,10 @@ class PartitionLog(ReadableLog):
 
     def _close_clean(self, snapshot: Sequence[ProducerSnapshotEntry]) -> None:
         active = self._segments.active
-        self._aborted.settle()
+        self._aborted.enter_pending()
         self.write_snapshot(snapshot)
         for handle in active.write_sealed(self._epochs.pairs):
-            self._ledger.note(handle, close_when_synced=True)
+            self._ledger.mark_written(handle, close_when_synced=True)
         self._sync_now()
         self.recovery_point = self.log_end_offset
         self._write_checkpoint(self.recovery_point, self.log_start_offset).datasync()
@@ -538,68 +540,68 @@ class AbortedEntries:
     """The aborted transactions of one log that are still to be entered; oldest marker first.
 
     Each goes into the index of its segment at once, or when the disk has room. The marker is in the
-    log first. An entry for which the disk has no room is *owed*: it is retried with every append
+    log first. An entry for which the disk has no room is *pending*: it is retried with every append
     and every sync, nothing is appended behind its marker meanwhile, and no sync point reaches past
     it. So neither the recovery point nor the high watermark passes the marker, and its transaction
     holds back the last stable offset.
     """
 
-    __slots__ = ("_is_replaying", "_ledger", "_segments", "owed")
+    __slots__ = ("_is_replaying", "_ledger", "_segments", "pending")
 
     def __init__(self, segments: SegmentList, ledger: SyncLedger) -> None:
         self._segments = segments
         self._ledger = ledger
         self._is_replaying = False
-        self.owed: list[AbortedIndexEntry] = []
+        self.pending: list[AbortedIndexEntry] = []
         """Bounded by what a recovery replays; while a log is led there is at most one."""
 
     def begin_replay(self) -> None:
-        """Owe every entry from here to ``end_replay``: the replay may yet be refused."""
+        """Keep every entry pending from here to ``end_replay``: the replay may yet be refused."""
         self._is_replaying = True
-        self.owed.clear()
+        self.pending.clear()
 
     def end_replay(self) -> None:
         """Enter what the replay found, and nothing else that is not trusted. OSError."""
         self._is_replaying = False
-        self.settle()
+        self.enter_pending()
         for segment in self._segments.from_offset(self._segments.first.base_offset):
             handle = segment.txn_index.drop_stale()
             if handle is not None:
-                self._ledger.note(handle)
+                self._ledger.mark_written(handle)
 
     def enter(self, entry: AbortedIndexEntry) -> None:
-        """Enter it, or owe it. OSError: the log is offline."""
-        self.owed.append(entry)
+        """Enter it, or keep it pending. OSError: the log is offline."""
+        self.pending.append(entry)
         if self._is_replaying:
             return
         try:
-            self.settle()
+            self.enter_pending()
         except OSError:
             if self._ledger.failure is not None:
                 raise
 
-    def settle(self) -> None:
-        """Enter all that is owed. OSError: some still is; offline unless the error is transient."""
+    def enter_pending(self) -> None:
+        """Enter all that is pending. OSError: some still is; offline unless it is transient."""
         entered = 0
         try:
-            for entry in self.owed:
+            for entry in self.pending:
                 index = self._segments.holding(entry.last_offset).txn_index
                 handle = index.append(entry)
                 if handle is not None:
-                    self._ledger.note(handle)
-                    self._ledger.note_directory()
+                    self._ledger.mark_written(handle)
+                    self._ledger.mark_directory_changed()
                 entered += 1
         except OSError as error:
-            if not is_passing(error):
+            if not is_transient(error):
                 self._ledger.fail(error)
             raise
         finally:
-            del self.owed[:entered]
+            del self.pending[:entered]
 
     def covered_end(self, log_end_offset: int) -> int:
         """Exclusive: every transaction aborted below it is in the index."""
-        return self.owed[0].last_offset if self.owed else log_end_offset
+        return self.pending[0].last_offset if self.pending else log_end_offset
 
     def cut(self, offset: int) -> None:
         """The log now ends at ``offset``: markers from there on are gone."""
-        self.owed = [entry for entry in self.owed if entry.last_offset < offset]
+        self.pending = [entry for entry in self.pending if entry.last_offset < offset]

@@ -22,7 +22,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from oncelog.storage.disk.errors import read_beside
+from oncelog.storage.disk.disk_errors import read_small_file
 from oncelog.storage.disk.file_system import FileHandle, FileSystem
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import ProducerSnapshotEntry
@@ -197,7 +197,7 @@ class SnapshotStore:
         self._offsets = [known for known in self._offsets if known != offset]
 
     def _read(self, offset: int) -> list[ProducerSnapshotEntry]:
-        return decode_snapshot(read_beside(self._filesystem, self.path_of(offset)))
+        return decode_snapshot(read_small_file(self._filesystem, self.path_of(offset)))
 
     def path_of(self, offset: int) -> Path:
         """The path of the snapshot at ``offset``."""

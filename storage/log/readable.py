@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from oncelog.storage.disk.errors import is_unreadable
+from oncelog.storage.disk.disk_errors import is_unreadable
 from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError
 from oncelog.storage.log.loader import LoadedLog
 from oncelog.storage.log.side_files import LeaderEpochFile
@@ -324,7 +324,7 @@ def read_sound(
     """
     taken: list[memoryview] = []
     size, next_offset, end = 0, offset, 0
-    for found in _go_over(segment, _start_before(segment, offset)):
+    for found in _scan_sound(segment, _start_before(segment, offset)):
         if isinstance(found, Gap):
             if found.next_offset <= offset:
                 continue
@@ -337,15 +337,15 @@ def read_sound(
         if found.header.next_offset > upper_offset or (taken and size > max_bytes):
             break
         if not taken:
-            _note_sound(segment, found.header.base_offset, found.position)
+            _record_sound(segment, found.header.base_offset, found.position)
         taken.append(found.frame)
         next_offset, end = found.header.next_offset, found.position + len(found.frame)
     if taken:
-        _note_sound(segment, next_offset, end)
+        _record_sound(segment, next_offset, end)
     return b"".join(taken), next_offset
 
 
-def _note_sound(segment: Segment, offset: int, position: int) -> None:
+def _record_sound(segment: Segment, offset: int, position: int) -> None:
     places = segment.sound_places
     places[offset] = position
     if len(places) > SOUND_PLACES_MAX:
@@ -382,7 +382,7 @@ def _start_before(segment: Segment, offset: int) -> tuple[int, int]:
     return known
 
 
-def _go_over(segment: Segment, start: tuple[int, int]) -> Iterator[_Sound | Gap]:
+def _scan_sound(segment: Segment, start: tuple[int, int]) -> Iterator[_Sound | Gap]:
     """Sound batches and what is damaged between them, up to the end of the segment."""
     position, expected = start
     while position < segment.size_bytes:

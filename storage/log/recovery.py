@@ -191,7 +191,7 @@ def looks_torn(defect: TailDefect, data: Buffer, position: int, expected_offset:
             may_be_torn = _has_empty_sector(data, position, HEADER_BYTES)
         case TailDefect.BAD_CRC:
             may_be_torn = _has_empty_sector(data, position, claimed_bytes(data))
-    return may_be_torn and not _is_whole_but_for_a_bit(data)
+    return may_be_torn and not _is_whole_but_one_bit(data)
 
 
 def _has_lost_offset(data: Buffer, position: int, expected_offset: int) -> bool:
@@ -216,7 +216,7 @@ def _has_empty_sector(data: Buffer, position: int, size_bytes: int) -> bool:
     return False
 
 
-def _is_whole_but_for_a_bit(data: Buffer) -> bool:
+def _is_whole_but_one_bit(data: Buffer) -> bool:
     """Whether ``data`` begins with a batch that one flipped bit has spoilt.
 
     Not in its base offset and leader epoch: these leave the CRC intact.
@@ -231,7 +231,7 @@ def _is_whole_but_for_a_bit(data: Buffer) -> bool:
     if any(_syndrome(view, flipped) == 0 for flipped in flipped_lengths):
         return True
     syndrome = _syndrome(view, length)
-    return syndrome is not None and _is_of_one_bit(syndrome, LENGTH_END + length - CHECKED_AT)
+    return syndrome is not None and _is_one_bit(syndrome, LENGTH_END + length - CHECKED_AT)
 
 
 def _syndrome(view: memoryview, length: int) -> int | None:
@@ -242,7 +242,7 @@ def _syndrome(view: memoryview, length: int) -> int | None:
     return int(found) ^ int.from_bytes(view[CRC_AT:CHECKED_AT], "big")
 
 
-def _is_of_one_bit(syndrome: int, checked_bytes: int) -> bool:
+def _is_one_bit(syndrome: int, checked_bytes: int) -> bool:
     """Whether a bit flipped in the CRC, or in the bytes under it, makes it wrong like this.
 
     A bit counts as the last one does, shifted by the bits after it. All these shifts are walked

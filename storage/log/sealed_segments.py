@@ -1,13 +1,13 @@
 """The sealed segments of a log: which retention removes, and which compaction replaces.
 
-Removing the oldest (``LogHead``) takes several steps, and a crash after any is safe: retention
+Removing the oldest (``LogRetention``) takes several steps, and a crash after any is safe: retention
 names the offset to keep from; the log start is raised to it and made durable; the segments below
 are dropped; their files are removed, in another thread if need be. The next open finds any
 leftovers below the log start, and the next retention removes them.
 
-Replacing some (``LogBody``) is done in two places. All methods here run on the loop that owns the
-log. ``compaction`` reads, filters and writes in between, in any thread, on its own files: its
-result is only accepted if the segments it was made from are still there.
+Replacing some (``CompactionView``) is done in two places. All methods here run on the loop that
+owns the log. ``compaction`` reads, filters and writes in between, in any thread, on its own files:
+its result is only accepted if the segments it was made from are still there.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RemovedFiles:
         self._filesystem.sync_directory(self._directory)
 
 
-class LogHead:
+class LogRetention:
     """The oldest segments of one log and the producer snapshots that go with them."""
 
     __slots__ = ("_directory", "_filesystem", "_segments", "_snapshots")
@@ -114,7 +114,7 @@ class Replacement:
     replaced_bytes: int
 
 
-class LogBody:
+class CompactionView:
     """The segments between the log start and the active one, for compaction."""
 
     __slots__ = ("_directory", "_filesystem", "_ledger", "_segments", "_snapshots")
@@ -222,5 +222,5 @@ class LogBody:
         except OSError as error:
             self._ledger.fail(error)
             raise
-        self._ledger.note_directory()
+        self._ledger.mark_directory_changed()
         return RemovedFiles(self._filesystem, self._directory, deleted)

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from oncelog.storage.disk.errors import is_passing, read_beside
+from oncelog.storage.disk.disk_errors import is_transient, read_small_file
 from oncelog.storage.disk.file_system import FileHandle, FileSystem
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_LEADER_EPOCH
@@ -95,7 +95,7 @@ class RecoveryCheckpoint(NamedTuple):
 def read_recovery_checkpoint(filesystem: FileSystem, directory: Path) -> RecoveryCheckpoint | None:
     """The checkpoint; None if there is none or it is damaged: then nothing is known."""
     try:
-        return RecoveryCheckpoint.from_bytes(read_beside(filesystem, directory / RECOVERY_FILE))
+        return RecoveryCheckpoint.from_bytes(read_small_file(filesystem, directory / RECOVERY_FILE))
     except (FileNotFoundError, CorruptDataError):
         return None
 
@@ -121,7 +121,7 @@ class RecoveryCheckpointFile:
                 self._filesystem.write_atomically(self._path, data)
             except OSError as error:
                 # The log must still open on a full disk: the existing file needs no room.
-                if not (is_passing(error) and self._filesystem.exists(self._path)):
+                if not (is_transient(error) and self._filesystem.exists(self._path)):
                     raise
             self._handle = self._filesystem.open(self._path, create=False)
             self._handle.truncate(len(data))
@@ -154,7 +154,7 @@ class CleanShutdown:
 def read_clean_shutdown(filesystem: FileSystem, directory: Path) -> CleanShutdown | None:
     """The flag; None if there is none or it cannot be read: then the log must be recovered."""
     try:
-        data = read_beside(filesystem, directory / CLEAN_SHUTDOWN_FILE)
+        data = read_small_file(filesystem, directory / CLEAN_SHUTDOWN_FILE)
         version, line = data.decode("ascii").splitlines()
         end, base, size = map(int, line.split())
     except (FileNotFoundError, ValueError, CorruptDataError):
@@ -192,7 +192,7 @@ def read_leader_epochs(filesystem: FileSystem, directory: Path) -> list[tuple[in
     """The pairs of the file, in order; empty if there is none. CorruptDataError names the file."""
     path = directory / LEADER_EPOCH_FILE
     try:
-        return decode_leader_epochs(read_beside(filesystem, path))
+        return decode_leader_epochs(read_small_file(filesystem, path))
     except FileNotFoundError:
         return []
     except CorruptDataError as error:
@@ -274,7 +274,7 @@ def read_first_dirty_offset(filesystem: FileSystem, directory: Path) -> int | No
     Zero is always safe: compaction merely looks at everything again.
     """
     try:
-        data = read_beside(filesystem, directory / CLEANER_CHECKPOINT_FILE)
+        data = read_small_file(filesystem, directory / CLEANER_CHECKPOINT_FILE)
         version, count, line = data.decode("ascii").splitlines()
         offset = int(line.split()[-1])
     except FileNotFoundError:
@@ -314,7 +314,7 @@ def read_gaps_end(filesystem: FileSystem, directory: Path) -> int:
     Damage shows that there are gaps, and batches are still checked one by one.
     """
     try:
-        data = read_beside(filesystem, directory / OFFSET_GAPS_FILE)
+        data = read_small_file(filesystem, directory / OFFSET_GAPS_FILE)
         version, offset = data.decode("ascii").splitlines()
         return int(offset) if version == _VERSION and offset.isdecimal() else OFFSET_MAX
     except FileNotFoundError:
@@ -467,7 +467,7 @@ def finish_restart(filesystem: FileSystem, directory: Path) -> None:
     """
     path = directory / RESTART_FILE
     try:
-        offset = decode_restart(read_beside(filesystem, path))
+        offset = decode_restart(read_small_file(filesystem, path))
     except FileNotFoundError:
         return
     except CorruptDataError as error:

@@ -24,7 +24,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from oncelog.storage.disk.errors import read_beside
+from oncelog.storage.disk.disk_errors import read_small_file
 from oncelog.storage.disk.file_system import FileHandle, FileSystem
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import AbortedTransaction
@@ -93,7 +93,7 @@ class TxnIndex:
         "_handle",
         "_is_stale",
         "_last_offsets",
-        "is_settled",
+        "is_complete",
         "path",
     )
 
@@ -104,7 +104,7 @@ class TxnIndex:
         self._entries: list[AbortedIndexEntry] = []
         self._last_offsets: list[int] = []
         self._is_stale = False
-        self.is_settled = False
+        self.is_complete = False
         """Known to be complete: what a replay finds is in it, or compaction has dropped it."""
 
     def __len__(self) -> int:
@@ -125,7 +125,7 @@ class TxnIndex:
         if not self._filesystem.exists(self.path):
             return
         try:
-            entries = decode_entries(read_beside(self._filesystem, self.path))
+            entries = decode_entries(read_small_file(self._filesystem, self.path))
         except CorruptDataError as error:
             raise CorruptDataError(f"{self.path}: {error}") from error
         self._set_entries(entries)
@@ -149,7 +149,7 @@ class TxnIndex:
         Recovery replays markers whose entries survived, so a known one is not an error. One
         that would break the order is: CorruptDataError.
         """
-        if self.is_settled:
+        if self.is_complete:
             return None
         slot = bisect_left(self._last_offsets, entry.last_offset)
         if slot < len(self._last_offsets):
@@ -184,7 +184,7 @@ class TxnIndex:
 
     def truncate_to(self, offset: int) -> FileHandle | None:
         """Drop the entries whose marker is at ``offset`` or later; return the file to sync."""
-        self.is_settled = False
+        self.is_complete = False
         keep = bisect_left(self._last_offsets, offset)
         if keep == len(self._entries):
             return None
@@ -199,7 +199,7 @@ class TxnIndex:
         Its bytes go with the first entry or with ``drop_stale``: a start refused before that
         leaves the file as it was.
         """
-        self.is_settled = False
+        self.is_complete = False
         self._set_entries([])
         self._is_stale = self._filesystem.exists(self.path)
 

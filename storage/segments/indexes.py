@@ -294,7 +294,7 @@ class SegmentIndexes:
         """Continue after loaded entries, ``bytes_since_entry`` after the last of them."""
         self._bytes_since_entry = bytes_since_entry
 
-    def note_time(self, max_timestamp_ms: int, last_offset: int) -> None:
+    def record_time(self, max_timestamp_ms: int, last_offset: int) -> None:
         """Count the time of a batch only."""
         if max_timestamp_ms > self.max_timestamp_ms:
             self.max_timestamp_ms = max_timestamp_ms

@@ -49,7 +49,7 @@ def epoch_span(epochs: LeaderEpochPairs, offset: int) -> tuple[int | None, int]:
     return epochs[after - 1][0] if after else None, end
 
 
-def note_epoch(epochs: list[tuple[int, int]], epoch: int, base_offset: int) -> None:
+def record_epoch(epochs: list[tuple[int, int]], epoch: int, base_offset: int) -> None:
     """A batch of ``epoch`` begins at ``base_offset``: it begins there if it is a higher one."""
     if epoch > (epochs[-1][0] if epochs else NO_LEADER_EPOCH):
         epochs.append((epoch, base_offset))

@@ -158,13 +158,13 @@ class SegmentList:
             index_interval_bytes=index_interval_bytes,
         )
         for handle in sealed.write_sealed(leader_epochs):
-            self._ledger.note(handle, close_when_synced=True)
+            self._ledger.mark_written(handle, close_when_synced=True)
         aborted_file = sealed.txn_index.hand_over()
         if aborted_file is not None:
-            self._ledger.note(aborted_file, close_when_synced=True)
+            self._ledger.mark_written(aborted_file, close_when_synced=True)
         segment.create()
-        self._ledger.note(segment.log)
-        self._ledger.note_directory()
+        self._ledger.mark_written(segment.log)
+        self._ledger.mark_directory_changed()
         self.add(segment)
 
     def add(self, segment: Segment) -> None:
@@ -188,11 +188,11 @@ class SegmentList:
         active = self.active = self._segments[-1]
         self._recent.pop(active.base_offset, None)
         active.truncate_to_position(end, next_offset)
-        self._ledger.note(active.log)
-        self._ledger.note_directory()
+        self._ledger.mark_written(active.log)
+        self._ledger.mark_directory_changed()
         handle = active.txn_index.truncate_to(next_offset)
         if handle is not None:
-            self._ledger.note(handle)
+            self._ledger.mark_written(handle)
 
     def restart(
         self, filesystem: FileSystem, directory: Path, index_interval_bytes: int, offset: int

@@ -19,7 +19,7 @@ from typing import Final, NoReturn
 
 from crc32c import crc32c
 
-from oncelog.storage.disk.errors import is_unreadable, read_beside
+from oncelog.storage.disk.disk_errors import is_unreadable, read_small_file
 from oncelog.storage.disk.file_system import FileHandle, FileSystem
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_OFFSET, NO_TIMESTAMP
@@ -120,13 +120,13 @@ class Segment:
     def load_summary(self) -> None:
         """Read the summary of an attached file; one that does not fit the log counts as none."""
         try:
-            data = read_beside(self._filesystem, self.path_of(SUMMARY_SUFFIX))
+            data = read_small_file(self._filesystem, self.path_of(SUMMARY_SUFFIX))
             summary = SegmentSummary.from_bytes(data)
         except (FileNotFoundError, CorruptDataError):
             return
         if summary.log_bytes == self.size_bytes:
             self.summary = summary
-            self._indexes.note_time(summary.max_timestamp_ms, summary.max_timestamp_offset)
+            self._indexes.record_time(summary.max_timestamp_ms, summary.max_timestamp_offset)
 
     def begin_scan(self) -> None:
         """Take an existing file whose batches the caller will check and ``account`` for anew."""
@@ -154,7 +154,7 @@ class Segment:
         self._indexes.begin_tail(self.size_bytes - position)
         for place in self.walk(position):
             self.next_offset = place.last_offset + 1
-            self._indexes.note_time(place.max_timestamp_ms, place.last_offset)
+            self._indexes.record_time(place.max_timestamp_ms, place.last_offset)
         for place in self.walk(0):
             self._indexes.first_timestamp_ms = place.max_timestamp_ms
             break
@@ -272,8 +272,8 @@ class Segment:
         if self.summary is None:
             return None
         try:
-            index_data = read_beside(self._filesystem, self.path_of(OFFSET_INDEX_SUFFIX))
-            time_data = read_beside(self._filesystem, self.path_of(TIME_INDEX_SUFFIX))
+            index_data = read_small_file(self._filesystem, self.path_of(OFFSET_INDEX_SUFFIX))
+            time_data = read_small_file(self._filesystem, self.path_of(TIME_INDEX_SUFFIX))
         except (FileNotFoundError, CorruptDataError):
             return None
         found = crc32c(index_data), crc32c(time_data)
@@ -294,7 +294,7 @@ class Segment:
         except (CorruptDataError, OSError) as error:
             if isinstance(error, OSError) and not is_unreadable(error):
                 raise
-            self._indexes.note_time(TIMESTAMP_MAX, self.base_offset)
+            self._indexes.record_time(TIMESTAMP_MAX, self.base_offset)
         if self.summary is not None:
             self._indexes.set_last_time(known.max_timestamp_ms, known.max_timestamp_offset)
         assert self._indexes.entries is not None

@@ -38,7 +38,7 @@ SPARK_CLASSES = tuple(
 SPARK_SESSION = "spark_bridge/spark_session.py"
 PROCESSES = (
     "actors/launch/controller_place.py",
-    "actors/launch/home.py",
+    "actors/launch/cluster_location.py",
     "actors/launch/processes.py",
     "actors/process/process_table.py",
     "actors/process/ray_environment.py",
@@ -49,7 +49,7 @@ CLIENT = (
     "api/processing/actor.py",
     "api/session/ray_cluster.py",
     "api/client.py",
-    "api/session/connection.py",
+    "api/session/cluster_connection.py",
     "api/cli/head.py",
 )
 """Where clients are, likewise."""

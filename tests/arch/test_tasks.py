@@ -15,7 +15,7 @@ THREAD = "Thread"
 OUTCOMES = ("result", "exception")
 
 SEEN_ELSEWHERE = {
-    ("actors/coordination/actor_watch.py", "_watch"): "look() takes the result of each",
+    ("actors/coordination/actor_watch.py", "_watch"): "check() takes the result of each",
     ("actors/rpc/actor_transport.py", "_begin"): "a task that only waits to be cancelled",
     ("api/consuming/core.py", "_wait"): "to wait for an event fails only by being cancelled",
 }

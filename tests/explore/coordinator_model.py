@@ -23,8 +23,8 @@ from oncelog.actors.protocol.messages.transaction import (
     EndTxnRequest,
     InitProducerIdRequest,
 )
-from oncelog.actors.protocol.transaction.machine import TransactionMachine
 from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
+from oncelog.actors.protocol.transaction.transaction_machine import TransactionMachine
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 

@@ -23,10 +23,10 @@ from msgspec.structs import replace
 from replica_model import PARTITION, Replica
 
 from oncelog.actors.protocol.cluster.brokers import decide_heartbeat, decide_register, fence
+from oncelog.actors.protocol.cluster.cluster_records import ClusterRecord, encode_cluster_record
+from oncelog.actors.protocol.cluster.cluster_state import PartitionState
 from oncelog.actors.protocol.cluster.elections import balance, decide_alter_isr
-from oncelog.actors.protocol.cluster.log import ClusterRecord, encode_cluster_record
 from oncelog.actors.protocol.cluster.reassignment import complete, decide_reassign
-from oncelog.actors.protocol.cluster.state import PartitionState
 from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatRequest,
     ReassignPartitionRequest,
@@ -41,14 +41,14 @@ from oncelog.actors.protocol.messages.cluster import (
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.followers import IsrProposal, Push
 from oncelog.actors.protocol.partition.producers import ProducerStates
-from oncelog.actors.protocol.partition.replication import Assignment, ReplicationSettings
+from oncelog.actors.protocol.partition.replication import PartitionAssignment, ReplicationSettings
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.records.batch import seal
 
 EVENT_MS, ASK_MS, LAGGING_MS = 0, 2_000, 100_000
 """When things happen; when a leader is asked what is due; and when it is, and others lag."""
 
-SETTINGS = ReplicationSettings(min_insync_replicas=2, tell_ms=0)
+SETTINGS = ReplicationSettings(min_insync_replicas=2, bounds_push_ms=0)
 CONTROLLER = "controller"
 
 OMITTED.update(
@@ -67,7 +67,7 @@ OMITTED.update(
         # Compared within one step only, or only told.
         "PartitionState": frozenset({"incarnation", "version"}),
         "BrokerState": frozenset({"broker_epoch", "disk_epoch"}),
-        "ClusterMachine": frozenset({"_untold", "election_count", "founded", "keys"}),
+        "ClusterMachine": frozenset({"_unannounced", "election_count", "founded", "keys"}),
         "Cluster": frozenset({"start_count"}),
     }
 )
@@ -148,7 +148,7 @@ class Node(Replica):
         held = self.batches if end_offset is None else self.batches[:end_offset]
         return tuple((header.leader_epoch, header.base_timestamp_ms) for header, _ in held)
 
-    def begin(self, assignment: Assignment) -> None:
+    def begin(self, assignment: PartitionAssignment) -> None:
         self.lead(assignment, SETTINGS, EVENT_MS)
         self.led_from = self.machine.high_watermark
 
@@ -171,15 +171,15 @@ class Cluster(ClusterWorld):
     def apply(self, records: Iterator[ClusterRecord] | Any) -> None:
         for record in records:
             self.machine.apply(encode_cluster_record(record))
-        self.machine.take_untold()
+        self.machine.take_unannounced()
 
     @property
     def partition(self) -> PartitionState:
         return self.machine.topics[PARTITION.topic].partitions[0]
 
-    def assignment(self) -> Assignment:
+    def assignment(self) -> PartitionAssignment:
         partition = self.partition
-        return Assignment(
+        return PartitionAssignment(
             leader_epoch=partition.leader_epoch,
             partition_version=partition.version,
             replicas=partition.replicas,
@@ -256,7 +256,10 @@ def is_due(node: Node, receiver: int) -> bool:
     """Whether a push to one follower is due."""
     leader, end_offset = node.leader, node.machine.log_end_offset
     return leader._followers[receiver].is_due(  # type: ignore[no-any-return]
-        ASK_MS, log_end_offset=end_offset, bounds=leader._told_bounds(), tell_ms=SETTINGS.tell_ms
+        ASK_MS,
+        log_end_offset=end_offset,
+        bounds=leader._current_bounds(),
+        bounds_push_ms=SETTINGS.bounds_push_ms,
     )
 
 

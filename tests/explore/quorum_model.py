@@ -36,7 +36,7 @@ from oncelog.storage.errors import ErrorCode
 
 VOTERS = (1, 2, 3)
 COPY = "copy"
-SETTINGS = ReplicationSettings(tell_ms=0)
+SETTINGS = ReplicationSettings(bounds_push_ms=0)
 DISKS = {n: Disk(directory_id=f"disk {n}", broker_epoch=1) for n in VOTERS}
 
 OMITTED["QuorumReplication"] = frozenset({"_retry_proposal_ms", "_sent", "_disks"})
@@ -331,7 +331,10 @@ def is_due(voter: Voter, receiver: int) -> bool:
     leader, end_offset = voter.quorum, voter.machine.log_end_offset
     assert leader is not None
     return leader._followers[receiver].is_due(
-        ASK_MS, log_end_offset=end_offset, bounds=leader._told_bounds(), tell_ms=SETTINGS.tell_ms
+        ASK_MS,
+        log_end_offset=end_offset,
+        bounds=leader._current_bounds(),
+        bounds_push_ms=SETTINGS.bounds_push_ms,
     )
 
 

@@ -11,8 +11,8 @@ from explorer import explore
 from msgspec.structs import replace
 from partition_model import QUIET, PartitionModel, Scope
 
-from oncelog.actors.protocol.cluster import elections, machine
-from oncelog.actors.protocol.cluster.state import PartitionState
+from oncelog.actors.protocol.cluster import cluster_machine, elections
+from oncelog.actors.protocol.cluster.cluster_state import PartitionState
 from oncelog.actors.protocol.partition import following
 from oncelog.actors.protocol.partition.followers import InSyncReplicas
 from oncelog.actors.protocol.partition.following import FollowerReplication
@@ -73,7 +73,7 @@ def nothing(*_: Any, **__: Any) -> None:
 
 
 def forget_returns(patch: pytest.MonkeyPatch) -> None:
-    for module in (elections, machine):
+    for module in (elections, cluster_machine):
         patch.setattr(module, "after_return", nothing)
 
 

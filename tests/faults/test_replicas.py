@@ -10,7 +10,11 @@ from faults.replicas import (
     replica_differences,
 )
 
-from oncelog.actors.protocol.cluster.log import IsrChanged, LeaderElected, encode_cluster_record
+from oncelog.actors.protocol.cluster.cluster_records import (
+    IsrChanged,
+    LeaderElected,
+    encode_cluster_record,
+)
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.records.batch import parse_header, patch

@@ -6,7 +6,7 @@ import pytest
 from faults.history import build_history
 from faults.takeovers import Takeover, takeovers
 
-from oncelog.actors.protocol.cluster.log import ControllerElected, LeaderElected
+from oncelog.actors.protocol.cluster.cluster_records import ControllerElected, LeaderElected
 
 SECOND = 1_000_000_000
 WALL_MS = 1_000_000

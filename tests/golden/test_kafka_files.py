@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import sample_logs
 
-from oncelog.actors.protocol.group import log as group_log
-from oncelog.actors.protocol.transaction import log as transaction_log
+from oncelog.actors.protocol.group import group_records
+from oncelog.actors.protocol.transaction import transaction_records
 from oncelog.api.cli import main as cli
 from oncelog.storage.disk.file_system import ReadOnlyFileSystem, RealFileSystem
 from oncelog.storage.dump.contents import (
@@ -248,9 +248,9 @@ def test_transaction_records_of_kafka_are_decoded():
         for batch in batches_of(GOLDEN / "__transaction_state-0")
         for record in records_of(batch)
     ]
-    assert transaction_log.decode_key(records[-1].key) == "gone"
+    assert transaction_records.decode_key(records[-1].key) == "gone"
     assert records[-1].value is None
-    decoded = [transaction_log.decode_value("loader", record.value) for record in records[:-1]]
+    decoded = [transaction_records.decode_value("loader", record.value) for record in records[:-1]]
     states = printed(
         "__transaction_state-0", r"producerEpoch:(\d+),state=(\w+),partitions=\[(.*)\],"
     )
@@ -272,10 +272,10 @@ def test_offset_and_group_records_of_every_version_are_decoded():
         for record in records_of(batch)
     ]
     offsets = [
-        group_log.decode_offset_value(record.value) for record in records[:10:2] if record.value
+        group_records.decode_offset_value(record.value) for record in records[:10:2] if record.value
     ]
     groups = [
-        group_log.decode_group_value(record.value) for record in records[1:10:2] if record.value
+        group_records.decode_group_value(record.value) for record in records[1:10:2] if record.value
     ]
     assert [each.leader_epoch for each in offsets] == [-1, -1, -1, 3, 3]
     assert {each.offset for each in offsets} == {42}

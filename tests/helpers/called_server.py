@@ -19,7 +19,7 @@ from oncelog.actors.protocol.messages.partition import (
     ProduceReply,
     ProduceRequest,
 )
-from oncelog.actors.rpc.actor_transport import Connection, connect
+from oncelog.actors.rpc.actor_transport import ActorConnection, connect
 from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.actors.rpc.dispatch import Dispatch
 from oncelog.actors.rpc.listener import Listener
@@ -79,7 +79,7 @@ def listener_of(server: Server, reports: CallReports = NO_REPORTS) -> Listener:
 
 
 @contextlib.asynccontextmanager
-async def served() -> AsyncIterator[tuple[Server, Listener, Connection]]:
+async def served() -> AsyncIterator[tuple[Server, Listener, ActorConnection]]:
     server = Server()
     listener = listener_of(server)
     connection = await connect(await listener.address(), timeout_ms=TIMEOUT_MS)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from oncelog.actors.protocol.cluster.log import (
+from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
+from oncelog.actors.protocol.cluster.cluster_records import (
     BrokerChanged,
     BrokerRegistered,
     ClusterFounded,
@@ -16,8 +17,7 @@ from oncelog.actors.protocol.cluster.log import (
     encode_cluster_record,
     snapshot_parts,
 )
-from oncelog.actors.protocol.cluster.machine import ClusterMachine
-from oncelog.actors.protocol.cluster.state import PartitionState, TopicState
+from oncelog.actors.protocol.cluster.cluster_state import PartitionState, TopicState
 from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.messages.base import ReplyT
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply, BecomeLeaderRequest
@@ -174,7 +174,7 @@ class ClusterWorld:
 
 def state_of(machine: ClusterMachine) -> dict[str, object]:
     """All that records give, and their order: not whom it has not told yet, and who refuses."""
-    unrecorded = ("_untold", "_refusing")
+    unrecorded = ("_unannounced", "_refusing")
     found = {name: value for name, value in vars(machine).items() if name not in unrecorded}
     for name in ("_brokers", "_topics", "_names_by_id", "_deleted"):
         found[name] = list(found[name].items())

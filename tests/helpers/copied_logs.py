@@ -17,7 +17,7 @@ from crash_life import NOW_MS, StillClock
 from hypothesis import strategies as st
 
 from oncelog.actors.config import ReplicaConfig, TopicConfig
-from oncelog.actors.protocol.partition.machine import PartitionMachine
+from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
 from oncelog.actors.replica.opening import ReplicaDirectory, index_if_aborted
 from oncelog.storage.log.partition import PartitionLog
 from oncelog.storage.model import TopicPartition

@@ -14,7 +14,7 @@ COUNTERS = {metric for metric in METRICS if metric.kind is Kind.COUNTER} | {
 
 
 class Counted:
-    """What was added, by the name of the figure and the values of its tags."""
+    """What was added, by the name of the metric and the values of its tags."""
 
     def __init__(self) -> None:
         self.amounts: dict[tuple[str, ...], float] = defaultdict(float)

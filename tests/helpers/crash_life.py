@@ -17,7 +17,7 @@ from crash_disk import CrashDisk
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import TxnMarker
-from oncelog.actors.protocol.partition.machine import PartitionMachine
+from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
 from oncelog.actors.protocol.tickets import ClusterKeys
 from oncelog.actors.replica.maintenance import remove_old_segments
 from oncelog.actors.replica.opening import ExpectedLog
@@ -105,8 +105,8 @@ class SteppedReplica(Replica):
 
     history: History
 
-    def __init__(self, **surroundings: Any) -> None:
-        super().__init__(**surroundings)
+    def __init__(self, **environment: Any) -> None:
+        super().__init__(**environment)
         self._sync.request = lambda *_, **__: None  # type: ignore[method-assign]
 
     def write(

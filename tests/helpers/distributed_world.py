@@ -19,7 +19,7 @@ from oncelog.actors.protocol.messages.partition import (
     ListOffsetsRequest,
 )
 from oncelog.actors.protocol.messages.transaction import Run, Winner
-from oncelog.api.distributing.connection import Connection, PlannedRun
+from oncelog.api.distributing.engine_connection import EngineConnection, PlannedRun
 from oncelog.api.distributing.read import unknown_topic
 from oncelog.api.producing.member import Membership, RunEnd
 from oncelog.api.session.routing import ClientContext, Router
@@ -152,7 +152,7 @@ class Topics:
         return ListOffsetsReply(offset=known.get(request.timestamp_ms, -1))
 
 
-class TimedConnection(Connection):
+class TimedConnection(EngineConnection):
     """A connection that waits in no time; ``meanwhile`` are called then, one for each wait."""
 
     def __init__(self, topics, loop_thread):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from actor_surroundings import InlineBackground, ManualClock
+from actor_environment import InlineBackground, ManualClock
 from copied_logs import DATA_DIR, TP, LeaderLog
 from crash_disk import CrashDisk
 

@@ -13,12 +13,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from oncelog.actors.protocol.cluster import log as cluster_log
-from oncelog.actors.protocol.cluster.log import ClusterRecord, decode_cluster_record
+from oncelog.actors.protocol.cluster import cluster_records
+from oncelog.actors.protocol.cluster.cluster_records import ClusterRecord, decode_cluster_record
 from oncelog.actors.protocol.effects import LogRecord
-from oncelog.actors.protocol.group import offsets as group_offsets
+from oncelog.actors.protocol.group import group_offsets
 from oncelog.actors.protocol.group import rebalance as group_rebalance
-from oncelog.actors.protocol.group.log import (
+from oncelog.actors.protocol.group.group_records import (
     GroupKey,
     GroupValue,
     OffsetKey,
@@ -29,13 +29,13 @@ from oncelog.actors.protocol.group.log import (
 )
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.actors.protocol.transaction import ids as transactional_ids
-from oncelog.actors.protocol.transaction.log import (
-    MemberValue,
+from oncelog.actors.protocol.transaction.members import RunMember
+from oncelog.actors.protocol.transaction.transaction_records import (
+    RunMemberValue,
     decode_member_value,
     decode_value,
 )
-from oncelog.actors.protocol.transaction.members import Member
-from oncelog.actors.protocol.transaction.state import TransactionMetadata
+from oncelog.actors.protocol.transaction.transaction_state import TransactionMetadata
 from oncelog.storage.log.partition import PartitionLog
 from oncelog.storage.model import TopicPartition
 from oncelog.storage.records.batch import HEADER_BYTES, BatchHeader, parse_header
@@ -49,9 +49,9 @@ def _transaction(metadata: TransactionMetadata, value: bytes) -> tuple[Any, Any]
 
 
 def _member(
-    metadata: TransactionMetadata, member: Member, now_ms: int, value: bytes
+    metadata: TransactionMetadata, member: RunMember, now_ms: int, value: bytes
 ) -> tuple[Any, Any]:
-    meant = MemberValue(
+    meant = RunMemberValue(
         owner_producer_id=metadata.producer_id,
         owner_epoch=metadata.producer_epoch,
         member=member,
@@ -93,7 +93,7 @@ _ENCODERS: tuple[tuple[Any, str, Compare], ...] = (
     (transactional_ids, "encode_member_value", _member),
     (group_rebalance, "group_record", _group),
     (group_offsets, "offset_record", _position),
-    (cluster_log, "encode_cluster_record", _cluster),
+    (cluster_records, "encode_cluster_record", _cluster),
     (PartitionLog, "append", _batch),
 )
 

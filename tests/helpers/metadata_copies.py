@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from oncelog.actors.protocol.cluster.log import ClusterRecord, encode_cluster_record
+from oncelog.actors.protocol.cluster.cluster_records import ClusterRecord, encode_cluster_record
 from oncelog.actors.protocol.cluster.quorum import LogPosition
 from oncelog.actors.protocol.messages.replication import ReplicateRequest, VoteRequest
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC, TopicPartition

@@ -1,7 +1,7 @@
 """``./run mutants``: change one thing of the product at a time, and see whether a unit test fails.
 
     ./run mutants --count 30 --seed 1           of the shells, drawn by the seed
-    ./run mutants --only actors/replica/log.py  all of one file; a folder is taken with its files
+    ./run mutants --only api/session/retry.py   all of one file; a folder is taken with its files
 
 A mutant lacks a statement, a condition or a guard, compares the other way, returns early, or has
 two arguments swapped. Each is tried in a copy of the tree, by the unit tests of its room alone.

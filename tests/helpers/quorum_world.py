@@ -20,7 +20,7 @@ from oncelog.actors.protocol.cluster.quorum import (
     Vote,
     VoterState,
     decide_vote,
-    may_stand,
+    may_be_candidate,
     with_epoch,
 )
 from oncelog.actors.protocol.messages.replication import ReplicateRequest, VoteReply, VoteRequest
@@ -156,7 +156,7 @@ class World:
 
     random: random.Random
     node_type: type[Node] = Node
-    needs_settled: bool = True
+    asks_may_change: bool = True
     now_ms: int = 0
     calls: list[Pushed | Ballot] = field(default_factory=list)
     committed: dict[int, bytes] = field(default_factory=dict)
@@ -192,7 +192,7 @@ class World:
         voters = self.voters_of(node)
         if not node.is_up or node.quorum is not None or node.is_blank:
             return
-        if not self.may_stand(node, voters):
+        if not self.may_be_candidate(node, voters):
             return
         node.sync()
         newest = max(node.state.epoch, node.machine.leader_epoch, node.position.epoch)
@@ -212,8 +212,8 @@ class World:
         ]
         self.elect(node)
 
-    def may_stand(self, node: Node, voters: tuple[int, ...]) -> bool:
-        return may_stand(node.state, voters, node.broker_id)
+    def may_be_candidate(self, node: Node, voters: tuple[int, ...]) -> bool:
+        return may_be_candidate(node.state, voters, node.broker_id)
 
     def elect(self, node: Node) -> None:
         candidacy = node.candidacy
@@ -239,7 +239,7 @@ class World:
         assert node.quorum is not None
         voters = self.voters_of(node)
         others = [n for n in self.nodes if n not in voters]
-        learners = others[: VOTERS_MAX - len(voters)] if self.needs_settled else others
+        learners = others[: VOTERS_MAX - len(voters)] if self.asks_may_change else others
         node.quorum.set_voters(voters, learners, self.now_ms)
 
     def change_voters(self, node: Node) -> None:
@@ -247,7 +247,7 @@ class World:
         quorum = node.quorum
         assert quorum is not None
         voters = self.voters_of(node)
-        if self.needs_settled and not quorum.is_settled:
+        if self.asks_may_change and not quorum.may_change_voters:
             return
         blank = [n for n in voters if self.nodes[n].is_blank]
         ready = [n for n in self.nodes if n not in voters and n in quorum.caught_up()]
@@ -267,7 +267,7 @@ class World:
         """Whoever lost its disk takes part again once it is committed that it has no vote."""
         assert leader.quorum is not None
         for node in self.nodes.values():
-            if leader.quorum.is_settled and node.broker_id not in leader.quorum.voters:
+            if leader.quorum.may_change_voters and node.broker_id not in leader.quorum.voters:
                 node.is_blank = False
 
     def lose_disk(self, leader: Node) -> None:
@@ -276,7 +276,7 @@ class World:
         voters = leader.quorum.voters
         is_newest = leader.state.epoch == max(n.state.epoch for n in self.nodes.values())
         is_sound = not any(node.is_blank for node in self.nodes.values())
-        if is_newest and is_sound and len(voters) == VOTERS_MAX and leader.quorum.is_settled:
+        if is_newest and is_sound and len(voters) == VOTERS_MAX and leader.quorum.may_change_voters:
             lost = self.random.choice(sorted(voters - {leader.broker_id}))
             self.nodes[lost].is_up = True
             self.crash(self.nodes[lost])

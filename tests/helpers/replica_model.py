@@ -7,10 +7,10 @@ from cluster_worlds import TOPIC_ID
 from oncelog.actors.protocol.messages.replication import ReplicateRequest
 from oncelog.actors.protocol.partition.bounds import Role
 from oncelog.actors.protocol.partition.following import FollowerReplication, ReplicateVerdict
-from oncelog.actors.protocol.partition.machine import PartitionMachine
+from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
 from oncelog.actors.protocol.partition.replication import (
-    Assignment,
     LeaderReplication,
+    PartitionAssignment,
     ReplicationSettings,
 )
 from oncelog.actors.protocol.tickets import NO_KEYS
@@ -134,7 +134,9 @@ class Replica:
         """The controller has told who leads; nothing older is taken from now on."""
         self.machine.become_follower(max(leader_epoch, self.machine.leader_epoch))
 
-    def lead(self, assignment: Assignment, settings: ReplicationSettings, now_ms: int) -> None:
+    def lead(
+        self, assignment: PartitionAssignment, settings: ReplicationSettings, now_ms: int
+    ) -> None:
         self.machine.become_leader(assignment.leader_epoch, TOPIC_ID, NO_KEYS)
         self.leader = self.leading(
             self.machine,

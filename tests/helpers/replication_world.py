@@ -14,9 +14,9 @@ from cluster_worlds import CLUSTER_ID, TOPIC_ID, ClusterWorld
 from replica_model import PARTITION, Replica, batch_at
 
 from oncelog.actors.protocol.cluster.brokers import decide_heartbeat, decide_register, fence
+from oncelog.actors.protocol.cluster.cluster_state import PartitionState, TopicState
 from oncelog.actors.protocol.cluster.elections import decide_alter_isr, elect
 from oncelog.actors.protocol.cluster.reassignment import complete, decide_reassign
-from oncelog.actors.protocol.cluster.state import PartitionState, TopicState
 from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatRequest,
     ReassignPartitionRequest,
@@ -31,8 +31,8 @@ from oncelog.actors.protocol.messages.replication import ReplicateReply, Replica
 from oncelog.actors.protocol.partition.followers import IsrProposal, Push
 from oncelog.actors.protocol.partition.following import ReplicateVerdict
 from oncelog.actors.protocol.partition.replication import (
-    Assignment,
     LeaderReplication,
+    PartitionAssignment,
     ReplicationSettings,
 )
 from oncelog.storage.errors import ErrorCode
@@ -94,8 +94,8 @@ class Controller(ClusterWorld):
     def is_fenced(self, broker_id: int) -> bool:
         return self.machine.broker_states[broker_id].is_fenced
 
-    def assignment(self) -> Assignment:
-        return Assignment(
+    def assignment(self) -> PartitionAssignment:
+        return PartitionAssignment(
             leader_epoch=self.leader_epoch,
             partition_version=self.partition.version,
             replicas=self.partition.replicas,

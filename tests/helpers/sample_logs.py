@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from oncelog.actors.protocol.cluster.log import (
+from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
+from oncelog.actors.protocol.cluster.cluster_records import (
     BrokerRegistered,
     ClusterFounded,
     LeaderElected,
@@ -20,17 +21,16 @@ from oncelog.actors.protocol.cluster.log import (
     encode_cluster_record,
     snapshot_parts,
 )
-from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.group.consumer_protocol import (
-    Assignment,
+    ConsumerAssignment,
     Subscription,
     encode_assignment,
     encode_subscription,
 )
-from oncelog.actors.protocol.group.log import (
+from oncelog.actors.protocol.group.group_records import (
+    GroupMemberValue,
     GroupValue,
-    MemberValue,
     group_record,
     group_tombstone,
     offset_record,
@@ -38,16 +38,19 @@ from oncelog.actors.protocol.group.log import (
 )
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.actors.protocol.messages.transaction import Run
-from oncelog.actors.protocol.partition.machine import PartitionMachine
+from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
 from oncelog.actors.protocol.tickets import ClusterKeys
-from oncelog.actors.protocol.transaction.log import (
+from oncelog.actors.protocol.transaction.members import MemberStatus, RunMember
+from oncelog.actors.protocol.transaction.transaction_records import (
     encode_key,
     encode_member_key,
     encode_member_value,
     encode_value,
 )
-from oncelog.actors.protocol.transaction.members import Member, MemberStatus
-from oncelog.actors.protocol.transaction.state import TransactionMetadata, TransactionState
+from oncelog.actors.protocol.transaction.transaction_state import (
+    TransactionMetadata,
+    TransactionState,
+)
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.model import (
@@ -235,19 +238,19 @@ def _tagged_transactions(
             run=Run(number=TIME_MS * 10**6, id="batch 7"),
             is_run_current=True,
             members={
-                5_000: Member(
+                5_000: RunMember(
                     producer_id=5_000,
                     producer_epoch=1,
                     status=MemberStatus.COMMITTED,
                     partitions=tps,
                 ),
-                5_001: Member(
+                5_001: RunMember(
                     producer_id=5_001,
                     producer_epoch=9,
                     status=MemberStatus.ABORTED,
                     partitions=frozenset({TopicPartition("flights", 2)}),
                 ),
-                5_002: Member(producer_id=5_002),
+                5_002: RunMember(producer_id=5_002),
             },
             **common,
         ),
@@ -275,7 +278,7 @@ def transaction_records() -> list[LogRecord]:
     ]
     values += _tagged_transactions(tps, common)
     written = [LogRecord(encode_key(each.transactional_id), encode_value(each)) for each in values]
-    owner, member = values[1], Member(producer_id=5_000, partitions=tps)
+    owner, member = values[1], RunMember(producer_id=5_000, partitions=tps)
     written += [
         LogRecord(encode_member_key("loader", 5_000), encode_member_value(owner, member, TIME_MS)),
         LogRecord(encode_member_key("loader", 5_000), None),
@@ -296,14 +299,16 @@ def write_offsets_log(data_dir: Path) -> Path:
     """``__consumer_offsets-0``: a group's life, plain and transactional commits, tombstones."""
     log = SampleLog(data_dir, CONSUMER_OFFSETS_TOPIC, index_interval_bytes=1_024)
     tp = TopicPartition("flights", 0)
-    member = MemberValue(
+    member = GroupMemberValue(
         member_id="consumer-1",
         group_instance_id="worker-0",
         client_id="c",
         rebalance_timeout_ms=300_000,
         session_timeout_ms=45_000,
         subscription=encode_subscription(Subscription(topics=("flights",))),
-        assignment=encode_assignment(Assignment(partitions=(tp, TopicPartition("flights", 1)))),
+        assignment=encode_assignment(
+            ConsumerAssignment(partitions=(tp, TopicPartition("flights", 1)))
+        ),
     )
     stable = GroupValue(
         protocol_type="consumer",

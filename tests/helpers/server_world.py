@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
-from oncelog.actors.launch.assembly import Surroundings
-from oncelog.actors.launch.figures import DiskFigures
+from oncelog.actors.launch.assembly import Environment
+from oncelog.actors.launch.server_metrics import DiskMetrics
 from oncelog.actors.process.background import ThreadBackground
 from oncelog.actors.process.metrics import METRICS, Kind, parts
 from oncelog.actors.process.process_table import ProcessTable
@@ -37,13 +37,13 @@ HISTOGRAM_PARTS = {
 class World:
     """Clock, transport and sink of one server. ``leader_epoch`` is what the controller tells.
 
-    ``told`` has the name of each figure that was set or added to, in order; ``figures`` their last
+    ``told`` has the name of each metric that was set or added to, in order; ``values`` their last
     values, those of a counter in sum, whatever the tags.
     """
 
     def __init__(self) -> None:
         self.time_ms = NOW_MS
-        self.figures: dict[str, float] = {}
+        self.values: dict[str, float] = {}
         self.told: list[str] = []
         self.leader_epoch = 1
         self.is_led = False
@@ -62,11 +62,11 @@ class World:
     def add(self, metric: Any, amount: float, tags: Any) -> None:
         assert metric.kind is Kind.COUNTER
         assert metric in METRICS or metric in HISTOGRAM_PARTS
-        self._note(metric, self.figures.get(metric.name, 0) + amount, tags)
+        self._note(metric, self.values.get(metric.name, 0) + amount, tags)
 
     def _note(self, metric: Any, value: float, tags: Any) -> None:
         assert tuple(tags) == metric.tags
-        self.figures[metric.name] = value
+        self.values[metric.name] = value
         self.tags.add(tuple(tags.items()))
         self.told.append(metric.name)
 
@@ -102,7 +102,7 @@ class World:
             data_dir=str(directory),
             cluster=ClusterConfig(**settings),
         )
-        surroundings = Surroundings(
+        environment = Environment(
             filesystem=RealFileSystem(),
             clock=self,
             new_background=ThreadBackground,
@@ -112,13 +112,13 @@ class World:
             incarnation="i",
             process_id=1,
             metrics=self,
-            disk_figures=DiskFigures(self.disk_space),
+            disk_metrics=DiskMetrics(self.disk_space),
             die=self.deaths.append,
         )
-        return kind(config, surroundings)
+        return kind(config, environment)
 
 
 async def stop(server: Any) -> None:
-    server.figures.stop()
+    server.metrics.stop()
     await server.maintenance.stop()
     await server.stop_serving(remove_data=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from oncelog.actors.protocol.partition.machine import PartitionMachine
+from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
 from oncelog.api.consuming.fetch_buffer import visible_batches
 from oncelog.storage.compaction.compactor import Cleaner, CleanResult, CompactionSettings
 from oncelog.storage.disk.file_system import RealFileHandle, RealFileSystem

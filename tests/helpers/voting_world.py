@@ -11,12 +11,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from actor_surroundings import InlineBackground, JumpingLoop
+from actor_environment import InlineBackground, JumpingLoop
 
 from oncelog.actors.config import BrokerConfig, ClusterConfig, ReplicaConfig
-from oncelog.actors.controller.membership import BrokerNode
+from oncelog.actors.controller.broker_membership import BrokerNode
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, broker_actor
-from oncelog.actors.launch.assembly import Surroundings
+from oncelog.actors.launch.assembly import Environment
 from oncelog.actors.launch.broker import Broker
 from oncelog.actors.launch.controller_server import ControllerServer
 from oncelog.actors.protocol.messages.cluster import (
@@ -112,8 +112,8 @@ class Node:
 
     # --- processes ---------------------------------------------------------------------------
 
-    def surroundings(self, die: Callable[[BaseException], None]) -> Surroundings:
-        return Surroundings(
+    def environment(self, die: Callable[[BaseException], None]) -> Environment:
+        return Environment(
             filesystem=RealFileSystem(),
             clock=asyncio.get_running_loop(),
             new_background=InlineBackground,
@@ -139,7 +139,7 @@ class Node:
         )
         self.controller = ControllerServer(
             config,
-            self.surroundings(self.end_controller),
+            self.environment(self.end_controller),
             launcher=self,
             token_bytes=random.Random(self.number).randbytes,
             resign=self.resign,
@@ -154,7 +154,7 @@ class Node:
                 cluster=self.world.cluster,
                 cluster_id=CLUSTER_ID,
             )
-            self.broker = Broker(config, self.surroundings(self.world.failures.append), self)
+            self.broker = Broker(config, self.environment(self.world.failures.append), self)
             self.broker.begin()
 
     def resign(self) -> None:
@@ -170,7 +170,7 @@ class Node:
         if self.world.holder is self and self.is_up:
             self.world.holder = None
         controller.is_stopped = True
-        controller.figures.stop()
+        controller.metrics.stop()
         controller._tasks.cancel()
         controller._start_task.cancel()
         replica = controller.replica

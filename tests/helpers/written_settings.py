@@ -29,9 +29,9 @@ from oncelog.storage.settings import (
     Checked,
     Choice,
     Either,
+    EnumMember,
     Flag,
     Function,
-    Member,
     Nothing,
     Number,
     Objects,
@@ -277,7 +277,7 @@ KINDS: dict[type, str] = {
     Text: "text",
     Flag: "flag",
     Choice: "choice",
-    Member: "choice",
+    EnumMember: "choice",
     Several: "choices",
     Objects: "list",
     Function: "function",
@@ -295,7 +295,7 @@ def allowed_text(rule: Rule) -> str:
             return "not empty"
         case Text(bytes_max=bytes_max):
             return f"1 to {bytes_max:,} bytes"
-        case Choice(choices=choices) | Member(choices=choices):
+        case Choice(choices=choices) | EnumMember(choices=choices):
             return ", ".join(f"`{choice}`" for choice in choices)
         case Several(choices=choices):
             return "one or several of " + ", ".join(f"`{choice}`" for choice in choices)

@@ -136,7 +136,7 @@ def test_without_the_look_at_sectors_acknowledged_batches_are_cut():
 
 def test_without_the_look_for_one_bit_batches_with_zeros_are_cut():
     with (
-        mock.patch.object(recovery, "_is_whole_but_for_a_bit", return_value=False),
+        mock.patch.object(recovery, "_is_whole_but_one_bit", return_value=False),
         pytest.raises(AssertionError, match="acknowledged batches are gone"),
     ):
         sum(run(seed, flips=0.5).refusals for seed in range(150))

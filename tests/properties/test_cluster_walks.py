@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from oncelog.actors.protocol.cluster import brokers, elections, machine, reassignment
+from oncelog.actors.protocol.cluster import brokers, cluster_machine, elections, reassignment
 from oncelog.actors.protocol.cluster.brokers import (
     decide_drain,
     decide_heartbeat,
     decide_register,
     fence,
 )
+from oncelog.actors.protocol.cluster.cluster_records import TopicCreated
 from oncelog.actors.protocol.cluster.elections import balance, decide_alter_isr
-from oncelog.actors.protocol.cluster.log import TopicCreated
 from oncelog.actors.protocol.cluster.placement import check_replication, place_partitions
 from oncelog.actors.protocol.cluster.reassignment import decide_reassign, drained
 from oncelog.actors.protocol.messages.brokers import (
@@ -194,7 +194,7 @@ def walk(seed: int) -> Walk:
     restored = world.restored(world.chance.randint(1, len(world.log)))
     assert state_of(restored) == state_of(world.machine)
     # Leaders are told of what has changed, be it before the snapshot.
-    for tp in set(replayed.take_untold()) - set(restored.take_untold()):
+    for tp in set(replayed.take_unannounced()) - set(restored.take_unannounced()):
         partition = world.machine.topics[tp.topic].partitions[tp.partition]
         assert len(partition.replicas) == 1
         assert partition.incarnation, "it has not asked for its role since"
@@ -277,17 +277,17 @@ def forgets_who_drains(broker):  # type: ignore[no-untyped-def]
     return REAL_REGISTRATIONS(broker)[:1]
 
 
-REAL_SNAPSHOT = machine.snapshot_of
-REAL_REGISTRATIONS = machine.registrations_of
+REAL_SNAPSHOT = cluster_machine.snapshot_of
+REAL_REGISTRATIONS = cluster_machine.registrations_of
 
 SABOTEURS = {
     "a snapshot without the replicas that are being added": (
-        machine,
+        cluster_machine,
         "snapshot_of",
         forgets_who_moves,
     ),
     "a snapshot without the brokers that drain": (
-        machine,
+        cluster_machine,
         "registrations_of",
         forgets_who_drains,
     ),
@@ -298,7 +298,7 @@ SABOTEURS = {
         leads_when_back,
     ),
     "a replica that leads whatever nobody leads when it starts": (
-        machine,
+        cluster_machine,
         "after_start",
         leads_when_started,
     ),

@@ -7,7 +7,7 @@ from crash_disk import CrashDisk
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from oncelog.actors.protocol.partition.machine import Role
+from oncelog.actors.protocol.partition.partition_machine import Role
 from oncelog.storage.records.batch import parse_header
 
 SHARE = st.floats(0, 1)
@@ -112,6 +112,6 @@ def test_an_open_begins_at_the_high_watermark_that_the_log_remembers(
     leader.run(steps)
     copied = never_cut(leader.batches)
     copied.advance(int(committed * leader.next_offset))
-    copied.log.note_checkpoint()
+    copied.log.record_checkpoint()
     found = reopened(copied, is_clean=is_clean)
     assert found.machine.high_watermark == copied.machine.high_watermark

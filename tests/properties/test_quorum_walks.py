@@ -98,7 +98,7 @@ class VotesWithoutItsDisk(Node):
 
 
 class BelievesHalfACopy(World):
-    def may_stand(self, node: Node, voters: tuple[int, ...]) -> bool:
+    def may_be_candidate(self, node: Node, voters: tuple[int, ...]) -> bool:
         return node.broker_id in voters
 
 
@@ -146,7 +146,7 @@ def test_a_broken_rule_is_noticed(sabotage: str) -> None:
 
 
 def test_voters_that_change_before_the_last_change_is_committed_are_noticed() -> None:
-    assert is_caught(needs_settled=False)
+    assert is_caught(asks_may_change=False)
 
 
 def test_a_founder_that_believes_half_a_copy_is_noticed() -> None:

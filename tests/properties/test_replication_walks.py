@@ -15,7 +15,7 @@ from replica_model import Replica
 from replication_world import BrokenPromiseError, World, walk
 
 from oncelog.actors.protocol.cluster import brokers, elections
-from oncelog.actors.protocol.cluster.log import LeaderElected
+from oncelog.actors.protocol.cluster.cluster_records import LeaderElected
 from oncelog.actors.protocol.messages.cluster import AlterIsrReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition import following

@@ -10,7 +10,7 @@ from crash_disk import CrashDisk
 from hypothesis import event, example, given
 from hypothesis import strategies as st
 
-from oncelog.actors.protocol.partition.machine import PartitionMachine
+from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
 from oncelog.storage.compaction.filter import empty_batch
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.log.partition import LogSettings, PartitionLog

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from oncelog.api.cli import cluster as cli_cluster
-from oncelog.api.session import connection
+from oncelog.api.session import cluster_connection
 
 pytestmark = pytest.mark.ray
 
@@ -76,9 +76,9 @@ class CommandLine:
             env=self.environment,
         )
 
-    def word(self) -> connection.Discovery:
+    def word(self) -> cluster_connection.Discovery:
         """Where the cluster runs."""
-        word = connection.read_discovery(cli_cluster.Path(self.data_dir))
+        word = cluster_connection.read_discovery(cli_cluster.Path(self.data_dir))
         assert word is not None
         return word
 
@@ -244,7 +244,7 @@ def test_an_actor_name_that_another_program_has_is_one_line(oncelog):
         )
     done = oncelog.run("start", "--address", word.address)
     assert (done.status, done.err) == (0, "")
-    connection.write_discovery(cli_cluster.Path(oncelog.data_dir), word)
+    cluster_connection.write_discovery(cli_cluster.Path(oncelog.data_dir), word)
 
 
 def test_stop_leaves_the_data_and_nothing_that_runs(oncelog):

@@ -25,7 +25,7 @@ cluster.process(source=source, sink=sink, function=lambda t: t, group_id=group_i
 
 
 def shell(*arguments: str) -> subprocess.CompletedProcess[str]:
-    from oncelog.api.session.connection import ray_address
+    from oncelog.api.session.cluster_connection import ray_address
 
     return subprocess.run(
         [sys.executable, "-m", "oncelog.api.cli.main", *arguments, "--address", ray_address()],
@@ -86,7 +86,7 @@ def test_a_function_that_ends_its_worker_fails_the_job_visibly(
 def test_a_job_outlives_its_driver_and_is_listed_attached_to_and_stopped(
     cluster: Any, source: str
 ) -> None:
-    from oncelog.api.session.connection import ray_address
+    from oncelog.api.session.cluster_connection import ray_address
 
     group_id = f"job-{source}"
     subprocess.run(

@@ -23,7 +23,7 @@ from sim_stage import (
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.api.producing.producer import AsyncProducer
 from oncelog.api.records import ConsumerGroupMetadata, ConsumerRecord
-from oncelog.api.transacting.state import TransactionStatus
+from oncelog.api.transacting.producer_transaction import TransactionStatus
 from oncelog.storage.exceptions import (
     FencedInstanceIdError,
     IllegalStateError,

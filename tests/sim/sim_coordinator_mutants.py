@@ -12,17 +12,16 @@ from sim_mutants import BUSY, Wrap, replaced, together
 from sim_nemesis import RATES
 from sim_saboteurs import ALONE, LATE, Saboteur, preparing
 
-from oncelog.actors.protocol.cluster import log as cluster_log
-from oncelog.actors.protocol.cluster.log import LeaderElected
-from oncelog.actors.protocol.cluster.machine import ClusterMachine
+from oncelog.actors.protocol.cluster import cluster_records
+from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
+from oncelog.actors.protocol.cluster.cluster_records import LeaderElected
 from oncelog.actors.protocol.messages.partition import TxnMarker
 from oncelog.actors.protocol.transaction import ids as transactional_ids
-from oncelog.actors.protocol.transaction import log as transaction_log
 from oncelog.actors.protocol.transaction import producers as transaction_producers
-from oncelog.actors.protocol.transaction import state as transaction_state
+from oncelog.actors.protocol.transaction import transaction_records, transaction_state
 from oncelog.actors.protocol.transaction.end import EndAge
-from oncelog.actors.protocol.transaction.machine import Upkeep
-from oncelog.actors.protocol.transaction.state import TransactionMetadata
+from oncelog.actors.protocol.transaction.transaction_machine import Upkeep
+from oncelog.actors.protocol.transaction.transaction_state import TransactionMetadata
 from oncelog.actors.transactions import completions as transaction_completions
 from oncelog.actors.transactions.completions import MarkerSender, TransactionCompletions
 
@@ -145,11 +144,11 @@ def _causes_not_logged() -> Any:
     def wrap(real: Wrap) -> Wrap:
         def tagged(*arguments: Any) -> Any:
             fields = real(*arguments)
-            return [field for field in fields if field[0] != transaction_log.TAG_EPOCH_CAUSE]
+            return [field for field in fields if field[0] != transaction_records.TAG_EPOCH_CAUSE]
 
         return tagged
 
-    return replaced(transaction_log, "_tagged", wrap)
+    return replaced(transaction_records, "_tagged", wrap)
 
 
 def _starts_not_logged() -> Any:
@@ -160,7 +159,7 @@ def _starts_not_logged() -> Any:
             {"incarnation": ""} if isinstance(record, LeaderElected) else {}
         )
 
-    return mock.patch.object(cluster_log, "structs", SimpleNamespace(asdict=fields))
+    return mock.patch.object(cluster_records, "structs", SimpleNamespace(asdict=fields))
 
 
 def _ends_of_others() -> Any:

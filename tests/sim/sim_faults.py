@@ -299,4 +299,4 @@ def stop_disk(disk: SimDisk, number: int, part: float | None) -> None:
 
 
 def _is_at_rest(machine: Any) -> bool:
-    return not machine.ids.unsettled()
+    return not machine.ids.not_at_rest()

@@ -12,24 +12,23 @@ from sim_coordinator_mutants import QUIET
 from sim_mutants import Wrap, replaced
 from sim_saboteurs import ALONE, LATE, Saboteur
 
-from oncelog.actors.protocol.group import log as group_log
-from oncelog.actors.protocol.group import offsets as group_offsets
-from oncelog.actors.protocol.group.log import GroupValue
-from oncelog.actors.protocol.group.machine import GroupMachine
-from oncelog.actors.protocol.group.offsets import GroupOffsets
+from oncelog.actors.protocol.group import group_offsets, group_records
+from oncelog.actors.protocol.group.group_machine import GroupMachine
+from oncelog.actors.protocol.group.group_offsets import GroupOffsets
+from oncelog.actors.protocol.group.group_records import GroupValue
+from oncelog.actors.protocol.group.group_state import Group
 from oncelog.actors.protocol.group.rebalance import GroupTurn
-from oncelog.actors.protocol.group.state import Group
 from oncelog.actors.protocol.messages.group import (
     JoinGroupRequest,
     OffsetAndMetadata,
     TxnOffsetCommitRequest,
 )
-from oncelog.api.consuming.membership import GroupMembership
+from oncelog.api.consuming.group_membership import GroupMembership
 from oncelog.api.processing.loop import ProcessLoop
 from oncelog.api.producing import producer
 from oncelog.api.records import ConsumerGroupMetadata
-from oncelog.api.transacting import state as producer_transaction
-from oncelog.api.transacting.state import TransactionState as ProducerTransaction
+from oncelog.api.transacting import producer_transaction
+from oncelog.api.transacting.producer_transaction import ProducerTransaction
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_PRODUCER_ID
 
@@ -215,7 +214,7 @@ def _positions_sent_as_they_are() -> Iterator[None]:
 
 def _topics_not_logged() -> Any:
     """Of which topic an offset was committed is lost between the log and whoever loads it."""
-    return mock.patch.object(group_log, "_topic_id", return_value="")
+    return mock.patch.object(group_records, "_topic_id", return_value="")
 
 
 COPIES = ALONE | {"copiers": 2, "topics": {"t0": 2, "copies": 1}, "pause_ms": 20.0}

@@ -29,9 +29,9 @@ def _no_end() -> Any:
 
     async def begin_again(self: Host, server: ReplicaServer) -> None:
         assert server is not None
-        await self._look()
+        await self._hold_listed()
 
-    return mock.patch.object(Host, "_begin_again", begin_again)
+    return mock.patch.object(Host, "_restart_server", begin_again)
 
 
 def _no_look() -> Any:

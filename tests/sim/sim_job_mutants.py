@@ -21,10 +21,10 @@ from oncelog.actors.protocol.messages.transaction import (
 from oncelog.actors.protocol.transaction import checks as transaction_checks
 from oncelog.actors.protocol.transaction import producers as transaction_producers
 from oncelog.actors.protocol.transaction import runs as transaction_runs
-from oncelog.actors.protocol.transaction import state as transaction_state
+from oncelog.actors.protocol.transaction import transaction_state
 from oncelog.actors.protocol.transaction.runs import Runs
-from oncelog.actors.protocol.transaction.state import TransactionMetadata
-from oncelog.api.distributing import connection
+from oncelog.actors.protocol.transaction.transaction_state import TransactionMetadata
+from oncelog.api.distributing import engine_connection
 from oncelog.api.distributing.write import DistributedWrite, WriteOptions
 from oncelog.api.producing.member import TransactionMember
 from oncelog.spark_bridge.micro_batch_write import MicroBatch, MicroBatchWrite
@@ -36,7 +36,7 @@ def _forgotten_tokens() -> Iterator[None]:
     """What is committed is asked for by its token, and once more by the version in it."""
     with (
         mock.patch.object(transaction_runs, "is_token_committed", return_value=False),
-        mock.patch.object(transaction_checks, "names_the_same", return_value=False),
+        mock.patch.object(transaction_checks, "is_same_commit", return_value=False),
     ):
         yield
 
@@ -66,7 +66,7 @@ def _runs_numbered_by_their_drivers_clock() -> Iterator[None]:
             return real(self, request, now_ms)
 
     with (
-        mock.patch.object(connection, "new_run_id", new_run_id),
+        mock.patch.object(engine_connection, "new_run_id", new_run_id),
         mock.patch.object(Runs, "decide_begin_run", begin_run),
     ):
         yield
@@ -107,12 +107,12 @@ def _versions_under_a_prefix() -> Any:
 
 def _runs_of_nobody() -> Any:
     """A run is begun without a word of its driver."""
-    real = connection.begin_run
+    real = engine_connection.begin_run
 
     def begin(*where: Any, **details: Any) -> Any:
         return real(*where, **{**details, "driver": None})
 
-    return mock.patch.object(connection, "begin_run", begin)
+    return mock.patch.object(engine_connection, "begin_run", begin)
 
 
 @contextmanager

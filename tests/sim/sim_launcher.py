@@ -10,7 +10,7 @@ from disk_image import Directory
 from sim_disk import SimDisk, settle
 
 from oncelog.actors.config import BrokerConfig, HostConfig, ReplicaConfig, data_directories
-from oncelog.actors.controller.membership import BrokerNode
+from oncelog.actors.controller.broker_membership import BrokerNode
 from oncelog.actors.controller.replica_actors import FoundActor
 from oncelog.actors.interfaces import broker_actor, holder_of
 from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR, Placement

@@ -18,18 +18,18 @@ from sim_checkers import Violation
 from sim_history import is_remade
 from sim_replica_watch import REPLICA_CHECKERS, ReplicaWatch, beginning, cutting, recording
 
-from oncelog.actors.protocol.cluster.log import LeaderElected
-from oncelog.actors.protocol.cluster.machine import ClusterMachine
+from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
+from oncelog.actors.protocol.cluster.cluster_records import LeaderElected
 from oncelog.actors.protocol.effects import LogRecord
-from oncelog.actors.protocol.group.log import GroupKey
-from oncelog.actors.protocol.group.log import decode_key as decode_group_key
-from oncelog.actors.protocol.group.machine import GroupTable
+from oncelog.actors.protocol.group.group_machine import GroupTable
+from oncelog.actors.protocol.group.group_records import GroupKey
+from oncelog.actors.protocol.group.group_records import decode_key as decode_group_key
 from oncelog.actors.protocol.messages.partition import DeleteRecordsRequest
 from oncelog.actors.protocol.partition.bounds import PartitionBounds, Role
-from oncelog.actors.protocol.partition.machine import PartitionMachine
+from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
 from oncelog.actors.protocol.transaction.ids import TransactionalIds
-from oncelog.actors.protocol.transaction.log import decode_key, decode_member_key
-from oncelog.actors.protocol.transaction.state import (
+from oncelog.actors.protocol.transaction.transaction_records import decode_key, decode_member_key
+from oncelog.actors.protocol.transaction.transaction_state import (
     LEGAL_PREDECESSORS,
     PREPARED,
     TransactionMetadata,
@@ -37,9 +37,9 @@ from oncelog.actors.protocol.transaction.state import (
     txn_markers,
 )
 from oncelog.actors.replica.follower_log import FollowerLog
-from oncelog.actors.replica.log import ReplicaLog
 from oncelog.actors.replica.partition_leader import PartitionLeader
-from oncelog.actors.transactions.coordinator import TransactionCoordinator
+from oncelog.actors.replica.replica_log import ReplicaLog
+from oncelog.actors.transactions.transaction_coordinator import TransactionCoordinator
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_COORDINATOR_EPOCH, TopicPartition
 from oncelog.storage.records.batch import BatchHeader

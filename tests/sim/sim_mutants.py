@@ -18,8 +18,7 @@ from sim_saboteurs import ALONE, LATE, Saboteur
 from oncelog.actors.launch import assembly
 from oncelog.actors.protocol.partition.bounds import PartitionBounds, Role
 from oncelog.actors.protocol.partition.producers import ProducerStates
-from oncelog.actors.replica import group_sync, partition_leader, replica
-from oncelog.actors.replica import log as replica_log
+from oncelog.actors.replica import group_sync, partition_leader, replica, replica_log
 from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.frames import FramedProtocol
 from oncelog.api.consuming.fetch_buffer import AssignedPartition
@@ -186,7 +185,9 @@ def _epochs_of_producers() -> Any:
 def _refusals_for_good() -> Any:
     """A disk that was full for a while is taken for a broken one."""
     users = (assembly, group_sync, replica, replica_log, sync_point)
-    return together(*(mock.patch.object(user, "is_passing", return_value=False) for user in users))
+    return together(
+        *(mock.patch.object(user, "is_transient", return_value=False) for user in users)
+    )
 
 
 # --- clients ----------------------------------------------------------------------------------
@@ -289,7 +290,7 @@ def _cancelled_fetches_go_unseen() -> Any:
 
 def _refusals_of_nobody() -> Any:
     """A leader that refuses a batch does not say for which of its records."""
-    return mock.patch.object(partition_leader, "_told", return_value=())
+    return mock.patch.object(partition_leader, "_refused_records", return_value=())
 
 
 MUTANTS = (

@@ -38,7 +38,7 @@ REFUSED_CALLS = ("append", "write_at", "create", "truncate", "datasync", "sync_d
 REFUSED_FILES = ("", "", ".log", ".txnindex", ".txnindex", ".index", "checkpoint")
 REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
 REFUSALS_OF_A_DIRECTORY = (*REFUSALS, errno.EMFILE)
-"""Errors that pass by themselves; ``storage.disk_errors`` says what each leads to."""
+"""Errors that pass by themselves; ``storage.disk.disk_errors`` says what each leads to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from sim_loop import PROCESS, SimHandle
 from sim_network import Exchange, SimTransport
 from sim_wire import CalleeWire, CallerWire
 
-from oncelog.actors.launch.assembly import DiskRefusedError, LeadershipLostError, Surroundings
+from oncelog.actors.launch.assembly import DiskRefusedError, Environment, LeadershipLostError
 from oncelog.actors.launch.broker import Broker
 from oncelog.actors.launch.host import Host
 from oncelog.actors.protocol.messages.transaction import DriverProcess
@@ -136,9 +136,9 @@ class ActorProcess(Process):
         self.pace.slowness = world.slowness.get(name, 1.0)
         disk.on_death = self._disk_stopped
 
-    def surroundings(self) -> Surroundings:
+    def environment(self) -> Environment:
         """What the server of this process is made with."""
-        return Surroundings(
+        return Environment(
             filesystem=self.disk,
             clock=self.clock,
             new_background=self._new_background,

@@ -7,9 +7,9 @@ from typing import Any
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, actor_of, broker_actor, holder_of
 from oncelog.actors.launch.broker import Broker
 from oncelog.actors.launch.host import Host
+from oncelog.actors.protocol.cluster.cluster_state import NO_LEADER
 from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.protocol.cluster.quorum import VOTERS_MAX
-from oncelog.actors.protocol.cluster.state import NO_LEADER
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.model import TopicPartition
 

@@ -13,12 +13,10 @@ from msgspec import structs
 from sim_coordinator_mutants import QUIET
 from sim_saboteurs import Saboteur
 
-from oncelog.actors.protocol.cluster import elections
-from oncelog.actors.protocol.cluster import machine as cluster_machine
-from oncelog.actors.protocol.cluster import state as cluster_state
-from oncelog.actors.protocol.cluster.log import LeaderElected, TopicSnapshot
+from oncelog.actors.protocol.cluster import cluster_machine, cluster_state, elections
+from oncelog.actors.protocol.cluster.cluster_records import LeaderElected, TopicSnapshot
+from oncelog.actors.protocol.cluster.cluster_state import PartitionState, TopicState
 from oncelog.actors.protocol.cluster.quorum import Candidacy
-from oncelog.actors.protocol.cluster.state import PartitionState, TopicState
 from oncelog.actors.protocol.messages.replication import ReplicateRequest
 from oncelog.actors.protocol.partition import following, quorum_replication
 from oncelog.actors.protocol.partition.followers import FollowerProgress, InSyncReplicas, Push
@@ -167,7 +165,7 @@ def any_epoch() -> Iterator[None]:
 
 def _old_acknowledgements() -> Any:
     """What a replica had before it came back with another disk counts still."""
-    return mock.patch.object(FollowerProgress, "begin_anew")
+    return mock.patch.object(FollowerProgress, "reset")
 
 
 def _snapshots_without_epochs() -> Any:

@@ -19,12 +19,12 @@ from sim_disk import durable_end
 from sim_history import is_compacted, is_remade
 
 from oncelog.actors.interfaces import broker_actor
-from oncelog.actors.protocol.cluster.machine import ClusterMachine
+from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.partition.bounds import PartitionBounds, Role
-from oncelog.actors.replica.log import ReplicaLog
 from oncelog.actors.replica.metadata_replica import MetadataReplica
 from oncelog.actors.replica.replica import Replica
+from oncelog.actors.replica.replica_log import ReplicaLog
 from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
 from oncelog.storage.records.batch import BatchHeader, iterate_batches
 

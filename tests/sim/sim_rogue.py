@@ -25,7 +25,7 @@ from oncelog.actors.protocol.messages.transaction import (
 )
 from oncelog.actors.protocol.partition.producers import ProducerEntry
 from oncelog.actors.protocol.tickets import TICKET_BYTES
-from oncelog.actors.protocol.transaction.state import TransactionState
+from oncelog.actors.protocol.transaction.transaction_state import TransactionState
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import (
     PRODUCER_EPOCH_MAX,

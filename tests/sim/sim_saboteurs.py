@@ -16,41 +16,43 @@ from msgspec import structs
 
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
 from oncelog.actors.launch.assembly import ReplicaServer
-from oncelog.actors.protocol.cluster.machine import ClusterMachine
+from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderRequest
 from oncelog.actors.protocol.messages.transaction import (
     EndTxnReply,
     EndTxnRequest,
 )
-from oncelog.actors.protocol.partition import machine as partition
+from oncelog.actors.protocol.partition import partition_machine
 from oncelog.actors.protocol.partition import producers as producer_state
 from oncelog.actors.protocol.partition.bounds import PartitionBounds
-from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.actors.protocol.partition.open_transactions import OpenTransactions
-from oncelog.actors.protocol.partition.producers import Enrolment as Enrolled
-from oncelog.actors.protocol.partition.producers import ProducerStates
+from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
+from oncelog.actors.protocol.partition.producers import BatchEnrolment, ProducerStates
 from oncelog.actors.protocol.tickets import TICKET_BYTES, TicketVerdict
-from oncelog.actors.protocol.transaction import machine as transaction_machine
 from oncelog.actors.protocol.transaction import producers as transaction_producers
 from oncelog.actors.protocol.transaction import runs as transaction_runs
-from oncelog.actors.protocol.transaction import state as transaction_state
+from oncelog.actors.protocol.transaction import transaction_machine, transaction_state
 from oncelog.actors.protocol.transaction.end import EndAge
-from oncelog.actors.protocol.transaction.state import AT_REST, TransactionMetadata, TransactionState
+from oncelog.actors.protocol.transaction.transaction_state import (
+    AT_REST,
+    TransactionMetadata,
+    TransactionState,
+)
 from oncelog.actors.replica import partition_leader
 from oncelog.actors.replica.group_sync import GroupSync
 from oncelog.actors.replica.opening import ReplicaDirectory
 from oncelog.actors.replica.replica import Replica
 from oncelog.actors.transactions.completions import MarkerSender
-from oncelog.actors.transactions.coordinator import TransactionCoordinator
+from oncelog.actors.transactions.transaction_coordinator import TransactionCoordinator
 from oncelog.api.producing.record_sender import DeliveryDeadline
-from oncelog.api.transacting.enrolment import Enrolment
-from oncelog.api.transacting.state import TransactionState as ProducerTransaction
+from oncelog.api.transacting.enrolment import ProducerEnrolments
+from oncelog.api.transacting.producer_transaction import ProducerTransaction
 from oncelog.storage.compaction import compactor
 from oncelog.storage.compaction.filter import CleanedTransactions, KeyOffsets
 from oncelog.storage.disk.sync_point import SyncLedger
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.log.partition import AbortedEntries
-from oncelog.storage.log.sealed_segments import LogBody
+from oncelog.storage.log.sealed_segments import CompactionView
 from oncelog.storage.model import PRODUCER_EPOCH_MAX, TRANSACTION_STATE_TOPIC
 from oncelog.storage.records.batch import BatchHeader, Buffer, parse_header
 from oncelog.storage.segments.aborted_index import AbortedIndexEntry
@@ -126,12 +128,12 @@ def _one_epoch_for_all() -> Iterator[None]:
 
 
 def _any_ticket() -> Any:
-    return mock.patch.object(partition, "check_ticket", return_value=TicketVerdict.VALID)
+    return mock.patch.object(partition_machine, "check_ticket", return_value=TicketVerdict.VALID)
 
 
 def _any_plain_ticket() -> Any:
     """Who knows a producer id without transactions can write as its owner."""
-    return mock.patch.object(partition, "check_plain_ticket", _valid_if_any)
+    return mock.patch.object(partition_machine, "check_plain_ticket", _valid_if_any)
 
 
 def _valid_if_any(ticket: bytes, **_: Any) -> TicketVerdict:
@@ -144,7 +146,7 @@ def _first_ticket_only() -> Iterator[None]:
     real = PartitionMachine._check_enrolment
 
     def check_enrolment(self: PartitionMachine, header: BatchHeader, *args: Any) -> Any:
-        if self.producers.check_enrolment(header) is Enrolled.OPEN:
+        if self.producers.check_enrolment(header) is BatchEnrolment.OPEN:
             return None
         return real(self, header, *args)
 
@@ -168,7 +170,7 @@ def _duplicates_by_sequence() -> Iterator[None]:
 
     def check_owner(self: PartitionMachine, header: BatchHeader, *_: Any) -> Any:
         if self.producers.is_transactional(header.producer_id):
-            return partition.AppendVerdict(error=ErrorCode.INVALID_TXN_STATE)
+            return partition_machine.AppendVerdict(error=ErrorCode.INVALID_TXN_STATE)
         return _refuses_last_epoch(self, header)
 
     with (
@@ -181,7 +183,7 @@ def _duplicates_by_sequence() -> Iterator[None]:
 def _refuses_last_epoch(_: PartitionMachine, header: BatchHeader, *__: Any) -> Any:
     """Nothing but what would shut an owner out, which hides the rest."""
     if header.producer_epoch == PRODUCER_EPOCH_MAX:
-        return partition.AppendVerdict(error=ErrorCode.UNKNOWN_PRODUCER_ID)
+        return partition_machine.AppendVerdict(error=ErrorCode.UNKNOWN_PRODUCER_ID)
     return None
 
 
@@ -217,7 +219,7 @@ def _unstable_reads() -> Any:
 
 
 def _no_aborted_index() -> Any:
-    return mock.patch("oncelog.actors.replica.log.index_if_aborted")
+    return mock.patch("oncelog.actors.replica.replica_log.index_if_aborted")
 
 
 @contextmanager
@@ -272,7 +274,7 @@ def _tickets_without_a_transaction() -> Iterator[None]:
 
     with (
         mock.patch.object(TransactionCoordinator, "_enrolled_ahead", enrolled_ahead),
-        mock.patch.object(Enrolment, "_is_fresh", return_value=True),
+        mock.patch.object(ProducerEnrolments, "_is_fresh", return_value=True),
     ):
         yield
 
@@ -296,8 +298,8 @@ def _aborted_records_supersede() -> Any:
     """Compaction drops a committed record for a newer one that was aborted."""
 
     class Trusting(CleanedTransactions):
-        def meet_data(self, header: BatchHeader) -> bool:
-            super().meet_data(header)
+        def observe_data(self, header: BatchHeader) -> bool:
+            super().observe_data(header)
             return False
 
     return mock.patch.object(compactor, "CleanedTransactions", Trusting)
@@ -359,7 +361,7 @@ def _lost_markers() -> Iterator[None]:
 def _short_search_for_aborted() -> Iterator[None]:
     """Compaction looks for aborted transactions up to the first marker beyond what it reads."""
 
-    def aborted_entries(self: LogBody, upper_offset: int) -> tuple[AbortedIndexEntry, ...]:
+    def aborted_entries(self: CompactionView, upper_offset: int) -> tuple[AbortedIndexEntry, ...]:
         return tuple(
             entry
             for segment in self._segments.from_offset(self.base_offset)
@@ -367,7 +369,7 @@ def _short_search_for_aborted() -> Iterator[None]:
             if entry.last_offset < upper_offset
         )
 
-    with mock.patch.object(LogBody, "aborted_entries", aborted_entries):
+    with mock.patch.object(CompactionView, "aborted_entries", aborted_entries):
         yield
 
 
@@ -401,7 +403,7 @@ def _no_delivery_deadline() -> Any:
 
 
 def _owed_entries_hold_nothing() -> Any:
-    """Readers and syncs pass a marker whose entry in the aborted index is still owed."""
+    """Readers and syncs pass a marker whose entry in the aborted index is still pending."""
     return mock.patch.object(AbortedEntries, "covered_end", lambda _self, log_end: log_end)
 
 
@@ -597,7 +599,7 @@ SABOTEURS = (
         changes={"hijackers": 2},
     ),
     Saboteur(
-        name="owed entries of the aborted index",
+        name="pending entries of the aborted index",
         sabotage=_owed_entries_hold_nothing,
         checker="AbortedReads",
         changes=ALONE | REFUSED | {"disk_refusal": 8.0, "abort_ratio": 0.5, "readers": 2},

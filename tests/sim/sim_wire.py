@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from crash_disk import Crash
 
-from oncelog.actors.process.background import settle
+from oncelog.actors.process.background import resolve_future
 from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.dispatch import read_answer
 from oncelog.actors.rpc.frames import FramedProtocol, Outcome
@@ -153,7 +153,7 @@ class CallerWire(Wire):
         if exchange is not None and exchange.future is not None:
             reply = read_answer(exchange.request, kind, body)
             self.process.world.tell(self.process.name, f"← {exchange.callee}", reply)
-            settle(exchange.future, reply)
+            resolve_future(exchange.future, reply)
 
 
 class CalleeWire(Wire):

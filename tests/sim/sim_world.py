@@ -291,18 +291,18 @@ class World(Faults, Nodes, Controllers, Readiness):
         asyncio._set_running_loop(self.loop)
         if isinstance(config, HostConfig):
             process.transport = LocalTransport(process.name, process.transport)
-            host = Host(config, process.surroundings())
+            host = Host(config, process.environment())
             process.answer_with(host)
             host.begin()
         elif isinstance(config, BrokerConfig):
             place = SimPlace(self, config.broker_id)
-            broker = Broker(config, process.surroundings(), place)
+            broker = Broker(config, process.environment(), place)
             process.answer_with(broker)
             broker.begin()
         elif config.topic == CLUSTER_METADATA_TOPIC:
             controller = ControllerServer(
                 config,
-                process.surroundings(),
+                process.environment(),
                 launcher=SimLauncher(self, process, config),
                 token_bytes=process.random.randbytes,
                 resign=lambda: self.resign(process),
@@ -310,7 +310,7 @@ class World(Faults, Nodes, Controllers, Readiness):
             )
             process.answer_with(controller)
         else:
-            process.answer_with(server_of(config.topic)(config, process.surroundings()))
+            process.answer_with(server_of(config.topic)(config, process.environment()))
         if not self.loop.is_running():
             asyncio._set_running_loop(None)
 

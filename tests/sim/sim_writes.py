@@ -20,7 +20,7 @@ from sim_threads import SimThread
 
 from oncelog.actors.protocol.messages.transaction import DriverProcess, Winner
 from oncelog.api.config import ProducerSettings
-from oncelog.api.distributing.connection import Connection, PlannedRun, WritingSettings
+from oncelog.api.distributing.engine_connection import EngineConnection, PlannedRun, WritingSettings
 from oncelog.api.distributing.write import GATHER_BYTES, Connect, DistributedWrite, WriteOptions
 from oncelog.api.producing.member import Membership, TransactionMember
 from oncelog.api.session.routing import ClientContext
@@ -71,7 +71,7 @@ def _settings(player: Player) -> WritingSettings:
 async def hook(player: Player, step: Callable[[Connect], StepT]) -> StepT:
     """One hook of the driver: to plan, to commit or to abort."""
     thread = SimThread(player.client)
-    connection = Connection(_context(player, thread), driver_process, _settings(player))
+    connection = EngineConnection(_context(player, thread), driver_process, _settings(player))
     thread.start(lambda: step(lambda _: connection))
     result: StepT = await thread.ended
     return result
@@ -102,7 +102,7 @@ async def write_rows(
         assert batch is not None
         return pickle.dumps(write.write(connect, batch, batches, gather_bytes=gather_bytes))
 
-    def connect(_: str | None) -> Connection:
+    def connect(_: str | None) -> EngineConnection:
         return connection
 
     thread.start(written)
@@ -181,7 +181,7 @@ class Rows:
         return [self._records[topic, value] for value in table["value"].to_pylist()]
 
 
-class NotedConnection(Connection):
+class NotedConnection(EngineConnection):
     """The connection of a task, whose member notes what it does."""
 
     def __init__(self, task: Player, thread: SimThread, rows: Rows) -> None:
@@ -190,7 +190,7 @@ class NotedConnection(Connection):
         self._rows = rows
 
     def begin_run(self, options: WriteOptions, planned: PlannedRun) -> Membership:
-        """See ``Connection.begin_run``; it is a task of a query that begins here."""
+        """See ``EngineConnection.begin_run``; it is a task of a query that begins here."""
         membership = super().begin_run(options, planned)
         self._rows.is_committed = membership.is_committed
         self._rows.part.owner = owner_in(self._rows.part.owner, membership)
@@ -199,7 +199,7 @@ class NotedConnection(Connection):
     def member(
         self, membership: Membership, producer_settings: Mapping[str, Any]
     ) -> TransactionMember:
-        """See ``Connection.member``."""
+        """See ``EngineConnection.member``."""
         noted: Any = _NotedMember(
             self._task, self._rows, membership, super().member(membership, producer_settings)
         )

@@ -205,7 +205,7 @@ def test_a_controller_that_was_followed_answers_nothing_unless_voters_obey_older
     with sabotage, watched_world() as (world, _):
         old = forgotten(world)
         # What it had recorded by itself no voter would take, sabotaged or not.
-        until(world, lambda: old.server.metadata_log.is_settled)
+        until(world, lambda: old.server.metadata_log.may_change_voters)
         world.loop.pause(old)
         asking = old.spawn(old.server.metadata(MetadataRequest()))
         until_taken_over(world, 1)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sim_world import World
 
-from oncelog.api.processing.job import give_up_places, leave_former_places
+from oncelog.api.processing.job import remove_former_workers, remove_workers
 from oncelog.storage.model import TopicPartition
 
 SOON_S = 10.0
@@ -113,12 +113,12 @@ def test_a_job_of_fewer_workers_reads_at_once_what_the_others_had(
     for member in former:
         member.close()
     if leaving == "as it stops":
-        administered(world, lambda admin: give_up_places(admin, "g", range(2)))
+        administered(world, lambda admin: remove_workers(admin, "g", range(2)))
 
     written(world, "a", "a0", "a1")
     worker = Member(world, 0, "a", is_static=True)
     if leaving == "as the next one starts":
-        administered(world, lambda admin: leave_former_places(admin, "g", worker_count=1))
+        administered(world, lambda admin: remove_former_workers(admin, "g", worker_count=1))
     world.run_for(SOON_S)
     assert len(worker.read) == (1 if leaving == "never" else 2)
     worker.close()

@@ -32,7 +32,7 @@ from sim_world import SimulationError, World, WorldSettings
 
 from oncelog.api.consuming.consumer import Handover
 from oncelog.api.producing.record_sender import RecordSender
-from oncelog.api.transacting.state import TransactionState
+from oncelog.api.transacting.producer_transaction import ProducerTransaction
 from oncelog.storage.errors import ErrorClass
 from oncelog.storage.exceptions import OncelogError
 from oncelog.storage.model import TopicPartition
@@ -192,7 +192,7 @@ class Run:
 
 def _given_up_input_counts() -> AbstractContextManager[object]:
     """A transaction commits what it read of partitions that a rebalance took meanwhile."""
-    return mock.patch.object(TransactionState, "check_input")
+    return mock.patch.object(ProducerTransaction, "check_input")
 
 
 def _broken_off_iterations_are_forgotten() -> AbstractContextManager[object]:
@@ -214,22 +214,22 @@ def _two_tasks_may_read_at_once() -> Iterator[None]:
 @contextmanager
 def _interrupted_positions_are_forgotten() -> Iterator[None]:
     """A transaction commits although nobody knows whether its positions are in it."""
-    spoil = RecordSender.spoil
+    fail_transaction = RecordSender.fail_transaction
 
     def forget(self: RecordSender, error: OncelogError, weight: ErrorClass) -> None:
         if "was cancelled" not in str(error):
-            spoil(self, error, weight)
+            fail_transaction(self, error, weight)
 
     with (
-        mock.patch.object(RecordSender, "spoil", forget),
-        mock.patch.object(TransactionState, "offsets_refused"),
+        mock.patch.object(RecordSender, "fail_transaction", forget),
+        mock.patch.object(ProducerTransaction, "offsets_refused"),
     ):
         yield
 
 
 def _interrupted_sends_are_forgotten() -> AbstractContextManager[object]:
     """A transaction commits without a record that it was given in vain."""
-    return mock.patch.object(TransactionState, "send_refused")
+    return mock.patch.object(ProducerTransaction, "send_refused")
 
 
 SABOTEURS: dict[str, tuple[Callable[[], AbstractContextManager[object]], tuple[int, ...]]] = {

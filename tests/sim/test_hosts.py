@@ -79,7 +79,7 @@ def test_a_replica_that_has_to_begin_again_does_so_alone(world: World):
     written(world, ["before"])
     server, neighbour = (world.server(name) for name in LEADERS)
     host = world.actor(HOST)
-    host.soon(server.surroundings.die, LeadershipLostError("made up"))
+    host.soon(server.environment.die, LeadershipLostError("made up"))
     world.run_for(1.0)
     world.quiesce()
     assert world.actor(HOST) is host
@@ -88,7 +88,7 @@ def test_a_replica_that_has_to_begin_again_does_so_alone(world: World):
     assert again is not server
     assert again.replica.leader_epoch == server.replica.leadership.leader_epoch + 1
     # What the old one may still say reaches nobody.
-    host.soon(server.surroundings.die, LeadershipLostError("late"))
+    host.soon(server.environment.die, LeadershipLostError("late"))
     world.run_for(1.0)
     world.quiesce()
     assert world.server(LEADERS[0]) is again

@@ -13,10 +13,10 @@ from sim_log_watch import watching
 from sim_replica_stage import replicated
 from sim_world import SimulationError, World
 
-from oncelog.actors.coordination.actor_watch import ActorWatch, Sight
+from oncelog.actors.coordination.actor_watch import ActorWatch, WatchReport
 from oncelog.actors.launch.assembly import ReplicationCalls
 from oncelog.actors.launch.controller_server import ControllerServer
-from oncelog.actors.protocol.cluster.machine import ClusterMachine
+from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
 from oncelog.actors.protocol.effects import Decision
 from oncelog.actors.protocol.messages.cluster import MetadataReply
 from oncelog.api.consuming import fetcher
@@ -65,11 +65,11 @@ def test_everything_goes_on_while_one_node_stays_broken(
     assert progress_s(world, PARTITIONS, "after", before) <= PROGRESS_LIMIT_S
 
 
-SIGHT = ActorWatch._sight
+REPORT = ActorWatch._report
 
 
-def nobody_silent(watch: ActorWatch) -> Sight:
-    return SIGHT(watch)._replace(silent_actors=())
+def nobody_silent(watch: ActorWatch) -> WatchReport:
+    return REPORT(watch)._replace(silent_actors=())
 
 
 async def never(*_: object) -> None:
@@ -86,12 +86,14 @@ async def useful(_: object) -> str:
 
 PROTECTIONS = {
     "a controller that can decide nothing makes way": (
-        lambda: mock.patch.object(ControllerServer, "_uselessness", useful),
+        lambda: mock.patch.object(ControllerServer, "_resign_reason", useful),
         "isolated",
         1,
     ),
     "a controller on an empty disk asks others whether they vote": (
-        lambda: mock.patch.object(ControllerServer, "_others_tell", AsyncMock(return_value=False)),
+        lambda: mock.patch.object(
+            ControllerServer, "_others_know_voters", AsyncMock(return_value=False)
+        ),
         "empty disks",
         1,
     ),
@@ -106,7 +108,7 @@ PROTECTIONS = {
         2,
     ),
     "others lead what a process led that hangs": (
-        lambda: mock.patch.object(ActorWatch, "_sight", nobody_silent),
+        lambda: mock.patch.object(ActorWatch, "_report", nobody_silent),
         "replicas hang",
         2,
     ),

@@ -12,12 +12,12 @@ from msgspec import structs
 from sim_disk import durable_end
 from sim_log_watch import LogWatch, watching
 
-from oncelog.actors.protocol.cluster.log import LeaderElected
+from oncelog.actors.protocol.cluster.cluster_records import LeaderElected
 from oncelog.actors.protocol.messages.base import Reply
 from oncelog.actors.protocol.partition.bounds import Role
-from oncelog.actors.protocol.transaction import log as transaction_log
+from oncelog.actors.protocol.transaction import transaction_records
 from oncelog.actors.protocol.transaction.ids import TransactionalIds
-from oncelog.actors.protocol.transaction.state import (
+from oncelog.actors.protocol.transaction.transaction_state import (
     EpochCause,
     TransactionMetadata,
     TransactionState,
@@ -381,7 +381,7 @@ def test_a_log_ends_after_lost_power_where_its_first_unsynced_batch_begins() -> 
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_a_field_that_is_lost_on_its_way_to_the_log(is_lost: bool) -> None:
     aborted = structs.replace(metadata(S.PREPARE_ABORT, 4, A), epoch_cause=EpochCause.TIMEOUT)
-    losing = mock.patch.object(transaction_log, "_tagged", return_value=[])
+    losing = mock.patch.object(transaction_records, "_tagged", return_value=[])
     with watching() as watch:
         if is_lost:
             losing.start()

@@ -9,7 +9,7 @@ import pytest
 from sim_world import World, WorldSettings
 
 from oncelog.actors.config import ClusterConfig
-from oncelog.actors.protocol.cluster.state import PartitionState
+from oncelog.actors.protocol.cluster.cluster_state import PartitionState
 from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, INTERNAL_TOPICS, TopicPartition
 
 BROKERS: dict[str, Any] = {

@@ -12,9 +12,9 @@ from sim_log_watch import watching
 from sim_replica_stage import SESSION_S, replicated
 from sim_world import SimulationError, World
 
-from oncelog.actors.protocol.cluster import machine
+from oncelog.actors.protocol.cluster import cluster_machine
+from oncelog.actors.protocol.cluster.cluster_state import PartitionState
 from oncelog.actors.protocol.cluster.elections import after_start
-from oncelog.actors.protocol.cluster.state import PartitionState
 
 PARTITIONS = 6
 FIRST_LED_S = 0.02
@@ -91,7 +91,7 @@ def test_with_the_first_leader_alone_in_sync_an_empty_partition_has_no_leader(
         return structs.replace(elected, isr=(elected.leader,)) if is_first else elected
 
     none_is_eligible = mock.patch.object(PartitionState, "_keep_eligible", return_value=None)
-    with mock.patch.object(machine, "after_start", alone), none_is_eligible:
+    with mock.patch.object(cluster_machine, "after_start", alone), none_is_eligible:
         creating = spawn(world, create)
         topics = world.server("controller").machine.topics
         while "new" not in topics or all(one.leader != 2 for one in partitions(world)):

@@ -11,7 +11,7 @@ from sim_schedules import TIMES, A, B, C, Call, G, Member, Play, Writer
 from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.messages.transaction import InitProducerIdReply, InitProducerIdRequest
 from oncelog.actors.protocol.tickets import TICKET_LIFETIME_MAX_MS
-from oncelog.actors.protocol.transaction.log import encode_key, encode_value
+from oncelog.actors.protocol.transaction.transaction_records import encode_key, encode_value
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import OncelogError
 from oncelog.storage.model import PRODUCER_EPOCH_EXHAUSTED, TopicPartition

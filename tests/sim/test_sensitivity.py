@@ -57,7 +57,7 @@ FOUND_IN = {
     "member ids before static members join": 1,
     "missing logs": 2,
     "order of versions": 2,
-    "owed entries of the aborted index": 2,
+    "pending entries of the aborted index": 2,
     "refused positions": 1,
     "restart after a refusal": 1,
     "settings are followed by their own version": 8,

@@ -144,7 +144,7 @@ def test_a_failing_run_is_shortened_to_what_it_needs():
 
 
 def test_watching_ends_with_its_block():
-    from oncelog.actors.protocol.partition.machine import PartitionMachine
+    from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
     from oncelog.actors.protocol.transaction.ids import TransactionalIds
 
     before = (PartitionMachine.apply, TransactionalIds.apply)

@@ -76,7 +76,7 @@ def test_the_line_of_a_mutant_is_that_of_its_change():
 @pytest.mark.parametrize(
     ("path", "room"),
     [
-        ("actors/replica/log.py", "tests/unit/actors/replica"),
+        ("actors/replica/replica_log.py", "tests/unit/actors/replica"),
         ("actors/protocol/partition/bounds.py", "tests/unit/protocol/partition"),
         ("api/session/retry.py", "tests/unit/api/session"),
     ],

@@ -41,6 +41,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from oncelog.actors.protocol.cluster.cluster_records import (
+    BrokerChanged,
+    BrokerRegistered,
+    decision,
+)
+from oncelog.actors.protocol.cluster.cluster_state import BrokerState, TopicState
 from oncelog.actors.protocol.cluster.elections import (
     Brokers,
     Records,
@@ -54,9 +60,7 @@ from oncelog.actors.protocol.cluster.elections import (
     is_last_copy,
 )
 from oncelog.actors.protocol.cluster.hosts import Placement
-from oncelog.actors.protocol.cluster.log import BrokerChanged, BrokerRegistered, decision
 from oncelog.actors.protocol.cluster.placement import usable_brokers
-from oncelog.actors.protocol.cluster.state import BrokerState, TopicState
 from oncelog.actors.protocol.effects import Decision, refused
 from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatReply,
@@ -75,15 +79,15 @@ Topics = Mapping[str, TopicState]
 class BrokerSessions:
     """When each broker was last heard, by the controller's clock; decides nothing durable."""
 
-    __slots__ = ("_heard_ms", "_session_ms")
+    __slots__ = ("_last_contact_ms", "_session_ms")
 
     def __init__(self, brokers: Brokers, *, session_ms: int, now_ms: int) -> None:
         self._session_ms = session_ms
-        self._heard_ms = dict.fromkeys(brokers, now_ms)
+        self._last_contact_ms = dict.fromkeys(brokers, now_ms)
 
-    def heard(self, broker_id: int, now_ms: int) -> None:
+    def record_contact(self, broker_id: int, now_ms: int) -> None:
         """A registered broker has registered or sent a heartbeat of its epoch."""
-        self._heard_ms[broker_id] = max(now_ms, self._heard_ms.get(broker_id, now_ms))
+        self._last_contact_ms[broker_id] = max(now_ms, self._last_contact_ms.get(broker_id, now_ms))
 
     def expired(self, brokers: Brokers, now_ms: int) -> tuple[int, ...]:
         """The brokers to fence now."""
@@ -93,7 +97,7 @@ class BrokerSessions:
             if not broker.is_fenced and now_ms >= self._end_ms(broker_id, now_ms)
         )
 
-    def unheard(self, brokers: Brokers, now_ms: int) -> tuple[int, ...]:
+    def silent(self, brokers: Brokers, now_ms: int) -> tuple[int, ...]:
         """The brokers of whose session less than half is left."""
         return self.expired(brokers, now_ms + self._session_ms // 2)
 
@@ -107,7 +111,7 @@ class BrokerSessions:
         return min(ends, default=None)
 
     def _end_ms(self, broker_id: int, now_ms: int) -> int:
-        return self._heard_ms.setdefault(broker_id, now_ms) + self._session_ms
+        return self._last_contact_ms.setdefault(broker_id, now_ms) + self._session_ms
 
 
 def decide_register(
@@ -126,7 +130,7 @@ def decide_register(
     known = brokers.get(request.broker_id)
     is_other = known is not None and not request.disk.may_be(known.disk)
     if known is not None and is_other:
-        detail = _in_the_way(topics, known, request)
+        detail = _registration_refusal(topics, known, request)
         if detail:
             return refused(request, ErrorCode.DUPLICATE_BROKER_REGISTRATION, detail)
     is_same = known is not None and known.directory_id == request.directory_id and not is_other
@@ -174,7 +178,9 @@ def own_node(brokers: Brokers, broker_id: int, *, data_dir: str, rack: str) -> R
     return (record,)
 
 
-def _in_the_way(topics: Topics, known: BrokerState, request: RegisterBrokerRequest) -> str:
+def _registration_refusal(
+    topics: Topics, known: BrokerState, request: RegisterBrokerRequest
+) -> str:
     """Why another directory cannot take a broker's number; "" if it can."""
     who = (
         f"broker {known.broker_id} has the directory {known.directory_id} in {known.data_dir!r}, "

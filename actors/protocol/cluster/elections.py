@@ -72,19 +72,19 @@ from typing import Final
 
 from msgspec import structs
 
-from oncelog.actors.protocol.cluster.hosts import Placement
-from oncelog.actors.protocol.cluster.log import (
+from oncelog.actors.protocol.cluster.cluster_records import (
     ClusterRecord,
     IsrChanged,
     LeaderElected,
     decision,
 )
-from oncelog.actors.protocol.cluster.state import (
+from oncelog.actors.protocol.cluster.cluster_state import (
     NO_LEADER,
     BrokerState,
     PartitionState,
     TopicState,
 )
+from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.protocol.effects import Decision
 from oncelog.actors.protocol.messages.cluster import (
     AlterIsrReply,

@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from oncelog.actors.protocol.cluster.cluster_state import BrokerState, TopicState
 from oncelog.actors.protocol.cluster.elections import Brokers
-from oncelog.actors.protocol.cluster.state import BrokerState, TopicState
 from oncelog.actors.protocol.messages.cluster import (
     ANY_REPLICATION,
     CreatePartitionsRequest,

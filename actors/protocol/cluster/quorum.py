@@ -41,7 +41,7 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 from msgspec import structs
 
-from oncelog.actors.protocol.cluster.log import (
+from oncelog.actors.protocol.cluster.cluster_records import (
     ELECTORATE_KINDS,
     BrokerChanged,
     BrokerRegistered,
@@ -50,7 +50,7 @@ from oncelog.actors.protocol.cluster.log import (
     decode_cluster_record,
     with_parts_opened,
 )
-from oncelog.actors.protocol.cluster.state import BrokerState
+from oncelog.actors.protocol.cluster.cluster_state import BrokerState
 from oncelog.actors.protocol.messages.brokers import NO_DISK, Disk
 from oncelog.actors.protocol.messages.replication import VoteReply, VoteRequest
 from oncelog.storage.errors import ErrorCode
@@ -134,7 +134,7 @@ def with_epoch(state: VoterState, epoch: int) -> VoterState:
     return structs.replace(state, epoch=epoch, voted_for=NOBODY)
 
 
-def may_stand(state: VoterState, voters: Collection[int], broker_id: int) -> bool:
+def may_be_candidate(state: VoterState, voters: Collection[int], broker_id: int) -> bool:
     """Whether the log of a broker, which names ``voters``, lets it become the controller.
 
     Half of a copy may end where the founder was alone: a founder that has lost its disk since, and

@@ -43,6 +43,8 @@ from typing import Final
 
 import msgspec
 
+from oncelog.actors.protocol.cluster.cluster_records import ReplicasChanged, decision
+from oncelog.actors.protocol.cluster.cluster_state import NO_LEADER, PartitionState, TopicState
 from oncelog.actors.protocol.cluster.elections import (
     Brokers,
     Records,
@@ -51,13 +53,11 @@ from oncelog.actors.protocol.cluster.elections import (
     is_live,
 )
 from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR
-from oncelog.actors.protocol.cluster.log import ReplicasChanged, decision
 from oncelog.actors.protocol.cluster.placement import (
     REPLICATION_FACTOR_DEFAULT,
     Placer,
     usable_brokers,
 )
-from oncelog.actors.protocol.cluster.state import NO_LEADER, PartitionState, TopicState
 from oncelog.actors.protocol.effects import Decision, refused
 from oncelog.actors.protocol.messages.brokers import (
     ReassignPartitionReply,
@@ -268,8 +268,8 @@ def grown(topics: Mapping[str, TopicState], brokers: Brokers) -> tuple[Move, ...
         for number, partition in enumerate(topic.partitions):
             target, wanted = partition.target, min(_wanted(topic, partition), len(usable))
             # What is on a broker that drains moves first, with as many replicas as it has.
-            is_settled = not partition.is_moving and set(target) <= set(usable)
-            if not is_settled or len(target) >= wanted:
+            is_stable = not partition.is_moving and set(target) <= set(usable)
+            if not is_stable or len(target) >= wanted:
                 continue
             if growing + len(moves) >= GROWING_MAX:
                 return tuple(moves)

@@ -47,7 +47,7 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     user_data: bytes | None = None
 
 
-class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+class ConsumerAssignment(msgspec.Struct, frozen=True, kw_only=True):
     """What a member is given, sorted by topic and partition."""
 
     partitions: tuple[TopicPartition, ...]
@@ -74,7 +74,7 @@ def decode_subscription(encoded: bytes) -> Subscription:
     return Subscription(topics=topics, owned_partitions=owned, user_data=user_data)
 
 
-def encode_assignment(assignment: Assignment) -> bytes:
+def encode_assignment(assignment: ConsumerAssignment) -> bytes:
     """The assignment as version 0, sorted by topic and partition."""
     writer = WireWriter()
     writer.int16(ASSIGNMENT_VERSION)
@@ -83,18 +83,18 @@ def encode_assignment(assignment: Assignment) -> bytes:
     return bytes(writer.buffer)
 
 
-def decode_assignment(encoded: bytes) -> Assignment:
+def decode_assignment(encoded: bytes) -> ConsumerAssignment:
     """Read an assignment of any version; empty bytes mean that nothing was assigned.
 
     The coordinator gives empty bytes to a member that the leader left out. Raises
     ``CorruptDataError`` if the bytes are malformed.
     """
     if not encoded:
-        return Assignment(partitions=())
+        return ConsumerAssignment(partitions=())
     reader = WireReader(encoded)
     _read_version(reader, "assignment")
     partitions = _read_partitions(reader)
-    return Assignment(partitions=partitions, user_data=reader.nullable_blob())
+    return ConsumerAssignment(partitions=partitions, user_data=reader.nullable_blob())
 
 
 def _write_partitions(writer: WireWriter, partitions: Iterable[TopicPartition]) -> None:

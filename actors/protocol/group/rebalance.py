@@ -26,8 +26,8 @@ import msgspec
 from msgspec import structs
 
 from oncelog.actors.protocol.effects import LogRecord
-from oncelog.actors.protocol.group.log import GroupValue, group_record
-from oncelog.actors.protocol.group.state import Group, GroupState, InitialDelay, Member
+from oncelog.actors.protocol.group.group_records import GroupValue, group_record
+from oncelog.actors.protocol.group.group_state import Group, GroupMember, GroupState, InitialDelay
 from oncelog.actors.protocol.messages.base import Reply
 from oncelog.actors.protocol.messages.group import (
     JoinGroupReply,
@@ -156,7 +156,7 @@ class GroupTurn:
         group = self.group
         if not group.members:
             group.protocol_type = request.protocol_type
-        member = Member(
+        member = GroupMember(
             member_id=member_id,
             group_instance_id=request.group_instance_id,
             client_id=request.client_id,
@@ -171,15 +171,15 @@ class GroupTurn:
         self._set_session(member, self._settings.new_member_join_timeout_ms)
         self._join_once_durable(member, call_id)
 
-    def rejoin(self, member: Member, request: JoinGroupRequest, call_id: int) -> None:
+    def rejoin(self, member: GroupMember, request: JoinGroupRequest, call_id: int) -> None:
         """Let a known member join: the generation goes on, if it can, or a rebalance begins."""
-        if member.protocols == request.protocols and self._goes_on_with(member):
+        if member.protocols == request.protocols and self._keeps_generation(member):
             self._join_unchanged(member, call_id)
         else:
             self._update(member, request)
             self._join_once_durable(member, call_id)
 
-    def _goes_on_with(self, member: Member) -> bool:
+    def _keeps_generation(self, member: GroupMember) -> bool:
         """Whether the generation goes on when a member joins again as it was.
 
         When the leader of a stable one does, it wants to assign anew.
@@ -189,7 +189,7 @@ class GroupTurn:
             group.state is GroupState.STABLE and group.leader_id != member.member_id
         )
 
-    def _join_unchanged(self, member: Member, call_id: int) -> None:
+    def _join_unchanged(self, member: GroupMember, call_id: int) -> None:
         self.restart_session(member)
         if self._has_durable_id(member):
             self.reply(call_id, self.joined(member))
@@ -218,11 +218,11 @@ class GroupTurn:
         else:
             self._join_once_durable(member, call_id)
 
-    def _join_stable_once_durable(self, member: Member, call_id: int) -> None:
+    def _join_stable_once_durable(self, member: GroupMember, call_id: int) -> None:
         reply = self.joined(member, skip_assignment=True)
         self._write(WriteReason.REPLACED, self.group.value(), call_id, reply)
 
-    def _join_once_durable(self, member: Member, call_id: int) -> None:
+    def _join_once_durable(self, member: GroupMember, call_id: int) -> None:
         """Rebalance; the join counts at once, or after a record with the member's present id."""
         if self._has_durable_id(member):
             self._park_join(member, call_id)
@@ -241,7 +241,7 @@ class GroupTurn:
         """What the next coordinator may find last, the newest at the end."""
         return [value for value in (self._logged, *self.group.unapplied) if value is not None]
 
-    def _has_durable_id(self, member: Member) -> bool:
+    def _has_durable_id(self, member: GroupMember) -> bool:
         """Whether no record knows a static member by another member id; see rule 4."""
         return all(_agrees(value, member) for value in self._records)
 
@@ -263,7 +263,7 @@ class GroupTurn:
             )
         )
 
-    def joined(self, member: Member, *, skip_assignment: bool = False) -> JoinGroupReply:
+    def joined(self, member: GroupMember, *, skip_assignment: bool = False) -> JoinGroupReply:
         """The answer to a member's join: the current generation, and the members if it leads."""
         group = self.group
         is_leader = group.leader_id == member.member_id
@@ -299,13 +299,13 @@ class GroupTurn:
 
     # --- members go -----------------------------------------------------------------------
 
-    def remove_member(self, member: Member) -> None:
+    def remove_member(self, member: GroupMember) -> None:
         """Remove a member; the caller rebalances after its last removal."""
         self._answer_parked(member, ErrorCode.UNKNOWN_MEMBER_ID)
         self._cancel(TimerKind.SESSION, member.member_id)
         self.group.remove(member.member_id)
 
-    def restart_session(self, member: Member) -> None:
+    def restart_session(self, member: GroupMember) -> None:
         """A sign of life: restart the member's session timeout."""
         self._set_session(member)
 
@@ -342,7 +342,7 @@ class GroupTurn:
         else:
             self._set(TimerKind.JOIN, group.rebalance_timeout_ms)
 
-    def join_time_over(self) -> None:
+    def on_join_timeout(self) -> None:
         """The join timer fired: extend the initial delay, or begin the generation."""
         group = self.group
         if group.state is not GroupState.PREPARING_REBALANCE:
@@ -392,26 +392,26 @@ class GroupTurn:
     # --- assignment -----------------------------------------------------------------------
 
     def park_sync(
-        self, member: Member, call_id: int, assignments: tuple[MemberAssignment, ...]
+        self, member: GroupMember, call_id: int, assignments: tuple[MemberAssignment, ...]
     ) -> None:
         """Park a sync until the assignment is durable; the leader's call submits it."""
         group = self.group
         if member.sync_call is not None:
             self.reply(member.sync_call, SyncGroupReply(error=ErrorCode.REQUEST_TIMED_OUT))
         member.sync_call = call_id
-        self.note_synced(member)
+        self.record_synced(member)
         if member.member_id == group.leader_id and not group.is_assigning:
             group.is_assigning = True
             by_member = {entry.member_id: entry.assignment for entry in assignments}
             self._write(WriteReason.ASSIGNED, group.value(by_member))
 
-    def note_synced(self, member: Member) -> None:
+    def record_synced(self, member: GroupMember) -> None:
         """The member asked for its assignment; once all have, the sync timer is cancelled."""
         member.has_synced = True
         if self.group.have_all_synced:
             self._cancel(TimerKind.SYNC)
 
-    def sync_time_over(self) -> None:
+    def on_sync_timeout(self) -> None:
         """The sync timer fired: members that never asked for their assignment are removed."""
         group = self.group
         late = [member for member in group.members.values() if not member.has_synced]
@@ -452,13 +452,15 @@ class GroupTurn:
         member = self._joining(write, reply, error)
         if member is None:
             return
-        if self._goes_on_with(member):
+        if self._keeps_generation(member):
             self._join_unchanged(member, write.join_call)
         else:
             self._park_join(member, write.join_call)
             self.rebalance()
 
-    def _joining(self, write: WriteGroup, reply: JoinGroupReply, error: ErrorCode) -> Member | None:
+    def _joining(
+        self, write: WriteGroup, reply: JoinGroupReply, error: ErrorCode
+    ) -> GroupMember | None:
         """Whose join waited for this; None, and it is refused, if it failed or is in vain.
 
         Meanwhile another life may have taken the place, which fences this one, or its session
@@ -473,7 +475,7 @@ class GroupTurn:
         self.reply(write.join_call, JoinGroupReply(error=error))
         return None
 
-    def assignment_of(self, member: Member) -> SyncGroupReply:
+    def assignment_of(self, member: GroupMember) -> SyncGroupReply:
         """The answer to a member's sync in a stable group."""
         return SyncGroupReply(
             protocol_name=self.group.protocol_name or "", assignment=member.assignment
@@ -493,7 +495,7 @@ class GroupTurn:
                 member.sync_call = None
                 self._set_session(member)
 
-    def _answer_parked(self, member: Member, error: ErrorCode) -> None:
+    def _answer_parked(self, member: GroupMember, error: ErrorCode) -> None:
         if member.join_call is not None:
             self.reply(member.join_call, JoinGroupReply(error=error, member_id=member.member_id))
             member.join_call = None
@@ -501,7 +503,7 @@ class GroupTurn:
             self.reply(member.sync_call, SyncGroupReply(error=error))
             member.sync_call = None
 
-    def _park_join(self, member: Member, call_id: int) -> None:
+    def _park_join(self, member: GroupMember, call_id: int) -> None:
         """Park a join. A call it supersedes was abandoned, or overtaken: it may retry."""
         if member.join_call is not None:
             self.reply(
@@ -510,13 +512,13 @@ class GroupTurn:
             )
         member.join_call = call_id
 
-    def _update(self, member: Member, request: JoinGroupRequest) -> None:
+    def _update(self, member: GroupMember, request: JoinGroupRequest) -> None:
         member.client_id = request.client_id
         member.protocols = request.protocols
         member.session_timeout_ms = request.session_timeout_ms
         member.rebalance_timeout_ms = request.rebalance_timeout_ms
 
-    def _set_session(self, member: Member, delay_ms: int | None = None) -> None:
+    def _set_session(self, member: GroupMember, delay_ms: int | None = None) -> None:
         self._set(
             TimerKind.SESSION,
             member.session_timeout_ms if delay_ms is None else delay_ms,
@@ -530,7 +532,7 @@ class GroupTurn:
         self.effects.append(CancelTimer(Timer(kind, self.group.group_id, member_id)))
 
 
-def _agrees(value: GroupValue, member: Member) -> bool:
+def _agrees(value: GroupValue, member: GroupMember) -> bool:
     """Whether a record knows a static member by its present member id, or not at all."""
     return member.group_instance_id is None or all(
         entry.member_id == member.member_id

@@ -46,8 +46,8 @@ class PartitionMetadata(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_under_replicated(self) -> bool:
         """Whether a replica, but for those that are being added, is not in sync or not there."""
-        settled = set(self.replicas) - set(self.adding)
-        return not settled <= set(self.isr) or len(settled) < self.replication_factor
+        original = set(self.replicas) - set(self.adding)
+        return not original <= set(self.isr) or len(original) < self.replication_factor
 
 
 class TopicMetadata(msgspec.Struct, frozen=True, kw_only=True):

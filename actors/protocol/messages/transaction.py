@@ -240,7 +240,7 @@ class EndTxnRequest(Request[EndTxnReply], frozen=True, kw_only=True):
 # --- operators -------------------------------------------------------------------------------
 
 
-class TransactionMember(msgspec.Struct, frozen=True, kw_only=True):
+class TransactionMemberDescription(msgspec.Struct, frozen=True, kw_only=True):
     """One writer of a distributed write.
 
     ``status`` is ENLISTED while its transaction is open, COMMITTED or ABORTED once decided.
@@ -269,7 +269,7 @@ class TransactionDescription(msgspec.Struct, frozen=True, kw_only=True):
     partitions: tuple[TopicPartition, ...] = ()
     commit_token: bytes | None = None
     member_count: int = 0
-    members: tuple[TransactionMember, ...] = ()
+    members: tuple[TransactionMemberDescription, ...] = ()
 
 
 class DescribeTransactionsReply(Reply, frozen=True, kw_only=True):

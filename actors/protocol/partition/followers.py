@@ -72,7 +72,7 @@ class FollowerState(enum.Enum):
     REPLICATING = "replicating"
 
 
-class Bounds(msgspec.Struct, frozen=True):
+class PushedBounds(msgspec.Struct, frozen=True):
     """What a push tells besides batches."""
 
     high_watermark: int = NO_OFFSET
@@ -93,13 +93,14 @@ class Push(msgspec.Struct, frozen=True, kw_only=True):
     epoch_start_offset: int
     previous_end_offset: int
     previous_leader_epoch: int = NO_LEADER_EPOCH
-    bounds: Bounds
+    bounds: PushedBounds
 
 
 class FollowerProgress:
     """One follower, as its leader knows it in one leader epoch."""
 
     __slots__ = (
+        "_acknowledged_bounds",
         "_backoff_ms",
         "_caught_up_ms",
         "_goal_ms",
@@ -111,7 +112,6 @@ class FollowerProgress:
         "_retry_ms",
         "_sent_bounds",
         "_sent_ms",
-        "_told",
         "match_offset",
         "next_offset",
         "state",
@@ -130,7 +130,7 @@ class FollowerProgress:
         self._number = number
         self._in_flight = _NOT_IN_FLIGHT
         self._sent_ms = now_ms
-        self._sent_bounds = self._told = Bounds()
+        self._sent_bounds = self._acknowledged_bounds = PushedBounds()
         self._backoff_ms = 0
         self._refused_offset = NO_OFFSET
         """Where what its disk has refused begins; -1 once it has taken something there."""
@@ -142,30 +142,36 @@ class FollowerProgress:
         """Whether the last answer was that it has everything."""
 
     @property
-    def told_log_start_offset(self) -> int:
+    def acknowledged_log_start_offset(self) -> int:
         """The log start that it has acknowledged, -1 if none.
 
         It hides nothing that it lacks, and what was told to another disk it may not know.
         """
-        return min(self._told.log_start_offset, self.match_offset)
+        return min(self._acknowledged_bounds.log_start_offset, self.match_offset)
 
     # --- pushes ------------------------------------------------------------------------------
 
-    def is_due(self, now_ms: int, *, log_end_offset: int, bounds: Bounds, tell_ms: int) -> bool:
+    def is_due(
+        self, now_ms: int, *, log_end_offset: int, bounds: PushedBounds, bounds_push_ms: int
+    ) -> bool:
         """Whether to push now: to probe, for new batches, or because bounds told are too old."""
         if not self.may_push(now_ms):
             return False
         if self.state is FollowerState.PROBING or self.next_offset < log_end_offset:
             return True
-        return self._told != bounds and now_ms - self._sent_ms >= tell_ms
+        return self._acknowledged_bounds != bounds and now_ms - self._sent_ms >= bounds_push_ms
 
-    def due_ms(self, *, log_end_offset: int, bounds: Bounds, tell_ms: int) -> int | None:
+    def due_ms(
+        self, *, log_end_offset: int, bounds: PushedBounds, bounds_push_ms: int
+    ) -> int | None:
         """When a push is due if nothing else happens; None if only an event makes it so."""
         if self._in_flight != _NOT_IN_FLIGHT:
             return None
         if self.state is FollowerState.PROBING or self.next_offset < log_end_offset:
             return self._retry_ms
-        return max(self._retry_ms, self._sent_ms + tell_ms) if self._told != bounds else None
+        if self._acknowledged_bounds == bounds:
+            return None
+        return max(self._retry_ms, self._sent_ms + bounds_push_ms)
 
     def may_push(self, now_ms: int) -> bool:
         """Whether a push may go out now, whatever it is for."""
@@ -176,7 +182,7 @@ class FollowerProgress:
         """When it may; None while one is in flight."""
         return self._retry_ms if self._in_flight == _NOT_IN_FLIGHT else None
 
-    def sent(self, now_ms: int, *, log_end_offset: int, bounds: Bounds) -> int:
+    def sent(self, now_ms: int, *, log_end_offset: int, bounds: PushedBounds) -> int:
         """A push is on its way, and this is its number; until it is answered no other follows."""
         self._number += 1
         self._in_flight = self._number
@@ -205,7 +211,7 @@ class FollowerProgress:
         if end_offset > self._refused_offset:
             self._refused_offset = NO_OFFSET
         self.state = FollowerState.REPLICATING
-        self._told = self._sent_bounds
+        self._acknowledged_bounds = self._sent_bounds
         self.next_offset = self.match_offset = end_offset
         self._had_all = end_offset >= log_end_offset
         if self._had_all:
@@ -222,7 +228,7 @@ class FollowerProgress:
         self.match_offset = NO_OFFSET
         self._had_all = False
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """It may have another disk by now: what it has said so far counts no longer."""
         self.state = FollowerState.PROBING
         self.match_offset = NO_OFFSET

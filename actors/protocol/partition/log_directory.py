@@ -28,7 +28,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 
-class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+class DirectoryAssignment(msgspec.Struct, frozen=True, kw_only=True):
     """Which directory a replica of a topic was given; durable before anything is made there."""
 
     directory_id: str
@@ -45,7 +45,7 @@ class NoDirectory(enum.Enum):
 def possible_directories(
     found: Mapping[str, str | None],
     away: Collection[str],
-    assigned: Assignment | None,
+    assigned: DirectoryAssignment | None,
     *,
     topic_id: str,
     is_in_sync: bool,

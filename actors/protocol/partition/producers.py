@@ -275,7 +275,7 @@ def _appended(header: BatchHeader) -> AppendedBatch:
     )
 
 
-class Enrolment(enum.Enum):
+class BatchEnrolment(enum.Enum):
     """How a transactional data batch relates to what its producer has open here."""
 
     OPEN = "open"
@@ -360,21 +360,21 @@ class ProducerStates:
         entry = self._entries.get(producer_id)
         return entry is not None and entry.is_transactional
 
-    def check_enrolment(self, header: BatchHeader) -> Enrolment:
+    def check_enrolment(self, header: BatchHeader) -> BatchEnrolment:
         """Whether a transactional data batch needs a ticket, or cannot be accepted at all.
 
         Source: KIP-890; KAFKA-18575 for ``OLDER_OPEN``, which must not join the older transaction.
         """
         entry = self._entries.get(header.producer_id)
         if entry is None:
-            return Enrolment.TICKET_NEEDED
+            return BatchEnrolment.TICKET_NEEDED
         if header.producer_epoch < entry.producer_epoch:
-            return Enrolment.FENCED
+            return BatchEnrolment.FENCED
         if not entry.has_open_transaction:
-            return Enrolment.TICKET_NEEDED
+            return BatchEnrolment.TICKET_NEEDED
         if header.producer_epoch > entry.producer_epoch:
-            return Enrolment.OLDER_OPEN
-        return Enrolment.OPEN
+            return BatchEnrolment.OLDER_OPEN
+        return BatchEnrolment.OPEN
 
     def check_data(
         self, header: BatchHeader, origin: AppendOrigin, *, follows_unacknowledged: bool = False

@@ -19,8 +19,8 @@ from oncelog.actors.protocol.messages.replication import ReplicateReply
 from oncelog.actors.protocol.partition.bounds import PartitionBounds
 from oncelog.actors.protocol.partition.followers import InSyncReplicas, Push
 from oncelog.actors.protocol.partition.replication import (
-    Assignment,
     LeaderReplication,
+    PartitionAssignment,
     ReplicationSettings,
 )
 from oncelog.storage.errors import ErrorCode
@@ -48,7 +48,7 @@ class QuorumReplication(LeaderReplication):
         members = tuple(voters)
         super().__init__(
             bounds,
-            Assignment(
+            PartitionAssignment(
                 leader_epoch=leader_epoch, partition_version=0, replicas=members, isr=members
             ),
             broker_id=broker_id,
@@ -65,7 +65,7 @@ class QuorumReplication(LeaderReplication):
         return self._in_sync.isr
 
     @property
-    def is_settled(self) -> bool:
+    def may_change_voters(self) -> bool:
         """Whether the voters may change: something of this epoch is committed, and all is."""
         high_watermark = self._bounds.high_watermark
         if high_watermark < self._bounds.log_end_offset:
@@ -104,7 +104,7 @@ class QuorumReplication(LeaderReplication):
         """A broker has registered with another disk: what it had said counts no more."""
         progress = self._followers.get(broker_id)
         if progress is not None:
-            progress.begin_anew()
+            progress.reset()
 
     # --- events ------------------------------------------------------------------------------
 

@@ -56,12 +56,12 @@ from oncelog.actors.protocol.messages.replication import ReplicateReply
 from oncelog.actors.protocol.partition.bounds import PartitionBounds
 from oncelog.actors.protocol.partition.followers import (
     BACKOFF_MIN_MS,
-    Bounds,
     FollowerProgress,
     FollowerState,
     InSyncReplicas,
     IsrProposal,
     Push,
+    PushedBounds,
 )
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_LEADER_EPOCH, NO_OFFSET
@@ -73,7 +73,7 @@ PUSH_MAX_BYTES: Final = 1_048_576
 LAG_MAX_MS: Final = 30_000
 """How long a follower may lack something and stay in sync."""
 
-TELL_MS: Final = 500
+BOUNDS_PUSH_MS: Final = 500
 """How soon a follower that lacks no batch is told a new high watermark or log start."""
 
 NEVER: Final = 0
@@ -99,7 +99,7 @@ _TELLING: Final = frozenset(
 """Answers of the controller that tell what it has recorded; another may tell what it could not."""
 
 
-class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+class PartitionAssignment(msgspec.Struct, frozen=True, kw_only=True):
     """What the controller has recorded of a partition; ``partition_version`` rises with each."""
 
     leader_epoch: int
@@ -121,7 +121,7 @@ class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True):
     min_insync_replicas: int = 1
     lag_max_ms: int = LAG_MAX_MS
     push_max_bytes: int = PUSH_MAX_BYTES
-    tell_ms: int = TELL_MS
+    bounds_push_ms: int = BOUNDS_PUSH_MS
 
 
 class LeaderReplication:
@@ -149,7 +149,7 @@ class LeaderReplication:
     def __init__(
         self,
         bounds: PartitionBounds,
-        assignment: Assignment,
+        assignment: PartitionAssignment,
         *,
         broker_id: int,
         synced_end_offset: int,
@@ -212,7 +212,7 @@ class LeaderReplication:
         followers = self._in_sync.maximal - {self._broker_id}
         return all(
             (progress := self._followers.get(broker_id)) is not None
-            and progress.told_log_start_offset >= offset
+            and progress.acknowledged_log_start_offset >= offset
             for broker_id in followers
         )
 
@@ -311,7 +311,7 @@ class LeaderReplication:
         )
         return self._advance()
 
-    def learn(self, assignment: Assignment, now_ms: int) -> bool:
+    def learn(self, assignment: PartitionAssignment, now_ms: int) -> bool:
         """The controller told what it has recorded, by itself or in an answer."""
         if not self.is_leading:
             return False
@@ -324,7 +324,7 @@ class LeaderReplication:
             self._assign(assignment.replicas, now_ms)
             self._ineligible.clear()
             for broker_id in self._followers.keys() - self._in_sync.isr:
-                self._followers[broker_id].begin_anew()
+                self._followers[broker_id].reset()
         return self._advance()
 
     def proposal_answered(self, reply: AlterIsrReply, now_ms: int) -> bool:
@@ -341,7 +341,7 @@ class LeaderReplication:
             self._hold_back(reply.ineligible, now_ms)
         if reply.error not in _TELLING:
             return False
-        assignment = Assignment(
+        assignment = PartitionAssignment(
             leader_epoch=reply.leader_epoch,
             partition_version=reply.partition_version,
             replicas=reply.replicas,
@@ -373,8 +373,8 @@ class LeaderReplication:
             if progress.is_due(
                 now_ms,
                 log_end_offset=self._bounds.log_end_offset,
-                bounds=self._told_bounds(),
-                tell_ms=self._settings.tell_ms,
+                bounds=self._current_bounds(),
+                bounds_push_ms=self._settings.bounds_push_ms,
             )
             or (self._may_confirm(broker_id) and progress.may_push(now_ms))
         ]
@@ -396,8 +396,8 @@ class LeaderReplication:
         times: list[int | None] = [
             progress.due_ms(
                 log_end_offset=log_end_offset,
-                bounds=self._told_bounds(),
-                tell_ms=self._settings.tell_ms,
+                bounds=self._current_bounds(),
+                bounds_push_ms=self._settings.bounds_push_ms,
             )
             for progress in self._followers.values()
         ]
@@ -504,7 +504,7 @@ class LeaderReplication:
 
     def _push(self, broker_id: int, progress: FollowerProgress, now_ms: int) -> Push:
         """The next push; from the log start on it has batches even to a follower that is probed."""
-        start, told = self._bounds.log_start_offset, self._told_bounds()
+        start, told = self._bounds.log_start_offset, self._current_bounds()
         progress.next_offset = offset = max(progress.next_offset, start)
         previous = epoch_span(self._bounds.leader_epochs.entries, offset - 1)[0]
         has_batches = progress.state is FollowerState.REPLICATING or offset == start
@@ -522,5 +522,5 @@ class LeaderReplication:
             bounds=told,
         )
 
-    def _told_bounds(self) -> Bounds:
-        return Bounds(self._bounds.high_watermark, self._bounds.log_start_offset)
+    def _current_bounds(self) -> PushedBounds:
+        return PushedBounds(self._bounds.high_watermark, self._bounds.log_start_offset)

@@ -21,7 +21,7 @@ from oncelog.actors.protocol.messages.transaction import (
 )
 from oncelog.actors.protocol.transaction.commit_versions import (
     drops_version,
-    names_the_same,
+    is_same_commit,
     passed_version,
     version_in,
 )
@@ -135,7 +135,7 @@ def check_version(
             f"{transactional_id!r} remembers version {kept.version} of {kept.app_id!r}: "
             "only further versions of it are committed under this id; use another for the rest"
         )
-    version = version_in(token) if token and names_the_same(token, committed_token) else None
+    version = version_in(token) if token and is_same_commit(token, committed_token) else None
     if version is not None:
         return ErrorCode.ALREADY_COMMITTED, (
             f"version {version.version} of {version.app_id!r} is committed already"

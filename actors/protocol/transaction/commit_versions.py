@@ -33,7 +33,7 @@ def version_in(token: bytes) -> CommitVersion | None:
         return None
 
 
-def names_the_same(token: bytes | None, committed_token: bytes | None) -> bool:
+def is_same_commit(token: bytes | None, committed_token: bytes | None) -> bool:
     """Whether both tokens name the same, which an empty one never does.
 
     A version may be written in several ways, so more than the bytes are compared.

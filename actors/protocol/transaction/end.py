@@ -31,7 +31,7 @@ from types import MappingProxyType
 from typing import Final
 
 from oncelog.actors.protocol.transaction.checks import Refusal
-from oncelog.actors.protocol.transaction.state import (
+from oncelog.actors.protocol.transaction.transaction_state import (
     ABORTED,
     COMMITTED,
     PREPARED,

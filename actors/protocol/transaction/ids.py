@@ -17,7 +17,9 @@ from oncelog.actors.protocol.effects import Decision, LogRecord, refused
 from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.transaction.checks import BUSY, Refusal
-from oncelog.actors.protocol.transaction.log import (
+from oncelog.actors.protocol.transaction.members import RunMember, with_member
+from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
+from oncelog.actors.protocol.transaction.transaction_records import (
     decode_key,
     decode_member_key,
     decode_member_value,
@@ -27,9 +29,7 @@ from oncelog.actors.protocol.transaction.log import (
     encode_member_value,
     encode_value,
 )
-from oncelog.actors.protocol.transaction.members import Member, with_member
-from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
-from oncelog.actors.protocol.transaction.state import (
+from oncelog.actors.protocol.transaction.transaction_state import (
     AT_REST,
     LEGAL_PREDECESSORS,
     PREPARED,
@@ -47,7 +47,7 @@ class TransactionalIds:
         self._transactions: dict[str, TransactionMetadata] = {}
         self._pending: set[str] = set()
         # Views of ``_transactions``, kept by ``apply``: a scan must not read 100,000 idle ids.
-        self._unsettled: dict[str, None] = {}
+        self._not_at_rest: dict[str, None] = {}
         self._forgettable = RestingIds()
 
     # --- apply ------------------------------------------------------------------------------
@@ -94,12 +94,12 @@ class TransactionalIds:
 
     def _classify(self, transactional_id: str, metadata: TransactionMetadata | None) -> None:
         """Keep the views: what is open or prepared, and what may expire."""
-        self._unsettled.pop(transactional_id, None)
+        self._not_at_rest.pop(transactional_id, None)
         self._forgettable.discard(transactional_id)
         if metadata is None:
             return
         if metadata.state not in AT_REST:
-            self._unsettled[transactional_id] = None
+            self._not_at_rest[transactional_id] = None
         elif metadata.commit_token is None:
             self._forgettable.add(transactional_id, metadata.last_update_ms)
 
@@ -121,9 +121,9 @@ class TransactionalIds:
         """What is known of every id, by id."""
         return tuple(metadata for _, metadata in sorted(self._transactions.items()))
 
-    def unsettled(self) -> tuple[TransactionMetadata, ...]:
+    def not_at_rest(self) -> tuple[TransactionMetadata, ...]:
         """The ids with a transaction that is open, or prepared and not complete."""
-        return tuple(self._transactions[transactional_id] for transactional_id in self._unsettled)
+        return tuple(self._transactions[transactional_id] for transactional_id in self._not_at_rest)
 
     def forgettable(self, bound_ms: int) -> tuple[TransactionMetadata, ...]:
         """The ids without a token that have been at rest since ``bound_ms`` or longer."""
@@ -157,7 +157,7 @@ class TransactionalIds:
         records = tuple(LogRecord(key, encode_value(step)) for step in steps)
         return Decision(reply=reply, records=records)
 
-    def settle(
+    def abort_ongoing(
         self,
         request: Request[ReplyT],
         metadata: TransactionMetadata,
@@ -172,7 +172,7 @@ class TransactionalIds:
         return self.move(request.failed(*BUSY), aborted(metadata, cause, now_ms, spare))
 
     def move_member(
-        self, reply: ReplyT, metadata: TransactionMetadata, member: Member, now_ms: int
+        self, reply: ReplyT, metadata: TransactionMetadata, member: RunMember, now_ms: int
     ) -> Decision[ReplyT]:
         """Add or change one member of the open run of ``metadata``, with a record of its own."""
         self._pending.add(metadata.transactional_id)

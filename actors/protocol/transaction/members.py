@@ -45,7 +45,7 @@ class MemberStatus(enum.Enum):
     LEFT = 4
 
 
-class Member(msgspec.Struct, frozen=True, kw_only=True):
+class RunMember(msgspec.Struct, frozen=True, kw_only=True):
     """One producer id of the pool. ``producer_epoch`` is that of its open or next transaction."""
 
     producer_id: int
@@ -54,7 +54,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     partitions: frozenset[TopicPartition] = frozenset()
 
 
-Members = Mapping[int, Member]
+Members = Mapping[int, RunMember]
 """Members by producer id. Never changed in place."""
 
 
@@ -69,7 +69,7 @@ class HeldRecords(msgspec.Struct, frozen=True, kw_only=True):
     counts: Mapping[tuple[int, int, TopicPartition], int] = msgspec.field(default_factory=dict)
 
 
-def free_member(members: Members) -> Member | None:
+def free_member(members: Members) -> RunMember | None:
     """The free member with the lowest producer id, or ``None`` when all are in use."""
     free = [member for member in members.values() if member.status is MemberStatus.FREE]
     return min(free, key=lambda member: member.producer_id, default=None)
@@ -85,7 +85,7 @@ def has_enlisted(members: Members) -> bool:
     return any(member.status is MemberStatus.ENLISTED for member in members.values())
 
 
-def with_member(members: Members, member: Member) -> Members:
+def with_member(members: Members, member: RunMember) -> Members:
     """``members`` with one of them added or replaced."""
     return {**members, member.producer_id: member}
 
@@ -107,7 +107,7 @@ def with_outcomes(members: Members, winners: frozenset[int]) -> Members:
 def released(members: Members) -> Members:
     """Return every member to the pool; those whose epochs are used up leave it."""
     return {
-        producer_id: Member(producer_id=producer_id, producer_epoch=member.producer_epoch)
+        producer_id: RunMember(producer_id=producer_id, producer_epoch=member.producer_epoch)
         for producer_id, member in members.items()
         if member.producer_epoch <= PRODUCER_EPOCH_EXHAUSTED
     }

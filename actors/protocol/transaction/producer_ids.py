@@ -15,7 +15,7 @@ from oncelog.actors.protocol.effects import Decision
 from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.actors.protocol.transaction.checks import Refusal
-from oncelog.actors.protocol.transaction.state import TransactionMetadata
+from oncelog.actors.protocol.transaction.transaction_state import TransactionMetadata
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_PRODUCER_ID
 

@@ -53,12 +53,12 @@ from oncelog.actors.protocol.transaction.end import (
     outdated,
 )
 from oncelog.actors.protocol.transaction.ids import TransactionalIds
-from oncelog.actors.protocol.transaction.members import Member, MemberStatus
+from oncelog.actors.protocol.transaction.members import MemberStatus, RunMember
 from oncelog.actors.protocol.transaction.producer_ids import (
     ProducerIdBlocks,
     waiting_for_producer_ids,
 )
-from oncelog.actors.protocol.transaction.state import (
+from oncelog.actors.protocol.transaction.transaction_state import (
     AT_REST,
     PREPARED,
     TRANSACTION_PARTITIONS_MAX,
@@ -126,7 +126,7 @@ class Producers:
             )
         elif metadata.state not in AT_REST:
             cause = EpochCause.PRODUCER
-            return self.ids.settle(request, metadata, cause, now_ms, self.producer_ids)
+            return self.ids.abort_ongoing(request, metadata, cause, now_ms, self.producer_ids)
         elif not _is_last_epoch(metadata, request):
             is_owner = request.producer_id != NO_PRODUCER_ID
             metadata = raised(
@@ -299,7 +299,7 @@ def _producer_refusal(
 
 
 def _member_refusal(
-    metadata: TransactionMetadata, member: Member, request: AddPartitionsToTxnRequest
+    metadata: TransactionMetadata, member: RunMember, request: AddPartitionsToTxnRequest
 ) -> Refusal | None:
     """Whether the caller is enlisted: no member of a run that ended may enrol anything."""
     is_enlisted = member.status is MemberStatus.ENLISTED

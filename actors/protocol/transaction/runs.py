@@ -61,8 +61,8 @@ from oncelog.actors.protocol.transaction.ids import TransactionalIds
 from oncelog.actors.protocol.transaction.members import (
     MEMBERS_MAX,
     HeldRecords,
-    Member,
     MemberStatus,
+    RunMember,
     active_count,
     check_winners,
     free_member,
@@ -73,7 +73,7 @@ from oncelog.actors.protocol.transaction.producer_ids import (
     ProducerIdBlocks,
     waiting_for_producer_ids,
 )
-from oncelog.actors.protocol.transaction.state import (
+from oncelog.actors.protocol.transaction.transaction_state import (
     AT_REST,
     PREPARED,
     EpochCause,
@@ -132,7 +132,9 @@ class Runs:
                 now_ms=now_ms,
             )
         elif metadata.state not in AT_REST:
-            return self.ids.settle(request, metadata, EpochCause.RUN, now_ms, self.producer_ids)
+            return self.ids.abort_ongoing(
+                request, metadata, EpochCause.RUN, now_ms, self.producer_ids
+            )
         begun = run_begun(
             metadata,
             request.run_id,
@@ -191,11 +193,11 @@ class Runs:
             structs.replace(opened, members=with_member(opened.members, enlisted)),
         )
 
-    def _newly_enlisted(self, metadata: TransactionMetadata) -> Member:
+    def _newly_enlisted(self, metadata: TransactionMetadata) -> RunMember:
         """A member out of the pool, or a new one."""
         member = free_member(metadata.members)
         if member is None:
-            member = Member(producer_id=self.producer_ids.take())
+            member = RunMember(producer_id=self.producer_ids.take())
         return structs.replace(member, status=MemberStatus.ENLISTED)
 
     @waiting_for_producer_ids
@@ -296,7 +298,7 @@ class Runs:
         """Every id with an open run that ends with its driver, and that driver."""
         return tuple(
             (metadata.transactional_id, driver)
-            for metadata in self.ids.unsettled()
+            for metadata in self.ids.not_at_rest()
             if (driver := self._open_driver(metadata)) is not None
         )
 
@@ -318,7 +320,7 @@ class Runs:
         return metadata.driver if is_run_open(metadata, metadata.run) else None
 
 
-def _is_enlisted(member: Member, producer_epoch: int) -> bool:
+def _is_enlisted(member: RunMember, producer_epoch: int) -> bool:
     return member.status is MemberStatus.ENLISTED and member.producer_epoch == producer_epoch
 
 
@@ -326,7 +328,7 @@ def _begin_reply(metadata: TransactionMetadata) -> BeginRunReply:
     return BeginRunReply(number=newest_run_number(metadata), commit_token=metadata.commit_token)
 
 
-def _enlist_reply(member: Member) -> EnlistReply:
+def _enlist_reply(member: RunMember) -> EnlistReply:
     return EnlistReply(producer_id=member.producer_id, producer_epoch=member.producer_epoch)
 
 

@@ -41,7 +41,7 @@ from faults.victims import Actors
 from links import can_link, enter_own_network
 
 import oncelog
-from oncelog.actors.config import CONNECTIONS, Road
+from oncelog.actors.config import CONNECTIONS, CallTransport
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC
 
 EVENTS_PARTITIONS: Final = 4
@@ -363,7 +363,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--brokers", type=int, default=1, help="each on a Ray node of this machine")
     parser.add_argument("--replication", type=int, default=1, help="replicas of each partition")
     parser.add_argument(
-        "--calls", choices=get_args(Road), default=CONNECTIONS, help="how calls travel"
+        "--calls", choices=get_args(CallTransport), default=CONNECTIONS, help="how calls travel"
     )
     parser.add_argument("--replicas-per-actor", default="auto", help="as the cluster's setting")
     arguments = parser.parse_args(argv)

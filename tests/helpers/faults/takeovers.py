@@ -15,7 +15,7 @@ from faults.history import History, Json
 from faults.replicas import LoggedChange
 from faults.totals import carried_out, quantiles
 
-from oncelog.actors.protocol.cluster.log import ControllerElected, LeaderElected
+from oncelog.actors.protocol.cluster.cluster_records import ControllerElected, LeaderElected
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from oncelog.actors.protocol.partition.machine import (
+from oncelog.actors.protocol.partition.partition_machine import (
     AppendVerdict,
     CompletedTransaction,
     PartitionMachine,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.partition import machine as partition
-from oncelog.actors.protocol.partition.machine import ACCEPTED
+from oncelog.actors.protocol.partition import partition_machine
+from oncelog.actors.protocol.partition.partition_machine import ACCEPTED
 from oncelog.actors.protocol.tickets import (
     TICKET_LIFETIME_MAX_MS,
     ClusterKeys,
@@ -222,13 +222,13 @@ def test_a_ticket_is_looked_at_once(
 ) -> None:
     looks: list[bytes] = []
     for name in ("check_ticket", "check_plain_ticket"):
-        real = getattr(partition, name)
+        real = getattr(partition_machine, name)
 
         def check(ticket: bytes, real: Any = real, **fields: Any) -> Any:
             looks.append(ticket)
             return real(ticket, **fields)
 
-        monkeypatch.setattr(partition, name, check)
+        monkeypatch.setattr(partition_machine, name, check)
     for sequence in range(10):
         if is_transactional:
             leader.send_transactional(sequence, ticket=leader.ticket())
@@ -240,7 +240,7 @@ def test_a_ticket_is_looked_at_once(
 def test_tickets_that_are_remembered_are_bounded(
     leader: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partition, "VERIFIED_TICKETS_MAX", 3)
+    monkeypatch.setattr(partition_machine, "VERIFIED_TICKETS_MAX", 3)
     for producer_id in range(10):
         assert leader.send(0, producer_id=producer_id) == ACCEPTED
         assert len(leader.machine._verified) <= 3

@@ -17,10 +17,10 @@ from oncelog.actors.protocol.messages.transaction import (
     EndTxnRequest,
     InitProducerIdRequest,
 )
-from oncelog.actors.protocol.transaction.log import encode_key, encode_value
-from oncelog.actors.protocol.transaction.machine import TransactionMachine
 from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
-from oncelog.actors.protocol.transaction.state import TransactionState
+from oncelog.actors.protocol.transaction.transaction_machine import TransactionMachine
+from oncelog.actors.protocol.transaction.transaction_records import encode_key, encode_value
+from oncelog.actors.protocol.transaction.transaction_state import TransactionState
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncelog.actors.protocol.cluster.log import BrokerRegistered, ClusterFounded
-from oncelog.actors.protocol.cluster.machine import ClusterMachine
+from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
+from oncelog.actors.protocol.cluster.cluster_records import BrokerRegistered, ClusterFounded
 from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderRequest, RotateClusterKeyRequest
 from oncelog.actors.protocol.tickets import (

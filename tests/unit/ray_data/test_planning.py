@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncelog.api.distributing.read import Bounds, PartitionRange
+from oncelog.api.distributing.read import PartitionRange, ReadBounds
 from oncelog.ray_data.planning import END, START, plan, rows_bytes, shares, times_ms
 from oncelog.storage.exceptions import InvalidSettingError, OffsetOutOfRangeError
 from oncelog.storage.model import TopicPartition
@@ -27,7 +27,8 @@ def planned(bounds, start="earliest", end="latest", start_times=(), end_times=()
             START.positions(start, list(bounds)),
             END.positions(end, list(bounds)),
             bounds={
-                tp: Bounds(start_offset=low, end_offset=high) for tp, (low, high) in bounds.items()
+                tp: ReadBounds(start_offset=low, end_offset=high)
+                for tp, (low, high) in bounds.items()
             },
             start_times=dict(start_times),
             end_times=dict(end_times),

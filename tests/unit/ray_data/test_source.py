@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from oncelog import ray_data
-from oncelog.api.distributing.read import Bounds, PartitionRange
+from oncelog.api.distributing.read import PartitionRange, ReadBounds
 from oncelog.ray_data import source
 from oncelog.ray_data.columns import READ_SCHEMA
 from oncelog.ray_data.source import OncelogDatasource, blocks, plan_read
@@ -30,8 +30,8 @@ class Log:
     def bounds(self, partitions, isolation_level):
         end_offset = 90 if isolation_level is COMMITTED else 100
         return {
-            T0: Bounds(start_offset=0, end_offset=end_offset),
-            T1: Bounds(start_offset=5, end_offset=5),
+            T0: ReadBounds(start_offset=0, end_offset=end_offset),
+            T1: ReadBounds(start_offset=5, end_offset=5),
         }
 
     def offsets_at(self, timestamps, isolation_level):

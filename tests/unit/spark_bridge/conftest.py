@@ -7,12 +7,12 @@ from distributed_world import FakeConnection, OnePartition, TimedConnection, Top
 from pyspark.sql.types import StructType
 
 from oncelog.api.session.event_loop import LoopThread
-from oncelog.spark_bridge.errors import tell_once
+from oncelog.spark_bridge.errors import warn_once
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_told():
-    tell_once.cache_clear()
+    warn_once.cache_clear()
 
 
 def new_struct(**columns):

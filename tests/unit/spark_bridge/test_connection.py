@@ -50,10 +50,10 @@ def asked(monkeypatch):
         return SimpleNamespace(context=None, close=lambda: None)
 
     for name in ("address", "cluster", "connection", "is_frozen"):
-        monkeypatch.setattr(connection._Cache, name, getattr(connection._Cache, name))
+        monkeypatch.setattr(connection._AddressCache, name, getattr(connection._AddressCache, name))
     monkeypatch.setattr(client, "connect", answer)
     monkeypatch.setattr(connection, "prepare_to_join", lambda: None)
-    monkeypatch.setattr(connection, "Connection", lambda context, driver: SimpleNamespace())
+    monkeypatch.setattr(connection, "EngineConnection", lambda context, driver: SimpleNamespace())
     monkeypatch.setattr(connection, "_leave_out_of_garbage_collection", lambda: None)
     return asked
 

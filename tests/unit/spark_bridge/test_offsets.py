@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncelog.api.distributing.read import Bounds, PartitionRange
+from oncelog.api.distributing.read import PartitionRange, ReadBounds
 from oncelog.spark_bridge.offsets import (
     EARLIEST,
     LATEST,
@@ -30,7 +30,7 @@ def a_range(topic_partition, start, end):
 
 def planned(bounds, starting=EARLIEST, ending=LATEST, fails=True):
     return plan(
-        {tp: Bounds(start_offset=start, end_offset=end) for tp, (start, end) in bounds.items()},
+        {tp: ReadBounds(start_offset=start, end_offset=end) for tp, (start, end) in bounds.items()},
         starting=starting,
         ending=ending,
         fails_on_data_loss=fails,

@@ -8,7 +8,7 @@ import pytest
 from oncelog.actors.protocol.messages.transaction import Run
 from oncelog.actors.protocol.transaction.commit_versions import version_token
 from oncelog.api.distributing.read import Selection
-from oncelog.spark_bridge.errors import TOLD_MAX, tell_once
+from oncelog.spark_bridge.errors import WARNED_MAX, warn_once
 from oncelog.spark_bridge.given_options import CLIENT_TUNING
 from oncelog.spark_bridge.offsets import EARLIEST, LATEST, Timestamps
 from oncelog.spark_bridge.read_options import READ_OPTIONS, parse_read_options
@@ -170,13 +170,13 @@ def test_what_is_passed_over_is_told_once_by_name_alone(caplog):
 
 
 def test_lines_that_are_told_once_are_remembered_within_a_bound(caplog):
-    for number in range(TOLD_MAX + 1):
-        tell_once(str(number))
-    tell_once(str(TOLD_MAX))
-    assert len(caplog.messages) == TOLD_MAX + 1
-    tell_once("0")
+    for number in range(WARNED_MAX + 1):
+        warn_once(str(number))
+    warn_once(str(WARNED_MAX))
+    assert len(caplog.messages) == WARNED_MAX + 1
+    warn_once("0")
     assert caplog.messages[-1] == "0"
-    assert len(caplog.messages) == TOLD_MAX + 2
+    assert len(caplog.messages) == WARNED_MAX + 2
 
 
 def test_a_misspelt_option_of_kafka_is_refused_all_the_same():

@@ -7,11 +7,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
-from actor_surroundings import JumpingLoop
+from actor_environment import JumpingLoop
 
-from oncelog.actors.controller import membership
-from oncelog.actors.controller.membership import SESSION_CHECK_MS, BrokerNode, BrokerWatch
-from oncelog.actors.protocol.cluster.state import BrokerState
+from oncelog.actors.controller import broker_membership
+from oncelog.actors.controller.broker_membership import SESSION_CHECK_MS, BrokerNode, BrokerWatch
+from oncelog.actors.protocol.cluster.cluster_state import BrokerState
 
 SESSION_MS = 9_000
 
@@ -33,7 +33,7 @@ class Nodes:
     async def start_brokers(self, nodes: Sequence[BrokerNode]) -> None:
         self.started += [node.broker_id for node in nodes]
 
-    async def note_own(self, rack: str) -> None:
+    async def record_own_node(self, rack: str) -> None:
         self.own_racks.append(rack)
 
     async def fence(self, broker_id: int) -> None:
@@ -50,7 +50,7 @@ def watch_of(nodes: Nodes, *registered: int) -> BrokerWatch:
         own=1,
         brokers=lambda: nodes.brokers,
         fence=nodes.fence,
-        note_own=nodes.note_own,
+        record_own_node=nodes.record_own_node,
         is_a_voter=lambda: nodes.is_own_a_voter,
         session_ms=SESSION_MS,
     )
@@ -60,32 +60,32 @@ def test_the_controllers_own_broker_is_alive_and_needs_no_actor_until_it_votes_w
     nodes = Nodes(1, 2)
     watch = watch_of(nodes, 1)
     assert watch.live == {1}
-    asyncio.run(watch.look())
+    asyncio.run(watch.check_nodes())
     assert (watch.live, nodes.started) == ({1, 2}, [2])
     nodes.is_own_a_voter = True
-    asyncio.run(watch.look())
+    asyncio.run(watch.check_nodes())
     assert nodes.started == [2, 1, 2]
 
 
 def test_the_rack_of_the_controllers_own_node_is_told_unless_two_have_its_number():
     nodes = Nodes(1, 2)
     watch = watch_of(nodes, 1)
-    asyncio.run(watch.look())
+    asyncio.run(watch.check_nodes())
     assert nodes.own_racks == ["rack 1"]
     nodes.alive = [1, 1, 2]
-    asyncio.run(watch.look())
+    asyncio.run(watch.check_nodes())
     assert nodes.own_racks == ["rack 1"]
 
 
 def test_a_node_that_went_is_told():
     nodes = Nodes(2)
     watch = watch_of(nodes, 1, 2)
-    asyncio.run(watch.look())
+    asyncio.run(watch.check_nodes())
     nodes.alive.clear()
-    asyncio.run(watch.look())
+    asyncio.run(watch.check_nodes())
     assert [(one.broker_id, one.is_live) for one in watch.described()] == [(1, True), (2, False)]
     assert nodes.fenced == [2]
-    asyncio.run(watch.look())
+    asyncio.run(watch.check_nodes())
     assert nodes.fenced == [2]
 
 
@@ -93,14 +93,14 @@ def test_a_node_that_had_gone_before_the_controller_started_is_noticed_at_its_fi
     nodes = Nodes(2)
     watch = watch_of(nodes, 1, 2, 3, 4)
     nodes.brokers[4].is_fenced = True
-    asyncio.run(watch.look())
+    asyncio.run(watch.check_nodes())
     assert (nodes.fenced, watch.gone) == ([3], {3})
 
 
 def test_a_broker_that_is_fenced_is_not_alive_however_its_node_is():
     nodes = Nodes(2)
     watch = watch_of(nodes, 1, 2)
-    asyncio.run(watch.look())
+    asyncio.run(watch.check_nodes())
     nodes.brokers[2].is_fenced = nodes.brokers[2].is_draining = True
     told = {one.broker_id: (one.is_live, one.is_draining) for one in watch.described()}
     assert told == {1: (True, False), 2: (False, True)}
@@ -109,9 +109,9 @@ def test_a_broker_that_is_fenced_is_not_alive_however_its_node_is():
 def test_the_controllers_own_broker_is_not_fenced_for_a_node_that_is_not_seen():
     nodes = Nodes(1, 2)
     watch = watch_of(nodes, 1, 2)
-    asyncio.run(watch.look())
+    asyncio.run(watch.check_nodes())
     nodes.alive[:] = [2]
-    asyncio.run(watch.look())
+    asyncio.run(watch.check_nodes())
     assert (nodes.fenced, watch.live) == ([], {1, 2})
 
 
@@ -138,11 +138,11 @@ def test_a_broker_that_is_silent_for_a_session_is_fenced_once():
     async def scenario(watch: BrokerWatch) -> None:
         for _ in range(17):
             await asyncio.sleep(SESSION_CHECK_MS / 1000)
-            watch.heard(3)
+            watch.record_contact(3)
         assert nodes.fenced == []
         for _ in range(17):
             await asyncio.sleep(SESSION_CHECK_MS / 1000)
-            watch.heard(3)
+            watch.record_contact(3)
         assert nodes.fenced == [2]
 
     play(nodes, scenario)
@@ -177,12 +177,12 @@ def test_a_controller_that_stood_still_gives_everybody_a_whole_session():
 def test_two_nodes_of_one_number_take_no_part_and_are_told():
     nodes = Nodes(2, 2, 2, 3)
     watch = watch_of(nodes, 1)
-    asyncio.run(watch.look())
+    asyncio.run(watch.check_nodes())
     assert (watch.live, nodes.started) == ({1, 3}, [3])
     problems = {one.broker_id: one.problem for one in watch.described()}
     assert "3 living nodes are labelled broker=2" in problems[2]
     nodes.alive[:] = [2, 3]
-    asyncio.run(watch.look())
+    asyncio.run(watch.check_nodes())
     assert watch.live == {1, 2, 3}
     assert [one.broker_id for one in watch.described()] == [1]
 
@@ -190,21 +190,21 @@ def test_two_nodes_of_one_number_take_no_part_and_are_told():
 def test_a_problem_is_told_until_it_is_mended_or_the_node_goes():
     nodes = Nodes(2, 3)
     watch = watch_of(nodes, 1, 2)
-    asyncio.run(watch.look())
-    watch.note(2, "another directory")
-    watch.note(3, "another cluster")
+    asyncio.run(watch.check_nodes())
+    watch.record_problem(2, "another directory")
+    watch.record_problem(3, "another cluster")
     problems = {one.broker_id: one.problem for one in watch.described()}
     assert problems == {1: "", 2: "another directory", 3: "another cluster"}
     assert {one.broker_id: one.is_live for one in watch.described()} == {1: True, 2: True, 3: True}
-    watch.note(2, "")
+    watch.record_problem(2, "")
     nodes.alive.remove(3)
-    asyncio.run(watch.look())
+    asyncio.run(watch.check_nodes())
     problems = {one.broker_id: one.problem for one in watch.described()}
     assert problems == {1: "", 2: ""}
 
 
 def test_a_look_that_ray_cannot_answer_ends_nothing(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(membership, "ALONE_LOOK_MS", 0)
+    monkeypatch.setattr(broker_membership, "LONE_NODES_CHECK_MS", 0)
 
     class Silent(Nodes):
         async def nodes(self) -> Sequence[BrokerNode]:
@@ -216,7 +216,7 @@ def test_a_look_that_ray_cannot_answer_ends_nothing(monkeypatch: pytest.MonkeyPa
     async def body() -> None:
         nodes = Silent(2)
         watch = watch_of(nodes, 1)
-        await watch.look()
+        await watch.check_nodes()
         nodes.alive.clear()
         watching = asyncio.ensure_future(watch.watch())
         for _ in range(10):

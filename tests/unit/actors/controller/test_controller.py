@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actor_surroundings import until_idle
+from actor_environment import until_idle
 from msgspec import structs
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig

@@ -7,20 +7,20 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from actor_surroundings import JumpingLoop, until_idle
+from actor_environment import JumpingLoop, until_idle
 from cluster_worlds import TOPIC_ID, ClusterWorld
 
 from oncelog.actors.controller import replica_actors
 from oncelog.actors.controller.replica_actors import ANNOUNCE_RETRY_MS, LeaderAnnouncements
 from oncelog.actors.interfaces import address_of
 from oncelog.actors.process.background import OwnTasks
-from oncelog.actors.protocol.cluster.hosts import Placement
-from oncelog.actors.protocol.cluster.log import (
+from oncelog.actors.protocol.cluster.cluster_records import (
     LeaderElected,
     TopicConfigured,
     TopicCreated,
     TopicDeleted,
 )
+from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.protocol.messages.cluster import (
     BecomeLeaderReply,
     LeaderAndIsrReply,
@@ -55,7 +55,7 @@ class Told:
             transport=self,
             tasks=self.tasks,
             timeout_ms=1_000,
-            on_taken=self.note_taken,
+            on_taken=self.record_taken,
         )
         self.taken: list[BecomeLeaderReply] = []
 
@@ -71,7 +71,7 @@ class Told:
             await self.gate.wait()
         return LeaderAndIsrReply(error=error)
 
-    async def note_taken(self, tp: TopicPartition, told: BecomeLeaderReply) -> None:
+    async def record_taken(self, tp: TopicPartition, told: BecomeLeaderReply) -> None:
         """What follows may change what is to be told."""
         self.taken.append(told)
         self.world.run(self.world.machine.decide_taken(tp, told))
@@ -81,7 +81,7 @@ class Told:
         self.announce()
 
     def announce(self) -> None:
-        self.announcements.announce(self.world.machine.take_untold())
+        self.announcements.announce(self.world.machine.take_unannounced())
 
 
 def play(scenario: Callable[[Told], Coroutine[Any, Any, None]]) -> None:

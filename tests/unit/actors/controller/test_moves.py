@@ -11,8 +11,8 @@ import pytest
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.controller import moves as controller_moves
+from oncelog.actors.controller.broker_membership import BrokerNode
 from oncelog.actors.controller.controller import Controller
-from oncelog.actors.controller.membership import BrokerNode
 from oncelog.actors.controller.moves import LeavingReplicas
 from oncelog.actors.controller.replica_actors import FoundActor
 from oncelog.actors.process.background import ThreadBackground
@@ -395,7 +395,7 @@ def test_a_controller_that_starts_goes_on_with_moves(play: Any) -> None:
         await cluster.join(2)
         await cluster.create()
         await cluster.reassign(2)
-        cluster.controller._moves.note_changed = lambda _partitions: None  # type: ignore[method-assign]
+        cluster.controller._moves.on_changed = lambda _partitions: None  # type: ignore[method-assign]
         await cluster.sync(TP, 1, 2)
         cluster.world.started.clear()
         again = await cluster.restart()

@@ -109,7 +109,7 @@ def test_hosts_are_told_in_the_same_order_in_every_process():
 
 
 def test_a_host_that_was_not_reached_is_told_until_it_is(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(replica_actors, "TELL_RETRY_MS", 0)
+    monkeypatch.setattr(replica_actors, "HOLD_RETRY_MS", 0)
 
     async def body() -> None:
         hosts = Hosts(ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT)
@@ -124,7 +124,7 @@ def test_a_host_that_was_not_reached_is_told_until_it_is(monkeypatch: pytest.Mon
 
 
 def test_a_host_that_has_nothing_to_hold_is_told_no_more(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(replica_actors, "TELL_RETRY_MS", 0)
+    monkeypatch.setattr(replica_actors, "HOLD_RETRY_MS", 0)
 
     async def body() -> None:
         hosts = Hosts(*[ErrorCode.NETWORK_EXCEPTION] * 9)

@@ -7,9 +7,9 @@ import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from actor_surroundings import JumpingLoop
+from actor_environment import JumpingLoop
 
-from oncelog.actors.coordination.actor_watch import PING_TIMEOUT_MS, ActorWatch, Sight
+from oncelog.actors.coordination.actor_watch import PING_TIMEOUT_MS, ActorWatch, WatchReport
 from oncelog.actors.protocol.messages.brokers import OfflineReplica, PingReply, PingRequest
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
@@ -60,7 +60,7 @@ class Actors:
         loop = asyncio.get_running_loop()
         end_s, silent = loop.time() + time_ms / 1000, ()
         while loop.time() < end_s:
-            silent = (await self.watch.look(names)).silent_actors
+            silent = (await self.watch.check(names)).silent_actors
             await asyncio.sleep(1)
         return silent
 
@@ -76,7 +76,7 @@ def test_who_does_not_answer_for_its_time_is_silent_until_it_does():
         assert await actors.look_for(SILENT_AFTER_MS - 2_000, "a", "b") == ()
         assert await actors.look_for(5_000, "a", "b") == ("b",)
         actors.lost.clear()
-        assert await actors.watch.look(("a", "b")) == Sight()
+        assert await actors.watch.check(("a", "b")) == WatchReport()
 
     play(scenario)
 
@@ -86,7 +86,7 @@ def test_calls_are_made_side_by_side():
         names = tuple(map(str, range(50)))
         actors.lost = set(names)
         began_s = asyncio.get_running_loop().time()
-        await actors.watch.look(names)
+        await actors.watch.check(names)
         assert asyncio.get_running_loop().time() - began_s == (HOLD_MS + PING_TIMEOUT_MS) / 1000
         assert actors.asked == list(names)
 
@@ -97,8 +97,8 @@ def test_who_is_watched_no_more_is_forgotten():
     async def scenario(actors: Actors) -> None:
         actors.lost = {"b"}
         assert await actors.look_for(SILENT_AFTER_MS + 4_000, "b") == ("b",)
-        assert await actors.watch.look(("a",)) == Sight()
-        assert await actors.watch.look(("b",)) == Sight()
+        assert await actors.watch.check(("a",)) == WatchReport()
+        assert await actors.watch.check(("b",)) == WatchReport()
 
     play(scenario)
 
@@ -106,24 +106,24 @@ def test_who_is_watched_no_more_is_forgotten():
 def test_what_is_offline_is_told_as_often_as_an_actor_answers_so():
     async def scenario(actors: Actors) -> None:
         actors.offline = {"b": (OFFLINE,)}
-        assert await actors.watch.look(("a", "b")) == Sight((), (OFFLINE,), (OFFLINE,))
+        assert await actors.watch.check(("a", "b")) == WatchReport((), (OFFLINE,), (OFFLINE,))
         actors.lost = {"b"}
-        assert await actors.watch.look(("a", "b")) == Sight()
+        assert await actors.watch.check(("a", "b")) == WatchReport()
         actors.lost.clear()
-        assert await actors.watch.look(("a", "b")) == Sight((), (OFFLINE,), (OFFLINE,))
+        assert await actors.watch.check(("a", "b")) == WatchReport((), (OFFLINE,), (OFFLINE,))
         actors.offline.clear()
-        assert await actors.watch.look(("a", "b")) == Sight()
+        assert await actors.watch.check(("a", "b")) == WatchReport()
 
     play(scenario)
 
 
 def test_who_answers_an_old_call_after_it_was_forgotten_is_not_remembered():
     async def scenario(actors: Actors) -> None:
-        looking = asyncio.ensure_future(actors.watch.look(("b",)))
+        checking = asyncio.ensure_future(actors.watch.check(("b",)))
         await asyncio.sleep(0)
-        await actors.watch.look(("a",))
-        await looking
-        assert set(actors.watch._heard_ms) == {"a"}
+        await actors.watch.check(("a",))
+        await checking
+        assert set(actors.watch._last_contact_ms) == {"a"}
 
     play(scenario)
 
@@ -131,19 +131,19 @@ def test_who_answers_an_old_call_after_it_was_forgotten_is_not_remembered():
 def test_who_dies_is_silent_at_once_until_it_answers_again():
     async def scenario(actors: Actors) -> None:
         loop = asyncio.get_running_loop()
-        await actors.watch.look(("a", "b"))
-        looking = asyncio.ensure_future(actors.watch.look(("a", "b")))
+        await actors.watch.check(("a", "b"))
+        checking = asyncio.ensure_future(actors.watch.check(("a", "b")))
         await asyncio.sleep(0.1)
         killed_s = loop.time()
         actors.kill("b")
-        seen = await looking
-        assert (seen.silent_actors, seen.is_news) == (("b",), True)
+        seen = await checking
+        assert (seen.silent_actors, seen.has_new_death) == (("b",), True)
         assert loop.time() == killed_s
-        seen = await actors.watch.look(("a", "b"))
-        assert (seen.silent_actors, seen.is_news) == (("b",), False)
+        seen = await actors.watch.check(("a", "b"))
+        assert (seen.silent_actors, seen.has_new_death) == (("b",), False)
         assert loop.time() > killed_s
         actors.dead.clear()
-        assert await actors.watch.look(("a", "b")) == Sight()
+        assert await actors.watch.check(("a", "b")) == WatchReport()
 
     play(scenario)
 
@@ -151,16 +151,16 @@ def test_who_dies_is_silent_at_once_until_it_answers_again():
 def test_who_dies_between_two_looks_is_told_by_the_next_at_once():
     async def scenario(actors: Actors) -> None:
         loop = asyncio.get_running_loop()
-        await actors.watch.look(("a", "b", "c"))
-        looking = asyncio.ensure_future(actors.watch.look(("a", "b", "c")))
+        await actors.watch.check(("a", "b", "c"))
+        checking = asyncio.ensure_future(actors.watch.check(("a", "b", "c")))
         await asyncio.sleep(0.1)
         actors.kill("a")
-        await looking
+        await checking
         actors.kill("b")
         await asyncio.sleep(0.1)
         begun_s = loop.time()
-        seen = await actors.watch.look(("a", "b", "c"))
-        assert (seen.silent_actors, seen.is_news) == (("a", "b"), True)
+        seen = await actors.watch.check(("a", "b", "c"))
+        assert (seen.silent_actors, seen.has_new_death) == (("a", "b"), True)
         assert loop.time() == begun_s
 
     play(scenario)
@@ -168,11 +168,11 @@ def test_who_dies_between_two_looks_is_told_by_the_next_at_once():
 
 def test_whose_connection_ends_alone_is_not_silent():
     async def scenario(actors: Actors) -> None:
-        await actors.watch.look(("b",))
-        looking = asyncio.ensure_future(actors.watch.look(("b",)))
+        await actors.watch.check(("b",))
+        checking = asyncio.ensure_future(actors.watch.check(("b",)))
         await asyncio.sleep(0.1)
         actors.kill("b", is_dead=False)
-        assert await looking == Sight()
+        assert await checking == WatchReport()
 
     play(scenario)
 
@@ -181,18 +181,18 @@ def test_who_has_never_answered_still_starts():
     async def scenario(actors: Actors) -> None:
         actors.kill("b")
         for _ in range(3):
-            assert await actors.watch.look(("b",)) == Sight()
+            assert await actors.watch.check(("b",)) == WatchReport()
 
     play(scenario)
 
 
 def test_a_look_that_is_given_up_leaves_no_call_open():
     async def scenario(actors: Actors) -> None:
-        looking = asyncio.ensure_future(actors.watch.look(("a", "b")))
+        checking = asyncio.ensure_future(actors.watch.check(("a", "b")))
         await asyncio.sleep(0.1)
         calls = list(actors.watch._calls.values())
-        looking.cancel()
-        await asyncio.wait({looking, *calls})
+        checking.cancel()
+        await asyncio.wait({checking, *calls})
         assert all(call.cancelled() for call in calls)
         assert len(calls) == 2
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from actor_surroundings import JumpingLoop
+from actor_environment import JumpingLoop
 
 from oncelog.actors.coordination.leader_watch import LEADER_CHECK_MS, LeaderWatch
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
@@ -129,8 +129,8 @@ def test_a_look_that_a_program_cancels_as_it_shuts_down_is_followed_by_another(r
         watch = LeaderWatch("one", leader_now)
         call = asyncio.create_task(watch.call(Hanging(), REQUEST, timeout_ms=30_000))
         await asyncio.sleep(1.5 * CHECK_S)
-        assert watch._look is not None
-        watch._look.cancel()
+        assert watch._check is not None
+        watch._check.cancel()
         await asyncio.sleep(1.5 * CHECK_S)
         assert call.done()
         assert (await call).error is ErrorCode.NETWORK_EXCEPTION

@@ -10,10 +10,10 @@ from random import Random
 from typing import Any
 
 import pytest
-from actor_surroundings import HeldBackground, ManualClock
+from actor_environment import HeldBackground, ManualClock
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
-from oncelog.actors.groups.coordinator import GroupCoordinator, group_settings
+from oncelog.actors.groups.group_coordinator import GroupCoordinator, group_settings
 from oncelog.actors.protocol.messages.cluster import (
     BecomeLeaderReply,
     MetadataReply,

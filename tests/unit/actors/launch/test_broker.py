@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actor_surroundings import InlineBackground, JumpingLoop
+from actor_environment import InlineBackground, JumpingLoop
 
 from oncelog.actors.config import BrokerConfig, ClusterConfig
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
-from oncelog.actors.launch.assembly import Surroundings
+from oncelog.actors.launch.assembly import Environment
 from oncelog.actors.launch.broker import EPOCH_MAX_MS, Broker
 from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatReply,
@@ -76,7 +76,7 @@ def play(
 ) -> None:
     async def body() -> None:
         cluster = Cluster()
-        surroundings = Surroundings(
+        environment = Environment(
             filesystem=RealFileSystem(),
             clock=asyncio.get_running_loop(),
             new_background=InlineBackground,
@@ -90,7 +90,7 @@ def play(
         config = BrokerConfig(
             broker_id=2, data_dir=str(directory), cluster_id="c" * 32, rack="r", cluster=CLUSTER
         )
-        broker = Broker(config, surroundings)
+        broker = Broker(config, environment)
         broker.begin()
         await scenario(cluster, broker)
         assert cluster.failures == []

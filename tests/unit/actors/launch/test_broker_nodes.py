@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.controller.membership import BrokerNode
+from oncelog.actors.controller.broker_membership import BrokerNode
 from oncelog.actors.launch.processes import broker_nodes
 from oncelog.actors.pin import BY_ADDRESS, BY_LABEL, BY_NODE_ID, Pin
 

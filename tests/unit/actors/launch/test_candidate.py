@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from actor_surroundings import JumpingLoop
+from actor_environment import JumpingLoop
 
 from oncelog.actors.interfaces import broker_actor
 from oncelog.actors.launch.metadata_voter import ask_voters

@@ -11,10 +11,10 @@ import pytest
 import voting_world
 from voting_world import CLUSTER, Node, VotingWorld
 
-from oncelog.actors.controller.metadata_log import SNAPSHOT_LOOK_MS, Snapshots
+from oncelog.actors.controller.metadata_log import SNAPSHOT_CHECK_MS, Snapshots
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
 from oncelog.actors.launch.controller_server import ControllerServer
-from oncelog.actors.protocol.cluster import log as cluster_log
+from oncelog.actors.protocol.cluster import cluster_records
 from oncelog.actors.protocol.messages.cluster import AllocateProducerIdsRequest
 from oncelog.actors.replica.metadata_replica import MetadataCopy
 from oncelog.storage.errors import ErrorCode
@@ -31,7 +31,7 @@ TOPICS = set("abcdef")
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_log, "SNAPSHOT_PART_BYTES", 500)
+    monkeypatch.setattr(cluster_records, "SNAPSHOT_PART_BYTES", 500)
 
 
 def play(root: Path, scenario, count: int = 3) -> None:  # type: ignore[no-untyped-def]
@@ -65,7 +65,7 @@ async def change_much(world: VotingWorld, last: int = -1, count: int = 2 * RECOR
         assert reply.error is ErrorCode.NONE
         assert reply.first_producer_id > last
         last = reply.first_producer_id
-    await asyncio.sleep(2 * SNAPSHOT_LOOK_MS / 1_000)
+    await asyncio.sleep(2 * SNAPSHOT_CHECK_MS / 1_000)
     return last
 
 
@@ -84,7 +84,7 @@ def test_a_lone_controller_starts_with_its_last_snapshot(tmp_path: Path) -> None
         assert log.log_end_offset - begins_at < 2 * RECORDS_MAX
         # Its files go too, all but those of the last segments.
         await asyncio.sleep(5)
-        assert log.head.first_base_offset > 0
+        assert log.retention.first_base_offset > 0
         world.nodes[1].end_controller(None)
         world.nodes[1].start_controller()
         await check_topics(world)

@@ -161,7 +161,7 @@ def test_a_host_begins_a_replica_anew_that_had_moved_away_and_is_back(tmp_path: 
         world = MovingWorld()
         config = HostConfig(number=1, broker_id=1, data_dir=str(tmp_path), cluster=ClusterConfig())
         alone = world.server(PartitionServer, FLIGHTS, tmp_path / "elsewhere")
-        host = Host(config, dataclasses.replace(alone.surroundings))
+        host = Host(config, dataclasses.replace(alone.environment))
         listed = HostedReplica(topic_partition=FLIGHTS, topic_id=TOPIC_ID, is_in_sync=False)
         leaving = HostedReplica(
             topic_partition=FLIGHTS, topic_id=TOPIC_ID, is_in_sync=False, is_leaving=True

@@ -132,13 +132,13 @@ def test_a_host_tells_of_each_of_its_replicas(tmp_path: Path) -> None:
         world = FollowedWorld()
         config = HostConfig(number=1, broker_id=1, data_dir=str(tmp_path), cluster=ClusterConfig())
         alone = world.server(PartitionServer, FLIGHTS, tmp_path / "elsewhere")
-        host = Host(config, alone.surroundings)
+        host = Host(config, alone.environment)
         await host.hold_replicas(HoldReplicasRequest())
         one, other = host.servers.values()
         await until(lambda: one.is_serving() and other.is_serving())
         assert await offline(host) == ()
         other.replica._go_offline("the disk has failed")
-        one.replica.refusal.met(REFUSED, ends_at=1, now_ms=loop_ms() - 10_000)
+        one.replica.refusal.record(REFUSED, ends_at=1, now_ms=loop_ms() - 10_000)
         told = await host.ping(PingRequest())
         for tell, server in ((told.offline_replicas, other), (told.refusing_replicas, one)):
             (found,) = tell
@@ -163,7 +163,7 @@ def test_a_leader_whose_disk_refuses_tells_so_after_a_while_and_a_follower_at_on
         refusal = server.replica.refusal
         for lasts_ms, is_told in ((0, not is_leading), (limit_ms, True)):
             refusal.reason = ""
-            refusal.met(REFUSED, ends_at=1, now_ms=loop_ms() - lasts_ms)
+            refusal.record(REFUSED, ends_at=1, now_ms=loop_ms() - lasts_ms)
             reply = await server.ping(PingRequest())
             assert reply.refusing_replicas == (OFFLINE if is_told else ())
             assert reply.offline_replicas == ()

@@ -1,4 +1,4 @@
-"""One server behind both roads: what Ray carries is answered like what a connection carries."""
+"""One server, called both ways: what Ray carries is answered like what a connection carries."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def test_ray_has_a_method_for_each_request_of_the_server(kind: type[ReplicaProce
 
 def test_the_logs_of_a_process_share_its_threads() -> None:
     async def body() -> set[threading.Thread]:
-        surroundings = production(
+        environment = production(
             ReplicaConfig(topic="flights", partition=0, broker_id=1, data_dir="/nowhere")
         )
-        logs = [surroundings.new_background() for _ in range(2 * THREADS_MAX)]
+        logs = [environment.new_background() for _ in range(2 * THREADS_MAX)]
         assert len(set(map(id, logs))) == len(logs)
         return set(await asyncio.gather(*(log.run(threading.current_thread) for log in logs)))
 

@@ -1,4 +1,4 @@
-"""The figures that operators watch: what they say, and that every actor sets its own."""
+"""The metrics that operators watch: what they say, and that every actor sets its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from server_world import FLIGHTS, KEY, World, stop
 
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.launch.assembly import PartitionServer, TransactionCoordinatorServer
-from oncelog.actors.launch.figures import NO_DISK, DiskFigures, ReplicaFigures
+from oncelog.actors.launch.server_metrics import NO_DISK, DiskMetrics, ReplicaMetrics
 from oncelog.actors.process.background import ThreadBackground
 from oncelog.actors.process.clock import loop_ms, monotonic_s
 from oncelog.actors.process.metrics import (
@@ -119,7 +119,7 @@ def test_a_partition_tells_what_open_transactions_hold_back(tmp_path: Path, capl
         assert reply.error is ErrorCode.NONE
         server.report_metrics()
         gauges = {metric.name for metric in METRICS if metric.kind is Kind.GAUGE}
-        assert {name: value for name, value in world.figures.items() if name in gauges} == {
+        assert {name: value for name, value in world.values.items() if name in gauges} == {
             "replica_offline": 0,
             "leader_epoch": 1,
             "log_size_bytes": server.replica.log.size_bytes,
@@ -134,8 +134,8 @@ def test_a_partition_tells_what_open_transactions_hold_back(tmp_path: Path, capl
         assert (("topic", "flights"), ("partition", "0"), ("broker", "1")) in world.tags
         world.time_ms += LATE_MS
         server.report_metrics()
-        assert world.figures["oldest_open_transaction_age_ms"] == LATE_MS
-        assert "partition_late_transaction_count" not in world.figures
+        assert world.values["oldest_open_transaction_age_ms"] == LATE_MS
+        assert "partition_late_transaction_count" not in world.values
         world.time_ms += 1
         described = await server.describe_replica(DescribeReplicaRequest())
         assert described.late_transaction_count == 1
@@ -143,7 +143,7 @@ def test_a_partition_tells_what_open_transactions_hold_back(tmp_path: Path, capl
         assert described.active_transactional_id_count is None
         assert "find-hanging" in caplog.text
         server.report_metrics()
-        assert world.figures["partition_late_transaction_count"] == 1
+        assert world.values["partition_late_transaction_count"] == 1
         assert caplog.text.count("find-hanging") == 1
         await stop(server)
 
@@ -166,14 +166,14 @@ def test_a_coordinator_tells_how_many_ids_are_active(tmp_path: Path) -> None:
         )
         assert (await server.add_partitions_to_txn(add)).error is ErrorCode.NONE
         server.report_metrics()
-        assert world.figures["transactional_id_count"] == 2
-        assert world.figures["active_transactional_id_count"] == 1
+        assert world.values["transactional_id_count"] == 2
+        assert world.values["active_transactional_id_count"] == 1
         described = await server.describe_replica(DescribeReplicaRequest())
         assert described.active_transactional_id_count == 1
-        assert "transaction_end_duration_ms_count" not in world.figures
+        assert "transaction_end_duration_ms_count" not in world.values
         server.end_durations.observe(EndStep.DECISION, monotonic_s())
         server.report_metrics()
-        assert world.figures["transaction_end_duration_ms_count"] == 1
+        assert world.values["transaction_end_duration_ms_count"] == 1
         await stop(server)
 
     asyncio.run(scenario())
@@ -195,12 +195,12 @@ def test_what_is_written_and_read_is_added_up_and_reported_once(tmp_path: Path) 
             )
         )
         server.report_metrics()
-        assert world.figures["appended_bytes"] == len(produced.batch)
-        assert world.figures["appended_records"] == 2
-        assert world.figures["fetched_bytes"] == len(produced.batch)
-        assert world.figures["fetched_records"] == 2
-        assert world.figures["sync_duration_ms_count"] == 1
-        assert world.figures["sync_duration_ms_sum"] > 0
+        assert world.values["appended_bytes"] == len(produced.batch)
+        assert world.values["appended_records"] == 2
+        assert world.values["fetched_bytes"] == len(produced.batch)
+        assert world.values["fetched_records"] == 2
+        assert world.values["sync_duration_ms_count"] == 1
+        assert world.values["sync_duration_ms_sum"] > 0
         first, world.told = world.told, []
         server.report_metrics()
         counters = {metric.name for metric in METRICS if metric.kind is Kind.COUNTER}
@@ -220,10 +220,10 @@ def test_what_is_appended_and_not_synced_is_told(tmp_path: Path) -> None:
         written = asyncio.ensure_future(server.produce(request(world, is_transactional=True)))
         await asyncio.sleep(0)
         server.report_metrics()
-        assert world.figures["high_watermark_lag"] == 2
+        assert world.values["high_watermark_lag"] == 2
         await written
         server.report_metrics()
-        assert world.figures["high_watermark_lag"] == 0
+        assert world.values["high_watermark_lag"] == 0
         await stop(server)
 
     asyncio.run(scenario())
@@ -238,12 +238,12 @@ def test_a_gauge_that_rests_at_zero_is_told_above_it_and_once_when_it_is_back(
         await server._start_task
         told = []
         for value in (0, 3, 3, 0, 0, 2):
-            server.figures.set(OPEN_TRANSACTION_COUNT, value)
+            server.metrics.set(OPEN_TRANSACTION_COUNT, value)
             told.append(len(world.told))
         assert told == [0, 1, 2, 3, 3, 4]
-        assert world.figures == {"open_transaction_count": 2}
-        server.figures.set(REPLICA_OFFLINE, 0)
-        server.figures.set(REPLICA_OFFLINE, 0)
+        assert world.values == {"open_transaction_count": 2}
+        server.metrics.set(REPLICA_OFFLINE, 0)
+        server.metrics.set(REPLICA_OFFLINE, 0)
         assert world.told[-2:] == ["replica_offline"] * 2, "Ray would forget it"
         await stop(server)
 
@@ -257,8 +257,8 @@ def test_a_replica_that_is_offline_tells_that_and_nothing_of_its_log(tmp_path: P
         await server._start_task
         server.replica.refuse("as a test")
         server.report_metrics()
-        assert world.figures["replica_offline"] == 1
-        assert "last_stable_offset" not in world.figures
+        assert world.values["replica_offline"] == 1
+        assert "last_stable_offset" not in world.values
         await stop(server)
 
     asyncio.run(scenario())
@@ -270,14 +270,14 @@ def test_a_disk_that_refuses_is_told_as_long_as_it_does(tmp_path: Path) -> None:
         server = world.server(PartitionServer, FLIGHTS, tmp_path)
         await server._start_task
         server.report_metrics()
-        assert "disk_refusing" not in world.figures
+        assert "disk_refusing" not in world.values
         refused = OSError(errno.ENOSPC, "the disk is full")
-        server.replica.refusal.met(refused, ends_at=1, now_ms=loop_ms())
+        server.replica.refusal.record(refused, ends_at=1, now_ms=loop_ms())
         server.report_metrics()
-        assert world.figures["disk_refusing"] == 1
+        assert world.values["disk_refusing"] == 1
         server.replica.refusal.synced(1)
         server.report_metrics()
-        assert world.figures["disk_refusing"] == 0
+        assert world.values["disk_refusing"] == 0
         await stop(server)
 
     asyncio.run(scenario())
@@ -291,14 +291,14 @@ def test_a_server_that_cannot_start_tells_that_its_replica_is_offline(
         world = World()
         server = world.server(PartitionServer, FLIGHTS, tmp_path)
         server.report_metrics()
-        assert world.figures["replica_offline"] == 0, "it is starting"
+        assert world.values["replica_offline"] == 0, "it is starting"
         await server._start_task
         if is_waiting:
             server.replica.waits_for = "room on the disk"
         else:
             server.failure = "could not start"
         server.report_metrics()
-        assert world.figures["replica_offline"] == 1
+        assert world.values["replica_offline"] == 1
         await stop(server)
 
     asyncio.run(scenario())
@@ -314,12 +314,12 @@ def test_the_space_on_the_disk_is_told_once_for_all_replicas_of_a_process() -> N
         return DiskSpace(free_bytes=len(asked), size_bytes=9)
 
     config = ReplicaConfig(topic="t", partition=0, broker_id=1, data_dir="d")
-    disk = DiskFigures(space_of)
+    disk = DiskMetrics(space_of)
     for now_s in (100.0, 101.0, 109.9, 110.0, 119.0, 120.0, 121.0):
         disk.report(config, world, now_s)
     assert len(asked) == 3
     assert set(asked) == {Path("d")}
-    assert world.figures == {"disk_free_bytes": 2, "disk_size_bytes": 9}
+    assert world.values == {"disk_free_bytes": 2, "disk_size_bytes": 9}
     assert disk_space(Path()).size_bytes >= disk_space(Path()).free_bytes > 0
 
 
@@ -330,7 +330,7 @@ def test_of_several_directories_each_tells_its_space_or_that_it_is_offline() -> 
 
     told: dict[tuple[str, str], float] = {}
     config = ReplicaConfig(topic="t", partition=0, broker_id=1, data_dir="d,e")
-    disk = DiskFigures(lambda _path: DiskSpace(3, 9), lambda _dirs: {Path("e"): "as a test"})
+    disk = DiskMetrics(lambda _path: DiskSpace(3, 9), lambda _dirs: {Path("e"): "as a test"})
     disk.report(config, Told(), 100.0)
     assert told == {
         ("offline_directory", "d"): 0,
@@ -347,7 +347,7 @@ def test_ends_of_transactions_are_timed_by_step() -> None:
     durations.observe(EndStep.DECISION, began_s)
     world = World()
     durations.report(world, 7)
-    assert world.figures["transaction_end_duration_ms_count"] == 2
+    assert world.values["transaction_end_duration_ms_count"] == 2
     told = {dict(tags)["step"] for tags in world.tags}
     assert told == {"markers", "decision"}
     assert {dict(tags)["broker"] for tags in world.tags} == {"7"}
@@ -386,17 +386,17 @@ def test_replicas_of_a_process_report_at_times_of_their_own_and_until_they_are_s
                 background=ThreadBackground(),
                 epoch_source=world.call,
             )
-            figures = ReplicaFigures(
+            metrics = ReplicaMetrics(
                 replica=replica,
                 clock=world,
-                metrics=world,
+                sink=world,
                 disk=NO_DISK,
                 has_failed=lambda: False,
                 on_bug=world.deaths.append,
             )
-            figures.start(lambda: None)
-            due_s.append(figures._timer.when() - began_s)
-            figures.stop()
+            metrics.start(lambda: None)
+            due_s.append(metrics._timer.when() - began_s)
+            metrics.stop()
         assert 0 < min(due_s) < 3
         assert 7 < max(due_s) < 11
         server = world.server(PartitionServer, FLIGHTS, tmp_path)
@@ -404,7 +404,7 @@ def test_replicas_of_a_process_report_at_times_of_their_own_and_until_they_are_s
         topic_id = server.replica.known_topic_id()
         reply = await server.shutdown(ShutdownRequest(topic_id=topic_id))
         assert reply.error is ErrorCode.NONE
-        assert server.figures._timer.cancelled()
+        assert server.metrics._timer.cancelled()
 
     asyncio.run(scenario())
 
@@ -426,7 +426,7 @@ def test_figures_are_reported_by_themselves(tmp_path: Path, interval_ms: int) ->
             reported.clear()
             await asyncio.wait_for(reported.wait(), 30)
         await stop(server)
-        assert bool(world.figures) is (interval_ms == 1)
-        assert server.figures._timer.cancelled()
+        assert bool(world.values) is (interval_ms == 1)
+        assert server.metrics._timer.cancelled()
 
     asyncio.run(scenario())

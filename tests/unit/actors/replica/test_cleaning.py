@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actor_surroundings import START_MS, InlineBackground, JumpingLoop, ManualClock
+from actor_environment import START_MS, InlineBackground, JumpingLoop, ManualClock
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig, internal_topic_config
 from oncelog.actors.protocol.effects import LogRecord

@@ -169,6 +169,6 @@ def test_search_for_a_time_across_damage_is_refused(play: Play) -> None:
 def test_damaged_places_that_are_remembered_have_a_bound() -> None:
     damage = FoundDamage(TP)
     for offset in range(PLACES_MAX + 5):
-        damage.note(CorruptRecordError("x", offset=offset, next_offset=offset + 1))
+        damage.record(CorruptRecordError("x", offset=offset, next_offset=offset + 1))
     assert len(damage.places(0)) == PLACES_MAX
     assert damage.places(PLACES_MAX - 1) == [(PLACES_MAX - 1, PLACES_MAX)]

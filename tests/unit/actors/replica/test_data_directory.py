@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from oncelog.actors.protocol.cluster.log import ClusterFounded, encode_cluster_record
+from oncelog.actors.protocol.cluster.cluster_records import ClusterFounded, encode_cluster_record
 from oncelog.actors.replica.data_directory import (
     IDENTITY_FILE,
     DirectoryIdentity,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 
 import pytest
-from actor_surroundings import JumpingLoop
+from actor_environment import JumpingLoop
 from crash_disk import CrashDisk, DataLoss, NameLoss
 from followers import CUT_AT, TOPIC_ID, Follower, batches_of_two_leaders
 from pointed_disk import ERRORS, PointedDisk, errors_of

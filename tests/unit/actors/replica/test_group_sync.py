@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import uvloop
-from actor_surroundings import until_idle
+from actor_environment import until_idle
 from msgspec import structs
 
 from oncelog.actors.protocol.effects import LogRecord
-from oncelog.actors.protocol.partition.machine import PartitionMachine
+from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
 from oncelog.actors.replica.group_sync import SMALL_BYTES
 from oncelog.storage.disk.file_system import RealFileHandle, RealFileSystem
 from oncelog.storage.errors import ErrorCode, InvariantViolation

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from actor_surroundings import InlineBackground, until_idle
+from actor_environment import InlineBackground, until_idle
 from msgspec import structs
 
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
@@ -157,7 +157,7 @@ def test_retention_leaves_what_a_follower_may_lack(harness: Any, follower: Follo
         replica = harness.replica
         assert replica.log.recovery_point == 5 > replica.machine.high_watermark == 2
         assert await remove_old_segments(replica, harness.clock.now_ms()) == 1
-        assert (replica.machine.log_start_offset, replica.log.head.first_base_offset) == (2, 2)
+        assert (replica.machine.log_start_offset, replica.log.retention.first_base_offset) == (2, 2)
         assert not has_old_segments(replica, harness.clock.now_ms())
         follower.gate.set()
         replies = await asyncio.wait_for(asyncio.gather(*waiting), 5)

@@ -96,7 +96,7 @@ def test_one_directory_is_as_it_always_was(broker: Broker) -> None:
     )
     own = read_identity(DISK, broker.root / "0")
     assert own is not None
-    assert not LogDirectories(config, DISK).are_several(own)
+    assert not LogDirectories(config, DISK).has_several(own)
     assert (broker.root / "0" / IDENTITY_FILE).read_text() == before
     assert sorted(path.name for path in (broker.root / "0").iterdir()) == [".lock", IDENTITY_FILE]
     assert offline_directories(DISK, data_dir) == {}
@@ -250,7 +250,7 @@ def test_what_a_program_needs_to_connect_is_in_the_own_directory(
     )
     own = read_identity(DISK, broker.root / "0")
     assert own is not None
-    assert LogDirectories(config, DISK).are_several(own) == wanted
+    assert LogDirectories(config, DISK).has_several(own) == wanted
 
 
 def test_what_was_removed_is_assigned_nowhere(broker: Broker) -> None:
@@ -258,10 +258,10 @@ def test_what_was_removed_is_assigned_nowhere(broker: Broker) -> None:
     assert broker.place(data_dir, "a") == "0"
     placed = broker.directories(data_dir, "b")
     assert broker.place(data_dir, "b", by=placed) == "1"
-    assert (placed.is_in_further, placed.is_as_placed()) == (True, True)
+    assert (placed.is_in_further, placed.is_in_assigned_directory()) == (True, True)
     placed.forget()
     assert list((broker.root / "0" / ASSIGNED_DIRECTORY).iterdir()) == []
-    assert not placed.is_as_placed()
+    assert not placed.is_in_assigned_directory()
     placed.forget()
 
 
@@ -275,7 +275,10 @@ def test_a_replica_forgets_nothing_of_where_its_successor_is(broker: Broker) -> 
     (broker.root / "1" / "c-0").mkdir()
     assert broker.place(data_dir, "b", by=successor, topic_id="b" * 32) == "2"
     zombie.forget()
-    assert (zombie.is_as_placed(), successor.is_as_placed()) == (False, True)
+    assert (zombie.is_in_assigned_directory(), successor.is_in_assigned_directory()) == (
+        False,
+        True,
+    )
 
 
 def test_what_is_in_the_own_directory_is_assigned_nowhere_and_forgets_nothing(
@@ -284,7 +287,7 @@ def test_what_is_in_the_own_directory_is_assigned_nowhere_and_forgets_nothing(
     data_dir = broker.join("1")
     zombie = broker.directories(data_dir, "a")
     assert broker.place(data_dir, "a", by=zombie) == "0"
-    assert (zombie.is_in_further, zombie.is_as_placed()) == (False, True)
+    assert (zombie.is_in_further, zombie.is_in_assigned_directory()) == (False, True)
     shutil.rmtree(broker.root / "0" / "a-0")
     (broker.root / "0" / "c-0").mkdir()
     assert broker.place(data_dir, "a", topic_id="b" * 32) == "1"

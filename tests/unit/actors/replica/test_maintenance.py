@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actor_surroundings import InlineBackground, JumpingLoop
+from actor_environment import InlineBackground, JumpingLoop
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
@@ -180,13 +180,13 @@ def test_the_checkpoint_becomes_durable_within_a_second_and_rests_with_the_log(p
     async def scenario(house: House) -> None:
         await asyncio.sleep(10)
         noted: list[float] = []
-        note = house.replica.log.note_checkpoint
+        note = house.replica.log.record_checkpoint
 
         def counting() -> None:
             noted.append(house.loop.time())
             note()
 
-        house.replica.log.note_checkpoint = counting
+        house.replica.log.record_checkpoint = counting
         house.write(b"x", pid=7, seq=0)
         await asyncio.sleep(0.5)
         assert house.replica.log.has_old_checkpoint

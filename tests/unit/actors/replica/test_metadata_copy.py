@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actor_surroundings import ManualClock
+from actor_environment import ManualClock
 from metadata_copies import asked, pushed
 from msgspec import structs
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.process.background import ThreadBackground
-from oncelog.actors.protocol.cluster.log import (
+from oncelog.actors.protocol.cluster.cluster_records import (
     BrokerRegistered,
     ControllerElected,
     SnapshotPart,
@@ -212,14 +212,14 @@ def test_a_copy_removes_what_its_controller_has_dropped(tmp_path: Path) -> None:
         large = BrokerRegistered(broker_id=1, data_dir="d" * 4_000)
         for offset in range(3):
             await copy.replicate(pushed(0, large, at=offset, previous=0 if offset else -1))
-        assert copy.log.head.first_base_offset == 0
+        assert copy.log.retention.first_base_offset == 0
         told = structs.replace(pushed(0, at=3, previous=0), log_start_offset=2, high_watermark=3)
         await copy.replicate(told)
         for _ in range(1_000):
-            if copy.log.head.first_base_offset == 2:
+            if copy.log.retention.first_base_offset == 2:
                 break
             await asyncio.sleep(0.01)
-        assert copy.log.head.first_base_offset == 2
+        assert copy.log.retention.first_base_offset == 2
 
     play(tmp_path, scenario)
 

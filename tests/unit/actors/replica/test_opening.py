@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from actor_surroundings import HeldBackground
+from actor_environment import HeldBackground
 from crash_disk import Crash, CrashDisk, DataLoss, NameLoss
 
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from oncelog.actors.process.background import ThreadBackground
-from oncelog.actors.protocol.partition.log_directory import Assignment
+from oncelog.actors.protocol.partition.log_directory import DirectoryAssignment
 from oncelog.actors.replica.data_directory import prepare
 from oncelog.actors.replica.log_directories import (
     ASSIGNED_DIRECTORY,
@@ -103,7 +103,7 @@ def two_disks(harness: Any, tmp_path: Path) -> Any:
     return harness
 
 
-def assigned(harness: Any) -> Assignment | None:
+def assigned(harness: Any) -> DirectoryAssignment | None:
     """What is on disk of where the replica is."""
     return read_assignment(DISK, harness.directory / ASSIGNED_DIRECTORY / "flights-0")
 
@@ -133,7 +133,7 @@ def test_a_zombie_that_stalls_in_its_removal_leaves_what_its_successor_was_assig
         two_disks.filesystem = stalling = StallingFileSystem()
         await two_disks.start()
         zombie = two_disks.replica
-        assert assigned(two_disks) == Assignment(directory_id=FURTHER_ID, topic_id=OLD)
+        assert assigned(two_disks) == DirectoryAssignment(directory_id=FURTHER_ID, topic_id=OLD)
         stopping = asyncio.create_task(zombie.stop(remove_data=True))
         assert await asyncio.to_thread(stalling.has_removed.wait, WITHIN_S)
         two_disks.topic_id = topic_id
@@ -143,7 +143,9 @@ def test_a_zombie_that_stalls_in_its_removal_leaves_what_its_successor_was_assig
         await stopping
         assert zombie.failure is None
         assert two_disks.replica.directory.path.parent == two_disks.further[0]
-        assert assigned(two_disks) == Assignment(directory_id=FURTHER_ID, topic_id=topic_id)
+        assert assigned(two_disks) == DirectoryAssignment(
+            directory_id=FURTHER_ID, topic_id=topic_id
+        )
         await check_leads(two_disks)
         await two_disks.replica.stop(remove_data=True)
         assert assigned(two_disks) is None
@@ -180,7 +182,9 @@ def test_a_successor_that_locks_a_directory_while_it_is_removed_keeps_it(
         assert "cannot close" in str(zombie.failure)
         assert two_disks.replica is not zombie
         assert two_disks.replica.directory.path == directory
-        assert assigned(two_disks) == Assignment(directory_id=FURTHER_ID, topic_id=topic_id)
+        assert assigned(two_disks) == DirectoryAssignment(
+            directory_id=FURTHER_ID, topic_id=topic_id
+        )
         await check_leads(two_disks)
         await zombie.stop(remove_data=True)
         await check_is_ours(two_disks, directory)
@@ -207,7 +211,7 @@ def test_a_replica_that_is_back_in_a_directory_that_was_forgotten_is_assigned_it
         late.before_making = lambda: (zombie._directories.forget(), shutil.rmtree(zombie.path))
         await asyncio.wait_for(two_disks.start(), WITHIN_S)
         assert late.before_making is None
-        assert assigned(two_disks) == Assignment(directory_id=FURTHER_ID, topic_id=OLD)
+        assert assigned(two_disks) == DirectoryAssignment(directory_id=FURTHER_ID, topic_id=OLD)
         await check_leads(two_disks)
         await two_disks.replica.stop()
 
@@ -223,7 +227,7 @@ def test_a_replica_that_is_late_in_the_own_directory_follows_its_successor_to_an
     for name in ("others-0", "others-1"):
         (two_disks.directory / name).rmdir()
         (two_disks.further[0] / name).mkdir()
-    successors = Assignment(directory_id=FURTHER_ID, topic_id=OLD)
+    successors = DirectoryAssignment(directory_id=FURTHER_ID, topic_id=OLD)
     file = two_disks.directory / ASSIGNED_DIRECTORY / "flights-0"
 
     def assign() -> None:
@@ -298,7 +302,9 @@ def test_a_process_that_dies_in_its_removal_leaves_what_the_next_one_begins_with
         await begin_anew(two_disks)
         path = two_disks.replica.directory.path
         is_further = path.parent == two_disks.further[0]
-        expected = Assignment(directory_id=FURTHER_ID, topic_id=topic_id) if is_further else None
+        expected = (
+            DirectoryAssignment(directory_id=FURTHER_ID, topic_id=topic_id) if is_further else None
+        )
         assert assigned(two_disks) == expected
         await check_leads(two_disks)
         await two_disks.replica.stop()

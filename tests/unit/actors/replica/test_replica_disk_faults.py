@@ -23,8 +23,8 @@ from oncelog.actors.protocol.messages.partition import (
 )
 from oncelog.actors.protocol.messages.replication import ReplicateRequest
 from oncelog.actors.replica import group_sync as group_sync_module
-from oncelog.actors.replica import log as log_module
 from oncelog.actors.replica import replica as replica_module
+from oncelog.actors.replica import replica_log
 from oncelog.actors.replica.maintenance import LogScrub
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.records.batch import iterate_batches
@@ -115,7 +115,7 @@ def test_full_disk_refuses_produce_while_fetch_goes_on_and_resumes_with_room(pla
 def test_a_refusal_of_the_disk_lasts_until_something_appended_since_is_synced(play, monkeypatch):
     """Or until nobody has met it for so long that it says nothing any more."""
     now_ms = [10_000]
-    for module in (log_module, group_sync_module):
+    for module in (replica_log, group_sync_module):
         monkeypatch.setattr(module, "loop_ms", lambda: now_ms[0])
 
     async def scenario(faulty: FaultyHarness) -> None:

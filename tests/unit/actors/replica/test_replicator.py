@@ -7,14 +7,14 @@ import asyncio
 from oncelog.actors.protocol.messages.cluster import AlterIsrReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.followers import IsrProposal, Push
-from oncelog.actors.protocol.partition.machine import PartitionMachine
+from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
 from oncelog.actors.protocol.partition.replication import (
-    Assignment,
     LeaderReplication,
+    PartitionAssignment,
     ReplicationSettings,
 )
 from oncelog.actors.protocol.tickets import NO_KEYS
-from oncelog.actors.replica.observations import ReplicaTallies
+from oncelog.actors.replica.observations import ReplicaCounters
 from oncelog.actors.replica.replicator import Replicator
 from oncelog.storage.model import TopicPartition
 
@@ -22,8 +22,10 @@ PARTITION = TopicPartition("t", 0)
 TOPIC_ID = "a" * 32
 
 
-def assigned(isr: tuple[int, ...], version: int) -> Assignment:
-    return Assignment(leader_epoch=1, partition_version=version, replicas=(1, 2, 3), isr=isr)
+def assigned(isr: tuple[int, ...], version: int) -> PartitionAssignment:
+    return PartitionAssignment(
+        leader_epoch=1, partition_version=version, replicas=(1, 2, 3), isr=isr
+    )
 
 
 class Leader:
@@ -33,7 +35,7 @@ class Leader:
         self.rises = 0
         self.risen = asyncio.Event()
         self.sent_bytes = 0
-        self.tallies = ReplicaTallies()
+        self.counters = ReplicaCounters()
         self.proposed: list[IsrProposal] = []
         machine = PartitionMachine(PARTITION)
         machine.load(0, 0, ())
@@ -48,7 +50,7 @@ class Leader:
         )
         self.replicator = Replicator(
             replication,
-            tallies=self.tallies,
+            counters=self.counters,
             request_of=self.request_of,
             send=self.send,
             propose=self.propose,
@@ -60,7 +62,7 @@ class Leader:
     @property
     def changes(self) -> tuple[int, int]:
         """How often the ISR has lost members, and gained some."""
-        return self.tallies.isr_shrinks, self.tallies.isr_expands
+        return self.counters.isr_shrinks, self.counters.isr_expands
 
     def request_of(self, push: Push) -> ReplicateRequest:
         return ReplicateRequest(
@@ -123,7 +125,7 @@ def test_members_that_join_as_the_leader_proposes_and_bytes_that_it_sends_are_co
         assert leader.replicator.isr == leader.proposed[0].isr != (1,)
         assert leader.changes == (0, 1)
         assert leader.sent_bytes > 0
-        assert leader.tallies.pushed_bytes == leader.sent_bytes
+        assert leader.counters.pushed_bytes == leader.sent_bytes
         leader.replicator.stop()
 
     asyncio.run(scenario())

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from actor_surroundings import InlineBackground, until_idle
+from actor_environment import InlineBackground, until_idle
 from msgspec import structs
 
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import ConfigureRequest
 from oncelog.actors.protocol.messages.replication import ReplicateRequest
-from oncelog.actors.protocol.partition.followers import Bounds, Push
+from oncelog.actors.protocol.partition.followers import Push, PushedBounds
 from oncelog.storage.errors import ErrorCode
 
 
@@ -82,7 +82,7 @@ PUSH = Push(
     leader_epoch=0,
     epoch_start_offset=0,
     previous_end_offset=0,
-    bounds=Bounds(0, 0),
+    bounds=PushedBounds(0, 0),
 )
 
 

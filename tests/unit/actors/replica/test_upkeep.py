@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from oncelog.actors.protocol.messages.partition import TxnMarker, WriteTxnMarkersRequest
-from oncelog.actors.protocol.partition.machine import PartitionMachine
+from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
 from oncelog.actors.replica.maintenance import remove_old_segments
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.records.control import decode_control

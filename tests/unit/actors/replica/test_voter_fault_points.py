@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from random import Random
 
 import pytest
-from actor_surroundings import InlineBackground, JumpingLoop, ManualClock
+from actor_environment import InlineBackground, JumpingLoop, ManualClock
 from copied_logs import DATA_DIR
 from crash_disk import CrashDisk, DataLoss, NameLoss
 from metadata_copies import asked, pushed
 from pointed_disk import ERRORS, PointedDisk, errors_of
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
-from oncelog.actors.protocol.cluster.log import BrokerRegistered, VotersChanged
+from oncelog.actors.protocol.cluster.cluster_records import BrokerRegistered, VotersChanged
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest, VoteReply
 from oncelog.actors.replica.metadata_replica import MetadataCopy
 from oncelog.storage.errors import ErrorCode

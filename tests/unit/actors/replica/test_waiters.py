@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oncelog.actors.replica.log import ReplicaWaiters
+from oncelog.actors.replica.replica_log import ReplicaWaiters
 from oncelog.storage.errors import ErrorCode
 
 
@@ -12,7 +12,7 @@ def test_an_answer_that_sends_all_others_away_leaves_nobody_to_be_answered_again
 
     def first(error: ErrorCode) -> None:
         answers.append(("first", error))
-        waiters.send_away(ErrorCode.KAFKA_STORAGE_ERROR)
+        waiters.fail_all(ErrorCode.KAFKA_STORAGE_ERROR)
 
     waiters.when_committed(1, first)
     waiters.when_committed(2, lambda error: answers.append(("second", error)))

@@ -13,7 +13,7 @@ from called_server import TIMEOUT_MS, TOKEN, Server, fetch, produce, served
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.partition import ProduceReply
 from oncelog.actors.rpc import admission, frames, listener, message_codec
-from oncelog.actors.rpc.actor_transport import Connection, connect
+from oncelog.actors.rpc.actor_transport import ActorConnection, connect
 from oncelog.actors.rpc.frames import FRAME_MAX_BYTES, HELLO, FramedProtocol
 from oncelog.actors.rpc.listener import Listener, ListenerAddress
 from oncelog.storage.errors import ErrorCode
@@ -22,7 +22,7 @@ MIB = 1_048_576
 LARGE = b"b" * 800_000
 
 
-def play(body: Callable[[Server, Listener, Connection], Awaitable[None]]) -> None:
+def play(body: Callable[[Server, Listener, ActorConnection], Awaitable[None]]) -> None:
     async def run() -> None:
         async with served() as (server, listening, connection):
             await asyncio.wait_for(body(server, listening, connection), TIMEOUT_MS / 1000)
@@ -78,7 +78,7 @@ async def raw(listening: Listener, *, token: bytes = TOKEN) -> AsyncIterator[Raw
         caller.writer.transport.abort()
 
 
-async def another(listening: Listener) -> Connection:
+async def another(listening: Listener) -> ActorConnection:
     connection = await connect(await listening.address(), timeout_ms=TIMEOUT_MS)
     assert connection is not None
     return connection
@@ -90,7 +90,7 @@ async def another(listening: Listener) -> Connection:
 def test_a_caller_that_does_not_read_is_read_no_further_until_it_does(monkeypatch):
     monkeypatch.setattr(frames, "OUTGOING_PAUSE_BYTES", 100_000)
 
-    async def body(server: Server, listening: Listener, other: Connection) -> None:
+    async def body(server: Server, listening: Listener, other: ActorConnection) -> None:
         async with raw(listening) as slow:
             trusted = listening.places._trusted
             caller = list(trusted)[-1]
@@ -120,7 +120,7 @@ def test_a_caller_that_does_not_read_is_read_no_further_until_it_does(monkeypatc
 def test_a_connection_whose_peer_leaves_too_much_unread_is_closed(monkeypatch, caplog):
     monkeypatch.setattr(frames, "OUTGOING_MAX_BYTES", 4 * MIB)
 
-    async def body(server: Server, listening: Listener, other: Connection) -> None:
+    async def body(server: Server, listening: Listener, other: ActorConnection) -> None:
         async with raw(listening) as slow:
             slow.writer.write(b"".join(framed(number, fetch(MIB)) for number in range(1, 65)))
             assert await slow.is_closed()
@@ -137,7 +137,7 @@ def test_of_callers_that_leave_too_much_unread_the_slowest_is_closed(monkeypatch
     monkeypatch.setattr(frames, "OUTGOING_PAUSE_BYTES", 100_000)
     monkeypatch.setattr(admission, "UNREAD_MAX_BYTES", 40 * MIB)
 
-    async def body(server: Server, listening: Listener, _: Connection) -> None:
+    async def body(server: Server, listening: Listener, _: ActorConnection) -> None:
         async with raw(listening) as slow, raw(listening) as slowest:
             slow.writer.write(b"".join(framed(n, fetch(MIB)) for n in range(1, 21)))
             await until(lambda: len(server.fetched) == 20)
@@ -202,7 +202,7 @@ def test_calls_wait_for_an_actor_that_does_not_read(monkeypatch):
 def test_calls_that_wait_for_an_actor_to_read_end_with_its_connection(monkeypatch):
     monkeypatch.setattr(frames, "OUTGOING_PAUSE_BYTES", 100_000)
 
-    async def body(_: Server, listening: Listener, connection: Connection) -> None:
+    async def body(_: Server, listening: Listener, connection: ActorConnection) -> None:
         (caller,) = listening.places._trusted
         caller.hold()  # type: ignore[attr-defined]
         calls = [
@@ -251,7 +251,7 @@ def test_a_frame_takes_memory_only_as_it_arrives(arrived_bytes):
 def test_requests_share_their_bytes_and_wait_their_turn(monkeypatch):
     monkeypatch.setattr(admission, "REQUEST_BYTES_MAX", MIB)
 
-    async def body(server: Server, listening: Listener, first: Connection) -> None:
+    async def body(server: Server, listening: Listener, first: ActorConnection) -> None:
         second, third = await another(listening), await another(listening)
         server.gate.clear()
         calls = [asyncio.create_task(first.call(produce(1, LARGE), timeout_ms=TIMEOUT_MS))]
@@ -279,7 +279,7 @@ def test_a_frame_that_does_not_end_gives_its_bytes_back(monkeypatch, ending):
     if ending == "stalls":
         monkeypatch.setattr(listener, "LARGE_FRAME_TIMEOUT_S", 0.05)
 
-    async def body(server: Server, listening: Listener, connection: Connection) -> None:
+    async def body(server: Server, listening: Listener, connection: ActorConnection) -> None:
         async with raw(listening) as half, raw(listening) as waiting:
             half.writer.write(framed(1, produce(1, LARGE))[:500_000])
             await until(lambda: listening.room.used_bytes)
@@ -299,7 +299,7 @@ def test_a_frame_that_does_not_end_gives_its_bytes_back(monkeypatch, ending):
 
 
 def test_a_large_request_that_is_refused_gives_its_bytes_back():
-    async def body(_: Server, listening: Listener, __: Connection) -> None:
+    async def body(_: Server, listening: Listener, __: ActorConnection) -> None:
         async with raw(listening) as caller:
             caller.writer.write(frame(1, "nothing", LARGE))
             assert b"it has no method" in await caller.reply()
@@ -311,7 +311,7 @@ def test_a_large_request_that_is_refused_gives_its_bytes_back():
 def test_a_connection_with_too_many_requests_in_progress_is_read_no_further(monkeypatch):
     monkeypatch.setattr(admission, "REQUESTS_PER_CONNECTION_MAX", 3)
 
-    async def body(server: Server, listening: Listener, connection: Connection) -> None:
+    async def body(server: Server, listening: Listener, connection: ActorConnection) -> None:
         server.gate.clear()
         calls = [
             asyncio.create_task(connection.call(produce(number), timeout_ms=TIMEOUT_MS))
@@ -334,7 +334,7 @@ def test_a_connection_with_too_many_requests_in_progress_is_read_no_further(monk
 def test_an_actor_with_too_many_requests_in_progress_reads_no_connection_further(monkeypatch):
     monkeypatch.setattr(admission, "REQUESTS_MAX", 3)
 
-    async def body(server: Server, listening: Listener, connection: Connection) -> None:
+    async def body(server: Server, listening: Listener, connection: ActorConnection) -> None:
         server.gate.clear()
         others = [await another(listening) for _ in range(4)]
         calls = [
@@ -363,7 +363,7 @@ def test_an_actor_with_too_many_requests_in_progress_reads_no_connection_further
 def test_beyond_the_most_connections_the_idlest_is_closed(monkeypatch, caplog):
     monkeypatch.setattr(admission, "CONNECTIONS_MAX", 3)
 
-    async def body(server: Server, listening: Listener, busy: Connection) -> None:
+    async def body(server: Server, listening: Listener, busy: ActorConnection) -> None:
         used, idle = await another(listening), await another(listening)
         server.gate.clear()
         call = asyncio.create_task(busy.call(produce(1), timeout_ms=TIMEOUT_MS))
@@ -385,7 +385,7 @@ def test_beyond_the_most_connections_the_idlest_is_closed(monkeypatch, caplog):
 def test_beyond_the_most_connections_none_that_is_busy_gives_way(monkeypatch):
     monkeypatch.setattr(admission, "CONNECTIONS_MAX", 1)
 
-    async def body(server: Server, listening: Listener, busy: Connection) -> None:
+    async def body(server: Server, listening: Listener, busy: ActorConnection) -> None:
         server.gate.clear()
         call = asyncio.create_task(busy.call(produce(1), timeout_ms=TIMEOUT_MS))
         await server.entered.get()
@@ -399,7 +399,7 @@ def test_beyond_the_most_connections_none_that_is_busy_gives_way(monkeypatch):
 def test_a_connection_that_is_lost_leaves_its_place_though_its_request_goes_on(monkeypatch):
     monkeypatch.setattr(admission, "CONNECTIONS_MAX", 1)
 
-    async def body(server: Server, listening: Listener, lost: Connection) -> None:
+    async def body(server: Server, listening: Listener, lost: ActorConnection) -> None:
         server.gate.clear()
         call = asyncio.create_task(lost.call(produce(1), timeout_ms=TIMEOUT_MS))
         await server.entered.get()
@@ -417,12 +417,12 @@ def test_a_connection_that_is_lost_leaves_its_place_though_its_request_goes_on(m
 
 
 def test_a_large_request_that_is_whole_has_no_deadline_here():
-    async def body(server: Server, listening: Listener, connection: Connection) -> None:
+    async def body(server: Server, listening: Listener, connection: ActorConnection) -> None:
         server.gate.clear()
         call = asyncio.create_task(connection.call(produce(1, LARGE), timeout_ms=TIMEOUT_MS))
         await server.entered.get()
         (caller,) = listening.places._trusted
-        assert caller._patience.cancelled()  # type: ignore[attr-defined]
+        assert caller._first_frame_timer.cancelled()  # type: ignore[attr-defined]
         server.gate.set()
         assert (await call).base_offset == 1
 
@@ -432,7 +432,7 @@ def test_a_large_request_that_is_whole_has_no_deadline_here():
 def test_a_connection_whose_token_does_not_come_is_closed(monkeypatch):
     monkeypatch.setattr(listener, "FIRST_FRAME_TIMEOUT_S", 0.01)
 
-    async def body(_: Server, listening: Listener, connection: Connection) -> None:
+    async def body(_: Server, listening: Listener, connection: ActorConnection) -> None:
         async with raw(listening, token=b"") as stranger:
             stranger.writer.write(frame(0, HELLO, TOKEN)[:-1])
             assert await stranger.is_closed()
@@ -445,7 +445,7 @@ def test_strangers_take_no_place_of_a_caller(monkeypatch, caplog):
     monkeypatch.setattr(admission, "HALF_OPEN_MAX", 3)
     monkeypatch.setattr(admission, "CONNECTIONS_MAX", 2)
 
-    async def body(_: Server, listening: Listener, connection: Connection) -> None:
+    async def body(_: Server, listening: Listener, connection: ActorConnection) -> None:
         async with contextlib.AsyncExitStack() as stack:
             strangers = [
                 await stack.enter_async_context(raw(listening, token=b"")) for _ in range(6)

@@ -19,7 +19,7 @@ from oncelog.actors.protocol.messages.partition import (
     ProduceReply,
 )
 from oncelog.actors.rpc import actor_transport, frames
-from oncelog.actors.rpc.actor_transport import Connection, connect
+from oncelog.actors.rpc.actor_transport import ActorConnection, connect
 from oncelog.actors.rpc.call_meter import UNMETERED
 from oncelog.actors.rpc.frames import FRAME_MAX_BYTES, FramedProtocol
 from oncelog.actors.rpc.listener import ListenerAddress
@@ -29,7 +29,7 @@ from oncelog.storage.model import TopicPartition
 SOON_MS = 20
 
 
-def on_connection(body: Callable[[Server, Connection], Awaitable[None]]) -> None:
+def on_connection(body: Callable[[Server, ActorConnection], Awaitable[None]]) -> None:
     async def run() -> None:
         async with served() as (server, _, connection):
             await body(server, connection)
@@ -38,7 +38,7 @@ def on_connection(body: Callable[[Server, Connection], Awaitable[None]]) -> None
 
 
 def test_many_calls_at_once_each_get_their_own_answer():
-    async def body(server: Server, connection: Connection) -> None:
+    async def body(server: Server, connection: ActorConnection) -> None:
         calls = [connection.call(produce(number), timeout_ms=TIMEOUT_MS) for number in range(500)]
         replies = await asyncio.gather(*calls)
         assert [reply.base_offset for reply in replies] == list(range(500))
@@ -49,7 +49,7 @@ def test_many_calls_at_once_each_get_their_own_answer():
 
 @pytest.mark.parametrize("size_bytes", [0, 16_384, 16_385, 65_000, 65_536, 3_000_000])
 def test_messages_of_any_size_pass_both_ways(size_bytes):
-    async def body(server: Server, connection: Connection) -> None:
+    async def body(server: Server, connection: ActorConnection) -> None:
         batch = bytes(range(256)) * (size_bytes // 256) + b"e" * (size_bytes % 256)
         sent = [connection.call(produce(n, batch), timeout_ms=TIMEOUT_MS) for n in range(3)]
         read = [connection.call(fetch(size_bytes), timeout_ms=TIMEOUT_MS) for _ in range(3)]
@@ -63,7 +63,7 @@ def test_messages_of_any_size_pass_both_ways(size_bytes):
 
 
 def test_an_answer_that_is_late_is_dropped_and_the_next_call_gets_its_own():
-    async def body(server: Server, connection: Connection) -> None:
+    async def body(server: Server, connection: ActorConnection) -> None:
         server.gate.clear()
         late = asyncio.create_task(connection.call(produce(1), timeout_ms=SOON_MS))
         await server.entered.get()
@@ -82,7 +82,7 @@ def test_an_answer_that_is_late_is_dropped_and_the_next_call_gets_its_own():
 def test_a_connection_on_which_nothing_comes_in_is_retired_and_open_calls_still_end(monkeypatch):
     monkeypatch.setattr(actor_transport, "SILENCE_MS", SOON_MS)
 
-    async def body(server: Server, connection: Connection) -> None:
+    async def body(server: Server, connection: ActorConnection) -> None:
         server.gate.clear()
         patient = asyncio.create_task(connection.call(produce(1), timeout_ms=TIMEOUT_MS))
         reply = await connection.call(produce(2), timeout_ms=SOON_MS)
@@ -97,7 +97,7 @@ def test_a_connection_on_which_nothing_comes_in_is_retired_and_open_calls_still_
 
 
 def test_calls_that_are_open_when_the_connection_breaks_end_at_once():
-    async def body(server: Server, connection: Connection) -> None:
+    async def body(server: Server, connection: ActorConnection) -> None:
         server.gate.clear()
         calls = [
             asyncio.create_task(connection.call(produce(n), timeout_ms=60_000)) for n in (1, 2)
@@ -113,7 +113,7 @@ def test_calls_that_are_open_when_the_connection_breaks_end_at_once():
 
 
 def test_a_call_that_is_cancelled_in_the_turn_of_its_answer_does_not_go_on():
-    async def body(server: Server, connection: Connection) -> None:
+    async def body(server: Server, connection: ActorConnection) -> None:
         server.gate.clear()
         calling = asyncio.create_task(connection.call(produce(1), timeout_ms=TIMEOUT_MS))
         await server.entered.get()
@@ -128,7 +128,7 @@ def test_a_call_that_is_cancelled_in_the_turn_of_its_answer_does_not_go_on():
 
 
 def test_a_method_that_raises_is_answered_with_what_it_raised(caplog):
-    async def body(server: Server, connection: Connection) -> None:
+    async def body(server: Server, connection: ActorConnection) -> None:
         reply = await connection.call(DescribeReplicaRequest(), timeout_ms=TIMEOUT_MS)
         assert reply.error is ErrorCode.UNKNOWN_SERVER_ERROR
         assert "asked by DescribeReplicaRequest" in reply.detail
@@ -138,7 +138,7 @@ def test_a_method_that_raises_is_answered_with_what_it_raised(caplog):
 
 
 def test_a_request_that_cannot_be_sent_is_answered_here():
-    async def body(server: Server, connection: Connection) -> None:
+    async def body(server: Server, connection: ActorConnection) -> None:
         reply = await connection.call(produce(2**64), timeout_ms=TIMEOUT_MS)
         assert reply.error is ErrorCode.INVALID_REQUEST
         assert not server.begun
@@ -146,7 +146,7 @@ def test_a_request_that_cannot_be_sent_is_answered_here():
     on_connection(body)
 
 
-def raw_request(connection: Connection, method: str, message: bytes) -> asyncio.Future[Any]:
+def raw_request(connection: ActorConnection, method: str, message: bytes) -> asyncio.Future[Any]:
     """Send what is no request of ours, as if it were a ``produce``."""
     answer: asyncio.Future[Any] = connection.loop.create_future()
     connection._pending[77] = (produce(0), answer, UNMETERED)
@@ -165,7 +165,7 @@ def raw_request(connection: Connection, method: str, message: bytes) -> asyncio.
     ],
 )
 def test_what_is_no_request_is_refused_and_harms_no_other(method, message, reason):
-    async def body(server: Server, connection: Connection) -> None:
+    async def body(server: Server, connection: ActorConnection) -> None:
         reply = await raw_request(connection, method, message)
         assert reply.error is ErrorCode.INVALID_REQUEST
         assert reason in reply.detail
@@ -213,7 +213,7 @@ def test_a_connection_that_begins_with_anything_but_the_token_is_closed(first):
 
 
 def test_a_call_on_a_connection_that_is_lost_is_answered_at_once():
-    async def body(server: Server, connection: Connection) -> None:
+    async def body(server: Server, connection: ActorConnection) -> None:
         connection.close()
         reply = await connection.call(produce(1), timeout_ms=TIMEOUT_MS)
         assert reply.error is ErrorCode.NETWORK_EXCEPTION
@@ -223,7 +223,7 @@ def test_a_call_on_a_connection_that_is_lost_is_answered_at_once():
 
 
 def test_a_short_silence_does_not_retire_a_connection():
-    async def body(server: Server, connection: Connection) -> None:
+    async def body(server: Server, connection: ActorConnection) -> None:
         server.gate.clear()
         reply = await connection.call(produce(1), timeout_ms=SOON_MS)
         assert reply.error is ErrorCode.REQUEST_TIMED_OUT
@@ -235,7 +235,7 @@ def test_a_short_silence_does_not_retire_a_connection():
 def test_both_ends_notice_a_machine_that_vanishes():
     """A process that dies says so; of a machine only the silence tells."""
 
-    async def body(_: Server, connection: Connection) -> None:
+    async def body(_: Server, connection: ActorConnection) -> None:
         assert connection.transport is not None
         opened = connection.transport.get_extra_info("socket")
         assert opened.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
@@ -252,7 +252,7 @@ def test_both_ends_notice_a_machine_that_vanishes():
 def test_a_message_that_is_too_long_for_a_frame_harms_no_other(monkeypatch):
     monkeypatch.setattr(frames, "FRAME_MAX_BYTES", 10_000)
 
-    async def body(server: Server, connection: Connection) -> None:
+    async def body(server: Server, connection: ActorConnection) -> None:
         server.gate.clear()
         other = asyncio.create_task(connection.call(produce(1), timeout_ms=TIMEOUT_MS))
         await server.entered.get()
@@ -291,7 +291,7 @@ def test_somebody_who_only_echoes_is_not_taken_for_an_actor():
 def test_a_broken_invariant_is_told_and_not_answered():
     """The process ends then, and the caller hears of that; an answer might be believed."""
 
-    async def body(server: Server, connection: Connection) -> None:
+    async def body(server: Server, connection: ActorConnection) -> None:
         request = DeleteRecordsRequest(topic_partition=TopicPartition("flights", 0), offset=1)
         call = asyncio.ensure_future(connection.call(request, timeout_ms=TIMEOUT_MS))
         told = asyncio.ensure_future(server.bugs.get())

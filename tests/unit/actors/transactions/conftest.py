@@ -34,7 +34,7 @@ from oncelog.actors.protocol.tickets import ClusterKeys
 from oncelog.actors.replica.partition_leader import PartitionLeader
 from oncelog.actors.replica.replica import Replica
 from oncelog.actors.transactions.completions import MarkerSender
-from oncelog.actors.transactions.coordinator import TransactionCoordinator
+from oncelog.actors.transactions.transaction_coordinator import TransactionCoordinator
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (

@@ -21,7 +21,7 @@ from oncelog.actors.protocol.messages.transaction import (
     EnlistRequest,
     InitProducerIdRequest,
 )
-from oncelog.actors.transactions.coordinator import TransactionCoordinator
+from oncelog.actors.transactions.transaction_coordinator import TransactionCoordinator
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.model import (
     CONSUMER_OFFSETS_TOPIC,

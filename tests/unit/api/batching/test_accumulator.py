@@ -83,7 +83,7 @@ def test_a_batch_is_not_given_out_before_it_is_full_or_due() -> None:
     append(accumulator, b"a")
     assert accumulator.take(T0) is None
     assert not accumulator.has_due()
-    accumulator.linger_over()
+    accumulator.end_linger()
     assert accumulator.has_due()
     assert values(accumulator.take(T0)) == [b"a"]
     assert accumulator.take(T0) is None
@@ -111,8 +111,8 @@ def test_the_loop_is_woken_once_per_linger_time_and_once_for_full_batches() -> N
     assert append(accumulator, b"b", 30)[1] is Wake.NOTHING
     assert append(accumulator, b"c", 60)[1] is Wake.FULL
     assert append(accumulator, b"d", 100)[1] is Wake.NOTHING
-    accumulator.linger_over()
-    accumulator.fulls_seen()
+    accumulator.end_linger()
+    accumulator.take_full_batches()
     assert append(accumulator, b"e", 30)[1] is Wake.LINGER
     assert append(accumulator, b"f", 100)[1] is Wake.FULL
 
@@ -130,7 +130,7 @@ def test_records_without_key_fill_one_batch_and_then_another_partition() -> None
     for _ in range(40):
         append(accumulator, b"v", 40, partition=None)
         append(accumulator, b"v", 40, partition=None)
-        accumulator.linger_over()
+        accumulator.end_linger()
         (topic_partition,) = [tp for tp in accumulator.waiting() if accumulator.take(tp)]
         partitions.append(topic_partition.partition)
     assert all(one != next_one for one, next_one in pairwise(partitions))
@@ -145,7 +145,7 @@ def test_a_full_batch_of_records_without_key_is_followed_by_another_partition() 
     append(accumulator, b"v", 40, partition=None)
     (second,) = set(accumulator.waiting()) - {first}
     append(accumulator, b"v", 40, partition=None)
-    accumulator.linger_over()
+    accumulator.end_linger()
     assert len(values(accumulator.take(first))) == len(values(accumulator.take(second))) == 2
 
 
@@ -210,7 +210,7 @@ def test_rows_keep_their_place_among_records() -> None:
     append(accumulator, b"before")
     delivery, _ = accumulator.append_rows(T0, RecordRows([(None, b"table", 0, ())]), 40)
     append(accumulator, b"after")
-    accumulator.linger_over()
+    accumulator.end_linger()
     taken = [accumulator.take(T0) for _ in range(3)]
     assert [values(batch) for batch in taken] == [[b"before"], [b"table"], [b"after"]]
     assert taken[1] is not None
@@ -231,7 +231,7 @@ def test_records_of_a_partition_keep_their_order(sends: list[tuple[int, int]]) -
     for number, (partition, size) in enumerate(sends):
         append(accumulator, b"%d" % number, size, partition=partition)
         if size % 7 == 0:
-            accumulator.linger_over()
+            accumulator.end_linger()
     accumulator.close_open()
     for partition in range(3):
         got: list[bytes | None] = []

@@ -15,12 +15,12 @@ import pytest
 
 from oncelog.api.cli import cluster as cli_cluster
 from oncelog.api.cli import main as cli
-from oncelog.api.session import connection
+from oncelog.api.session import cluster_connection
 from oncelog.storage.exceptions import InvalidSettingError
 
 FAKE_HEAD = """
 import argparse, os, pathlib, signal, socket, sys
-from oncelog.api.session import connection
+from oncelog.api.session import cluster_connection
 parser = argparse.ArgumentParser()
 for name in ("--data-dir", "--num-cpus", "--dashboard-port", "--config"):
     parser.add_argument(name)
@@ -31,19 +31,19 @@ if mode == "failing":
 if mode == "silent":
     sys.exit(3)
 server = socket.create_server(("127.0.0.1", 0))
-word = connection.Discovery(
+word = cluster_connection.Discovery(
     address=f"127.0.0.1:{server.getsockname()[1]}", dashboard_url="http://d", process_id=os.getpid()
 )
 if mode == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-connection.write_discovery(path, word)
+cluster_connection.write_discovery(path, word)
 if mode == "deaf":
     signal.pause()
 signal.sigwait({signal.SIGTERM})
 if mode == "unclean":
     sys.exit("oncelog: the log did not stop in time — wait")
-connection.forget_discovery(path)
+cluster_connection.forget_discovery(path)
 """
 
 
@@ -56,7 +56,7 @@ def head(tmp_path, monkeypatch):
     monkeypatch.setattr(cli_cluster.head, "MODULE", "fake_head")
     data_dir = tmp_path / "data"
     yield data_dir
-    word = connection.read_discovery(data_dir)
+    word = cluster_connection.read_discovery(data_dir)
     if word is not None and cli_cluster.is_head(word.process_id):
         os.kill(word.process_id, signal.SIGKILL)
 
@@ -70,7 +70,7 @@ def run(command, data_dir, *arguments):
 
 def test_start_leaves_a_process_of_its_own_session_behind(head, capsys):
     assert run("start", head, "--num-cpus", "2") == 0
-    word = connection.read_discovery(head)
+    word = cluster_connection.read_discovery(head)
     shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert shown == {
         "serving": str(head),
@@ -85,11 +85,11 @@ def test_start_leaves_a_process_of_its_own_session_behind(head, capsys):
 def test_several_directories_are_told_to_the_process_and_the_first_is_its_own(head, capsys):
     both = f"{head},{head.parent / 'more'}"
     assert run("start", both) == 0
-    word = connection.read_discovery(head)
+    word = cluster_connection.read_discovery(head)
     command = Path(f"/proc/{word.process_id}/cmdline").read_bytes().split(b"\0")
     assert command[command.index(b"--data-dir") + 1] == both.encode()
     assert run("stop", both) == 0
-    assert connection.read_discovery(head) is None
+    assert cluster_connection.read_discovery(head) is None
 
 
 @pytest.mark.parametrize(
@@ -108,21 +108,21 @@ def test_directories_that_cannot_be_told_apart_are_refused(head, capsys, others,
 
 
 def test_a_sequence_names_several_directories_and_a_comma_is_in_none(tmp_path):
-    named = connection.directory_paths([tmp_path / "a", str(tmp_path / "b")])
-    assert named == connection.directory_paths(f"{tmp_path}/a,{tmp_path}/b")
+    named = cluster_connection.directory_paths([tmp_path / "a", str(tmp_path / "b")])
+    assert named == cluster_connection.directory_paths(f"{tmp_path}/a,{tmp_path}/b")
     for wrong in (tmp_path / "a,b", [str(tmp_path / "a,b")]):
         with pytest.raises(InvalidSettingError, match="has a comma"):
-            connection.directory_paths(wrong)
+            cluster_connection.directory_paths(wrong)
     with pytest.raises(InvalidSettingError, match="give 1 to 64"):
-        connection.directory_paths([])
+        cluster_connection.directory_paths([])
 
 
 def test_a_second_start_on_the_directory_finds_the_first(head, capsys):
     assert run("start", head) == 0
-    first = connection.read_discovery(head)
+    first = cluster_connection.read_discovery(head)
     capsys.readouterr()
     assert run("start", head) == 0
-    assert connection.read_discovery(head) == first
+    assert cluster_connection.read_discovery(head) == first
     assert capsys.readouterr().out.startswith(f"runs already, process {first.process_id}\n")
 
 
@@ -206,7 +206,7 @@ def test_start_at_an_address_where_nothing_listens_says_so(head, capsys):
 
 def test_stop_ends_the_process_and_waits_for_it(head, capsys):
     assert run("start", head) == 0
-    word = connection.read_discovery(head)
+    word = cluster_connection.read_discovery(head)
     capsys.readouterr()
     assert run("stop", head) == 0
     assert capsys.readouterr().out == "stopped\n"
@@ -223,7 +223,7 @@ def test_stop_without_a_cluster_says_so(head, capsys):
 def test_a_process_that_does_not_stop_is_killed_by_its_number(head, monkeypatch, capsys):
     monkeypatch.setenv("FAKE_HEAD_MODE", "deaf")
     assert run("start", head) == 0
-    word = connection.read_discovery(head)
+    word = cluster_connection.read_discovery(head)
     assert run("stop", head, "--timeout-ms", "0") == 1
     assert f"process {word.process_id} did not stop within 0 ms and was killed — nothing " in (
         capsys.readouterr().err
@@ -275,8 +275,10 @@ def test_a_program_that_holds_the_cluster_is_not_signalled_but_asked(tmp_path, c
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         cluster = connected(Cluster(address, tmp_path))
-        word = connection.Discovery(address=address, dashboard_url="", process_id=os.getpid())
-        connection.write_discovery(tmp_path, word)
+        word = cluster_connection.Discovery(
+            address=address, dashboard_url="", process_id=os.getpid()
+        )
+        cluster_connection.write_discovery(tmp_path, word)
         assert run("stop", tmp_path) == 0
     assert cluster.story == ["shutdown"]
     assert capsys.readouterr().out == f"stopped; the Ray cluster at {address} goes on\n"
@@ -284,7 +286,7 @@ def test_a_program_that_holds_the_cluster_is_not_signalled_but_asked(tmp_path, c
 
 def test_stop_by_address_ends_the_process_that_start_left_there(head, connected, capsys):
     assert run("start", head) == 0
-    word = connection.read_discovery(head)
+    word = cluster_connection.read_discovery(head)
     cluster = connected(Cluster(word.address, head))
     capsys.readouterr()
     assert cli.main(["stop", "--address", word.address]) == 0

@@ -13,7 +13,7 @@ from oncelog.api import client
 from oncelog.api.cli import connect as cli_connect
 from oncelog.api.cli import terminal as cli_terminal
 from oncelog.api.cli.terminal import CliError
-from oncelog.api.session import connection
+from oncelog.api.session import cluster_connection
 
 
 @pytest.fixture(autouse=True)
@@ -41,10 +41,10 @@ def arguments(address=None, data_dir=None):
 
 
 def leave_word(data_dir, address, process_id=None):
-    word = connection.Discovery(
+    word = cluster_connection.Discovery(
         address=address, dashboard_url="", process_id=process_id or os.getpid()
     )
-    connection.write_discovery(data_dir, word)
+    cluster_connection.write_discovery(data_dir, word)
     return word
 
 
@@ -120,7 +120,7 @@ def test_libraries_log_nothing_to_the_terminal_unless_debugging(capsys, monkeypa
 
 
 def test_the_word_of_a_process_whose_number_another_has_counts_for_nothing(tmp_path, listener):
-    own = connection.life_of(os.getpid())
+    own = cluster_connection.life_of(os.getpid())
     assert own
     for life, is_believed in (
         (own, True),
@@ -128,10 +128,10 @@ def test_the_word_of_a_process_whose_number_another_has_counts_for_nothing(tmp_p
         (f"{own}0", False),
         ("another boot 1", False),
     ):
-        word = connection.Discovery(
+        word = cluster_connection.Discovery(
             address=listener, dashboard_url="", process_id=os.getpid(), life=life
         )
-        connection.write_discovery(tmp_path, word)
+        cluster_connection.write_discovery(tmp_path, word)
         assert (cli_connect.running_on(tmp_path) is not None) is is_believed
 
 
@@ -146,7 +146,7 @@ def test_whoever_is_connected_ends_in_order_whatever_handlers_ray_has_set(listen
     def connect(address):
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(connection, "join_ray", join_ray)
+    monkeypatch.setattr(cluster_connection, "join_ray", join_ray)
     monkeypatch.setattr(client, "connect", connect)
     try:
         with pytest.raises(cli_terminal.EndedBySignal):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from oncelog.actors.protocol.group.consumer_protocol import Assignment, encode_assignment
+from oncelog.actors.protocol.group.consumer_protocol import ConsumerAssignment, encode_assignment
 from oncelog.actors.protocol.messages.cluster import MetadataReply, PartitionMetadata, TopicMetadata
 from oncelog.actors.protocol.messages.group import (
     GroupDescription,
@@ -114,7 +114,7 @@ def member():
         member_id="m-1",
         group_instance_id="i-1",
         client_id="oncelog",
-        assignment=encode_assignment(Assignment(partitions=(FIRST,))),
+        assignment=encode_assignment(ConsumerAssignment(partitions=(FIRST,))),
     )
 
 

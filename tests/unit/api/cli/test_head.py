@@ -10,31 +10,31 @@ import pytest
 
 from oncelog.api.cli import head
 from oncelog.api.cli.terminal import CliError
-from oncelog.api.session import connection
+from oncelog.api.session import cluster_connection
 from oncelog.storage.exceptions import InvalidSettingError, NetworkError, NotControllerError
 
 FAKE_CLIENT = """
 import os, pathlib, sys, types
-from oncelog.api.session import connection
+from oncelog.api.session import cluster_connection
 from oncelog.api.cli import head
 from oncelog.storage.exceptions import ConnectionFailedError
 
 class Cluster:
     address, dashboard_url, data_dir = "127.0.0.1:1", "", sys.argv[1]
     def shutdown(self):
-        connection.forget_discovery(pathlib.Path(sys.argv[1]))
+        cluster_connection.forget_discovery(pathlib.Path(sys.argv[1]))
         print("shutdown", flush=True)
 
 def init(data_dir, *, num_cpus, dashboard_port, **settings):
     if "failing" in settings:
         raise ConnectionFailedError("Ray could not be started: no memory")
     pid = os.getppid() if "joining" in settings else os.getpid()
-    word = connection.Discovery(address="127.0.0.1:1", dashboard_url="", process_id=pid)
-    connection.write_discovery(connection.check_data_dir(data_dir), word)
+    word = cluster_connection.Discovery(address="127.0.0.1:1", dashboard_url="", process_id=pid)
+    cluster_connection.write_discovery(cluster_connection.check_data_dir(data_dir), word)
     print("up", num_cpus, dashboard_port, settings, flush=True)
     return Cluster()
 
-connection.has_log = lambda: True
+cluster_connection.has_log = lambda: True
 sys.modules["oncelog.api.client"] = types.SimpleNamespace(init=init)
 import oncelog.api
 oncelog.api.client = sys.modules["oncelog.api.client"]
@@ -126,7 +126,7 @@ class Failing:
 @pytest.fixture
 def no_wait(monkeypatch):
     monkeypatch.setattr(head, "SHUTDOWN_RETRY_S", 0.0)
-    monkeypatch.setattr(connection, "has_log", lambda: True)
+    monkeypatch.setattr(cluster_connection, "has_log", lambda: True)
 
 
 def test_a_controller_that_restarts_is_asked_again_to_stop(no_wait, tmp_path):
@@ -150,9 +150,9 @@ def test_an_error_that_stays_is_not_tried_again(no_wait, tmp_path):
 
 
 def test_a_log_that_was_stopped_before_leaves_nothing_to_do(monkeypatch, tmp_path):
-    monkeypatch.setattr(connection, "has_log", lambda: False)
-    word = connection.Discovery(address="h:1", dashboard_url="", process_id=1)
-    connection.write_discovery(tmp_path, word)
+    monkeypatch.setattr(cluster_connection, "has_log", lambda: False)
+    word = cluster_connection.Discovery(address="h:1", dashboard_url="", process_id=1)
+    cluster_connection.write_discovery(tmp_path, word)
     cluster = Failing(tmp_path)
     head.shut_down(cluster)
     assert cluster.calls == 0

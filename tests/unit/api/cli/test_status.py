@@ -21,7 +21,7 @@ from oncelog.actors.protocol.messages.cluster import (
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply
 from oncelog.actors.protocol.messages.replication import DescribeVoterReply, DescribeVoterRequest
 from oncelog.api.cli import status as cli_status
-from oncelog.api.cli.status import CONDITIONS, Finding
+from oncelog.api.cli.status import CONDITIONS, FoundCondition
 from oncelog.api.cli.terminal import describe_error
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
@@ -432,7 +432,7 @@ def test_programs_get_what_is_wrong_and_what_to_do(cluster):
 
 def test_the_worst_is_told_with_its_advice_and_not_every_place():
     condition = CONDITIONS[3]
-    finding = Finding(condition, ("a", "b", "c", "d", "e"))
+    finding = FoundCondition(condition, ("a", "b", "c", "d", "e"))
     line = describe_error(cli_status.StatusError(finding))
     assert line.startswith("oncelog: not serving: a, b, c and 2 more — look again")
 

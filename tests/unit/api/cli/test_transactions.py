@@ -8,7 +8,10 @@ import pytest
 from msgspec import structs
 
 from oncelog.actors.protocol.messages.partition import ProducerDescription
-from oncelog.actors.protocol.messages.transaction import TransactionDescription, TransactionMember
+from oncelog.actors.protocol.messages.transaction import (
+    TransactionDescription,
+    TransactionMemberDescription,
+)
 from oncelog.api.admin.hanging import HangingTransaction, IncompleteSearchError
 from oncelog.api.cli import main as cli
 from oncelog.api.cli import transactions as cli_transactions
@@ -138,7 +141,7 @@ def test_an_id_is_described_for_people_and_programs(cluster, capsys):
 
 
 def test_members_of_a_distributed_write_are_shown(cluster, capsys):
-    member = TransactionMember(
+    member = TransactionMemberDescription(
         producer_id=1_001, producer_epoch=2, status="ENLISTED", partitions=(FLIGHTS,)
     )
     cluster.described = structs.replace(cluster.described, members=(member,))

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from oncelog.actors.protocol.group.consumer_protocol import Assignment, encode_assignment
+from oncelog.actors.protocol.group.consumer_protocol import ConsumerAssignment, encode_assignment
 from oncelog.actors.protocol.messages.cluster import MetadataRequest
 from oncelog.actors.protocol.messages.group import (
     HeartbeatRequest,
@@ -204,7 +204,7 @@ def test_a_member_whose_every_partition_is_of_a_deleted_topic_waits_for_the_reba
     """The group's leader, another member, divides anew once it sees that the topic is gone."""
     fake_cluster.create("t")
     fake_cluster.create("u")
-    share = encode_assignment(Assignment(partitions=(TopicPartition("u", 0),)))
+    share = encode_assignment(ConsumerAssignment(partitions=(TopicPartition("u", 0),)))
     fake_cluster.hooks[SyncGroupRequest] = lambda request: SyncGroupReply(assignment=share)
 
     async def scenario():

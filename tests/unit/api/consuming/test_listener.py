@@ -51,7 +51,7 @@ def consumer(cluster, loop_thread):
 
 
 def rebalance(client, error=ErrorCode.REBALANCE_IN_PROGRESS):
-    client._core._membership._note(error)
+    client._core._membership._on_group_error(error)
 
 
 def test_a_rebalance_takes_all_and_gives_all_and_close_takes_them_for_good(fake_cluster, run):

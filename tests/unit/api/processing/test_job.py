@@ -20,7 +20,7 @@ from oncelog.api.processing.job import (
     ProcessJob,
     ProcessWorker,
     jobs_of,
-    leave_former_places,
+    remove_former_workers,
     worker_actor,
 )
 from oncelog.api.processing.messages import (
@@ -184,12 +184,12 @@ def test_a_job_puts_those_workers_out_of_its_group_that_it_has_not(fake_cluster,
     )
     admin = AsyncAdmin(fake_cluster.router(), random=fake_cluster.random)
 
-    run(leave_former_places(admin, "g", worker_count=2))
+    run(remove_former_workers(admin, "g", worker_count=2))
     assert leaves(fake_cluster) == []
     found.append(described)
-    run(leave_former_places(admin, "g", worker_count=2))
+    run(remove_former_workers(admin, "g", worker_count=2))
     assert leaves(fake_cluster) == [["g-2", "g-11"]]
-    run(leave_former_places(admin, "g", worker_count=12))
+    run(remove_former_workers(admin, "g", worker_count=12))
     assert len(leaves(fake_cluster)) == 1
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from oncelog.actors.protocol.group.offsets import GroupOffsets
+from oncelog.actors.protocol.group.group_offsets import GroupOffsets
 from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.actors.protocol.messages.cluster import (
     MetadataReply,

@@ -54,7 +54,7 @@ class Copy:
 
     def rebalance(self) -> None:
         """The group rebalances at the next poll, which gives back what it takes."""
-        self.consumer._core._membership._note(ErrorCode.REBALANCE_IN_PROGRESS)
+        self.consumer._core._membership._on_group_error(ErrorCode.REBALANCE_IN_PROGRESS)
 
     async def commit(self) -> None:
         positions = await self.consumer.positions()

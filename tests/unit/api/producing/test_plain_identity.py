@@ -149,7 +149,7 @@ def test_an_id_given_up_before_its_renewal_begins_stays_given_up():
         identities = PlainIdentities(Coordinator(), spawn)
         identity = await identities.fresh()
         identities.renew_soon(identity)
-        identities.give_up(identity)
+        identities.discard(identity)
         await asyncio.gather(*tasks)
         return identities.ticket_of(identity)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncelog.api.session.connection import check_cluster_id
+from oncelog.api.session.cluster_connection import check_cluster_id
 from oncelog.storage.exceptions import InvalidSettingError
 
 

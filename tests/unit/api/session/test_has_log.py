@@ -9,7 +9,7 @@ import ray
 
 from oncelog.actors.interfaces import broker_actor, host_actor
 from oncelog.actors.launch import processes
-from oncelog.api.session import connection
+from oncelog.api.session import cluster_connection
 
 
 @pytest.mark.parametrize(
@@ -24,4 +24,4 @@ def test_without_a_controller_there_is_one_as_long_as_brokers_can_start_the_next
 
     monkeypatch.setattr(ray, "get_actor", nobody)
     monkeypatch.setattr(processes, "running_actors", lambda: actors)
-    assert connection.has_log() is has_log
+    assert cluster_connection.has_log() is has_log

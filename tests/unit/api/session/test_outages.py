@@ -37,7 +37,7 @@ class Told:
         self.counted.append(tags["what"])
 
     def note(self, error: ErrorCode, what: TopicPartition | str = T0) -> None:
-        self.outages.note(what, "partitions:1@2", error, began_s=self.now_s)
+        self.outages.record(what, "partitions:1@2", error, began_s=self.now_s)
 
 
 def test_an_outage_is_told_once_when_it_lasts_and_once_when_it_is_over(
@@ -77,7 +77,7 @@ def test_what_answers_in_time_is_not_told() -> None:
 
 def test_one_call_that_took_long_is_enough() -> None:
     world = Told()
-    world.outages.note(T0, "", AWAY, began_s=world.now_s - 30)
+    world.outages.record(T0, "", AWAY, began_s=world.now_s - 30)
     assert [one.lasted_s for one in world.told] == [30]
 
 
@@ -89,7 +89,7 @@ def test_a_listener_that_fails_is_logged_and_others_are_called(
 
     world = Told()
     world.outages.listeners.insert(0, fails)
-    world.outages.note(T0, "", AWAY, began_s=0)
+    world.outages.record(T0, "", AWAY, began_s=0)
     assert len(world.told) == 1
     assert "a listener of outages failed" in caplog.text
 

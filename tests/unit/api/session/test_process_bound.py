@@ -17,7 +17,7 @@ from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.api.consuming.consumer import Consumer
 from oncelog.api.producing.member import TransactionMember
 from oncelog.api.producing.producer import Producer
-from oncelog.api.session.connection import refuse_after_fork
+from oncelog.api.session.cluster_connection import refuse_after_fork
 from oncelog.api.session.event_loop import LoopThread
 from oncelog.storage.exceptions import ConnectionFailedError, IllegalStateError
 

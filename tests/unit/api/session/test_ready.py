@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from oncelog.actors.protocol.messages.cluster import MetadataReply
-from oncelog.api.session import connection
-from oncelog.api.session.connection import wait_until_ready
+from oncelog.api.session import cluster_connection
+from oncelog.api.session.cluster_connection import wait_until_ready
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import ConnectionFailedError
 
@@ -45,6 +45,6 @@ class Unled:
 
 
 def test_shards_without_a_leader_are_named_as_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "READY_TIMEOUT_MS", 0)
+    monkeypatch.setattr(cluster_connection, "READY_TIMEOUT_MS", 0)
     with pytest.raises(ConnectionFailedError, match="not every shard of the coordinators"):
         asyncio.run(wait_until_ready(Unled()))

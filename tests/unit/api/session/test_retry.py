@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from oncelog.actors.protocol.messages.base import Reply
-from oncelog.api.session.offsets import is_retriable
+from oncelog.api.session.committed_offsets import is_retriable
 from oncelog.api.session.retry import Backoff, BackoffPolicy, call_with_retries
 from oncelog.storage.errors import ErrorCode
 

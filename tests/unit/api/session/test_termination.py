@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import ray
 
-from oncelog.api.session import connection
+from oncelog.api.session import cluster_connection
 from oncelog.storage.exceptions import ConnectionFailedError
 
 
@@ -42,18 +42,18 @@ def init(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
 
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(connection, "ray_cluster_at", lambda *_: "cluster")
-    monkeypatch.setattr(connection, "prepare_to_start", lambda: None)
-    monkeypatch.setattr(connection, "prepare_to_join", lambda: None)
+    monkeypatch.setattr(cluster_connection, "ray_cluster_at", lambda *_: "cluster")
+    monkeypatch.setattr(cluster_connection, "prepare_to_start", lambda: None)
+    monkeypatch.setattr(cluster_connection, "prepare_to_join", lambda: None)
     return errors
 
 
 def join() -> None:
-    connection.join_ray("127.0.0.1:1")
+    cluster_connection.join_ray("127.0.0.1:1")
 
 
 def start() -> None:
-    connection.start_ray(num_cpus=None, dashboard_port=None)
+    cluster_connection.start_ray(num_cpus=None, dashboard_port=None)
 
 
 @pytest.mark.parametrize("connect", [join, start])

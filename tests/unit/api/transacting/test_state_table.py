@@ -6,7 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from oncelog.api.transacting.state import ProducerIdentity, TransactionState, TransactionStatus
+from oncelog.api.transacting.producer_transaction import (
+    ProducerIdentity,
+    ProducerTransaction,
+    TransactionStatus,
+)
 from oncelog.storage.errors import ErrorClass, ErrorCode, InvariantViolation
 from oncelog.storage.exceptions import (
     IllegalStateError,
@@ -21,24 +25,24 @@ IDENTITY = ProducerIdentity(producer_id=7, producer_epoch=0)
 NEXT = ProducerIdentity(producer_id=7, producer_epoch=1)
 TOKEN = b"one"
 
-STEPS: dict[TransactionStatus, tuple[Callable[[TransactionState], None], ...]] = {}
+STEPS: dict[TransactionStatus, tuple[Callable[[ProducerTransaction], None], ...]] = {}
 
 
 def _steps() -> None:
-    def spoil(state: TransactionState) -> None:
+    def spoil(state: ProducerTransaction) -> None:
         state.fail(exception_for(ErrorCode.INVALID_RECORD, "bad"), ErrorClass.ABORTABLE)
 
-    def fence(state: TransactionState) -> None:
+    def fence(state: ProducerTransaction) -> None:
         state.fail(ProducerFencedError("newer"), ErrorClass.FATAL)
 
-    ready = (TransactionState.begin_init, lambda state: state.initialized(IDENTITY))
-    opened = (*ready, TransactionState.begin)
+    ready = (ProducerTransaction.begin_init, lambda state: state.initialized(IDENTITY))
+    opened = (*ready, ProducerTransaction.begin)
     STEPS[S.UNINITIALIZED] = ()
     STEPS[S.INITIALIZING] = ready[:1]
     STEPS[S.READY] = ready
     STEPS[S.IN_TRANSACTION] = opened
     STEPS[S.COMMITTING_TRANSACTION] = (*opened, lambda state: state.begin_commit(TOKEN))
-    STEPS[S.ABORTING_TRANSACTION] = (*opened, TransactionState.begin_abort)
+    STEPS[S.ABORTING_TRANSACTION] = (*opened, ProducerTransaction.begin_abort)
     STEPS[S.ABORTABLE_ERROR] = (*opened, spoil)
     STEPS[S.FATAL_ERROR] = (*opened, fence)
 
@@ -46,9 +50,9 @@ def _steps() -> None:
 _steps()
 
 
-def in_state(status: TransactionStatus) -> TransactionState:
+def in_state(status: TransactionStatus) -> ProducerTransaction:
     """A producer that came to ``status`` by legal steps."""
-    state = TransactionState("loader")
+    state = ProducerTransaction("loader")
     for step in STEPS[status]:
         step(state)
     assert state.status is status
@@ -67,13 +71,13 @@ SPOILT = "the transaction has failed (bad); call abort_transaction()"
 FENCED = "the producer has failed for good (newer); close it and make a new one"
 INITIALISED = "init_transactions() has been called; call begin_transaction() next"
 
-CALLS: dict[str, Callable[[TransactionState], None]] = {
-    "send, send_offsets": TransactionState.check_send,
-    "init, enlist": TransactionState.begin_init,
-    "begin": TransactionState.begin,
+CALLS: dict[str, Callable[[ProducerTransaction], None]] = {
+    "send, send_offsets": ProducerTransaction.check_send,
+    "init, enlist": ProducerTransaction.begin_init,
+    "begin": ProducerTransaction.begin,
     "commit": lambda state: state.begin_commit(TOKEN),
-    "abort": TransactionState.begin_abort,
-    "flush": TransactionState.raise_error,
+    "abort": ProducerTransaction.begin_abort,
+    "flush": ProducerTransaction.raise_error,
 }
 # State: what becomes of each of CALLS, in their order: the state after it, or the refusal.
 OUTCOMES: dict[TransactionStatus, tuple[TransactionStatus | str, ...]] = {
@@ -136,11 +140,11 @@ def test_what_each_call_does_in_each_state(call: str, status: TransactionStatus)
     assert (state.status, state.error) == (status, error_before)
 
 
-def _failed(weight: ErrorClass) -> Callable[[TransactionState], None]:
+def _failed(weight: ErrorClass) -> Callable[[ProducerTransaction], None]:
     return lambda state: state.fail(exception_for(ErrorCode.UNKNOWN_SERVER_ERROR, "x"), weight)
 
 
-EVENTS: dict[str, Callable[[TransactionState], None]] = {
+EVENTS: dict[str, Callable[[ProducerTransaction], None]] = {
     "initialized": lambda state: state.initialized(IDENTITY),
     "enlisted": lambda state: state.enlisted(IDENTITY),
     "ended": lambda state: state.ended(NEXT),

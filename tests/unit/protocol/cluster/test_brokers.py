@@ -13,8 +13,8 @@ from oncelog.actors.protocol.cluster.brokers import (
     decide_register,
     fence,
 )
+from oncelog.actors.protocol.cluster.cluster_records import BrokerRegistered, TopicDeleted
 from oncelog.actors.protocol.cluster.hosts import Placement
-from oncelog.actors.protocol.cluster.log import BrokerRegistered, TopicDeleted
 from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatReply,
     BrokerHeartbeatRequest,
@@ -232,8 +232,8 @@ def test_others_lead_what_the_silent_actors_of_a_live_broker_led(world: ClusterW
 def test_a_session_ends_when_nothing_was_heard_for_its_length(world: ClusterWorld) -> None:
     brokers = world.machine.broker_states
     sessions = BrokerSessions(brokers, session_ms=9_000, now_ms=1_000)
-    sessions.heard(1, 5_000)
-    sessions.heard(1, 4_000)
+    sessions.record_contact(1, 5_000)
+    sessions.record_contact(1, 4_000)
     assert sessions.expired(brokers, 9_999) == ()
     assert sessions.wake_ms(brokers, 9_999) == 10_000
     assert sessions.expired(brokers, 10_000) == (2, 3)

@@ -406,7 +406,7 @@ def test_a_silent_actor_of_an_earlier_topic_says_nothing(world: ClusterWorld) ->
 def refuse(world: ClusterWorld, broker_id: int, *, topic_id: str = TOPIC_ID) -> None:
     """A broker tells that its disk refuses, to what it leads for too long."""
     machine = world.machine
-    machine.note_refusing(broker_id, is_refusing=True)
+    machine.record_refusing(broker_id, is_refusing=True)
     held = [Placement(TopicPartition("t", 0), topic_id, broker_id, 0)]
     world.apply(after_refusal(machine.topics.values(), held, machine.broker_states))
     world.check()
@@ -415,7 +415,7 @@ def refuse(world: ClusterWorld, broker_id: int, *, topic_id: str = TOPIC_ID) -> 
 def test_a_leader_whose_disk_refuses_gives_way_to_one_whose_disk_does_not(
     world: ClusterWorld,
 ) -> None:
-    world.machine.note_refusing(2, is_refusing=True)
+    world.machine.record_refusing(2, is_refusing=True)
     refuse(world, 1, topic_id="b" * 32)
     assert state(world) == (1, 0, (1, 2, 3))
     refuse(world, 1)
@@ -433,13 +433,13 @@ def test_nobody_gives_way_to_one_whose_disk_refuses_too(world: ClusterWorld) -> 
     for broker_id in (2, 3, 1):
         refuse(world, broker_id)
     assert state(world) == (1, 0, (1, 2, 3))
-    world.machine.note_refusing(3, is_refusing=False)
+    world.machine.record_refusing(3, is_refusing=False)
     refuse(world, 1)
     assert state(world) == (3, 1, (2, 3))
 
 
 def test_whose_disk_refuses_is_elected_only_if_nobody_else_can_be(world: ClusterWorld) -> None:
-    world.machine.note_refusing(2, is_refusing=True)
+    world.machine.record_refusing(2, is_refusing=True)
     fence(world, 1)
     assert state(world) == (3, 1, (2, 3))
     fence(world, 3)
@@ -449,9 +449,9 @@ def test_whose_disk_refuses_is_elected_only_if_nobody_else_can_be(world: Cluster
 def test_balance_moves_no_leader_to_a_disk_that_refuses(world: ClusterWorld) -> None:
     machine = world.machine
     world.lead(2, (1, 2, 3))
-    machine.note_refusing(1, is_refusing=True)
+    machine.record_refusing(1, is_refusing=True)
     assert balance(machine.topics.values(), machine.broker_states) == ()
-    machine.note_refusing(1, is_refusing=False)
+    machine.record_refusing(1, is_refusing=False)
     world.apply(balance(machine.topics.values(), machine.broker_states))
     assert state(world) == (1, 2, (1, 2, 3))
 

@@ -6,11 +6,11 @@ import pytest
 from cluster_worlds import CLUSTER_ID, TOPIC_ID, ClusterWorld
 
 from oncelog.actors.protocol.cluster.brokers import decide_heartbeat, decide_register, fence
+from oncelog.actors.protocol.cluster.cluster_records import TopicConfigured
+from oncelog.actors.protocol.cluster.cluster_state import PartitionState
 from oncelog.actors.protocol.cluster.elections import decide_alter_isr, elect
 from oncelog.actors.protocol.cluster.hosts import Placement
-from oncelog.actors.protocol.cluster.log import TopicConfigured
 from oncelog.actors.protocol.cluster.reassignment import decide_reassign
-from oncelog.actors.protocol.cluster.state import PartitionState
 from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatRequest,
     ReassignPartitionRequest,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cluster_worlds import TOPIC_ID, ClusterWorld
 
-from oncelog.actors.protocol.cluster.log import ReplicasChanged, TopicCreated
+from oncelog.actors.protocol.cluster.cluster_records import ReplicasChanged, TopicCreated
 from oncelog.actors.protocol.cluster.reassignment import (
     GROWING_MAX,
     complete,

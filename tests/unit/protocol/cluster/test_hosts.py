@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR, HostRules
-from oncelog.actors.protocol.cluster.log import (
+from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
+from oncelog.actors.protocol.cluster.cluster_records import (
     BrokerRegistered,
     ClusterFounded,
     TopicCreated,
     encode_cluster_record,
 )
-from oncelog.actors.protocol.cluster.machine import ClusterMachine
+from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR, HostRules
 from oncelog.actors.protocol.messages.cluster import (
     BecomeLeaderRequest,
     CreatePartitionsRequest,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from oncelog.actors.protocol.cluster.log import BrokerChanged, BrokerRegistered
+from oncelog.actors.protocol.cluster.cluster_records import BrokerChanged, BrokerRegistered
+from oncelog.actors.protocol.cluster.cluster_state import BrokerState
 from oncelog.actors.protocol.cluster.quorum import (
     NOBODY,
     Candidacy,
@@ -15,13 +16,12 @@ from oncelog.actors.protocol.cluster.quorum import (
     disks_of,
     learners,
     majority_of,
+    may_be_candidate,
     may_leave,
-    may_stand,
     next_voters,
     voters_without,
     with_epoch,
 )
-from oncelog.actors.protocol.cluster.state import BrokerState
 from oncelog.actors.protocol.messages.brokers import Disk
 from oncelog.actors.protocol.messages.replication import VoteReply, VoteRequest
 from oncelog.storage.errors import ErrorCode
@@ -185,10 +185,10 @@ def test_a_vote_leaves_what_the_log_was_made_of() -> None:
 
 def test_voters_may_stand_but_not_a_founder_with_half_a_copy() -> None:
     founder, copied = VoterState(), VoterState(is_copied=True)
-    assert may_stand(founder, (1,), 1)
-    assert may_stand(copied, (1, 2), 1)
-    assert not may_stand(copied, (1,), 1)
-    assert not may_stand(founder, (1,), 2)
+    assert may_be_candidate(founder, (1,), 1)
+    assert may_be_candidate(copied, (1, 2), 1)
+    assert not may_be_candidate(copied, (1,), 1)
+    assert not may_be_candidate(founder, (1,), 2)
 
 
 def test_a_newer_epoch_is_one_in_which_nobody_was_voted_for() -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from cluster_worlds import TOPIC_ID, ClusterWorld
 
+from oncelog.actors.protocol.cluster.cluster_records import IsrChanged
+from oncelog.actors.protocol.cluster.cluster_state import PartitionState
 from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR
-from oncelog.actors.protocol.cluster.log import IsrChanged
 from oncelog.actors.protocol.cluster.reassignment import (
     DRAIN_MOVES_MAX,
     complete,
     decide_reassign,
     drained,
 )
-from oncelog.actors.protocol.cluster.state import PartitionState
 from oncelog.actors.protocol.messages.brokers import (
     ReassignPartitionReply,
     ReassignPartitionRequest,

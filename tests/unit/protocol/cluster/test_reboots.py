@@ -6,7 +6,7 @@ import pytest
 from cluster_worlds import CLUSTER_ID, TOPIC_ID, ClusterWorld
 
 from oncelog.actors.protocol.cluster.brokers import decide_register, fence
-from oncelog.actors.protocol.cluster.log import BrokerRegistered, TopicCreated
+from oncelog.actors.protocol.cluster.cluster_records import BrokerRegistered, TopicCreated
 from oncelog.actors.protocol.messages.brokers import RegisterBrokerReply, RegisterBrokerRequest
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply, BecomeLeaderRequest
 from oncelog.storage.errors import ErrorCode

@@ -9,9 +9,9 @@ import pytest
 from cluster_worlds import TOPIC_ID, ClusterWorld, state_of
 from msgspec import structs
 
-from oncelog.actors.protocol.cluster import log
-from oncelog.actors.protocol.cluster.elections import elect
-from oncelog.actors.protocol.cluster.log import (
+from oncelog.actors.protocol.cluster import cluster_records
+from oncelog.actors.protocol.cluster.cluster_machine import DELETED_TOPICS_MAX, ClusterMachine
+from oncelog.actors.protocol.cluster.cluster_records import (
     BrokerChanged,
     BrokerRegistered,
     ClusterKeyRotated,
@@ -28,9 +28,9 @@ from oncelog.actors.protocol.cluster.log import (
     encode_cluster_record,
     snapshot_parts,
 )
-from oncelog.actors.protocol.cluster.machine import DELETED_TOPICS_MAX, ClusterMachine
+from oncelog.actors.protocol.cluster.cluster_state import topic_in
+from oncelog.actors.protocol.cluster.elections import elect
 from oncelog.actors.protocol.cluster.quorum import electorate_in
-from oncelog.actors.protocol.cluster.state import topic_in
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.messages.cluster import CreateTopicRequest
 from oncelog.storage.errors import ErrorCode, InvariantViolation
@@ -110,7 +110,7 @@ def loaded(*parts: SnapshotPart) -> ClusterMachine:
 
 def test_a_snapshot_gives_the_state(world: ClusterWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     assert state_of(loaded(*parts_of(world))) == state_of(world.machine)
-    monkeypatch.setattr(log, "SNAPSHOT_PART_BYTES", 1)
+    monkeypatch.setattr(cluster_records, "SNAPSHOT_PART_BYTES", 1)
     assert len(parts_of(world)) == 1 + 1 + 2 * 3 + 1 + 1 + 1
     add_more(world)
     assert state_of(loaded(*parts_of(world))) == state_of(world.machine)
@@ -132,8 +132,8 @@ def test_parts_are_not_longer_than_they_must_be(world: ClusterWorld) -> None:
         world.create((1, 2), name=f"t{number}", topic_id=f"{number:032x}")
     sizes = [sum(map(len, part.records)) for part in parts_of(world)]
     assert len(sizes) > 3
-    assert max(sizes) <= log.SNAPSHOT_PART_BYTES
-    assert min(sizes[:-1]) > log.SNAPSHOT_PART_BYTES - 1_000
+    assert max(sizes) <= cluster_records.SNAPSHOT_PART_BYTES
+    assert min(sizes[:-1]) > cluster_records.SNAPSHOT_PART_BYTES - 1_000
 
 
 def test_who_has_read_what_is_before_passes_over_a_snapshot(world: ClusterWorld) -> None:
@@ -150,7 +150,7 @@ def test_who_has_read_what_is_before_passes_over_a_snapshot(world: ClusterWorld)
 def test_half_a_snapshot_is_refused(
     world: ClusterWorld, missing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log, "SNAPSHOT_PART_BYTES", 1)
+    monkeypatch.setattr(cluster_records, "SNAPSHOT_PART_BYTES", 1)
     parts = parts_of(world)
     del parts[missing]
     after = BrokerChanged(broker_id=1, broker_epoch=1, is_fenced=True, is_draining=False)
@@ -162,7 +162,7 @@ def test_the_voters_are_in_its_first_part(
     world: ClusterWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever has only that one, as the copy came no further, knows them all the same."""
-    monkeypatch.setattr(log, "SNAPSHOT_PART_BYTES", 1)
+    monkeypatch.setattr(cluster_records, "SNAPSHOT_PART_BYTES", 1)
     assert electorate_in([snapshot_parts_of(world)[0].value]).voters == (1, 3)
 
 
@@ -194,7 +194,9 @@ def test_so_many_deleted_topics_are_known(world: ClusterWorld) -> None:
         created = TopicCreated(name="x", topic_id=topic_id, replicas=((1,),), settings=())
         world.machine.apply(encode_cluster_record(created))
         world.machine.apply(encode_cluster_record(TopicDeleted(topic_id=topic_id)))
-    (rest,) = [one for one in world.machine.snapshot() if isinstance(one, log.ClusterSnapshot)]
+    (rest,) = [
+        one for one in world.machine.snapshot() if isinstance(one, cluster_records.ClusterSnapshot)
+    ]
     assert len(rest.deleted_topic_ids) == DELETED_TOPICS_MAX
     assert rest.deleted_topic_ids[0] == f"{0:032x}"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from oncelog.actors.protocol.effects import LogRecord
-from oncelog.actors.protocol.group.machine import GroupMachine
+from oncelog.actors.protocol.group.group_machine import GroupMachine
 from oncelog.actors.protocol.group.rebalance import (
     CancelTimer,
     Effect,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncelog.actors.protocol.group.consumer_protocol import (
-    Assignment,
+    ConsumerAssignment,
     Subscription,
     decode_assignment,
     decode_subscription,
@@ -44,7 +44,7 @@ def test_subscription_is_that_of_kafka_version_1() -> None:
 
 
 def test_assignment_is_that_of_kafka_version_0() -> None:
-    encoded = encode_assignment(Assignment(partitions=OWNED, user_data=b"u"))
+    encoded = encode_assignment(ConsumerAssignment(partitions=OWNED, user_data=b"u"))
     assert encoded.hex() == (
         "00000000000200016100000001000000010001620000000200000000000000020000000175"
     )
@@ -55,7 +55,7 @@ def test_another_client_reads_our_bytes() -> None:
     subscription = ConsumerProtocolMemberMetadata.decode(encoded)
     assert (subscription.subscription, subscription.user_data) == (["b", "a"], b"u")
     assignment = ConsumerProtocolMemberAssignment.decode(
-        encode_assignment(Assignment(partitions=OWNED))
+        encode_assignment(ConsumerAssignment(partitions=OWNED))
     )
     assert assignment.assignment == [("a", [1]), ("b", [0, 2])]
 
@@ -64,7 +64,7 @@ def test_we_read_the_bytes_of_another_client() -> None:
     subscription = ConsumerProtocolMemberMetadata(0, ["b", "a"], b"u").encode()
     assert decode_subscription(subscription) == Subscription(topics=("b", "a"), user_data=b"u")
     assignment = ConsumerProtocolMemberAssignment(0, [("b", [2, 0])], b"").encode()
-    assert decode_assignment(assignment) == Assignment(
+    assert decode_assignment(assignment) == ConsumerAssignment(
         partitions=(TopicPartition("b", 2), TopicPartition("b", 0)), user_data=b""
     )
 
@@ -76,7 +76,7 @@ def test_newer_version_is_read_by_its_known_beginning() -> None:
 
 
 def test_no_bytes_mean_that_nothing_was_assigned() -> None:
-    assert decode_assignment(b"") == Assignment(partitions=())
+    assert decode_assignment(b"") == ConsumerAssignment(partitions=())
 
 
 @pytest.mark.parametrize("encoded", ["", "00", "ffff00000000ffffffff", "000100000001"])
@@ -99,5 +99,5 @@ def test_what_is_written_is_read_back_sorted(
         topics=tuple({tp.topic for tp in ordered}), owned_partitions=ordered, user_data=user_data
     )
     assert decode_subscription(encode_subscription(subscription)) == subscription
-    assignment = Assignment(partitions=ordered, user_data=user_data)
+    assignment = ConsumerAssignment(partitions=ordered, user_data=user_data)
     assert decode_assignment(encode_assignment(assignment)) == assignment

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oncelog.actors.protocol.group.group_state import Group, GroupState
 from oncelog.actors.protocol.group.rebalance import TimerKind
-from oncelog.actors.protocol.group.state import Group, GroupState
 from oncelog.actors.protocol.messages.group import DescribeGroupsRequest, GroupProtocol
 from oncelog.storage.errors import ErrorCode
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 from oncelog.actors.protocol.partition.followers import (
     BACKOFF_MAX_MS,
     BACKOFF_MIN_MS,
-    Bounds,
     FollowerProgress,
     FollowerState,
+    PushedBounds,
 )
 
-TOLD = Bounds(5, 0)
-NEWER = Bounds(6, 0)
+TOLD = PushedBounds(5, 0)
+NEWER = PushedBounds(6, 0)
 
 
-def due(progress: FollowerProgress, now_ms: int, end: int = 10, bounds: Bounds = TOLD) -> bool:
-    return progress.is_due(now_ms, log_end_offset=end, bounds=bounds, tell_ms=500)
+def due(
+    progress: FollowerProgress, now_ms: int, end: int = 10, bounds: PushedBounds = TOLD
+) -> bool:
+    return progress.is_due(now_ms, log_end_offset=end, bounds=bounds, bounds_push_ms=500)
 
 
 def replicating(end_offset: int = 10, now_ms: int = 0) -> FollowerProgress:
@@ -39,7 +41,7 @@ def test_one_push_at_a_time_is_in_flight() -> None:
     progress = FollowerProgress(next_offset=0, now_ms=0)
     number = progress.sent(0, log_end_offset=10, bounds=TOLD)
     assert not due(progress, 10_000)
-    assert progress.due_ms(log_end_offset=10, bounds=TOLD, tell_ms=500) is None
+    assert progress.due_ms(log_end_offset=10, bounds=TOLD, bounds_push_ms=500) is None
     assert progress.answered(number)
     assert due(progress, 0)
 
@@ -78,7 +80,7 @@ def test_errors_back_off_longer_each_time_until_a_push_succeeds() -> None:
     for _ in range(7):
         send(progress, now_ms)
         progress.failed(now_ms)
-        wake_ms = progress.due_ms(log_end_offset=10, bounds=TOLD, tell_ms=500)
+        wake_ms = progress.due_ms(log_end_offset=10, bounds=TOLD, bounds_push_ms=500)
         assert wake_ms is not None
         assert not due(progress, wake_ms - 1)
         assert due(progress, wake_ms)
@@ -96,9 +98,9 @@ def test_errors_back_off_longer_each_time_until_a_push_succeeds() -> None:
 def test_new_bounds_are_told_but_not_at_once() -> None:
     progress = replicating(10, now_ms=100)
     assert not due(progress, 599, bounds=NEWER)
-    assert progress.due_ms(log_end_offset=10, bounds=NEWER, tell_ms=500) == 600
+    assert progress.due_ms(log_end_offset=10, bounds=NEWER, bounds_push_ms=500) == 600
     assert due(progress, 600, bounds=NEWER)
-    assert progress.due_ms(log_end_offset=10, bounds=TOLD, tell_ms=500) is None
+    assert progress.due_ms(log_end_offset=10, bounds=TOLD, bounds_push_ms=500) is None
 
 
 def test_bounds_of_a_push_that_failed_are_not_told() -> None:
@@ -174,7 +176,7 @@ def test_clock_that_goes_back_takes_nothing_away() -> None:
 def test_one_that_begins_anew_has_to_say_again_what_it_has() -> None:
     progress = replicating()
     number = progress.sent(0, log_end_offset=10, bounds=TOLD)
-    progress.begin_anew()
+    progress.reset()
     assert not progress.answered(number)
     assert (progress.state, progress.match_offset) == (FollowerState.PROBING, -1)
     assert due(progress, 0)
@@ -182,14 +184,14 @@ def test_one_that_begins_anew_has_to_say_again_what_it_has() -> None:
 
 def test_a_log_start_counts_as_told_only_where_the_follower_has_what_it_hides() -> None:
     progress = FollowerProgress(next_offset=0, now_ms=0)
-    number = progress.sent(0, log_end_offset=10, bounds=Bounds(9, 7))
+    number = progress.sent(0, log_end_offset=10, bounds=PushedBounds(9, 7))
     assert progress.answered(number)
     progress.acknowledged(5, 0, log_end_offset=10)
-    assert progress.told_log_start_offset == 5
+    assert progress.acknowledged_log_start_offset == 5
     progress.acknowledged(10, 0, log_end_offset=10)
-    assert progress.told_log_start_offset == 7
-    progress.begin_anew()
-    assert progress.told_log_start_offset == -1
+    assert progress.acknowledged_log_start_offset == 7
+    progress.reset()
+    assert progress.acknowledged_log_start_offset == -1
 
 
 def test_lag_is_the_time_since_it_had_everything() -> None:
@@ -212,10 +214,10 @@ def test_a_refusal_of_the_disk_ends_by_what_it_refused_and_not_by_an_empty_push(
     it is asked anew: it agrees, with what it had. 3. There is room: it takes what it refused.
     """
     progress = FollowerProgress(next_offset=10, now_ms=0)
-    number = progress.sent(0, log_end_offset=10, bounds=Bounds())
+    number = progress.sent(0, log_end_offset=10, bounds=PushedBounds())
     assert progress.answered(number)
     progress.acknowledged(10, 0, log_end_offset=10)
-    number = progress.sent(100, log_end_offset=20, bounds=Bounds())
+    number = progress.sent(100, log_end_offset=20, bounds=PushedBounds())
     assert progress.answered(number)
     progress.refused(100)
 
@@ -223,12 +225,12 @@ def test_a_refusal_of_the_disk_ends_by_what_it_refused_and_not_by_an_empty_push(
         return progress.is_in_sync(200, log_end_offset=20, lag_max_ms=8_000)
 
     assert not is_in_sync()
-    progress.begin_anew()
-    progress.sent(150, log_end_offset=20, bounds=Bounds())
+    progress.reset()
+    progress.sent(150, log_end_offset=20, bounds=PushedBounds())
     progress.acknowledged(10, 150, log_end_offset=20)
     assert not is_in_sync()
     progress.diverged(10)
     assert not is_in_sync()
-    progress.sent(190, log_end_offset=20, bounds=Bounds())
+    progress.sent(190, log_end_offset=20, bounds=PushedBounds())
     progress.acknowledged(15, 190, log_end_offset=20)
     assert is_in_sync()

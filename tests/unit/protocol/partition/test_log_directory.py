@@ -7,7 +7,7 @@ from collections.abc import Collection
 import pytest
 
 from oncelog.actors.protocol.partition.log_directory import (
-    Assignment,
+    DirectoryAssignment,
     NoDirectory,
     emptiest,
     possible_directories,
@@ -28,7 +28,7 @@ def chosen(
     possible = possible_directories(
         found,
         away,
-        Assignment(directory_id=assigned, topic_id=of) if assigned else None,
+        DirectoryAssignment(directory_id=assigned, topic_id=of) if assigned else None,
         topic_id=OURS,
         is_in_sync=is_in_sync,
     )

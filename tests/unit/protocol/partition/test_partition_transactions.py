@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.partition.machine import ACCEPTED
+from oncelog.actors.protocol.partition.partition_machine import ACCEPTED
 from oncelog.actors.protocol.partition.producers import PRODUCER_ID_EXPIRATION_MS
 from oncelog.actors.protocol.tickets import TICKET_GRACE_MS, ClusterKeys
 from oncelog.storage.errors import ErrorCode

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.partition.machine import ACCEPTED
+from oncelog.actors.protocol.partition.partition_machine import ACCEPTED
 from oncelog.actors.protocol.partition.producers import (
     PRODUCER_ID_EXPIRATION_MS,
-    Enrolment,
+    BatchEnrolment,
     ProducerStates,
 )
 from oncelog.actors.protocol.tickets import ClusterKeys
@@ -306,5 +306,5 @@ def test_batch_that_takes_the_short_way_is_one_that_the_table_accepts(
         for origin in AppendOrigin:
             assert producers.check_data(header, origin) == (ErrorCode.NONE, False)
         if is_transactional:
-            assert producers.check_enrolment(header) is Enrolment.OPEN
+            assert producers.check_enrolment(header) is BatchEnrolment.OPEN
     assert taken == 4

@@ -132,15 +132,15 @@ def test_learners_get_copies_and_do_not_count() -> None:
 
 def test_voters_may_change_once_all_and_something_of_this_epoch_is_committed() -> None:
     alone = Leading(1)
-    assert alone.leader.is_settled
+    assert alone.leader.may_change_voters
     leading = Leading(1, 2, 3)
-    assert not leading.leader.is_settled
+    assert not leading.leader.may_change_voters
     leading.append()
     leading.exchange(b2=6)
     leading.exchange(b2=7)
-    assert leading.leader.is_settled
+    assert leading.leader.may_change_voters
     leading.append()
-    assert not leading.leader.is_settled
+    assert not leading.leader.may_change_voters
 
 
 def test_other_voters_count_from_now_on_and_lose_nothing_that_is_committed() -> None:

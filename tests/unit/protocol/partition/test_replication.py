@@ -12,32 +12,36 @@ from oncelog.actors.protocol.messages.cluster import AlterIsrReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply
 from oncelog.actors.protocol.partition.followers import (
     BACKOFF_MIN_MS,
-    Bounds,
     FollowerState,
     IsrProposal,
     Push,
+    PushedBounds,
 )
 from oncelog.actors.protocol.partition.replication import (
     INELIGIBLE_MAX_MS,
     INELIGIBLE_MIN_MS,
     LAG_MAX_MS,
     PUSH_MAX_BYTES,
-    Assignment,
     LeaderReplication,
+    PartitionAssignment,
     ReplicationSettings,
 )
 from oncelog.actors.protocol.tickets import NO_KEYS
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 
 EPOCH = 5
-ASSIGNMENT = Assignment(leader_epoch=EPOCH, partition_version=7, replicas=(1, 2, 3), isr=(1, 2))
+ASSIGNMENT = PartitionAssignment(
+    leader_epoch=EPOCH, partition_version=7, replicas=(1, 2, 3), isr=(1, 2)
+)
 LATER = 100_000
 
 
 class Leading:
     """Broker 1 leads in epoch 5, with batches 0 to 2 of epoch 2 and 3 to 5 of epoch 4."""
 
-    def __init__(self, assignment: Assignment = ASSIGNMENT, min_insync_replicas: int = 1) -> None:
+    def __init__(
+        self, assignment: PartitionAssignment = ASSIGNMENT, min_insync_replicas: int = 1
+    ) -> None:
         self.replica = Replica(1)
         for offset in range(6):
             self.replica.append(batch_at(offset, 2 if offset < 3 else 4))
@@ -90,7 +94,8 @@ def leading() -> Leading:
 
 def alone(**fields: object) -> Leading:
     return Leading(
-        Assignment(leader_epoch=EPOCH, partition_version=7, replicas=(1,), isr=(1,)), **fields
+        PartitionAssignment(leader_epoch=EPOCH, partition_version=7, replicas=(1,), isr=(1,)),
+        **fields,
     )  # type: ignore[arg-type]
 
 
@@ -98,14 +103,14 @@ def test_a_leader_needs_its_epoch_and_a_place_in_the_isr() -> None:
     replica = Replica(1)
     with pytest.raises(InvariantViolation, match="I-22"):
         replica.lead(
-            Assignment(leader_epoch=1, partition_version=0, replicas=(1, 2), isr=(2,)),
+            PartitionAssignment(leader_epoch=1, partition_version=0, replicas=(1, 2), isr=(2,)),
             ReplicationSettings(),
             0,
         )
     with pytest.raises(InvariantViolation, match="I-22"):
         LeaderReplication(
             replica.machine,
-            Assignment(leader_epoch=2, partition_version=0, replicas=(1,), isr=(1,)),
+            PartitionAssignment(leader_epoch=2, partition_version=0, replicas=(1,), isr=(1,)),
             broker_id=1,
             synced_end_offset=0,
             settings=ReplicationSettings(),
@@ -127,7 +132,7 @@ def test_the_first_push_asks_whether_the_logs_agree_at_the_log_end(leading: Lead
         epoch_start_offset=6,
         previous_end_offset=6,
         previous_leader_epoch=4,
-        bounds=Bounds(0, 0),
+        bounds=PushedBounds(0, 0),
     )
     assert leading.leader.pushes(LATER) == []
 
@@ -170,7 +175,7 @@ def test_a_follower_behind_the_log_start_is_sent_batches_from_there(leading: Lea
     leading.diverge(3, 2, 1)
     push = leading.push_to(3)
     assert (push.previous_end_offset, push.previous_leader_epoch) == (4, -1)
-    assert (push.bytes_max, push.bounds) == (PUSH_MAX_BYTES, Bounds(6, 4))
+    assert (push.bytes_max, push.bounds) == (PUSH_MAX_BYTES, PushedBounds(6, 4))
 
 
 def test_a_follower_whose_log_is_not_what_it_was_holds_the_high_watermark(
@@ -219,7 +224,7 @@ def push_failed() -> ReplicateReply:
 def test_an_answer_of_a_replica_that_was_removed_is_ignored(leading: Leading) -> None:
     push = leading.push_to(3)
     leading.leader.learn(
-        Assignment(leader_epoch=EPOCH, partition_version=8, replicas=(1, 2), isr=(1, 2)), 0
+        PartitionAssignment(leader_epoch=EPOCH, partition_version=8, replicas=(1, 2), isr=(1, 2)), 0
     )
     assert leading.leader.progress(3) is None
     assert not leading.leader.answered(push, ReplicateReply(log_end_offset=6), 0)
@@ -349,7 +354,9 @@ def test_a_refused_version_is_forgotten_for_what_the_controller_has(leading: Lea
 
 
 def test_one_that_is_ineligible_keeps_nobody_else_from_joining() -> None:
-    alone = Assignment(leader_epoch=EPOCH, partition_version=7, replicas=(1, 2, 3), isr=(1,))
+    alone = PartitionAssignment(
+        leader_epoch=EPOCH, partition_version=7, replicas=(1, 2, 3), isr=(1,)
+    )
     leading = Leading(alone)
     leading.acknowledge(2, 6)
     leading.acknowledge(3, 6, LATER)
@@ -418,7 +425,9 @@ def test_who_was_ineligible_is_proposed_at_once_when_the_controller_tells_a_chan
     refuse(leading, 0)
     refuse(leading, INELIGIBLE_MIN_MS)
     now_ms = INELIGIBLE_MIN_MS + BACKOFF_MIN_MS
-    unfenced = Assignment(leader_epoch=EPOCH, partition_version=8, replicas=(1, 2, 3), isr=(1, 2))
+    unfenced = PartitionAssignment(
+        leader_epoch=EPOCH, partition_version=8, replicas=(1, 2, 3), isr=(1, 2)
+    )
     leading.leader.learn(unfenced, now_ms)
     leading.acknowledge(2, 6, now_ms)
     leading.acknowledge(3, 6, now_ms)
@@ -435,7 +444,9 @@ def test_who_is_not_in_sync_has_to_say_again_what_it_has_once_the_partition_has_
     leading.acknowledge(3, 6)
     leading.append()
     late = leading.push_to(3, 1)
-    changed = Assignment(leader_epoch=EPOCH, partition_version=8, replicas=(1, 2, 3), isr=(1, 2))
+    changed = PartitionAssignment(
+        leader_epoch=EPOCH, partition_version=8, replicas=(1, 2, 3), isr=(1, 2)
+    )
     leading.leader.learn(changed, 1)
     leading.leader.answered(late, ReplicateReply(log_end_offset=7), 1)
     assert leading.leader.proposal(1) is None
@@ -444,7 +455,7 @@ def test_who_is_not_in_sync_has_to_say_again_what_it_has_once_the_partition_has_
 
 
 def test_a_new_replica_is_pushed_to(leading: Leading) -> None:
-    assignment = Assignment(
+    assignment = PartitionAssignment(
         leader_epoch=EPOCH, partition_version=8, replicas=(1, 2, 3, 4), isr=(1, 2)
     )
     leading.leader.learn(assignment, 0)
@@ -453,7 +464,9 @@ def test_a_new_replica_is_pushed_to(leading: Leading) -> None:
 
 @pytest.mark.parametrize(("epoch", "version"), [(EPOCH - 1, 99), (EPOCH, 7), (EPOCH, 6)])
 def test_an_older_assignment_is_ignored(leading: Leading, epoch: int, version: int) -> None:
-    old = Assignment(leader_epoch=epoch, partition_version=version, replicas=(1,), isr=(1,))
+    old = PartitionAssignment(
+        leader_epoch=epoch, partition_version=version, replicas=(1,), isr=(1,)
+    )
     assert not leading.leader.learn(old, 0)
     assert leading.leader.in_sync.isr == {1, 2}
     assert leading.leader.is_leading
@@ -503,7 +516,9 @@ def test_an_answer_for_a_replica_that_was_removed_and_added_again_counts_for_not
     late = leading.push_to(2)
     for version, replicas in ((8, (1, 3)), (9, (1, 2, 3))):
         leading.leader.learn(
-            Assignment(leader_epoch=EPOCH, partition_version=version, replicas=replicas, isr=(1,)),
+            PartitionAssignment(
+                leader_epoch=EPOCH, partition_version=version, replicas=replicas, isr=(1,)
+            ),
             0,
         )
     push = leading.push_to(2)
@@ -554,7 +569,7 @@ def test_a_leader_alone_in_sync_is_confirmed_by_itself() -> None:
 def test_too_few_in_sync_confirm_nothing() -> None:
     """One who was in sync may lead: the controller knows who, and need not have told."""
     leading = Leading(
-        Assignment(leader_epoch=EPOCH, partition_version=7, replicas=(1, 2, 3), isr=(1,)),
+        PartitionAssignment(leader_epoch=EPOCH, partition_version=7, replicas=(1, 2, 3), isr=(1,)),
         min_insync_replicas=2,
     )
     assert leading.leader.confirmed < leading.leader.ask_to_confirm()
@@ -562,7 +577,7 @@ def test_too_few_in_sync_confirm_nothing() -> None:
 
 def test_only_a_leader_with_other_replicas_has_followers(leading: Leading) -> None:
     assert leading.leader.has_followers
-    alone = Assignment(leader_epoch=EPOCH, partition_version=8, replicas=(1,), isr=(1,))
+    alone = PartitionAssignment(leader_epoch=EPOCH, partition_version=8, replicas=(1,), isr=(1,))
     leading.leader.learn(alone, 0)
     assert not leading.leader.has_followers
     assert leading.leader.pushes(LATER) == []
@@ -584,7 +599,8 @@ FENCING: dict[str, Callable[[Leading], object]] = {
         AlterIsrReply(error=ErrorCode.UNKNOWN_TOPIC_ID), 0
     ),
     "a newer assignment": lambda leading: leading.leader.learn(
-        Assignment(leader_epoch=EPOCH + 1, partition_version=9, replicas=(1, 2), isr=(2,)), 0
+        PartitionAssignment(leader_epoch=EPOCH + 1, partition_version=9, replicas=(1, 2), isr=(2,)),
+        0,
     ),
     "the replica leads anew": lambda leading: leading.replica.machine.become_leader(
         EPOCH + 1, TOPIC_ID, NO_KEYS

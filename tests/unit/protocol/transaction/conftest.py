@@ -24,11 +24,14 @@ from oncelog.actors.protocol.messages.transaction import (
     Run,
     Winner,
 )
-from oncelog.actors.protocol.transaction.log import encode_key, encode_value
-from oncelog.actors.protocol.transaction.machine import TransactionMachine
 from oncelog.actors.protocol.transaction.members import HeldRecords
 from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
-from oncelog.actors.protocol.transaction.state import TransactionMetadata, TransactionState
+from oncelog.actors.protocol.transaction.transaction_machine import TransactionMachine
+from oncelog.actors.protocol.transaction.transaction_records import encode_key, encode_value
+from oncelog.actors.protocol.transaction.transaction_state import (
+    TransactionMetadata,
+    TransactionState,
+)
 from oncelog.storage.model import TopicPartition
 
 NOW_MS = 1_700_000_000_000

@@ -15,9 +15,12 @@ from oncelog.actors.protocol.messages.transaction import (
     Run,
 )
 from oncelog.actors.protocol.transaction.end import END_TXN, END_TXN_AHEAD, EndAge, end_verdict
-from oncelog.actors.protocol.transaction.log import decode_value, encode_value
 from oncelog.actors.protocol.transaction.producers import AHEAD_EPOCH_MAX, AHEAD_PARTITIONS_MAX
-from oncelog.actors.protocol.transaction.state import TransactionMetadata, TransactionState
+from oncelog.actors.protocol.transaction.transaction_records import decode_value, encode_value
+from oncelog.actors.protocol.transaction.transaction_state import (
+    TransactionMetadata,
+    TransactionState,
+)
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TRANSACTION_STATE_TOPIC, TopicPartition
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncelog.actors.protocol.messages.transaction import AbortTransactionRequest
-from oncelog.actors.protocol.transaction.state import TransactionState
+from oncelog.actors.protocol.transaction.transaction_state import TransactionState
 from oncelog.storage.errors import ErrorCode
 
 TIMEOUT_MS = 60_000

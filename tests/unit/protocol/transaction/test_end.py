@@ -15,7 +15,10 @@ from oncelog.actors.protocol.transaction.end import (
     EndVerdict,
     run_end_verdict,
 )
-from oncelog.actors.protocol.transaction.state import TransactionMetadata, TransactionState
+from oncelog.actors.protocol.transaction.transaction_state import (
+    TransactionMetadata,
+    TransactionState,
+)
 from oncelog.storage.errors import ErrorCode
 
 EXPECTED = """

@@ -16,16 +16,19 @@ from oncelog.actors.protocol.messages.transaction import (
     Winner,
 )
 from oncelog.actors.protocol.tickets import TRANSACTION_TIMEOUT_LIMIT_MS
-from oncelog.actors.protocol.transaction.log import MemberKey, decode_member_key
 from oncelog.actors.protocol.transaction.members import (
     MEMBERS_MAX,
     HeldRecords,
-    Member,
     MemberStatus,
+    RunMember,
     released,
     with_member,
 )
-from oncelog.actors.protocol.transaction.state import TransactionState, newest_run_number
+from oncelog.actors.protocol.transaction.transaction_records import RunMemberKey, decode_member_key
+from oncelog.actors.protocol.transaction.transaction_state import (
+    TransactionState,
+    newest_run_number,
+)
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
@@ -68,8 +71,8 @@ def verdicts(shard: Any) -> dict[int, tuple[int, bool, tuple[TopicPartition, ...
     }
 
 
-def member(shard: Any, producer_id: int) -> Member:
-    found: Member = shard.known.members[producer_id]
+def member(shard: Any, producer_id: int) -> RunMember:
+    found: RunMember = shard.known.members[producer_id]
     return found
 
 
@@ -168,8 +171,8 @@ def test_the_pool_is_reused_and_bounded_by_the_widest_write(shard: Any) -> None:
 
 def test_a_producer_id_whose_epochs_are_used_up_leaves_the_pool() -> None:
     members = {
-        1: Member(producer_id=1, producer_epoch=32_766),
-        2: Member(producer_id=2, producer_epoch=32_767),
+        1: RunMember(producer_id=1, producer_epoch=32_766),
+        2: RunMember(producer_id=2, producer_epoch=32_767),
     }
     assert set(released(members)) == {1}
 
@@ -177,7 +180,7 @@ def test_a_producer_id_whose_epochs_are_used_up_leaves_the_pool() -> None:
 def test_no_more_members_than_the_limit(shard: Any) -> None:
     enlist(shard)
     crowd = {
-        number: Member(producer_id=number, status=MemberStatus.ENLISTED)
+        number: RunMember(producer_id=number, status=MemberStatus.ENLISTED)
         for number in range(MEMBERS_MAX)
     }
     shard.install(**{**fields(shard), "members": crowd})
@@ -584,8 +587,8 @@ def test_a_run_that_never_began_ends_nothing(shard: Any, committed: bool) -> Non
 
 
 def test_members_are_never_changed_in_place() -> None:
-    members = {1: Member(producer_id=1)}
-    grown = with_member(members, Member(producer_id=2))
+    members = {1: RunMember(producer_id=1)}
+    grown = with_member(members, RunMember(producer_id=2))
     assert (set(members), set(grown)) == ({1}, {1, 2})
 
 
@@ -626,7 +629,7 @@ def test_complete_brings_a_tombstone_for_each_member(shard: Any) -> None:
     shard.complete()
     tombstones = [record for record in shard.log if record.value is None]
     keys = [decode_member_key(record.key) for record in tombstones]
-    assert keys == [MemberKey("loader", producer_id) for producer_id in producer_ids]
+    assert keys == [RunMemberKey("loader", producer_id) for producer_id in producer_ids]
 
 
 def test_a_record_of_a_run_that_is_over_means_nothing_to_the_next(shard: Any) -> None:
@@ -658,7 +661,7 @@ def test_a_record_without_its_id_is_passed_over(shard: Any) -> None:
 
 def test_a_run_that_was_begun_before_members_had_records_goes_on(shard: Any) -> None:
     """1. The record of an open id has its members. 2. One more enlists, an old one enrols."""
-    old = Member(producer_id=50, status=MemberStatus.ENLISTED, partitions=frozenset(FLIGHTS[:1]))
+    old = RunMember(producer_id=50, status=MemberStatus.ENLISTED, partitions=frozenset(FLIGHTS[:1]))
     shard.install(state=S.ONGOING, run=RUN, is_run_current=True, members={50: old})
     more = enlist(shard, RUN, FLIGHTS[1])
     assert shard.add(50, 0, FLIGHTS[2]).error is ErrorCode.NONE

@@ -15,7 +15,7 @@ from oncelog.actors.protocol.messages.transaction import (
     Run,
 )
 from oncelog.actors.protocol.transaction.commit_versions import version_token
-from oncelog.actors.protocol.transaction.state import TransactionState
+from oncelog.actors.protocol.transaction.transaction_state import TransactionState
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_PRODUCER_EPOCH, TopicPartition
 
@@ -226,13 +226,13 @@ def test_a_description_names_members_and_hides_the_start_of_what_has_ended(shard
     (shown,) = described.members
     assert (shown.producer_id, shown.producer_epoch) == (member.producer_id, member.producer_epoch)
     assert (shown.status, shown.partitions) == ("ENLISTED", (FLIGHTS,))
-    assert len(shard.machine.ids.unsettled()) == 1
+    assert len(shard.machine.ids.not_at_rest()) == 1
     shard.end_run(RUN, winners={member.producer_id: 0})
     shard.complete()
     (described,) = shard.machine.operations.describe(["loader"])
     assert (described.transaction_start_ms, described.members) == (-1, ())
     assert described.commit_token == b"batch-1"
-    assert (shard.machine.ids.unsettled(), len(shard.machine.ids)) == ((), 1)
+    assert (shard.machine.ids.not_at_rest(), len(shard.machine.ids)) == ((), 1)
     assert described.producer_epoch != NO_PRODUCER_EPOCH
 
 

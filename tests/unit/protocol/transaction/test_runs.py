@@ -9,7 +9,7 @@ from msgspec import structs
 
 from oncelog.actors.protocol.messages.transaction import DriverProcess, Run
 from oncelog.actors.protocol.transaction.commit_versions import version_token
-from oncelog.actors.protocol.transaction.state import TransactionState
+from oncelog.actors.protocol.transaction.transaction_state import TransactionState
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 

@@ -21,11 +21,15 @@ from oncelog.actors.protocol.messages.transaction import (
     Winner,
 )
 from oncelog.actors.protocol.transaction.commit_versions import version_in, version_token
-from oncelog.actors.protocol.transaction.log import decode_member_key, encode_key, encode_value
-from oncelog.actors.protocol.transaction.machine import TransactionMachine
-from oncelog.actors.protocol.transaction.members import HeldRecords, Member
+from oncelog.actors.protocol.transaction.members import HeldRecords, RunMember
 from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
-from oncelog.actors.protocol.transaction.state import (
+from oncelog.actors.protocol.transaction.transaction_machine import TransactionMachine
+from oncelog.actors.protocol.transaction.transaction_records import (
+    decode_member_key,
+    encode_key,
+    encode_value,
+)
+from oncelog.actors.protocol.transaction.transaction_state import (
     AT_REST,
     TransactionMetadata,
     TransactionState,
@@ -352,7 +356,9 @@ def test_reload_loses_no_field_of_the_metadata() -> None:
         state=TransactionState.PREPARE_COMMIT,
         last_update_ms=4,
         start_ms=5,
-        members={10: Member(producer_id=10, partitions=frozenset({TopicPartition("flights", 1)}))},
+        members={
+            10: RunMember(producer_id=10, partitions=frozenset({TopicPartition("flights", 1)}))
+        },
         previous_producer_id=6,
         next_producer_id=7,
         last_producer_epoch=8,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.transaction.state import TransactionState
+from oncelog.actors.protocol.transaction.transaction_state import TransactionState
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 

@@ -48,52 +48,52 @@ def entry(first_offset: int, last_offset: int, producer_id: int = 1) -> AbortedI
 
 def test_data_between_first_offset_and_abort_marker_is_aborted():
     transactions = CleanedTransactions([entry(2, 5)])
-    assert not transactions.meet_data(data(1))
-    assert transactions.meet_data(data(2))
-    assert not transactions.meet_data(data(3, producer_id=2))
-    assert not transactions.meet_data(data(4, is_transactional=False))
-    assert not transactions.meet_control(marker(5), ABORT)
-    assert not transactions.meet_data(data(6))
+    assert not transactions.observe_data(data(1))
+    assert transactions.observe_data(data(2))
+    assert not transactions.observe_data(data(3, producer_id=2))
+    assert not transactions.observe_data(data(4, is_transactional=False))
+    assert not transactions.observe_control(marker(5), ABORT)
+    assert not transactions.observe_data(data(6))
 
 
 def test_abort_marker_with_data_is_needed_with_its_entry():
     transactions = CleanedTransactions([entry(2, 5)])
-    transactions.meet_data(data(2))
-    assert not transactions.meet_control(marker(5), ABORT)
+    transactions.observe_data(data(2))
+    assert not transactions.observe_control(marker(5), ABORT)
     assert transactions.take_needed() == [entry(2, 5)]
     assert transactions.take_needed() == []
 
 
 def test_abort_marker_without_data_is_removable_and_its_entry_goes():
     transactions = CleanedTransactions([entry(2, 5)])
-    assert transactions.meet_control(marker(5), ABORT)
+    assert transactions.observe_control(marker(5), ABORT)
     assert transactions.take_needed() == []
 
 
 def test_commit_marker_is_needed_just_while_data_was_met():
     transactions = CleanedTransactions([])
-    transactions.meet_data(data(1))
-    assert not transactions.meet_control(marker(2), COMMIT)
-    assert transactions.meet_control(marker(3), COMMIT)
-    assert transactions.meet_control(marker(4, producer_id=2), COMMIT)
+    transactions.observe_data(data(1))
+    assert not transactions.observe_control(marker(2), COMMIT)
+    assert transactions.observe_control(marker(3), COMMIT)
+    assert transactions.observe_control(marker(4, producer_id=2), COMMIT)
 
 
 def test_second_transaction_of_a_producer_is_judged_for_itself():
     transactions = CleanedTransactions([entry(6, 8), entry(1, 3)])
-    assert transactions.meet_data(data(1))
-    transactions.meet_control(marker(3), ABORT)
-    assert not transactions.meet_data(data(4))
-    assert not transactions.meet_control(marker(5), COMMIT)
-    assert transactions.meet_data(data(6))
-    transactions.meet_control(marker(8), ABORT)
+    assert transactions.observe_data(data(1))
+    transactions.observe_control(marker(3), ABORT)
+    assert not transactions.observe_data(data(4))
+    assert not transactions.observe_control(marker(5), COMMIT)
+    assert transactions.observe_data(data(6))
+    transactions.observe_control(marker(8), ABORT)
     assert transactions.take_needed() == [entry(1, 3), entry(6, 8)]
 
 
 def test_data_whose_abort_marker_lies_beyond_the_range_is_aborted():
     transactions = CleanedTransactions([entry(1, 1_000)])
-    assert transactions.meet_data(data(7))
+    assert transactions.observe_data(data(7))
 
 
 @pytest.mark.parametrize(("control", "removable"), [(None, True), (ControlRecord(None, -1), False)])
 def test_control_batch_without_a_verdict(control, removable):
-    assert CleanedTransactions([]).meet_control(marker(1), control) is removable
+    assert CleanedTransactions([]).observe_control(marker(1), control) is removable

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from crash_disk import Crash, CrashDisk, CrashHandle, CrashLock, DataLoss, NameLoss
 
-from oncelog.storage.disk.errors import is_passing
+from oncelog.storage.disk.disk_errors import is_transient
 from oncelog.storage.disk.file_system import (
     DirectoryLockedError,
     FileHandle,
@@ -216,7 +216,7 @@ def test_full_disk_takes_what_fits_and_serves_again_when_there_is_room():
     handle = disk.open(FILE, create=False)
     with pytest.raises(OSError, match="full") as caught:
         handle.append((b"defg",))
-    assert is_passing(caught.value)
+    assert is_transient(caught.value)
     assert (handle.size, disk.read_whole(FILE)) == (3, b"abcde")
     with pytest.raises(OSError, match="full"):
         disk.open(FILE.with_name("new"), create=True)

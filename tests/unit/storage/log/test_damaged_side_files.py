@@ -46,7 +46,7 @@ def seen(life: Life) -> dict[str, Any]:
         "times": [log.offset_for_timestamp(time_ms, end) for time_ms in times],
         "largest": log.max_timestamp(),
         "retained": [
-            log.head.retained_from(
+            log.retention.retained_from(
                 RetentionPolicy(time_ms=1_000, size_bytes=-1),
                 log_start_offset=log.log_start_offset,
                 upper_offset=end,

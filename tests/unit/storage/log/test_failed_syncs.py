@@ -160,7 +160,7 @@ def test_clean_stop_does_not_risk_the_snapshot_that_is_there():
     life.data(7, b"known producer")
     life.sync()
     life.delete_records(1)
-    assert life.replica.log.head.first_base_offset == 1
+    assert life.replica.log.retention.first_base_offset == 1
     disk.fail("datasync", ".snapshot")
     life.stop()
     check_recovery(disk.after_power_loss(DataLoss.NONE, NameLoss.NONE, Random(0)), history)

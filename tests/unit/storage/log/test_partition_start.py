@@ -144,6 +144,6 @@ def test_truncation_between_two_snapshots_leaves_the_older_one(log, open_log, tm
 
 def test_damage_below_the_log_start_does_not_keep_the_log_from_opening(log, open_log, tmp_path):
     log.advance_log_start(5)
-    log.head.take_below(5)
+    log.retention.take_below(5)
     flip(log_file(tmp_path), 70)
     assert open_log(segment_bytes=250).log_start_offset == 5

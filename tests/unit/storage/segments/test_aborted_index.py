@@ -144,7 +144,7 @@ def test_file_is_only_taken_if_it_is_what_it_was(index, filesystem, path):
 
 def test_settled_index_takes_nothing_new(index):
     before = index.entries
-    index.is_settled = True
+    index.is_complete = True
     assert index.append(before[-1]) is None
     later = AbortedIndexEntry(
         producer_id=9, first_offset=90, last_offset=99, last_stable_offset=100

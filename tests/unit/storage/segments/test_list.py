@@ -65,14 +65,14 @@ def test_reading_opens_and_releases(segments):
 
 def test_unsynced_segment_stays_open(segments, ledger):
     first = segments.holding(0)
-    ledger.note(first.log)
+    ledger.mark_written(first.log)
     for segment in segments.opened_from(0):
         assert segment.log is not None
     assert first.is_open
 
 
 def test_removal_keeps_the_segment_that_holds_the_offset(segments, ledger, tmp_path):
-    ledger.note(segments.active.log)
+    ledger.mark_written(segments.active.log)
     segments.cut(25, 0, 20)
     assert segments.active.base_offset == 20
     assert len(segments) == 3

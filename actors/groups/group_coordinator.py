@@ -1,0 +1,673 @@
+"""The coordinator of one shard's groups: the group machine on the log it leads.
+
+Rules: a request is checked and its records are appended in one turn of the event loop. Records are
+applied in log order once committed, and only then is the request answered. Because the record
+of a new generation follows every offset commit admitted before it, a reader of
+offsets under the new generation sees those commits: as committed, or as unstable.
+
+One file: what the coordinator appends, its queue applies, and its topics say what it may append.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, wraps
+from random import Random
+from typing import Any, Final, TypeVar
+
+from oncelog.actors.config import ClusterConfig
+from oncelog.actors.coordination.cluster_view import ClusterView
+from oncelog.actors.coordination.runtime import client_error_of_append
+from oncelog.actors.interfaces import Clock, Transport
+from oncelog.actors.process.background import OwnTasks
+from oncelog.actors.process.clock import loop_ms
+from oncelog.actors.protocol.effects import LogRecord
+from oncelog.actors.protocol.group.group_machine import GroupMachine, GroupTable
+from oncelog.actors.protocol.group.rebalance import (
+    CancelTimer,
+    Effect,
+    GroupSettings,
+    ReplyTo,
+    SetTimer,
+    Timer,
+    WriteGroup,
+)
+from oncelog.actors.protocol.messages.base import ReplyT, Request
+from oncelog.actors.protocol.messages.group import (
+    DeleteGroupReply,
+    DeleteGroupRequest,
+    DescribeGroupsReply,
+    DescribeGroupsRequest,
+    HeartbeatReply,
+    HeartbeatRequest,
+    JoinGroupReply,
+    JoinGroupRequest,
+    LeaveGroupReply,
+    LeaveGroupRequest,
+    OffsetCommitReply,
+    OffsetCommitRequest,
+    OffsetFetchReply,
+    OffsetFetchRequest,
+    SyncGroupReply,
+    SyncGroupRequest,
+    TxnOffsetCommitRequest,
+)
+from oncelog.actors.protocol.messages.partition import (
+    DescribeProducersReply,
+    DescribeProducersRequest,
+    MarkerResult,
+    TxnMarker,
+    WriteTxnMarkersReply,
+    WriteTxnMarkersRequest,
+)
+from oncelog.actors.replica.replica import Replica
+from oncelog.actors.replica.replica_log import AppendOutcome
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import (
+    NO_COORDINATOR_EPOCH,
+    NO_PRODUCER_ID,
+    TopicPartition,
+    is_valid_group_id,
+    shard_of,
+)
+
+EXPIRY_SCAN_MS: Final = 600_000
+"""How often unused offsets are looked for."""
+
+DELETED_TOPICS_SCAN_MS: Final = 60_000
+"""How often offsets in deleted topics are looked for; also done at each load."""
+
+LOAD_BATCHES_PER_TURN: Final = 256
+"""Batches replayed before the event loop's other work gets its turn."""
+
+PRODUCER_ERRORS: Final = frozenset(
+    {
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.INVALID_TXN_STATE,
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        ErrorCode.TRANSACTION_ABORTABLE,
+    }
+)
+"""Refusals of a transactional batch that concern the producer itself: passed on as they are."""
+
+RequestT = TypeVar("RequestT", bound=Request[Any])
+
+
+def group_settings(config: ClusterConfig) -> GroupSettings:
+    """The cluster's bounds for groups."""
+    return GroupSettings(
+        min_session_timeout_ms=config.group_min_session_timeout_ms,
+        max_session_timeout_ms=config.group_max_session_timeout_ms,
+        initial_rebalance_delay_ms=config.group_initial_rebalance_delay_ms,
+    )
+
+
+def _if_available(
+    method: Callable[[GroupCoordinator, RequestT], Awaitable[ReplyT]],
+) -> Callable[[GroupCoordinator, RequestT], Coroutine[Any, Any, ReplyT]]:
+    """Answer a request for a group with an error while the group cannot be served here."""
+
+    @wraps(method)
+    async def answer(self: GroupCoordinator, request: Any) -> Any:
+        error = self._unavailable(request.group_id)
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        return await method(self, request)
+
+    return answer
+
+
+class GroupCoordinator:
+    """Serves the groups of the shard whose log ``replica`` leads.
+
+    Once the replica leads, ``load`` must run once; until then requests are told to retry.
+    ``on_failure`` gets what went wrong outside a call, or while a committed record was applied:
+    a bug that leaves the shard unusable, so production ends the process, which then loads again.
+    """
+
+    def __init__(
+        self,
+        *,
+        replica: Replica,
+        transport: Transport,
+        clock: Clock,
+        random: Random,
+        settings: GroupSettings,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self.replica = replica
+        self._call_timeout_ms = replica.config.cluster.internal_call_timeout_ms
+        self._topics = GroupTopics(transport=transport, call_timeout_ms=self._call_timeout_ms)
+        self._clock = clock
+        self._random = random
+        self._settings = settings
+        self._machine = GroupMachine(settings)
+        self._on_failure = on_failure
+        self._queue = ApplyQueue(replica=replica, table=self._machine, on_failure=self._break)
+        self._epoch = NO_COORDINATOR_EPOCH
+        self._call_count = 0
+        self._calls: dict[int, tuple[Request[Any], asyncio.Future[Any]]] = {}
+        self._timers: dict[Timer, asyncio.TimerHandle] = {}
+        self._tasks = OwnTasks(self._break)
+        self._breakage: BaseException | None = None
+
+    # --- load and resign ------------------------------------------------------------------
+
+    async def load(self) -> None:
+        """Rebuild all groups from the log and start serving.
+
+        Does nothing if the replica does not lead. Raises ``CorruptDataError`` or ``OSError`` when
+        the log cannot be read; then this coordinator never serves.
+        """
+        if self.replica.availability() is not ErrorCode.NONE:
+            return
+        machine = GroupMachine(self._settings)
+        for count, batch in enumerate(self.replica.replay(), start=1):
+            header = batch.header
+            if batch.control is not None and batch.control.committed is not None:
+                machine.apply_marker(header.producer_id, committed=batch.control.committed)
+            for record in batch.records:
+                machine.apply(
+                    LogRecord(record.key, record.value),
+                    record_offset=record.offset,
+                    producer_id=header.producer_id,
+                )
+            if count % LOAD_BATCHES_PER_TURN == 0:
+                await asyncio.sleep(0)
+                if self.replica.availability() is not ErrorCode.NONE:
+                    return  # Stopped meanwhile: nobody needs what was loaded.
+        # A group or an offset that is lost with this leader must not have been told to anybody.
+        if await self.replica.all_committed() is not ErrorCode.NONE:
+            return
+        self._machine = machine
+        self._queue = ApplyQueue(replica=self.replica, table=machine, on_failure=self._break)
+        self._epoch = self.replica.leader_epoch
+        self._run(machine.finish_load(self._clock.now_ms()))
+        self._tasks.spawn(self._expire_for_ever())
+        self._tasks.spawn(self._forget_deleted_topics_for_ever())
+
+    def resign(self) -> None:
+        """Stop serving: parked calls are answered ``NOT_COORDINATOR``, timers are stopped."""
+        self._epoch = NO_COORDINATOR_EPOCH
+        self._queue.close()
+        self._machine = GroupMachine(self._settings)
+        for handle in self._timers.values():
+            handle.cancel()
+        self._timers.clear()
+        self._tasks.cancel()
+        calls, self._calls = self._calls, {}
+        for request, reply in calls.values():
+            if not reply.done():
+                reply.set_result(request.failed(ErrorCode.NOT_COORDINATOR))
+
+    def _check_leadership(self) -> ErrorCode:
+        """The replica's availability; resigns if it no longer leads."""
+        error = self.replica.availability()
+        if error is not ErrorCode.NONE and self._epoch != NO_COORDINATOR_EPOCH:
+            self.resign()
+        return error
+
+    def _unavailable(self, group_id: str | None) -> ErrorCode:
+        """``NONE`` if a request for the group can be served here, else the error to answer."""
+        if self._breakage is not None:
+            raise self._breakage
+        error = self._check_leadership()
+        if error is not ErrorCode.NONE:
+            return client_error_of_append(error)
+        if self._epoch == NO_COORDINATOR_EPOCH:
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        if self._epoch != self.replica.leader_epoch:
+            return ErrorCode.NOT_COORDINATOR
+        if group_id is None:
+            return ErrorCode.NONE
+        if not is_valid_group_id(group_id):
+            return ErrorCode.INVALID_GROUP_ID
+        shard = shard_of(group_id, self.replica.leadership.offsets_partitions)
+        is_ours = shard == self.replica.topic_partition.partition
+        return ErrorCode.NONE if is_ours else ErrorCode.NOT_COORDINATOR
+
+    # --- membership -----------------------------------------------------------------------
+
+    @_if_available
+    async def join_group(self, request: JoinGroupRequest) -> JoinGroupReply:
+        """Join or rejoin; answered when the rebalance has collected its members."""
+        fresh_id = f"{self._random.getrandbits(128):032x}"
+        return await self._parked(request, partial(self._machine.join, fresh_id=fresh_id))
+
+    @_if_available
+    async def sync_group(self, request: SyncGroupRequest) -> SyncGroupReply:
+        """Submit or wait for the assignment; it is durable when answered."""
+        return await self._parked(request, self._machine.sync)
+
+    @_if_available
+    async def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
+        """Note that a member is alive."""
+        reply, effects = self._machine.heartbeat(request, self._clock.now_ms())
+        self._run(effects)
+        return reply
+
+    @_if_available
+    async def leave_group(self, request: LeaveGroupRequest) -> LeaveGroupReply:
+        """Remove members at once."""
+        reply, effects = self._machine.leave(request, self._clock.now_ms())
+        self._run(effects)
+        return reply
+
+    # --- positions ------------------------------------------------------------------------
+
+    @_if_available
+    async def offset_commit(
+        self, request: OffsetCommitRequest | TxnOffsetCommitRequest
+    ) -> OffsetCommitReply:
+        """Commit offsets, durably; in a transaction they are pending until its marker.
+
+        After the topics are looked up, the check and the append are one turn.
+        """
+        error, topic_ids = await self._topics.ids_named_by(request)
+        if error is ErrorCode.NONE:
+            error = self._unavailable(request.group_id)
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        now_ms = self._clock.now_ms()
+        error, effects = self._machine.admit_commit(request, now_ms)
+        self._run(effects)
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        decision = self._machine.offsets.decide_commit(request, now_ms, topic_ids)
+        if not decision.records:
+            return decision.reply
+        transaction = request if isinstance(request, TxnOffsetCommitRequest) else None
+        outcome = self._queue.append(request.group_id, decision.records, now_ms, transaction)
+        error = await self._committed(outcome)
+        return decision.reply if error is ErrorCode.NONE else request.failed(error)
+
+    txn_offset_commit = offset_commit
+
+    @_if_available
+    async def offset_fetch(self, request: OffsetFetchRequest) -> OffsetFetchReply:
+        """Return the committed offsets: of all that others may have committed before the call."""
+        error = await self.replica.confirm(self._call_timeout_ms)
+        if error is not ErrorCode.NONE:
+            self._check_leadership()
+            return request.failed(client_error_of_append(error))
+        error = self._unavailable(request.group_id)
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        self._queue.catch_up()
+        return self._machine.offsets.fetch(request)
+
+    async def write_txn_markers(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersReply:
+        """Write markers to the offsets log; each result is ``NONE`` only when applied."""
+        appended = [
+            (marker, tp, self._append_marker(marker, tp, request.coordinator_epoch))
+            for marker in request.markers
+            for tp in marker.partitions
+        ]
+        results = []
+        for marker, tp, outcome in appended:
+            error = await self._queue.applied(outcome)
+            results.append(
+                MarkerResult(producer_id=marker.producer_id, topic_partition=tp, error=error)
+            )
+        return WriteTxnMarkersReply(results=tuple(results))
+
+    def _append_marker(
+        self, marker: TxnMarker, tp: TopicPartition, coordinator_epoch: int
+    ) -> AppendOutcome:
+        is_ours = tp == self.replica.topic_partition
+        if not is_ours or self._unavailable(None) is not ErrorCode.NONE:
+            return AppendOutcome(error=ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return self._queue.append_marker(marker, coordinator_epoch, self._clock.now_ms())
+
+    async def describe_producers(self, request: DescribeProducersRequest) -> DescribeProducersReply:
+        """Describe the producers with state in the offsets log."""
+        if request.topic_partition != self.replica.topic_partition:
+            return request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        error = self.replica.availability()
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        producers = self.replica.machine.describe_producers(request.producer_ids)
+        return DescribeProducersReply(producers=producers)
+
+    # --- description and removal ----------------------------------------------------------
+
+    async def describe_groups(self, request: DescribeGroupsRequest) -> DescribeGroupsReply:
+        """Describe groups of the shard."""
+        error = self._unavailable(None)
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        self._queue.catch_up()
+        return self._machine.describe(request)
+
+    @_if_available
+    async def delete_group(self, request: DeleteGroupRequest) -> DeleteGroupReply:
+        """Delete an empty group and its offsets, durably."""
+        group_id = request.group_id
+        self._queue.catch_up()
+        error = self._machine.begin_delete(group_id, self._clock.now_ms())
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        try:
+            # Commits in flight were admitted before the group closed: they must be known
+            # before its offsets are enumerated.
+            await self._queue.wait_until_applied(group_id)
+            error = self._unavailable(group_id)
+            if error is ErrorCode.NONE:
+                tombstones = self._machine.tombstones(group_id)
+                outcome = self._queue.append(group_id, tombstones, self._clock.now_ms())
+                error = await self._committed(outcome)
+        finally:
+            # No effect if the deletion succeeded: then the group is gone.
+            self._machine.reopen(group_id, self._clock.now_ms())
+        return DeleteGroupReply(error=error)
+
+    async def expire_offsets(self) -> None:
+        """Remove offsets unused for the retention time, durably."""
+        if self._unavailable(None) is not ErrorCode.NONE:
+            return
+        self._queue.catch_up()
+        now_ms = self._clock.now_ms()
+        await self._append_all(self._machine.expired(now_ms, self._queue.group_ids), now_ms)
+
+    async def _expire_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRY_SCAN_MS / 1000)
+            await self.expire_offsets()
+
+    async def forget_deleted_topics(self) -> None:
+        """Remove committed offsets in topics deleted by now, durably."""
+        if self._unavailable(None) is not ErrorCode.NONE:
+            return
+        self._queue.catch_up()
+        gone = await self._topics.gone(self._machine.offsets.topic_ids())
+        if not gone or self._unavailable(None) is not ErrorCode.NONE:
+            return
+        self._queue.catch_up()
+        removals = self._machine.of_deleted_topics(gone, self._queue.group_ids)
+        await self._append_all(removals, self._clock.now_ms())
+
+    async def _forget_deleted_topics_for_ever(self) -> None:
+        while True:
+            await self.forget_deleted_topics()
+            await asyncio.sleep(DELETED_TOPICS_SCAN_MS / 1000)
+
+    # --- log ------------------------------------------------------------------------------
+
+    async def _append_all(
+        self, batches: Iterable[tuple[str, Sequence[LogRecord]]], now_ms: int
+    ) -> None:
+        """Append records of groups, all in this turn, and wait until they are applied."""
+        outcomes = [self._queue.append(group_id, records, now_ms) for group_id, records in batches]
+        for outcome in outcomes:
+            await self._committed(outcome)
+
+    async def _committed(self, outcome: AppendOutcome) -> ErrorCode:
+        """Wait until an append is durable and applied; returns the client's error."""
+        error = await self._queue.applied(outcome)
+        if error is ErrorCode.NONE or error in PRODUCER_ERRORS:
+            return error
+        self._check_leadership()
+        return client_error_of_append(error)
+
+    # --- effects --------------------------------------------------------------------------
+
+    def _run(self, effects: Iterable[Effect]) -> None:
+        """Carry out effects, in order."""
+        for effect in effects:
+            match effect:
+                case ReplyTo(call_id, reply):
+                    parked = self._calls.pop(call_id, None)
+                    if parked is not None and not parked[1].done():
+                        parked[1].set_result(reply)
+                case SetTimer(timer, delay_ms):
+                    self._cancel_timer(timer)
+                    self._timers[timer] = asyncio.get_running_loop().call_later(
+                        delay_ms / 1000, self._timer_fired, timer
+                    )
+                case CancelTimer(timer):
+                    self._cancel_timer(timer)
+                case WriteGroup():
+                    now_ms = self._clock.now_ms()
+                    outcome = self._queue.append(effect.group_id, (effect.record,), now_ms)
+                    self._tasks.spawn(self._finish_write(effect, outcome))
+
+    async def _finish_write(self, write: WriteGroup, outcome: AppendOutcome) -> None:
+        error = await self._committed(outcome)
+        is_appended = outcome.error is ErrorCode.NONE
+        now_ms = self._clock.now_ms()
+        self._run(self._machine.written(write, error, now_ms, is_appended=is_appended))
+
+    def _cancel_timer(self, timer: Timer) -> None:
+        handle = self._timers.pop(timer, None)
+        if handle is not None:
+            handle.cancel()
+
+    def _timer_fired(self, timer: Timer) -> None:
+        self._timers.pop(timer, None)
+        try:
+            self._run(self._machine.timer_fired(timer, self._clock.now_ms()))
+        except Exception as error:
+            self._break(error)
+            raise
+
+    async def _parked(
+        self, request: Request[ReplyT], step: Callable[[Any, int, int], Iterable[Effect]]
+    ) -> ReplyT:
+        """Give the machine a call that it answers with an effect, at once or later."""
+        self._call_count += 1
+        call_id = self._call_count
+        reply: asyncio.Future[ReplyT] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = (request, reply)
+        try:
+            self._run(step(request, call_id, self._clock.now_ms()))
+            return await reply
+        finally:
+            self._calls.pop(call_id, None)
+
+    def _break(self, error: BaseException) -> None:
+        """The shard is unusable: every call raises the reason until the process has ended."""
+        self._breakage = error
+        for _, reply in self._calls.values():
+            if not reply.done():
+                reply.set_exception(error)
+        self._on_failure(error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """One batch: a marker, or records of one group, in a transaction or not."""
+
+    base_offset: int
+    next_offset: int
+    group_id: str = ""
+    producer_id: int = NO_PRODUCER_ID
+    records: Sequence[LogRecord] = ()
+    marker: TxnMarker | None = None
+
+
+class ApplyQueue:
+    """Appends to ``replica`` and applies to ``table``, in the epoch ``replica`` leads with now.
+
+    Always in log order, once committed. Any number of appends may be in flight, so that commits
+    share syncs. A waiter for one of them, or a reader, first applies everything committed by then:
+    state never runs ahead of the high watermark, and never depends on which waiter wakes first.
+
+    A coordinator that loads again makes a new queue: what an older one holds is never applied.
+    ``on_failure`` is called when a committed record could not be applied: the table no longer
+    matches the log.
+    """
+
+    def __init__(
+        self,
+        *,
+        replica: Replica,
+        table: GroupTable,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._replica = replica
+        self._table = table
+        self._on_failure = on_failure
+        self._entries: deque[_Entry] = deque()
+        self._leader_epoch = replica.leader_epoch
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Nothing more is applied, and every waiter is told that the outcome is unknown."""
+        self._is_closed = True
+        self._entries.clear()
+
+    def append(
+        self,
+        group_id: str,
+        records: Sequence[LogRecord],
+        now_ms: int,
+        transaction: TxnOffsetCommitRequest | None = None,
+    ) -> AppendOutcome:
+        """Append records of one group as one batch; wait for it with ``applied``.
+
+        With ``transaction`` the batch belongs to that producer's transaction: its epoch, sequence
+        and ticket are checked, and its offsets are pending until a marker follows. A batch
+        appended before is waited for like a new one, but not applied a second time.
+        """
+        producer_id = NO_PRODUCER_ID
+        if transaction is None:
+            outcome = self._replica.append(records, now_ms=now_ms)
+        else:
+            producer_id = transaction.producer_id
+            outcome = self._replica.append(
+                records,
+                now_ms=now_ms,
+                producer_id=producer_id,
+                producer_epoch=transaction.producer_epoch,
+                base_sequence=transaction.base_sequence,
+                transactional_id=transaction.transactional_id,
+                ticket=transaction.ticket,
+            )
+        if outcome.error is ErrorCode.NONE and not outcome.is_duplicate:
+            self._entries.append(
+                _Entry(
+                    base_offset=outcome.base_offset,
+                    next_offset=outcome.next_offset,
+                    group_id=group_id,
+                    producer_id=producer_id,
+                    records=records,
+                )
+            )
+        return outcome
+
+    def append_marker(
+        self, marker: TxnMarker, coordinator_epoch: int, now_ms: int
+    ) -> AppendOutcome:
+        """Append a transaction's marker; wait for it with ``applied``."""
+        outcome = self._replica.append_marker(marker, coordinator_epoch, now_ms)
+        if outcome.error is ErrorCode.NONE:
+            self._entries.append(
+                _Entry(
+                    base_offset=outcome.base_offset,
+                    next_offset=outcome.next_offset,
+                    marker=marker,
+                )
+            )
+        return outcome
+
+    async def applied(self, outcome: AppendOutcome) -> ErrorCode:
+        """Wait until an append is durable and applied.
+
+        On an error the outcome of an accepted append is unknown.
+        """
+        error = outcome.error
+        if error is ErrorCode.NONE:
+            error = await self._replica.committed(outcome.next_offset)
+        if error is not ErrorCode.NONE:
+            return error
+        if self._is_closed or self._leader_epoch != self._replica.leader_epoch:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        self.catch_up()
+        return ErrorCode.NONE
+
+    async def wait_until_applied(self, group_id: str) -> ErrorCode:
+        """Wait until everything appended for a group so far is applied."""
+        waiting = [entry.next_offset for entry in self._entries if entry.group_id == group_id]
+        if not waiting:
+            return ErrorCode.NONE
+        return await self.applied(AppendOutcome(error=ErrorCode.NONE, next_offset=waiting[-1]))
+
+    def catch_up(self) -> None:
+        """Apply, in log order, everything committed by now."""
+        high_watermark = self._replica.machine.high_watermark
+        while self._entries and self._entries[0].next_offset <= high_watermark:
+            try:
+                self._apply(self._entries.popleft())
+            except Exception as error:
+                self._on_failure(error)
+                raise
+
+    def _apply(self, entry: _Entry) -> None:
+        if entry.marker is not None:
+            self._table.apply_marker(entry.marker.producer_id, committed=entry.marker.committed)
+        for place, record in enumerate(entry.records):
+            self._table.apply(
+                record,
+                record_offset=entry.base_offset + place,
+                producer_id=entry.producer_id,
+            )
+
+    @property
+    def group_ids(self) -> set[str]:
+        """The groups with records in flight."""
+        return {entry.group_id for entry in self._entries}
+
+
+class GroupTopics:
+    """The topics that exist, as far as a group coordinator needs to know.
+
+    Names can be reused, ids never are. A topic that is deleted and created again begins at offset
+    0, with new records. An offset in the old one must neither be taken for one in the new topic,
+    nor replace one.
+    """
+
+    def __init__(self, *, transport: Transport, call_timeout_ms: int) -> None:
+        self._cluster = ClusterView(transport=transport, call_timeout_ms=call_timeout_ms)
+
+    async def ids_named_by(
+        self, request: OffsetCommitRequest | TxnOffsetCommitRequest
+    ) -> tuple[ErrorCode, dict[str, str]]:
+        """The ids of those topics of a commit that exist, by name.
+
+        What is known is used if it agrees with the caller; otherwise one of the two is out of date,
+        and the controller decides. So once an offset in a topic was accepted, none in an earlier
+        topic of that name is. ``COORDINATOR_NOT_AVAILABLE`` if the controller does not answer.
+        """
+        names = {tp.topic for tp, _ in request.offsets}
+        known = self._cluster.cached(names)
+        is_agreed = all(
+            tp.topic in known and position.topic_id == known[tp.topic].topic_id
+            for tp, position in request.offsets
+        )
+        if not is_agreed:
+            error, known = await self._cluster.topics(names, as_of_ms=_after_now_ms())
+            if error is not ErrorCode.NONE:
+                return ErrorCode.COORDINATOR_NOT_AVAILABLE, {}
+        return ErrorCode.NONE, {name: topic.topic_id for name, topic in known.items()}
+
+    async def gone(self, named: Mapping[str, frozenset[str]]) -> frozenset[str]:
+        """Those of the ids in ``named``, by topic, whose topic is deleted; none if in doubt.
+
+        ``named`` is older than the question, so the controller knows of every topic in it.
+        """
+        if not named:
+            return frozenset()
+        error, topics = await self._cluster.topics(named, as_of_ms=_after_now_ms())
+        if error is not ErrorCode.NONE:
+            return frozenset()
+        current = {topic.topic_id for topic in topics.values()}
+        return frozenset(topic_id for ids in named.values() for topic_id in ids - current)
+
+
+def _after_now_ms() -> int:
+    """A reply from this very millisecond may be older than the question."""
+    return loop_ms() + 1

@@ -1,0 +1,368 @@
+"""The transaction coordinator's machine: from first partition to COMPLETE, for many ids.
+
+Rules. ``decide_…`` validates and returns records and a reply; it changes nothing but a pending
+mark. ``ids.apply`` is the one mutator, live and on reload. While a mark is set, requests that would
+change the id are answered ``CONCURRENT_TRANSACTIONS``. Once PREPARE is durable the verdict is
+final (I-11); COMPLETE follows when every marker is written (I-15).
+
+| who asks | part |
+|---|---|
+| a producer: init_producer_id, add_partitions, end_txn | ``producers``, ``end`` |
+| a distributed write: begin_run, enlist, leave_run, renew_run, end_txn | ``runs``, ``end`` |
+| an operator: describe, abort, delete | ``Operations`` |
+| the coordinator itself: completion, timeout, expiration | ``Upkeep`` |
+
+Source: KIP-98, KIP-360, KIP-890; members, runs and tokens are oncelog's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from msgspec import structs
+
+from oncelog.actors.protocol.effects import Decision, LogRecord, refused
+from oncelog.actors.protocol.messages.base import Reply
+from oncelog.actors.protocol.messages.partition import TxnMarker
+from oncelog.actors.protocol.messages.transaction import (
+    AbortTransactionReply,
+    AbortTransactionRequest,
+    DeleteTransactionalIdReply,
+    DeleteTransactionalIdRequest,
+    DescribeTransactionsRequest,
+    EndTxnReply,
+    EndTxnRequest,
+    TransactionDescription,
+    TransactionMemberDescription,
+)
+from oncelog.actors.protocol.tickets import TRANSACTION_TIMEOUT_LIMIT_MS
+from oncelog.actors.protocol.transaction.checks import Refusal, check_end_txn
+from oncelog.actors.protocol.transaction.commit_versions import version_in
+from oncelog.actors.protocol.transaction.end import EndAge, end_age
+from oncelog.actors.protocol.transaction.ids import TransactionalIds
+from oncelog.actors.protocol.transaction.members import HeldRecords, MemberStatus, active_count
+from oncelog.actors.protocol.transaction.producer_ids import (
+    ProducerIdBlocks,
+    waiting_for_producer_ids,
+)
+from oncelog.actors.protocol.transaction.producers import Producers
+from oncelog.actors.protocol.transaction.runs import Runs
+from oncelog.actors.protocol.transaction.transaction_records import encode_member_key
+from oncelog.actors.protocol.transaction.transaction_state import (
+    ABORTED,
+    AT_REST,
+    PREPARED,
+    EpochCause,
+    TransactionMetadata,
+    TransactionState,
+    aborted,
+    begun_ahead,
+    completed,
+    txn_markers,
+)
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import NO_TIMESTAMP
+
+NOTHING_HELD: Final = HeldRecords()
+NO_TOPICS: Final[Mapping[str, int]] = MappingProxyType({})
+NOTHING = Decision(reply=Reply())
+
+
+class TransactionMachine:
+    """The transactional ids of one coordinator shard, and the parts that decide on them."""
+
+    def __init__(
+        self,
+        *,
+        producer_ids: ProducerIdBlocks,
+        transaction_max_timeout_ms: int,
+        transactional_id_expiration_ms: int,
+        distributed_write_max_ms: int = TRANSACTION_TIMEOUT_LIMIT_MS,
+    ) -> None:
+        self.ids = TransactionalIds()
+        self.producers = Producers(self.ids, producer_ids, transaction_max_timeout_ms)
+        self.runs = Runs(self.ids, producer_ids, transaction_max_timeout_ms)
+        self.operations = Operations(self.ids, producer_ids)
+        self.upkeep = Upkeep(
+            self.ids, producer_ids, transactional_id_expiration_ms, distributed_write_max_ms
+        )
+
+    def decide_end_txn(
+        self,
+        request: EndTxnRequest,
+        now_ms: int,
+        held: HeldRecords = NOTHING_HELD,
+        partition_counts: Mapping[str, int] = NO_TOPICS,
+    ) -> Decision[EndTxnReply]:
+        """Decide a transaction of one producer or of a run, or answer how it was decided.
+
+        ``held`` is what the leaders hold of the winners; see ``Runs.winner_partitions``.
+        ``partition_counts`` is as in ``decide_add_partitions``, for what is enrolled ahead.
+        """
+        refusal = check_end_txn(request)
+        if refusal is not None:
+            return refused(request, *refusal)
+        if request.run is None:
+            return self.producers.decide_end(request, now_ms, partition_counts)
+        return self.runs.decide_end(request, request.run, held, now_ms)
+
+
+@dataclass(eq=False)
+class Operations:
+    """What an operator may do to a transactional id: find it, abort its transaction, forget it.
+
+    Rules. An abort from outside is an abort like any other: PREPARE_ABORT, markers with the next
+    epoch, COMPLETE; its producer continues with that epoch, as after a timeout. It names the
+    producer id and epoch it is about, so that a late copy never hits the next transaction. An id is
+    forgotten only at rest: what is open or undecided concerns its partitions as well.
+
+    | request | unknown id | at rest | Ongoing | PrepareAbort | PrepareCommit |
+    |---|---|---|---|---|---|
+    | abort, current epoch | NOT_FOUND | INVALID_TXN_STATE | PREPARE | INVALID_TXN_STATE | INVALID |
+    | abort, epoch before | NOT_FOUND | NONE if aborted, else INVALID | INVALID | NONE | INVALID |
+    | delete | NOT_FOUND | tombstone | INVALID_TXN_STATE | INVALID_TXN_STATE | INVALID |
+
+    Source: KIP-664, KIP-939 ("force terminate"); tokens, and so deletion, are oncelog's own.
+    """
+
+    ids: TransactionalIds
+    producer_ids: ProducerIdBlocks
+
+    def describe(self, transactional_ids: Sequence[str]) -> tuple[TransactionDescription, ...]:
+        """Describe those of ``transactional_ids`` that exist."""
+        found = (self.ids.metadata(transactional_id) for transactional_id in transactional_ids)
+        return tuple(_described(metadata) for metadata in found if metadata is not None)
+
+    def matching(
+        self, request: DescribeTransactionsRequest, now_ms: int
+    ) -> tuple[TransactionDescription, ...]:
+        """Every id of the shard that passes the filters of ``request``, by id."""
+        return tuple(
+            _described(metadata)
+            for metadata in self.ids.all()
+            if _passes(metadata, request, now_ms)
+        )
+
+    @waiting_for_producer_ids
+    def decide_abort(
+        self, request: AbortTransactionRequest, now_ms: int
+    ) -> Decision[AbortTransactionReply]:
+        """Abort the transaction that the request names, unless it is decided to commit."""
+        metadata = self.ids.metadata(request.transactional_id)
+        if metadata is None:
+            return refused(request, *_unknown(request.transactional_id))
+        refusal = self.ids.check_not_pending(request.transactional_id)
+        if refusal is not None:
+            return refused(request, *refusal)
+        age = end_age(
+            metadata, producer_id=request.producer_id, producer_epoch=request.producer_epoch
+        )
+        if age is EndAge.CURRENT and metadata.state is TransactionState.ONGOING:
+            spare = self.producer_ids.spare(metadata)
+            following = aborted(metadata, EpochCause.OPERATOR, now_ms, spare)
+            return self.ids.move(AbortTransactionReply(), following)
+        if age is EndAge.RETRY and metadata.state in ABORTED:
+            return Decision(reply=AbortTransactionReply())
+        detail = (
+            f"{request.transactional_id!r} is in state {metadata.state.value} with producer id "
+            f"{metadata.producer_id} and epoch {metadata.producer_epoch}, not in an open "
+            f"transaction of producer id {request.producer_id} and epoch {request.producer_epoch}"
+        )
+        return refused(request, ErrorCode.INVALID_TXN_STATE, detail)
+
+    def decide_delete(
+        self, request: DeleteTransactionalIdRequest
+    ) -> Decision[DeleteTransactionalIdReply]:
+        """Forget an id at rest, even one with a token; its next owner starts afresh."""
+        metadata = self.ids.metadata(request.transactional_id)
+        if metadata is None:
+            return refused(request, *_unknown(request.transactional_id))
+        refusal = self.ids.check_not_pending(request.transactional_id)
+        if refusal is not None:
+            return refused(request, *refusal)
+        if metadata.state not in AT_REST:
+            detail = (
+                f"{request.transactional_id!r} is in state {metadata.state.value}: "
+                "end its transaction first"
+            )
+            return refused(request, ErrorCode.INVALID_TXN_STATE, detail)
+        return self.ids.forget(DeleteTransactionalIdReply(), request.transactional_id)
+
+
+def _unknown(transactional_id: str) -> Refusal:
+    detail = f"there is no transactional id {transactional_id!r}"
+    return ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, detail
+
+
+def _passes(
+    metadata: TransactionMetadata, request: DescribeTransactionsRequest, now_ms: int
+) -> bool:
+    if request.states and metadata.state.value not in request.states:
+        return False
+    if request.producer_ids:
+        known = {metadata.producer_id, metadata.next_producer_id, *metadata.members}
+        if known.isdisjoint(request.producer_ids):
+            return False
+    if request.app_id:
+        version = version_in(metadata.commit_token or b"")
+        if version is None or version.app_id != request.app_id:
+            return False
+    if request.running_longer_than_ms < 0:
+        return True
+    is_running = metadata.state not in AT_REST
+    return is_running and now_ms - metadata.start_ms > request.running_longer_than_ms
+
+
+def _described(metadata: TransactionMetadata) -> TransactionDescription:
+    """The public view."""
+    return TransactionDescription(
+        transactional_id=metadata.transactional_id,
+        state=metadata.state.value,
+        producer_id=metadata.producer_id,
+        producer_epoch=metadata.producer_epoch,
+        transaction_timeout_ms=metadata.transaction_timeout_ms,
+        transaction_start_ms=NO_TIMESTAMP if metadata.state in AT_REST else metadata.start_ms,
+        last_update_ms=metadata.last_update_ms,
+        partitions=tuple(sorted(metadata.all_partitions)),
+        commit_token=metadata.commit_token,
+        member_count=active_count(metadata.members),
+        members=tuple(
+            TransactionMemberDescription(
+                producer_id=member.producer_id,
+                producer_epoch=member.producer_epoch,
+                status=member.status.name,
+                partitions=tuple(sorted(member.partitions)),
+            )
+            for _, member in sorted(metadata.members.items())
+            if member.status is not MemberStatus.FREE
+        ),
+    )
+
+
+@dataclass(eq=False)
+class Upkeep:
+    """What a coordinator decides by itself: it completes, ends what is overdue, forgets the idle.
+
+    | | at rest | Ongoing | Prepare* |
+    |---|---|---|---|
+    | every marker is written | - | - | COMPLETE |
+    | transaction timeout; of a run, since one of its tasks was heard | - | PREPARE_ABORT | - |
+    | id expiration, no commit token | tombstone | - | - |
+
+    Source: KIP-98; that tokens are kept is oncelog's own.
+    """
+
+    ids: TransactionalIds
+    producer_ids: ProducerIdBlocks
+    transactional_id_expiration_ms: int
+    distributed_write_max_ms: int
+
+    # --- completion -------------------------------------------------------------------------
+
+    def unfinished(self) -> tuple[str, ...]:
+        """Every id whose transaction is prepared and not complete: a new coordinator resumes it."""
+        return tuple(
+            metadata.transactional_id
+            for metadata in self.ids.not_at_rest()
+            if metadata.state in PREPARED
+        )
+
+    def is_prepared(self, transactional_id: str) -> bool:
+        """Whether the id's transaction is prepared and waits for its markers."""
+        metadata = self.ids.metadata(transactional_id)
+        return metadata is not None and metadata.state in PREPARED
+
+    def markers_due(self, transactional_id: str) -> tuple[TxnMarker, ...]:
+        """The markers of a prepared transaction: one per producer with partitions."""
+        metadata = self.ids.metadata(transactional_id)
+        if metadata is None or metadata.state not in PREPARED:
+            return ()
+        return txn_markers(metadata)
+
+    def decide_complete(self, transactional_id: str, now_ms: int) -> Decision[Reply]:
+        """Close a prepared transaction. Its markers must all have been written.
+
+        A tombstone for each member's record of the run comes along: compaction drops them. What
+        was enrolled ahead begins the next transaction in the same batch of the log.
+        """
+        metadata = self.ids.metadata(transactional_id)
+        if metadata is None or metadata.state not in PREPARED:
+            return NOTHING
+        complete = completed(metadata, now_ms)
+        steps: tuple[TransactionMetadata, ...] = (complete,)
+        if metadata.state is TransactionState.PREPARE_COMMIT and metadata.ahead_partitions:
+            steps += (begun_ahead(complete, now_ms),)
+        decision = self.ids.move(Reply(), *steps)
+        tombstones = tuple(
+            LogRecord(encode_member_key(transactional_id, producer_id), None)
+            for producer_id, member in sorted(metadata.members.items())
+            if member.status is not MemberStatus.FREE
+        )
+        return structs.replace(decision, records=decision.records + tombstones)
+
+    # --- timeouts ---------------------------------------------------------------------------
+
+    def expired_transactions(self, now_ms: int) -> tuple[str, ...]:
+        """Every id whose transaction has been open for longer than its timeout."""
+        return tuple(
+            metadata.transactional_id
+            for metadata in self.ids.not_at_rest()
+            if self._is_expired(metadata, now_ms)
+        )
+
+    @waiting_for_producer_ids
+    def decide_timeout(self, transactional_id: str, now_ms: int) -> Decision[Reply]:
+        """Abort the id's transaction if it is open and past its timeout; otherwise do nothing."""
+        metadata = self.ids.metadata(transactional_id)
+        if metadata is None or not self._is_expired(metadata, now_ms):
+            return NOTHING
+        spare = self.producer_ids.spare(metadata)
+        return self.ids.move(Reply(), aborted(metadata, EpochCause.TIMEOUT, now_ms, spare))
+
+    def _is_expired(self, metadata: TransactionMetadata, now_ms: int) -> bool:
+        return (
+            metadata.state is TransactionState.ONGOING
+            and not self.ids.is_pending(metadata.transactional_id)
+            and self._deadline_ms(metadata) < now_ms
+        )
+
+    def longest_ms(self, metadata: TransactionMetadata) -> int:
+        """How long after its start it may be open at most: so long its tickets must count."""
+        if metadata.is_run_current:
+            return self.distributed_write_max_ms
+        return metadata.transaction_timeout_ms
+
+    def _deadline_ms(self, metadata: TransactionMetadata) -> int:
+        """Until when it may be open; a run for as long as something is heard of its tasks."""
+        latest_ms = metadata.start_ms + self.longest_ms(metadata)
+        if not metadata.is_run_current:
+            return latest_ms
+        return min(metadata.last_update_ms + metadata.transaction_timeout_ms, latest_ms)
+
+    # --- idle ids ---------------------------------------------------------------------------
+
+    def idle_ids(self, now_ms: int) -> tuple[str, ...]:
+        """Every id that may be forgotten: long at rest, and without a token to remember."""
+        return tuple(
+            metadata.transactional_id
+            for metadata in self.ids.forgettable(now_ms - self.transactional_id_expiration_ms)
+            if self._is_idle(metadata, now_ms)
+        )
+
+    def decide_expire(self, transactional_id: str, now_ms: int) -> Decision[Reply]:
+        """Forget an id that was long idle and has no token; otherwise do nothing."""
+        metadata = self.ids.metadata(transactional_id)
+        if metadata is None or not self._is_idle(metadata, now_ms):
+            return NOTHING
+        return self.ids.forget(Reply(), transactional_id)
+
+    def _is_idle(self, metadata: TransactionMetadata, now_ms: int) -> bool:
+        return (
+            metadata.state in AT_REST
+            and not self.ids.is_pending(metadata.transactional_id)
+            and metadata.commit_token is None
+            and metadata.last_update_ms <= now_ms - self.transactional_id_expiration_ms
+        )

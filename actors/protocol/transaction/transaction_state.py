@@ -1,0 +1,410 @@
+"""What is known of one transactional id, and how begin, end and completion change it.
+
+Rules. The epoch rises by one at every end, so that no message of one transaction means anything
+to the next (KIP-890). An epoch of 32,766 is the last that a client gets: the end of its
+transaction writes markers with 32,767 and the next one starts at epoch 0 of a new producer id,
+which the PREPARE record already names. A transaction belongs either to the id's own producer or
+to the members of a *run* (a distributed write), never to both.
+
+The functions here are pure: metadata in, metadata out. The caller logs the result.
+Source: KIP-98, "Transaction Coordinator"; KIP-360; KIP-890.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+from msgspec import structs
+
+from oncelog.actors.protocol.messages.partition import TxnMarker
+from oncelog.actors.protocol.messages.transaction import NO_RUN, DriverProcess, Run
+from oncelog.actors.protocol.transaction.commit_versions import is_same_commit
+from oncelog.actors.protocol.transaction.members import (
+    Members,
+    MemberStatus,
+    enrolled_partitions,
+    released,
+    with_outcomes,
+)
+from oncelog.storage.model import (
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_TIMESTAMP,
+    PRODUCER_EPOCH_EXHAUSTED,
+    PRODUCER_EPOCH_MAX,
+    TopicPartition,
+)
+
+TRANSACTION_PARTITIONS_MAX: Final = 10_000
+"""Partitions of one transaction; each of its log records has the whole list."""
+
+
+class TransactionState(enum.Enum):
+    """Kafka's states, by Kafka's names."""
+
+    EMPTY = "Empty"
+    ONGOING = "Ongoing"
+    PREPARE_COMMIT = "PrepareCommit"
+    PREPARE_ABORT = "PrepareAbort"
+    COMPLETE_COMMIT = "CompleteCommit"
+    COMPLETE_ABORT = "CompleteAbort"
+    DEAD = "Dead"
+    """Being expired. Only ever pending, never logged."""
+
+
+class EpochCause(enum.Enum):
+    """What raised an id's epoch last. The values are those of its log record."""
+
+    OWNER = 0
+    """It ended its own transaction, or nothing has raised the epoch yet."""
+    TIMEOUT = 1
+    OPERATOR = 2
+    PRODUCER = 3
+    """Another producer has taken the id over."""
+    RUN = 4
+    """A distributed write has taken the id over."""
+    DRIVER = 5
+    """The driver of its distributed write has died."""
+    MEMBERS = 6
+    """Every member of its distributed write has failed."""
+
+
+PREPARED: Final = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT})
+"""Decided, markers being written. Once one of these is durable its verdict never changes."""
+
+COMMITTED: Final = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT})
+ABORTED: Final = frozenset({TransactionState.PREPARE_ABORT, TransactionState.COMPLETE_ABORT})
+
+AT_REST: Final = frozenset(
+    {
+        TransactionState.EMPTY,
+        TransactionState.COMPLETE_COMMIT,
+        TransactionState.COMPLETE_ABORT,
+    }
+)
+"""No transaction is open."""
+
+LEGAL_PREDECESSORS: Final[Mapping[TransactionState, frozenset[TransactionState]]] = (
+    MappingProxyType(
+        {
+            TransactionState.EMPTY: AT_REST,
+            TransactionState.ONGOING: AT_REST | {TransactionState.ONGOING},
+            TransactionState.PREPARE_COMMIT: frozenset({TransactionState.ONGOING}),
+            TransactionState.PREPARE_ABORT: AT_REST | {TransactionState.ONGOING},
+            TransactionState.COMPLETE_COMMIT: frozenset({TransactionState.PREPARE_COMMIT}),
+            TransactionState.COMPLETE_ABORT: frozenset({TransactionState.PREPARE_ABORT}),
+            TransactionState.DEAD: AT_REST,
+        }
+    )
+)
+"""From which states each state may be reached. Anything else is a bug (I-12)."""
+
+
+class TransactionMetadata(msgspec.Struct, frozen=True, kw_only=True):
+    """One transactional id. Every field is in its log record, so reload loses nothing.
+
+    ``partitions`` are those of the id's own producer; a run's are with its members. ``run`` is the
+    newest run that ever began. It is *waiting* until its first member enlists, and again once all
+    of its members have failed; ``is_run_current`` tells whether the current or last transaction is
+    its. ``driver`` is the process whose death ends it, until it is decided. ``commit_token`` is
+    that of the last committed transaction: it is set by the PREPARE record, with the decision.
+
+    ``ahead_partitions`` are part of PREPARE_COMMIT: they are enrolled in the next transaction,
+    which begins when this one is complete. They are kept while that one is open, because its owner
+    may have missed the reply to the commit; also when the coordinator aborts it.
+
+    ``epoch_cause`` is why the producer that had the epoch before may not continue with it.
+    """
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    transaction_timeout_ms: int
+    state: TransactionState
+    last_update_ms: int
+    start_ms: int = NO_TIMESTAMP
+    partitions: frozenset[TopicPartition] = frozenset()
+    previous_producer_id: int = NO_PRODUCER_ID
+    next_producer_id: int = NO_PRODUCER_ID
+    last_producer_epoch: int = NO_PRODUCER_EPOCH
+    commit_token: bytes | None = None
+    run: Run | None = None
+    is_run_current: bool = False
+    is_run_waiting: bool = False
+    driver: DriverProcess | None = None
+    members: Members = msgspec.field(default_factory=dict)
+    ahead_partitions: frozenset[TopicPartition] = frozenset()
+    epoch_cause: EpochCause = EpochCause.OWNER
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the producer id has no epoch left for a further transaction."""
+        return self.producer_epoch >= PRODUCER_EPOCH_EXHAUSTED
+
+    @property
+    def all_partitions(self) -> frozenset[TopicPartition]:
+        """Every partition of the current transaction, those of members included."""
+        return self.partitions | enrolled_partitions(self.members)
+
+
+def created(
+    transactional_id: str, *, producer_id: int, transaction_timeout_ms: int, now_ms: int
+) -> TransactionMetadata:
+    """A new id, at rest."""
+    return TransactionMetadata(
+        transactional_id=transactional_id,
+        producer_id=producer_id,
+        producer_epoch=0,
+        transaction_timeout_ms=transaction_timeout_ms,
+        state=TransactionState.EMPTY,
+        last_update_ms=now_ms,
+    )
+
+
+def raised(
+    metadata: TransactionMetadata,
+    *,
+    spare_producer_id: int,
+    last_producer_epoch: int,
+    cause: EpochCause,
+) -> TransactionMetadata:
+    """The next epoch outside a transaction's end: the holder of the one before is fenced.
+
+    ``spare_producer_id`` is used when the epochs of the current one are exhausted, else ignored.
+    """
+    metadata = structs.replace(metadata, epoch_cause=cause)
+    if metadata.is_exhausted:
+        return structs.replace(
+            metadata,
+            producer_id=spare_producer_id,
+            producer_epoch=0,
+            previous_producer_id=metadata.producer_id,
+            last_producer_epoch=last_producer_epoch,
+        )
+    return structs.replace(
+        metadata,
+        producer_epoch=metadata.producer_epoch + 1,
+        last_producer_epoch=last_producer_epoch,
+    )
+
+
+def initialised(
+    metadata: TransactionMetadata, *, transaction_timeout_ms: int, now_ms: int
+) -> TransactionMetadata:
+    """At rest and owned by the id's own producer."""
+    return structs.replace(
+        metadata,
+        state=TransactionState.EMPTY,
+        transaction_timeout_ms=transaction_timeout_ms,
+        last_update_ms=now_ms,
+        start_ms=NO_TIMESTAMP,
+        partitions=frozenset(),
+        is_run_current=False,
+        is_run_waiting=False,
+        driver=None,
+        ahead_partitions=frozenset(),
+    )
+
+
+def begun(
+    metadata: TransactionMetadata, partitions: frozenset[TopicPartition], now_ms: int
+) -> TransactionMetadata:
+    """The own producer's transaction with ``partitions`` added, begun now unless it is open."""
+    is_open = metadata.state is TransactionState.ONGOING
+    return structs.replace(
+        metadata,
+        state=TransactionState.ONGOING,
+        partitions=metadata.partitions | partitions,
+        start_ms=metadata.start_ms if is_open else now_ms,
+        last_update_ms=now_ms,
+        is_run_current=False,
+        ahead_partitions=metadata.ahead_partitions if is_open else frozenset(),
+    )
+
+
+def begun_ahead(complete: TransactionMetadata, now_ms: int) -> TransactionMetadata:
+    """The next transaction, with the partitions that the commit before enrolled in it."""
+    ahead_partitions = complete.ahead_partitions
+    return structs.replace(
+        begun(complete, ahead_partitions, now_ms), ahead_partitions=ahead_partitions
+    )
+
+
+def run_begun(
+    metadata: TransactionMetadata,
+    run_id: str,
+    *,
+    driver: DriverProcess | None,
+    transaction_timeout_ms: int,
+    spare_producer_id: int,
+    now_ms: int,
+) -> TransactionMetadata:
+    """At rest, with a new run that waits for its first member. All others are fenced."""
+    fenced = raised(
+        metadata,
+        spare_producer_id=spare_producer_id,
+        last_producer_epoch=NO_PRODUCER_EPOCH,
+        cause=EpochCause.RUN,
+    )
+    return structs.replace(
+        initialised(fenced, transaction_timeout_ms=transaction_timeout_ms, now_ms=now_ms),
+        run=Run(number=newest_run_number(metadata) + 1, id=run_id),
+        is_run_waiting=True,
+        driver=driver,
+    )
+
+
+def newest_run_number(metadata: TransactionMetadata | None) -> int:
+    """The number of the newest run that ever began."""
+    return NO_RUN if metadata is None or metadata.run is None else metadata.run.number
+
+
+def run_opened(metadata: TransactionMetadata, now_ms: int) -> TransactionMetadata:
+    """The transaction of the run that was waiting, without a member yet; its time begins."""
+    return structs.replace(
+        metadata,
+        state=TransactionState.ONGOING,
+        start_ms=now_ms,
+        last_update_ms=now_ms,
+        is_run_current=True,
+        is_run_waiting=False,
+    )
+
+
+def prepared(
+    metadata: TransactionMetadata,
+    *,
+    committed: bool,
+    now_ms: int,
+    spare_producer_id: int,
+    token: bytes | None = None,
+    winners: frozenset[int] = frozenset(),
+    ahead_partitions: frozenset[TopicPartition] = frozenset(),
+    cause: EpochCause = EpochCause.OWNER,
+) -> TransactionMetadata:
+    """The decision: one record with the verdict, its token and the outcome of every member.
+
+    ``spare_producer_id`` becomes the next one when the epochs end here, else it is ignored.
+    ``ahead_partitions`` are enrolled in the next transaction.
+    """
+    is_open = metadata.state is TransactionState.ONGOING
+    return structs.replace(
+        metadata,
+        state=TransactionState.PREPARE_COMMIT if committed else TransactionState.PREPARE_ABORT,
+        producer_epoch=metadata.producer_epoch + 1,
+        last_producer_epoch=metadata.producer_epoch,
+        next_producer_id=spare_producer_id if metadata.is_exhausted else NO_PRODUCER_ID,
+        start_ms=metadata.start_ms if is_open else now_ms,
+        last_update_ms=now_ms,
+        commit_token=(token or None) if committed else metadata.commit_token,
+        driver=None,
+        members=with_outcomes(metadata.members, winners),
+        ahead_partitions=ahead_partitions,
+        epoch_cause=cause,
+    )
+
+
+def aborted(
+    metadata: TransactionMetadata, cause: EpochCause, now_ms: int, spare_producer_id: int
+) -> TransactionMetadata:
+    """Aborted by someone other than its owner, who may no longer own it."""
+    is_fencing = cause in (EpochCause.PRODUCER, EpochCause.RUN, EpochCause.DRIVER)
+    return prepared(
+        metadata,
+        committed=False,
+        now_ms=now_ms,
+        spare_producer_id=spare_producer_id,
+        ahead_partitions=frozenset() if is_fencing else metadata.ahead_partitions,
+        cause=cause,
+    )
+
+
+def emptied(
+    metadata: TransactionMetadata, now_ms: int, spare_producer_id: int
+) -> TransactionMetadata:
+    """What the members of the open run wrote is aborted, and the run waits for its first again."""
+    return structs.replace(
+        aborted(metadata, EpochCause.MEMBERS, now_ms, spare_producer_id),
+        is_run_waiting=True,
+        driver=metadata.driver,
+    )
+
+
+def completed(metadata: TransactionMetadata, now_ms: int) -> TransactionMetadata:
+    """Every marker is written: at rest, with the producer id and epoch of the next transaction."""
+    is_committed = metadata.state is TransactionState.PREPARE_COMMIT
+    complete = structs.replace(
+        metadata,
+        state=TransactionState.COMPLETE_COMMIT if is_committed else TransactionState.COMPLETE_ABORT,
+        partitions=frozenset(),
+        last_update_ms=now_ms,
+        members=released(metadata.members),
+    )
+    if metadata.next_producer_id == NO_PRODUCER_ID:
+        return complete
+    return structs.replace(
+        complete,
+        producer_id=metadata.next_producer_id,
+        producer_epoch=0,
+        previous_producer_id=metadata.producer_id,
+        next_producer_id=NO_PRODUCER_ID,
+        last_producer_epoch=PRODUCER_EPOCH_EXHAUSTED,
+    )
+
+
+def next_producer(metadata: TransactionMetadata) -> tuple[int, int]:
+    """The producer id and epoch that the next transaction of a prepared one will have."""
+    if metadata.producer_epoch == PRODUCER_EPOCH_MAX:
+        return metadata.next_producer_id, 0
+    return metadata.producer_id, metadata.producer_epoch
+
+
+def is_run_open(metadata: TransactionMetadata, run: Run) -> bool:
+    """Whether the open transaction is that of ``run``."""
+    is_open = metadata.state is TransactionState.ONGOING and metadata.is_run_current
+    return is_open and metadata.run == run
+
+
+def has_run_committed(metadata: TransactionMetadata, run: Run) -> bool:
+    """Whether the current or last transaction is that of ``run``, and decided to commit."""
+    return metadata.state in COMMITTED and metadata.is_run_current and metadata.run == run
+
+
+def is_token_committed(metadata: TransactionMetadata, token: bytes | None) -> bool:
+    """Whether ``token`` is that of the last committed transaction; an empty one names nothing."""
+    return is_same_commit(token, metadata.commit_token)
+
+
+def txn_markers(metadata: TransactionMetadata) -> tuple[TxnMarker, ...]:
+    """One marker for each producer with partitions in a prepared transaction, by producer id."""
+    verdicts = [
+        (
+            metadata.producer_id,
+            metadata.producer_epoch,
+            metadata.state is TransactionState.PREPARE_COMMIT,
+            metadata.partitions,
+        )
+    ]
+    verdicts += [
+        (
+            member.producer_id,
+            member.producer_epoch,
+            member.status is MemberStatus.COMMITTED,
+            member.partitions,
+        )
+        for _, member in sorted(metadata.members.items())
+    ]
+    return tuple(
+        TxnMarker(
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            committed=committed,
+            partitions=tuple(sorted(partitions)),
+        )
+        for producer_id, producer_epoch, committed, partitions in verdicts
+        if partitions
+    )

@@ -1,0 +1,528 @@
+"""A consumer's side of the classic group protocol: join, sync, heartbeat, leave.
+
+States, and what leads out of each:
+
+===========  =======================================================================================
+JOINING      not a member, or asked to rejoin: ``join`` is to be called, by the next poll
+STABLE       member of ``generation_id``; heartbeats run. REBALANCE_IN_PROGRESS → JOINING, still
+             with its generation, so that positions can be committed first. UNKNOWN_MEMBER_ID,
+             ILLEGAL_GENERATION, or no poll within ``max_poll_interval_ms`` → JOINING without it:
+             the partitions may already be another member's
+FENCED       another member took over the ``group_instance_id``: final, ``failure`` says so
+===========  =======================================================================================
+
+Partitions are given up before each join (the eager protocol), so no partition has two owners of
+one generation. Joins begin only inside a poll: what was delivered before is then processed.
+A static member (one with a ``group_instance_id``) does not leave on close: restarted within its
+session it gets its partitions back without a rebalance. Source: KIP-62, KIP-345, KIP-394.
+
+One file: joining, heartbeats and leaving are the moves of one state machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import logging
+from collections.abc import Callable
+from random import Random
+from typing import Final
+
+from oncelog.actors.protocol.group.consumer_protocol import (
+    ASSIGNORS,
+    PROTOCOL_TYPE,
+    ConsumerAssignment,
+    Subscriber,
+    Subscription,
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+)
+from oncelog.actors.protocol.messages.group import (
+    DescribeGroupsRequest,
+    GroupProtocol,
+    HeartbeatReply,
+    HeartbeatRequest,
+    JoinGroupReply,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    LeavingMember,
+    MemberAssignment,
+    SyncGroupReply,
+    SyncGroupRequest,
+)
+from oncelog.api.config import ConsumerSettings
+from oncelog.api.records import ConsumerGroupMetadata
+from oncelog.api.session.committed_offsets import consumer_backoff
+from oncelog.api.session.event_loop import cancelled_by_program
+from oncelog.api.session.routing import Router
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import (
+    OncelogError,
+    UnknownServerError,
+    UnknownTopicOrPartitionError,
+    exception_for,
+)
+from oncelog.storage.model import TopicPartition
+
+JOIN_MARGIN_MS: Final = 5_000
+"""How much longer than the rebalance timeout the answer to a join may take."""
+
+LEAVE_TIMEOUT_MS: Final = 1_000
+"""How long to wait for the answer to a member that leaves, and for who coordinates its group."""
+
+_REJOIN: Final = frozenset(
+    {
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.REBALANCE_IN_PROGRESS,
+        ErrorCode.MEMBER_ID_REQUIRED,
+    }
+)
+"""Codes that are answered by joining (again), at once."""
+
+_log = logging.getLogger(__name__)
+
+
+def bug_error(who: str, bug: BaseException) -> OncelogError:
+    """What the application is told of a task of ours that ended by a bug, its cause."""
+    error = UnknownServerError(f"{who} ended because of a bug: {bug!r}")
+    error.__cause__ = bug
+    _log.error("%s", error, exc_info=bug)
+    return error
+
+
+class MembershipState(enum.Enum):
+    """A consumer's state in its group; see the module's table."""
+
+    JOINING = "joining"
+    STABLE = "stable"
+    FENCED = "fenced"
+
+
+class GroupMembership:
+    """One consumer in one group. Belongs to one event loop.
+
+    ``on_change`` is called when a waiting poll has something to do: rejoin, or raise ``failure``.
+    """
+
+    def __init__(
+        self,
+        *,
+        router: Router,
+        settings: ConsumerSettings,
+        random: Random,
+        group_id: str,
+        topics: tuple[str, ...],
+        on_change: Callable[[], None],
+    ) -> None:
+        self.state = MembershipState.JOINING
+        self.failure: OncelogError | None = None
+        self.topics = topics
+        self.is_polled = False
+        """Whether a poll is in progress: however long it waits, the member counts as live."""
+        self.generation_id = -1
+        self.member_id = ""
+        self._member_once = ""
+        """The last member id under which a join was answered."""
+        self._joined = ConsumerGroupMetadata(
+            group_id=group_id, group_instance_id=settings.group_instance_id
+        )
+        self._router = router
+        self._settings = settings
+        self._random = random
+        self._group_id = group_id
+        self._on_change = on_change
+        self._assigned: tuple[TopicPartition, ...] = ()
+        self._heartbeats: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._last_poll_s = 0.0
+        self._processing_until_s = 0.0
+        self._divided: dict[str, int] = {}
+        """Partitions of each topic that this member, as the group's leader, has divided: 0 of one
+        that does not exist.
+        """
+        self._missing: list[str] = []
+        """Subscribed topics that do not exist, of which a warning has told."""
+
+    # --- what the consumer asks ---------------------------------------------------------------
+
+    @property
+    def needs_join(self) -> bool:
+        """Whether the next poll is to give up its partitions and ``join``."""
+        return self.state is MembershipState.JOINING
+
+    @property
+    def may_commit(self) -> bool:
+        """Whether the coordinator may still take commits from this member's generation."""
+        return self.generation_id >= 0 and self.state is not MembershipState.FENCED
+
+    def take_failure(self) -> OncelogError | None:
+        """What the next poll is to raise: once if the member may join again, else for good."""
+        failure = self.failure
+        if self.state is MembershipState.JOINING:
+            self.failure = None
+        return failure
+
+    def metadata(self) -> ConsumerGroupMetadata:
+        """The identity that commits carry, so that a zombie's are refused.
+
+        Kept from the last join until the next: an evicted member must not turn anonymous, whose
+        commits an empty group would accept.
+        """
+        return self._joined
+
+    def record_poll(self) -> None:
+        """The application polls: restart the ``max_poll_interval_ms`` clock."""
+        self._last_poll_s = asyncio.get_running_loop().time()
+
+    def begin_processing(self, timeout_ms: int) -> None:
+        """The application works on what it polled: for so long, that counts as polling.
+
+        This and its end may be called from another thread than the loop's.
+        """
+        self._processing_until_s = self._loop.time() + timeout_ms / 1_000
+
+    def end_processing(self) -> None:
+        """It polls again soon, or has been silent since it took too long."""
+        now_s = self._loop.time()
+        if now_s < self._processing_until_s:
+            self._last_poll_s = now_s
+        self._processing_until_s = 0.0
+
+    def resubscribe(self, topics: tuple[str, ...]) -> None:
+        """Subscribe to other topics, from the next poll on."""
+        self.topics = topics
+        self._ask_to_join()
+
+    def on_commit_error(self, error: ErrorCode) -> None:
+        """A commit was refused because the group has moved on: join again."""
+        if self.state is MembershipState.STABLE and error in _REJOIN:
+            self._on_group_error(error)
+
+    # --- joining ------------------------------------------------------------------------------
+
+    async def join(self) -> tuple[TopicPartition, ...]:
+        """Join or rejoin, and return the partitions of the new generation.
+
+        Takes as long as the other members take, and retries retriable errors indefinitely. Raises
+        ``OncelogError`` for any other, after which it may be called again.
+        """
+        await self._stop_heartbeats()
+        backoff = consumer_backoff(self._settings, self._random)
+        while True:
+            self.record_poll()
+            had_member_id = bool(self.member_id)
+            error, detail = await self._attempt()
+            if error is ErrorCode.NONE:
+                self.record_poll()
+                self.state = MembershipState.STABLE
+                self._heartbeats = asyncio.get_running_loop().create_task(self._beat())
+                self._heartbeats.add_done_callback(self._stopped_beating)
+                _log.info(
+                    "group %s: generation %d, %d partitions",
+                    self._group_id,
+                    self.generation_id,
+                    len(self._assigned),
+                )
+                return self._assigned
+            self._forget_identity_after(error)
+            if error is ErrorCode.MEMBER_ID_REQUIRED and not had_member_id:
+                continue
+            if error not in _REJOIN and not error.retriable:
+                raise self._refused(error, detail)
+            await asyncio.sleep(backoff.delay_ms(error) / 1_000)
+
+    async def _attempt(self) -> tuple[ErrorCode, str]:
+        """One join and one sync; on ``NONE`` generation, member id and assignment are new."""
+        await self._check_topics(self.topics)
+        self._divided = {}
+        joined = await self._call_join()
+        if joined.error is not ErrorCode.NONE:
+            if joined.error is ErrorCode.MEMBER_ID_REQUIRED:
+                self.member_id = joined.member_id
+            return joined.error, joined.detail
+        self.member_id = self._member_once = joined.member_id
+        self.generation_id = joined.generation_id
+        is_leader = joined.leader_id == joined.member_id
+        assignments: tuple[MemberAssignment, ...] = ()
+        if is_leader and joined.skip_assignment:
+            self._divided = await self._divided_before(joined)
+        elif is_leader:
+            try:
+                assignments = await self._assign(joined)
+            except OncelogError as error:
+                # Without partition counts nothing can be divided. Joining again gets the same
+                # generation, and so another try.
+                return error.code, str(error)
+        synced = await self._call_sync(joined, assignments)
+        if synced.error is not ErrorCode.NONE:
+            return synced.error, synced.detail
+        self._assigned = decode_assignment(synced.assignment).partitions
+        self._joined = ConsumerGroupMetadata(
+            group_id=self._group_id,
+            generation_id=self.generation_id,
+            member_id=self.member_id,
+            group_instance_id=self._settings.group_instance_id,
+        )
+        return ErrorCode.NONE, ""
+
+    async def _check_topics(self, topics: tuple[str, ...]) -> None:
+        """Warn of topics that are missing; refuse if none exists: the wait would have no end."""
+        try:
+            known = await self._router.metadata(topics)
+        except OncelogError as error:
+            _log.warning("group %s: topics are not known yet: %s", self._group_id, error)
+            return
+        missing = sorted(set(topics) - known.keys())
+        if missing and not known:
+            raise UnknownTopicOrPartitionError(
+                f"subscribed to topics that do not exist: {', '.join(missing)}",
+                advice="create them first",
+            )
+        if missing and missing != self._missing:
+            _log.warning(
+                "group %s: subscribed topics do not exist: %s; reading the others",
+                self._group_id,
+                ", ".join(missing),
+            )
+        self._missing = missing
+
+    async def _call_join(self) -> JoinGroupReply:
+        settings = self._settings
+        request = JoinGroupRequest(
+            group_id=self._group_id,
+            member_id=self.member_id,
+            is_first=self.member_id != self._member_once,
+            group_instance_id=settings.group_instance_id,
+            client_id=settings.client_id,
+            session_timeout_ms=settings.session_timeout_ms,
+            rebalance_timeout_ms=settings.max_poll_interval_ms,
+            protocol_type=PROTOCOL_TYPE,
+            protocols=tuple(map(self._protocol, settings.partition_assignment_strategy)),
+        )
+        return await self._router.call_group_coordinator(
+            self._group_id, request, timeout_ms=settings.max_poll_interval_ms + JOIN_MARGIN_MS
+        )
+
+    def _protocol(self, strategy: str) -> GroupProtocol:
+        subscription = Subscription(
+            topics=self.topics,
+            # Only this assignor looks at them; for the others the bytes must not change from
+            # one join to the next, or the coordinator would see a changed member.
+            owned_partitions=self._assigned if strategy == "sticky" else (),
+        )
+        return GroupProtocol(name=strategy, metadata=encode_subscription(subscription))
+
+    async def _assign(self, joined: JoinGroupReply) -> tuple[MemberAssignment, ...]:
+        """As the group's leader: divide the partitions of all subscribed topics."""
+        subscribers = [
+            Subscriber(
+                member_id=member.member_id,
+                group_instance_id=member.group_instance_id,
+                topics=subscription.topics,
+                owned_partitions=subscription.owned_partitions,
+            )
+            for member in joined.members
+            for subscription in (decode_subscription(member.metadata),)
+        ]
+        topics = {topic for subscriber in subscribers for topic in subscriber.topics}
+        known = await self._router.metadata(topics, refresh=True)
+        counts = {topic: len(metadata.partitions) for topic, metadata in known.items()}
+        self._divided = dict.fromkeys(topics, 0) | counts
+        plan = ASSIGNORS[joined.protocol_name](subscribers, counts)
+        return tuple(
+            MemberAssignment(
+                member_id=member_id,
+                assignment=encode_assignment(ConsumerAssignment(partitions=partitions)),
+            )
+            for member_id, partitions in plan.items()
+        )
+
+    async def _divided_before(self, joined: JoinGroupReply) -> dict[str, int]:
+        """As the leader that is back and does not divide anew: the partitions that are assigned.
+
+        Of what it cannot learn it takes none to be, so that it soon divides them after all.
+        """
+        divided = {
+            topic: 0
+            for member in joined.members
+            for topic in decode_subscription(member.metadata).topics
+        }
+        described = await self._router.call_group_coordinator(
+            self._group_id,
+            DescribeGroupsRequest(group_ids=(self._group_id,)),
+            timeout_ms=self._settings.request_timeout_ms,
+        )
+        for group in described.groups:
+            for member in group.members:
+                for tp in decode_assignment(member.assignment).partitions:
+                    divided[tp.topic] = max(divided.get(tp.topic, 0), tp.partition + 1)
+        return divided
+
+    async def _call_sync(
+        self, joined: JoinGroupReply, assignments: tuple[MemberAssignment, ...]
+    ) -> SyncGroupReply:
+        request = SyncGroupRequest(
+            group_id=self._group_id,
+            generation_id=joined.generation_id,
+            member_id=joined.member_id,
+            group_instance_id=self._settings.group_instance_id,
+            protocol_type=PROTOCOL_TYPE,
+            protocol_name=joined.protocol_name,
+            assignments=assignments,
+        )
+        return await self._router.call_group_coordinator(
+            self._group_id,
+            request,
+            timeout_ms=self._settings.max_poll_interval_ms + JOIN_MARGIN_MS,
+        )
+
+    def _forget_identity_after(self, error: ErrorCode) -> None:
+        if error in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID):
+            self.member_id = ""
+        if error is not ErrorCode.MEMBER_ID_REQUIRED:
+            self.generation_id = -1
+
+    def _refused(self, error: ErrorCode, detail: str) -> OncelogError:
+        failure = exception_for(error, detail and f"group {self._group_id!r}: {detail}")
+        if error is ErrorCode.FENCED_INSTANCE_ID:
+            self.state = MembershipState.FENCED
+            self.failure = failure
+        return failure
+
+    # --- heartbeats ---------------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        """Body of the heartbeat task: until the member has to join with a new generation."""
+        settings = self._settings
+        backoff = consumer_backoff(self._settings, self._random)
+        wait_s = settings.heartbeat_interval_ms / 1_000
+        while True:
+            await asyncio.sleep(wait_s)
+            if self._is_silent():
+                await self._leave_after_silence()
+                return
+            reply = await self._call_heartbeat()
+            wait_s = settings.heartbeat_interval_ms / 1_000
+            if reply.error is ErrorCode.NONE:
+                backoff.reset()
+                await self._check_partition_counts()
+            elif reply.error is ErrorCode.REBALANCE_IN_PROGRESS:
+                # Keep sending heartbeats: the session must live until the application polls again.
+                self._on_group_error(reply.error)
+            elif reply.error.retriable:
+                wait_s = min(wait_s, backoff.delay_ms(reply.error) / 1_000)
+            else:
+                self._on_group_error(reply.error)
+                return
+
+    def _stopped_beating(self, task: asyncio.Task[None]) -> None:
+        """Heartbeats end by themselves, with the next join pending, or because they are stopped.
+
+        A bug, or a program that cancels what it finds, is told by the next poll.
+        """
+        if task.cancelled():
+            if task is self._heartbeats:
+                self.failure = cancelled_by_program("consumer")
+                self._on_change()
+        elif (bug := task.exception()) is not None:
+            self.failure = bug_error(f"the heartbeats in group {self._group_id!r}", bug)
+            self._ask_to_join()
+
+    def _is_silent(self) -> bool:
+        """Whether the application has neither polled nor worked for ``max_poll_interval_ms``."""
+        now_s = self._loop.time()
+        if self.is_polled or now_s < self._processing_until_s:
+            return False
+        return now_s - self._last_poll_s > self._settings.max_poll_interval_ms / 1_000
+
+    async def _check_partition_counts(self) -> None:
+        """As the group's leader: trigger a rebalance when partitions, or a topic, come or go."""
+        divided = self._divided
+        try:
+            known = await self._router.metadata(divided)
+        except OncelogError as error:
+            _log.info("group %s: %s; looking for partitions later", self._group_id, error)
+            return
+        counts = {topic: len(known[topic].partitions) if topic in known else 0 for topic in divided}
+        if counts != divided and self._divided is divided:
+            _log.info("group %s: its topics have other partitions, joining again", self._group_id)
+            self._divided = {}
+            self._ask_to_join()
+
+    async def _call_heartbeat(self) -> HeartbeatReply:
+        request = HeartbeatRequest(
+            group_id=self._group_id,
+            generation_id=self.generation_id,
+            member_id=self.member_id,
+            group_instance_id=self._settings.group_instance_id,
+        )
+        # A call that waits longer than a third of the session would hide a lost coordinator.
+        timeout_ms = min(self._settings.request_timeout_ms, self._settings.session_timeout_ms // 3)
+        return await self._router.call_group_coordinator(
+            self._group_id, request, timeout_ms=max(1, timeout_ms)
+        )
+
+    def _on_group_error(self, error: ErrorCode) -> None:
+        """The coordinator says that this member's place in the group is lost or about to be."""
+        _log.info("group %s: %s, joining again", self._group_id, error.name)
+        if error in (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.MEMBER_ID_REQUIRED):
+            self._ask_to_join()
+            return
+        self._forget_identity_after(error)
+        if error in _REJOIN:
+            self._ask_to_join()
+        else:
+            self.failure = self._refused(error, "")
+            self._on_change()
+
+    def _ask_to_join(self) -> None:
+        if self.state is MembershipState.STABLE:
+            self.state = MembershipState.JOINING
+        self._on_change()
+
+    async def _leave_after_silence(self) -> None:
+        """No poll for too long: let others have the partitions. Source: KIP-62."""
+        _log.warning(
+            "group %s: no poll for more than max_poll_interval_ms=%d, leaving; process fewer "
+            "records per poll or raise it",
+            self._group_id,
+            self._settings.max_poll_interval_ms,
+        )
+        if self._settings.group_instance_id is None:
+            await self._call_leave()
+        self.generation_id = -1
+        self._ask_to_join()
+
+    async def _stop_heartbeats(self) -> None:
+        task, self._heartbeats = self._heartbeats, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    # --- leaving ------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Stop heartbeats and leave the group; a static member stays until its session ends."""
+        await self._stop_heartbeats()
+        if self._settings.group_instance_id is None and self.member_id:
+            await self._call_leave()
+        self.state = MembershipState.JOINING
+        self.generation_id = -1
+        self.member_id = ""
+        self._assigned = ()
+
+    async def _call_leave(self) -> None:
+        request = LeaveGroupRequest(
+            group_id=self._group_id, members=(LeavingMember(member_id=self.member_id),)
+        )
+        # One attempt: otherwise the coordinator finds out when the session expires.
+        call = self._router.call_group_coordinator(
+            self._group_id, request, timeout_ms=LEAVE_TIMEOUT_MS
+        )
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(call, LEAVE_TIMEOUT_MS / 1_000)
+        self.member_id = ""

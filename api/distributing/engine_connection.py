@@ -1,0 +1,350 @@
+"""What planners and tasks of a distributed read or write need of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from oncelog.actors.process.process_table import ProcessTable
+from oncelog.actors.protocol.messages.base import ReplyT, Request
+from oncelog.actors.protocol.messages.cluster import TopicMetadata
+from oncelog.actors.protocol.messages.group import OffsetAndMetadata
+from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
+from oncelog.actors.protocol.messages.transaction import (
+    DescribeTransactionsRequest,
+    DriverProcess,
+    Winner,
+)
+from oncelog.api.config import ProducerSettings
+from oncelog.api.distributing.read import PartitionRange, ReadBounds, read_range, unknown_topic
+from oncelog.api.producing.member import (
+    Membership,
+    RunEnd,
+    TransactionMember,
+    begin_run,
+    end_run,
+    new_run_id,
+)
+from oncelog.api.records import ConsumerGroupMetadata
+from oncelog.api.session.committed_offsets import (
+    REQUEST_TIMEOUT_MS,
+    commit_offsets,
+    is_retriable,
+    list_offsets,
+)
+from oncelog.api.session.retry import DEFAULT_BACKOFF, Backoff, call_with_retries
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import (
+    OncelogError,
+    UnknownTopicOrPartitionError,
+    exception_for,
+)
+from oncelog.storage.model import (
+    EARLIEST_TIMESTAMP,
+    LATEST_TIMESTAMP,
+    TRANSACTION_STATE_TOPIC,
+    IsolationLevel,
+    TopicPartition,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from oncelog.api.distributing.write import WriteOptions
+    from oncelog.api.session.routing import ClientContext
+
+PLAN_TIMEOUT_MS: Final = 60_000
+
+PROGRESS_TIMEOUT_MS: Final = 2_000
+"""How long a stream waits to show its progress, which is only for those who look at it."""
+
+END_TIMEOUT_MS: Final = 300_000
+"""How long to retry the end of a write: a failure makes the engine fail the whole job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WritingSettings:
+    """Timeouts of a write's clients; ``producer`` holds the settings they all start from."""
+
+    producer: ProducerSettings = field(default_factory=ProducerSettings)
+    plan_timeout_ms: int = PLAN_TIMEOUT_MS
+    end_timeout_ms: int = END_TIMEOUT_MS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRun:
+    """A run that may begin: its id, and the process that it ends with, if that is known."""
+
+    run_id: str
+    driver: DriverProcess | None
+
+
+class EngineConnection:
+    """What a process of an engine needs of a cluster; any method may raise ``OncelogError``."""
+
+    def __init__(
+        self,
+        context: ClientContext,
+        driver: Callable[[ProcessTable], DriverProcess | None],
+        settings: WritingSettings | None = None,
+    ) -> None:
+        """``driver`` finds the process that a write ends with, from the process that plans it."""
+        self._driver = driver
+        self._router = context.router
+        self._loop_thread = context.loop_thread
+        self._random = context.random
+        self._processes = context.processes
+        self._settings = settings or WritingSettings()
+
+    # --- planning -----------------------------------------------------------------------------
+
+    def topics(self) -> Mapping[str, TopicMetadata]:
+        """Every topic, internal ones too."""
+        return self._loop_thread.run(self._all_topics())
+
+    async def _all_topics(self) -> Mapping[str, TopicMetadata]:
+        """Asked for until the controller answers, which may be about to be restarted."""
+        backoff, loop = Backoff(DEFAULT_BACKOFF, self._random), asyncio.get_running_loop()
+        deadline_s = loop.time() + PLAN_TIMEOUT_MS / 1_000
+        while True:
+            try:
+                return await self._router.all_topics()
+            except OncelogError as error:
+                delay_s = backoff.delay_ms(error.code) / 1_000
+                if not error.retriable or loop.time() + delay_s > deadline_s:
+                    raise
+            await asyncio.sleep(delay_s)
+
+    def partition_counts(self) -> dict[str, int]:
+        """How many partitions each topic has, internal topics too."""
+        return {name: len(topic.partitions) for name, topic in self.topics().items()}
+
+    def check_topic(self, topic: str) -> None:
+        """``UnknownTopicOrPartitionError``, with the topics there are, if ``topic`` is unknown."""
+        if topic not in self._loop_thread.run(self._router.metadata((topic,))):
+            topics = self.topics()
+            if topic not in topics:
+                raise UnknownTopicOrPartitionError(unknown_topic(topic, topics))
+
+    def bounds(
+        self, partitions: Sequence[TopicPartition], isolation_level: IsolationLevel
+    ) -> dict[TopicPartition, ReadBounds]:
+        """What can be read now: from the log start to the last stable offset or high watermark."""
+        topics = self._loop_thread.run(self._router.metadata({tp.topic for tp in partitions}))
+        starts = self.offsets_at(dict.fromkeys(partitions, EARLIEST_TIMESTAMP), isolation_level)
+        ends = self.ends(partitions, isolation_level)
+        return {
+            topic_partition: ReadBounds(
+                start_offset=starts[topic_partition],
+                end_offset=ends[topic_partition],
+                topic_id=topics[topic_partition.topic].topic_id,
+            )
+            for topic_partition in partitions
+        }
+
+    def ends(
+        self, partitions: Sequence[TopicPartition], isolation_level: IsolationLevel
+    ) -> dict[TopicPartition, int]:
+        """The offset after the last that can be read of each partition."""
+        return self.offsets_at(dict.fromkeys(partitions, LATEST_TIMESTAMP), isolation_level)
+
+    def offsets_at(
+        self, timestamps: Mapping[TopicPartition, int], isolation_level: IsolationLevel
+    ) -> dict[TopicPartition, int]:
+        """The first record at or after each time, in ms since 1970; -1 where there is none yet."""
+        replies = self._loop_thread.run(
+            list_offsets(
+                self._router,
+                timestamps,
+                isolation_level=isolation_level,
+                random=self._random,
+                timeout_ms=PLAN_TIMEOUT_MS,
+            )
+        )
+        return {topic_partition: reply.offset for topic_partition, reply in replies.items()}
+
+    def bytes_per_offset(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """How much of each partition's log an offset takes on average, at least 1 byte."""
+
+        async def ask(topic_partition: TopicPartition) -> int:
+            reply = await self._ask_leader(topic_partition, DescribeReplicaRequest())
+            offsets = max(1, reply.log_end_offset - reply.log_start_offset)
+            return max(1, reply.size_bytes // offsets)
+
+        async def ask_all() -> list[int]:
+            return await asyncio.gather(*map(ask, partitions))
+
+        return dict(zip(partitions, self._loop_thread.run(ask_all()), strict=True))
+
+    async def _ask_leader(
+        self, topic_partition: TopicPartition, request: Request[ReplyT]
+    ) -> ReplyT:
+        """What a partition's leader answers; its error is raised once it is final."""
+        reply = await call_with_retries(
+            lambda left_ms: self._router.call_leader(
+                topic_partition, request, timeout_ms=min(left_ms, REQUEST_TIMEOUT_MS)
+            ),
+            random=self._random,
+            timeout_ms=self._settings.plan_timeout_ms,
+            is_retriable=is_retriable,
+        )
+        if reply.error is not ErrorCode.NONE:
+            raise exception_for(
+                reply.error, reply.detail or f"{request.method} of {topic_partition}"
+            )
+        return reply
+
+    def now_ms(self) -> float:
+        """Milliseconds since any one moment."""
+        return self._loop_thread.run(_now_ms())
+
+    def wait(self, delay_ms: float) -> None:
+        """Wait so long."""
+        self._loop_thread.run(asyncio.sleep(delay_ms / 1_000))
+
+    # --- progress -----------------------------------------------------------------------------
+
+    def show_progress(
+        self,
+        group_id: str,
+        positions: Mapping[TopicPartition, int],
+        topic_ids: Mapping[str, str],
+    ) -> None:
+        """Commit ``positions`` for a group without members, for whoever looks at its lag."""
+        offsets = {
+            tp: OffsetAndMetadata(offset=offset, topic_id=topic_ids[tp.topic])
+            for tp, offset in positions.items()
+        }
+        self._loop_thread.run(
+            commit_offsets(
+                self._router,
+                ConsumerGroupMetadata(group_id=group_id),
+                offsets,
+                random=self._random,
+                timeout_ms=PROGRESS_TIMEOUT_MS,
+            )
+        )
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def read(
+        self,
+        wanted: PartitionRange,
+        isolation_level: IsolationLevel,
+        *,
+        skips_lost: bool = False,
+    ) -> Iterator[pa.RecordBatch]:
+        """The records of a range, in offset order; see ``read_range``."""
+        batches = read_range(
+            self._router,
+            wanted,
+            isolation_level=isolation_level,
+            random=self._random,
+            skips_lost=skips_lost,
+        )
+        try:
+            while True:
+                batch = self._loop_thread.run(_next(batches))
+                if batch is None:
+                    return
+                yield batch
+        finally:
+            self._loop_thread.run(batches.aclose())
+
+    # --- writing ------------------------------------------------------------------------------
+
+    def plan_run(self) -> PlannedRun:
+        """A new attempt at a whole write, which ends with its driver; asks nobody."""
+        return PlannedRun(run_id=new_run_id(self._random), driver=self._driver(self._processes))
+
+    def begin_run(self, options: WriteOptions, planned: PlannedRun) -> Membership:
+        """Begin a planned run, which fences earlier ones; begun again, it is the same run.
+
+        An application that has no version yet may have some under an id of a former oncelog, which
+        began with ``transactional.id``: what is committed there counts, who writes there is fenced.
+        """
+        transactional_id, token = options.identity(planned.run_id)
+        begun = self._begun(options, planned, transactional_id, token)
+        if options.txn_app_id is None or begun.is_committed:
+            return begun
+        if options.is_remembered(begun.last_token):
+            return begun
+        for former_id in self._loop_thread.run(self._former_ids(options)):
+            earlier = self._begun(options, planned, former_id, token)
+            if earlier.is_committed:
+                return earlier
+        return begun
+
+    def _begun(
+        self, options: WriteOptions, planned: PlannedRun, transactional_id: str, token: bytes
+    ) -> Membership:
+        return self._loop_thread.run(
+            begin_run(
+                self._router,
+                self._producer_settings(max_block_ms=self._settings.plan_timeout_ms),
+                transactional_id,
+                token=token,
+                transaction_timeout_ms=options.transaction_timeout_ms,
+                run_id=planned.run_id,
+                driver=planned.driver,
+                random=self._random,
+            )
+        )
+
+    async def _former_ids(self, options: WriteOptions) -> list[str]:
+        """The other ids that have versions of the application; every shard is asked."""
+        request = DescribeTransactionsRequest(app_id=options.txn_app_id or "")
+        count = len((await self._all_topics())[TRANSACTION_STATE_TOPIC].partitions)
+        shards = [TopicPartition(TRANSACTION_STATE_TOPIC, shard) for shard in range(count)]
+        replies = await asyncio.gather(*(self._ask_leader(shard, request) for shard in shards))
+        found = {options.prefixed_id} if options.prefixed_id else set()
+        found |= {
+            known.transactional_id
+            for reply in replies
+            for known in reply.transactions
+            # A coordinator of a former oncelog tells of all ids.
+            if options.is_remembered(known.commit_token)
+        }
+        return sorted(filter(options.is_former_id, found))
+
+    def member(
+        self, membership: Membership, producer_settings: Mapping[str, Any]
+    ) -> TransactionMember:
+        """A member of a write for one task attempt, not enlisted yet."""
+        return TransactionMember(
+            self._router,
+            self._loop_thread,
+            self._producer_settings(**producer_settings),
+            membership,
+            random=self._random,
+        )
+
+    def end_run(
+        self, membership: Membership, *, committed: bool, winners: Sequence[Winner] = ()
+    ) -> RunEnd:
+        """Commit ``winners`` and abort all other members, or abort all; see ``member.end_run``."""
+        return self._loop_thread.run(
+            end_run(
+                self._router,
+                self._producer_settings(max_block_ms=self._settings.end_timeout_ms),
+                membership,
+                committed=committed,
+                winners=winners,
+                random=self._random,
+            )
+        )
+
+    def _producer_settings(self, **settings: Any) -> ProducerSettings:
+        return dataclasses.replace(self._settings.producer, **settings)
+
+
+async def _now_ms() -> float:
+    return asyncio.get_running_loop().time() * 1_000
+
+
+async def _next(batches: Any) -> Any:
+    """The next batch, or ``None`` after the last: StopAsyncIteration may not leave a coroutine."""
+    return await anext(batches, None)

@@ -1,0 +1,446 @@
+"""The client side of a producer's transaction: what may be called when, and what failures mean.
+
+Pure rules. The states, and what leads from one to another:
+
+```
+UNINITIALIZED ─init─▶ INITIALIZING ─▶ READY ─begin─▶ IN_TRANSACTION ─commit─▶ COMMITTING ─▶ READY
+                                        ▲                 │    │                   │
+                                        │               abort  └──failure──▶ ABORTABLE_ERROR
+                                        └── ABORTING ◀────┴──────────abort──────────┘
+any ─fenced, or a reply that cannot be─▶ FATAL_ERROR: only close is left
+```
+
+A failure is abortable only while a transaction is open or being committed. KIP-890 also allows it
+in ``init_transactions``; here it is fatal there and in an abort, since nothing is open that an
+abort could undo. A call that does not fit is refused and changes nothing. A call that timed out
+keeps its state, so that the same call resumes it. Each end of a transaction brings the producer
+epoch of the next one. Source: KIP-98, KIP-890.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from oncelog.actors.protocol.messages.base import Reply
+from oncelog.api.records import GivenUpInput, next_moment
+from oncelog.storage.errors import ErrorClass, ErrorCode, InvariantViolation
+from oncelog.storage.exceptions import (
+    IllegalStateError,
+    OncelogError,
+    RequestTimedOutError,
+    TransactionAbortableError,
+    exception_for,
+)
+from oncelog.storage.model import (
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    TopicPartition,
+    sequence_after,
+)
+
+
+class TransactionStatus(enum.Enum):
+    """The state of a transactional producer."""
+
+    UNINITIALIZED = "uninitialized"
+    INITIALIZING = "initializing"
+    READY = "ready"
+    IN_TRANSACTION = "in transaction"
+    COMMITTING_TRANSACTION = "committing"
+    ABORTING_TRANSACTION = "aborting"
+    ABORTABLE_ERROR = "abortable error"
+    FATAL_ERROR = "fatal error"
+
+
+_S = TransactionStatus
+
+_LEGAL_SOURCES: Final[dict[TransactionStatus, frozenset[TransactionStatus]]] = {
+    _S.UNINITIALIZED: frozenset(),
+    _S.INITIALIZING: frozenset({_S.UNINITIALIZED, _S.INITIALIZING}),
+    _S.READY: frozenset({_S.INITIALIZING, _S.COMMITTING_TRANSACTION, _S.ABORTING_TRANSACTION}),
+    # A member of a distributed write enlists and is in its transaction at once.
+    _S.IN_TRANSACTION: frozenset({_S.READY, _S.INITIALIZING}),
+    _S.COMMITTING_TRANSACTION: frozenset({_S.IN_TRANSACTION, _S.COMMITTING_TRANSACTION}),
+    _S.ABORTING_TRANSACTION: frozenset(
+        {_S.IN_TRANSACTION, _S.ABORTABLE_ERROR, _S.ABORTING_TRANSACTION}
+    ),
+    _S.ABORTABLE_ERROR: frozenset(
+        {_S.IN_TRANSACTION, _S.COMMITTING_TRANSACTION, _S.ABORTABLE_ERROR}
+    ),
+    _S.FATAL_ERROR: frozenset(_S),
+}
+
+_ADVICE: Final[dict[TransactionStatus, str]] = {
+    _S.UNINITIALIZED: (
+        "there is no producer id yet; call init_transactions() first (a member: enlist() first)"
+    ),
+    _S.INITIALIZING: "init_transactions() has not finished; call init_transactions() again",
+    _S.READY: "no transaction is open; call begin_transaction() first",
+    _S.IN_TRANSACTION: (
+        "a transaction is open; call commit_transaction() or abort_transaction() first"
+    ),
+    _S.COMMITTING_TRANSACTION: (
+        "a commit has not finished and may have taken effect; call commit_transaction() again"
+    ),
+    _S.ABORTING_TRANSACTION: "an abort has not finished; call abort_transaction() again",
+}
+
+
+def severity(method: str, error: ErrorCode) -> ErrorClass:
+    """What ``error``, answered to a producer's call of ``method``, means for its transaction.
+
+    The class of the code itself, except what a coordinator says of epochs (a stale one is
+    another producer's doing), of the group (a lost membership spoils only this transaction) and
+    of a refused commit: the transaction has been ended, or the token may not follow the last.
+    Whatever else is refused inside an open transaction spoils that only: an abort takes it back,
+    or tells that the producer cannot go on.
+    """
+    found = _SEVERITIES.get((method, error), error.error_class)
+    if found is ErrorClass.FATAL and error not in _FATAL_INSIDE.get(method, {error}):
+        return ErrorClass.ABORTABLE
+    return found
+
+
+_CONDEMNED: Final = frozenset(
+    {ErrorCode.PRODUCER_FENCED, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
+)
+_CONDEMNED_BY_COORDINATOR: Final = _CONDEMNED | {
+    ErrorCode.INVALID_PRODUCER_EPOCH,
+    ErrorCode.INVALID_TXN_STATE,
+}
+
+_FATAL_INSIDE: Final[dict[str, frozenset[ErrorCode]]] = {
+    # A leader judges one batch.
+    "produce": _CONDEMNED,
+    "add_partitions_to_txn": _CONDEMNED_BY_COORDINATOR,
+    "add_offsets_to_txn": _CONDEMNED_BY_COORDINATOR,
+    "txn_offset_commit": _CONDEMNED_BY_COORDINATOR,
+}
+"""Of the calls inside an open transaction: what condemns the producer itself."""
+
+_COORDINATOR_METHODS: Final = (
+    "init_producer_id",
+    "begin_run",
+    "enlist",
+    "leave_run",
+    "add_partitions_to_txn",
+    "add_offsets_to_txn",
+    "end_txn",
+    "txn_offset_commit",
+)
+
+_SEVERITIES: Final[dict[tuple[str, ErrorCode], ErrorClass]] = {
+    **{
+        (method, ErrorCode.INVALID_PRODUCER_EPOCH): ErrorClass.FATAL
+        for method in _COORDINATOR_METHODS
+    },
+    ("txn_offset_commit", ErrorCode.REBALANCE_IN_PROGRESS): ErrorClass.ABORTABLE,
+    # The topic that was read has been deleted and made again; waiting does not help.
+    ("txn_offset_commit", ErrorCode.UNKNOWN_TOPIC_ID): ErrorClass.ABORTABLE,
+    # The coordinator has ended the transaction, as it does at the transaction timeout: aborting
+    # fetches the epoch that it was given meanwhile.
+    ("end_txn", ErrorCode.INVALID_TXN_STATE): ErrorClass.ABORTABLE,
+    # The commit was refused for its token, and the transaction is as open as before.
+    ("end_txn", ErrorCode.OUTDATED_VERSION): ErrorClass.ABORTABLE,
+    ("end_txn", ErrorCode.INVALID_REQUEST): ErrorClass.ABORTABLE,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerIdentity:
+    """The producer id and epoch that batches carry."""
+
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+
+
+class ProducerTransaction:
+    """State, identity, enrolled partitions and commit token of one transactional producer.
+
+    ``check_…`` and ``begin_…`` answer calls of the application and raise to it; the others are
+    called when replies come, and an illegal one is a bug that poisons the producer.
+    """
+
+    __slots__ = (
+        "_ended_at",
+        "_error",
+        "_offset_sequence",
+        "_ready_at",
+        "_refused",
+        "_refused_offsets",
+        "_status",
+        "has_work",
+        "identity",
+        "offsets_partitions",
+        "on_accepting",
+        "tickets",
+        "token",
+        "transactional_id",
+    )
+
+    def __init__(self, transactional_id: str) -> None:
+        self.transactional_id = transactional_id
+        self.identity = ProducerIdentity()
+        self.tickets: dict[TopicPartition, bytes] = {}
+        self.token: bytes | None = None
+        self.has_work = False
+        """Whether the coordinator may know of the open transaction, so that it must be ended."""
+        self._offset_sequence = 0
+        self.offsets_partitions: set[TopicPartition] = set()
+        """The partitions of consumer groups that positions are sent to in the transaction."""
+        self.on_accepting: Callable[[bool], None] = _ignore
+        """Called at each move, in the same turn, with whether records are now accepted."""
+        self._status = _S.UNINITIALIZED
+        self._ready_at = 0
+        self._ended_at = 0
+        """The moments since when a transaction could begin, and when the last had ended, if any."""
+        self._error: OncelogError | None = None
+        self._refused: BaseException | None = None
+        self._refused_offsets: BaseException | None = None
+
+    @property
+    def status(self) -> TransactionStatus:
+        """The state now."""
+        return self._status
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether batches of the transaction may be sent."""
+        return self._status in (_S.IN_TRANSACTION, _S.COMMITTING_TRANSACTION)
+
+    @property
+    def error(self) -> OncelogError | None:
+        """Why the producer is in an error state; ``None`` in the others."""
+        return self._error
+
+    # --- calls of the application -------------------------------------------------------------
+
+    def check_send(self) -> None:
+        """Refuse a record, or offsets, unless a transaction is open."""
+        if self._status is not _S.IN_TRANSACTION:
+            self._refuse()
+
+    def check_input(self, given_up: Mapping[TopicPartition, GivenUpInput]) -> None:
+        """Refuse positions once a rebalance took a partition that was read for the transaction.
+
+        Its records are read again, here or by another member, and would count twice. Whatever was
+        read since the last transaction ended may be of this one, also if it began later; of the
+        first, what a rebalance took before the producer was there is not.
+        """
+        lost = [
+            str(topic_partition)
+            for topic_partition, given in given_up.items()
+            if given.is_of_this_process
+            and given.given_up_at > self._ready_at
+            and given.delivered_at > self._ended_at
+        ]
+        if lost:
+            raise TransactionAbortableError(
+                f"a rebalance has taken {', '.join(sorted(lost))} since it was read for the "
+                "transaction, and what was read there is read again",
+                advice=(
+                    "call abort_transaction(), then seek_to_committed() of the consumer; to "
+                    "commit before partitions are given up, subscribe with a "
+                    "ConsumerRebalanceListener"
+                ),
+            )
+
+    def send_refused(self, error: BaseException) -> None:
+        """``send`` raised, so that the open transaction lacks what it was given; from any thread.
+
+        The commit raises the first of them. Source: KafkaProducer.send, after which such a
+        transaction can only be aborted (KAFKA-9279).
+        """
+        if self._status is _S.IN_TRANSACTION and self._refused is None:
+            self._refused = error
+
+    def offsets_refused(self, error: BaseException) -> None:
+        """``send_offsets_to_transaction`` raised; as ``send_refused``, also from any thread."""
+        if self._status is _S.IN_TRANSACTION and self._refused_offsets is None:
+            self._refused_offsets = error
+
+    def begin_init(self) -> None:
+        """``init_transactions`` was called."""
+        if self._status not in (_S.UNINITIALIZED, _S.INITIALIZING):
+            if self._status is _S.READY:
+                raise IllegalStateError(
+                    "init_transactions() has been called", advice="call begin_transaction() next"
+                )
+            self._refuse()
+        self._move(_S.INITIALIZING)
+
+    def begin(self) -> None:
+        """``begin_transaction`` was called; it makes no call."""
+        if self._status is not _S.READY:
+            self._refuse()
+        self._move(_S.IN_TRANSACTION)
+
+    def begin_commit(self, token: bytes | None, *, despite_refused: bool = False) -> None:
+        """``commit_transaction`` was called, for the first time or again with the same token.
+
+        ``despite_refused``: the application commits what was accepted, and knows what was not.
+        """
+        if self._status is _S.COMMITTING_TRANSACTION:
+            if token != self.token:
+                raise IllegalStateError(
+                    "the commit that has not finished has another token",
+                    advice=f"call commit_transaction(token={self.token!r}) again",
+                )
+        elif self._status is not _S.IN_TRANSACTION:
+            self._refuse()
+        else:
+            self.check_complete(despite_refused=despite_refused)
+        self.token = token
+        self._move(_S.COMMITTING_TRANSACTION)
+
+    def begin_abort(self) -> None:
+        """``abort_transaction`` was called, for the first time or again."""
+        if self._status not in (_S.IN_TRANSACTION, _S.ABORTABLE_ERROR, _S.ABORTING_TRANSACTION):
+            self._refuse()
+        self._move(_S.ABORTING_TRANSACTION)
+        self._error = None
+
+    # --- replies ------------------------------------------------------------------------------
+
+    def initialized(self, identity: ProducerIdentity) -> None:
+        """The coordinator has given ``identity`` and ended what an older producer left open."""
+        self._move(_S.READY)
+        self._forget(identity)
+
+    def enlisted(self, identity: ProducerIdentity) -> None:
+        """The coordinator has made this producer a member of a distributed write."""
+        self._move(_S.IN_TRANSACTION)
+        self._forget(identity)
+
+    def enrolled(self, tickets: dict[TopicPartition, bytes]) -> None:
+        """Partitions are in the transaction, with the tickets that prove it."""
+        self.tickets.update(tickets)
+
+    def take_offset_sequence(self, position_count: int) -> int:
+        """The sequence of the first of ``position_count`` positions that are sent now."""
+        sequence = self._offset_sequence
+        self._offset_sequence = sequence_after(sequence, position_count)
+        return sequence
+
+    def ended(self, identity: ProducerIdentity) -> None:
+        """The transaction is decided; ``identity`` is that of the next one."""
+        self._move(_S.READY)
+        self._ended_at = next_moment()
+        self._forget(identity)
+
+    def fail(self, error: OncelogError, severity: ErrorClass) -> None:
+        """Something of the transaction failed for good.
+
+        Abortable only while an abort could repair something: not before or after the
+        transaction, nor while it is being aborted.
+        """
+        if self._status is _S.FATAL_ERROR:
+            return
+        is_abortable = (
+            severity is not ErrorClass.FATAL
+            and self._status in (_LEGAL_SOURCES[_S.ABORTABLE_ERROR])
+        )
+        if self._status is not _S.ABORTABLE_ERROR or not is_abortable:
+            self._error = error
+        self._move(_S.ABORTABLE_ERROR if is_abortable else _S.FATAL_ERROR)
+
+    def check_complete(self, *, despite_refused: bool = False) -> None:
+        """Raise if a record or the offsets of the open transaction were refused."""
+        if self._refused_offsets is not None:
+            raise TransactionAbortableError(
+                "send_offsets_to_transaction() raised in the transaction "
+                f"({self._refused_offsets!r}), which is not committed without what it was given",
+                advice="call abort_transaction()",
+            ) from self._refused_offsets
+        if self._refused is not None and not despite_refused:
+            raise TransactionAbortableError(
+                f"send() refused what it was given in the transaction ({self._refused!r})",
+                advice=(
+                    "call abort_transaction(), or commit_transaction(despite_refused_sends=True) "
+                    "to commit without it"
+                ),
+            ) from self._refused
+
+    def raise_error(self) -> None:
+        """Raise what failed, if the producer is in an error state."""
+        if self._status in (_S.ABORTABLE_ERROR, _S.FATAL_ERROR):
+            self._refuse()
+
+    # --- internals ----------------------------------------------------------------------------
+
+    def _forget(self, identity: ProducerIdentity) -> None:
+        self._ready_at = next_moment()
+        self.identity = identity
+        self.tickets = {}
+        self._offset_sequence = 0
+        self.offsets_partitions = set()
+        self._refused = None
+        self._refused_offsets = None
+        self.token = None
+        self.has_work = False
+
+    def _move(self, status: TransactionStatus) -> None:
+        if self._status not in _LEGAL_SOURCES[status]:
+            message = f"producer moved from {self._status.value!r} to {status.value!r}"
+            self._enter(_S.FATAL_ERROR)
+            self._error = exception_for(ErrorCode.UNKNOWN_SERVER_ERROR, message)
+            raise InvariantViolation(message)
+        self._enter(status)
+
+    def _enter(self, status: TransactionStatus) -> None:
+        self._status = status
+        self.on_accepting(status is _S.IN_TRANSACTION)
+
+    def _refuse(self) -> None:
+        """Raise the refusal of a call that does not fit the state, with what to call instead."""
+        cause = self._error
+        if self._status is _S.ABORTABLE_ERROR:
+            raise TransactionAbortableError(
+                f"the transaction has failed ({cause})", advice="call abort_transaction()"
+            ) from cause
+        if self._status is _S.FATAL_ERROR:
+            code = cause.code if cause is not None else ErrorCode.UNKNOWN_SERVER_ERROR
+            raise exception_for(
+                code,
+                f"the producer has failed for good ({cause})",
+                advice="close it and make a new one",
+            ) from cause
+        raise IllegalStateError(_ADVICE[self._status])
+
+
+def _ignore(is_accepting: bool) -> None:
+    """The default of ``on_accepting``."""
+
+
+# --- what an application is told of a failure -----------------------------------------------------
+
+
+def unanswered(call: str, reply: Reply, max_block_ms: int) -> RequestTimedOutError:
+    """No final reply came in time; ``call`` may be repeated. ``reply`` is the last one."""
+    return RequestTimedOutError(
+        f"{call} got no answer within max_block_ms={max_block_ms} (last: {reply.error.name} "
+        f"{reply.detail}) and may have taken effect",
+        advice=f"call {call} again",
+    )
+
+
+def abort_after(error: OncelogError, *, in_another_part: bool = False) -> TransactionAbortableError:
+    """The transaction can only be aborted after ``error``."""
+    failed = "another part of the transaction failed" if in_another_part else None
+    abortable = TransactionAbortableError(
+        f"{failed or 'the transaction has failed'} ({error})", advice="call abort_transaction()"
+    )
+    abortable.__cause__ = error
+    return abortable
+
+
+def error_of_others(error: OncelogError, *, is_fatal: bool) -> OncelogError:
+    """The error of the transaction's other records when one failed with ``error``."""
+    if not is_fatal:
+        return abort_after(error, in_another_part=True)
+    others = exception_for(error.code, str(error))
+    others.__cause__ = error
+    return others
