@@ -170,9 +170,9 @@ class ConsumerSettings:
         "rebalanced. Needs `group_id`.",
     ] = None
     client_id: Annotated[
-        str | None,
+        str,
         Text(GROUP_ID_MAX_BYTES),
-        "Without effect; taken so that programs for Kafka need no change.",
+        "Kept with the member in the group's log, as Kafka does; without other effect.",
     ] = "oncelog"
     isolation_level: Annotated[
         IsolationLevel, "Read committed records only, or all that are replicated."

@@ -40,7 +40,7 @@ class ConsumerOptions(TypedDict, total=False):
 
     group_id: str | None
     group_instance_id: str | None
-    client_id: str | None
+    client_id: str
     isolation_level: IsolationLevel | Literal["read_uncommitted", "read_committed"]
     auto_offset_reset: OffsetReset
     enable_auto_commit: bool

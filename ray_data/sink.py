@@ -77,6 +77,7 @@ def write(
     ``UnknownTopicOrPartitionError``, before any task runs where that can be known; errors of
     tasks as Ray Data does. Then nothing is visible.
     """
+    # One thing: most of it are arguments, and what they mean.
     arguments = WriteArguments(
         topic=topic,
         txn_app_id=txn_app_id,

@@ -77,6 +77,7 @@ def read(
     for a topic that does not exist, and ``OffsetOutOfRangeError`` for a start whose records are
     deleted or not there yet. A task fails if its records vanish meanwhile.
     """
+    # One thing: most of it are arguments, and what they mean.
     wanted = ReadArguments(
         topics=topics,
         start_offset=start_offset,

@@ -15,7 +15,6 @@ import collections.abc
 import dataclasses
 import difflib
 import enum
-import functools
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -364,17 +363,22 @@ def _either(rules: list[Rule]) -> Rule:
     return Either(tuple(merged)) if len(merged) > 1 else merged[0]
 
 
-@functools.cache
+_settings_by_kind: dict[type[Any], Mapping[str, Setting]] = {}
+"""What ``settings_of`` has read: an entry per settings class of the program."""
+
+
 def settings_of(kind: type[Any]) -> Mapping[str, Setting]:
     """The declared settings of a dataclass, by name; its other fields are none."""
+    known = _settings_by_kind.get(kind)
+    if known is not None:
+        return known
     hints = get_type_hints(kind, include_extras=True)
-    return types.MappingProxyType(
-        {
-            field.name: declared(field.name, hints[field.name], _default(field))
-            for field in dataclasses.fields(kind)
-            if get_origin(hints[field.name]) is Annotated
-        }
-    )
+    found = {
+        field.name: declared(field.name, hints[field.name], _default(field))
+        for field in dataclasses.fields(kind)
+        if get_origin(hints[field.name]) is Annotated
+    }
+    return _settings_by_kind.setdefault(kind, types.MappingProxyType(found))
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

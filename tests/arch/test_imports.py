@@ -21,8 +21,8 @@ MACHINE_LIBRARIES = frozenset(
 """What else a machine may import: nothing here knows a clock, a disk, chance or a thread."""
 
 CODEC_LIBRARIES = frozenset(
-    {"array", "crc32c", "cramjam", "difflib", "errno", "gzip", "io", "lz4", "pyarrow", "sys"}
-    | {"typing_extensions", "zstandard"}
+    {"array", "copyreg", "crc32c", "cramjam", "difflib", "errno", "gzip", "io", "lz4", "pyarrow"}
+    | {"sys", "typing_extensions", "zstandard"}
 )
 """What the pure half of ``storage`` may import besides."""
 
