@@ -192,7 +192,7 @@ def known_topic(cluster: Cluster, name: str) -> TopicMetadata:
     close = difflib.get_close_matches(name, topics.keys() - INTERNAL_TOPICS, n=1)
     hint = f"did you mean {close[0]!r}? If not, " if close else ""
     raise UnknownTopicOrPartitionError(
-        f"there is no topic {name!r}; {hint}create it with `oncelog topics create {name}`"
+        f"there is no topic {name!r}", advice=f"{hint}create it with `oncelog topics create {name}`"
     )
 
 

@@ -39,7 +39,6 @@ from oncelog.api.session.retry import DEFAULT_BACKOFF, Backoff, call_with_retrie
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     OncelogError,
-    UnknownTopicOrPartitionError,
     exception_for,
 )
 from oncelog.storage.model import (
@@ -127,7 +126,7 @@ class EngineConnection:
         if topic not in self._loop_thread.run(self._router.metadata((topic,))):
             topics = self.topics()
             if topic not in topics:
-                raise UnknownTopicOrPartitionError(unknown_topic(topic, topics))
+                raise unknown_topic(topic, topics)
 
     def bounds(
         self, partitions: Sequence[TopicPartition], isolation_level: IsolationLevel

@@ -112,20 +112,20 @@ def _check_exists(topic_partition: TopicPartition, partition_counts: Mapping[str
     topic, partition = topic_partition.topic, topic_partition.partition
     count = partition_counts.get(topic)
     if count is None:
-        raise UnknownTopicOrPartitionError(unknown_topic(topic, partition_counts))
+        raise unknown_topic(topic, partition_counts)
     if not 0 <= partition < count:
         raise UnknownTopicOrPartitionError(
             f"topic {topic!r} has partitions 0 to {count - 1}, not {partition}"
         )
 
 
-def unknown_topic(topic: str, known: Iterable[str]) -> str:
-    """One line for a topic that does not exist: which do, and how to make it."""
+def unknown_topic(topic: str, known: Iterable[str]) -> UnknownTopicOrPartitionError:
+    """The error for a topic that does not exist: which do, and how to make it."""
     names = sorted(name for name in known if name not in INTERNAL_TOPICS)
     there_are = f"there are {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"
-    return (
-        f"there is no topic {topic!r} ({there_are if names else 'there are none yet'}): create it "
-        f"with cluster.admin().create_topic({topic!r}, partitions=N)"
+    return UnknownTopicOrPartitionError(
+        f"there is no topic {topic!r} ({there_are if names else 'there are none yet'})",
+        advice=f"create it with cluster.admin().create_topic({topic!r}, partitions=N)",
     )
 
 

@@ -150,6 +150,6 @@ def test_a_stream_whose_driver_is_killed_in_its_commit_copies_each_row_once(clus
     assert found["batches"] == [1, 2, 3]
     assert found["end"]["in"] == found["latest"]["in"] == {"0": 20, "1": 20}
     ending, version, nowhere = found["refusals"]
-    assert "are for batches: leave them out" in ending
+    assert "are for batches; leave them out" in ending
     assert "would name every batch of the stream" in version
     assert "there is no topic 'nowhere' (there are " in nowhere

@@ -115,7 +115,7 @@ def decide_reassign(
     ):
         return Decision(reply=ReassignPartitionReply())
     if partition.is_moving:
-        detail = f"it is being moved to {list(partition.target)}: wait for that, or cancel it"
+        detail = f"it is being moved to {list(partition.target)}"
         return refused(request, ErrorCode.REASSIGNMENT_IN_PROGRESS, detail)
     removing = tuple(n for n in partition.replicas if n not in target)
     adding = tuple(n for n in target if n not in partition.replicas)

@@ -53,9 +53,9 @@ def test_headers_are_left_out_on_request():
     [
         (
             {"id": pa.int64()},
-            r"column 'id' cannot be written: drop it .* of topic, key, value",
+            r"column 'id' cannot be written; drop it .* of topic, key, value",
         ),
-        ({"key": pa.string()}, r"no column 'value' \(it has key\): make one"),
+        ({"key": pa.string()}, r"no column 'value' \(it has key\); make one"),
         ({}, r"no column 'value' \(it has no column\)"),
         ({"value": pa.int64()}, "column 'value' must be binary or string, not int64: cast it"),
         ({"value": pa.string(), "headers": pa.string()}, "column 'headers' must be list<"),

@@ -103,7 +103,7 @@ def test_an_end_beyond_what_can_be_read_is_cut_to_it():
 @pytest.mark.parametrize("start", [1, 10])
 def test_a_start_that_is_deleted_or_not_there_yet_is_refused(start):
     with pytest.raises(
-        OffsetOutOfRangeError, match=f"start_offset={start} of a-0: only 2 to 9 can be read"
+        OffsetOutOfRangeError, match=f"start_offset={start} of a-0; only 2 to 9 can be read"
     ):
         planned({A0: (2, 9)}, start={"a": {0: start}})
 

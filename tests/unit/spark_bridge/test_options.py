@@ -209,7 +209,7 @@ def test_a_batch_that_could_hold_nothing_is_refused(name, value):
 @pytest.mark.parametrize(
     ("option", "told"),
     [
-        ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is for streams: .*endingOffsets"),
+        ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is for streams; .*endingOffsets"),
         ({"minOffsetsPerTrigger": "5"}, "minOffsetsPerTrigger is for streams"),
         ({"maxTriggerDelay": "5m"}, "maxTriggerDelay is for streams"),
         ({"kafka.group.id": "g"}, "kafka.group.id is for streams"),
@@ -359,7 +359,7 @@ def test_one_time_goes_before_times_and_these_before_offsets():
 
 @pytest.mark.parametrize("option", [{"endingOffsets": "latest"}, {"endingTimestamp": "1"}], ids=str)
 def test_a_stream_has_no_end(option):
-    with pytest.raises(InvalidSettingError, match="are for batches: leave them out"):
+    with pytest.raises(InvalidSettingError, match="are for batches; leave them out"):
         read(subscribe="a", **option).check_stream()
     read(subscribe="a", startingOffsets="latest").check_stream()
 

@@ -132,10 +132,10 @@ def test_a_topic_may_come_from_the_rows(struct):
 @pytest.mark.parametrize(
     ("columns", "text"),
     [
-        ({"key": "string", "a": "integer"}, r"no column 'value' \(it has key, a\): make one"),
+        ({"key": "string", "a": "integer"}, r"no column 'value' \(it has key, a\); make one"),
         ({}, r"no column 'value' \(it has no column\)"),
         ({"value": "integer"}, "column 'value' is int: cast it to string or binary"),
-        ({"value": "string", "a": "integer"}, "column 'a' cannot be written: drop it"),
+        ({"value": "string", "a": "integer"}, "column 'a' cannot be written; drop it"),
         ({"value": "string", "VALUE": "string"}, "two columns 'value'"),
         ({"value": "string", "partition": "string"}, "'partition' is string: cast it to an int"),
         ({"value": "string", "timestamp": "long"}, "'timestamp' is bigint: cast it to timestamp"),

@@ -27,7 +27,9 @@ def test_every_code_but_none_has_its_own_exception() -> None:
 def test_exception_without_message_gives_its_advice(code: ErrorCode) -> None:
     error = exception_for(code)
     assert error.code is code
-    assert str(error) == type(error).__doc__
+    assert error.what == (type(error).__doc__ or "").rstrip(".")
+    assert error.advice == type(error).advice
+    assert str(error) == "; ".join(filter(None, (error.what, error.advice)))
 
 
 @pytest.mark.parametrize("code", FAILURES)

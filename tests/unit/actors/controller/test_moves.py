@@ -569,7 +569,7 @@ def test_a_second_move_is_refused_while_one_is_in_progress(play: Any) -> None:
         assert (await cluster.reassign(others[0])).error is ErrorCode.NONE
         reply = await cluster.reassign(others[1])
         assert reply.error is ErrorCode.REASSIGNMENT_IN_PROGRESS
-        assert f"moved to [{others[0]}]: wait for that, or cancel it" in reply.detail
+        assert f"moved to [{others[0]}]" in reply.detail
         unknown = await cluster.reassign(1, tp=TopicPartition("flights", 7))
         assert unknown.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 

@@ -64,7 +64,7 @@ def test_by_default_it_is_left_to_the_controller(fake_cluster, run, admin):
 
 @pytest.mark.parametrize("factor", [0, -1, "2", 2.0, True])
 def test_no_number_of_replicas_is_below_one(fake_cluster, run, admin, factor):
-    text = f"replication_factor={factor!r}: give a whole number from 1"
+    text = f"replication_factor={factor!r}; give a whole number from 1"
     with pytest.raises(InvalidReplicationFactorError, match=re.escape(text)):
         run(admin.create_topic("t", replication_factor=factor))
     assert fake_cluster.calls == []
@@ -82,7 +82,7 @@ def test_a_partition_is_moved_and_its_move_is_cancelled(fake_cluster, run, admin
 
 @pytest.mark.parametrize("replicas", [[], (), "12", b"12", None, 3, ["1"], [1.0], [True]])
 def test_replicas_are_a_list_of_broker_numbers(fake_cluster, run, admin, replicas):
-    text = f"replicas={replicas!r}: give broker numbers"
+    text = f"replicas={replicas!r}; give broker numbers"
     with pytest.raises(InvalidReplicaAssignmentError, match=re.escape(text)):
         run(admin.reassign_partition("t", 0, replicas))
     assert fake_cluster.calls == []

@@ -318,8 +318,8 @@ def test_waiting_for_a_process_ends_with_it():
 
 def test_the_last_error_is_found_behind_other_output(tmp_path):
     log = Path(tmp_path / "log")
-    log.write_text("oncelog: first — a\noncelog: last: give more\nsome exit message\n")
-    assert cli_cluster.last_error(log, 0) == ("last", "give more")
+    log.write_text("oncelog: first — a\noncelog: last: is — give more\nsome exit message\n")
+    assert cli_cluster.last_error(log, 0) == ("last: is", "give more")
 
 
 def test_without_an_error_line_the_last_line_is_told(tmp_path):

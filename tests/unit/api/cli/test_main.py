@@ -94,7 +94,7 @@ def test_the_status_of_a_command_is_that_of_the_program(outcome, status):
 
 
 def test_an_error_of_the_library_is_one_line_without_a_stack_trace(outcome, capsys):
-    outcome(UnknownTopicOrPartitionError("there is no topic 'f'; create it"))
+    outcome(UnknownTopicOrPartitionError("there is no topic 'f'", advice="create it"))
     assert cli.main(["status"]) == 1
     assert capsys.readouterr().err == "oncelog: there is no topic 'f' — create it\n"
 

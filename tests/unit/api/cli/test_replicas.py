@@ -153,21 +153,21 @@ def test_a_partition_that_there_is_not_is_named(cluster, capsys):
             "shows as alive and not draining",
         ),
         (
-            ReassignmentInProgressError("it is being moved to [2]: wait for that, or cancel it"),
+            ReassignmentInProgressError("it is being moved to [2]"),
             "it is being moved to [2] — wait for that, or cancel it",
         ),
         (
             IneligibleReplicaError("none of the replicas [1] that there were can lead now"),
-            "none of the replicas [1] that there were can lead now — wait until one of them is "
-            "back in sync: `oncelog topics describe TOPIC` shows it",
+            "none of the replicas [1] that there were can lead now — wait until it is "
+            "in sync; `oncelog topics describe TOPIC` shows it",
         ),
         (
             BrokerNotAvailableError("broker 9 is not registered"),
-            "broker 9 is not registered — `oncelog status` shows the brokers",
+            "broker 9 is not registered — retry; `oncelog status` shows the brokers",
         ),
         (
             InvalidReplicationFactorError("broker 2 cannot be drained"),
-            "broker 2 cannot be drained — add a broker, or give topics fewer replicas",
+            "broker 2 cannot be drained — add a broker, or give fewer replicas",
         ),
     ],
 )

@@ -111,8 +111,7 @@ def test_a_topic_that_exists_is_an_error_with_advice(cluster, capsys):
     cluster.failure = TopicAlreadyExistsError("topic 'flights' exists")
     assert cli.main(["topics", "create", "flights"]) == 1
     assert capsys.readouterr().err == (
-        "oncelog: topic 'flights' exists — choose another name, "
-        "or `oncelog topics delete` it first\n"
+        "oncelog: topic 'flights' exists — choose another name, or delete it first\n"
     )
 
 

@@ -135,7 +135,7 @@ def test_seek_to_committed_goes_back_to_what_the_group_committed(fake_cluster, r
 
 @pytest.mark.parametrize("offset", [-1, "1", None, 1.5])
 def test_only_whole_numbers_from_0_on_are_offsets(fake_cluster, run, log, offset):
-    with pytest.raises(InvalidRequestError, match=f"seek to offset {offset!r}:"):
+    with pytest.raises(InvalidRequestError, match=f"seek to offset {offset!r};"):
         scenario_with(fake_cluster, run, lambda consumer: consumer.seek(TP, offset))
 
 
