@@ -344,7 +344,8 @@ def _owned(
     return InvalidTxnStateError(
         f"the transaction at {one.current_txn_first_offset} of {topic_partition} may still be "
         f"ended or written to by the transactional id {owner.transactional_id!r}, which is in "
-        f"state {owner.state}; {advice}"
+        f"state {owner.state}",
+        advice=advice,
     )
 
 

@@ -25,7 +25,7 @@ def test_a_pattern_matches_whole_names_and_no_internal_topic():
 
 
 def test_an_unknown_topic_is_refused_with_those_that_exist():
-    with pytest.raises(UnknownTopicOrPartitionError, match=r"'z' \(there are a, b\): create it"):
+    with pytest.raises(UnknownTopicOrPartitionError, match=r"'z' \(there are a, b\); create it"):
         Selection(topics=("z",)).choose(COUNTS)
     with pytest.raises(UnknownTopicOrPartitionError, match="there are none yet"):
         Selection(topics=("z",)).choose({})
