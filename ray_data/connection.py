@@ -1,4 +1,4 @@
-"""One connection to the log per process of Ray: the driver, and each worker for all its tasks."""
+"""One connection to the log per Ray process: the driver, and each worker for all its tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _lock: Final = threading.Lock()
 
 
 class _Cache:
-    """The connection of this process, if it has one, and the Ray job that it belongs to."""
+    """This process's connection, if it has one, and the Ray job that it belongs to."""
 
     job: tuple[bytes, str] | None = None
     cluster: Cluster | None = None
@@ -30,10 +30,10 @@ def this_process(processes: ProcessTable) -> DriverProcess | None:
 
 
 def connect(address: str | None = None) -> Connection:
-    """This process's connection to the log at ``address``; its own Ray cluster's for ``None``.
+    """This process's connection to the log at ``address``; ``None``: its own Ray cluster.
 
-    A worker always has one, with the authentication of its cluster. Raises
-    ``ConnectionFailedError`` as ``oncelog.connect`` does.
+    A worker always has a Ray cluster, and its authentication. Raises ``ConnectionFailedError`` as
+    ``oncelog.connect`` does.
     """
     from oncelog.api import client
     from oncelog.api.session.connection import join_ray, ray_cluster_id
