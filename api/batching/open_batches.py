@@ -1,12 +1,12 @@
-"""The batches that records are being added to, and the fast path of a record into one of them.
+"""The open batches, and the fast path of a record into one of them.
 
-``OpenBatches.add`` is what a ``send`` costs when its partition has a batch with room: no
-coroutine, no wake-up, no encoding. Anything else (an unknown topic, a new batch, a full buffer, a
-refusal) makes it return ``None``, and the accumulator takes the slow path.
+``OpenBatches.add`` is the whole cost of a ``send`` whose partition has a batch with room: no
+coroutine, no wake-up. In any other case (unknown topic, new batch, full buffer, invalid record) it
+returns ``None``, and the accumulator takes the slow path.
 
 ``_open_batches.pyx`` is the same in C, where the interpreter's own lock makes ``add`` atomic; here
-``lock`` does. The accumulator holds ``lock`` whenever it changes anything, and takes a batch out
-of ``TopicBatches`` before it looks at what is in it: from then on nothing is added to it.
+``lock`` does. The accumulator holds ``lock`` for every change. It takes a batch out of
+``TopicBatches`` before it looks inside: from then on no record can be added to it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from oncelog.api.batching.rows import RecordRows, Rows
 from oncelog.storage.records.codec import RecordInput
 
 RECORD_OVERHEAD_BYTES: Final = 21
-"""The most that a record's fixed fields take in a batch, header count included."""
+"""Upper bound of a record's fixed fields in a batch, header count included."""
 
 _INTERFACE: Final = 5
-"""Must equal the compiled module's; change both together."""
+"""Must equal the constant in the compiled module; change both together."""
 
 _INT64_MIN: Final = -(2**63)
 _INT64_MAX: Final = 2**63 - 1
@@ -38,7 +38,7 @@ _new_future = RecordFuture.__new__
 
 
 class OpenBatch:
-    """The batch that a partition's next record goes to; ``size_bytes`` is an upper estimate."""
+    """The batch that the next record goes to; ``size_bytes`` is an upper bound."""
 
     __slots__ = ("_records", "created_s", "delivery", "size_bytes")
 
@@ -49,26 +49,26 @@ class OpenBatch:
         self._records: list[RecordInput] = []
 
     def takes_time(self, timestamp_ms: int) -> bool:
-        """Whether a record of that time fits: 64 bits count from the time of the first."""
+        """Whether the record's timestamp fits, as a 64-bit delta from the first record's."""
         if not self._records:
             return True
         return _INT64_MIN <= timestamp_ms - self._records[0][2] <= _INT64_MAX
 
     def put(self, record: RecordInput, size_bytes: int) -> int:
-        """Add one record; its place in the batch."""
+        """Add one record; return its index in the batch."""
         self._records.append(record)
         self.size_bytes += size_bytes
         return len(self._records) - 1
 
     def rows(self) -> Rows:
-        """All records; nothing may be added afterwards."""
+        """All its records; add nothing afterwards."""
         return RecordRows(self._records)
 
 
 class TopicBatches:
-    """The open batch of each partition of one topic, as ``metadata`` counts them.
+    """The open batch, or ``None``, of each partition of one topic.
 
-    ``sticky`` is the one that records without a key go to; it is one of ``batches``, or ``None``.
+    ``sticky`` is the open batch for records without a key, one of ``batches``, or ``None``.
     """
 
     __slots__ = ("batches", "metadata", "sticky")
@@ -82,9 +82,9 @@ class TopicBatches:
 class OpenBatches:
     """The open batches of one producer, by topic.
 
-    ``is_accepting`` is false while every record must take the slow path. ``known_topics`` is read
-    and ``now_ms`` gives the time, both from any thread. With ``is_system_time`` that is the
-    machine's clock, which compiled code reads itself.
+    ``is_accepting`` is false while every record must take the slow path. ``known_topics`` and
+    ``now_ms`` are used from any thread. ``is_system_time`` means that ``now_ms`` is the system
+    clock, which compiled code reads directly.
     """
 
     __slots__ = (
@@ -120,7 +120,7 @@ class OpenBatches:
         self._buffer_bytes_max = buffer_bytes_max
 
     def sender(self, otherwise: Callable[..., RecordFuture]) -> Callable[..., RecordFuture]:
-        """``send`` with its keywords: ``add``, or ``otherwise`` with the same six arguments."""
+        """Make the ``send`` function: ``add``, else ``otherwise`` with the same six arguments."""
 
         def send(
             topic: object,
@@ -147,7 +147,7 @@ class OpenBatches:
         timestamp_ms: object,
         partition: object,
     ) -> RecordFuture | None:
-        """Add one record, if that needs nothing but a batch with room; else ``None``."""
+        """Add one record if its partition has a batch with room, else return ``None``."""
         size_bytes = RECORD_OVERHEAD_BYTES
         if type(value) is bytes:
             size_bytes += len(value)
@@ -175,13 +175,13 @@ class OpenBatches:
             ):
                 return None
             batch = _batch_for(batches, key, partition)
-            # The record that fills a batch takes the slow path, which closes it.
+            # A record that would fill the batch takes the slow path, which closes it.
             if batch is None or batch.size_bytes + size_bytes >= self._batch_bytes:
                 return None
             records = batch._records
             if records and not _INT64_MIN <= now_ms - records[0][2] <= _INT64_MAX:
                 return None
-            # As ``put`` and ``takes_time``, without the calls, which cost a seventh.
+            # ``put`` and ``takes_time`` inlined: the calls would cost a seventh.
             future = _new_future(RecordFuture)
             future._delivery = batch.delivery
             future._index = len(records)
@@ -201,15 +201,15 @@ class OpenBatches:
         return future
 
     def new_batch(self, delivery: BatchDelivery, created_s: float) -> OpenBatch:
-        """An empty batch, not among ``topics`` yet."""
+        """Make an empty batch, not yet part of ``topics``."""
         return OpenBatch(delivery, created_s)
 
     def new_topic(self, metadata: TopicMetadata, partition_count: int) -> TopicBatches:
-        """A topic without open batches, not among ``topics`` yet."""
+        """Make a topic without open batches, not yet part of ``topics``."""
         return TopicBatches(metadata, partition_count)
 
     def hold(self, size_bytes: int) -> None:
-        """Add to the byte count (a negative number subtracts), under ``lock``."""
+        """Add ``size_bytes``, which may be negative, to the bytes buffered; under ``lock``."""
         self.buffered_bytes += size_bytes
 
 
@@ -224,7 +224,7 @@ def _batch_for(batches: TopicBatches, key: bytes | None, partition: object) -> O
 
 
 def fastest() -> type[OpenBatches]:
-    """``OpenBatches`` in C, or in Python where that was not built or is not wanted."""
+    """The compiled ``OpenBatches``, or the Python one if that was not built or is disabled."""
     try:
         from oncelog.api.batching import _open_batches
     except ImportError:
@@ -233,10 +233,10 @@ def fastest() -> type[OpenBatches]:
 
 
 def matching(compiled: ModuleType | Any) -> type[OpenBatches]:
-    """The class of a compiled module, or ours if it was built from different source.
+    """The compiled module's class, or the Python one if its interface version differs.
 
-    A stale module might not return records as its callers expect, and a flush would hang: it is
-    not used, and a warning says so once.
+    A stale module may return records in a form that callers do not expect, and a flush would hang.
+    A warning says once that it is not used.
     """
     interface = getattr(compiled, "INTERFACE", 0)
     if interface != _INTERFACE:
