@@ -1,7 +1,7 @@
 """oncelog: an exactly-once, transactional event log for Ray.
 
-Public names are loaded when they are first used, so that importing the package is cheap and a
-process can still be told how to join a cluster before Ray is imported.
+Public names load on first use. Importing the package stays cheap, and a process can still be
+configured to join a cluster before Ray is imported.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"oncelog.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'oncelog' has no attribute {name!r}")
-    # What is public and not listed here is an exception.
+    # Public names that are not listed above are exceptions.
     return getattr(importlib.import_module(_MODULES.get(name, _EXCEPTIONS)), name)
 
 

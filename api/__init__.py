@@ -1,1 +1,1 @@
-"""What users import: connections, producers, consumers, administration and the command line."""
+"""What users import: cluster, producer, consumer, admin client and the command line."""

@@ -1,6 +1,6 @@
-"""The connection of one program to a cluster, and everything that is made from it.
+"""A program's connection to a cluster, and the clients that are made from it.
 
-One file: who is made from a connection shares its loop, its transport and its end.
+One file: the clients of a connection share its event loop, its transport and its close.
 """
 
 from __future__ import annotations
@@ -77,18 +77,20 @@ def init(
     cluster_id: str | None = None,
     **settings: Unpack[ClusterOptions],
 ) -> Cluster:
-    """Start Ray and the log on ``data_dir`` if they are not up, and connect to them.
+    """Start Ray and the log on ``data_dir`` unless they run already, and connect to them.
 
-    Joins, in this order: the Ray cluster this process is connected to, the one at ``address``, or
-    the one that runs on ``data_dir`` already; else starts a local one that ends with this process
-    (its data stays). Of several directories, a sequence or a text with commas, the first is the
-    broker's own, and each broker has replicas in all. ``settings`` are those of ``ClusterConfig``.
-    With a ``cluster_id`` that cluster is started, once enough nodes that have its data are there,
-    and none is founded. Raises ``InvalidSettingError`` for an impossible directory or setting,
-    ``ConnectionFailedError`` when the cluster has another id or data directory or cannot be
-    started. On a cluster that runs, settings that differ from its own are refused by
-    ``InvalidSettingError``; those that are not given are not asked about. A handler of SIGTERM that
-    the program has set stays; without one Ray's ends it in order.
+    Joins the Ray cluster that this process is connected to; else the one at ``address``; else the
+    one that already runs on ``data_dir``. Without any, it starts a local one, which ends with this
+    process; the data stays. ``data_dir`` may be several directories, as a sequence or separated by
+    commas. The first is the broker's own, and each broker has replicas in all of them.
+
+    ``settings`` are those of ``ClusterConfig``. A running cluster must agree with those given. With
+    ``cluster_id`` that cluster is started once enough nodes with its data are up; no new cluster is
+    created. A SIGTERM handler of the program is kept; without one, Ray's shuts the process down.
+
+    ``InvalidSettingError`` for an unusable directory, or a setting that is out of range or differs
+    from the running cluster's. ``ConnectionFailedError`` if the cluster has another id or data
+    directory, or cannot be started.
     """
     refuse_ray_of_parent()
     paths = cluster_connection.directory_paths(data_dir)
@@ -115,7 +117,7 @@ def init(
     try:
         cluster.expect(paths, cluster_id, settings)
     except BaseException:
-        # A log with the wrong settings must not stay in the way of the right one.
+        # A log with the wrong settings must not keep the right one from starting.
         end = cluster.shutdown if is_launcher else cluster.close
         end()
         raise
@@ -125,9 +127,9 @@ def init(
 
 
 def connect(address: str = "auto") -> Cluster:
-    """Attach to a running cluster; ``"auto"`` finds the Ray cluster of this machine.
+    """Connect to a running cluster; ``"auto"`` finds the Ray cluster of this machine.
 
-    Raises ``ConnectionFailedError`` when there is none, or when it runs no log.
+    ``ConnectionFailedError`` if there is none, or it does not run the log.
     """
     cluster_connection.join_ray(address)
     if not cluster_connection.is_log_started():
@@ -141,7 +143,11 @@ def connect(address: str = "auto") -> Cluster:
 
 
 class Cluster(ProcessBound):
-    """One program's connection. Use it as a context manager, or ``close`` it."""
+    """A program's connection to a cluster, made by ``init`` or ``connect``.
+
+    Use it as a context manager, or ``close`` it. It may be used from any thread, but not in a
+    forked process.
+    """
 
     make_there = "call oncelog.connect() there"
 
@@ -171,7 +177,7 @@ class Cluster(ProcessBound):
 
     @property
     def data_dir(self) -> str:
-        """Data directory of the first broker; of several, its own."""
+        """The data directory of the first broker; if it has several, its own."""
         return str(self.data_dirs[0])
 
     @property
@@ -181,18 +187,18 @@ class Cluster(ProcessBound):
 
     @property
     def cluster_id(self) -> str:
-        """Id of the cluster, chosen when it was founded."""
+        """The id of the cluster, chosen when it was first started."""
         return self._metadata.cluster_id
 
     @property
     def dashboard_url(self) -> str:
-        """Address of the Ray dashboard, empty if it does not run; waits for one that starts."""
+        """The address of the Ray dashboard, "" if there is none; waits while it starts."""
         if self._delayed is not None:
             self._delayed.wait()
         return cluster_connection.dashboard_url()
 
     def announce(self, path: Path, delayed: DelayedStarts) -> None:
-        """Record in the data directory where this cluster runs; then have Ray start the rest."""
+        """Write to the data directory where this cluster runs, then let Ray start the rest."""
 
         def write() -> None:
             cluster_connection.write_discovery(
@@ -213,7 +219,7 @@ class Cluster(ProcessBound):
         delayed.begin(then=write_again)
 
     def describe(self) -> MetadataReply:
-        """Brokers, topics, leaders and epochs, as the controller knows them now."""
+        """Return the brokers, topics, leaders and leader epochs that the controller knows now."""
         reply = self._loop_thread.run(
             self._transport.call(CONTROLLER_ACTOR, MetadataRequest(), timeout_ms=5_000)
         )
@@ -231,7 +237,7 @@ class Cluster(ProcessBound):
 
     @property
     def context(self) -> ClientContext:
-        """What the bridges to other systems build their clients from; see ``ClientContext``."""
+        """What integrations make their clients from; see ``ClientContext``."""
         return ClientContext(
             router=self._router,
             loop_thread=self._loop_thread,
@@ -242,11 +248,14 @@ class Cluster(ProcessBound):
     # --- what is made from it -------------------------------------------------------------
 
     def admin(self) -> Admin:
-        """Topics, groups and transactions."""
+        """Make an admin client for topics, replicas, groups and transactions."""
         return Admin(self._router, self._loop_thread, random=self._random)
 
     def producer(self, **settings: Unpack[ProducerOptions]) -> Producer:
-        """Make a producer; ``settings`` are those of ``ProducerSettings``, by keyword."""
+        """Make a producer; ``settings`` are the keywords of ``ProducerSettings``.
+
+        ``InvalidSettingError`` for an unknown setting or a value out of range.
+        """
         return Producer(
             self._router,
             self._loop_thread,
@@ -255,7 +264,10 @@ class Cluster(ProcessBound):
         )
 
     def consumer(self, **settings: Unpack[ConsumerOptions]) -> Consumer:
-        """Make a consumer; ``settings`` are those of ``ConsumerSettings``, by keyword."""
+        """Make a consumer; ``settings`` are the keywords of ``ConsumerSettings``.
+
+        ``InvalidSettingError`` for an unknown setting or a value out of range.
+        """
         return Consumer(
             self._router,
             self._loop_thread,
@@ -265,9 +277,9 @@ class Cluster(ProcessBound):
         )
 
     def async_producer(self, **settings: Unpack[ProducerOptions]) -> AsyncProducer:
-        """Make a producer for the running event loop, with its own view of the cluster.
+        """Make a producer for the running event loop, with its own metadata cache.
 
-        One that is not closed ends when nothing refers to it any more, with a ``ResourceWarning``.
+        A producer that is garbage-collected before it is closed ends with a ``ResourceWarning``.
         """
         router = Router(self._transport, self._clock, self._reports.metrics)
         options = ProducerSettings.from_options(settings)
@@ -277,9 +289,9 @@ class Cluster(ProcessBound):
         return producer
 
     def async_consumer(self, **settings: Unpack[ConsumerOptions]) -> AsyncConsumer:
-        """Make a consumer for the running event loop, with its own view of the cluster.
+        """Make a consumer for the running event loop, with its own metadata cache.
 
-        One that is not closed leaves its group when nothing refers to it any more, with a
+        A consumer that is garbage-collected before it is closed leaves its group, with a
         ``ResourceWarning``.
         """
         router = Router(self._transport, self._clock, self._reports.metrics)
@@ -296,11 +308,15 @@ class Cluster(ProcessBound):
         transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
         ends_with_process: bool = True,
     ) -> Membership:
-        """Begin a run of a distributed write, which fences older ones; see ``api.member``.
+        """Begin a run of a distributed write; it fences older runs of the id. Durable on return.
 
-        The run ends with this process, if it goes before ``end_run``: then it is aborted within
-        seconds, if the coordinator runs on the same host, else by its timeout. With
-        ``ends_with_process=False`` another process may end it, and only the timeout counts.
+        ``token`` (up to 1,024 bytes) names what is written: if a commit with it exists, the result
+        has ``is_committed``. If this process ends before ``end_run``, the run is aborted: within
+        seconds if the coordinator is on the same host, else after ``transaction_timeout_ms``. With
+        ``ends_with_process=False`` only the timeout aborts it, and another process may end it.
+
+        ``OutdatedVersionError`` if the token names a lower version than the last commit.
+        ``RequestTimedOutError`` if the outcome is unknown: call again.
         """
         driver = self._processes.process(os.getpid()) if ends_with_process else None
         return self._loop_thread.run(
@@ -318,7 +334,10 @@ class Cluster(ProcessBound):
     def member(
         self, membership: Membership, **settings: Unpack[ProducerOptions]
     ) -> TransactionMember:
-        """One task attempt of a distributed write; see ``oncelog.api.producing.member``."""
+        """Make a producer for one task attempt of a distributed write.
+
+        ``settings`` are the keywords of ``ProducerSettings``; ``transactional_id`` is ignored.
+        """
         return TransactionMember(
             self._router,
             self._loop_thread,
@@ -330,7 +349,13 @@ class Cluster(ProcessBound):
     def end_run(
         self, membership: Membership, *, committed: bool, winners: Sequence[Winner] = ()
     ) -> RunEnd:
-        """End a distributed write: commit ``winners``, abort every other member, or abort all."""
+        """End a distributed write: commit ``winners`` and abort all other members, or abort all.
+
+        ``winners`` are the ``winner`` values of members. Durable on return. Safe to repeat with the
+        same arguments; an abort after the decision changes nothing. ``InvalidTxnStateError`` if a
+        winner is unknown or lacks records, and nothing changes. ``ProducerFencedError`` if a newer
+        run has begun. ``RequestTimedOutError`` if the outcome is unknown: call again.
+        """
         return self._loop_thread.run(
             end_run(
                 self._router,
@@ -359,16 +384,18 @@ class Cluster(ProcessBound):
         producer_settings: ProducerOptions | None = None,
         consumer_settings: ConsumerOptions | None = None,
     ) -> ProcessJob:
-        """Run ``function`` over ``source`` into ``sink``, exactly once, in Ray actors.
+        """Process ``source`` into ``sink`` with ``function``, exactly once, in Ray actors.
 
-        See ``oncelog.api.processing.job`` for what the function gets and returns. The workers
-        outlive this program: ``job(group_id)`` finds them again, ``stop()`` of it ends them. A
-        later job of the same ``group_id`` continues where this one ended. A worker fails, for good
-        and visibly, after ``max_function_failures`` in a row of the function, whatever it raises
-        or if one call takes longer than ``function_timeout_ms`` and others get its input, or
-        after ``max_worker_deaths`` processes in a row that ended over the same input. Raises
-        ``UnknownTopicOrPartitionError`` if a topic is missing, ``InvalidSettingError`` for an
-        impossible setting, ``IllegalStateError`` if a job of this ``group_id`` runs.
+        ``oncelog.api.processing.job`` says what the function gets and returns. The workers outlive
+        this program: ``job(group_id)`` finds them again, and its ``stop()`` ends them. A later job
+        with the same ``group_id`` continues where this one ended. Source: KIP-447.
+
+        A worker fails permanently after ``max_function_failures`` in a row: the function raises, or
+        one call exceeds ``function_timeout_ms`` and other workers get its input. It also fails
+        after ``max_worker_deaths`` of its processes in a row have died over the same input.
+
+        ``UnknownTopicOrPartitionError`` if a topic is missing, ``InvalidSettingError`` for a value
+        out of range, ``IllegalStateError`` if a job of this ``group_id`` runs.
         """
         settings_of(ProcessConfig)["workers"].take(workers)
         job_id = secrets.token_hex(8)
@@ -401,14 +428,14 @@ class Cluster(ProcessBound):
         return self._attach(group_id, range(workers), source, sink)
 
     def jobs(self) -> list[ProcessJob]:
-        """The jobs of ``process`` that this cluster runs, by group id, whoever started them.
+        """Return the running jobs of ``process``, sorted by group id, whoever started them.
 
-        One whose workers have all failed is among them until it is stopped.
+        A job whose workers have all failed is included until it is stopped.
         """
         return [self._attach(group_id, found) for group_id, found in running_jobs().items()]
 
     def job(self, group_id: str) -> ProcessJob:
-        """The job with this group id; ``GroupIdNotFoundError`` if there is none."""
+        """Return the job with this group id, or raise ``GroupIdNotFoundError``."""
         jobs = running_jobs()
         if group_id not in jobs:
             known = "those of " + ", ".join(map(repr, jobs)) if jobs else "none"
@@ -433,46 +460,49 @@ class Cluster(ProcessBound):
 
     @property
     def controller(self) -> Any:
-        """Ray handle of the controller."""
+        """The Ray actor handle of the controller."""
         return _handle(CONTROLLER_ACTOR)
 
     def partition(self, topic: str, partition: int) -> Any:
-        """Ray handle of the actor that holds the leader of a partition, maybe with other replicas.
+        """The Ray handle of the actor with a partition's leader, and maybe other replicas.
 
-        Its methods take requests, see the messages.
+        Its methods take the requests of ``actors/protocol/messages``.
         """
         tp = TopicPartition(topic, partition)
         address, _ = self._loop_thread.run(self._router.leader(tp))
         return _handle(address)
 
     def transaction_coordinator(self, transactional_id: str) -> Any:
-        """Ray handle of the coordinator of a transactional id."""
+        """The Ray actor handle of the coordinator of a transactional id."""
         self._loop_thread.run(self._router.start())
         return _handle(self._router.transaction_coordinator(transactional_id))
 
     def group_coordinator(self, group_id: str) -> Any:
-        """Ray handle of the coordinator of a consumer group."""
+        """The Ray actor handle of the coordinator of a consumer group."""
         self._loop_thread.run(self._router.start())
         return _handle(self._router.group_coordinator(group_id))
 
     def on_outage(self, listener: Callable[[Outage], None]) -> None:
-        """Call ``listener`` when something that this program calls has not answered for 5 s.
+        """Call ``listener`` when a callee has not replied for 5 s, and when it replies again.
 
-        And once it answers again. Both are logged as well, as warnings of ``oncelog.client``. It is
-        called on the thread of the connection, so it must not wait, or call a client.
+        Both are also logged, as warnings of ``oncelog.client``. The listener runs on the
+        connection's thread, so it must not block or call a client.
         """
         self._router.outages.listeners.append(listener)
 
     # --- the end --------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Detach this program and close its producers and consumers. The cluster keeps running."""
+        """Disconnect this program and close its clients. The cluster keeps running."""
         if not self._loop_thread.is_forbidden:
             self._transport.close()
         self._loop_thread.close()
 
     def shutdown(self) -> None:
-        """Stop the log cleanly for all clients, and detach. Ray keeps running; the data stays."""
+        """Stop the log cleanly for all clients, and disconnect. Ray keeps running; data stays.
+
+        Raises ``OncelogError`` if the log does not stop in time.
+        """
         reply = self._loop_thread.run(
             self._transport.call(
                 CONTROLLER_ACTOR, ShutdownRequest(), timeout_ms=SHUTDOWN_TIMEOUT_MS
@@ -485,7 +515,7 @@ class Cluster(ProcessBound):
         self.close()
 
     def __enter__(self) -> Cluster:
-        """The cluster itself."""
+        """Return the cluster itself."""
         return self
 
     def __exit__(

@@ -1,8 +1,8 @@
-"""Settings of the clients, each declared once, in Kafka's names written with underscores.
+"""Client settings, each declared once, under Kafka's names written with underscores.
 
-An unknown or impossible setting is refused at construction with its name, its value and what is
-allowed. Times are milliseconds, sizes bytes. ``option_types.py`` has the same settings as keywords,
-``docs/SETTINGS.md`` as a page.
+An unknown setting or a value out of range is rejected when a client is made; the error names the
+setting, its value and what is allowed. Times are in milliseconds, sizes in bytes.
+``option_types.py`` has the same settings as keywords, ``docs/SETTINGS.md`` as a page.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ AssignmentStrategies = AssignmentStrategy | Sequence[AssignmentStrategy]
 COMPRESSION_TYPES: Final[tuple[str, ...]] = get_args(CompressionType)
 
 BUFFER_MEMORY_MAX: Final = 2**40
-"""More than any machine has."""
+"""More memory than any machine has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerSettings:
     """How a producer batches, retries and gives up. Every producer is idempotent (KIP-98).
 
-    If the first record of a transaction comes within ``enrol_ahead_ms`` of the end before, its
-    commit begins the next one at the coordinator as well, with the same partitions; that is
-    aborted if no record comes within this time. A transaction timeout below ten times as much
-    turns it off too.
+    With ``enrol_ahead_ms`` a commit may begin the next transaction at the coordinator as well, with
+    the same partitions. It does so if the current transaction's first record came within that time
+    of the previous end. The new transaction is aborted if no record comes within that time. A
+    transaction timeout below ten times ``enrol_ahead_ms`` turns this off too.
     """
 
     transactional_id: Annotated[
         str | None,
         Text(TRANSACTIONAL_ID_MAX_BYTES),
-        "The id under which the producer writes transactions; a newer producer with it fences "
-        "this one.",
+        "The id under which the producer writes transactions; a newer producer with the same id "
+        "fences this one.",
     ] = None
     transaction_timeout_ms: Annotated[
         int, Meta(ge=1, le=INT32_MAX), "Abort a transaction that is open for longer."
@@ -59,12 +59,12 @@ class ProducerSettings:
     client_id: Annotated[
         str | None,
         Text(TRANSACTIONAL_ID_MAX_BYTES),
-        "Without effect; taken so that programs for Kafka need no change.",
+        "No effect; accepted so that Kafka programs run unchanged.",
     ] = "oncelog"
     acks: Annotated[
         Acks,
-        "Who must have a record before it is acknowledged: `all` in-sync replicas (also -1), the "
-        "leader alone (1), or nobody (0). Transactions need `all`.",
+        "Which replicas must have a record before it is acknowledged: `all` in sync (also -1), the "
+        "leader alone (1), or none (0). Transactions need `all`.",
     ] = ACKS_ALL
     batch_size: Annotated[
         int, Meta(ge=1, le=MESSAGE_MAX_BYTES), Unit("bytes"), "Send a batch once it has this size."
@@ -75,36 +75,36 @@ class ProducerSettings:
     enrol_ahead_ms: Annotated[
         int,
         Meta(ge=0, le=INT32_MAX),
-        "If the next transaction begins within this time, its partitions are enrolled with the "
-        "commit before; 0 turns that off.",
+        "If the next transaction begins within this time, its partitions are enrolled by the "
+        "previous commit; 0 turns this off.",
     ] = 100
     max_in_flight_requests_per_connection: Annotated[
         int,
         Meta(ge=1, le=DUPLICATE_WINDOW_BATCHES),
-        "How many batches of a partition may be on their way; they stay in order whatever it is.",
+        "How many batches of a partition may be in flight; their order is kept in any case.",
     ] = DUPLICATE_WINDOW_BATCHES
     delivery_timeout_ms: Annotated[
         int,
         Meta(ge=1, le=INT32_MAX),
-        "Give up a record that has not been acknowledged for so long; at least `linger_ms` and "
-        "`request_timeout_ms` together.",
+        "Give up a record that is not acknowledged after this time; at least `linger_ms` plus "
+        "`request_timeout_ms`.",
     ] = 120_000
     request_timeout_ms: Annotated[
         int,
         Meta(ge=1, le=INT32_MAX),
-        "How long to wait for an answer before a request is sent again.",
+        "How long to wait for a reply before a request is sent again.",
     ] = 30_000
     max_block_ms: Annotated[
         int,
         Meta(ge=1, le=INT32_MAX),
-        "How long `send` waits for memory or a topic, and how long each call for a transaction "
-        "may take.",
+        "How long `send` waits for memory or for a topic's metadata, and how long each "
+        "transaction call may take.",
     ] = 60_000
     buffer_memory: Annotated[
         int,
         Meta(ge=1, le=BUFFER_MEMORY_MAX),
         Unit("bytes"),
-        "How much may wait to be acknowledged; beyond it `send` waits.",
+        "How many bytes may be unacknowledged; beyond that `send` waits.",
     ] = 33_554_432
     max_request_size: Annotated[
         int, Meta(ge=100, le=INT32_MAX), Unit("bytes"), "The largest record, and the largest batch."
@@ -113,18 +113,18 @@ class ProducerSettings:
     retry_backoff_ms: Annotated[
         int,
         Meta(ge=1, le=INT32_MAX),
-        "How long to wait before the first retry; each further one waits longer.",
+        "How long to wait before the first retry; later retries wait longer.",
     ] = 100
     retry_backoff_max_ms: Annotated[
         int, Meta(ge=1, le=INT32_MAX), "The longest wait before a retry."
     ] = 1_000
     interceptors: Annotated[
         Sequence[ProducerInterceptor],
-        "Objects that see each record before it is sent, and what became of it.",
+        "Objects that see each record before it is sent, and its outcome.",
     ] = ()
 
     def __post_init__(self) -> None:
-        """Check every setting and their relations. ``InvalidSettingError`` names the first bad."""
+        """Check each setting and their relations; ``InvalidSettingError`` names the first error."""
         check(self)
         if self.acks == "all":
             object.__setattr__(self, "acks", ACKS_ALL)
@@ -140,12 +140,12 @@ class ProducerSettings:
 
     @property
     def acks_count(self) -> int:
-        """``acks`` as the number that requests carry: -1, 0 or 1."""
+        """``acks`` as the number in requests: -1, 0 or 1."""
         return int(self.acks)
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> ProducerSettings:
-        """Settings from keywords of a user; an unknown name is refused with the nearest known."""
+        """Settings from a user's keywords; the error for an unknown name suggests the nearest."""
         return build(cls, options)
 
 
@@ -153,37 +153,37 @@ class ProducerSettings:
 class ConsumerSettings:
     """How a consumer fetches, commits and takes part in its group.
 
-    ``isolation_level`` may be given as text. Of several strategies the group takes one that all its
+    ``isolation_level`` may be given as text. Of several strategies, the group uses one that all its
     members have.
     """
 
     group_id: Annotated[
         str | None,
         Text(GROUP_ID_MAX_BYTES),
-        "The group that shares the partitions and keeps the positions; without one none are "
-        "committed.",
+        "The group that shares the partitions and stores the committed offsets; without one, "
+        "nothing is committed.",
     ] = None
     group_instance_id: Annotated[
         str | None,
         Text(GROUP_ID_MAX_BYTES),
-        "Makes the consumer a static member: if it comes back within its session, nothing is "
-        "rebalanced. Needs `group_id`.",
+        "Makes the consumer a static member: if it rejoins before its session times out, there is "
+        "no rebalance. Needs `group_id`.",
     ] = None
     client_id: Annotated[
         str,
         Text(GROUP_ID_MAX_BYTES),
-        "Kept with the member in the group's log, as Kafka does; without other effect.",
+        "No effect; accepted so that Kafka programs run unchanged.",
     ] = "oncelog"
     isolation_level: Annotated[
-        IsolationLevel, "Read committed records only, or all that are replicated."
+        IsolationLevel, "Read committed records only, or all records that are replicated."
     ] = IsolationLevel.READ_COMMITTED
     auto_offset_reset: Annotated[
         OffsetReset,
-        "Where to start without a committed position: at the first record, at the next one to "
-        "come, or with an error.",
+        "Where to start without a committed offset: at the first record, at the next new record, "
+        "or with an error.",
     ] = "latest"
     enable_auto_commit: Annotated[
-        bool, "Commit the positions of what was polled, now and then and on `close`."
+        bool, "Commit the polled positions every `auto_commit_interval_ms` and on `close`."
     ] = True
     auto_commit_interval_ms: Annotated[
         int, Meta(ge=1, le=INT32_MAX), "How often `enable_auto_commit` commits."
@@ -191,33 +191,32 @@ class ConsumerSettings:
     session_timeout_ms: Annotated[
         int,
         Meta(ge=1, le=INT32_MAX),
-        "The group gives the partitions of a member to others once it has not heard of it for so "
-        "long.",
+        "The group gives a member's partitions to others after this time without its heartbeats.",
     ] = 45_000
     heartbeat_interval_ms: Annotated[
         int,
         Meta(ge=1, le=INT32_MAX),
-        "How often the consumer tells its group that it lives, and learns of a rebalance; less "
+        "How often the consumer sends a heartbeat to its group, and learns of a rebalance; less "
         "than `session_timeout_ms`.",
     ] = 3_000
     max_poll_interval_ms: Annotated[
         int,
         Meta(ge=1, le=INT32_MAX),
-        "Leave the group if `poll` is not called for so long; also how long a rebalance waits for "
-        "a member.",
+        "Leave the group if `poll` is not called for this long; also how long a rebalance waits "
+        "for a member.",
     ] = 300_000
     max_poll_records: Annotated[
         int, Meta(ge=1, le=INT32_MAX), "The most records that one `poll` returns."
     ] = 500
     partition_assignment_strategy: Annotated[
         AssignmentStrategies,
-        "How the group shares its partitions, the best first. To change it, give the new one and "
-        "then the old to each member, and leave the old one out in a second round.",
+        "How the group shares its partitions, the best first. To change it, first give every "
+        "member the new strategy and then the old one; in a second round, leave out the old one.",
     ] = ("range",)
     fetch_min_bytes: Annotated[
         int,
         Meta(ge=1, le=INT32_MAX),
-        "A leader waits until it has so much to give, or until `fetch_max_wait_ms` is over.",
+        "A leader replies once it has this much, or after `fetch_max_wait_ms`.",
     ] = 1
     fetch_max_bytes: Annotated[
         int, Meta(ge=1, le=INT32_MAX), "How much is fetched ahead, over all partitions."
@@ -225,7 +224,7 @@ class ConsumerSettings:
     max_partition_fetch_bytes: Annotated[
         int,
         Meta(ge=1, le=INT32_MAX),
-        "How much of one partition is fetched at a time; a larger batch comes alone.",
+        "How much of one partition is fetched at a time; a larger batch is fetched alone.",
     ] = 1_048_576
     fetch_max_wait_ms: Annotated[
         int, Meta(ge=0, le=INT32_MAX), "How long a leader waits for `fetch_min_bytes`."
@@ -234,24 +233,24 @@ class ConsumerSettings:
     request_timeout_ms: Annotated[
         int,
         Meta(ge=1, le=INT32_MAX),
-        "How long to wait for an answer before a request is sent again.",
+        "How long to wait for a reply before a request is sent again.",
     ] = 30_000
     default_api_timeout_ms: Annotated[
         int,
         Meta(ge=1, le=INT32_MAX),
-        "How long a call such as `commit` or `committed` goes on trying.",
+        "How long a call such as `commit` or `committed` is retried.",
     ] = 60_000
     retry_backoff_ms: Annotated[
         int,
         Meta(ge=1, le=INT32_MAX),
-        "How long to wait before the first retry; each further one waits longer.",
+        "How long to wait before the first retry; later retries wait longer.",
     ] = 100
     retry_backoff_max_ms: Annotated[
         int, Meta(ge=1, le=INT32_MAX), "The longest wait before a retry."
     ] = 1_000
 
     def __post_init__(self) -> None:
-        """Check every setting and their relations. ``InvalidSettingError`` names the first bad."""
+        """Check each setting and their relations; ``InvalidSettingError`` names the first error."""
         check(self)
         if self.heartbeat_interval_ms >= self.session_timeout_ms:
             raise refused(
@@ -264,5 +263,5 @@ class ConsumerSettings:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> ConsumerSettings:
-        """Settings from keywords of a user; an unknown name is refused with the nearest known."""
+        """Settings from a user's keywords; the error for an unknown name suggests the nearest."""
         return build(cls, options)

@@ -1,15 +1,15 @@
-"""What Grafana shows and Prometheus warns of: dashboard and alert rules, made from the metrics.
+"""The Grafana dashboard and the Prometheus alert rules, generated from the metrics.
 
-Nothing here names a metric but through a *query*, so none is named that does not exist. A process
-that was restarted leaves its gauges behind for seconds, so of several the highest counts, or the
-lowest; its counters stay, and are summed as rates.
+Every metric is used through a *query*, so only existing metrics are named. The gauges of a
+restarted process remain for some seconds, so a query takes the highest or lowest of several.
+Counters remain too, and are summed as rates.
 
-The *dashboard* has the form that Ray writes its own in, so that Grafana loads them alike: Ray's
-variables ``datasource`` and ``SessionName``, and one for topics. Its panels are one table, in the
-order in which an operator looks; they are two in a row under their headings, and their numbers
-depend on their order only. The *alerts* are what an operator should be told without looking.
+The *dashboard* has the format of Ray's own, so that Grafana loads both alike: Ray's variables
+``datasource`` and ``SessionName``, and one for topics. Its panels are one table, in the order in
+which an operator looks at them, two per row; their ids follow that order. The *alerts* are what an
+operator must be told without looking.
 
-One file: two tables about the same metrics, by the same queries, and how each is written out.
+One file: two tables about the same metrics, by the same queries, and how each is written.
 """
 
 from __future__ import annotations
@@ -30,41 +30,41 @@ from oncelog.storage.model import CLUSTER_METADATA_TOPIC
 REPLICA: Final = TAGS
 DIRECTORY: Final = DIRECTORY_TAGS
 PARTITION: Final = TAGS[:2]
-"""What is asked of a partition is answered by whichever replica has the highest value."""
+"""The tags of a partition: the replica with the highest value speaks for it."""
 
 RATE_WINDOW: Final = "2m"
-"""Over which a rate is taken: many exports, which are 10 s apart, and scrapes."""
+"""The window of a rate: long enough for many exports, 10 s apart, and scrapes."""
 
 
 def highest(metric: Metric, *by: str, where: str = "") -> str:
-    """The highest value of a gauge for each combination of the tags ``by``."""
+    """A gauge's highest value for each combination of the tags ``by``."""
     return f"max by ({', '.join(by)}) ({_series(metric, where)})"
 
 
 def lowest(metric: Metric, *by: str, where: str = "") -> str:
-    """The lowest value of a gauge."""
+    """A gauge's lowest value for each combination of the tags ``by``."""
     return f"min by ({', '.join(by)}) ({_series(metric, where)})"
 
 
 def rate(metric: Metric, *by: str, where: str = "", window: str = RATE_WINDOW) -> str:
-    """By how much a counter grows in a second; of a histogram, how many values there are."""
+    """Increase of a counter per second; for a histogram, the number of values per second."""
     return f"sum by ({', '.join(by)}) (rate({_series(metric, where)}[{window}]))"
 
 
 def quantile(share: float, metric: Metric, *by: str, where: str = "") -> str:
-    """The value that this share of a histogram's values does not exceed."""
+    """The value below which the fraction ``share`` of a histogram's values lies."""
     bucket = f"{metric.exported_names[0]}{_selector(where)}"
     buckets = f"sum by ({', '.join((*by, 'le'))}) (rate({bucket}[{RATE_WINDOW}]))"
     return f"histogram_quantile({share}, {buckets})"
 
 
 def highest_lately(metric: Metric, *by: str, where: str = "", window: str) -> str:
-    """The highest value that a gauge has had in the last ``window``, also if it is gone now."""
+    """A gauge's highest value in the last ``window``, even if the gauge is gone now."""
     return f"max by ({', '.join(by)}) (max_over_time({_series(metric, where)}[{window}]))"
 
 
 def _series(metric: Metric, where: str) -> str:
-    """Its gauge or counter; of a histogram, that of the count."""
+    """The series of a gauge or counter, or of a histogram's count."""
     is_histogram = metric.kind is Kind.HISTOGRAM
     return metric.exported_names[2 if is_histogram else 0] + _selector(where)
 
@@ -87,7 +87,7 @@ BROKER_LEGEND: Final = "broker {{broker}}"
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One picture: what is asked, with the legend of each answer. ``unit`` is one of Grafana's."""
+    """One panel: its queries with a legend each. ``unit`` is one of Grafana's."""
 
     title: str
     description: str
@@ -114,13 +114,13 @@ def _by_topic(title: str, metric: Metric, unit: str) -> Panel:
 
 
 def _by_broker(title: str, metric: Metric, unit: str = "short") -> Panel:
-    """A gauge of the controller's."""
+    """A gauge of the controller."""
     query = highest(metric, "broker", where=SESSION)
     return Panel(title, metric.description, unit, ((query, BROKER_LEGEND),))
 
 
 def _per_broker(title: str, unit: str, *metrics: tuple[Metric, str]) -> Panel:
-    """Counters, in sum over the partitions of each broker."""
+    """Counters, summed over the partitions of each broker."""
     targets = tuple(
         (rate(metric, "broker", where=SESSION), f"{name}{BROKER_LEGEND}")
         for metric, name in metrics
@@ -254,7 +254,7 @@ CONTROLLER: Final = Row(
         ),
         Panel(
             "Epoch",
-            "In which the controller leads its log, and on which broker it runs.",
+            "The epoch in which the controller leads its log, and the broker it runs on.",
             "short",
             ((highest(m.LEADER_EPOCH, "broker", where=_METADATA), BROKER_LEGEND),),
         ),
@@ -377,10 +377,10 @@ ROWS: Final = (HEALTH, REPLICATION, CONTROLLER, TRAFFIC, LATENCY, TRANSACTIONS, 
 
 DASHBOARD_FILE: Final = "oncelog_grafana_dashboard.json"
 DASHBOARD_UID: Final = "oncelogDashboard"
-"""Part of the dashboard's address in Grafana."""
+"""Part of the dashboard's URL in Grafana."""
 
 COLUMNS: Final = 24
-"""How wide Grafana's grid is."""
+"""The width of Grafana's grid."""
 
 PANEL_WIDTH: Final = 12
 PANEL_HEIGHT: Final = 8
@@ -390,7 +390,7 @@ DATA_SOURCE: Final = "${datasource}"
 
 
 def dashboard_json() -> str:
-    """The whole dashboard, as a file to be loaded."""
+    """The whole dashboard, as a file for Grafana to load."""
     return json.dumps(_dashboard(), indent=2) + "\n"
 
 
@@ -410,7 +410,7 @@ def _dashboard() -> dict[str, Any]:
         "templating": {
             "list": [
                 {
-                    "description": "Where Prometheus is.",
+                    "description": "The Prometheus data source.",
                     "hide": 2,
                     "name": "datasource",
                     "query": "prometheus",
@@ -431,7 +431,7 @@ def _dashboard() -> dict[str, Any]:
 
 
 def _variable(name: str, query: str, *, is_multi: bool) -> dict[str, Any]:
-    """A choice above the panels, of what the label's values are; at first all of them."""
+    """A variable above the panels with the values of a label; all are selected at first."""
     return {
         "allValue": ".+",
         "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
@@ -508,13 +508,13 @@ def _panel(panel: Panel, panel_id: int, place: dict[str, int]) -> dict[str, Any]
 ALERTS_FILE: Final = "oncelog_alerts.yml"
 
 DISK_FREE_MIN: Final = 0.1
-"""The part of a disk that should be free."""
+"""The fraction of a disk that should be free."""
 
 FAILED_CALLS_MAX: Final = 0.05
-"""The part of the calls of a method that may fail."""
+"""The fraction of a method's calls that may fail."""
 
 VOTER_LAG_MAX_MS: Final = 10_000
-"""For how long a voter may lack a part of the controller's log."""
+"""How long a voter may lack a part of the controller's log."""
 
 FAILURES: Final = (
     ErrorCode.UNKNOWN_SERVER_ERROR,
@@ -523,7 +523,7 @@ FAILURES: Final = (
     ErrorCode.NETWORK_EXCEPTION,
     ErrorCode.KAFKA_STORAGE_ERROR,
 )
-"""Codes that are no part of normal operation if they last."""
+"""Error codes that are not normal if they persist."""
 
 PARTITION_NAME: Final = "{{ $labels.topic }}-{{ $labels.partition }}"
 REPLICA_NAME: Final = f"{PARTITION_NAME} at broker {{{{ $labels.broker }}}}"
@@ -531,7 +531,7 @@ REPLICA_NAME: Final = f"{PARTITION_NAME} at broker {{{{ $labels.broker }}}}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """One rule: tell ``summary`` once ``expression`` has had an answer for so long."""
+    """One rule: alert with ``summary`` once ``expression`` has held for ``lasts``."""
 
     name: str
     expression: str
@@ -572,24 +572,24 @@ ALERTS: Final = (
         lasts="30s",
         severity="critical",
         summary=f"{REPLICA_NAME} cannot append: its disk refuses",
-        advice="Make room on it: others in sync lead meanwhile; see OPERATIONS, A full disk.",
+        advice="Make room on it: an in-sync replica leads meanwhile; see OPERATIONS, A full disk.",
     ),
     Alert(
         name="OncelogReplicaSilent",
         expression=_silent(*REPLICA, where=f'topic!="{CLUSTER_METADATA_TOPIC}"'),
         lasts="2m",
         severity="warning",
-        summary=f"{REPLICA_NAME} reports no more",
+        summary=f"{REPLICA_NAME} has stopped reporting",
         advice="Its process is gone or hangs, or its topic was deleted: see `oncelog status`.",
     ),
     Alert(
         name="OncelogControllerSilent",
-        # On whichever broker it is: it moves when a node dies.
+        # On any broker: the controller moves when a node dies.
         expression=_silent(*PARTITION, where=f'topic="{CLUSTER_METADATA_TOPIC}"'),
         lasts="1m",
         severity="critical",
         summary="No controller reports",
-        advice="Nobody is elected meanwhile: bring two voters' nodes up; OPERATIONS, Replication.",
+        advice="No leader is elected until two voters' nodes are up; OPERATIONS, Replication.",
     ),
     Alert(
         name="OncelogVoterBehind",
@@ -597,7 +597,7 @@ ALERTS: Final = (
         lasts="1m",
         severity="warning",
         summary="Broker {{ $labels.broker }} lacks a part of the controller's log",
-        advice="Were another voter lost, nothing could be decided: bring this broker back.",
+        advice="If another voter were lost, nothing could be decided: bring this broker back.",
     ),
     Alert(
         name="OncelogOfflinePartition",
@@ -629,7 +629,7 @@ ALERTS: Final = (
         lasts="5m",
         severity="warning",
         summary="Broker {{ $labels.broker }} is fenced",
-        advice="Its node is down, hangs or is cut off: it leads nothing until it is heard again.",
+        advice="Its node is down, hangs or is cut off: it leads nothing until heartbeats return.",
     ),
     Alert(
         name="OncelogLateTransaction",
@@ -637,7 +637,7 @@ ALERTS: Final = (
         lasts="1m",
         severity="critical",
         summary=f"{PARTITION_NAME} has a transaction that does not end",
-        advice="Readers of committed records stop there: `oncelog transactions find-hanging`.",
+        advice="read_committed consumers stop there: `oncelog transactions find-hanging`.",
     ),
     Alert(
         name="OncelogLastStableOffsetLagGrows",
@@ -686,7 +686,7 @@ ALERTS: Final = (
 
 
 def alerts_yaml() -> str:
-    """The rules, as a file that the ``rule_files`` of Prometheus name."""
+    """The rules, as a file for Prometheus's ``rule_files``."""
     lines = ["groups:", "  - name: oncelog", "    rules:"]
     for alert in ALERTS:
         lines += [

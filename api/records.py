@@ -1,4 +1,4 @@
-"""What a consumer hands to its user, and the identity it hands to a producer."""
+"""A consumer's records, and the identity that it passes to a producer."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from oncelog.storage.model import TopicPartition
 
 _moments: Final = itertools.count(1)
 _THIS_PROCESS: Final = object()
-"""Compared by identity, which a copy that was pickled for another process does not keep."""
+"""Compared by identity, which is lost when a copy is pickled for another process."""
 
 
 def next_moment() -> int:
-    """A number above all before it in this process, from any thread: what comes after what."""
+    """A number above all earlier ones in this process, from any thread; orders events."""
     return next(_moments)
 
 
 class ConsumerRecord(NamedTuple):
     """One record as it is in the log. ``headers`` keeps order and repeated names.
 
-    A named tuple because one is made per record: it costs a third of a frozen dataclass.
+    ``timestamp_ms`` is in ms since the epoch. A named tuple because one is made per record: it
+    costs a third of a frozen dataclass.
     """
 
     topic: str
@@ -49,9 +50,9 @@ class OffsetAndTimestamp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenUpInput:
-    """When a partition was given up, and when the application had last got a record of it.
+    """When a partition was given up, and when the application last got a record of it.
 
-    Both are moments of the process, and mean nothing in another.
+    Both are moments of this process, and mean nothing in another.
     """
 
     given_up_at: int
@@ -66,13 +67,12 @@ class GivenUpInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerGroupMetadata:
-    """Who commits offsets inside a transaction, so that a zombie member is refused (KIP-447).
+    """The identity of a member that commits offsets in a transaction; fences zombies (KIP-447).
 
-    ``generation_id`` -1 and ``member_id`` "" stand for a consumer that is no group member.
-    ``topic_ids`` has the id of each topic that is read, so that an offset of a deleted topic is
-    not taken for one of its successor. ``given_up`` has the partitions that rebalances have taken
-    from the consumer, so that a transaction that has read of them is not committed: whoever has
-    them now reads the same again.
+    A consumer outside a group has ``generation_id`` -1 and ``member_id`` "". ``topic_ids`` has the
+    id of each topic read, so that an offset of a deleted topic is not committed for its successor.
+    ``given_up`` has the partitions that rebalances have taken from the consumer. A transaction that
+    has read from one of them is not committed: its new owner reads the same records again.
     """
 
     group_id: str

@@ -1,6 +1,6 @@
-"""Running totals by ``foreachBatch``, in update mode: each batch is a version, written once.
+"""Running totals with ``foreachBatch`` in update mode: each batch is a version, written once.
 
-Run it with ``python -m oncelog.examples.foreach_batch``: it starts a cluster, or joins a running
+Run it with ``python -m oncelog.examples.foreach_batch``. It starts a cluster, or joins a running
 one.
 """
 
@@ -18,13 +18,13 @@ DATA_DIR = Path("oncelog-data")
 
 
 def write(totals: DataFrame, batch_id: int) -> None:
-    """Write the totals that a batch has changed; not again, if the batch comes again."""
+    """Write the totals that a batch has changed; a repeated batch is not written again."""
     writer = totals.write.format("oncelog").option("topic", "totals")
     writer.options(txnAppId="totals", txnVersion=batch_id).mode("append").save()
 
 
 def count(spark: SparkSession, checkpoint: Path) -> None:
-    """Count the records of each key that have come since the last run, on top of it."""
+    """Count the records of each key that have arrived since the last run."""
     visits = spark.readStream.format("oncelog").option("startingOffsets", "earliest").load("visits")
     totals = visits.groupBy("key").agg(sf.count("*").cast("string").alias("value"))
     query = (
@@ -38,7 +38,7 @@ def count(spark: SparkSession, checkpoint: Path) -> None:
 
 
 def main() -> None:
-    """Send ninety visits, and print the newest totals: thirty more of each page with each run."""
+    """Send ninety visits and print the totals: each run adds thirty to each page."""
     with oncelog.init(data_dir=DATA_DIR) as cluster:
         for topic in ("visits", "totals"):
             cluster.admin().create_topic(topic, partitions=2, exist_ok=True)

@@ -1,6 +1,6 @@
 """Ray Data to a topic, a Spark stream to the next, ``cluster.process`` to the last: each row once.
 
-Run it with ``python -m oncelog.examples.pipeline``: it starts a cluster, or joins a running one.
+Run it with ``python -m oncelog.examples.pipeline``. It starts a cluster, or joins a running one.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ DATA_DIR = Path("oncelog-data")
 
 
 def load(topic: str) -> None:
-    """The numbers below a thousand, from Ray Data, in one transaction."""
+    """Write the numbers below a thousand with Ray Data, in one transaction."""
     numbers = ray.data.range(1_000).map(lambda row: {"value": str(row["id"])})
     oncelog.ray_data.write(numbers, topic, txn_app_id="numbers", txn_version=1)
 
 
 def choose(cluster: oncelog.Cluster, source: str, sink: str, checkpoint: Path) -> None:
-    """Those that are even, by a Spark stream."""
+    """Copy the even numbers with a Spark stream."""
     spark = spark_bridge.session(cluster)
     numbers = spark.readStream.format("oncelog").option("startingOffsets", "earliest").load(source)
     query = (
@@ -41,13 +41,13 @@ def choose(cluster: oncelog.Cluster, source: str, sink: str, checkpoint: Path) -
 
 
 def square(batch: pa.Table) -> pa.Table:
-    """Their squares: what a worker of the job does."""
+    """Square the numbers: the function of the job's workers."""
     numbers = pc.cast(pc.cast(batch["value"], pa.string()), pa.int64())
     return pa.table({"value": pc.cast(pc.multiply(numbers, numbers), pa.string())})
 
 
 def main() -> None:
-    """Run the three steps, and print the sum of the squares: the same however often it is run."""
+    """Run the three steps and print the sum of the squares, the same for every run."""
     with oncelog.init(data_dir=DATA_DIR) as cluster:
         for topic in ("numbers", "even", "even-squares"):
             cluster.admin().create_topic(topic, partitions=2, exist_ok=True)

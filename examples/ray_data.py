@@ -1,6 +1,6 @@
 """Ray Data to a topic and back: one transaction, then a dataset of what it committed.
 
-Run it with ``python -m oncelog.examples.ray_data``: it starts a cluster, or joins a running one.
+Run it with ``python -m oncelog.examples.ray_data``. It starts a cluster, or joins a running one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def copy(topic: str) -> ray.data.Dataset:
 
 
 def main() -> None:
-    """Make the topic, fill it, and print what it holds: the same however often it is run."""
+    """Create the topic, write it, and print what it holds, the same for every run."""
     with oncelog.init(data_dir=DATA_DIR) as cluster:
         cluster.admin().create_topic("squares", partitions=6, exist_ok=True)
         squares = copy("squares")

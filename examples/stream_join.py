@@ -1,6 +1,6 @@
 """Two topics joined into a third by a Spark stream: each pair once.
 
-Run it with ``python -m oncelog.examples.stream_join``: it starts a cluster, or joins a running one.
+Run it with ``python -m oncelog.examples.stream_join``. It starts a cluster, or joins a running one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PAIR = "arrival_of = flight AND arrived BETWEEN departed AND departed + INTERVAL
 
 
 def fill(spark: SparkSession) -> None:
-    """A thousand departures, a minute apart; all but every tenth flight arrive two hours later."""
+    """Write a thousand departures, a minute apart; nine in ten arrive two hours later."""
     flights = spark.range(1_000).select(
         sf.col("id").alias("flight"),
         sf.timestamp_seconds(1_357_000_000 + 60 * sf.col("id")).alias("departed"),
@@ -41,7 +41,7 @@ def read(spark: SparkSession, topic: str, schema: str) -> DataFrame:
 
 
 def join(spark: SparkSession, checkpoint: Path) -> None:
-    """Join what is new in both topics; a flight is kept for as long as its pair may come."""
+    """Join new records of both topics; a flight is kept as long as its pair may come."""
     departures = read(spark, "departures", "flight LONG, departed TIMESTAMP")
     arrivals = read(spark, "arrivals", "arrival_of LONG, arrived TIMESTAMP")
     pairs = departures.withWatermark("departed", "1 hour").join(
@@ -59,7 +59,7 @@ def join(spark: SparkSession, checkpoint: Path) -> None:
 
 
 def main() -> None:
-    """Fill two topics, join them, and print what is joined: the same however often it is run."""
+    """Fill two topics, join them, and print the result, the same for every run."""
     with oncelog.init(data_dir=DATA_DIR) as cluster:
         for topic in ("departures", "arrivals", "journeys"):
             cluster.admin().create_topic(topic, partitions=2, exist_ok=True)

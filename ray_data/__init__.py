@@ -1,4 +1,4 @@
-"""Ray Data from and to topics: ``read`` gives a dataset, ``write`` is one transaction.
+"""Ray Data from and to topics: ``read`` returns a dataset, ``write`` is one transaction.
 
 Importing this package imports neither Ray nor Arrow; its functions do. Start at ``source`` and
 ``sink``.

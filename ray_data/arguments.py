@@ -1,6 +1,6 @@
 """The arguments of ``read`` and ``write``, each declared once, as settings are; without Ray.
 
-What Ray Data itself is told, such as ``concurrency``, is passed on as it is.
+Arguments for Ray Data itself, such as ``concurrency``, are passed on unchanged.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ ValueSerializer = Literal["json"]
 
 BLOCKS_MAX: Final = 1_000_000
 
-_ADDRESS: Final = "The Ray cluster of the log; by default that of this process, or machine."
+_ADDRESS: Final = "The Ray cluster of the log; by default this process's, or this machine's."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadArguments:
-    """What is read, and how."""
+    """The arguments of a read."""
 
     topics: Annotated[
         str | Sequence[str],
         Checked("a topic or a list of them", "text or list"),
-        "The topics that are read.",
+        "The topics to read.",
     ]
     start_offset: Annotated[
         Positions,
         Checked(position_text("earliest"), "position"),
-        "Where to start, inclusive. A time stands for the first record at or after it.",
+        "Where to start, inclusive. A time means the first record at or after it.",
     ] = "earliest"
     end_offset: Annotated[
         Positions,
         Checked(position_text("latest"), "position"),
-        "Where to end, exclusive; cut to what can be read now.",
+        "Where to end, exclusive; at most what can be read now.",
     ] = "latest"
     isolation_level: Annotated[
         LevelText,
-        "Read committed records only, or all that are replicated.",
+        "Read committed records only, or all records that are replicated.",
     ] = "read_committed"
     include_headers: Annotated[bool, "Read column `headers` too."] = True
     address: Annotated[str | None, Checked("an address, or None"), _ADDRESS] = None
@@ -63,12 +63,12 @@ class ReadArguments:
     ] = None
 
     def __post_init__(self) -> None:
-        """Refuse impossible arguments. ``InvalidSettingError`` names the first bad one."""
+        """Reject invalid arguments; ``InvalidSettingError`` names the first."""
         check(self)
         given = (self.topics,) if isinstance(self.topics, str) else tuple(self.topics)
         if not given or not all(isinstance(name, str) and name for name in given):
             raise refused("topics", self.topics, "a topic or a list of them")
-        # Kept: what was given may be an iterator, which gives its names once.
+        # Kept, because an iterator gives its names only once.
         object.__setattr__(self, "topics", given)
         START.check(self.start_offset)
         END.check(self.end_offset)
@@ -87,17 +87,17 @@ class ReadArguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteArguments:
-    """Where rows go, and under which identity."""
+    """The arguments of a write: its topic and its identity."""
 
     topic: Annotated[
         str | None,
         Text(may_be_blank=False),
-        "Where all rows go; with None each row has its own in column `topic`.",
+        "The topic of all rows; with None each row has its own in column `topic`.",
     ]
     txn_app_id: Annotated[
         str | None,
         Text(may_be_blank=False),
-        "The application whose version this is. A version that is committed is not written again.",
+        "The application that writes this version. A committed version is not written again.",
     ] = None
     txn_version: Annotated[
         int | None, Meta(ge=0, le=INT64_MAX), "A number that rises from write to write."
@@ -110,18 +110,18 @@ class WriteArguments:
     transaction_timeout_ms: Annotated[
         int,
         Meta(ge=1, le=INT32_MAX),
-        "Abort a write none of whose tasks was there for so long; one with tasks ends by the "
+        "Abort a write after this time without any of its tasks; with tasks it is limited by the "
         "cluster's `distributed_write_max_ms`.",
     ] = TRANSACTION_TIMEOUT_MS
     compression_type: Annotated[CompressionType, "How batches are compressed."] = "none"
-    key_field: Annotated[str | None, "The column that is the key, whatever its type."] = None
+    key_field: Annotated[str | None, "The column with the key, whatever its type."] = None
     value_serializer: Annotated[
         ValueSerializer | None, "With `json` the value is the whole row, as a JSON object."
     ] = None
     address: Annotated[str | None, Checked("an address, or None"), _ADDRESS] = None
 
     def __post_init__(self) -> None:
-        """Refuse impossible arguments. ``InvalidSettingError`` names the first bad one."""
+        """Reject invalid arguments; ``InvalidSettingError`` names the first."""
         check(self)
         if (self.txn_app_id is None) != (self.txn_version is None):
             raise InvalidSettingError(

@@ -1,4 +1,4 @@
-"""Columns on both sides: what a read gives to Ray Data, and what a write takes from it."""
+"""The columns that a read gives to Ray Data, and those that a write takes from it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ READ_SCHEMA: Final = pa.schema(
         ("headers", HEADERS_TYPE),
     ]
 )
-"""``timestamp`` in ms since 1970; ``timestamp_type`` 0 is the producer's time, 1 the log's."""
+"""``timestamp`` in ms since the epoch; ``timestamp_type`` 0: the producer's, 1: the log's."""
 
 WRITE_COLUMNS: Final = ("topic", *COLUMNS)
 
@@ -50,7 +50,7 @@ def to_block(columns: pa.RecordBatch, place: TopicPartition, schema: pa.Schema) 
 
 
 def check_names(names: Sequence[str], topic: str | None) -> None:
-    """Refuse rows that make no record: ``InvalidSettingError`` names the column."""
+    """Reject rows that cannot become records; ``InvalidSettingError`` names the column."""
     for name in names:
         if name not in WRITE_COLUMNS:
             raise InvalidSettingError(
@@ -71,24 +71,24 @@ def check_names(names: Sequence[str], topic: str | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFormat:
-    """How rows become records. By default they have a record's columns.
+    """How rows become records; by default a row has the columns of a record.
 
-    ``is_json``: the value is the whole row as a JSON object. ``key_field``: the column that is the
-    key; bytes as they are, anything else as its text.
+    ``is_json``: the value is the whole row as a JSON object. ``key_field``: the column with the
+    key; bytes are used as they are, other types as text.
     """
 
     key_field: str | None = None
     is_json: bool = False
 
     def check(self, schema: pa.Schema, topic: str | None) -> None:
-        """Refuse rows that make no record, by their columns: see ``check_schema``."""
+        """Reject rows that cannot become records, by their columns; see ``check_schema``."""
         if self.key_field is None and not self.is_json:
             check_schema(schema, topic)
             return
         self.check_names(schema.names, topic)
 
     def check_names(self, names: Sequence[str], topic: str | None) -> None:
-        """Refuse rows that make no record, by the names of their columns."""
+        """Reject rows that cannot become records, by the names of their columns."""
         if self.key_field is not None and self.key_field not in names:
             raise InvalidSettingError(
                 f"key_field={self.key_field!r} is no column: there are {', '.join(names) or 'none'}"
@@ -104,7 +104,7 @@ class RowFormat:
         check_names(others, topic)
 
     def records(self, table: pa.Table) -> pa.Table:
-        """``table`` with a record's columns."""
+        """``table`` with the columns of a record."""
         if self.key_field is None and not self.is_json:
             return table
         self.check_names(table.column_names, "")
@@ -148,7 +148,7 @@ def _is_json(column: pa.ChunkedArray) -> bool:
 
 
 def check_schema(schema: pa.Schema, topic: str | None) -> None:
-    """``check_names``, and the columns' types."""
+    """``check_names``, and the types of the columns."""
     check_names(schema.names, topic)
     for field in schema:
         if field.name == "topic":

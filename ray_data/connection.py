@@ -1,4 +1,4 @@
-"""One connection to the log per process of Ray: the driver, and each worker for all its tasks."""
+"""One connection to the log per Ray process: the driver, and each worker for all its tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _lock: Final = threading.Lock()
 
 
 class _JobCache:
-    """The connection of this process, if it has one, and the Ray job that it belongs to."""
+    """This process's connection, if it has one, and the Ray job that it belongs to."""
 
     job: tuple[bytes, str] | None = None
     cluster: Cluster | None = None
@@ -32,8 +32,8 @@ def this_process(processes: ProcessTable) -> DriverProcess | None:
 def connect(address: str | None = None) -> EngineConnection:
     """This process's connection to the log at ``address``; its own Ray cluster's for ``None``.
 
-    A worker always has one, with the authentication of its cluster. Raises
-    ``ConnectionFailedError`` as ``oncelog.connect`` does.
+    A worker always has a Ray cluster, and its authentication. Raises ``ConnectionFailedError`` as
+    ``oncelog.connect`` does.
     """
     from oncelog.api import client
     from oncelog.api.session.cluster_connection import join_ray, ray_cluster_id

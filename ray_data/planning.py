@@ -1,6 +1,6 @@
-"""What a read covers, partition by partition, and how its tasks share it. Pure.
+"""The ranges that a read covers, and how its tasks share them. Pure.
 
-A start is inclusive, an end exclusive. Both are an offset, a time or a word, for all partitions, or
+A start is inclusive, an end exclusive. Each is an offset, a time or a word for all partitions, or
 ``{topic: {partition: ...}}``, as in ``ray.data.read_kafka``.
 """
 
@@ -17,25 +17,25 @@ from oncelog.storage.model import NO_OFFSET, TopicPartition
 from oncelog.storage.settings import refused
 
 Position: TypeAlias = int | str | datetime
-"""An offset, a time (without a zone it is UTC), or "earliest" or "latest"."""
+"""An offset, a time (UTC if it has no zone), or "earliest" or "latest"."""
 
 Positions: TypeAlias = Position | Mapping[str, Mapping[int, Position]]
 
 ROW_OVERHEAD_BYTES: Final = 48
-"""What a row takes in Arrow beyond its bytes in the log, with the name of its topic."""
+"""A row's memory in Arrow beyond its bytes in the log, with the name of its topic."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One end of a read: the argument's name, and the only word that it may be."""
+    """The start or end of a read: the argument's name, and the one word that it may be."""
 
     name: str
     word: str
 
     def check(self, given: object) -> None:
-        """``InvalidSettingError`` for what is no position at all, wherever a topic's log is."""
+        """Reject what can never be a position, with ``InvalidSettingError``; makes no call."""
         if not isinstance(given, Mapping):
             self._check_one(given, self.name)
             return
@@ -58,7 +58,7 @@ class Side:
     def positions(
         self, given: Positions, chosen: Collection[TopicPartition]
     ) -> dict[TopicPartition, Position]:
-        """The position of each chosen partition; one that is not named has the word's."""
+        """The position of each chosen partition; for one that is not named, the word's."""
         if not isinstance(given, Mapping):
             return dict.fromkeys(chosen, given)
         named = {
@@ -74,7 +74,7 @@ class Side:
 
 
 def position_text(word: str) -> str:
-    """What an end of a read may be, in words."""
+    """The allowed values of a start or end, as text for errors."""
     return f"an offset, a datetime, {word!r}, or, for all, {{topic: {{partition: one of these}}}}"
 
 
@@ -87,12 +87,12 @@ def _is_whole(value: object) -> bool:
 
 
 def times_ms(positions: Mapping[TopicPartition, Position]) -> dict[TopicPartition, int]:
-    """Those positions that are times, in ms since 1970, rounded up: at or after is meant."""
+    """The positions that are times, in ms since the epoch, rounded up: at or after is meant."""
     found = {}
     for topic_partition, position in positions.items():
         if isinstance(position, datetime):
             moment = position if position.tzinfo else position.replace(tzinfo=timezone.utc)
-            # Negative ones have meanings of their own.
+            # Negative values have special meanings.
             found[topic_partition] = max(0, -((_EPOCH - moment) // timedelta(milliseconds=1)))
     return found
 
@@ -105,11 +105,11 @@ def plan(
     start_times: Mapping[TopicPartition, int],
     end_times: Mapping[TopicPartition, int],
 ) -> list[PartitionRange]:
-    """The ranges to read; partitions without offsets are left out.
+    """Return the ranges to read; partitions without offsets are left out.
 
     ``start_times`` and ``end_times`` are the offsets of positions that are times, -1 where no
-    record is that late. An end beyond what can be read is cut to it. ``OffsetOutOfRangeError``
-    for a start whose records are deleted or not there yet, ``InvalidSettingError`` for one
+    record is that late. An end beyond what can be read is lowered to it. ``OffsetOutOfRangeError``
+    for a start whose records are deleted or not there yet; ``InvalidSettingError`` for a start
     after the end.
     """
     ranges = []
@@ -155,7 +155,7 @@ def _offset(position: Position, offset_of_time: int, readable: ReadBounds) -> in
 def rows_bytes(
     ranges: Sequence[PartitionRange], bytes_per_offset: Mapping[TopicPartition, int]
 ) -> int:
-    """About how much memory the rows take; they take more where logs are compressed."""
+    """Estimate the rows' memory in bytes; it is more if logs are compressed."""
     return sum(
         item.size * (bytes_per_offset[item.topic_partition] + ROW_OVERHEAD_BYTES) for item in ranges
     )
@@ -166,10 +166,10 @@ def shares(
     bytes_per_offset: Mapping[TopicPartition, int],
     count_max: int,
 ) -> list[tuple[PartitionRange, ...]]:
-    """``ranges`` in order, cut into at most ``count_max`` shares of about as many bytes each.
+    """Cut ``ranges``, in order, into at most ``count_max`` shares of similar bytes.
 
-    A large partition is cut, small ones share a task. There are fewer only where there are too
-    few offsets. None is empty.
+    A large partition is cut; small ones share a task. There are fewer shares only if there are too
+    few offsets. No share is empty.
     """
     total_bytes = sum(item.size * bytes_per_offset[item.topic_partition] for item in ranges)
     cut: list[list[PartitionRange]] = [[] for _ in range(count_max)]

@@ -1,9 +1,9 @@
 """``oncelog.ray_data.write``: a dataset into topics as one transaction over all its tasks.
 
-Ray Data's sink interface as steps of a ``DistributedWrite``. Each attempt of a task is a member of
-its own; the winners are those whose reports Ray Data returns, one per task, and whatever other
-attempts wrote is aborted. The run is tied to the process that called ``write``: should it die, the
-coordinator aborts the run (ADR 16).
+Ray Data's sink interface as steps of a ``DistributedWrite``. Each attempt of a task is a member.
+The winners are the attempts whose reports Ray Data returns, one per task; all others are aborted.
+The run is tied to the process that called ``write``: if that dies, the coordinator aborts the run
+(ADR 16).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 AS_RECORDS: Final = RowFormat()
 
 FORMATTED_ROWS_MAX: Final = 10_000
-"""How many rows a task makes into records at a time: as JSON they are objects meanwhile."""
+"""How many rows a task converts at a time: as JSON they are temporarily Python objects."""
 
 TASK_BYTES: Final = 33_554_432
-"""The least that Ray Data gives to a task of a write, unless there is no more.
+"""The least that Ray Data gives to a task of a write, if there is that much.
 
-Each task is a member of the transaction, of which there may not be too many. And a sink that names
-a least size is not fused with what makes the rows: a fused task keeps all its rows until it ends.
+Each task is a member of the transaction, and their number is limited. Also, a sink with a minimum
+size is not fused with the task that makes the rows: a fused task keeps all rows until it ends.
 """
 
 
@@ -56,26 +56,24 @@ def write(
     concurrency: int | None = None,
     ray_remote_args: dict[str, Any] | None = None,
 ) -> None:
-    """Execute ``dataset`` and write its rows to ``topic``; all are visible on return, or none is.
+    """Execute ``dataset`` and write its rows in one transaction: on return all are visible.
 
-    Columns: ``value`` (binary or string) and, optionally, ``key`` (the same), ``timestamp`` (ms
-    since 1970, or an Arrow timestamp), ``headers`` (``list<struct<key, value>>``), ``partition``
-    (an integer) and ``topic``, which counts where the argument is ``None``. Null counts as
-    absent. Rows of a task keep their order within a partition. With ``value_serializer="json"`` the
-    value is the whole row as a JSON object, as ``Dataset.write_kafka`` writes it; ``key_field``
-    names the column that is the key, bytes as they are and anything else as its text.
+    Columns: ``value`` (binary or string) and optionally ``key`` (the same), ``timestamp`` (ms since
+    the epoch, or an Arrow timestamp), ``headers`` (``list<struct<key, value>>``), ``partition``
+    (integer) and, if the argument ``topic`` is ``None``, ``topic``. Null means absent. Rows of a
+    task keep their order within a partition. With ``value_serializer="json"`` the value is the
+    whole row as a JSON object, as in ``Dataset.write_kafka``. ``key_field`` names the column with
+    the key; bytes are used as they are, other types as text.
 
-    With ``txn_app_id`` and ``txn_version`` a rerun is safe: a version that is committed is not
-    executed again, and one below it raises ``OutdatedVersionError``. A write without them that
-    raised after its end was asked for may be committed. ``transactional_id`` is the id of one
-    without them, which fences earlier writes. ``transaction_timeout_ms`` runs from the first task's
-    first rows to the end. ``address`` is that of ``oncelog.connect``; by default the
-    Ray cluster of this process, or machine. ``concurrency`` and ``ray_remote_args`` are those of
-    ``Dataset.write_datasink``.
+    With ``txn_app_id`` and ``txn_version`` a rerun is safe. A committed version is not executed
+    again, and a lower one raises ``OutdatedVersionError``. Without them, a write that raised while
+    it was ending may be committed even so; ``transactional_id`` is then the id to write under,
+    which fences earlier writes.
 
-    Raises ``InvalidSettingError`` for an impossible argument or column, and
-    ``UnknownTopicOrPartitionError``, before any task runs where that can be known; errors of
-    tasks as Ray Data does. Then nothing is visible.
+    The write is aborted after ``transaction_timeout_ms`` without any of its tasks. ``address`` is
+    that of ``oncelog.connect``; by default this process's Ray cluster, or this machine's. The other
+    arguments are those of ``Dataset.write_datasink``. ``InvalidSettingError`` for an invalid
+    argument or column, ``UnknownTopicOrPartitionError``, and errors of tasks leave nothing visible.
     """
     # One thing: most of it are arguments, and what they mean.
     arguments = WriteArguments(
@@ -101,13 +99,13 @@ def write(
             OncelogDatasink(planned, rows), concurrency=concurrency, ray_remote_args=ray_remote_args
         )
     except BaseException:
-        # Ray Data tells its sink of most errors, and not of an interrupt; once more does no harm.
+        # Ray Data reports most errors to its sink, but not an interrupt. Repeating does no harm.
         planned.abort(connect)
         raise
 
 
 def write_options(arguments: WriteArguments) -> WriteOptions:
-    """The write; ``InvalidSettingError`` for a name that is too long to remember."""
+    """The options of the write; ``InvalidSettingError`` if a name is too long."""
     options = WriteOptions(
         engine="ray-data",
         topic=arguments.topic,
@@ -142,8 +140,8 @@ def _check_dataset(dataset: Dataset, topic: str | None, rows: RowFormat) -> None
             "tasks that failed",
             advice="set it to 0",
         )
-    # The rows of each task would count as written when the task ends, and the transaction may abort
-    # after that: the next execution would leave them out.
+    # A task's rows would count as written when the task ends. The transaction may abort after
+    # that, and the next execution would leave them out.
     if dataset.context.checkpoint_config is not None:
         raise InvalidSettingError(
             "DataContext.checkpoint_config would leave out rows that were aborted",
@@ -157,7 +155,7 @@ def _check_dataset(dataset: Dataset, topic: str | None, rows: RowFormat) -> None
 
 
 def check(schema: Any, topic: str | None, rows: RowFormat) -> None:
-    """Check the columns of a schema of Ray Data; what pandas holds shows its types in the tasks."""
+    """Check the columns of a Ray Data schema; types of pandas blocks are checked in the tasks."""
     if isinstance(schema, pa.Schema):
         rows.check(schema, topic)
     else:
@@ -182,22 +180,22 @@ class OncelogDatasink(Datasink["Winner | None"]):
             check(schema, self._write.options.topic, self._rows)
 
     def write(self, blocks: Iterable[Block], ctx: TaskContext) -> Winner | None:  # noqa: ARG002
-        """Write the blocks of one task attempt as they come; all is acknowledged on return."""
+        """Write the blocks of one task attempt as they come; all are acknowledged on return."""
         return self._write.write(connect, batches(blocks, self._write.options.topic, self._rows))
 
     def on_write_complete(self, write_result: WriteResult[Winner | None]) -> None:
-        """Commit the attempts that were reported, and abort all others."""
+        """Commit the reported attempts, and abort all others."""
         self._write.commit(connect, write_result.write_returns)
 
     def on_write_failed(self, error: Exception) -> None:  # noqa: ARG002
-        """Abort the run, unless it is committed. Never raises."""
+        """Abort the run; if it is committed, change nothing. Never raises."""
         self._write.abort(connect)
 
 
 def batches(
     blocks: Iterable[Block], topic: str | None, rows: RowFormat
 ) -> Iterator[pa.RecordBatch]:
-    """The records of ``blocks``, whose columns are checked again: blocks may differ."""
+    """Yield the records of ``blocks``; each block is checked, since their columns may differ."""
     for block in blocks:
         table = BlockAccessor.for_block(block).to_arrow()
         step = FORMATTED_ROWS_MAX if rows.is_json else max(1, table.num_rows)

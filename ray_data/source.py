@@ -1,7 +1,7 @@
-"""``oncelog.ray_data.read``: a topic as a dataset, planned when it is called.
+"""``oncelog.ray_data.read``: topics as a dataset, planned when it is called.
 
-The plan is frozen in the dataset, so each execution of it reads the same records: call ``read``
-again to see newer ones. Tasks run wherever Ray puts them, each on the connection of its process.
+The plan is frozen in the dataset, so each execution reads the same records: call ``read`` again to
+see newer ones. Tasks run wherever Ray places them, each on the connection of its process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ray.data.context import DataContext
 
 TASK_BYTES_MIN: Final = 8_388_608
-"""The least of a log that a task reads, unless told otherwise: some nine batches of a table.
+"""The least of a log that a task reads by default: some nine batches of a table.
 
 Tasks that share a batch both fetch it, and Ray Data asks for up to 200 tasks of a megabyte each.
 """
@@ -59,23 +59,21 @@ def read(
     runtime_env: dict[str, Any] | None = None,
     ray_remote_args: dict[str, Any] | None = None,
 ) -> Dataset:
-    """A dataset of the records of ``topics`` that can be read now, one row each.
+    """Return a dataset of the records of ``topics`` that can be read now, one row each.
 
     Columns: ``key`` and ``value`` (binary), ``topic``, ``partition``, ``offset``, ``timestamp``
-    (ms since 1970), ``timestamp_type`` (0 the producer's, 1 the log's) and, with
+    (ms since the epoch), ``timestamp_type`` (0: the producer's, 1: the log's) and, with
     ``include_headers``, ``headers`` (``list<struct<key, value>>``).
 
-    ``start_offset`` (inclusive) and ``end_offset`` (exclusive) are an offset, a ``datetime``
-    (without a zone it is UTC), "earliest" or "latest", or ``{topic: {partition: one of these}}``,
-    where those not named are read from the earliest or to the latest. A time stands for the first
-    record at or after it. The latest is the last stable offset for read_committed, the high
-    watermark for read_uncommitted; an end beyond it is cut to it. ``address`` is that of
-    ``oncelog.connect``; by default this process's Ray cluster, or machine's. The other arguments
-    are those of ``ray.data.read_datasource``.
-
-    Raises ``InvalidSettingError`` for an impossible argument, ``UnknownTopicOrPartitionError``
-    for a topic that does not exist, and ``OffsetOutOfRangeError`` for a start whose records are
-    deleted or not there yet. A task fails if its records vanish meanwhile.
+    ``start_offset`` (inclusive) and ``end_offset`` (exclusive) are an offset, a ``datetime`` (UTC
+    if it has no zone), "earliest" or "latest", or ``{topic: {partition: one of these}}``.
+    Partitions not named there are read from the earliest or to the latest offset. A time means the
+    first record at or after it. The latest is the last stable offset for read_committed, the high
+    watermark for read_uncommitted; an end beyond it is lowered to it. ``address`` is that of
+    ``oncelog.connect``; by default this process's Ray cluster, or this machine's. The other
+    arguments are those of ``ray.data.read_datasource``. ``InvalidSettingError`` for an invalid
+    argument, ``UnknownTopicOrPartitionError``, and ``OffsetOutOfRangeError`` for a start whose
+    records are deleted or not there yet. A task fails if its records are deleted before it reads.
     """
     # One thing: most of it are arguments, and what they mean.
     wanted = ReadArguments(
@@ -108,7 +106,7 @@ def read(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPlan:
-    """What to read, and about how many bytes of its log an offset of each partition takes."""
+    """What to read, and the average log bytes per offset of each partition."""
 
     ranges: tuple[PartitionRange, ...]
     bytes_per_offset: Mapping[TopicPartition, int]
@@ -122,7 +120,7 @@ def plan_read(
     end_offset: Positions,
     isolation_level: IsolationLevel,
 ) -> ReadPlan:
-    """Ask the cluster what there is, and decide what is read of it."""
+    """Ask the cluster for the bounds of the logs, and plan the ranges to read."""
     chosen = Selection(topics=topics).choose(connection.partition_counts())
     starts, ends = START.positions(start_offset, chosen), END.positions(end_offset, chosen)
     ranges = plan(
@@ -151,7 +149,7 @@ class OncelogDatasource(Datasource):
         self._schema = read_schema(includes_headers=includes_headers)
 
     def estimate_inmemory_data_size(self) -> int:
-        """About how many bytes the rows take; Ray Data chooses the number of tasks by it."""
+        """Estimate the rows' bytes; Ray Data chooses the number of tasks by it."""
         return rows_bytes(self._plan.ranges, self._plan.bytes_per_offset)
 
     def get_read_tasks(
@@ -160,7 +158,7 @@ class OncelogDatasource(Datasource):
         per_task_row_limit: int | None = None,
         data_context: DataContext | None = None,  # noqa: ARG002
     ) -> list[ReadTask]:
-        """At most ``parallelism`` tasks, each large enough; at least one, to tell the columns."""
+        """At most ``parallelism`` tasks, each large enough; at least one, for the schema."""
         planned = self._plan
         log_bytes = sum(
             item.size * planned.bytes_per_offset[item.topic_partition] for item in planned.ranges
@@ -170,7 +168,7 @@ class OncelogDatasource(Datasource):
             ReadTask(
                 _reading(share, planned.isolation_level, self._schema),
                 BlockMetadata(
-                    # Markers and aborted records have offsets, so only reading tells.
+                    # Markers and aborted records have offsets too, so the number is unknown.
                     num_rows=None,
                     size_bytes=rows_bytes(share, planned.bytes_per_offset),
                     input_files=None,
@@ -198,7 +196,7 @@ def blocks(
     isolation_level: IsolationLevel,
     schema: pa.Schema,
 ) -> Iterator[pa.Table]:
-    """The records of a share as blocks, one range after the other, at least an empty one."""
+    """Yield the records of a share as blocks, range after range, at least an empty one."""
     yield schema.empty_table()
     for wanted in share:
         for columns in connect().read(wanted, isolation_level):

@@ -1,4 +1,4 @@
-"""The Spark data source ``oncelog``, a RayDP session that has it, a write for ``foreachBatch``.
+"""The Spark data source ``oncelog``, a RayDP session with it, and a write for ``foreachBatch``.
 
 Importing this package imports neither Spark nor Ray; its functions do.
 """

@@ -1,7 +1,7 @@
 """One connection to the cluster per Python process of Spark, made by the first hook that needs it.
 
-Planner and executor workers are forked by a daemon of Spark and reused, so most hooks find the
-connection of their predecessor. It is never made in the daemon itself.
+Planner and executor workers are forked by a Spark daemon and reused, so most hooks find an existing
+connection. It is never made in the daemon itself.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from oncelog.api.client import Cluster
 
 ADDRESS_VARIABLE: Final = "ONCELOG_ADDRESS"
-"""The default of option ``address``, which a session gives to all its Python processes."""
+"""The default of option ``address``; a session passes it to all its Python processes."""
 
 
 DRIVER_COMMAND: Final = "java"
-"""What Spark's driver runs; its Python processes are its children."""
+"""The main class of Spark's driver; its Python processes are its children."""
 
 
 def driver_process(processes: ProcessTable) -> DriverProcess | None:
@@ -39,7 +39,7 @@ def default_address() -> str:
 
 
 class _AddressCache:
-    """The connection of this process, if it has one, and the address it was made with."""
+    """This process's connection, if it has one, and the address it was made with."""
 
     address: str = ""
     cluster: Cluster | None = None
@@ -50,15 +50,15 @@ class _AddressCache:
 def connect(address: str | None) -> EngineConnection:
     """This process's connection to the cluster at ``address``; the default one for ``None``.
 
-    Of several addresses with commas between it is the first that answers. A process can be in one
-    Ray cluster at a time: another address replaces the last.
+    Of several addresses, separated by commas, it uses the first that replies. A process can be in
+    only one Ray cluster at a time: another address replaces the last.
     Raises ``ConnectionFailedError`` if there is no cluster.
     """
     wanted = address or default_address()
     if _AddressCache.connection is not None and _AddressCache.address == wanted:
         _leave_out_of_garbage_collection()
         return _AddressCache.connection
-    # Ray reads its authentication mode when it is imported, which the client does below.
+    # Ray reads its authentication mode on import, and the client imports it below.
     prepare_to_join()
     if _AddressCache.cluster is not None:
         import ray
@@ -73,7 +73,7 @@ def connect(address: str | None) -> EngineConnection:
 
 
 def _joined(addresses: Sequence[str]) -> Cluster:
-    """The first cluster that answers; ``ConnectionFailedError`` says why none does."""
+    """The first cluster that replies; ``ConnectionFailedError`` says why none does."""
     from oncelog.api import client
 
     failures = []
@@ -90,10 +90,10 @@ def _joined(addresses: Sequence[str]) -> Cluster:
 
 
 def _leave_out_of_garbage_collection() -> None:
-    """Let the collections of garbage to come pass over what is there by the second hook.
+    """Exclude all objects that exist at the second hook from garbage collection.
 
-    Spark's daemon collects after every task, and would walk through all that Ray and Arrow have
-    loaded: 60 to 80 ms of a processor for each process of a micro-batch.
+    Spark's daemon collects after every task. That would walk through all that Ray and Arrow have
+    loaded: 60 to 80 ms of CPU time per process of a micro-batch.
     """
     if not _AddressCache.is_frozen:
         gc.freeze()

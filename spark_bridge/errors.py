@@ -1,7 +1,7 @@
-"""What a Spark user sees when something is wrong: one line that says what, and what to do.
+"""Errors as Spark users see them: one line that says what is wrong, and what to do.
 
-Spark wraps an error of a data source in its own exceptions, with a Python traceback; the last line
-is ours.
+Spark wraps a data source's error in its own exceptions, with a Python traceback; the last line is
+ours.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from oncelog.storage.exceptions import OncelogError
 
 WARNED_MAX: Final = 1_000
-"""How many lines a process of Spark's remembers to have told."""
+"""How many logged lines a Spark process remembers, so as not to repeat them."""
 
 PRODUCER_SETTINGS: Final = (
     "linger_ms",
@@ -36,20 +36,20 @@ _logger = logging.getLogger(__name__)
 
 @functools.lru_cache(maxsize=WARNED_MAX)
 def warn_once(line: str) -> None:
-    """Warn of something that every micro-batch comes upon, once in this process."""
+    """Log a warning that every micro-batch would repeat, once per process."""
     _logger.warning("%s", line)
 
 
 def option_of(setting: str) -> str:
-    """The option of a write that a producer's setting is."""
+    """The write option for a producer setting."""
     return f"kafka.{setting.replace('_', '.')}"
 
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turn an error of oncelog into a ``ValueError`` of one line, without its inner causes.
+    """Turn an error of oncelog into a ``ValueError`` with one line, without its inner causes.
 
-    A setting that it names is named as the option that it is here.
+    A setting that it names is replaced by the option's name.
     """
     try:
         yield

@@ -1,8 +1,8 @@
-"""Options as Spark hands them over, sorted into what they mean; for reads and writes alike.
+"""Options as Spark passes them, parsed by their declarations; for reads and writes.
 
-Keys come in lower case and every value as text. Each option is declared once, as settings are. An
-unknown or impossible one is refused with its name, its value and what is allowed; options of
-Kafka's that mean nothing here are told once.
+Spark passes keys in lower case and every value as text. Each option is declared once, as settings
+are. An unknown option or a value out of range is rejected; the error names the option, its value
+and what is allowed. Kafka options without effect here are logged once.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from oncelog.storage.settings import (
 )
 
 SPARKS_OWN: Final = ("path", "paths", "checkpointLocation", "queryName")
-"""What Spark itself adds to the options."""
+"""Options that Spark itself adds."""
 
 _UNIT_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 DURATION: Final = f"a whole number and one of {', '.join(_UNIT_MS)}"
-"""What a time may be."""
+"""The allowed values of a time."""
 
 CLIENT_TUNING: Final = (
     "kafka.acks",
@@ -86,13 +86,13 @@ CLIENT_TUNING: Final = (
     "kafka.transaction.*",
     "kafka.transactional.id",
 )
-"""What tunes Kafka's clients, in either direction: accepted where it means something, else told."""
+"""Tuning of Kafka's clients, for reads or writes: accepted where supported, else logged."""
 
 
 def client_option(kind: type[Any], setting: str, name: str, **changed: Any) -> Setting:
-    """The option that is a setting of a client's: as that is declared, but for what is changed.
+    """An option that is a client setting, with the setting's declaration except for ``changed``.
 
-    To be ``None`` is not to be given.
+    Leaving it out stands for ``None``.
     """
     found = settings_of(kind)[setting]
     if isinstance(found.rule, Either):
@@ -102,10 +102,10 @@ def client_option(kind: type[Any], setting: str, name: str, **changed: Any) -> S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionNames:
-    """The options of a read, or of a write. ``docs/SETTINGS.md`` has the accepted ones as a table.
+    """The options of a read or a write; ``docs/SETTINGS.md`` has the accepted ones as a table.
 
-    ``aliases``: Kafka's spelling → ours. ``ignored``: names, or patterns as of files, of what has
-    no effect, beside ``CLIENT_TUNING``. ``refused``: name → what to do instead.
+    ``aliases``: Kafka's spelling → ours. ``ignored``: names or glob patterns of options without
+    effect, in addition to ``CLIENT_TUNING``. ``refused``: name → what to do instead.
     """
 
     accepted: tuple[Setting, ...]
@@ -123,7 +123,7 @@ class OptionNames:
         return [*(one.name for one in self.accepted), *self.aliases]
 
     def own_name(self, key: str, value: str) -> str | None:
-        """The name, in lower case, under which an option counts; ``None`` if it does not."""
+        """The name, in lower case, under which an option counts; ``None`` if it is ignored."""
         lower = key.lower()
         aliases = {alias.lower(): name.lower() for alias, name in self.aliases.items()}
         name = aliases.get(lower, lower)
@@ -140,7 +140,7 @@ class OptionNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenOptions:
-    """The options that were given, under their own names in lower case."""
+    """The options that were given, under our names in lower case."""
 
     names: OptionNames
     values: dict[str, str] = field(default_factory=dict)
@@ -149,7 +149,7 @@ class GivenOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, str], names: OptionNames) -> GivenOptions:
-        """Sort the options: accepted ones, Spark's own, those without meaning, unknown ones."""
+        """Sort the options: accepted ones, Spark's own, ignored and unknown ones."""
         values: dict[str, str] = {}
         passed_over = []
         for key, value in options.items():
@@ -163,8 +163,8 @@ class GivenOptions:
                 )
             values[name] = value
         if passed_over:
-            # Not their values: some are passwords.
-            warn_once(f"options that mean nothing to oncelog: {', '.join(sorted(passed_over))}")
+            # Without their values: some are passwords.
+            warn_once(f"options without effect in oncelog: {', '.join(sorted(passed_over))}")
         paths = tuple(_path_list(options["paths"])) if "paths" in options else ()
         return cls(names=names, values=values, path=options.get("path"), paths=paths)
 
@@ -173,14 +173,14 @@ class GivenOptions:
         return name.lower() in self.values
 
     def text(self, name: str) -> str | None:
-        """The option's value as it was given, which is not empty, or ``None``."""
+        """The option's value as given, not empty, or ``None``."""
         value = self.values.get(name.lower())
         if value is not None and not value.strip():
             raise self.refuse(name, "text that is not empty")
         return value
 
     def value(self, name: str) -> Any:
-        """The option's value as it is declared, or its default; words may have any case."""
+        """The option's value as declared, or its default; words may have any case."""
         option, text = self.names.option(name), self.values.get(name.lower())
         if text is None:
             return option.default
@@ -201,7 +201,7 @@ class GivenOptions:
         return taken
 
     def duration_ms(self, name: str) -> int:
-        """The option as a time: a number and its unit, as ``15m``; milliseconds without one."""
+        """The option as a time in ms: a number with a unit, as ``15m``, or in ms without one."""
         value = self.values.get(name.lower(), self.names.option(name).default)
         found = re.fullmatch(r"([0-9]{1,12})\s*([a-z]*)", value.strip().lower())
         unit_ms = _UNIT_MS.get(found.group(2) or "ms") if found else None
@@ -210,12 +210,12 @@ class GivenOptions:
         return int(found.group(1)) * unit_ms
 
     def refuse(self, name: str, allowed: str) -> InvalidSettingError:
-        """The refusal of an option's value."""
+        """The error for an option's value."""
         return refused(name, self.values.get(name.lower()), allowed)
 
 
 def check_topic(option: str, topic: str) -> None:
-    """Refuse what is no topic's name."""
+    """Reject an invalid topic name."""
     if not is_valid_topic_name(topic):
         raise InvalidSettingError(
             f"{option}: {topic!r} is not a topic name", advice=f"give {TOPIC_NAME_RULE}"

@@ -1,19 +1,19 @@
-"""The reads of a stream: how far each micro-batch goes, and which ranges that are.
+"""The reads of a stream: where each micro-batch ends, and which ranges it reads.
 
-Spark asks over and over how far the next batch may go, from where the last one ended, and notes
-the answer in the checkpoint before a task runs; then it asks which ranges lie between. The answer
-to the second question is taken from the two offsets alone, so that a batch that comes again after
-a crash reads the same records. Nothing here imports Spark.
+Spark repeatedly asks where the next batch ends, given the end of the last one, and stores the reply
+in the checkpoint before a task runs. Then it asks for the ranges in between. They follow from the
+two offsets alone, so a batch that is repeated after a crash reads the same records. Nothing here
+imports Spark.
 
-In the checkpoint an offset is JSON as of Kafka's source, the next offset to read of each partition,
-and two more keys, which no topic can have as its name:
+In the checkpoint an offset is JSON as in Kafka's source: the next offset to read per partition. Two
+more keys cannot be topic names:
 
     {"@start": {"t": {"0": 3}}, "@topicIds": {"t": "5e0c..."}, "t": {"0": 23, "1": 7}}
 
-*Topic ids* tell a topic from another of its name: one that was made later, or in another cluster.
-*Start* has where those partitions begin that the offset before does not have, new ones and, in the
-first batch, all: Spark keeps no other record of where a stream began, and asks anew after a crash.
-``StreamOffset`` and what follows it are pure.
+*Topic ids* tell a topic from another with its name, made later or in another cluster. *Start* has
+the start offsets of partitions that the previous offset lacks: new ones and, in the first batch,
+all. Spark stores nothing else about where a stream began, and asks again after a crash.
+``StreamOffset`` and everything below it are pure.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ from oncelog.storage.exceptions import (
 from oncelog.storage.model import EARLIEST_TIMESTAMP, TopicPartition
 
 IDLE_WAIT_MS: Final = 20
-"""How long a stream with nothing to read waits before it says so: Spark asks again at once.
+"""How long a stream with nothing to read waits before it replies: Spark asks again at once.
 
-The batches of other sources of the query wait as long for each one that is idle.
+The batches of other sources of the query wait this long for each idle source.
 """
 
 TOPICS_AGE_MS: Final = 1_000
-"""How often a stream with nothing to read looks whether there are other topics or partitions."""
+"""How often a stream with nothing to read looks for new topics and partitions."""
 
 Stored = Mapping[str, Any]
-"""An offset as the checkpoint has it; empty before the first batch."""
+"""An offset in the checkpoint; empty before the first batch."""
 
 _logger = logging.getLogger(__name__)
 
 
 class MicroBatchReads:
-    """One stream, for as long as its query runs. Belongs to one thread."""
+    """One stream, as long as its query runs. Belongs to one thread."""
 
     def __init__(self, connect: Connect, options: ReadOptions) -> None:
         self._connect = connect
@@ -75,18 +75,18 @@ class MicroBatchReads:
         self._shown: Stored | None = None
         self._topics: Mapping[str, TopicMetadata] = {}
         self._topics_until_ms: float | None = None
-        """Until when they need not be asked for, while there is nothing to read."""
+        """Until when the known topics are used, while there is nothing to read."""
 
     def end_here(self) -> None:
-        """Go no further than what there is at the next question, in as many batches as it takes."""
+        """Stop at the end at the next call, in as many batches as it takes."""
         self._is_ending, self._target = True, None
 
     def following(self, stored: Stored, *, offsets_max: int | None, offsets_min: int = 0) -> Stored:
-        """How far the batch after ``stored`` goes; ``stored`` itself if there is nothing to read.
+        """Return the end of the batch after ``stored``, or ``stored`` if there is nothing to read.
 
-        Waits up to ``maxTriggerDelay`` between batches for ``offsets_min``. Raises what
-        ``check_topics`` and ``check_not_before`` do for records that are gone, if that is to fail,
-        and ``UnknownTopicOrPartitionError`` for a topic that there never was.
+        Waits up to ``maxTriggerDelay`` between batches for ``offsets_min``. Records that are gone
+        raise as in ``check_topics`` and ``check_not_before``, unless ``failOnDataLoss=false``.
+        ``UnknownTopicOrPartitionError`` for a topic that never existed.
         """
         connection = self._connect(self._options.address)
         start = StreamOffset.parse(stored)
@@ -113,7 +113,7 @@ class MicroBatchReads:
         return stored
 
     def _has(self, offsets_min: int, positions: Offsets, ends: Offsets) -> bool:
-        """Whether there is as much to read; what was deleted does not count."""
+        """Whether there are ``offsets_min`` offsets to read; deleted records do not count."""
         if sum(ends.values()) - sum(positions.values()) < offsets_min:
             return False
         if not offsets_min:
@@ -128,12 +128,12 @@ class MicroBatchReads:
         return sum(lags) >= offsets_min
 
     def _is_due(self, now_ms: float) -> bool:
-        """Whether a batch may be as small as it likes: the last one was too long ago."""
+        """Whether the last batch is so long ago that ``offsets_min`` no longer counts."""
         last_ms = self._last_batch_ms
         return last_ms is None or now_ms - last_ms >= self._options.trigger_delay_max_ms
 
     def _chosen(self, start: StreamOffset, now_ms: float) -> tuple[TopicIds, list[TopicPartition]]:
-        """The ids of all topics, and what is read of them."""
+        """The ids of all topics, and the selected partitions."""
         if self._topics_until_ms is None or now_ms >= self._topics_until_ms:
             self._topics = self._connect(self._options.address).topics()
             self._topics_until_ms = now_ms + TOPICS_AGE_MS
@@ -143,14 +143,14 @@ class MicroBatchReads:
         if lost and self._options.fails_on_data_loss:
             check_topics(start, topic_ids)
         for topic in lost:
-            _logger.warning("topic %r, which the stream has read, is gone or another now", topic)
+            _logger.warning("topic %r, which the stream has read, was deleted or replaced", topic)
         counts = {name: len(topic.partitions) for name, topic in topics.items()}
         return topic_ids, self._options.selection.choose(
             counts, lost=[topic for topic in lost if topic not in counts]
         )
 
     def _starts(self, new: list[TopicPartition], *, is_first: bool) -> dict[TopicPartition, int]:
-        """Where partitions begin that were not read before: a later one at its first record."""
+        """Where partitions start that were not read before: later ones at their first record."""
         if not new:
             return {}
         connection = self._connect(self._options.address)
@@ -164,7 +164,7 @@ class MicroBatchReads:
         return resolved("startingOffsets", wanted, self._bounds(new))
 
     def _ends(self, positions: Offsets) -> dict[TopicPartition, int]:
-        """How far each partition may be read by now."""
+        """How far each partition may be read now."""
         connection = self._connect(self._options.address)
         ends = connection.ends(list(positions), self._options.isolation_level)
         self._latest = ends
@@ -174,15 +174,15 @@ class MicroBatchReads:
             return ends
         if self._target is None:
             self._target = ends
-        # A partition that came later is left to the next query.
+        # A partition that was added later is left to the next query.
         return {tp: min(end, self._target.get(tp, positions[tp])) for tp, end in ends.items()}
 
     def latest(self) -> Stored | None:
-        """How far there was something to read at the last look; ``None`` before the first."""
+        """The readable ends at the last call; ``None`` before the first."""
         return None if self._latest is None else nested(self._latest)
 
     def ranges(self, stored_start: Stored, stored_end: Stored) -> list[PartitionRange]:
-        """What to read between two answers: the second one was given for the first.
+        """Return the ranges between two offsets, the second of which followed from the first.
 
         Raises as ``following``, and ``OffsetOutOfRangeError`` for records that were deleted.
         """
@@ -204,7 +204,7 @@ class MicroBatchReads:
             ending=ends,
             fails_on_data_loss=self._options.fails_on_data_loss,
         )
-        # From the checkpoint: a topic that is made again meanwhile has other records.
+        # From the checkpoint: a topic that is created again meanwhile has other records.
         ranges = [
             replace(item, topic_id=end.topic_ids[item.topic_partition.topic]) for item in ranges
         ]
@@ -215,9 +215,9 @@ class MicroBatchReads:
         return connection.bounds(partitions, self._options.isolation_level)
 
     def show(self, stored: Stored) -> None:
-        """Show how far the query has read as the progress of its group, if it has one.
+        """Commit the query's progress for its group, if it has one, to make its lag visible.
 
-        Only the checkpoint counts: what cannot be shown now is logged, and the next one shown.
+        Only the checkpoint counts: a failed commit is logged, and the next one makes up for it.
         """
         if self._options.group_id is None or stored == self._shown:
             return
@@ -229,7 +229,7 @@ class MicroBatchReads:
             )
         except OncelogError as error:
             _logger.warning(
-                "the progress of group %r cannot be shown: %s", self._options.group_id, error
+                "the progress of group %r cannot be committed: %s", self._options.group_id, error
             )
 
 
@@ -243,9 +243,9 @@ TopicIds = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOffset:
-    """How far a stream has read: the next offset of each partition, and the ids of the topics.
+    """How far a stream has read: the next offset of each partition, and the topic ids.
 
-    ``starts`` are those of partitions that the offset before lacks.
+    ``starts`` are those of partitions that the previous offset lacks.
     """
 
     positions: Offsets = field(default_factory=dict)
@@ -254,7 +254,7 @@ class StreamOffset:
 
     @classmethod
     def parse(cls, stored: Mapping[str, Any]) -> StreamOffset:
-        """What ``to_json`` gave, after a journey as text; ``InvalidSettingError`` for others."""
+        """Parse what ``to_json`` returned; ``InvalidSettingError`` for anything else."""
         try:
             topics = {name: item for name, item in stored.items() if not name.startswith(MARK)}
             topic_ids = {str(name): str(item) for name, item in stored.get(TOPIC_IDS, {}).items()}
@@ -265,13 +265,13 @@ class StreamOffset:
             parsed = None
         if parsed is None or not {tp.topic for tp in parsed.positions} <= parsed.topic_ids.keys():
             raise InvalidSettingError(
-                f"the checkpoint has {stored!r} as an offset, which is not one of oncelog's: is it "
-                "that of another source? Give the query a checkpoint of its own"
+                f"the checkpoint has {stored!r} as an offset, which is not one of oncelog's: does "
+                "it belong to another source? Give the query a checkpoint of its own"
             )
         return parsed
 
     def to_json(self) -> dict[str, Any]:
-        """For the checkpoint: Spark compares it as text, so its order is always the same."""
+        """The offset for the checkpoint. Spark compares it as text, so its order is fixed."""
         stored: dict[str, Any] = {TOPIC_IDS: dict(sorted(self.topic_ids.items()))}
         if self.starts:
             stored = {START: nested(self.starts), **stored}
@@ -283,14 +283,14 @@ class StreamOffset:
         return topic_partition in self.positions and self.topic_ids[topic] == topic_ids.get(topic)
 
     def lost_topics(self, topic_ids: TopicIds) -> list[str]:
-        """The topics that were read and are gone, also if there is another of the name now."""
+        """Topics that were read and then deleted, even if a new one has the name now."""
         return sorted(
             topic for topic, item in self.topic_ids.items() if topic_ids.get(topic) != item
         )
 
 
 def nested(offsets: Offsets) -> dict[str, dict[str, int]]:
-    """``offsets`` as JSON, in order."""
+    """``offsets`` as JSON, sorted."""
     topics: dict[str, dict[str, int]] = {}
     for topic_partition, offset in sorted(offsets.items()):
         topics.setdefault(topic_partition.topic, {})[str(topic_partition.partition)] = offset
@@ -309,7 +309,7 @@ def _flat(topics: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
 
 
 def check_topics(offset: StreamOffset, topic_ids: TopicIds) -> None:
-    """Refuse to go on if a topic that was read is gone: its records cannot be read any more."""
+    """Raise if a topic that was read was deleted: its records cannot be read any more."""
     for topic in offset.lost_topics(topic_ids):
         advice = "start a new query with a new checkpoint, or give failOnDataLoss=false to "
         if topic not in topic_ids:
@@ -318,14 +318,14 @@ def check_topics(offset: StreamOffset, topic_ids: TopicIds) -> None:
                 f"of the checkpoint; {advice}read without it"
             )
         raise UnknownTopicIdError(
-            f"topic {topic!r} has the id {topic_ids[topic]}, in the checkpoint it has "
-            f"{offset.topic_ids[topic]}: it was deleted and made again, or this is another "
-            f"cluster; {advice}read the one that there is from its start"
+            f"topic {topic!r} has the id {topic_ids[topic]}, but in the checkpoint "
+            f"{offset.topic_ids[topic]}: it was deleted and created again, or this is another "
+            f"cluster; {advice}read the new topic from its start"
         )
 
 
 def check_not_before(positions: Offsets, ends: Offsets) -> None:
-    """Refuse to go on if a partition ends before what was read of it."""
+    """Raise if a partition ends before what was read of it."""
     for topic_partition, position in sorted(positions.items()):
         if ends[topic_partition] < position:
             raise OffsetOutOfRangeError(
@@ -333,7 +333,7 @@ def check_not_before(positions: Offsets, ends: Offsets) -> None:
                 f"{ends[topic_partition]}: records were lost, or startingOffsets is beyond the "
                 "end",
                 advice=(
-                    "give a new checkpoint or another start, or failOnDataLoss=false to go on "
+                    "give a new checkpoint or another start, or failOnDataLoss=false to continue "
                     "from there"
                 ),
             )
@@ -345,10 +345,10 @@ def check_not_before(positions: Offsets, ends: Offsets) -> None:
 def limited(
     positions: Offsets, ends: Offsets, offsets_max: int | None
 ) -> dict[TopicPartition, int]:
-    """How far a batch of about ``offsets_max`` offsets goes from ``positions``, towards ``ends``.
+    """Where a batch of about ``offsets_max`` offsets ends, from ``positions`` towards ``ends``.
 
-    Each partition gets its share of what is there to read, and at least one offset. It never goes
-    back. Source: ``maxOffsetsPerTrigger`` of Kafka's source.
+    Each partition gets a share in proportion to what there is to read, and at least one offset.
+    It never goes back. Source: ``maxOffsetsPerTrigger`` of Kafka's source.
     """
     sizes = {tp: max(ends[tp] - position, 0) for tp, position in positions.items()}
     total = sum(sizes.values())

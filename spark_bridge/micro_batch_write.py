@@ -1,20 +1,19 @@
 """The writes of a stream: each micro-batch is one distributed write, and one version of the query.
 
-The application is the query, the version the number of the batch, so a batch that comes again
-after its commit is not written again: Spark notes its own commit only after ours. Both are known
-in the tasks alone. So the planner of a batch only *plans* its run; each task begins it before it
-reads a row, which is the same run for all of them, and tells its driver which one that was. The
-commit is made by a process that knows nothing but these reports.
+The application id is the query's, the version is the batch id. So a batch that is repeated after
+its commit is not written again: Spark stores its own commit only after ours. Both ids are known
+only in the tasks. Therefore the planner of a batch only *plans* its run. Each task begins it before
+it reads a row, which is the same run for all of them, and reports the run to the driver. The commit
+runs in a process that knows only these reports.
 
 | the batch is | in the tasks | at the commit |
 |---|---|---|
 | the next | its run begins, and fences every other | its winners and the version, as one |
-| the last committed | rows are left unread | succeeds, changes nothing |
+| the last committed | rows are not read | succeeds, changes nothing |
 | an earlier one | ``OutdatedVersionError`` | - |
 
-Of two drivers with one checkpoint the one that began last can commit, and only if no task of the
-other begins between: the reports of one batch must all be of one run. Nothing here
-imports Spark.
+Of two drivers with one checkpoint, the one that began last can commit, and only if no task of the
+other begins in between: all reports of a batch must be of one run. Nothing here imports Spark.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """Which batch of which query: both are the same when it comes again, after a restart too."""
+    """A batch of a query; both ids are the same when it is repeated, even after a restart."""
 
     query_id: str
     batch_id: int
@@ -54,7 +53,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchReport:
-    """What a task attempt tells: the run it was in, and what it wrote there, if anything."""
+    """The report of a task attempt: its run, and what it wrote there, if anything."""
 
     membership: Membership
     winner: Winner | None
@@ -62,7 +61,7 @@ class MicroBatchReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchWrite:
-    """One attempt at one micro-batch; pickled into its tasks, not into its commit."""
+    """One attempt at one micro-batch; pickled into its tasks, but not into its commit."""
 
     options: WriteOptions
     run: PlannedRun
@@ -71,8 +70,8 @@ class MicroBatchWrite:
     def plan(cls, connect: Connect, options: WriteOptions) -> MicroBatchWrite:
         """Check what can be checked before any task starts. Changes nothing in the cluster.
 
-        The process that is to commit plans as well, in vain: so only a topic that is known to be
-        missing is refused here, and what cannot be asked now is left to the tasks.
+        The process that commits plans too, needlessly. So only a topic that is known to be missing
+        is an error here; what cannot be checked now is left to the tasks.
         """
         connection = connect(options.address)
         if options.topic is not None:
@@ -87,7 +86,7 @@ class MicroBatchWrite:
         *,
         gather_bytes: int = GATHER_BYTES,
     ) -> MicroBatchReport:
-        """Write the rows of one task attempt; all of them are acknowledged on return.
+        """Write the rows of one task attempt; all are acknowledged on return.
 
         ``OutdatedVersionError`` if a later batch of the query is committed.
         """
@@ -99,7 +98,7 @@ class MicroBatchWrite:
         except OutdatedVersionError as error:
             raise OutdatedVersionError(
                 f"batch {batch.batch_id} of query {batch.query_id} is older than what is "
-                f"committed: {error}. Its checkpoint was rolled back, or is used twice: go on "
+                f"committed: {error}. Its checkpoint was rolled back, or is used twice: continue "
                 "with the newest copy of it, or with a new checkpoint as a new query, which "
                 "writes again what this one has written"
             ) from error
@@ -108,10 +107,10 @@ class MicroBatchWrite:
         return MicroBatchReport(membership=membership, winner=winner)
 
     def commit(self, connect: Connect, reports: Sequence[MicroBatchReport]) -> RunEnd:
-        """Commit the members in the reports, one of each task, and the version of their batch.
+        """Commit the members in the reports, one per task, and the version of their batch.
 
-        Safe to repeat. ``ProducerFencedError`` if they are not all of one run: another driver has
-        begun the batch meanwhile.
+        Durable on return, and safe to repeat. ``ProducerFencedError`` if they are not all of one
+        run: another driver has begun the batch meanwhile.
         """
         if not reports:
             raise IllegalStateError("a micro-batch without a report of any task has no identity")
@@ -127,9 +126,9 @@ class MicroBatchWrite:
         return write.commit(connect, [report.winner for report in reports])
 
     def abort(self, connect: Connect, reports: Sequence[MicroBatchReport]) -> None:
-        """Abort the batch, unless it is committed; then nothing changes. Never raises.
+        """Abort the batch; if it is committed, change nothing. Never raises.
 
-        Without a report nobody knows what to abort: see ``DistributedWrite.abort``.
+        Without a report it is unknown what to abort; see ``DistributedWrite.abort``.
         """
         for membership in _memberships(reports):
             if not membership.is_committed:

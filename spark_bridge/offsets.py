@@ -1,4 +1,4 @@
-"""Which records a read covers: what was asked for, in offsets that exist. Pure.
+"""The records that a read covers: options resolved to existing offsets. Pure.
 
 Offsets in options are those of Kafka's Spark source: the next offset to read, as JSON
 ``{"topic": {"0": 23, "1": -2}}``, with -2 for earliest and -1 for latest.
@@ -21,17 +21,17 @@ LATEST: Final = -1
 EARLIEST: Final = -2
 
 MARK: Final = "@"
-"""How keys begin that a stream adds to its offsets; no topic's name has it."""
+"""The prefix of keys that a stream adds to its offsets; no topic name can have it."""
 
 Offsets = Mapping[TopicPartition, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timestamps:
-    """Where to start or end by time: at the first record that is not older.
+    """Where to start or end by time: at the first record at or after it.
 
-    ``wanted_ms`` is the time of all partitions, or of each of them. A partition without such a
-    record is read from, or to, its end, unless ``fails_without_match``.
+    ``wanted_ms`` is the time of all partitions, or of each one. A partition without such a record
+    starts, or ends, at its end, unless ``fails_without_match``.
     """
 
     wanted_ms: int | Mapping[TopicPartition, int]
@@ -47,7 +47,7 @@ class Timestamps:
         return self.wanted_ms
 
     def matched(self, option: str, found: Mapping[TopicPartition, int | None]) -> Offsets:
-        """The offsets that were found; ``OffsetOutOfRangeError`` for none, if that fails."""
+        """The offsets found; ``OffsetOutOfRangeError`` if one is missing and must not be."""
         missing = sorted(tp for tp, offset in found.items() if offset is None)
         if missing and self.fails_without_match:
             raise OffsetOutOfRangeError(
@@ -69,9 +69,9 @@ def resolve(
     partitions: Collection[TopicPartition],
     offsets_at: Callable[[Mapping[TopicPartition, int]], Offsets],
 ) -> int | Offsets:
-    """A position without times; ``option`` is what it was given by.
+    """Resolve the times in a position; ``option`` is the option that gave it.
 
-    ``offsets_at`` knows the first offset at or after a time in each partition, -1 for none.
+    ``offsets_at`` returns the first offset at or after a time in each partition, -1 for none.
     """
     if not isinstance(wanted, Timestamps):
         return wanted
@@ -89,16 +89,16 @@ def parse_offsets(option: str, text: str) -> dict[TopicPartition, int]:
     offsets = _parse_numbers(option, text)
     for offset in offsets.values():
         if offset < EARLIEST:
-            raise _refuse(option, text, f"{offset!r} is no offset, -1 (latest), -2 (earliest)")
+            raise _refuse(option, text, f"{offset!r} is not an offset, -1 (latest), -2 (earliest)")
     return offsets
 
 
 def parse_timestamps(option: str, text: str) -> dict[TopicPartition, int]:
-    """Times in milliseconds from JSON of the same form."""
+    """Times in ms since the epoch, from JSON of the same form."""
     timestamps = _parse_numbers(option, text)
     for timestamp_ms in timestamps.values():
         if timestamp_ms < 0:
-            raise _refuse(option, text, f"{timestamp_ms} is no time in milliseconds")
+            raise _refuse(option, text, f"{timestamp_ms} is not a time in milliseconds")
     return timestamps
 
 
@@ -112,7 +112,7 @@ def _parse_numbers(option: str, text: str) -> dict[TopicPartition, int]:
             raise _refuse(option, text, f"topic {topic!r} needs an object of partitions")
         for partition, number in partitions.items():
             if not isinstance(number, int) or isinstance(number, bool):
-                raise _refuse(option, text, f"{number!r} is no offset, and no time")
+                raise _refuse(option, text, f"{number!r} is not an offset or a time")
             numbers[_topic_partition(option, text, topic, partition)] = number
     return numbers
 
@@ -133,13 +133,13 @@ def _parse_object(option: str, text: str) -> dict[str, object]:
     except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict) or not parsed:
-        raise _refuse(option, text, "a JSON object with a topic or more is needed")
+        raise _refuse(option, text, "give a JSON object with at least one topic")
     return parsed
 
 
 def _topic_partition(option: str, text: str, topic: str, partition: str) -> TopicPartition:
     if not re.fullmatch(r"[0-9]{1,9}", partition):
-        raise _refuse(option, text, f"{partition!r} is no partition of topic {topic!r}")
+        raise _refuse(option, text, f"{partition!r} is not a partition of topic {topic!r}")
     return TopicPartition(topic, int(partition))
 
 
@@ -157,12 +157,12 @@ def plan(
     ending: int | Offsets,
     fails_on_data_loss: bool,
 ) -> list[PartitionRange]:
-    """The ranges to read of partitions that have ``bounds`` now; those without offsets left out.
+    """Return the ranges to read, for partitions with ``bounds``; empty ones are left out.
 
     ``starting`` and ``ending`` are ``EARLIEST`` or ``LATEST`` for all partitions, or an offset for
-    each of them. Raises ``InvalidSettingError`` when they name other partitions, and
-    ``OffsetOutOfRangeError`` when an offset asked for cannot be read (any more, or yet) and
-    ``fails_on_data_loss``; otherwise the range is cut to what can be read.
+    each. Raises ``InvalidSettingError`` if they name other partitions. If a wanted offset is
+    deleted or not there yet, raises ``OffsetOutOfRangeError`` with ``fails_on_data_loss``;
+    otherwise the range is reduced to what can be read.
     """
     starts = resolved("startingOffsets", starting, bounds)
     ends = resolved("endingOffsets", ending, bounds)
@@ -188,10 +188,10 @@ def plan(
 def split(
     ranges: list[PartitionRange], ranges_min: int, size_max: int = 2**63
 ) -> list[PartitionRange]:
-    """Cut ``ranges`` into at least ``ranges_min``, if there are offsets enough; same offsets.
+    """Cut ``ranges`` into at least ``ranges_min`` of the same offsets, if there are enough.
 
-    None has more than ``size_max`` offsets. A range is cut into as many pieces as its share of all
-    offsets calls for, so that the pieces are about equally large.
+    None has more than ``size_max`` offsets. A range is cut in proportion to its share of all
+    offsets, so that the pieces have similar sizes.
     """
     total = sum(item.size for item in ranges)
     wanted = ranges_min if len(ranges) < ranges_min else 0
@@ -211,7 +211,7 @@ def split(
 def resolved(
     option: str, wanted: int | Offsets, bounds: Mapping[TopicPartition, ReadBounds]
 ) -> dict[TopicPartition, int]:
-    """Each partition's offset, for its first or last one too; ``wanted`` must name them all."""
+    """The offset of each partition, also for earliest or latest; ``wanted`` must name all."""
     _check_complete(option, wanted, bounds.keys())
     return {tp: _resolve(tp, wanted, readable) for tp, readable in bounds.items()}
 

@@ -1,16 +1,16 @@
-"""What the filters of a batch read mean for what it reads: fewer partitions and offsets. Pure.
+"""Filter pushdown: the filters of a batch read reduce its partitions and offsets. Pure.
 
 | column | filters | Spark evaluates them again |
 |---|---|---|
 | ``topic`` | ``=``, ``IN``, and ``NOT`` before them | no |
 | ``partition`` | likewise, and ``<``, ``<=``, ``>``, ``>=`` | no |
 | ``offset`` | ``=``, ``<``, ``<=``, ``>``, ``>=``, ``IN`` | only an ``IN`` with gaps |
-| ``timestamp`` | ``=``, ``>``, ``>=``, ``IN``: where to begin | yes |
+| ``timestamp`` | ``=``, ``>``, ``>=``, ``IN``: where to start | yes |
 | all of these | ``IS NOT NULL``, which is always true | no |
 
-Times need not rise with offsets. But every record before the first one that is not older than a
-time is older, so a read may begin there; where it may end no time tells. All other filters are
-left to Spark.
+Timestamps need not rise with offsets. But every record before the first one at or after a time is
+older than that time, so a read may start there; no time tells where it may end. All other filters
+are left to Spark.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from oncelog.spark_bridge.offsets import Offsets
 from oncelog.storage.model import NO_OFFSET, TopicPartition
 
 SPANS_MAX: Final = 16
-"""Into how many ranges an ``IN`` may cut a partition, each of them read by a task of its own."""
+"""An ``IN`` cuts a partition into at most this many ranges, each read by a task of its own."""
 
 GAP_MIN: Final = 10_000
-"""Fewer offsets than this between two that are wanted are read with them."""
+"""A gap of fewer offsets than this between wanted ones is read too."""
 
 _LOWEST: Final = -(2**63)
 _HIGHEST: Final = 2**63
@@ -52,17 +52,17 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Whole numbers: disjoint spans in order, each from its start to its end (exclusive)."""
+    """A set of ints: disjoint spans in order, each from its start to its end (exclusive)."""
 
     spans: tuple[tuple[int, int], ...] = ((_LOWEST, _HIGHEST),)
 
     @classmethod
     def of(cls, numbers: Iterable[int]) -> Spans:
-        """Just these numbers."""
+        """Exactly these numbers."""
         return cls(tuple((number, number + 1) for number in sorted(set(numbers)))).joined(1)
 
     def joined(self, gap_min: int) -> Spans:
-        """These numbers, and those of every gap between them that is shorter than ``gap_min``."""
+        """These numbers and every gap between them that is shorter than ``gap_min``."""
         spans: list[tuple[int, int]] = []
         for start, end in self.spans:
             if spans and start - spans[-1][1] < gap_min:
@@ -78,7 +78,7 @@ class Spans:
         return Spans(tuple((start, end) for start, end in pairs if start < end))
 
     def within(self, start: int, end: int) -> list[tuple[int, int]]:
-        """What of these numbers is from ``start`` to ``end`` (exclusive), as spans."""
+        """These numbers from ``start`` to ``end`` (exclusive), as spans."""
         cut = ((max(start, first), min(end, last)) for first, last in self.spans)
         return [(first, last) for first, last in cut if first < last]
 
@@ -90,7 +90,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topics:
-    """The topics in ``names``, or all but those."""
+    """The topics in ``names``, or all except those."""
 
     names: frozenset[str]
     are_left_out: bool = False
@@ -102,10 +102,10 @@ class Topics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Narrowing:
-    """What a read may be limited to; by default to nothing.
+    """What a read is limited to; by default nothing.
 
-    ``from_ms``: records before the first one of that time or later, in milliseconds, are not
-    wanted; 0 for any. ``is_exact``: every record within is wanted, so Spark need not look.
+    ``from_ms``: records before the first one at or after this time (ms since the epoch) are not
+    wanted; 0 for no limit. ``is_exact``: every record within is wanted, so Spark need not filter.
     """
 
     topics: tuple[Topics, ...] = ()
@@ -115,7 +115,7 @@ class Narrowing:
     is_exact: bool = True
 
     def both(self, other: Narrowing) -> Narrowing:
-        """What both allow."""
+        """The limits of both."""
         return Narrowing(
             topics=self.topics + other.topics,
             partitions=self.partitions.both(other.partitions),
@@ -129,10 +129,10 @@ class Narrowing:
         ranges: Iterable[PartitionRange],
         offsets_at: Callable[[Mapping[TopicPartition, int]], Offsets],
     ) -> list[PartitionRange]:
-        """What is left of ``ranges``, in their order.
+        """Cut ``ranges`` to these limits, in their order.
 
-        ``offsets_at`` knows the first offset at or after a time in each partition, -1 for none; it
-        is asked only for partitions that are read.
+        ``offsets_at`` returns the first offset at or after a time in each partition, -1 for none.
+        It is called only for partitions that are read.
         """
         left = [
             replace(item, start_offset=start, end_offset=end)
@@ -158,7 +158,7 @@ class Narrowing:
 
 
 def push(filters: Sequence[Filter]) -> tuple[Narrowing, list[Filter]]:
-    """What ``filters``, all of which must hold, limit a read to; and those left to Spark."""
+    """Split ``filters``, which must all hold, into a limit and those left to Spark."""
     narrowing, left = Narrowing(), []
     for item in filters:
         found = _narrowing(item)
@@ -170,7 +170,7 @@ def push(filters: Sequence[Filter]) -> tuple[Narrowing, list[Filter]]:
 
 
 def _narrowing(item: Filter) -> Narrowing | None:
-    """What one filter limits a read to, ``None`` for nothing that is known here."""
+    """The limit that one filter sets; ``None`` if none is known."""
     asked, _ = _without_not(item)
     narrow = _COLUMNS.get(".".join(getattr(asked, "attribute", ())))
     if narrow is None:
@@ -179,7 +179,7 @@ def _narrowing(item: Filter) -> Narrowing | None:
 
 
 def _without_not(item: Filter) -> tuple[Filter, bool]:
-    """What a filter asks, and whether it is to be false."""
+    """The inner filter, and whether it is negated."""
     return (item.child, True) if isinstance(item, Not) else (item, False)
 
 
@@ -201,7 +201,7 @@ def _by_partition(item: Filter) -> Narrowing | None:
 
 
 def _by_offset(item: Filter) -> Narrowing | None:
-    # A ``Not`` is left to Spark: two ranges, and so two tasks, to leave out a record.
+    # A ``Not`` is left to Spark: it would take two ranges, and two tasks, to skip a record.
     values = _values(item, int)
     if values is None:
         spans = _beyond(item)
@@ -220,7 +220,7 @@ def _by_timestamp(item: Filter) -> Narrowing | None:
     if not values or any(value.tzinfo is None for value in values):
         return None
     earliest, is_after = min(values) - _EPOCH, isinstance(item, GreaterThan)
-    # Records have whole milliseconds: rounded down and one more, or rounded up.
+    # Records have whole milliseconds: rounded down plus one, or rounded up.
     from_ms = earliest // _MILLISECOND + 1 if is_after else -(-earliest // _MILLISECOND)
     return Narrowing(from_ms=max(from_ms, 0), is_exact=False)
 
@@ -234,10 +234,10 @@ _COLUMNS: Final[Mapping[str, Callable[[Filter], Narrowing | None]]] = {
 
 
 def _values(item: Filter, kind: type, *, is_not: bool = False) -> list[Any] | None:
-    """The values of which a column must have one; ``None`` if ``item`` does not say that.
+    """The values of which the column must have one; ``None`` if ``item`` does not say that.
 
-    A null in an ``IN`` equals nothing; a ``NOT IN`` with one is true of nothing, which is left
-    to Spark.
+    A null in an ``IN`` equals nothing. A ``NOT IN`` with a null is never true; that is left to
+    Spark.
     """
     if isinstance(item, (EqualTo, EqualNullSafe)):
         return _typed((item.value,), kind)
@@ -258,7 +258,7 @@ def _beyond(item: Filter) -> Spans | None:
         return None
     if _typed((item.value,), int) is None:
         return None
-    # The first number above the bound, which itself is above if it is not below.
+    # The first number above the bound. If the bound itself is not below, it is the bound.
     edge = item.value + isinstance(item, (LessThanOrEqual, GreaterThan))
     if isinstance(item, (LessThan, LessThanOrEqual)):
         return Spans(((_LOWEST, edge),))

@@ -1,4 +1,4 @@
-"""Options of a read: of a batch or of a stream. The names are those of Kafka's source."""
+"""Options of a batch or stream read. The names are those of Kafka's source."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _WHAT: Final = (
         Annotated[
             str,
             Checked("topics with commas between"),
-            'What to read: these topics. `load("t")` and `load(["t", "u"])` are short for it.',
+            'Read these topics; `load("t")` and `load(["t", "u"])` are short for it.',
         ],
         None,
     ),
     declared(
         "assign",
-        Annotated[str, Checked('JSON as {"topic": [0, 1]}'), "Or: these partitions."],
+        Annotated[str, Checked('JSON as {"topic": [0, 1]}'), "Or: read these partitions."],
         None,
     ),
     declared(
@@ -55,7 +55,7 @@ _WHAT: Final = (
         Annotated[
             str,
             Checked("a regular expression of Python's"),
-            "Or: topics whose whole name it matches; new ones are found.",
+            "Or: read topics whose whole name matches; new ones are found.",
         ],
         None,
     ),
@@ -67,9 +67,9 @@ _START: Final = (
         Annotated[
             str,
             Checked(BY_OFFSET),
-            "Where to start: by default batches at `earliest`, streams at `latest`; -2 stands for "
-            "earliest, -1 for latest. It counts for the first batch of a checkpoint; partitions "
-            "that come later start at their first record.",
+            "Where to start: by default batches at `earliest`, streams at `latest`; -2 means "
+            "earliest, -1 latest. A stream uses it only in its first batch; partitions added later "
+            "start at their first record.",
         ],
         None,
     ),
@@ -78,8 +78,8 @@ _START: Final = (
         Annotated[
             int,
             Meta(ge=0, le=INT64_MAX),
-            "Start at this time, in ms since 1970; goes before `startingOffsetsByTimestamp`, "
-            "and that before `startingOffsets`.",
+            "Start at this time, in ms since 1970; takes precedence over "
+            "`startingOffsetsByTimestamp`, and that over `startingOffsets`.",
         ],
         None,
     ),
@@ -90,7 +90,7 @@ _START: Final = (
     ),
     declared(
         "startingOffsetsByTimestampStrategy",
-        Annotated[Literal["error", "latest"], "What to do where no record is as late."],
+        Annotated[Literal["error", "latest"], "What to do if no record is that late."],
         "error",
     ),
 )
@@ -120,19 +120,19 @@ _HOW: Final = (
         "failOnDataLoss",
         Annotated[
             bool,
-            "Whether records that are gone end the read; otherwise they are skipped, and a topic "
-            "that was made again is read from its start.",
+            "Whether the read fails if records are gone; otherwise they are skipped, and a topic "
+            "that was created again is read from its start.",
         ],
         True,
     ),
     declared(
         "minPartitions",
-        Annotated[int, Meta(ge=1, le=1_000_000), "Split ranges for at least so many tasks."],
+        Annotated[int, Meta(ge=1, le=1_000_000), "Split ranges for at least this many tasks."],
         1,
     ),
     declared(
         "maxRecordsPerPartition",
-        Annotated[int, Meta(ge=1, le=INT64_MAX), "No task has more offsets than that."],
+        Annotated[int, Meta(ge=1, le=INT64_MAX), "No task reads more offsets than this."],
         None,
     ),
     declared(
@@ -145,14 +145,14 @@ _HOW: Final = (
         Annotated[
             int,
             Meta(ge=1, le=INT64_MAX),
-            "Streams: about so many offsets in a batch, of each partition its share and at least "
-            "one.",
+            "Streams: read about this many offsets per batch; each partition gets its share, at "
+            "least one.",
         ],
         None,
     ),
     declared(
         "minOffsetsPerTrigger",
-        Annotated[int, Meta(ge=1, le=INT64_MAX), "Streams: a batch waits for so many offsets."],
+        Annotated[int, Meta(ge=1, le=INT64_MAX), "Streams: a batch waits for this many offsets."],
         None,
     ),
     declared(
@@ -166,7 +166,7 @@ _HOW: Final = (
         ConsumerSettings,
         "group_id",
         "kafka.group.id",
-        sentence="Streams: the group that the progress is shown to, for tools; only the checkpoint "
+        sentence="Streams: commit the progress for this group, for monitoring; only the checkpoint "
         "counts.",
     ),
 )
@@ -176,7 +176,7 @@ ADDRESS: Final = declared(
     Annotated[
         str,
         Checked("addresses with commas between"),
-        "The Ray cluster: the first that answers; by default that of `register`, else "
+        "The Ray cluster: the first that replies; by default that of `register`, else "
         "`RAY_ADDRESS`.",
     ],
     None,
@@ -206,16 +206,16 @@ STREAM_OPTIONS: Final = (
     "maxTriggerDelay",
     "kafka.group.id",
 )
-"""What a batch read has no use for."""
+"""Options that have no effect in a batch read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """A read. ``starting`` ``None``: a batch starts at earliest, a stream at latest.
+    """The options of a read. ``starting=None``: a batch starts at earliest, a stream at latest.
 
-    ``ending`` ``None``: at latest. ``address`` ``None`` stands for the default, of reads as of
-    writes. ``offsets_max`` and ``offsets_min`` are those of one micro-batch, ``None`` for any
-    number. ``given_for_streams`` are options that only a stream can have.
+    ``ending=None``: at latest. ``address=None``: the default, for reads and writes alike.
+    ``offsets_max`` and ``offsets_min`` are those of one micro-batch; ``None`` for no limit.
+    ``given_for_streams`` are the given options that only a stream can have.
     """
 
     selection: Selection
@@ -235,7 +235,7 @@ class ReadOptions:
     given_for_streams: tuple[str, ...] = ()
 
     def check_batch(self) -> None:
-        """Refuse what makes no sense in a batch read, such as starting at the end."""
+        """Reject what makes no sense in a batch read, such as starting at the end."""
         if self.given_for_streams:
             raise InvalidSettingError(
                 f"{self.given_for_streams[0]} is for streams",
@@ -254,7 +254,7 @@ class ReadOptions:
                 )
 
     def check_stream(self) -> None:
-        """Refuse an end, which a stream has not."""
+        """Reject ending offsets: a stream has no end."""
         if self.ending is not None:
             raise InvalidSettingError(
                 "endingOffsets, endingTimestamp and endingOffsetsByTimestamp are for batches",
@@ -263,7 +263,7 @@ class ReadOptions:
 
 
 def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
-    """The options of a read; ``InvalidSettingError`` for what is unknown or impossible."""
+    """Parse the options of a read; ``InvalidSettingError`` for an unknown or invalid one."""
     given = GivenOptions.of(options, READ_OPTIONS)
     offsets_max = given.value("maxOffsetsPerTrigger")
     offsets_min = given.value("minOffsetsPerTrigger")
@@ -289,7 +289,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
 
 
 def _selection(given: GivenOptions) -> Selection:
-    """What is read; ``load("t")`` is short for ``subscribe``."""
+    """What to read; ``load("t")`` is short for ``subscribe``."""
     by_path = given.paths or ((given.path,) if given.path is not None else ())
     ways = [name for name in ("subscribe", "assign", "subscribePattern") if given.has(name)]
     if len(ways) + bool(by_path) != 1:
@@ -320,7 +320,7 @@ def _selection(given: GivenOptions) -> Selection:
 
 
 def _position(given: GivenOptions, edge: str) -> Position | None:
-    """Where to start, or to end: by one time, else by times, else by offsets, as in Kafka."""
+    """Where to start or end: one time takes precedence over times, and those over offsets."""
     fails = False
     if edge == "starting":
         fails = given.value(f"{edge}OffsetsByTimestampStrategy") == "error"

@@ -1,4 +1,4 @@
-"""Columns on both sides: what a read gives to Spark, and what a write takes from it."""
+"""The columns that a read gives to Spark, and those that a write takes from it."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ READ_SCHEMA: Final = StructType(
         StructField("headers", HEADERS_TYPE),
     ]
 )
-"""The columns of a read, those of Kafka's source; ``timestampType`` 0 is the producer's time."""
+"""The columns of a read, as in Kafka's source; ``timestampType`` 0 is the producer's time."""
 
 _MICROSECONDS: Final = 1_000
 _MILLISECONDS_MAX: Final = (2**63 - 1) // _MICROSECONDS
 
 
 def read_schema(*, includes_headers: bool) -> StructType:
-    """The schema of a read for which no columns were chosen."""
+    """The schema of a read without chosen columns."""
     return READ_SCHEMA if includes_headers else StructType(READ_SCHEMA.fields[:-1])
 
 
 def check_read_schema(schema: StructType) -> None:
-    """Refuse a schema given by the user unless it is some of the columns, with their types."""
+    """Reject a user's schema unless it is some of the columns, with their types."""
     known = {column.name: column.dataType for column in READ_SCHEMA}
     for column in schema:
         if column.name not in known:
@@ -71,14 +71,14 @@ def check_read_schema(schema: StructType) -> None:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """``schema`` as Spark demands it of a data source: every timestamp is in UTC."""
+    """``schema`` as Spark requires it of a data source: every timestamp is in UTC."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
 def to_spark(
     columns: pa.RecordBatch, topic_partition: TopicPartition, schema: pa.Schema
 ) -> pa.RecordBatch:
-    """Fetched columns (schema of ``decode_columns``) as those that ``schema`` names."""
+    """Fetched columns (schema of ``decode_columns``) as the columns of ``schema``."""
     return pa.RecordBatch.from_arrays(
         [
             _READ_COLUMNS[column.name](columns, topic_partition).cast(column.type)
@@ -89,7 +89,7 @@ def to_spark(
 
 
 def _timestamps(columns: pa.RecordBatch) -> pa.Array:
-    """Milliseconds as microseconds; a producer's nonsense time beyond them becomes the nearest."""
+    """Milliseconds as microseconds; a producer's time beyond their range becomes the nearest."""
     milliseconds = columns["timestamp_ms"].to_numpy()
     clipped = np.clip(milliseconds, -_MILLISECONDS_MAX, _MILLISECONDS_MAX) * _MICROSECONDS
     return pa.array(clipped).cast(pa.timestamp("us", tz="UTC"))
@@ -121,17 +121,17 @@ _WRITE_COLUMNS: Final[dict[str, tuple[tuple[type[DataType], ...], str]]] = {
     "timestamp": ((TimestampType, NullType), "timestamp"),
     "headers": ((ArrayType, NullType), HEADERS_TYPE.simpleString()),
 }
-"""Column → (types it may have, how to say it)."""
+"""Column → (allowed types, their text in errors)."""
 
 _GIVEN_BY_THE_LOG: Final = {column.name.lower() for column in READ_SCHEMA} - _WRITE_COLUMNS.keys()
-"""What a read gives and no record takes; Kafka's sink passes it over too."""
+"""Columns of a read that a record cannot take; Kafka's sink ignores them too."""
 
 
 def check_write_schema(schema: StructType, topic: str | None) -> None:
-    """Refuse a DataFrame that cannot be written: ``InvalidSettingError`` names the column.
+    """Reject a DataFrame that cannot be written; ``InvalidSettingError`` names the column.
 
-    ``value`` is needed, and a column ``topic`` unless the option says which. Names are compared
-    without regard to case. Columns that only a read gives are passed over.
+    Column ``value`` is required, and ``topic`` unless the option is given. Names are compared
+    regardless of case. Columns that only a read has are ignored.
     """
     names = [name.lower() for name in schema.fieldNames()]
     shown = ", ".join(schema.fieldNames()) or "no column"
@@ -142,7 +142,7 @@ def check_write_schema(schema: StructType, topic: str | None) -> None:
         )
     given = [name for name in schema.fieldNames() if name.lower() in _GIVEN_BY_THE_LOG]
     if given:
-        warn_once(f"columns {', '.join(given)} are not written: the log gives each record its own")
+        warn_once(f"columns {', '.join(given)} are not written: the log sets them for each record")
     for column in schema:
         if column.name in given:
             continue
@@ -165,13 +165,13 @@ def check_write_schema(schema: StructType, topic: str | None) -> None:
 
 
 def writable(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The columns of ``batch``, whose schema is checked, that records are made of."""
+    """The columns of ``batch``, with its schema checked, that make up a record."""
     names = [name for name in batch.schema.names if name.lower() in _WRITE_COLUMNS]
     return batch if len(names) == batch.num_columns else batch.select(names)
 
 
 def _is_headers(column: StructField) -> bool:
-    """Whether a column of arrays holds headers; columns of other kinds are not checked."""
+    """Whether an array column holds headers; columns of other types are not checked."""
     if not isinstance(column.dataType, ArrayType):
         return True
     item = column.dataType.elementType

@@ -41,7 +41,7 @@ BATCH_ID: Final = "streaming.sql.batchId"
 
 @dataclass(frozen=True)
 class TaskReport(WriterCommitMessage):
-    """What a task attempt wrote; ``winner`` is ``None`` if it had nothing to write."""
+    """The report of a task attempt; ``winner`` is ``None`` if it had nothing to write."""
 
     winner: Winner | None
 
@@ -76,13 +76,13 @@ class BatchWriter(DataSourceArrowWriter):
             self._write.commit(connect, reports)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
-        """Abort the run, unless it is committed. Never raises."""
+        """Abort the run; if it is committed, change nothing. Never raises."""
         self._write.abort(connect)
 
 
 @dataclass(frozen=True)
 class StreamTaskReport(WriterCommitMessage):
-    """What a task attempt of a micro-batch wrote, and in which run."""
+    """The report of a task attempt of a micro-batch: its run, and what it wrote."""
 
     report: MicroBatchReport
 
@@ -90,8 +90,8 @@ class StreamTaskReport(WriterCommitMessage):
 class StreamWriter(DataSourceStreamArrowWriter):
     """The writer of one micro-batch.
 
-    Spark makes one to plan the batch, which is pickled into its tasks, and another one to commit
-    or abort it. Output mode complete appends the whole result each time, as Kafka's sink does.
+    Spark makes one to plan the batch, which is pickled into its tasks, and another one to commit or
+    abort it. Output mode complete appends the whole result each time, as Kafka's sink does.
     """
 
     def __init__(self, write: MicroBatchWrite) -> None:
@@ -116,12 +116,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
             self._write.commit(connect, _stream_reports(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
-        """Abort the batch, unless it is committed. Never raises."""
+        """Abort the batch; if it is committed, change nothing. Never raises."""
         self._write.abort(connect, _stream_reports(messages))
 
 
 def _writable(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of a task; a generator, so that rows of what is committed are left unread."""
+    """The rows of a task; a generator, so that rows of a committed batch are not read."""
     for batch in batches:
         yield writable(batch)
 
@@ -131,7 +131,7 @@ def _stream_reports(messages: list[WriterCommitMessage | None]) -> list[MicroBat
 
 
 def _micro_batch() -> MicroBatch:
-    """The batch of the task that this process runs."""
+    """The micro-batch of the task that runs in this process."""
     context = TaskContext.get()
     query_id, batch_id = (
         context.getLocalProperty(name) if context is not None else None
@@ -139,8 +139,8 @@ def _micro_batch() -> MicroBatch:
     )
     if query_id is None or batch_id is None:
         raise IllegalStateError(
-            f"this version of Spark does not tell its tasks {QUERY_ID} and {BATCH_ID}, so a batch "
-            "that comes again would be written again",
+            f"this version of Spark does not give its tasks {QUERY_ID} and {BATCH_ID}, so a "
+            "repeated batch would be written again",
             advice="write with foreachBatch, txnAppId and txnVersion",
         )
     return MicroBatch(query_id=query_id, batch_id=int(batch_id))

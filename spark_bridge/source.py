@@ -1,10 +1,10 @@
-"""The data source ``oncelog`` as Spark sees it, and its readers, of batches and of streams.
+"""The data source ``oncelog`` as Spark sees it, and its readers of batches and streams.
 
-Spark calls each hook in a Python process of its own choice: ``schema``, ``reader`` and
-``partitions`` in planner workers, ``read`` in an executor, for each task attempt on a fresh copy.
-So these objects hold only parsed options, and each hook uses the connection of its own process.
-The plan of a batch is frozen in the DataFrame: ``load()`` again to see newer records. If Spark
-pushes filters, it is that of the last query that had some, for all queries of the DataFrame.
+Spark calls each hook in a Python process of its choice: ``schema``, ``reader`` and ``partitions``
+in planner workers, ``read`` in an executor, on a new copy for each task attempt. So these objects
+hold only parsed options, and each hook uses the connection of its own process. The plan of a batch
+is frozen in the DataFrame: ``load()`` again to see newer records. If Spark pushes filters, all
+queries of a DataFrame use the plan of its last query with filters.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class OncelogDataSource(DataSource):
         return "oncelog"
 
     def schema(self) -> StructType:
-        """The columns of a read; refuses wrong options as soon as the read is defined."""
+        """The columns of a read; rejects wrong options as soon as the read is defined."""
         with one_line_errors():
             options = parse_read_options(self.options)
             return read_schema(includes_headers=options.includes_headers)
@@ -73,7 +73,7 @@ class OncelogDataSource(DataSource):
             options = parse_read_options(self.options)
             options.check_batch()
             check_read_schema(schema)
-            # Spark refuses a reader that takes filters unless it is configured to push them.
+            # Spark rejects a reader with filter pushdown unless it is configured to push filters.
             kind = FilteredBatchReader if options.pushes_filters else BatchReader
             return kind(options, schema)
 
@@ -104,7 +104,7 @@ class OncelogDataSource(DataSource):
 
 
 class RangePartition(InputPartition):
-    """One task of a read. ``value`` is its range."""
+    """One task of a read; ``value`` is its range."""
 
     value: PartitionRange
 
@@ -118,7 +118,7 @@ class BatchReader(DataSourceReader):
         self._narrowing = Narrowing()
 
     def partitions(self) -> list[InputPartition]:
-        """The ranges from the start up to the last stable offset, or the high watermark."""
+        """The ranges from the start to the last stable offset or high watermark."""
         options = self._options
         with one_line_errors():
             connection = connect(options.address)
@@ -140,15 +140,15 @@ class BatchReader(DataSourceReader):
             return [RangePartition(item) for item in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one range. Spark makes up a partition ``None`` when there is no other."""
+        """The records of one range. Spark adds a partition ``None`` if there is no other."""
         yield from _read(self._options, self._schema, partition)
 
 
 class FilteredBatchReader(BatchReader):
-    """Reads no more than the filters of its query need, as far as they tell; see ``pushdown``."""
+    """Reads only what the filters of its query need, as far as they tell; see ``pushdown``."""
 
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802
-        """Take what narrows the read; what is returned Spark evaluates itself."""
+        """Use the filters that reduce the read; return those that Spark must evaluate."""
         self._narrowing, left = push(filters)
         return left
 
@@ -156,7 +156,7 @@ class FilteredBatchReader(BatchReader):
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads micro-batches, each as far as the checkpoint says.
 
-    All hooks but ``read`` are called on one object, for as long as the query runs; ``read`` on
+    All hooks except ``read`` are called on one object, as long as the query runs; ``read`` on
     copies in the executors.
     """
 
@@ -166,11 +166,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reads = MicroBatchReads(connect, options)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Stop at what there is now."""
+        """Stop at the current end."""
         self._reads.end_here()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """What ``maxOffsetsPerTrigger`` says, or ``minOffsetsPerTrigger`` alone."""
+        """The limit of ``maxOffsetsPerTrigger``, or ``minOffsetsPerTrigger`` alone."""
         if self._options.offsets_max is not None:
             return ReadMaxRows(self._options.offsets_max)
         if self._options.offsets_min:
@@ -178,13 +178,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Nothing: where a stream starts is told by its first ``latestOffset``, which is logged."""
+        """Empty: the first ``latestOffset``, which Spark stores, says where the stream starts."""
         return {}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """How far the batch after ``start`` goes; ``start`` itself if there is nothing to read.
+        """Return the end of the batch after ``start``, or ``start`` if there is nothing to read.
 
-        Of a trigger that is to read all at once the limits do not count.
+        A trigger that reads all available data ignores the limits.
         """
         is_limited = not isinstance(limit, ReadAllAvailable)
         with one_line_errors():
@@ -194,17 +194,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 offsets_min=self._options.offsets_min if is_limited else 0,
             )
             if start and end == start:
-                # What is before it is done, which Spark tells only when there is a next batch.
+                # Everything before it is done; Spark tells only when there is a next batch.
                 self._reads.show(start)
             return dict(end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """How far there was something to read at the last look, for ``lastProgress``."""
+        """The readable end at the last call, for ``lastProgress``."""
         latest = self._reads.latest()
         return None if latest is None else dict(latest)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The ranges of one batch, from offsets that the checkpoint has."""
+        """The ranges of one batch, from offsets in the checkpoint."""
         with one_line_errors():
             return [RangePartition(item) for item in self._reads.ranges(start, end)]
 
@@ -213,7 +213,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield from _read(self._options, self._schema, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Show the progress to the group, if there is one: the batch up to ``end`` is done."""
+        """Commit the progress for the group, if there is one: the batch up to ``end`` is done."""
         with one_line_errors():
             self._reads.show(end)
 

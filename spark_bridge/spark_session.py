@@ -1,4 +1,4 @@
-"""A Spark session on RayDP beside the log, and the data source's name in any Spark session."""
+"""A Spark session on RayDP beside the log, and the data source ``oncelog`` in any session."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 NAME_FREE_MAX_S: Final = 30
-"""How long ``stop`` waits for the name of a session's actor to be free."""
+"""How long ``stop`` waits until the name of a session's actor is free."""
 
 NAME_CHECK_S: Final = 0.05
 _MASTER_SUFFIX: Final = "_SPARK_MASTER"
-"""RayDP's, behind the name of the application."""
+"""RayDP appends this to the application's name."""
 
 JAVA_MIN: Final = 17
 JAVA_TIMEOUT_S: Final = 60
@@ -51,7 +51,7 @@ JAVA_OPTIONS: Final = " ".join(
     ["-XX:+IgnoreUnrecognizedVMOptions"]
     + [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED]
 )
-"""What Spark and RayDP need of Java 17 and newer."""
+"""Java options that Spark and RayDP need from Java 17 on."""
 
 _JAVA_OPTION_KEYS: Final = (
     "spark.driver.extraJavaOptions",
@@ -63,7 +63,7 @@ _DEFAULTS: Final = {
     _LOG_LEVEL_KEY: "ERROR",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # A Python worker holds a batch in memory: of large rows, fewer.
+    # A Python worker holds a batch in memory, so large rows need a limit in bytes.
     "spark.sql.execution.arrow.maxBytesPerBatch": "8388608",
 }
 
@@ -74,7 +74,7 @@ MODE_ADVICE: Final = (
 )
 
 _INHERITED: Final = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-"""What a Python worker needs to join a Ray cluster that requires a token."""
+"""Environment that a Python worker needs to join a Ray cluster that requires a token."""
 
 
 def session(
@@ -88,11 +88,13 @@ def session(
 ) -> SparkSession:
     """Start Spark on the Ray cluster of ``cluster``, with the data source ``oncelog``.
 
-    Takes ``executors`` times ``cores`` CPUs of Ray, and ``memory`` per executor, until ``stop``.
-    ``configs`` are further Spark settings. What the Java process of the driver prints goes to
-    ``spark-driver-<process id>.log`` in Ray's log directory. Raises ``ConnectionFailedError`` when
-    Java or a package is missing or Spark does not start, ``InvalidSettingError`` for more than Ray
-    has, and ``IllegalStateError`` when this process has a session.
+    Takes ``executors`` times ``cores`` CPUs of Ray, and ``memory`` (as "1g") per executor, until
+    ``stop``. ``configs`` are further Spark settings. The output of the driver's Java process goes
+    to ``spark-driver-<process id>.log`` in Ray's log directory.
+
+    ``ConnectionFailedError`` if Java or a package is missing or Spark does not start,
+    ``InvalidSettingError`` for more CPUs than Ray has, ``IllegalStateError`` if this process
+    already has a session.
     """
     _check_count("executors", executors)
     _check_count("cores", cores)
@@ -106,7 +108,7 @@ def session(
 
     if SparkContext._active_spark_context is not None:
         raise IllegalStateError(
-            "this process has a Spark session already: spark_bridge.stop(spark) ends it, and "
+            "this process already has a Spark session: spark_bridge.stop(spark) ends it, and "
             "spark_bridge.register(spark) gives it the data source"
         )
     _check_cpus(executors * cores)
@@ -129,23 +131,23 @@ def session(
         raise ConnectionFailedError(
             f"Spark could not be started: {lines[0]} (see {log_path})"
         ) from error
-    # Joining Ray has set the level of the Java process to Ray's own.
+    # Joining Ray has set the log level of the Java process to Ray's own.
     spark.sparkContext.setLogLevel(all_configs[_LOG_LEVEL_KEY])
     register(spark, cluster)
     return spark
 
 
 def register(spark: SparkSession, cluster: Cluster | None = None) -> None:
-    """Give ``spark`` the format ``oncelog``; by default it means ``cluster``.
+    """Register the format ``oncelog`` in ``spark``, with ``cluster`` as its default.
 
-    Without ``cluster`` that is the Ray cluster this process is connected to, if any, else
-    ``RAY_ADDRESS`` or a cluster on the worker's own machine. Option ``address`` of a read or write
-    overrides it. oncelog must be installed on the executors. ``InvalidSettingError`` for a session
-    of Spark Connect, whose server finds the source by itself.
+    Without ``cluster`` the default is the Ray cluster that this process is connected to; else
+    ``RAY_ADDRESS``, or a cluster on the worker's machine. Option ``address`` of a read or write
+    overrides it. oncelog must be installed on the executors. ``InvalidSettingError`` for a Spark
+    Connect session, whose server finds the source by itself.
     """
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         raise InvalidSettingError(
-            "a session of Spark Connect takes no registration: its server finds the source where "
+            "a Spark Connect session takes no registration: its server finds the source where "
             "oncelog is installed, and option address of a read or write names the cluster"
         )
     from oncelog.spark_bridge.source import OncelogDataSource
@@ -167,7 +169,7 @@ def register(spark: SparkSession, cluster: Cluster | None = None) -> None:
 
 
 def explain_modes() -> None:
-    """Have every ``save()`` of this process say what is wrong with its mode."""
+    """Make every ``save()`` in this process explain a wrong mode."""
     from pyspark.sql.readwriter import DataFrameWriter
 
     save: Any = DataFrameWriter.save
@@ -176,9 +178,9 @@ def explain_modes() -> None:
 
 
 def explained(save: Callable[..., Any]) -> Callable[..., Any]:
-    """``DataFrameWriter.save``, whose refusal of a mode says which one to give, and why.
+    """Wrap ``DataFrameWriter.save`` so that its error for a mode says which one to give, and why.
 
-    Spark refuses a mode before it asks the data source anything, and knows no reason.
+    Spark rejects a mode before it calls the data source, without a reason.
     """
 
     @functools.wraps(save)
@@ -195,20 +197,22 @@ def explained(save: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def write_once(frame: DataFrame, name: str, batch_id: int, **options: Any) -> None:
-    """Write a batch of ``foreachBatch`` as version ``batch_id`` of ``name``, once however it ends.
+    """Write a ``foreachBatch`` batch exactly once, as version ``batch_id`` of ``name``.
 
-    ``options`` are those of a write, such as ``topic``. Two writes of one batch need two names, and
-    so do two checkpoints: their batches count from 0. Returns without a write, and says so in a
-    line, if the version is committed; one below the last committed is refused.
+    Durable and visible on return. ``options`` are those of a write, such as ``topic``. Two writes
+    of one batch need two names, and so do two checkpoints, since the batches of each count from 0.
+
+    If the version is committed already, logs a line and writes nothing. Spark raises the
+    ``OutdatedVersionError`` of a version below the last committed one.
     """
     writer = frame.write.format("oncelog").options(**options, txnAppId=name, txnVersion=batch_id)
     writer.mode("append").save()
 
 
 def stop(spark: SparkSession) -> None:
-    """Stop ``spark``; one from ``session`` gives its CPUs, memory and name back to Ray.
+    """Stop ``spark``; a session of ``session`` returns its CPUs, memory and name to Ray.
 
-    Waits up to ``NAME_FREE_MAX_S`` until another session can have the name.
+    Waits up to ``NAME_FREE_MAX_S`` until another session can use the name.
     """
     import raydp
 
@@ -225,7 +229,7 @@ def stop(spark: SparkSession) -> None:
 
 
 def _is_taken(name: str) -> bool:
-    """Whether an actor has the name: RayDP ends its own, but not before it returns."""
+    """Whether an actor has the name: RayDP ends its own, but maybe after it returns."""
     from oncelog.actors.rpc.ray_transport import find_actor
 
     try:
@@ -236,7 +240,7 @@ def _is_taken(name: str) -> bool:
 
 
 def session_configs(configs: Mapping[str, str]) -> dict[str, str]:
-    """``configs`` with what the session needs; Java options of both are joined."""
+    """``configs`` plus what the session needs; the Java options of both are joined."""
     merged = {**_DEFAULTS, **configs}
     for key in _JAVA_OPTION_KEYS:
         merged[key] = " ".join(filter(None, (JAVA_OPTIONS, configs.get(key))))
@@ -244,9 +248,9 @@ def session_configs(configs: Mapping[str, str]) -> dict[str, str]:
 
 
 def java_problem(version_text: str | None) -> str:
-    """What to tell a user whose ``java -version`` prints ``version_text``; "" if all is well.
+    """The problem with a ``java -version`` that prints ``version_text``; "" if it is fine.
 
-    ``None`` stands for a machine without Java.
+    ``None`` means that there is no Java.
     """
     advice = (
         f"Spark needs Java {JAVA_MIN} or newer: install it (Debian: apt-get install "
@@ -275,7 +279,7 @@ def _log_path() -> Path:
 def _java_output_to(path: Path) -> Iterator[None]:
     """Send the output of a Java process that PySpark starts within this block to ``path``.
 
-    It would otherwise write to the user's terminal for as long as it lives. RayDP's callers cannot
+    Otherwise it would write to the user's terminal for as long as it lives. RayDP's callers cannot
     set the argument of ``launch_gateway`` that redirects it.
     """
     context: Any = importlib.import_module("pyspark.core.context")
@@ -296,7 +300,7 @@ def _java_output_to(path: Path) -> Iterator[None]:
 
 
 def _java_version_text() -> str | None:
-    """What the Java prints that Spark would start, or ``None`` if there is none."""
+    """The version text of the Java that Spark would start; ``None`` if there is none."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None:
@@ -338,7 +342,7 @@ def _check_memory(memory: str) -> None:
 
 
 def _check_cpus(wanted: int) -> None:
-    """Refuse what Ray can never provide, for which Spark would wait silently."""
+    """Reject more CPUs than Ray can ever provide: Spark would wait silently."""
     import ray
 
     there_are = int(ray.cluster_resources().get("CPU", 0))
@@ -350,7 +354,7 @@ def _check_cpus(wanted: int) -> None:
 
 
 def _joined_address() -> str | None:
-    """Address of the Ray cluster that this process is connected to."""
+    """The address of the Ray cluster that this process is connected to."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return None

@@ -1,4 +1,4 @@
-"""Options of a write: of one ``save()`` or of a stream. The names are those of Kafka's sink."""
+"""Options of one ``save()`` or of a stream. The names are those of Kafka's sink."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from oncelog.storage.model import INT64_MAX, TOPIC_NAME_RULE
 from oncelog.storage.settings import Checked, declared
 
 PRODUCER_NUMBERS: Final = {option_of(setting): setting for setting in PRODUCER_SETTINGS}
-"""Settings of each task's producer, with its own defaults and limits."""
+"""Settings of each task's producer, with the producer's defaults and limits."""
 
 _WHAT: Final = (
     declared(
@@ -31,8 +31,8 @@ _WHAT: Final = (
         Annotated[
             str,
             Checked(TOPIC_NAME_RULE),
-            'Where all rows go; without it each row has its own in column `topic`. `save("t")` is '
-            "short for it.",
+            'The topic of all rows; without it each row has its own in column `topic`. `save("t")` '
+            "is short for it.",
         ],
         None,
     ),
@@ -41,14 +41,14 @@ _WHAT: Final = (
         "transactional_id",
         "transactional.id",
         sentence="Batches without a version: the id to write under, which fences earlier writes; "
-        "else without effect.",
+        "no effect otherwise.",
     ),
     declared(
         "txnAppId",
         Annotated[
             str,
-            "Batches: the application whose version this is. A version that is committed is not "
-            "written again.",
+            "Batches: the application that writes this version. A committed version is not written "
+            "again.",
         ],
         None,
     ),
@@ -64,15 +64,15 @@ _WHAT: Final = (
         "transaction_timeout_ms",
         "transaction.timeout.ms",
         default=TRANSACTION_TIMEOUT_MS,
-        sentence="Abort a batch none of whose tasks was there for so long; one with tasks ends by "
-        "the cluster's `distributed_write_max_ms`.",
+        sentence="Abort a batch after this time without any of its tasks; with tasks it is limited "
+        "by the cluster's `distributed_write_max_ms`.",
     ),
     client_option(ProducerSettings, "compression_type", "compression.type"),
 )
 
 _PRODUCERS: Final = (
     *(client_option(ProducerSettings, name, option) for option, name in PRODUCER_NUMBERS.items()),
-    declared("kafka.acks", Annotated[str, Checked("all"), "Every write has all."], "all"),
+    declared("kafka.acks", Annotated[str, Checked("all"), "Every write uses all."], "all"),
     declared(
         "kafka.enable.idempotence",
         Annotated[bool, Checked("true"), "Every write is a transaction."],
@@ -99,7 +99,7 @@ WRITE_OPTIONS: Final = OptionNames(
 
 
 def check_stream(options: WriteOptions) -> None:
-    """Refuse what names one write only: each batch of a stream is a version of its query."""
+    """Reject a name for one write only: each batch of a stream is a version of its query."""
     if options.txn_app_id is not None:
         raise InvalidSettingError(
             f"txnAppId={options.txn_app_id!r} and txnVersion={options.txn_version} would name "
@@ -110,7 +110,7 @@ def check_stream(options: WriteOptions) -> None:
 
 
 def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
-    """The options of a write; ``InvalidSettingError`` for what is unknown or impossible."""
+    """Parse the options of a write; ``InvalidSettingError`` for an unknown or invalid one."""
     given = GivenOptions.of(options, WRITE_OPTIONS)
     compression_type = given.text("compression.type") or "none"
     if compression_type not in COMPRESSION_TYPES:

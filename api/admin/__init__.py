@@ -1,1 +1,1 @@
-"""Operators' questions and changes: topics, groups, transactions. Start at ``admin``."""
+"""The admin client: topics, replicas, groups, transactions. Start at ``admin``."""

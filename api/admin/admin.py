@@ -1,9 +1,9 @@
-"""``AsyncAdmin`` and ``Admin``: topics, groups and transactions, for programs with asyncio or not.
+"""``AsyncAdmin`` for asyncio and ``Admin`` without it: topics, replicas, groups, transactions.
 
-Every call is retried while that may help, and is safe to repeat. Descriptions are the messages of
-``actors/protocol``: frozen structs with the fields that the actors themselves answer with.
+Calls are retried for up to ``timeout_ms`` and are safe to repeat. Descriptions are reply messages
+of ``actors/protocol``: frozen structs.
 
-One file: the methods of one class, most of them one call; what takes more stands beside it.
+One file: the methods of one class, most of them a single call; ``calls`` and ``hanging`` do more.
 """
 
 from __future__ import annotations
@@ -100,7 +100,11 @@ TRANSACTION_STATES: Final = tuple(
 
 
 class AsyncAdmin:
-    """Topics, groups and transactions of a cluster. Belongs to one event loop."""
+    """``Admin`` for asyncio: topics, replicas, groups and transactions. Belongs to one event loop.
+
+    A call is retried for up to a minute; then it raises the last
+    retriable error, usually ``RequestTimedOutError``.
+    """
 
     def __init__(self, router: Router, *, random: Random, timeout_ms: int = TIMEOUT_MS) -> None:
         self._calls = AdminCalls(router, random=random, timeout_ms=timeout_ms)
@@ -119,15 +123,17 @@ class AsyncAdmin:
         exist_ok: bool = False,
         **settings: Unpack[TopicOptions],
     ) -> str:
-        """Create a topic, durably, and wait until its partitions can be written; its id.
+        """Create a topic and wait until its partitions accept writes; return the topic id.
 
-        Each partition has ``replication_factor`` replicas, on as many brokers; ``None``: 3, or for
-        now one on each broker if there are fewer, and more when others join or are back.
-        ``InvalidReplicationFactorError`` for more than there are brokers that are neither fenced
-        nor draining. ``settings`` are those of ``TopicConfig``.
-        ``TopicAlreadyExistsError`` if the name is taken; with ``exist_ok`` that topic is left as it
-        is, however many partitions it has. ``BrokerNotAvailableError`` if some partitions cannot be
-        written after a minute: the topic is there, and with ``exist_ok`` it is waited for again.
+        Durable on return. Each partition gets ``replication_factor`` replicas on different brokers.
+        ``None`` means 3; with fewer brokers, one on each for now and more once others join.
+        ``settings`` are those of ``TopicConfig``. With ``exist_ok`` an existing topic is left
+        unchanged, whatever its partition count.
+
+        ``TopicAlreadyExistsError`` if the name is taken. ``InvalidReplicationFactorError`` if too
+        few brokers are neither fenced nor draining. ``BrokerNotAvailableError`` if some partitions
+        do not accept writes within a minute: the topic exists, and calling again with
+        ``exist_ok=True`` goes on waiting.
         """
         check_topic_name(name)
         check_partitions(partitions)
@@ -151,12 +157,12 @@ class AsyncAdmin:
         return reply.topic_id
 
     async def create_partitions(self, name: str, partitions: int) -> None:
-        """Give a topic more partitions, ``partitions`` in all, and wait until they can be written.
+        """Raise a topic's partition count to ``partitions`` and wait until all accept writes.
 
-        Records with a key may go to another partition than before. Running producers and groups
-        use the new ones within ``routing.METADATA_AGE_MAX_MS``. Safe to repeat;
-        ``InvalidPartitionsError`` for fewer than there are, ``BrokerNotAvailableError`` if some
-        cannot be written after a minute.
+        Durable on return, and safe to repeat. Keys may map to other partitions than before. Running
+        producers and consumers find the new ones within ``routing.METADATA_AGE_MAX_MS``.
+        ``InvalidPartitionsError`` if the topic has more already. ``BrokerNotAvailableError`` if
+        some do not accept writes within a minute.
         """
         check_partitions(partitions)
         request = CreatePartitionsRequest(name=name, partitions=partitions)
@@ -165,10 +171,10 @@ class AsyncAdmin:
         await self._calls.wait_until_led(name, partitions)
 
     async def alter_topic(self, name: str, **settings: Unpack[TopicOptions]) -> None:
-        """Change settings of a topic, durably; ``None`` makes one the default again.
+        """Change some settings of a topic, durably; ``None`` resets a setting to its default.
 
-        The others stay. Leaders that cannot be reached apply them once they can.
-        ``InvalidConfigError`` names a setting that is unknown or impossible.
+        Settings not named keep their values. Leaders that are unreachable now apply the change
+        later. ``InvalidConfigError`` names a setting that is unknown or out of range.
         """
         changed = settings_text(settings)
         TopicConfig.from_text(changed)
@@ -179,18 +185,19 @@ class AsyncAdmin:
     async def delete_records(
         self, offsets: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """Delete what lies below each offset (exclusive), durably; -1 means all of it.
+        """Delete all records below each offset (exclusive), durably; -1 is the high watermark.
 
-        Returns where each partition begins now. ``OffsetOutOfRangeError`` beyond the high
-        watermark, ``PolicyViolationError`` for a topic that is only compacted; what was refused
-        for one partition may have been done for another. Safe to repeat.
+        Returns each partition's new log start offset (inclusive). Safe to repeat.
+        ``OffsetOutOfRangeError`` beyond the high watermark, ``PolicyViolationError`` for a topic
+        with ``cleanup_policy="compact"``. An error for one partition does not undo the others.
+        Source: KIP-107.
         """
         for topic_partition, offset in offsets.items():
             if topic_partition.topic in INTERNAL_TOPICS:
                 raise InvalidTopicError(f"{topic_partition.topic!r} is an internal topic")
             if not is_whole(offset):
                 raise InvalidRequestError(
-                    f"records of {topic_partition}: {offset!r} is no offset",
+                    f"records of {topic_partition}: {offset!r} is not an offset",
                     advice="give a whole number",
                 )
         replies = await asyncio.gather(
@@ -209,10 +216,11 @@ class AsyncAdmin:
         *,
         isolation_level: IsolationLevel = IsolationLevel.READ_COMMITTED,
     ) -> dict[TopicPartition, int]:
-        """The first offset at or after each time (ms since 1970), -1 where there is none.
+        """Return the first offset at or after each timestamp (ms since the epoch), or -1 if none.
 
-        ``LATEST_TIMESTAMP`` (-1) asks for the end (exclusive; for read_committed the last stable
-        offset), ``EARLIEST_TIMESTAMP`` (-2) for the log start.
+        ``LATEST_TIMESTAMP`` (-1) asks for the end, exclusive: the last stable offset with
+        ``READ_COMMITTED``, else the high watermark. ``EARLIEST_TIMESTAMP`` (-2) asks for the log
+        start offset, inclusive. Source: KIP-79.
         """
         found = await list_offsets(
             self._router,
@@ -224,7 +232,7 @@ class AsyncAdmin:
         return {topic_partition: reply.offset for topic_partition, reply in found.items()}
 
     async def delete_topic(self, name: str) -> None:
-        """Delete a topic and its data."""
+        """Delete a topic and its data, durably; ``UnknownTopicOrPartitionError`` if unknown."""
         request = DeleteTopicRequest(name=name)
         reply = await self._calls.delete(
             lambda timeout_ms: self._router.call_controller(request, timeout_ms=timeout_ms),
@@ -233,7 +241,7 @@ class AsyncAdmin:
         check(reply, f"there is no topic {name!r}")
 
     async def list_topics(self, *, include_internal: bool = False) -> list[str]:
-        """Names of the topics, sorted."""
+        """Return the topic names, sorted; internal topics only with ``include_internal``."""
         cluster = await self.describe_cluster()
         return sorted(
             topic.name
@@ -242,10 +250,10 @@ class AsyncAdmin:
         )
 
     async def describe_topic(self, name: str) -> TopicMetadata:
-        """Id, settings and partitions of a topic: leaders (-1: none), replicas and ISR.
+        """Return a topic's id, settings and partitions: leader (-1 for none), replicas and ISR.
 
-        ``is_under_replicated`` of a partition: a replica is not in sync, or there are too few.
-        ``UnknownTopicOrPartitionError`` if there is no such topic.
+        A partition ``is_under_replicated`` if a replica is not in sync or there are too few
+        replicas. ``UnknownTopicOrPartitionError`` if there is no such topic.
         """
         reply = await self._calls.controller(MetadataRequest(topics=(name,)))
         check(reply)
@@ -255,7 +263,7 @@ class AsyncAdmin:
         raise UnknownTopicOrPartitionError(f"there is no topic {name!r}")
 
     async def describe_cluster(self) -> MetadataReply:
-        """Brokers, controller and all topics, internal ones included."""
+        """Return the brokers, the controller and all topics, internal ones included."""
         reply = await self._calls.controller(MetadataRequest())
         check(reply)
         return reply
@@ -263,51 +271,53 @@ class AsyncAdmin:
     # --- replicas -----------------------------------------------------------------------------
 
     async def reassign_partition(self, topic: str, partition: int, replicas: Sequence[int]) -> None:
-        """Move a partition to the brokers ``replicas``, preferred leader first; returns at once.
+        """Start to move a partition to the brokers ``replicas``, preferred leader first.
 
-        The move is durable then and goes on by itself: new replicas copy the log, and the old ones
-        go, with their files, once all new ones are in sync. ``describe_topic`` shows how far it is.
-        Safe to repeat. ``InvalidReplicaAssignmentError`` for brokers that are unknown, fenced or
-        draining, and for one given twice; ``InvalidConfigError`` for fewer than the topic's
-        ``min_insync_replicas``; ``ReassignmentInProgressError`` while it moves elsewhere;
+        Returns without waiting for the move, which is durable by then and runs in the background.
+        New replicas copy the log; once all are in sync, the old ones and their files are deleted.
+        ``describe_topic`` shows the progress. Safe to repeat. Source: KIP-455.
+
+        ``InvalidReplicaAssignmentError`` for brokers that are unknown, fenced, draining or given
+        twice; ``InvalidConfigError`` for fewer than the topic's ``min_insync_replicas``;
+        ``ReassignmentInProgressError`` while the partition moves elsewhere;
         ``UnknownTopicOrPartitionError``.
         """
         await reassign(self._calls, topic, partition, replicas)
 
     async def cancel_reassignment(self, topic: str, partition: int) -> None:
-        """Leave a partition where it was before the move in progress, durably. Safe to repeat.
+        """Cancel a partition's reassignment and return to its old replicas, durably.
 
-        Nothing happens if there is none. ``IneligibleReplicaError`` while only new replicas are in
-        sync, ``UnknownTopicOrPartitionError``.
+        Does nothing if none is in progress. Safe to repeat. ``IneligibleReplicaError`` while only
+        new replicas are in sync; ``UnknownTopicOrPartitionError``. Source: KIP-455.
         """
         await cancel(self._calls, topic, partition)
 
     async def drain_broker(self, broker_id: int) -> None:
-        """Empty a broker, durably: it leads nothing that another can, and is given nothing new.
+        """Drain a broker, durably: it gives up leadership and gets no new replicas.
 
-        Its replicas then move to others by themselves, ten partitions at a time;
+        Its replicas then move to other brokers in the background, ten partitions at a time;
         ``describe_cluster`` shows which are left. Safe to repeat.
-        ``InvalidReplicationFactorError`` if too few brokers would be left for a topic of users,
+        ``InvalidReplicationFactorError`` if too few brokers would remain for a user's topic;
         ``BrokerNotAvailableError`` if there is no such broker.
         """
         await drain(self._calls, broker_id, is_draining=True)
 
     async def resume_broker(self, broker_id: int) -> None:
-        """Use a drained broker again, durably; what has left it stays elsewhere. Safe to repeat.
+        """Use a drained broker again, durably. Safe to repeat.
 
-        Internal topics that had to have fewer replicas get them back by themselves.
-        ``BrokerNotAvailableError`` if there is no such broker.
+        Replicas that have moved away stay there. Internal topics whose replication factor had to
+        drop regain it in the background. ``BrokerNotAvailableError`` if there is no such broker.
         """
         await drain(self._calls, broker_id, is_draining=False)
 
     # --- keys ---------------------------------------------------------------------------------
 
     async def rotate_ticket_key(self) -> int:
-        """Make a new secret for the tickets of transactions, durably; how often that was done.
+        """Make a new key for transaction tickets, durably; return its version.
 
-        Open transactions continue: tickets under the previous key are honoured for the 12 hours
-        that the oldest of them may live. To revoke a leaked key at once, call it twice;
-        transactions enrolling partitions at that moment abort. Source: KIP-98, "Future work".
+        Open transactions continue: tickets of the previous key stay valid for 12 hours, the longest
+        that a ticket may live. To revoke a leaked key at once, call this twice; transactions that
+        are just enrolling partitions then abort. Source: KIP-98, "Future work".
         """
         seen = await self.describe_cluster()
         request = RotateClusterKeyRequest(key_version=seen.cluster_key_version)
@@ -318,13 +328,13 @@ class AsyncAdmin:
     # --- groups -------------------------------------------------------------------------------
 
     async def list_groups(self) -> list[GroupDescription]:
-        """Every group, by name."""
+        """Return a description of every group, sorted by group id."""
         replies = await self._calls.shards(CONSUMER_OFFSETS_TOPIC, DescribeGroupsRequest())
         groups = [group for reply in replies for group in reply.groups]
         return sorted(groups, key=lambda group: group.group_id)
 
     async def describe_group(self, group_id: str) -> GroupDescription:
-        """State, generation and members of a group. ``GroupIdNotFoundError`` if there is none."""
+        """Return a group's state, generation and members, or raise ``GroupIdNotFoundError``."""
         reply = await self._calls.group(group_id, DescribeGroupsRequest(group_ids=(group_id,)))
         check(reply)
         for group in reply.groups:
@@ -333,7 +343,10 @@ class AsyncAdmin:
         raise GroupIdNotFoundError(f"there is no group {group_id!r}")
 
     async def delete_group(self, group_id: str) -> None:
-        """Delete a group without members, and its offsets, durably."""
+        """Delete a group without members and its offsets, durably.
+
+        ``NonEmptyGroupError`` if it has members; ``GroupIdNotFoundError``. Source: KIP-229.
+        """
         request = DeleteGroupRequest(group_id=group_id)
         reply = await self._calls.delete(
             lambda timeout_ms: self._router.call_group_coordinator(
@@ -350,12 +363,13 @@ class AsyncAdmin:
         group_instance_ids: Iterable[str] | None = None,
         member_ids: Iterable[str] | None = None,
     ) -> None:
-        """Put members out of a group: static ones by instance id, any by member id; all by default.
+        """Remove members from a group: static ones by instance id, others by member id, or all.
 
-        The others get their partitions at once, without a wait for the end of their sessions. A
-        member whose program still runs joins again: stop it first. Safe to repeat.
-        ``UnknownMemberIdError`` names those that are no members; the rest is put out even so.
-        ``GroupIdNotFoundError`` if all members of a group are meant that does not exist.
+        The remaining members get their partitions at once instead of after a session timeout. A
+        member whose program still runs rejoins: stop it first. Safe to repeat. Source: KIP-345.
+
+        ``UnknownMemberIdError`` names those that are not members; the others are removed even so.
+        ``GroupIdNotFoundError`` if all members of an unknown group are to be removed.
         """
         if group_instance_ids is None and member_ids is None:
             group = await self.describe_group(group_id)
@@ -365,7 +379,7 @@ class AsyncAdmin:
                 else LeavingMember(member_id=member.member_id)
                 for member in group.members
             ]
-            with contextlib.suppress(UnknownMemberIdError):  # Some may have left meanwhile.
+            with contextlib.suppress(UnknownMemberIdError):  # Some may have left in between.
                 await remove_members(self._calls, group_id, leaving)
             return
         await remove_members(
@@ -381,9 +395,10 @@ class AsyncAdmin:
     async def list_group_offsets(
         self, group_id: str, *, require_stable: bool = True
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What a group has committed; waits for open transactions that commit some of it.
+        """Return a group's committed offsets: the next offset to read per partition.
 
-        Without ``require_stable`` it does not wait, and they count as if they were aborted.
+        With ``require_stable`` it waits for open transactions that commit offsets of this group.
+        Without, it does not wait and ignores their offsets. Source: KIP-447.
         """
         return await fetch_committed(
             self._router,
@@ -397,7 +412,7 @@ class AsyncAdmin:
     async def alter_group_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]
     ) -> None:
-        """Set what a group without members has committed, durably."""
+        """Set the committed offsets of a group without members, durably. Source: KIP-396."""
         await commit_offsets(
             self._router,
             ConsumerGroupMetadata(group_id=group_id),
@@ -415,11 +430,11 @@ class AsyncAdmin:
         producer_ids: Iterable[int] = (),
         running_longer_than_ms: int | None = None,
     ) -> list[TransactionDescription]:
-        """Every transactional id, by name; the filters leave those for which all of them hold.
+        """Return every transactional id that passes all filters, sorted.
 
-        ``states`` are Kafka's names ("Ongoing"); ``producer_ids`` also finds members of a
-        distributed write; ``running_longer_than_ms`` (exclusive) leaves only transactions that
-        are open or not complete. ``InvalidRequestError`` names an unknown state. Source: KIP-994.
+        ``states`` are Kafka's names ("Ongoing"). ``producer_ids`` also matches members of a
+        distributed write. ``running_longer_than_ms`` (exclusive) keeps only transactions that are
+        not yet complete. ``InvalidRequestError`` names an unknown state. Source: KIP-664, KIP-994.
         """
         wanted = tuple(states)
         for state in wanted:
@@ -442,7 +457,7 @@ class AsyncAdmin:
         return sorted(found, key=lambda transaction: transaction.transactional_id)
 
     async def describe_transaction(self, transactional_id: str) -> TransactionDescription:
-        """One transactional id; ``TransactionalIdNotFoundError`` if there is none."""
+        """Describe one transactional id, or raise ``TransactionalIdNotFoundError``."""
         request = DescribeTransactionsRequest(transactional_ids=(transactional_id,))
         reply = await self._calls.transaction(transactional_id, request)
         check(reply, f"there is no transactional id {transactional_id!r}")
@@ -452,11 +467,12 @@ class AsyncAdmin:
         raise TransactionalIdNotFoundError(f"there is no transactional id {transactional_id!r}")
 
     async def abort_transaction(self, transactional_id: str) -> bool:
-        """Abort the open transaction of an id, durably; whether readers see it already.
+        """Abort an id's open transaction, durably; return whether all abort markers are written.
 
-        To its producer it is like a timeout: a commit fails, an abort succeeds and it continues.
-        ``InvalidTxnStateError`` when none is open or its commit is decided,
-        ``TransactionalIdNotFoundError`` for an unknown id. One that begins later is left alone.
+        Its producer sees the same as after a transaction timeout: a commit fails, an abort succeeds
+        and the producer continues. A transaction that begins later is not aborted.
+        ``InvalidTxnStateError`` if none is open or its commit is decided;
+        ``TransactionalIdNotFoundError`` for an unknown id.
         """
         seen = await self.describe_transaction(transactional_id)
         request = AbortTransactionRequest(
@@ -469,11 +485,11 @@ class AsyncAdmin:
         return reply.visible
 
     async def delete_transactional_id(self, transactional_id: str) -> None:
-        """Forget an id for good, durably, with the token of its last commit.
+        """Delete an idle transactional id and the commit token of its last commit, durably.
 
-        Ids without a token expire by themselves after a week; those with one never do. Only for
-        jobs that are over: repeating a write that the token named writes it twice.
-        ``InvalidTxnStateError`` while a transaction is open. Safe to repeat.
+        Ids without a commit token expire after a week; ids with one never do. Only for jobs that
+        never run again: repeating the write that the token names would write it twice. Safe to
+        repeat. ``InvalidTxnStateError`` while a transaction is open.
         """
         request = DeleteTransactionalIdRequest(transactional_id=transactional_id)
         reply = await self._calls.delete(
@@ -492,13 +508,15 @@ class AsyncAdmin:
         partition: int | None = None,
         older_than_ms: int | None = None,
     ) -> list[HangingTransaction]:
-        """Transactions that are open on a partition, and that no coordinator will ever end.
+        """Return transactions that are open on a partition and that no coordinator will ever end.
 
-        Of all partitions, or those led by ``broker_id``, of ``topic``, or one. Their newest record
-        is older than ``older_than_ms``: by default the longest transaction timeout of the cluster
-        plus five minutes. There should be none: one is a bug of a producer or of oncelog. Safe at
-        any age: what is about to end is never reported. ``IncompleteSearchError`` names those that
-        did not answer within a minute and holds what the others found. Source: KIP-664.
+        Searches all partitions, or only those led by ``broker_id``, of ``topic``, or one. The
+        newest record of a result is older than ``older_than_ms``: by default the cluster's longest
+        transaction timeout plus five minutes. Any value is safe: a transaction about to end is not
+        returned. A result means a bug, of a producer or of oncelog. Source: KIP-664.
+
+        ``IncompleteSearchError`` after a minute without a reply from some; it names them and holds
+        what the others found.
         """
         if older_than_ms is not None:
             check_range("older_than_ms", older_than_ms, 0, INT64_MAX)
@@ -523,9 +541,9 @@ class AsyncAdmin:
     async def abort_hanging_transaction(
         self, topic_partition: TopicPartition, *, start_offset: int
     ) -> HangingTransaction:
-        """Abort what is open from ``start_offset`` of one partition on, durably; what it was.
+        """Abort the hanging transaction that begins at ``start_offset``, durably; return it.
 
-        Never what a transactional id may still end or write to: ``InvalidTxnStateError`` then
+        ``InvalidTxnStateError`` if a transactional id may still end it or write to it; the message
         says what to do first. Source: KIP-664, KIP-98.
         """
         return await abort_hanging(self._calls, topic_partition, start_offset=start_offset)
@@ -533,23 +551,24 @@ class AsyncAdmin:
     async def describe_producers(
         self, topic_partition: TopicPartition
     ) -> tuple[ProducerDescription, ...]:
-        """The producers that a partition's leader knows."""
+        """Return the producers in a partition leader's state. Source: KIP-664."""
         request = DescribeProducersRequest(topic_partition=topic_partition)
         reply = await self._calls.leader(topic_partition, request)
         check(reply)
         return reply.producers
 
     async def describe_replica(self, topic_partition: TopicPartition) -> DescribeReplicaReply:
-        """Bounds, size and process of a partition's leader."""
+        """Return the offsets, size in bytes and process of a partition's leader."""
         reply = await self._calls.leader(topic_partition, DescribeReplicaRequest())
         check(reply)
         return reply
 
 
 class Admin(Blocking[AsyncAdmin]):
-    """Topics, groups and transactions of a cluster. Make it with ``cluster.admin()``.
+    """Manage the topics, replicas, groups and transactions of a cluster.
 
-    The methods are those of ``AsyncAdmin``; each blocks until it has its answer.
+    Make it with ``cluster.admin()``. The methods are those of ``AsyncAdmin``; each blocks until it
+    returns.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""The admin client's calls: each is retried while that may help.
+"""The admin client's calls: each is retried while a retry may help.
 
-All of them are safe to repeat. Unknown topics are reported at once. Arguments are checked before
-anybody is called; the controller checks what there is.
+All are safe to repeat. An unknown topic is not retried. Arguments are checked here, before any
+call; the controller checks them against the state of the cluster.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from oncelog.storage.model import TopicPartition, is_valid_topic_name
 from oncelog.storage.settings import check_name
 
 TIMEOUT_MS: Final = 60_000
-"""How long a call is retried."""
+"""For how long a call is retried."""
 
 ATTEMPT_TIMEOUT_MS: Final = 30_000
-"""How long one attempt may take: deleting a topic stops its actors first."""
+"""Deadline of one attempt. Deleting a topic takes long: its actors are stopped first."""
 
 NAMED_MAX: Final = 10
-"""Partitions that an error names."""
+"""An error names at most this many partitions."""
 
 
 class AdminCalls:
@@ -64,9 +64,9 @@ class AdminCalls:
         attempt: Callable[[int], Coroutine[Any, Any, ReplyT]],
         is_retriable: Callable[[ErrorCode], bool] = is_retriable,
     ) -> ReplyT:
-        """Repeat ``attempt`` until its answer is final or the time is up; the last answer.
+        """Repeat ``attempt`` until its reply is final or the time is up; return the last reply.
 
-        It is given the milliseconds that it may take.
+        ``attempt`` gets its own deadline in ms.
         """
         return await call_with_retries(
             lambda left_ms: attempt(min(left_ms, ATTEMPT_TIMEOUT_MS)),
@@ -78,7 +78,7 @@ class AdminCalls:
     async def delete(
         self, attempt: Callable[[int], Coroutine[Any, Any, ReplyT]], *, gone: ErrorCode
     ) -> Reply:
-        """Repeat a deletion; ``gone`` after an attempt without an answer means that it was done."""
+        """Repeat a deletion; ``gone`` counts as success if an earlier attempt got no reply."""
         attempts = 0
 
         async def counted(timeout_ms: int) -> Reply:
@@ -92,14 +92,14 @@ class AdminCalls:
     async def controller(
         self, request: Request[ReplyT], *, not_retried: Collection[ErrorCode] = ()
     ) -> ReplyT:
-        """Ask the controller; not again for an answer of ``not_retried``, which could pass."""
+        """Call the controller; do not retry the errors ``not_retried``, though retriable."""
         return await self.retried(
             lambda timeout_ms: self.router.call_controller(request, timeout_ms=timeout_ms),
             lambda error: is_retriable(error) and error not in not_retried,
         )
 
     async def group(self, group_id: str, request: Request[ReplyT]) -> ReplyT:
-        """Ask the coordinator of a group."""
+        """Call the coordinator of a group."""
         return await self.retried(
             lambda timeout_ms: self.router.call_group_coordinator(
                 group_id, request, timeout_ms=timeout_ms
@@ -107,7 +107,7 @@ class AdminCalls:
         )
 
     async def transaction(self, transactional_id: str, request: Request[ReplyT]) -> ReplyT:
-        """Ask the coordinator of a transactional id."""
+        """Call the coordinator of a transactional id."""
         return await self.retried(
             lambda timeout_ms: self.router.call_transaction_coordinator(
                 transactional_id, request, timeout_ms=timeout_ms
@@ -115,7 +115,7 @@ class AdminCalls:
         )
 
     async def leader(self, topic_partition: TopicPartition, request: Request[ReplyT]) -> ReplyT:
-        """Ask the leader of a partition."""
+        """Call the leader of a partition."""
         return await self.retried(
             lambda timeout_ms: self.router.call_leader(
                 topic_partition, request, timeout_ms=timeout_ms
@@ -123,11 +123,11 @@ class AdminCalls:
         )
 
     async def wait_until_led(self, name: str, partitions: int) -> None:
-        """Wait until every partition can be written; BrokerNotAvailableError names the others.
+        """Wait until every partition accepts writes, or raise ``BrokerNotAvailableError``.
 
-        The topic exists even so.
+        The error names the partitions that do not; the topic exists in either case.
         """
-        # What is known of it, if anything, is from before; each look-up below is tried again.
+        # Cached metadata of this topic is from before the change. Each look-up below is retried.
         self.router.invalidate(TopicPartition(name, 0))
         request = DescribeReplicaRequest()
 
@@ -158,12 +158,12 @@ class AdminCalls:
         if waiting:
             named = ", ".join(waiting[:NAMED_MAX]) + ("" if len(waiting) <= NAMED_MAX else ", …")
             raise BrokerNotAvailableError(
-                f"topic {name!r} is there, and {len(waiting)} of its {partitions} partitions "
-                f"cannot be written after {self.timeout_ms // 1_000} s: {named}"
+                f"topic {name!r} exists, but {len(waiting)} of its {partitions} partitions "
+                f"do not accept writes after {self.timeout_ms // 1_000} s: {named}"
             )
 
     async def shards(self, topic: str, request: Request[ReplyT]) -> list[ReplyT]:
-        """The answer of every coordinator shard, one call each; raises the error of any refusal."""
+        """Call every coordinator shard once; return the replies or raise the first error."""
         count = await self.router.partition_count(topic)
         replies = await asyncio.gather(
             *(self.leader(TopicPartition(topic, shard), request) for shard in range(count))
@@ -174,7 +174,7 @@ class AdminCalls:
 
 
 def check(reply: Reply, detail: str = "") -> None:
-    """Raise a reply's error as the user sees it; ``detail`` says why, if there was an answer."""
+    """Raise a reply's error as an exception; ``detail`` describes an error without a text."""
     if reply.error is not ErrorCode.NONE:
         raise exception_for(
             reply.error, reply.detail or ("" if is_retriable(reply.error) else detail)
@@ -184,7 +184,7 @@ def check(reply: Reply, detail: str = "") -> None:
 async def remove_members(
     calls: AdminCalls, group_id: str, leaving: Sequence[LeavingMember]
 ) -> None:
-    """Put members out of a group; ``UnknownMemberIdError`` names those that were none."""
+    """Remove members from a group; ``UnknownMemberIdError`` names those that are not members."""
     if not leaving:
         return
     request = LeaveGroupRequest(group_id=group_id, members=tuple(leaving))
@@ -197,7 +197,7 @@ async def remove_members(
 
     reply = await calls.retried(counted)
     check(reply)
-    # An attempt without an answer may have put out those that are unknown now.
+    # An attempt without a reply may have removed members that are unknown now.
     gone = {ErrorCode.UNKNOWN_MEMBER_ID} if attempts > 1 else set()
     refused = {
         member.group_instance_id or member.member_id: error
@@ -214,19 +214,19 @@ async def remove_members(
 
 
 def is_whole(value: object) -> bool:
-    """Whether it is a number of something."""
+    """Whether ``value`` is an int and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def settings_text(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Topic settings as requests carry them, without those that are ``None``, the default."""
+    """Topic settings as request fields. ``None`` is the default and is left out."""
     for name, value in settings.items():
         check_name(TopicConfig, name, f"{name}={value!r}")
     return {name: str(value) for name, value in settings.items() if value is not None}
 
 
 def check_topic_name(name: object) -> None:
-    """Refuse what cannot be the name of a topic."""
+    """Reject an invalid topic name."""
     if not isinstance(name, str) or not is_valid_topic_name(name):
         raise InvalidTopicError(
             f"topic name {name!r} is not allowed",
@@ -235,13 +235,13 @@ def check_topic_name(name: object) -> None:
 
 
 def check_partitions(partitions: object) -> None:
-    """Refuse what is not a number."""
+    """Reject a partition count that is not an int."""
     if not is_whole(partitions):
         raise InvalidPartitionsError(f"partitions={partitions!r}", advice="give a whole number")
 
 
 def check_replication_factor(replication_factor: object) -> None:
-    """Refuse what is neither a number of replicas nor ``None``."""
+    """Reject a replication factor that is neither a positive int nor ``None``."""
     if replication_factor is None:
         return
     if not (is_whole(replication_factor) and int(str(replication_factor)) >= 1):
@@ -260,11 +260,11 @@ _NOT_RETRIED: Final = frozenset(
         ErrorCode.BROKER_NOT_AVAILABLE,
     }
 )
-"""What passes by itself later than a call lasts, or never."""
+"""Retriable errors that do not pass within one call."""
 
 
 async def reassign(calls: AdminCalls, topic: str, partition: int, replicas: object) -> None:
-    """Begin to move a partition; see ``AsyncAdmin.reassign_partition``."""
+    """Start to move a partition; see ``AsyncAdmin.reassign_partition``."""
     is_list = isinstance(replicas, Sequence) and not isinstance(replicas, (str, bytes))
     brokers = tuple(cast("Sequence[int]", replicas)) if is_list else ()
     if not brokers or not all(map(is_whole, brokers)):
@@ -275,7 +275,7 @@ async def reassign(calls: AdminCalls, topic: str, partition: int, replicas: obje
 
 
 async def cancel(calls: AdminCalls, topic: str, partition: int) -> None:
-    """Cancel a move; see ``AsyncAdmin.cancel_reassignment``."""
+    """Cancel a reassignment; see ``AsyncAdmin.cancel_reassignment``."""
     await _reassign(calls, topic, partition, ())
 
 
@@ -292,7 +292,7 @@ async def _reassign(
 
 
 async def drain(calls: AdminCalls, broker_id: int, *, is_draining: bool) -> None:
-    """Empty a broker, or use it again; see ``AsyncAdmin.drain_broker``."""
+    """Drain a broker, or use it again; see ``AsyncAdmin.drain_broker``."""
     if not is_whole(broker_id):
         raise InvalidRequestError(f"broker_id={broker_id!r}", advice="give a whole number")
     request = DrainBrokerRequest(broker_id=broker_id, is_draining=is_draining)

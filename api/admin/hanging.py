@@ -1,18 +1,18 @@
 """Hanging transactions: open on a partition, and no coordinator will ever end them.
 
-Rules. A partition's open transaction is *owned* by the transactional id that has its producer id,
-in that epoch, with the partition enrolled; its marker will come. To find out, the leader is asked
-first, then every coordinator, then the leader again: a transaction that ended between the first
-two answers had its marker before its coordinator forgot it, so the third answer shows that.
-A transaction is therefore never called hanging because it was about to end. Coordinators that do
-not answer are named, and the findings of the others are still reported; but without all of them, a
-transaction that none of the others owns cannot be called hanging.
+Rules. A partition's open transaction is *owned* by the transactional id that has its producer id
+in that epoch, with the partition enrolled; its marker will come. The search asks the leader, then
+every coordinator, then the leader again. A transaction that ended between the first two replies
+had its marker before its coordinator forgot it, so the third reply shows it as ended.
+A transaction that is about to end is therefore never called hanging.
 
-Aborting writes the marker that is missing, to one partition. Its epoch is one above that of the
-data, so that it can close nothing but that transaction or an older one, and its coordinator epoch
-is the one that the leader knows, so that it fences no coordinator. What an id may still end or
-write to is refused, without exception: a part of a live transaction would be aborted and the rest
-committed. Its owner has to be ended first.
+Coordinators that do not reply are named, and what the others found is still reported. Until all
+have replied, a transaction without a known owner cannot be called hanging.
+
+An abort writes the missing marker to one partition. The marker's epoch is one above that of the
+data, so it can end only that transaction or an older one. Its coordinator epoch is the one that
+the leader knows, so it fences no coordinator. A transaction that an id may still end or write to
+is always rejected: one part of it would be aborted and the rest committed. End its owner first.
 
 Source: KIP-664; KIP-98, "Tools"; the epochs of markers are those of KIP-890.
 """
@@ -54,10 +54,10 @@ _PREPARED: Final = ("PrepareCommit", "PrepareAbort")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangingTransaction:
-    """One transaction that is open on one partition and ended everywhere else.
+    """A transaction that is open on one partition though no coordinator will end it.
 
-    ``start_offset`` is that of its first record; readers of committed records stop there.
-    ``transactional_id`` is set when its producer id still belongs to one, which moved on.
+    ``start_offset`` (inclusive) is its first record; read_committed consumers stop there.
+    ``transactional_id`` is set if its producer id belongs to one that has moved on.
     """
 
     topic_partition: TopicPartition
@@ -71,7 +71,7 @@ class HangingTransaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unanswered:
-    """A partition whose leader, or a shard whose coordinator, did not answer, and why."""
+    """A partition or coordinator shard that did not reply, and why."""
 
     topic_partition: TopicPartition
     error: ErrorCode
@@ -83,9 +83,9 @@ class Unanswered:
 
 
 class IncompleteSearchError(RequestTimedOutError):
-    """Some did not answer, so there may be more; see ``found`` and ``unanswered``.
+    """Some leaders or coordinators did not reply, so there may be more hanging transactions.
 
-    ``found`` is what is hanging for certain.
+    ``found`` is certain to be hanging; ``unanswered`` names who did not reply.
     """
 
     def __init__(
@@ -109,10 +109,10 @@ class IncompleteSearchError(RequestTimedOutError):
 async def find_hanging(
     calls: AdminCalls, partitions: Iterable[TopicPartition], *, older_than_ms: int
 ) -> list[HangingTransaction]:
-    """The hanging transactions of ``partitions``, by partition and start offset.
+    """Find the hanging transactions of ``partitions``, sorted by partition and start offset.
 
-    Only those whose newest record is older than ``older_than_ms``, by this client's clock and
-    the records' timestamps. Raises ``IncompleteSearchError`` if some did not answer.
+    Only those whose newest record is older than ``older_than_ms``, comparing its timestamp with
+    this client's clock. Raises ``IncompleteSearchError`` if some did not reply.
     """
     search = _Search(calls)
     wanted = sorted(set(partitions))
@@ -144,10 +144,10 @@ async def find_hanging(
 async def abort_hanging(
     calls: AdminCalls, topic_partition: TopicPartition, *, start_offset: int
 ) -> HangingTransaction:
-    """Abort the transaction that began at ``start_offset`` of one partition; what it was.
+    """Abort the transaction that began at ``start_offset`` of a partition; return it.
 
-    Durable on return. ``InvalidTxnStateError`` when none is open there, or when a transactional
-    id may still end it or write to it.
+    Durable on return. ``InvalidTxnStateError`` if none is open there, or if a transactional id may
+    still end it or write to it.
     """
     search = _Search(calls)
     seen = await search.open_on({topic_partition: None})
@@ -195,7 +195,7 @@ async def _write_marker(
 
 
 class _Search:
-    """The questions of one search. ``unanswered`` collects who did not answer, and why."""
+    """The calls of one search; ``unanswered`` collects who did not reply, and why."""
 
     def __init__(self, calls: AdminCalls) -> None:
         self._calls = calls
@@ -204,9 +204,9 @@ class _Search:
     async def open_on(
         self, wanted: Mapping[TopicPartition, tuple[int, ...] | None]
     ) -> dict[TopicPartition, list[ProducerDescription]]:
-        """The producers with an open transaction on each partition that answers, by first offset.
+        """The producers with an open transaction per partition that replies, by first offset.
 
-        ``wanted`` says which producers to ask for; ``None`` is all.
+        ``wanted`` lists the producer ids to ask for; ``None`` is all.
         """
         replies = await asyncio.gather(
             *(
@@ -226,7 +226,7 @@ class _Search:
     async def still_open(
         self, suspects: Mapping[TopicPartition, Sequence[ProducerDescription]]
     ) -> dict[TopicPartition, list[ProducerDescription]]:
-        """Those of ``suspects`` whose transaction is open as it was."""
+        """Those of ``suspects`` that still have the same transaction open."""
         found = await self.open_on(
             {tp: tuple(one.producer_id for one in before) for tp, before in suspects.items()}
         )
@@ -241,7 +241,7 @@ class _Search:
         }
 
     async def ids_of(self, producer_ids: set[int]) -> Mapping[int, TransactionDescription] | None:
-        """The transactional id of each producer id that has one; ``None`` if a shard is silent."""
+        """The transactional id of each producer id that has one; ``None`` if a shard was silent."""
         if not producer_ids:
             return {}
         request = DescribeTransactionsRequest(producer_ids=tuple(sorted(producer_ids)))
@@ -260,7 +260,7 @@ class _Search:
         return found
 
     def check(self) -> None:
-        """Raise the first error among the answers: never act on an incomplete picture."""
+        """Raise the first error of any call: never act on an incomplete picture."""
         for one in self.unanswered:
             raise exception_for(one.error, one.detail or f"producers of {one.topic_partition}")
 
@@ -292,7 +292,7 @@ def _is_open(one: ProducerDescription) -> bool:
 def _is_owned(
     owner: TransactionDescription | None, one: ProducerDescription, tp: TopicPartition
 ) -> bool:
-    """Whether the marker of this very transaction will come to the partition."""
+    """Whether the coordinator will still send this transaction's marker to the partition."""
     if owner is None:
         return False
     epoch, partitions = _part_of(owner, one.producer_id)
@@ -302,14 +302,14 @@ def _is_owned(
 
 
 def _may_join(owner: TransactionDescription, one: ProducerDescription) -> bool:
-    """Whether the id may still enrol the partition and write to it in the same transaction."""
+    """Whether the id may still enrol the partition in the same transaction and write to it."""
     return _part_of(owner, one.producer_id)[0] == one.producer_epoch
 
 
 def _part_of(
     owner: TransactionDescription, producer_id: int
 ) -> tuple[int, tuple[TopicPartition, ...]]:
-    """Epoch and partitions of one of the producer ids of an id."""
+    """Epoch and enrolled partitions of one producer id of a transactional id."""
     for member in owner.members:
         if member.producer_id == producer_id:
             return member.producer_epoch, member.partitions

@@ -1,4 +1,4 @@
-"""Records become batches: partitioned, gathered, encoded, with a future each.
+"""Records become batches: partitioned, accumulated, encoded, with a future each.
 
 No calls and no transactions here. Start at ``accumulator``.
 """

@@ -104,4 +104,4 @@ class OpenBatches:
         """Add to the byte count (a negative number subtracts), under ``lock``."""
 
 def murmur2(key: bytes) -> int:
-    """Kafka's 32-bit murmur2 hash of ``key``, as an unsigned number."""
+    """Kafka's 32-bit murmur2 hash of ``key``, unsigned."""

@@ -2,9 +2,9 @@
 # cython: initializedcheck=False, binding=False, embedsignature=False, auto_pickle=False
 """The open batches of a producer, in C. ``_open_batches.pyi`` describes the classes.
 
-The interpreter's lock makes ``add`` whole: between its look at a batch and the record's place in
-it no Python code runs and nothing is allocated that the garbage collector watches, so that no
-other thread comes in between. Keep it so.
+The interpreter's lock makes ``add`` atomic: between finding a batch and adding the record to it, no
+Python code runs and nothing is allocated that the garbage collector tracks. So no other thread can
+run in between. Keep it so.
 """
 
 import threading
@@ -46,10 +46,10 @@ include "../../storage/records/_layout.pxi"
 
 cdef enum:
     RECORD_OVERHEAD_BYTES = 21
-    # What a record's numbers take at their longest, rounded up; its headers are counted apart.
+    # Upper bound of a record's varints, rounded up; its headers are counted separately.
     NUMBERS_BYTES_MAX = 48
     FIRST_CAPACITY_BYTES = 4096
-    # What a full block has beyond ``batch_bytes``: its header, and room for a last record's numbers.
+    # A full block's bytes beyond ``batch_bytes``: its header and a last record's varints.
     BLOCK_SLACK_BYTES = 256
     SEED = 0x9747B28C
     MULTIPLIER = 0x5BD1E995
@@ -105,12 +105,12 @@ cdef uint32_t _murmur2(const uint8_t *key, Py_ssize_t length) noexcept:
 
 
 def murmur2(bytes key not None):
-    """Kafka's 32-bit murmur2 hash of ``key``, as an unsigned number."""
+    """Kafka's 32-bit murmur2 hash of ``key``, unsigned."""
     return _murmur2(<const uint8_t *>PyBytes_AsString(key), PyBytes_Size(key))
 
 
 cdef class _Place:
-    """What a record's future needs, in C; no object is made for the numbers."""
+    """The fields of a record's future, in C; no object is made for the numbers."""
 
     cdef readonly object _delivery
     cdef readonly int64_t _index
@@ -122,12 +122,12 @@ class PlacedFuture(_Place, RecordFuture):
 
 
 cdef PyTypeObject *_future_type = <PyTypeObject *>PlacedFuture
-# What PlacedFuture.__new__ comes to, which would first make a tuple of its arguments.
+# PlacedFuture.__new__ without the tuple of its arguments.
 cdef newfunc _new_future = <newfunc>PyType_GetSlot(_future_type, Py_tp_new)
 
 
 cdef class OpenBatch:
-    """Records are encoded as they come, behind room for the header of their batch."""
+    """Records are encoded as they come, after room for the batch header."""
 
     cdef readonly int64_t size_bytes
     cdef readonly double created_s
@@ -312,11 +312,11 @@ cdef class OpenBatches:
             or size_bytes > self._record_bytes_max
         ):
             return None
-        # First everything that may run Python code or the garbage collector. Looking a ``str`` up
-        # in a dict of them runs none.
+        # First everything that may run Python code or the garbage collector. Looking up a ``str``
+        # in a dict of ``str`` runs none.
         now_ms = _system_time_ms() if self._is_system_time else self._now_ms()
         future = <_Place>_new_future(_future_type, _no_headers, NULL)
-        # From here on nothing may.
+        # From here on, nothing may run Python code or the garbage collector.
         found = PyDict_GetItemWithError(self.topics, topic)
         known = PyDict_GetItemWithError(self._known_topics, topic)
         if found is NULL or known is NULL:
@@ -358,7 +358,7 @@ cdef class OpenBatches:
 
 
 cdef int64_t _system_time_ms() noexcept:
-    """Milliseconds since 1970, or 0 where there is no such clock."""
+    """Milliseconds since the epoch, or 0 without such a clock."""
     cdef timespec now
     if timespec_get(&now, TIME_UTC) == 0:
         return 0

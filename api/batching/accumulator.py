@@ -1,8 +1,8 @@
-"""Records waiting to be sent, gathered into one batch per partition at a time.
+"""The record accumulator: one open batch per partition, and closed batches waiting to be sent.
 
-Pure: no clock, no loop, no call. Threads of the application append; the producer's event loop
-takes batches out. A lock makes each step atomic, and ``Wake`` says whether the appending thread
-must wake the loop, so that most records cross no thread at all.
+Pure: no clock, no event loop, no call. Application threads append; the producer's event loop takes
+batches out. A lock makes each step atomic. ``Wake`` says whether the appending thread must wake the
+loop; most records wake none.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from oncelog.storage.model import TopicPartition
 from oncelog.storage.records.codec import RecordInput
 
 HEADER_OVERHEAD_BYTES: Final = 10
-"""The most that the two lengths of one header take."""
+"""Upper bound of the two varint lengths of one header."""
 
 Headers = Sequence[tuple[str, bytes | None]]
 
 
 def record_size_bytes(value: bytes | None, key: bytes | None, headers: Headers) -> int:
-    """The most that a record takes in a batch."""
+    """Upper bound of a record's encoded size in a batch."""
     size_bytes = RECORD_OVERHEAD_BYTES + len(value or b"") + len(key or b"")
     for name, content in headers:
         size_bytes += HEADER_OVERHEAD_BYTES + len(name.encode()) + len(content or b"")
@@ -43,11 +43,11 @@ def record_size_bytes(value: bytes | None, key: bytes | None, headers: Headers) 
 
 
 class Wake(enum.Enum):
-    """Why an append has to wake the event loop."""
+    """Why an append must wake the event loop."""
 
     NOTHING = 0
     LINGER = 1
-    """A batch was begun and no timer runs: start the linger time."""
+    """A batch was begun and no timer runs: start ``linger_ms``."""
     FULL = 2
     """A batch is full: send it now."""
 
@@ -63,7 +63,7 @@ class PendingBatch:
         self.created_s = created_s
 
     def split(self) -> tuple[PendingBatch, PendingBatch]:
-        """Two halves, whose deliveries together make up that of the whole."""
+        """Split it in two; the outcome of the whole is that of both halves."""
         first, second = self.rows.split()
         deliveries = self.delivery.split((first.record_count, second.record_count))
         return (
@@ -76,7 +76,7 @@ class PendingBatch:
 class _Queue:
     """The closed batches of one partition, in order.
 
-    ``is_due`` means that the open batch has lingered long enough to be sent as it is.
+    ``is_due`` means that the open batch has lingered long enough to be sent.
     """
 
     topic_partition: TopicPartition
@@ -85,10 +85,10 @@ class _Queue:
 
 
 class Accumulator:
-    """Batches per partition. ``gate`` raises while no record may be accepted.
+    """Open and closed batches per partition. ``gate`` raises while no record may be accepted.
 
-    ``on_done`` is called, on the event loop, when the outcome of any batch is known. ``now`` gives
-    the seconds since some point in time, from any thread.
+    ``on_done`` is called on the event loop whenever a batch's outcome is known. ``now`` returns
+    monotonic seconds and is called from any thread.
     """
 
     def __init__(
@@ -109,14 +109,14 @@ class Accumulator:
         self._now = now
         self._sticky = StickyPartitions(random)
         self._queues: dict[str, list[_Queue]] = {}
-        # With the time each was begun, hence in that order.
+        # With the time each batch was begun, and so in that order.
         self._undelivered: dict[BatchDelivery, float] = {}
         self._is_lingering = False
         self._is_full_reported = False
 
     @property
     def buffered_bytes(self) -> int:
-        """Estimated bytes of all batches whose outcome is not known yet."""
+        """Estimated bytes of all batches whose outcome is not yet known."""
         return self._open.buffered_bytes
 
     # --- application threads ------------------------------------------------------------------
@@ -129,7 +129,7 @@ class Accumulator:
         record: RecordInput,
         size_bytes: int,
     ) -> tuple[RecordFuture, Wake]:
-        """Add one record; by key, or sticky without one, if ``partition`` is ``None``.
+        """Add one record. If ``partition`` is ``None``, its key chooses, or the sticky partition.
 
         The slow path, for every record that ``OpenBatches.add`` does not take.
         """
@@ -160,7 +160,7 @@ class Accumulator:
                 batch = self._new_batch(self._queues[topic][partition])
             future = self._open.put(batch, record, size_bytes)
             if is_new:
-                # Only now, so that no other record is added before its first.
+                # Published only now, so that no other record can precede its first.
                 batches.batches[partition] = batch
             if is_sticky:
                 batches.sticky = batch
@@ -172,7 +172,7 @@ class Accumulator:
     def append_rows(
         self, topic_partition: TopicPartition, rows: BatchRows, size_bytes: int
     ) -> tuple[BatchDelivery, Wake]:
-        """Add a whole batch behind everything already queued for the partition."""
+        """Add a whole batch after everything already queued for the partition."""
         with self._lock:
             self._gate()
             topic, partition = topic_partition.topic, topic_partition.partition
@@ -186,24 +186,23 @@ class Accumulator:
             return delivery, self._wake(True)
 
     def sticky_partition(self, topic: str, partition_count: int) -> int:
-        """Choose another partition for a block of records without keys."""
+        """Choose another sticky partition, for a block of records without keys."""
         with self._lock:
             return self._sticky.advance(topic, partition_count)
 
     # --- event loop ---------------------------------------------------------------------------
 
     def end_linger(self) -> None:
-        """The linger time has passed: open batches may be sent as they are."""
+        """``linger_ms`` has passed: open batches may be sent as they are."""
         with self._lock:
             self._is_lingering = False
             for queue in self._all_queues():
                 queue.is_due = self._has_open(queue)
 
     def take_full_batches(self) -> bool:
-        """The loop handles full batches now; a later one wakes it again.
+        """The loop is about to handle full batches; the next full one wakes it again.
 
-        Returns whether a linger time must begin: the record that filled a batch may have begun the
-        next one.
+        Returns whether to start ``linger_ms``: the record that filled a batch may begin the next.
         """
         with self._lock:
             self._is_full_reported = False
@@ -212,7 +211,7 @@ class Accumulator:
             return begins
 
     def close_open(self) -> frozenset[BatchDelivery]:
-        """Close every open batch, as a flush does; returns all batches whose outcome is unknown."""
+        """Close every open batch, for a flush; return all batches whose outcome is unknown."""
         with self._lock:
             self._close_all()
             return frozenset(self._undelivered)
@@ -223,7 +222,7 @@ class Accumulator:
             return deliveries.isdisjoint(self._undelivered)
 
     def waiting(self) -> list[TopicPartition]:
-        """The partitions that have records waiting, due or not."""
+        """The partitions that have unsent records, due or not."""
         with self._lock:
             return [
                 queue.topic_partition
@@ -253,12 +252,12 @@ class Accumulator:
             return queue.closed.popleft()
 
     def oldest_s(self) -> float | None:
-        """When the oldest batch whose outcome is not known was begun; ``None`` without one."""
+        """When the oldest batch with unknown outcome was begun; ``None`` if there is none."""
         with self._lock:
             return next(iter(self._undelivered.values()), None)
 
     def take_old(self, begun_before_s: float) -> list[PendingBatch]:
-        """Every batch not yet taken and begun no later than ``begun_before_s``."""
+        """Take every batch that was begun at or before ``begun_before_s``."""
         with self._lock:
             old: list[PendingBatch] = []
             for queue in self._all_queues():
@@ -272,7 +271,7 @@ class Accumulator:
             return old
 
     def drop(self) -> list[PendingBatch]:
-        """Every batch not yet taken, for the caller to fail."""
+        """Take every batch, for the caller to fail."""
         with self._lock:
             dropped: list[PendingBatch] = []
             self._close_all()
@@ -293,7 +292,7 @@ class Accumulator:
         return queues
 
     def _topic(self, topic: str, metadata: TopicMetadata) -> TopicBatches:
-        """The open batches of a topic, for as many partitions as it now has."""
+        """The open batches of a topic, extended to its current partition count."""
         batches = self._open.topics.get(topic)
         if batches is not None and batches.metadata is metadata:
             return batches
@@ -303,7 +302,7 @@ class Accumulator:
             batches.metadata = metadata
             return batches
         if batches is not None:
-            # Keys now map to other partitions; what was gathered is sent first.
+            # Keys now map to other partitions: the records gathered so far are sent first.
             for partition in range(len(batches.batches)):
                 self._close(topic, partition)
         batches = self._open.topics[topic] = self._open.new_topic(metadata, count)
@@ -315,7 +314,7 @@ class Accumulator:
             return partition_for_key(key, count)
         partition = self._sticky.current(topic, count)
         if batches.batches[partition] is None:
-            # Its batch was sent: the next one may as well fill another partition's.
+            # Its batch was sent: the next one may as well go to another partition.
             partition = self._sticky.advance(topic, count)
         return partition
 
@@ -347,7 +346,7 @@ class Accumulator:
         batch = batches.batches[partition]
         if batch is None:
             return
-        # First out of reach of ``OpenBatches.add``, then looked at.
+        # Unpublish it first, so that ``OpenBatches.add`` cannot reach it; then look at it.
         batches.batches[partition] = None
         if batches.sticky is batch:
             batches.sticky = None

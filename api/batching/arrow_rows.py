@@ -1,7 +1,7 @@
-"""Tables to batches: split by partition, cut to size, no Python object per record.
+"""Arrow tables to batches: split by partition, cut to size, without a Python object per record.
 
-A table has the columns ``value`` and, if wanted, ``key``, ``timestamp``, ``headers`` and
-``partition``. It is processed in blocks of rows, so only one block's memory is needed beside it.
+A table has the column ``value`` and optionally ``key``, ``timestamp``, ``headers`` and
+``partition``. It is processed in blocks of rows, so only one block at a time needs extra memory.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from oncelog.storage.records.batch import BatchOptions
 
 COLUMN_BATCH_BYTES: Final = 900_000
-"""The size to which a table is cut: few calls, and below a topic's limit of 1 MiB."""
+"""Target size of a batch: few calls, and below a topic's limit of 1 MiB."""
 
 BLOCK_BYTES: Final = 16_777_216
-"""How much of a table is split at a time."""
+"""How many bytes of a table are split by partition at a time."""
 
 COLUMNS: Final = ("key", "value", "timestamp", "headers", "partition")
 
@@ -45,17 +45,17 @@ _HEADERS_TYPE: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.bi
 
 @dataclass(frozen=True, slots=True)
 class ColumnRows:
-    """Records as columns of equal length; slices share memory with the table."""
+    """Records as columns of equal length; slices share the table's memory."""
 
     columns: pa.RecordBatch
 
     @property
     def record_count(self) -> int:
-        """How many records there are."""
+        """The number of records."""
         return int(self.columns.num_rows)
 
     def encode(self, **options: Unpack[BatchOptions]) -> bytearray:
-        """The whole batch, sealed."""
+        """Encode the whole batch, checksum included."""
         names = self.columns.schema.names
         return encode_columns(
             keys=self.columns["key"] if "key" in names else None,
@@ -73,7 +73,7 @@ class ColumnRows:
 
 @dataclass(frozen=True, slots=True)
 class ColumnBatch:
-    """A future batch of one partition. ``size_bytes`` is an upper estimate, uncompressed."""
+    """Rows of one partition for one batch. ``size_bytes`` is an upper bound, uncompressed."""
 
     topic_partition: TopicPartition
     rows: ColumnRows
@@ -81,7 +81,7 @@ class ColumnBatch:
 
 
 def as_table(data: object) -> pa.Table:
-    """``data`` as a table with columns that can be sent; ``TypeError`` or ``ValueError`` if not."""
+    """Convert ``data`` to a table that can be sent; raise ``TypeError`` or ``ValueError``."""
     if isinstance(data, pa.RecordBatch):
         data = pa.Table.from_batches([data])
     if not isinstance(data, pa.Table):
@@ -101,7 +101,7 @@ def as_table(data: object) -> pa.Table:
 
 
 def highest_partition(table: pa.Table) -> int | None:
-    """The highest partition named by a row of ``table`` (from ``as_table``), if any."""
+    """The highest partition named in ``table`` (from ``as_table``), or ``None``."""
     if "partition" not in table.schema.names:
         return None
     highest: int | None = pc.max(table["partition"]).as_py()
@@ -117,12 +117,13 @@ def split_table(
     record_bytes_max: int,
     sticky_partition: Callable[[], int],
 ) -> Iterator[ColumnBatch]:
-    """The batches of ``table`` (from ``as_table``), in row order within each partition.
+    """Split ``table`` (from ``as_table``) into batches, in row order within each partition.
 
-    Rows without a partition go by key; those without a key to ``sticky_partition()``, called
-    for each block. A missing timestamp becomes ``now_ms``. Raises ``MessageTooLargeError``,
-    ``InvalidRecordError`` for a header without a key, and ``UnknownTopicOrPartitionError`` before
-    yielding the first batch.
+    A row without a partition goes by its key; without a key, to ``sticky_partition()``, which is
+    called once per block. A missing timestamp becomes ``now_ms`` (ms since the epoch).
+
+    Before it yields the first batch it raises ``MessageTooLargeError``, ``InvalidRecordError`` for
+    a header without a key, or ``UnknownTopicOrPartitionError``.
     """
     _check_rows(table, topic, partition_count, record_bytes_max)
     for block in _blocks(table):
@@ -154,7 +155,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def check_column_type(name: str, kind: pa.DataType) -> None:
-    """Refuse a column of a type that records cannot take: ``TypeError`` says which they can."""
+    """Reject a column type that records cannot take; the ``TypeError`` names those they can."""
     if name in ("key", "value"):
         is_right, wanted = _is_bytes(kind), "binary or string"
     elif name == "timestamp":
@@ -204,8 +205,8 @@ def _check_rows(table: pa.Table, topic: str, partition_count: int, record_bytes_
 
 
 def _check_headers(headers: pa.Array, position: int) -> None:
-    """Refuse a header without a key; ``position`` is that of the first row."""
-    # Of a header that is null the key is null, whatever lies under it.
+    """Reject a header without a key; ``position`` is the number of the first row."""
+    # A null header's key is null too, whatever its buffer holds.
     keys = pc.struct_field(headers.flatten(), "key")
     if keys.null_count:
         place = pc.index(pc.is_null(keys), True).as_py()
@@ -217,7 +218,7 @@ def _check_headers(headers: pa.Array, position: int) -> None:
 
 
 def _blocks(table: pa.Table) -> Iterator[pa.Table]:
-    """The table in slices of about ``BLOCK_BYTES``, none of them empty."""
+    """Yield non-empty slices of about ``BLOCK_BYTES``."""
     row_bytes = max(1, table.nbytes // max(1, table.num_rows))
     block_rows = max(1, BLOCK_BYTES // row_bytes)
     for start in range(0, table.num_rows, block_rows):
@@ -229,7 +230,7 @@ def _blocks(table: pa.Table) -> Iterator[pa.Table]:
 
 def _one_array(column: pa.ChunkedArray) -> pa.Array:
     if column.num_chunks == 1:
-        # A block of one chunk shares the table's memory; combining would copy it.
+        # A block with one chunk shares the table's memory; combining would copy it.
         return column.chunk(0)
     combined = column.combine_chunks()
     return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined
@@ -244,7 +245,7 @@ def _plain_bytes(array: pa.Array) -> pa.Array:
 
 
 def _normalise(block: pa.Table, now_ms: int) -> pa.RecordBatch:
-    """Columns value, timestamp and, if there, key and headers, of one plain type each."""
+    """Columns value, timestamp and, if present, key and headers, each of one plain type."""
     columns = {"value": _plain_bytes(_one_array(block["value"]))}
     names = block.schema.names
     if "key" in names:
@@ -264,7 +265,7 @@ def _normalise(block: pa.Table, now_ms: int) -> pa.RecordBatch:
 
 
 def _row_bytes(columns: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    """An upper estimate of the encoded size of each row."""
+    """Upper bound of each row's encoded size."""
     sizes: npt.NDArray[Any] = np.full(columns.num_rows, RECORD_OVERHEAD_BYTES, dtype=np.int64)
     names = columns.schema.names
     for name in ("key", "value"):
@@ -307,7 +308,7 @@ def _partitions(
 def _by_partition(
     partitions: npt.NDArray[np.int64],
 ) -> Iterator[tuple[int, npt.NDArray[np.int64] | None]]:
-    """Each partition with its row numbers in order; ``None`` stands for all rows."""
+    """Yield each partition with its row numbers in order; ``None`` means all rows."""
     first = int(partitions[0])
     if (partitions == first).all():
         yield first, None
@@ -325,7 +326,7 @@ def _cut(
     sizes: npt.NDArray[np.int64],
     record_bytes_max: int,
 ) -> Iterator[ColumnBatch]:
-    """Cut rows of one partition into batches of at most ``COLUMN_BATCH_BYTES``, or one row."""
+    """Cut one partition's rows into batches of at most ``COLUMN_BATCH_BYTES``, or one row each."""
     limit = min(COLUMN_BATCH_BYTES, record_bytes_max)
     ends = np.cumsum(sizes)
     start = 0

@@ -1,8 +1,8 @@
-"""Where a record was written, and the futures that say so.
+"""Where a record was written, and the futures that tell.
 
-All futures of a batch share one ``BatchDelivery``. A producer makes one future per record, and
-``concurrent.futures.Future`` would make a lock for each; ``RecordFuture`` makes none until someone
-uses it in a way that needs one. Those of asyncio are settled batch by batch.
+All futures of a batch share one ``BatchDelivery``. A producer makes one future per record. A
+``concurrent.futures.Future`` creates a lock each time; ``RecordFuture`` creates none until it is
+used in a way that needs one. asyncio futures are settled batch by batch.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True)
 class RecordMetadata:
-    """A record's place in the log. ``timestamp_ms`` is the record's, or the log's append time.
+    """A record's position in the log.
 
     ``offset`` is -1 if the batch was a duplicate too old for the log to know its offset.
+    ``timestamp_ms`` (ms since the epoch) is the record's own, or the log append time.
     """
 
     topic: str
@@ -39,7 +40,7 @@ class RecordMetadata:
 
 @dataclass(frozen=True, slots=True)
 class BatchMetadata:
-    """A batch's place in the log: ``record_count`` records from ``base_offset`` (inclusive)."""
+    """A batch's position in the log: ``record_count`` records from ``base_offset`` (inclusive)."""
 
     topic: str
     partition: int
@@ -48,7 +49,7 @@ class BatchMetadata:
 
 
 class BatchDelivery:
-    """The outcome of one batch, set once; what its futures wait for."""
+    """The outcome of one batch, set once; its futures wait for it."""
 
     __slots__ = (
         "_awaited",
@@ -73,7 +74,7 @@ class BatchDelivery:
         self.record_count = record_count
         self.is_done = False
         self.has_waiter = False
-        """Whether the outcome of one of its records was examined or awaited."""
+        """Whether the outcome of one of its records was read or awaited."""
         self._whole: BatchDelivery | TableDelivery | None = None
         self._lock = threading.Lock()
         self._event: threading.Event | None = None
@@ -88,16 +89,16 @@ class BatchDelivery:
 
     @property
     def is_observed(self) -> bool:
-        """Whether the outcome of the batch, or of the whole it is part of, is observed."""
+        """Whether the outcome of this batch, or of the whole it belongs to, was read or awaited."""
         return self.has_waiter or (self._whole is not None and self._whole.is_observed)
 
     def belong_to(self, whole: BatchDelivery | TableDelivery) -> None:
-        """The outcome of ``whole`` includes this one."""
+        """Make this batch part of ``whole``, whose outcome includes it."""
         self._whole = whole
 
     @property
     def error(self) -> OncelogError | None:
-        """Why the batch, or the first failed part of it, was not delivered."""
+        """Why the batch, or its first failed part, was not delivered."""
         for part in self._parts:
             if part.error is not None:
                 return part.error
@@ -112,10 +113,11 @@ class BatchDelivery:
         refused: Iterable[int] = (),
         neighbours: OncelogError | None = None,
     ) -> None:
-        """The batch is at ``base_offset``; append time -1 if the log keeps the client's.
+        """The batch is at ``base_offset`` (inclusive), or failed with ``error``; first call wins.
 
-        With ``error`` it will not be delivered, or its outcome is unknown. Only the first counts.
-        If only the records ``refused`` are why, the others' error is ``neighbours``.
+        ``log_append_time_ms`` is -1 if the log keeps the client's timestamps. ``error`` may also
+        mean that the outcome is unknown. If only the records at the indices ``refused`` caused it,
+        the others fail with ``neighbours`` instead. Source: KIP-467.
         """
         with self._lock:
             if self.is_done:
@@ -132,7 +134,7 @@ class BatchDelivery:
             callback()
 
     def split(self, counts: tuple[int, ...]) -> tuple[BatchDelivery, ...]:
-        """Deliver the batch in parts of ``counts`` records; it is done when each part is."""
+        """Deliver it in parts of ``counts`` records each; it is done once all parts are."""
         self._parts = tuple(BatchDelivery(self.topic_partition, count) for count in counts)
         for part in self._parts:
             part.belong_to(self)
@@ -140,7 +142,7 @@ class BatchDelivery:
         return self._parts
 
     def add_done_callback(self, callback: Callable[[], object]) -> None:
-        """Call ``callback`` when the outcome is known, at once if it is."""
+        """Call ``callback`` when the outcome is known, immediately if it already is."""
         with self._lock:
             if not self.is_done:
                 self._callbacks.append(callback)
@@ -148,7 +150,7 @@ class BatchDelivery:
         callback()
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait up to ``timeout`` seconds for the outcome; whether it is known."""
+        """Wait up to ``timeout`` seconds for the outcome; return whether it is known."""
         if self.is_done:
             return True
         with self._lock:
@@ -159,7 +161,7 @@ class BatchDelivery:
         return self._event.wait(timeout)
 
     def outcome(self, index: int) -> tuple[int, int, OncelogError | None]:
-        """(offset, append time, error) of record ``index`` of the batch, once it is done."""
+        """(offset, append time in ms, error) of the record at ``index``, once the batch is done."""
         for part in self._parts:
             if index < part.record_count:
                 return part.outcome(index)
@@ -170,7 +172,7 @@ class BatchDelivery:
         return offset, self._log_append_time_ms, error
 
     def metadata(self) -> Iterator[BatchMetadata]:
-        """The place of the batch, or of each part of it."""
+        """The position of the batch, or of each part of it."""
         if self._parts:
             for part in self._parts:
                 yield from part.metadata()
@@ -183,7 +185,7 @@ class BatchDelivery:
     def await_record(
         self, record: RecordFuture, loop: asyncio.AbstractEventLoop
     ) -> asyncio.Future[RecordMetadata]:
-        """A future of ``loop`` for a record of the batch, whose outcome is set on ``loop`` too."""
+        """An asyncio future of ``loop`` for one record; batch outcomes are set on that loop."""
         awaitable: AwaitableOutcome[RecordMetadata] = AwaitableOutcome(self, loop)
         if self._awaited is not None and not self.is_done:
             self._awaited.append((record, awaitable))
@@ -200,11 +202,11 @@ class BatchDelivery:
 class RecordFuture(Future[RecordMetadata]):
     """A ``concurrent.futures.Future`` of one record; it cannot be cancelled.
 
-    Callbacks run on the producer's event loop: they must be short and must not wait. Those of
-    records that were appended to one partition run in its order; failures are reported at once.
+    Callbacks run on the producer's event loop, so they must be short and must not block. For the
+    records of one partition they run in the order of the log; failures are reported immediately.
     """
 
-    # Without slots, so that the compiled send path may keep these in C.
+    # Without slots, so that the compiled send path can hold these fields in C.
     _delivery: BatchDelivery
     _index: int
     _timestamp_ms: int
@@ -232,19 +234,19 @@ class RecordFuture(Future[RecordMetadata]):
         return self._delivery.is_done
 
     def running(self) -> bool:
-        """Whether the outcome is still unknown: a record is in flight from the start."""
+        """Whether the outcome is still unknown; a record counts as running from the start."""
         return not self._delivery.is_done
 
     def cancelled(self) -> bool:
-        """Never: abort the transaction to take a record back."""
+        """Always false: to take a record back, abort the transaction."""
         return False
 
     def cancel(self) -> bool:
-        """Refused: abort the transaction to take a record back."""
+        """Always refuse: to take a record back, abort the transaction."""
         return False
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """The record's place; waits up to ``timeout`` seconds. Raises what went wrong."""
+        """Wait up to ``timeout`` seconds for the record's position; raise why it failed."""
         self._delivery.has_waiter = True
         if not self._delivery.wait(timeout):
             raise FutureTimeoutError
@@ -254,7 +256,7 @@ class RecordFuture(Future[RecordMetadata]):
         return metadata
 
     def outcome(self) -> RecordMetadata | OncelogError:
-        """What ``result`` returns or raises, once known; does not count as observing it."""
+        """What ``result`` returns or raises, once known; does not count as reading it."""
         offset, log_append_time_ms, error = self._delivery.outcome(self._index)
         if error is not None:
             return error
@@ -265,27 +267,27 @@ class RecordFuture(Future[RecordMetadata]):
         )
 
     def exception(self, timeout: float | None = None) -> OncelogError | None:
-        """What went wrong, or ``None``; waits up to ``timeout`` seconds."""
+        """Wait up to ``timeout`` seconds; return why it failed, or ``None``."""
         self._delivery.has_waiter = True
         if not self._delivery.wait(timeout):
             raise FutureTimeoutError
         return self._delivery.outcome(self._index)[2]
 
     def add_done_callback(self, fn: Callable[[Future[RecordMetadata]], object]) -> None:
-        """Call ``fn`` with this future when the outcome is known."""
+        """Call ``fn`` with this future once the outcome is known."""
 
         def run() -> None:
             try:
                 fn(self)
             except Exception:
-                # As in concurrent.futures: a failing callback must not stop the producer.
+                # As in concurrent.futures: a callback that raises must not stop the producer.
                 _logger.exception("a callback of a record's future raised")
 
         self._delivery.has_waiter = True
         self._delivery.add_done_callback(run)
 
     def awaitable(self) -> asyncio.Future[RecordMetadata]:
-        """The same for coroutines of the running loop, which must be the producer's."""
+        """The same as an asyncio future; the running loop must be the producer's."""
         return self._delivery.await_record(self, asyncio.get_running_loop())
 
     def _copy_outcome(self) -> None:
@@ -297,9 +299,9 @@ class RecordFuture(Future[RecordMetadata]):
 
 
 class AwaitableOutcome(asyncio.Future[ResultT]):
-    """A future for coroutines that notes whether it is awaited or examined.
+    """An asyncio future that notes whether it was awaited or read.
 
-    The producer reports an unexamined failure once, not once per record.
+    The producer reports failures that nobody read once, not once per record.
     """
 
     def __init__(
@@ -329,13 +331,13 @@ class AwaitableOutcome(asyncio.Future[ResultT]):
         super().add_done_callback(*arguments, **options)
 
     def fail(self, error: BaseException) -> None:
-        """Set ``error`` without asyncio's warning if it is never retrieved."""
+        """Set ``error``, without asyncio's warning if nobody retrieves it."""
         self.set_exception(error)
         super().exception()
 
 
 def _deliver_outcomes(awaited: list[tuple[RecordFuture, AwaitableOutcome[RecordMetadata]]]) -> None:
-    """Deliver the outcome of records to their waiters on this loop."""
+    """Pass the outcomes of records to their waiters on this loop."""
     for record, awaitable in awaited:
         if awaitable.done():
             continue
@@ -344,12 +346,12 @@ def _deliver_outcomes(awaited: list[tuple[RecordFuture, AwaitableOutcome[RecordM
             awaitable.fail(outcome)
         else:
             awaitable.set_result(outcome)
-    # Its batch no longer needs to keep it.
+    # The batch need not keep them any longer.
     awaited.clear()
 
 
 class _TableFuture(Future[tuple[BatchMetadata, ...]]):
-    """The future of a table; notes whether its outcome is observed."""
+    """The future of a table; notes whether its outcome was read or awaited."""
 
     def __init__(self, delivery: TableDelivery) -> None:
         super().__init__()
@@ -372,9 +374,9 @@ class _TableFuture(Future[tuple[BatchMetadata, ...]]):
 
 
 class TableDelivery:
-    """The one future of a whole table, done when each of its batches is.
+    """The outcome of a whole table, known once each of its batches is done.
 
-    It resolves to the places of the batches, or raises the error of the first that failed.
+    It is the positions of all batches, or the error of the first batch that failed.
     """
 
     def __init__(self) -> None:
@@ -383,18 +385,18 @@ class TableDelivery:
         self.future.set_running_or_notify_cancel()
         self._deliveries: list[BatchDelivery] = []
         self._lock = threading.Lock()
-        # One more than the batches until ``seal``, so that it cannot complete too early.
+        # The batches plus one until ``seal``, so that it cannot complete early.
         self._missing = 1
 
     @property
     def is_observed(self) -> bool:
-        """Whether the outcome of the table is observed."""
+        """Whether the outcome of the table was read or awaited."""
         return self.has_waiter
 
     def awaitable(
         self, loop: asyncio.AbstractEventLoop
     ) -> asyncio.Future[tuple[BatchMetadata, ...]]:
-        """The same for coroutines of ``loop``, where the outcome is set too."""
+        """The same as an asyncio future of ``loop``; its outcome is set on that loop."""
         awaitable: AwaitableOutcome[tuple[BatchMetadata, ...]] = AwaitableOutcome(self, loop)
 
         def set_outcome(done: Future[tuple[BatchMetadata, ...]]) -> None:
@@ -410,7 +412,7 @@ class TableDelivery:
         return awaitable
 
     def add(self, delivery: BatchDelivery) -> None:
-        """One more batch belongs to the table."""
+        """Add one more batch of the table."""
         with self._lock:
             self._deliveries.append(delivery)
             self._missing += 1

@@ -1,8 +1,8 @@
-"""Code of the application that watches a producer at work, and may change what it sends.
+"""Interceptors: application code that observes a producer and may change what it sends.
 
-An interceptor never harms the producer: what it raises is logged once per interceptor and hook,
+An interceptor cannot break the producer. An exception is logged once per interceptor and hook,
 counted in ``ProducerMetrics.interceptor_failures`` and otherwise ignored.
-Source: KIP-42; the hooks of transactions are what KIP-98 leaves to future work.
+Source: KIP-42; the transaction hooks are those that KIP-98 leaves to future work.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _logger = logging.getLogger("oncelog.producer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerRecord:
-    """The arguments of one ``send``, as the application or the interceptor before gave them."""
+    """The arguments of one ``send``, from the application or the previous interceptor."""
 
     topic: str
     value: Any = None
@@ -30,39 +30,39 @@ class ProducerRecord:
 
 
 class ProducerInterceptor:
-    """Base class of interceptors; override the hooks you need.
+    """Base class of interceptors; override the hooks you need. Source: KIP-42.
 
-    ``on_send`` and ``on_transaction_begin`` run in the thread of the caller, the others on the
-    producer's event loop: they must be short and must not wait. Tables given to ``send_arrow``
-    bypass interceptors; the transactions around them do not.
+    ``on_send`` and ``on_transaction_begin`` run in the caller's thread. The others run on the
+    producer's event loop, so they must be short and must not block. Tables sent with ``send_arrow``
+    bypass ``on_send`` and ``on_acknowledgement``.
     """
 
     def on_send(self, record: ProducerRecord) -> ProducerRecord:
-        """Before a record is accepted; what is returned is sent in its place."""
+        """Called before a record is accepted; the returned record is sent instead."""
         return record
 
     def on_acknowledgement(
         self, metadata: RecordMetadata | None, error: BaseException | None
     ) -> None:
-        """The outcome of one record is known: its place, or why it was not delivered.
+        """Called when one record's outcome is known: its position, or why it was not delivered.
 
-        ``error`` is what its future or, if it was not accepted, ``send`` raises: besides an
-        ``OncelogError`` a ``TypeError`` or ``ValueError``, or that ``send`` was cancelled. What
-        ``send`` raises is reported in the caller's thread.
+        ``error`` is what its future raises or, if the record was not accepted, ``send`` raises:
+        an ``OncelogError``, ``TypeError``, ``ValueError`` or cancellation. Errors of ``send`` are
+        reported in the caller's thread.
         """
 
     def on_transaction_begin(self, transactional_id: str) -> None:
-        """``begin_transaction`` was called and accepted."""
+        """Called once ``begin_transaction`` is accepted."""
 
     def on_transaction_commit(self, transactional_id: str) -> None:
-        """The transaction is decided: committed."""
+        """Called once the transaction's commit is decided."""
 
     def on_transaction_abort(self, transactional_id: str) -> None:
-        """The transaction is decided: aborted."""
+        """Called once the transaction's abort is decided."""
 
 
 class InterceptorChain:
-    """The interceptors of one producer, in order; one that raises stops none of them."""
+    """The interceptors of one producer, in order; one that raises does not stop the others."""
 
     def __init__(self, interceptors: Sequence[ProducerInterceptor]) -> None:
         self.failure_count = 0
@@ -74,7 +74,7 @@ class InterceptorChain:
         return bool(self._interceptors)
 
     def on_send(self, record: ProducerRecord) -> ProducerRecord:
-        """``record`` after all interceptors."""
+        """Pass ``record`` through all interceptors."""
         for interceptor in self._interceptors:
             try:
                 changed = interceptor.on_send(record)
@@ -89,7 +89,7 @@ class InterceptorChain:
         return record
 
     def watch(self, future: RecordFuture) -> None:
-        """Notify the interceptors of the outcome once it is known."""
+        """Report the record's outcome to the interceptors once it is known."""
 
         def tell(_: object) -> None:
             error = future.exception(0)
@@ -100,23 +100,23 @@ class InterceptorChain:
     def on_acknowledgement(
         self, metadata: RecordMetadata | None, error: BaseException | None
     ) -> None:
-        """The outcome of one record is known."""
+        """Report one record's outcome."""
         self._call_hook("on_acknowledgement", lambda one: one.on_acknowledgement(metadata, error))
 
     def on_transaction_begin(self, transactional_id: str) -> None:
-        """A transaction was begun."""
+        """Report that a transaction was begun."""
         self._call_hook(
             "on_transaction_begin", lambda one: one.on_transaction_begin(transactional_id)
         )
 
     def on_transaction_commit(self, transactional_id: str) -> None:
-        """A transaction was committed."""
+        """Report that a transaction was committed."""
         self._call_hook(
             "on_transaction_commit", lambda one: one.on_transaction_commit(transactional_id)
         )
 
     def on_transaction_abort(self, transactional_id: str) -> None:
-        """A transaction was aborted."""
+        """Report that a transaction was aborted."""
         self._call_hook(
             "on_transaction_abort", lambda one: one.on_transaction_abort(transactional_id)
         )

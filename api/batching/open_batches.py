@@ -1,12 +1,12 @@
-"""The batches that records are being added to, and the fast path of a record into one of them.
+"""The open batches, and the fast path of a record into one of them.
 
-``OpenBatches.add`` is what a ``send`` costs when its partition has a batch with room: no
-coroutine, no wake-up, no encoding. Anything else (an unknown topic, a new batch, a full buffer, a
-refusal) makes it return ``None``, and the accumulator takes the slow path.
+``OpenBatches.add`` is the whole cost of a ``send`` whose partition has a batch with room: no
+coroutine, no wake-up. In any other case (unknown topic, new batch, full buffer, invalid record) it
+returns ``None``, and the accumulator takes the slow path.
 
-The classes are compiled (``_open_batches.pyx``), and the interpreter's own lock makes ``add``
-atomic. The accumulator holds ``lock`` whenever it changes anything, and takes a batch out of
-``TopicBatches`` before it looks at what is in it: from then on nothing is added to it.
+``_open_batches.pyx`` is the same in C, where the interpreter's own lock makes ``add`` atomic; here
+``lock`` does. The accumulator holds ``lock`` for every change. It takes a batch out of
+``TopicBatches`` before it looks inside: from then on no record can be added to it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from oncelog.storage.records import compiled
 __all__ = ["RECORD_OVERHEAD_BYTES", "OpenBatch", "OpenBatches", "TopicBatches", "murmur2"]
 
 RECORD_OVERHEAD_BYTES: Final = 21
-"""The most that a record's fixed fields take in a batch, header count included."""
+"""Upper bound of a record's fixed fields in a batch, header count included."""
 
 _INTERFACE: Final = 5
-"""Must equal the compiled module's; change both together."""
+"""Must equal the constant in the compiled module; change both together."""
 
 compiled.require(_open_batches, _INTERFACE)

@@ -1,7 +1,7 @@
-"""Which partition a record goes to: by the key's murmur2 hash, as in Kafka's clients.
+"""Choose a record's partition: by murmur2 of its key, as Kafka's clients do.
 
-The same key and partition count give the same partition as in Kafka, so a topic may be copied
-between the two. Records without a key stick to one partition while its batch is being filled.
+The same key and partition count give the same partition as in Kafka, so topics can be copied
+between the two. Records without a key stay on one partition until its batch is sent.
 Source: KIP-480.
 """
 
@@ -29,7 +29,7 @@ def partition_for_key(key: bytes, partition_count: int) -> int:
 
 
 def partitions_for_keys(keys: pa.Array, partition_count: int) -> npt.NDArray[np.int64]:
-    """The partition of each key of a column of binary, string or dictionary type; -1 for null.
+    """The partition of each key in a column of binary, string or dictionary type; -1 for null.
 
     Each distinct key is hashed once.
     """
@@ -37,16 +37,16 @@ def partitions_for_keys(keys: pa.Array, partition_count: int) -> npt.NDArray[np.
     distinct = (_murmur2_column(encoded.dictionary.cast(pa.binary())) & _POSITIVE_MASK).astype(
         np.int64
     ) % partition_count
-    # A dictionary may itself hold a null, which means a null key just as a null index does.
+    # A dictionary may hold a null itself; it means a null key, as a null index does.
     distinct[np.asarray(encoded.dictionary.is_null())] = -1
-    # One extra entry, to which only the null indices point.
+    # One extra entry, for the null indices alone.
     places = encoded.indices.cast(pa.int64()).fill_null(len(distinct)).to_numpy()
     chosen: npt.NDArray[np.int64] = np.append(distinct, -1)[places]
     return chosen
 
 
 def _murmur2_column(keys: pa.Array) -> npt.NDArray[np.uint32]:
-    """``murmur2`` of every key of a binary column, key lengths one after the other."""
+    """``murmur2`` of every key in a binary column, one key length at a time."""
     hashes = np.zeros(len(keys), dtype=np.uint32)
     if not len(keys):
         return hashes
@@ -64,7 +64,7 @@ def _murmur2_column(keys: pa.Array) -> npt.NDArray[np.uint32]:
 
 
 def _murmur2_matrix(characters: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
-    """``murmur2`` of each row of a matrix of bytes; arithmetic wraps at 32 bits, as it should."""
+    """``murmur2`` of each row of a byte matrix; arithmetic wraps at 32 bits, as intended."""
     count, length = characters.shape
     multiplier = np.uint32(_MULTIPLIER)
     hashed: npt.NDArray[np.uint32] = np.full(count, (_SEED ^ length) & _INT32_MASK, dtype=np.uint32)
@@ -87,7 +87,7 @@ def _murmur2_matrix(characters: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]
 
 
 class StickyPartitions:
-    """The partition that records without a key go to, per topic, until the next batch."""
+    """The sticky partition of each topic: where records without a key go until the next batch."""
 
     __slots__ = ("_current", "_random")
 
@@ -103,7 +103,7 @@ class StickyPartitions:
         return self.advance(topic, partition_count)
 
     def advance(self, topic: str, partition_count: int) -> int:
-        """Choose another partition at random for the next batch; the same only if there is one."""
+        """Choose another partition at random for the next batch, if there is more than one."""
         previous = self._current.get(topic, -1)
         if partition_count > 1 and 0 <= previous < partition_count:
             step = self._random.randrange(1, partition_count)

@@ -1,4 +1,4 @@
-"""The records of one batch, before they have a header."""
+"""The records of one batch before they are encoded."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class BatchRows(Protocol):
 
     @property
     def record_count(self) -> int:
-        """How many records there are, at least one."""
+        """The number of records, at least one."""
         ...
 
     def encode(self, **options: Unpack[BatchOptions]) -> bytearray:
-        """The whole batch, sealed; it no longer changes."""
+        """Encode the whole batch, checksum included."""
         ...
 
     def split(self) -> tuple[BatchRows, BatchRows]:
@@ -43,11 +43,11 @@ class RecordRows:
 
     @property
     def record_count(self) -> int:
-        """How many records there are."""
+        """The number of records."""
         return len(self.records)
 
     def encode(self, **options: Unpack[BatchOptions]) -> bytearray:
-        """The whole batch, sealed."""
+        """Encode the whole batch, checksum included."""
         return encode_records(self.records, **options)
 
     def split(self) -> tuple[BatchRows, BatchRows]:
@@ -57,7 +57,7 @@ class RecordRows:
 
 
 class BlockRows:
-    """Records that were encoded as they were sent; ``block`` has room for the header."""
+    """Records encoded when they were sent; ``block`` has room for the batch header."""
 
     __slots__ = ("_block", "_is_sealed")
 
@@ -67,11 +67,11 @@ class BlockRows:
 
     @property
     def record_count(self) -> int:
-        """How many records there are."""
+        """The number of records."""
         return self._block.record_count
 
     def encode(self, **options: Unpack[BatchOptions]) -> bytearray:
-        """The whole batch, sealed: the block itself the first time, then a copy each time."""
+        """Return the sealed batch: the block itself the first time, then a copy each time."""
         block = self._block
         if self._is_sealed:
             # The earlier bytes may still be in flight or held by a caller.
@@ -91,7 +91,7 @@ class BlockRows:
 
 
 def encode_headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
-    """The headers of one record as encoded in it, their count first."""
+    """Encode the headers of one record, their count first."""
     parts = [encode_varlong(len(headers))]
     for name, value in headers:
         encoded = name.encode()

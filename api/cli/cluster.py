@@ -1,7 +1,7 @@
-"""``oncelog start`` and ``oncelog stop``: the process that holds a local cluster.
+"""``oncelog start`` and ``oncelog stop``: the process that runs a local cluster.
 
 ``start`` leaves ``oncelog.api.cli.head`` running, detached from the terminal, with its output in
-``<data directory>/oncelog.log``; ``stop`` ends it. With ``--address`` both work on the log of a
+``<data directory>/oncelog.log``; ``stop`` ends it. With ``--address`` both act on the log of an
 existing Ray cluster, and no process is left behind.
 """
 
@@ -35,7 +35,7 @@ from oncelog.storage.exceptions import ConnectionFailedError
 LOG_FILE: Final = "oncelog.log"
 START_TIMEOUT_S: Final = 120.0
 DASHBOARD_SPARE_S: Final = 90.0
-"""Without the dashboard the cluster counts as started when no more than this is left."""
+"""Stop waiting for the dashboard when only this much of the start timeout is left."""
 POLL_S: Final = 0.1
 LOG_TAIL_BYTES: Final = 65_536
 
@@ -79,7 +79,7 @@ def _check_running(
     args: argparse.Namespace,
     settings: dict[str, Any],
 ) -> None:
-    """Refuse settings that the running cluster does not have."""
+    """Reject settings that differ from those of the running cluster."""
     quiet_libraries()
     from oncelog.api import client
 
@@ -93,7 +93,7 @@ def _check_running(
 
 
 def check_port(port: int) -> None:
-    """Refuse a port of the dashboard that is taken or may not be used."""
+    """Reject a dashboard port that is in use or not permitted."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -176,7 +176,7 @@ def _is_told(discovery: cluster_connection.Discovery, deadline: float) -> bool:
 
 
 def last_error(log_path: Path, start: int) -> tuple[str, str]:
-    """What the head process said last, from byte ``start`` of its log: what, and what to do."""
+    """The head process's last message after byte ``start`` of its log: the error, what to do."""
     try:
         with log_path.open("rb") as log:
             log.seek(max(start, log_path.stat().st_size - LOG_TAIL_BYTES))
@@ -203,10 +203,10 @@ def _describe(path: Path, discovery: cluster_connection.Discovery) -> None:
 
 
 def rotate_key(args: argparse.Namespace) -> int:
-    """Make a new secret for tickets."""
+    """Make a new key for transaction tickets."""
     with connect(args) as cluster:
         version = cluster.admin().rotate_ticket_key()
-    say(f"tickets are made with key {version} now; those of key {version - 1} stay good for 12 h")
+    say(f"new tickets use key {version}; those of key {version - 1} stay valid for 12 h")
     return 0
 
 
@@ -235,12 +235,12 @@ def stop(args: argparse.Namespace) -> int:
         cluster.close()
         return _stop_head(holder, path, args.timeout_ms)
     cluster.shutdown()
-    say(f"stopped; the Ray cluster at {cluster.address} goes on")
+    say(f"stopped; the Ray cluster at {cluster.address} keeps running")
     return 0
 
 
 def is_head(process_id: int) -> bool:
-    """Whether the process is a head of ours, not another that reuses its id."""
+    """Whether the process is one of our heads, not another program with a reused process id."""
     try:
         command = Path(f"/proc/{process_id}/cmdline").read_bytes()
     except OSError:
@@ -281,7 +281,7 @@ def _stop_head(discovery: cluster_connection.Discovery, path: Path, timeout_ms: 
 
 
 def wait_until_gone(process_id: int, timeout_ms: int) -> bool:
-    """Wait until the process has ended; whether it has in time."""
+    """Wait until the process has ended; return whether it did in time."""
     try:
         descriptor = os.pidfd_open(process_id)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""How a command finds its cluster: an address, a data directory, or Ray's own variable."""
+"""How a command finds its cluster: ``--address``, a data directory, or ``RAY_ADDRESS``."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ PROBE_TIMEOUT_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A cluster that runs: its Ray address and, if a data directory named it, its starter."""
+    """A running cluster: its Ray address and, if a data directory named it, its starter process."""
 
     address: str
     discovery: cluster_connection.Discovery | None = None
 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which cluster is meant."""
+    """Add the options that select the cluster."""
     parser.add_argument(
         "--address", metavar="HOST:PORT", help="Ray address of the cluster, or 'auto'"
     )
@@ -57,8 +57,8 @@ def data_dirs_of(args: argparse.Namespace) -> str:
 def running_on(data_dir: Path) -> cluster_connection.Discovery | None:
     """Where the cluster of ``data_dir`` runs, ``None`` if none does.
 
-    A starter that was killed leaves its file behind, and its process id may have been reused:
-    what counts is whether the address answers.
+    A starter that was killed leaves its file behind, and its process id may have been reused. So it
+    counts only whether the address answers.
     """
     if data_dir.exists() and not os.access(data_dir, os.R_OK | os.X_OK):
         raise CliError(
@@ -82,10 +82,10 @@ def answers(address: str) -> bool:
 
 
 def find(args: argparse.Namespace) -> Found:
-    """The cluster that the arguments mean.
+    """The cluster that the arguments select.
 
-    In this order: ``--address``, the cluster that runs on the data directory, ``RAY_ADDRESS``. The
-    variable never overrides a data directory that was named explicitly.
+    In this order: ``--address``, the cluster running on the data directory, ``RAY_ADDRESS``. The
+    variable never overrides a data directory that was given explicitly.
     """
     if args.address:
         return Found(address=_checked(args.address, "--address"))
@@ -113,7 +113,7 @@ def _checked(address: str, source: str) -> str:
 
 
 def connect(args: argparse.Namespace) -> Cluster:
-    """Connect to the cluster that the arguments mean."""
+    """Connect to the cluster that the arguments select."""
     found = find(args)
     quiet_libraries()
     with blocked_termination():
@@ -126,7 +126,7 @@ def connect(args: argparse.Namespace) -> Cluster:
 
 
 def quiet_libraries() -> None:
-    """Keep what libraries log off the terminal, unless debugging: an error is one line here."""
+    """Keep library logs off the terminal unless debugging: an error is one line here."""
     if is_debugging():
         logging.basicConfig(level=logging.DEBUG)
         return

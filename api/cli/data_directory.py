@@ -1,18 +1,17 @@
 """``oncelog dump``, ``accept-cut`` and ``broker-id``: work on a data directory, without a cluster.
 
-``dump`` shows what is in the files of a log, and whether they are consistent. It reads and never
-writes, needs no cluster and no lock, and may be used on the directory of a running actor. It takes
-a data directory, the directory of one partition, or one file. The records of internal logs, which
-the topic of the directory tells, are shown as plain values; the cluster key is never shown.
+``dump`` shows what is in the files of a log, and whether they are consistent. It takes a data
+directory, the directory of one partition, or one file. It only reads, needs no cluster and no lock,
+and works on the directory of a running actor. Records of internal topics are decoded; the topic
+follows from the name of the directory. The cluster key is never shown.
 
-``accept-cut``: an operator gives up the end of a log that recovery refuses to cut.
+``accept-cut``: an operator lets recovery truncate the end of a log that it refuses to truncate.
 
-``broker-id``: which broker a host is, chosen once and kept in its data directory. The number has to
-outlast every start of Ray, and no two hosts may have the same. So it is what the data directory
-says; only a host without one gets a number, from its own address: that is unlike any other host's,
-whatever the order in which hosts come, go and are listed.
+``broker-id``: the broker id of a host, chosen once and kept in its data directory. The id must
+survive every restart of Ray, and no two hosts may share one. A host without an id derives it from
+its own address, which is unique whatever the order in which hosts come and go.
 
-One file: three commands on the same files, none of which asks a cluster.
+One file: three commands on the same files, none of which calls a cluster.
 """
 
 from __future__ import annotations
@@ -73,18 +72,18 @@ from oncelog.storage.segments.inspection import TailDefect
 # --- dump -------------------------------------------------------------------------------------
 
 VERIFY_ATTEMPTS_MAX: Final = 10
-"""How often a partition is read again because its segments were replaced during a check."""
+"""Reads of a partition whose segments are being replaced, before a check gives up."""
 
 _SEGMENT_FILES: Final = frozenset(
     {FileKind.LOG, FileKind.OFFSET_INDEX, FileKind.TIME_INDEX, FileKind.TXN_INDEX}
 )
 
 TEXT_LENGTH_MAX: Final = 120
-"""Characters of one value that are shown to people; programs get all of it."""
+"""A value is cut to this many characters for people; ``--json`` shows all of it."""
 
 
 def dump(args: argparse.Namespace) -> int:
-    """Print the files, or with ``--verify`` what is wrong; 1 if anything is."""
+    """Print the files, or with ``--verify`` their inconsistencies; exit status 1 if any."""
     path = Path(args.path)
     filesystem = ReadOnlyFileSystem()
     if not path.exists():
@@ -96,7 +95,7 @@ def dump(args: argparse.Namespace) -> int:
         for file in files_of(filesystem, path):
             printer.dump_file(file)
     except BrokenPipeError:
-        raise  # Of the output: files have none.
+        raise  # An error of standard output, not of a file.
     except OSError as error:
         raise CliError(
             f"{error.filename or path}: {error.strerror}", "give a path that can be read"
@@ -105,12 +104,12 @@ def dump(args: argparse.Namespace) -> int:
 
 
 def files_of(filesystem: ReadOnlyFileSystem, path: Path) -> Iterator[Path]:
-    """The files of the log at or below ``path``, partition by partition, in order of names."""
+    """The files of the log at or below ``path``, by partition, sorted by name."""
     if not path.is_dir():
         if not _is_known(path.name):
             raise CliError(
-                f"{path.name!r} is no file of a log",
-                "give one whose name a partition directory has, or the directory",
+                f"{path.name!r} is not a file of a log",
+                "give a file of a partition directory, or the directory",
             )
         yield path
         return
@@ -157,7 +156,7 @@ class _Printer:
     # Dumping
 
     def dump_file(self, path: Path) -> None:
-        """Print one file; damage in it is printed where it is met."""
+        """Print one file; damage is printed where it is found."""
         kind = _kind_of(path.name)
         if not self._is_json:
             say(f"{path} ({kind.value if kind else 'cluster'})")
@@ -179,7 +178,7 @@ class _Printer:
         for found in scan_log(self._filesystem, path):
             if isinstance(found, LogEnd):
                 if found.defect is not TailDefect.NONE:
-                    # Whether it is loss depends on the checkpoint: ``--verify`` looks at that.
+                    # Whether it is data loss depends on the checkpoint, which ``--verify`` reads.
                     text = f"at byte {found.position}: {found.defect.value}"
                     self._damage(path, f"{text}; {found.unread_bytes} bytes", is_problem=False)
                 return
@@ -210,7 +209,7 @@ class _Printer:
     # Verifying
 
     def verify(self, path: Path) -> int:
-        """Print every inconsistency; of one file, those that concern it."""
+        """Print every inconsistency, or only those of one file."""
         directory = path if path.is_dir() else path.parent
         if is_partition_directory(self._filesystem, directory):
             directories = [directory]
@@ -230,8 +229,8 @@ class _Printer:
     def _findings(self, directory: Path) -> Sequence[Finding]:
         """The inconsistencies of one partition.
 
-        Compaction may swap the files of a segment, one by one, while they are read: findings then
-        mean nothing, and everything is read again.
+        Compaction may replace the files of a segment while they are read. The findings then mean
+        nothing, and everything is read again.
         """
         for _ in range(VERIFY_ATTEMPTS_MAX):
             before = self._sealed_files(directory)
@@ -251,7 +250,7 @@ class _Printer:
         return [Finding(path=directory, position=0, reason=reason, is_problem=False)]
 
     def _sealed_files(self, directory: Path) -> dict[str, tuple[int, int]]:
-        """The files of all segments but the active one, and which files these are."""
+        """The files of all segments but the active one, with what identifies each."""
         names = [
             name
             for name in self._filesystem.list_directory(directory)
@@ -276,7 +275,7 @@ class _Printer:
 
 
 class MachineReplay:
-    """The partition's own machine, fed from files: the rules a verification replays by."""
+    """The partition's own state machine, fed from files: verification replays by its rules."""
 
     def __init__(self, directory: Path) -> None:
         topic, _, number = directory.absolute().name.rpartition("-")
@@ -288,7 +287,7 @@ class MachineReplay:
         self._machine.load(offset, offset, entries)
 
     def apply(self, header: BatchHeader, control: ControlRecord | None) -> AbortedIndexEntry | None:
-        """Follow a batch; the entry of the transaction that it aborts."""
+        """Apply a batch; return the aborted-index entry of a transaction that it aborts."""
         completed = self._machine.apply(header, control)
         # There are no readers here, so completed transactions need not wait for replication.
         self._machine.advance_high_watermark(self._machine.log_end_offset)
@@ -307,7 +306,7 @@ class MachineReplay:
 
 
 def _shown(value: Any) -> str:
-    """A value for people: texts in quotes where they would be misread, long ones cut."""
+    """A value for people: quoted where it would be misread, and cut if long."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if isinstance(value, str) and (not text.isprintable() or " " in text or not text):
         text = json.dumps(text, ensure_ascii=False)
@@ -320,9 +319,9 @@ _SECRETS: Final = frozenset({"cluster_key", "previous_key"})
 
 
 def record_fields(topic: str, record: Record) -> dict[str, Any]:
-    """A record as values that JSON knows, decoded if ``topic`` is internal.
+    """A record as JSON values, decoded if ``topic`` is internal.
 
-    An internal record that cannot be decoded is shown as its bytes, with ``undecoded`` saying why.
+    An internal record that cannot be decoded is shown as bytes, and ``undecoded`` says why.
     """
     fields: dict[str, Any] = {"offset": record.offset, "timestamp_ms": record.timestamp_ms}
     decoder = _DECODERS.get(topic)
@@ -353,7 +352,7 @@ def _transaction(record: Record) -> dict[str, Any] | None:
 
 
 def _member(record: Record) -> dict[str, Any] | None:
-    """A member of an open run, or the end of one."""
+    """A member of an open run, or the end of a run."""
     key = transaction_records.decode_member_key(record.key or b"")
     if key is None:
         return None
@@ -365,7 +364,7 @@ def _member(record: Record) -> dict[str, Any] | None:
 
 
 def _metadata_fields(metadata: TransactionMetadata) -> dict[str, Any]:
-    """The fields, without those that have nothing to say."""
+    """The fields of a transactional id, without empty ones."""
     fields: dict[str, Any] = _plain(metadata)
     fields["members"] = list(fields["members"].values())
     for name in ("previous_producer_id", "next_producer_id", "last_producer_epoch"):
@@ -387,7 +386,7 @@ def _offsets(record: Record) -> dict[str, Any] | None:
         named = {"group_id": key.group_id, "topic_partition": str(key.topic_partition)}
         if record.value is None:
             return {**named, "is_tombstone": True}
-        # ``offset`` is already that of the record.
+        # The record's own offset is already in ``offset``.
         value: dict[str, Any] = _plain(group_records.decode_offset_value(record.value))
         value["committed_offset"] = value.pop("offset")
         if value["expire_timestamp_ms"] == -1:
@@ -424,7 +423,7 @@ _DECODERS: Final = {
 
 
 def _plain(value: Any) -> Any:
-    """Structs, enums, sets and bytes as what JSON has."""
+    """Convert structs, enums, sets and bytes to JSON values."""
     if isinstance(value, TopicPartition):
         return str(value)
     if isinstance(value, msgspec.Struct):
@@ -446,21 +445,21 @@ def _plain(value: Any) -> Any:
 
 
 def accept_cut(args: argparse.Namespace) -> int:
-    """Record the operator's decision beside the log; the next start of the replica acts on it."""
+    """Store the operator's decision beside the log; the replica's next start acts on it."""
     directory = Path(args.directory)
     filesystem = RealFileSystem()
     if not is_partition_directory(filesystem, directory):
         raise CliError(
             f"{args.directory!r} is not the directory of a partition",
-            "give the directory and the offset that the refusal names",
+            "give the directory and the offset that the error names",
         )
     try:
         write_accepted_cut(filesystem, directory, args.offset)
     except OSError as error:
-        raise CliError(f"cannot write in {directory}: {error}", "mend the disk first") from error
+        raise CliError(f"cannot write in {directory}: {error}", "repair the disk first") from error
     say(
-        f"The next start of this replica cuts its log at offset {args.offset}, if that is where it "
-        f"is refused. End its process (`oncelog status` has the number) or start the cluster."
+        f"The next start of this replica truncates its log at offset {args.offset}, if recovery "
+        f"stopped there. End its process (`oncelog status` has the id) or start the cluster."
     )
     return 0
 
@@ -468,39 +467,39 @@ def accept_cut(args: argparse.Namespace) -> int:
 # --- broker-id --------------------------------------------------------------------------------
 
 NUMBER_FILE: Final = "broker.id"
-"""Of the data directory: the number of a broker that has not joined a cluster yet."""
+"""In the data directory: the id of a broker that has not joined a cluster yet."""
 
 PRIVATE_NETWORKS: Final = (
     ipaddress.IPv4Network("192.168.0.0/16"),
     ipaddress.IPv4Network("172.16.0.0/12"),
 )
-"""Hosts of these are numbered from the network's beginning; all others from that of their /8."""
+"""Ids of hosts in these networks count from the network address, others from their /8."""
 
 FIRST_NUMBER: Final = LOCAL_BROKER_ID + 1
 _ANY_PORT: Final = 9
 
 
 def broker_id(args: argparse.Namespace) -> int:
-    """Print the number of this host's broker."""
+    """Print the id of this host's broker."""
     directory = Path(args.directory).expanduser().absolute()
     try:
         number = number_of(RealFileSystem(), directory, args.head)
     except (OSError, CorruptDataError) as error:
         raise CliError(
             f"cannot tell which broker has its data in {directory} ({error})",
-            "mend the directory first: another number would be another broker",
+            "repair the directory first: another id would be another broker",
         ) from error
     say(str(number))
     return 0
 
 
 def number_of(filesystem: FileSystem, directory: Path, head: str | None) -> int:
-    """The number that ``directory`` has or, durably, gets; the host ``head`` gets 1."""
+    """The id in ``directory``; a new one is chosen, durably, if it has none. ``head`` gets 1."""
     kept = _kept(filesystem, directory)
     if kept is None:
         if head is None:
             raise CliError(
-                f"{directory} has no broker's number yet", "give --head HOST to have one chosen"
+                f"{directory} has no broker id yet", "give --head HOST to have one chosen"
             )
         own, first = addresses(head)
         kept = LOCAL_BROKER_ID if own == first else derived(own, first, directory)
@@ -510,7 +509,7 @@ def number_of(filesystem: FileSystem, directory: Path, head: str | None) -> int:
 
 
 def derived(own: str, first: str, directory: Path) -> int:
-    """The number of the host with the address ``own``: unlike that of any other in its network."""
+    """The id of the host with the address ``own``, unique within its network."""
     try:
         address, head = ipaddress.IPv4Address(own), ipaddress.IPv4Address(first)
     except ipaddress.AddressValueError:
@@ -523,17 +522,17 @@ def derived(own: str, first: str, directory: Path) -> int:
 
 
 def addresses(head: str) -> tuple[str, str]:
-    """Our address on the way to the host ``head``, and the address of that."""
+    """Our address on the route to the host ``head``, and the address of ``head``."""
     try:
         found = socket.getaddrinfo(head, _ANY_PORT, type=socket.SOCK_DGRAM)
         family, _, _, _, target = found[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(target)  # Sends nothing: it only chooses the way.
+            probe.connect(target)  # Sends nothing: it only selects the route.
             return str(probe.getsockname()[0]), str(target[0])
     except OSError as error:
         raise CliError(
-            f"this host finds no way to the head {head!r} ({error.strerror or error})",
-            "check the name, and the network",
+            f"this host has no route to the head {head!r} ({error.strerror or error})",
+            "check the name and the network",
         ) from error
 
 
@@ -548,14 +547,14 @@ def _kept(filesystem: FileSystem, directory: Path) -> int | None:
         return None
     if not text.isdecimal() or int(text) < LOCAL_BROKER_ID:
         raise CliError(
-            f"{path} holds {text!r}", f"write a number from {LOCAL_BROKER_ID} on, or remove it"
+            f"{path} holds {text!r}", f"write an id of at least {LOCAL_BROKER_ID}, or remove it"
         )
     return int(text)
 
 
 def _unclear(own: str, first: str, directory: Path) -> CliError:
     return CliError(
-        f"no number follows from the address {own}, as it is in another network than the head's "
-        f"({first}) or not of IPv4",
-        f"write one that no other host has to {directory / NUMBER_FILE}",
+        f"cannot derive a broker id from the address {own}: it is in another network than the "
+        f"head's ({first}), or not IPv4",
+        f"write an id that no other host has to {directory / NUMBER_FILE}",
     )

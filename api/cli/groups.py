@@ -1,6 +1,6 @@
-"""``oncelog groups`` and ``oncelog jobs``: what groups have read, and where they continue.
+"""``oncelog groups`` and ``oncelog jobs``: members, committed offsets and lag of groups and jobs.
 
-A job of ``cluster.process`` is a group whose members are its workers; it outlives the program that
+A job of ``cluster.process`` is a group whose members are its workers. It outlives the program that
 starts it.
 """
 
@@ -66,17 +66,15 @@ def _add_reset(actions: Commands) -> argparse.ArgumentParser:
     reset = add_command(
         actions,
         "reset-offsets",
-        "Set where a group without members goes on; shows what it would do unless --execute.",
+        "Set the committed offsets of a group without members; only shows them unless --execute.",
         reset_offsets,
     )
     add_repeated(reset, "--topic", "TOPIC[:N,N...]", "all or some partitions of this topic")
-    reset.add_argument("--all-topics", action="store_true", help="whatever the group has committed")
+    reset.add_argument("--all-topics", action="store_true", help="every committed topic")
     target = reset.add_mutually_exclusive_group(required=True)
-    target.add_argument("--to-earliest", action="store_true", help="the first record there is")
-    target.add_argument(
-        "--to-latest", action="store_true", help="the end of what is committed to the topic"
-    )
-    target.add_argument("--to-current", action="store_true", help="where it is now")
+    target.add_argument("--to-earliest", action="store_true", help="the log start offset")
+    target.add_argument("--to-latest", action="store_true", help="the last stable offset")
+    target.add_argument("--to-current", action="store_true", help="the offset committed now")
     target.add_argument("--to-offset", type=whole_number(0, INT64_MAX), metavar="O")
     target.add_argument(
         "--to-datetime",
@@ -88,9 +86,9 @@ def _add_reset(actions: Commands) -> argparse.ArgumentParser:
         "--shift-by",
         type=whole_number(-INT64_MAX, INT64_MAX),
         metavar="N",
-        help="so many records on, or back if N is negative",
+        help="N records forward, or back if N is negative",
     )
-    reset.add_argument("--execute", action="store_true", help="do it, durably")
+    reset.add_argument("--execute", action="store_true", help="commit the new offsets, durably")
     return reset
 
 
@@ -98,7 +96,7 @@ def _add_remove(actions: Commands) -> argparse.ArgumentParser:
     remove = add_command(
         actions,
         "remove-members",
-        "Put members out of a group whose programs are gone, before their sessions end.",
+        "Remove members whose programs are gone, before their sessions end.",
         remove_members,
     )
     add_repeated(remove, "--instance", "ID", "a static member, by its group_instance_id")
@@ -108,7 +106,7 @@ def _add_remove(actions: Commands) -> argparse.ArgumentParser:
 
 
 def time_ms(text: str) -> int:
-    """An argument type: a date or a time of ISO 8601, as milliseconds since 1970."""
+    """An argument type: an ISO 8601 date or time, as milliseconds since the epoch."""
     try:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:
@@ -124,7 +122,7 @@ def time_ms(text: str) -> int:
 
 
 def list_groups(args: argparse.Namespace) -> int:
-    """Show every group, one per line."""
+    """Print every group, one per line."""
     with connect(args) as cluster:
         groups = cluster.admin().list_groups()
     if args.json:
@@ -141,7 +139,7 @@ def list_groups(args: argparse.Namespace) -> int:
 
 
 def describe_group(args: argparse.Namespace) -> int:
-    """Show a group: its members, and for each partition its committed offset and lag."""
+    """Print a group: its members, and for each partition its committed offset and lag."""
     with connect(args) as cluster:
         admin = cluster.admin()
         group = admin.describe_group(args.group)
@@ -210,10 +208,10 @@ def delete_group(args: argparse.Namespace) -> int:
 
 
 def remove_members(args: argparse.Namespace) -> int:
-    """Put some or all members out of a group."""
+    """Remove some or all members from a group."""
     is_named = bool(args.instance or args.member)
     if is_named == args.all:
-        raise UsageError("it is not clear whom to put out", "give --instance, --member or --all")
+        raise UsageError("no members are given", "give --instance, --member or --all")
     with connect(args) as cluster:
         admin = cluster.admin()
         if is_named:
@@ -222,14 +220,14 @@ def remove_members(args: argparse.Namespace) -> int:
             )
         else:
             admin.remove_members_from_group(args.group)
-    say(f"put {'them' if is_named else 'all members'} out of {args.group}")
+    say(f"removed {'them' if is_named else 'all members'} from {args.group}")
     return 0
 
 
 def reset_offsets(args: argparse.Namespace) -> int:
-    """Show, and with ``--execute`` make, the new offsets of a group."""
+    """Print the new offsets of a group and, with ``--execute``, commit them."""
     if bool(args.topic) == args.all_topics:
-        raise UsageError("it is not clear what to reset", "give --topic TOPIC or --all-topics")
+        raise UsageError("no topics are given", "give --topic TOPIC or --all-topics")
     with connect(args) as cluster:
         admin = cluster.admin()
         try:
@@ -270,7 +268,7 @@ def _say_plan(
     say(table(("topic", "partition", "from", "to"), rows))
     if not args.execute:
         say()
-        say("nothing is changed yet: give --execute to do it")
+        say("nothing is changed yet: give --execute to commit these offsets")
 
 
 # --- offsets ----------------------------------------------------------------------------------
@@ -299,7 +297,7 @@ def _planned(
     wanted: list[TopicPartition],
     current: Mapping[TopicPartition, int],
 ) -> dict[TopicPartition, int]:
-    """The new offset of each partition, inside what its log holds."""
+    """The new offset of each partition, within the bounds of its log."""
     firsts = admin.list_offsets(dict.fromkeys(wanted, EARLIEST_TIMESTAMP))
     ends = admin.list_offsets(dict.fromkeys(wanted, LATEST_TIMESTAMP))
     if args.to_earliest:
@@ -326,7 +324,7 @@ def _planned(
 def _bounds(
     cluster: Cluster, committed: Mapping[TopicPartition, int]
 ) -> tuple[Mapping[TopicPartition, int], Mapping[TopicPartition, int]]:
-    """Where the log starts, and committed readers end, on each partition that still exists."""
+    """Log start and last stable offset of each partition that still exists."""
     topics = {topic.name: topic for topic in cluster.admin().describe_cluster().topics}
     known = [
         tp
@@ -344,18 +342,18 @@ def _bounds(
 
 
 def _refuse_members(group: GroupDescription, verb: str) -> None:
-    """Refuse if the group has members: they would read on and overwrite what was set."""
+    """Reject if the group has members: they would overwrite the new offsets with theirs."""
     count = len(group.members)
     if count:
         raise CliError(
             f"cannot {verb} group {group.group_id!r}: it has {count} "
             f"{'member' if count == 1 else 'members'}",
-            "stop its consumers first; `oncelog groups remove-members` puts out what is gone",
+            "stop its consumers first; `oncelog groups remove-members` removes dead ones",
         )
 
 
 def _assigned(group: GroupDescription, assignment: bytes) -> tuple[TopicPartition, ...]:
-    """A member's assignment; nothing when its assignor is not one of ours."""
+    """A member's partitions; none if its assignor is not one of ours."""
     if group.protocol_type != PROTOCOL_TYPE:
         return ()
     try:
@@ -373,7 +371,7 @@ def _owners(group: GroupDescription) -> dict[TopicPartition, str]:
 
 
 def as_json(group: GroupDescription) -> dict[str, Any]:
-    """A group for programs."""
+    """A group as JSON."""
     return {
         "group": group.group_id,
         "state": group.state,
@@ -401,16 +399,16 @@ def add_job_commands(commands: Commands) -> None:
     describe = add_command(
         actions,
         "describe",
-        "Show what a job does; exit status 1 if a worker of it has failed.",
+        "Show what a job does; exit status 1 if one of its workers has failed.",
         describe_job,
     )
-    stop = add_command(actions, "stop", "Let a job commit what it has begun, and end it.", stop_job)
+    stop = add_command(actions, "stop", "Let a job commit its open batches, then end it.", stop_job)
     stop.add_argument(
         "--timeout-ms",
         type=whole_number(0),
         default=30_000,
         metavar="T",
-        help="when to end workers that have not ended by themselves (default: 30000)",
+        help="kill workers that have not ended after T ms (default: 30000)",
     )
     for action in (describe, stop):
         action.add_argument("group", metavar="GROUP")

@@ -2,8 +2,8 @@
 
     python -m oncelog.api.cli.head --data-dir DIR [--num-cpus N] [--dashboard-port PORT]
 
-It runs in the foreground until SIGTERM or SIGINT, then stops the log cleanly and Ray with it, and
-suits a service manager as well. Its last line on standard error says what went wrong.
+It runs in the foreground until SIGTERM or SIGINT, then stops the log cleanly and Ray with it. A
+service manager can run it too. The last line on standard error says what went wrong.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until a signal asks it to stop; the exit status."""
+    """Run until a signal asks to stop; return the exit status."""
     parser = argparse.ArgumentParser(prog=MODULE, description=__doc__, allow_abbrev=False)
     parser.add_argument("--data-dir", required=True)
     parser.add_argument("--num-cpus", type=int)
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(describe_error(error) + "\n")
         return 1
     except Exception as error:
-        # The log of a daemon is where the stack trace belongs; its line for people comes last.
+        # A daemon's stack trace belongs in its log; the line for people comes last.
         _logger.exception("%s ends", MODULE)
         sys.stderr.write(describe_error(error) + "\n")
         return 1
@@ -70,7 +70,7 @@ def serve(args: argparse.Namespace) -> None:
     discovery = cluster_connection.read_discovery(own)
     if discovery is None or discovery.process_id != os.getpid():
         raise CliError(
-            f"a cluster runs on data_dir={cluster.data_dir!r} already",
+            f"a cluster already runs on data_dir={cluster.data_dir!r}",
             "use it, or stop it first with `oncelog stop`",
         )
     _logger.info("serving %s at %s", cluster.data_dir, cluster.address)
@@ -99,7 +99,7 @@ def shut_down(cluster: Cluster) -> None:
 
 
 def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
-    """``NAME=VALUE`` pairs as keywords; a value of digits is a number."""
+    """``NAME=VALUE`` pairs as keywords; digits become an int."""
     settings: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -112,10 +112,10 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def catch_signals() -> int:
-    """Catch ``STOP_SIGNALS`` from now on, instead of Ray; the descriptor they arrive at.
+    """Catch ``STOP_SIGNALS`` from now on, instead of Ray; return the descriptor they arrive at.
 
-    It is written whichever thread the system chose, so that no signal is lost between a check and
-    a wait.
+    The descriptor is written whichever thread the signal is delivered to, so no signal is lost
+    between a check and a wait.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -134,7 +134,7 @@ def wait_for_signal(reader: int) -> int:
 
 
 def _ignore(_number: int, _frame: object) -> None:
-    """The wake-up descriptor does the work; the default action must not."""
+    """Do nothing: the wake-up descriptor reports the signal, and its default action is off."""
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The command line ``oncelog``: its commands, and what becomes of their errors.
+"""The command line ``oncelog``: its commands, and how their errors are shown.
 
-Ray is imported by the commands that need it and not before, so that help and wrong arguments are
-answered at once.
+Ray is imported only by the commands that need it, so that help and wrong arguments are answered
+at once.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ DEMO_BROKERS_MAX: Final = 5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit status: 0, 1 for errors, 2 for wrong arguments.
+    """Run one command and return its exit status: 0, 1 for errors, 2 for wrong arguments.
 
-    Ended by a signal, also by SIGPIPE, it is 128 and the signal's number, as of other programs.
+    When a signal ends it, SIGPIPE included, the status is 128 plus the signal's number, as usual.
     """
     keep_output_clean()
     try:
         status = _run(argv)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of the output is gone: nothing more can be written, not even at exit.
+        # The reader of standard output is gone: write nothing more, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return STATUS_BROKEN_PIPE
     except EndedBySignal as ended:
@@ -81,7 +81,7 @@ def _run(argv: Sequence[str] | None) -> int:
     try:
         args = build_parser().parse_args(argv)
     except SystemExit as finished:
-        # Only help and the version exit this way; wrong arguments raise.
+        # Only --help and --version exit this way; wrong arguments raise.
         return int(finished.code or 0)
     status: int = args.run(args)
     return status
@@ -91,7 +91,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The whole tree of commands."""
+    """The parser with all commands."""
     parser = Parser(
         prog=PROGRAM,
         description="An exactly-once, transactional event log for Ray.",
@@ -119,7 +119,7 @@ def _add_cluster_commands(commands: Commands) -> None:
     start = add_command(
         commands,
         "start",
-        "Start the log and a Ray cluster of its own, or the log on the Ray cluster at --address.",
+        "Start a Ray cluster with the log on it, or the log on the Ray cluster at --address.",
         cli_cluster.start,
     )
     add_cluster_arguments(start)
@@ -135,7 +135,7 @@ def _add_cluster_commands(commands: Commands) -> None:
     start.add_argument(
         "--cluster-id",
         metavar="ID",
-        help="with --address: start this cluster, once nodes with its data are there; found none",
+        help="with --address: start this cluster once nodes with its data are up; never a new one",
     )
     add_repeated(
         start, "--config", "NAME=VALUE", _settings("a setting of the cluster", ClusterConfig)
@@ -149,12 +149,12 @@ def _add_cluster_commands(commands: Commands) -> None:
         type=whole_number(0),
         default=30_000,
         metavar="T",
-        help="when to kill it if it has not stopped (default: 30000)",
+        help="kill it if it has not stopped after T ms (default: 30000)",
     )
     status = add_command(
         commands,
         "status",
-        "Show the cluster, its partitions and actors; exit status 1 if degraded, 3 if not serving.",
+        "Show the cluster, its partitions and its actors; exit status 1 if degraded, 3 if down.",
         cli_status.status,
     )
     add_cluster_arguments(status)
@@ -162,7 +162,7 @@ def _add_cluster_commands(commands: Commands) -> None:
 
 
 def _settings(text: str, kind: type[Any]) -> str:
-    """``text`` and the names of the settings that are meant; ``docs/SETTINGS.md`` has the rest."""
+    """``text`` and the names of the settings; ``docs/SETTINGS.md`` describes them."""
     return f"{text} ({', '.join(settings_of(kind))})"
 
 
@@ -170,7 +170,7 @@ def _add_rotate_key(commands: Commands) -> None:
     rotate = add_command(
         commands,
         "rotate-key",
-        "Make a new secret for the tickets of transactions; those that are open go on.",
+        "Make a new key for transaction tickets; open transactions continue.",
         cli_cluster.rotate_key,
     )
     add_cluster_arguments(rotate)
@@ -179,7 +179,7 @@ def _add_rotate_key(commands: Commands) -> None:
 def _add_topic_commands(commands: Commands) -> None:
     actions = add_actions(commands, "topics", "List, create, describe, alter or delete topics.")
     listing = add_command(actions, "list", "List the topics.", cli_topics.list_topics)
-    listing.add_argument("--internal", action="store_true", help="internal topics as well")
+    listing.add_argument("--internal", action="store_true", help="internal topics too")
     create = add_command(actions, "create", "Create a topic.", cli_topics.create_topic)
     create.add_argument(
         "--partitions",
@@ -192,10 +192,10 @@ def _add_topic_commands(commands: Commands) -> None:
         "--replication-factor",
         type=whole_number(1),
         metavar="N",
-        help="on how many brokers each is (default: 3, or all if there are fewer)",
+        help="replicas of each partition (default: 3, or one per broker if there are fewer)",
     )
     create.add_argument(
-        "--if-not-exists", action="store_true", help="leave one that exists as it is"
+        "--if-not-exists", action="store_true", help="leave an existing topic unchanged"
     )
     add_repeated(create, "--config", "NAME=VALUE", _settings("a setting of the topic", TopicConfig))
     describe = add_command(
@@ -208,12 +208,12 @@ def _add_topic_commands(commands: Commands) -> None:
     add_repeated(
         alter, "--config", "NAME=VALUE", _settings("a new value of a setting", TopicConfig)
     )
-    add_repeated(alter, "--reset", "NAME", "a setting to be the default again")
+    add_repeated(alter, "--reset", "NAME", "reset a setting to its default")
     alter.add_argument(
         "--partitions",
         type=whole_number(1, TOPIC_PARTITIONS_MAX),
         metavar="N",
-        help="how many partitions it is to have, more than now",
+        help="the new number of partitions, more than now",
     )
     delete = add_command(actions, "delete", "Delete a topic and its data.", cli_topics.delete_topic)
     delete_records = _add_delete_records(actions)
@@ -228,23 +228,23 @@ def _add_delete_records(actions: Commands) -> argparse.ArgumentParser:
     delete = add_command(
         actions,
         "delete-records",
-        "Delete the oldest records of a topic, for good.",
+        "Delete the oldest records of a topic, permanently.",
         cli_topics.delete_records,
     )
     delete.add_argument(
         "--partition",
         type=whole_number(0),
         metavar="N",
-        help="of this partition only (default: of each)",
+        help="only from this partition (default: from each)",
     )
     before = delete.add_mutually_exclusive_group(required=True)
     before.add_argument(
         "--before-offset",
         type=whole_number(0, INT64_MAX),
         metavar="O",
-        help="those below this offset",
+        help="records below this offset",
     )
-    before.add_argument("--all", action="store_true", help="all that there are now")
+    before.add_argument("--all", action="store_true", help="all current records")
     return delete
 
 
@@ -255,14 +255,14 @@ def _add_record_commands(commands: Commands) -> None:
         "--transactional-id", metavar="ID", help="send all lines in one transaction of this id"
     )
     produce.add_argument(
-        "--key-separator", metavar="S", help="what stands before it in a line is the key"
+        "--key-separator", metavar="S", help="the part of each line before S is the key"
     )
     produce.add_argument("--file", metavar="F", help="read this file, not standard input")
     add_cluster_arguments(produce)
     consume = add_command(commands, "consume", "Print the values of records.", cli_records.consume)
     consume.add_argument("topic", metavar="TOPIC")
     consume.add_argument(
-        "--group", metavar="G", help="share the partitions with this group, and commit offsets"
+        "--group", metavar="G", help="read as a member of this group, and commit offsets"
     )
     consume.add_argument(
         "--isolation-level",
@@ -274,9 +274,9 @@ def _add_record_commands(commands: Commands) -> None:
     consume.add_argument(
         "--from-beginning",
         action="store_true",
-        help="begin at the first record, or where the group has committed",
+        help="start at the first record, or at the group's committed offset",
     )
-    consume.add_argument("--json", action="store_true", help="a JSON object per record")
+    consume.add_argument("--json", action="store_true", help="one JSON object per record")
     consume.add_argument(
         "--max-records", type=whole_number(1), metavar="N", help="stop after N records"
     )
@@ -284,7 +284,7 @@ def _add_record_commands(commands: Commands) -> None:
         "--timeout-ms", type=whole_number(0), metavar="T", help="stop after T ms without a record"
     )
     consume.add_argument(
-        "--skip-damaged", action="store_true", help="pass over what cannot be read, with a warning"
+        "--skip-damaged", action="store_true", help="skip unreadable records, with a warning"
     )
     add_cluster_arguments(consume)
 
@@ -293,29 +293,29 @@ def _add_dump(commands: Commands) -> None:
     dump = add_command(
         commands,
         "dump",
-        "Show what the files of a log say, also while it runs; nothing is changed.",
+        "Show what is in the files of a log; read-only, also while the log is in use.",
         cli_data_directory.dump,
     )
     dump.add_argument("path", metavar="PATH", help="a data directory, a partition's, or a file")
-    dump.add_argument("--deep", action="store_true", help="the records as well")
+    dump.add_argument("--deep", action="store_true", help="the records too")
     dump.add_argument(
         "--verify",
         action="store_true",
-        help="check instead: CRCs, indexes, snapshots; exit status 1 if something is wrong",
+        help="check instead: CRCs, indexes, snapshots; exit status 1 if anything is wrong",
     )
-    dump.add_argument("--json", action="store_true", help="a JSON object per line")
+    dump.add_argument("--json", action="store_true", help="one JSON object per line")
 
 
 def _add_accept_cut(commands: Commands) -> None:
     accept = add_command(
         commands,
         "accept-cut",
-        "Give up the records of a replica that is offline for damage, from an offset on.",
+        "Let recovery truncate a damaged log at an offset, giving up all records from there on.",
         cli_data_directory.accept_cut,
     )
-    accept.add_argument("directory", metavar="DIRECTORY", help="of the partition, as refused")
+    accept.add_argument("directory", metavar="DIRECTORY", help="the partition's, as in the error")
     accept.add_argument(
-        "offset", type=whole_number(0), metavar="OFFSET", help="where it is cut, as refused"
+        "offset", type=whole_number(0), metavar="OFFSET", help="where to truncate, as in the error"
     )
 
 
@@ -323,14 +323,14 @@ def _add_broker_id(commands: Commands) -> None:
     number = add_command(
         commands,
         "broker-id",
-        "Print the number of this host's broker, which is chosen once and kept with its data.",
+        "Print this host's broker id, which is chosen once and kept in its data directory.",
         cli_data_directory.broker_id,
     )
     number.add_argument("directory", metavar="DIR", help="the data directory of this host")
     number.add_argument(
         "--head",
         metavar="HOST",
-        help="the head of the cluster, which gets 1; needed to choose a number",
+        help="the head of the cluster, whose broker id is 1; needed to choose an id",
     )
 
 
@@ -341,32 +341,32 @@ def _add_demo(commands: Commands) -> None:
     demo = add_command(
         commands,
         "demo",
-        "A year of real flights goes through the log exactly once, while things are killed.",
+        "Send a year of real flights through the log exactly once, while processes are killed.",
         _run_demo,
     )
     demo.add_argument(
-        "--seed", type=whole_number(0), metavar="N", help="repeat the choice of faults"
+        "--seed", type=whole_number(0), metavar="N", help="inject the same faults again"
     )
     what = demo.add_mutually_exclusive_group()
     what.add_argument(
         "--streaming",
         action="store_true",
-        help="the flights arrive one day after the other, and a Spark stream keeps windows of them",
+        help="send the flights day by day, and aggregate windows of them with a Spark stream",
     )
     what.add_argument(
         "--brokers",
         type=whole_number(1, DEMO_BROKERS_MAX),
         default=1,
         metavar="N",
-        help="on so many Ray nodes of this machine, one of which is killed too; needs root",
+        help="use N Ray nodes on this machine, and kill one of them too; needs root",
     )
-    demo.add_argument("--keep", action="store_true", help="leave the cluster running to look at")
-    demo.add_argument("--json", metavar="FILE", help="write the figures to this file")
+    demo.add_argument("--keep", action="store_true", help="keep the cluster running afterwards")
+    demo.add_argument("--json", metavar="FILE", help="write the results to this file")
     demo.add_argument("--data-dir", metavar="DIR", help="keep the data here (default: temporary)")
 
 
 def _run_demo(args: argparse.Namespace) -> int:
-    """Run the demo. Imported by name, because examples are above this package."""
+    """Run the demo. Imported by name, because examples are a layer above this package."""
     try:
         demo = importlib.import_module(DEMO_MODULE)
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""``oncelog metrics``: which metrics there are, and files for Grafana and Prometheus."""
+"""``oncelog metrics``: the list of metrics, and files for Grafana and Prometheus."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def add_commands(commands: Commands) -> None:
         commands, "metrics", "List the metrics, or write a dashboard and alert rules for them."
     )
     listing = add_command(
-        actions, "list", "List the metrics, as Prometheus has them.", list_metrics
+        actions, "list", "List the metrics under their Prometheus names.", list_metrics
     )
     add_json(listing)
     dashboards = add_command(
@@ -37,9 +37,9 @@ def add_commands(commands: Commands) -> None:
         f"Write {DASHBOARD_FILE} for Grafana and {ALERTS_FILE} for Prometheus.",
         write_dashboards,
     )
-    dashboards.add_argument("directory", metavar="DIR", help="made if it is missing")
+    dashboards.add_argument("directory", metavar="DIR", help="created if missing")
     dashboards.add_argument(
-        "--overwrite", action="store_true", help="replace files there that differ"
+        "--overwrite", action="store_true", help="replace existing files that differ"
     )
 
 
@@ -58,12 +58,12 @@ def list_metrics(args: argparse.Namespace) -> int:
 
 
 def kind_text(metric: Metric) -> str:
-    """The kind of a metric, and whether it is left out while it is 0."""
+    """The kind of a metric, and whether it is omitted while 0."""
     return f"{metric.kind.value}{', if not 0' if metric.rests_at_zero else ''}"
 
 
 def write_dashboards(args: argparse.Namespace) -> int:
-    """``oncelog metrics dashboards``: all files, or none if one would replace another's."""
+    """``oncelog metrics dashboards``: write all files, or none if one differs from its old."""
     directory = Path(args.directory)
     files = {DASHBOARD_FILE: dashboard_json(), ALERTS_FILE: alerts_yaml()}
     try:
@@ -77,19 +77,19 @@ def write_dashboards(args: argparse.Namespace) -> int:
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             if there[name] == text:
-                say(f"{directory / name} is there already")
+                say(f"{directory / name} exists already")
             else:
                 (directory / name).write_text(text, encoding="utf-8")
                 say(f"wrote {directory / name}")
     except OSError as error:
         raise CliError(
-            f"cannot write to {directory}: {error}", "give a directory that can be written"
+            f"cannot write to {directory}: {error}", "give a writable directory"
         ) from error
     return 0
 
 
 def _read(path: Path) -> str | None:
-    """What the file has; ``None`` if there is none."""
+    """The content of a file, or ``None`` if there is none."""
     if not path.exists():
         return None
     return path.read_bytes().decode("utf-8", "replace")

@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 POLL_MS: Final = 500
 POLL_RECORDS_MAX: Final = 500
 JOIN_GRACE_MS: Final = 10_000
-"""How long a group may take to assign partitions before ``--timeout-ms`` begins to count."""
+"""How long a group may take to assign partitions before ``--timeout-ms`` starts to count."""
 
 TRANSACTION_TIMEOUT_MS: Final = 900_000
-"""The most a cluster allows by default: people type more slowly than programs send."""
+"""The longest that a cluster allows by default: people type more slowly than programs send."""
 
 
 # --- produce ----------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ TRANSACTION_TIMEOUT_MS: Final = 900_000
 
 @dataclass(slots=True)
 class _Place:
-    """The records of one partition: how many, and the offsets of first and last."""
+    """The records of one partition: their number, first and last offset (both inclusive)."""
 
     count: int
     first_offset: int
@@ -61,7 +61,7 @@ class _Place:
 
 
 def produce(args: argparse.Namespace) -> int:
-    """Send each line as a record and report their offsets."""
+    """Send each line as a record and print the offsets."""
     if args.key_separator == "":
         raise UsageError("--key-separator is empty", "give at least one character")
     with _input(args.file) as stream, connect(args) as cluster:
@@ -80,7 +80,7 @@ def produce(args: argparse.Namespace) -> int:
 
 
 def _produce_each(sent: SentLines, stream: BinaryIO) -> int:
-    """Send line by line; after a signal, what was sent is still delivered and reported."""
+    """Send line by line; a signal ends the input, and what was sent is still delivered."""
     with contextlib.ExitStack() as told:
         try:
             sent.send(stream)
@@ -95,7 +95,7 @@ def _produce_each(sent: SentLines, stream: BinaryIO) -> int:
 
 
 def _produce_at_once(sent: SentLines, stream: BinaryIO) -> int:
-    """Send in one transaction; a signal aborts it, or waits until it is committed and reported."""
+    """Send in one transaction; a signal aborts it unless its commit has begun."""
     sent.producer.init_transactions()
     with contextlib.ExitStack() as decided:
         with sent.producer.transaction():
@@ -154,7 +154,7 @@ class SentLines:
 def split_lines(
     stream: BinaryIO, key_separator: str | None
 ) -> Iterator[tuple[bytes | None, bytes]]:
-    """(key, value) of each line, without its line feed; no separator asked for means no key."""
+    """Yield (key, value) of each line without its line feed; without a separator, no key."""
     separator = None if key_separator is None else key_separator.encode()
     for number, line in enumerate(stream, 1):
         text = line.removesuffix(b"\n")
@@ -180,7 +180,7 @@ def _input(file: str | None) -> Iterator[BinaryIO]:
     except OSError as error:
         raise CliError(
             f"--file {file!r} cannot be read ({error.strerror})",
-            "give one that can, or leave it out to read standard input",
+            "give a readable file, or leave it out to read standard input",
         ) from None
     with stream:
         yield stream
@@ -190,13 +190,13 @@ def _input(file: str | None) -> Iterator[BinaryIO]:
 
 
 def consume(args: argparse.Namespace) -> int:
-    """Print records until a signal, until there are enough, or until none come for long enough."""
+    """Print records until a signal, ``--max-records``, or ``--timeout-ms`` without any."""
     with connect(args) as cluster:
         topic = known_topic(cluster, args.topic)
         settings: dict[str, Any] = {
             "isolation_level": args.isolation_level,
             "auto_offset_reset": "earliest" if args.from_beginning else "latest",
-            # Committed below, after the records have been written out.
+            # Committed below, once the records are written out.
             "enable_auto_commit": False,
         }
         if args.group is not None:
@@ -218,7 +218,7 @@ def consume(args: argparse.Namespace) -> int:
 
 
 def print_records(consumer: Consumer, args: argparse.Namespace) -> None:
-    """Poll, write and, in a group, commit what has been written."""
+    """Poll, print and, in a group, commit what was printed."""
     left = args.max_records
     idle_since = time.monotonic()
     joining_until = idle_since + (JOIN_GRACE_MS / 1_000 if args.group is not None else 0)
@@ -230,7 +230,7 @@ def print_records(consumer: Consumer, args: argparse.Namespace) -> None:
         except CorruptRecordError as error:
             if not args.skip_damaged:
                 raise CliError(
-                    str(error), "see `oncelog status`; --skip-damaged passes over it"
+                    str(error), "see `oncelog status`; --skip-damaged skips them"
                 ) from error
             pass_over(consumer, error)
             records = []
@@ -241,7 +241,7 @@ def print_records(consumer: Consumer, args: argparse.Namespace) -> None:
             if args.group is None:
                 write(records, is_json=args.json)
             else:
-                # A signal waits for both, so that what was written is not written again.
+                # A signal waits for both, so that no record is printed twice.
                 with held():
                     write(records, is_json=args.json)
                     commit(consumer)
@@ -254,7 +254,7 @@ def print_records(consumer: Consumer, args: argparse.Namespace) -> None:
 
 
 def commit(consumer: Consumer) -> None:
-    """Commit what has been written."""
+    """Commit what was printed."""
     # Lost partitions now belong to another member, which prints these records again.
     with contextlib.suppress(
         IllegalGenerationError, RebalanceInProgressError, UnknownMemberIdError
@@ -263,19 +263,19 @@ def commit(consumer: Consumer) -> None:
 
 
 def pass_over(consumer: Consumer, error: CorruptRecordError) -> None:
-    """Skip records that cannot be read, and say so."""
+    """Skip unreadable records, with a warning."""
     if error.topic_partition is None:
         raise error
     count = error.next_offset - error.offset
     sys.stderr.write(
-        f"warning: {error.topic_partition}: passing over {count} unreadable "
+        f"warning: {error.topic_partition}: skipping {count} unreadable "
         f"{'offset' if count == 1 else 'offsets'} from {error.offset}\n"
     )
     consumer.seek(error.topic_partition, error.next_offset)
 
 
 def write(records: list[ConsumerRecord], *, is_json: bool) -> None:
-    """Print each record on a line of its own."""
+    """Print each record on its own line."""
     stream = sys.stdout.buffer
     for record in records:
         stream.write((as_json(record).encode() if is_json else record.value or b"") + b"\n")

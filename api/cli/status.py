@@ -1,8 +1,8 @@
-"""``oncelog status``: asks every actor of the log, judges what they report, and shows it.
+"""``oncelog status``: call every actor of the log, judge the replies, and print the result.
 
 Each condition is a row of the table "What `status` says" in OPERATIONS.
 
-One file: one look at the cluster, what can be wrong with it, and how both are told.
+One file: one snapshot of the cluster, what can be wrong with it, and how both are printed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from oncelog.storage.model import CLUSTER_METADATA_TOPIC, TopicPartition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorStatus:
-    """One actor, the partition it holds, and its answer."""
+    """One actor, the partition it holds, and its reply."""
 
     name: str
     topic_partition: TopicPartition
@@ -56,7 +56,7 @@ class ActorStatus:
 
     @property
     def is_serving(self) -> bool:
-        """Whether it answers, and leads its partition or follows whoever does."""
+        """Whether it replies, and leads its partition or follows the leader."""
         has_role = self.reply.is_leader or self.reply.is_following
         return self.reply.error is ErrorCode.NONE and has_role
 
@@ -67,7 +67,7 @@ class ActorStatus:
 
     @property
     def state(self) -> str:
-        """``serving`` or ``following``, with what its start has cut, or why it does not serve."""
+        """``serving`` or ``following``, and what recovery truncated; else why it does not serve."""
         if self.is_serving and self.is_damaged:
             more = self.reply.damaged_place_count - 1
             places = f" and {more} more" if more else ""
@@ -89,8 +89,8 @@ class ActorStatus:
 class ClusterStatus:
     """The whole cluster at one moment; ``metadata`` carries the controller's own error.
 
-    ``voters`` is what brokers know of the controller's voters, by number, asked only if no
-    controller answers: ``None`` for a broker that does not answer either.
+    ``voters`` is what each broker reports about the controller's voters, by broker id; ``None`` if
+    it does not reply. It is filled only if no controller replies.
     """
 
     address: str
@@ -109,7 +109,7 @@ class ClusterStatus:
 
     @property
     def state(self) -> str:
-        """``serving``, ``degraded``: all is served, but something is wrong, or ``not serving``."""
+        """``serving``, ``not serving``, or ``degraded``: all is served, but something is wrong."""
         findings = self.findings
         if not findings:
             return "serving"
@@ -117,12 +117,12 @@ class ClusterStatus:
 
     @property
     def has_controller(self) -> bool:
-        """Whether a controller answers with what is current."""
+        """Whether a controller replies with current metadata."""
         return self.metadata.error is ErrorCode.NONE
 
     @property
     def brokers_away(self) -> set[int]:
-        """Brokers that took part and are not heard now, but for those that were emptied before."""
+        """Brokers that are fenced or gone, without drained ones."""
         return {
             broker.broker_id
             for broker in self.metadata.brokers
@@ -130,18 +130,18 @@ class ClusterStatus:
         }
 
     def is_drained(self, broker: BrokerMetadata) -> bool:
-        """Whether a broker was emptied: nobody misses it."""
+        """Whether a broker was drained: its absence is no problem."""
         return broker.is_draining and not self.replica_count(broker.broker_id)
 
     def partitions(self) -> Iterator[tuple[TopicPartition, PartitionMetadata]]:
-        """Every partition, with where it is led."""
+        """Every partition with its metadata."""
         for topic in self.metadata.topics:
             for partition in topic.partitions:
                 yield TopicPartition(topic.name, partition.partition), partition
 
     @property
     def leaderless(self) -> list[TopicPartition]:
-        """The partitions that nobody leads."""
+        """The partitions without a leader."""
         return [tp for tp, partition in self.partitions() if partition.leader < 0]
 
     @property
@@ -150,7 +150,7 @@ class ClusterStatus:
         return [tp for tp, partition in self.partitions() if partition.is_under_replicated]
 
     def is_leading(self, actor: ActorStatus) -> bool:
-        """Whether ``actor`` is what its partition is served by: its leader or the controller."""
+        """Whether ``actor`` is the leader of its partition, or the controller."""
         if actor.broker_id is None:
             return True
         leaders = self._leaders()
@@ -161,7 +161,7 @@ class ClusterStatus:
 
     @property
     def shown_actors(self) -> list[ActorStatus]:
-        """One actor for each partition: its leader's or, without, one of its replicas'."""
+        """One actor per partition: the leader's or, without a leader, one of the replicas'."""
         shown: dict[TopicPartition, ActorStatus] = {}
         for actor in self.actors:
             if actor.reply.is_leader or actor.topic_partition not in shown:
@@ -169,17 +169,17 @@ class ClusterStatus:
         return list(shown.values())
 
     def replica_count(self, broker_id: int) -> int:
-        """How many replicas are on a broker, those that are being removed from it included."""
+        """The number of replicas on a broker, including those being removed."""
         return sum(broker_id in partition.replicas for _, partition in self.partitions())
 
     @property
     def active_transactional_id_count(self) -> int:
-        """How many transactional ids have a transaction, as far as coordinators answer."""
+        """The number of ids with an open transaction, as far as coordinators reply."""
         return sum(actor.reply.active_transactional_id_count or 0 for actor in self.actors)
 
     @property
     def data_dirs(self) -> list[str]:
-        """Every data directory of a broker; mostly all have theirs at the same paths."""
+        """The brokers' data directories, each path once."""
         named = (broker.data_dir for broker in self.metadata.brokers if broker.data_dir)
         return sorted({str(path) for data_dir in named for path in data_directories(data_dir)})
 
@@ -194,10 +194,10 @@ def is_away(broker: BrokerMetadata) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """One thing that can be wrong: a row of the table in OPERATIONS.
+    """Something that can be wrong: a row of the table in OPERATIONS.
 
-    ``where`` names the places, none if all is well. ``is_served``: every partition and the
-    controller serve all the same.
+    ``where`` lists the places where it is, or nothing. ``is_served`` means that the controller and
+    every partition serve even so.
     """
 
     name: str
@@ -220,11 +220,11 @@ class FoundCondition:
 
 
 PLACES_MAX: Final = 3
-"""How many places of a finding people are shown."""
+"""People are shown at most this many places of a finding."""
 
 
 def _voters_away(seen: ClusterStatus) -> list[str]:
-    """The voters that do not answer, if those that do are no majority."""
+    """The voters that do not reply, if those that do are no majority."""
     if seen.has_controller:
         return []
     told = [reply for reply in seen.voters.values() if reply is not None and reply.voters]
@@ -314,28 +314,28 @@ CONDITIONS: Final = (
         name="no majority of the voters",
         is_served=False,
         where=_voters_away,
-        advice="nothing is decided until a majority of the voters is up: start their nodes again",
+        advice="the controller cannot decide anything: start the nodes of a majority of the voters",
     ),
     Condition(
         name="no controller",
         is_served=False,
         where=_controller,
-        advice="look again in ten seconds: another voter takes over; if it stays, see the "
+        advice="wait ten seconds: another voter takes over; if it persists, see the "
         "controller's log in the Ray dashboard",
     ),
     Condition(
         name="without a leader",
         is_served=False,
         where=_leaderless,
-        advice="look again in a few seconds; if it stays, one of the brokers in sync has to be "
-        "back: start its node, or bring its disk back",
+        advice="wait a few seconds; if it persists, bring back one of the brokers in sync: start "
+        "its node, or repair its disk",
     ),
     Condition(
         name="not serving",
         is_served=False,
         where=_leaders_not_serving,
-        advice="look again in a few seconds, actors restart by themselves and others are elected; "
-        "if it stays, see the state above and the actor's log in the Ray dashboard",
+        advice="wait a few seconds: actors restart and other leaders are elected automatically; "
+        "if it persists, see the state above and the actor's log in the Ray dashboard",
     ),
     Condition(
         name="refuses acks=all",
@@ -348,13 +348,13 @@ CONDITIONS: Final = (
         name="takes no writes",
         is_served=False,
         where=functools.partial(_refused_by_disks, is_leading=True),
-        advice="make room on its disk: no replica in sync, whose disk takes more, leads instead",
+        advice="make room on its disk: no replica in sync with room on its own can lead instead",
     ),
     Condition(
         name="voter cannot vote",
         is_served=False,
         where=_voters_refusing,
-        advice="mend what it names; it looks again by itself",
+        advice="repair what it names; the voter retries automatically",
     ),
     Condition(
         name="broker away",
@@ -366,39 +366,39 @@ CONDITIONS: Final = (
         name="broker takes no part",
         is_served=True,
         where=_excluded,
-        advice="mend what it names; it tries again by itself",
+        advice="repair what it names; the broker retries automatically",
     ),
     Condition(
         name="replica not following",
         is_served=True,
         where=_followers_not_serving,
-        advice="look again in a few seconds, actors restart by themselves; if it stays, its disk "
-        "or its log is the reason: see the state above",
+        advice="wait a few seconds: actors restart automatically; if it persists, its disk or its "
+        "log is the cause: see the state above",
     ),
     Condition(
         name="disk refuses",
         is_served=True,
         where=functools.partial(_refused_by_disks, is_leading=False),
-        advice="make room on its disk; until then others hold and lead what it should",
+        advice="make room on its disk; until then other brokers hold and lead its replicas",
     ),
     Condition(
         name="under-replicated",
         is_served=True,
         where=lambda seen: map(str, seen.under_replicated),
-        advice="its replicas copy what they lack once their brokers are up; "
+        advice="its replicas catch up once their brokers are up; "
         "`ray_oncelog_replication_lag` shows how far they are",
     ),
     Condition(
         name="voter behind",
         is_served=True,
         where=_voters_behind,
-        advice="it copies what it lacks; if it stays, see the log of its broker's actor",
+        advice="it is catching up; if it persists, see the log of its broker's actor",
     ),
     Condition(
         name="damaged",
         is_served=True,
         where=_damaged,
-        advice="readers get an error there and can go on behind it: `oncelog consume "
+        advice="consumers get an error there and can skip it: `oncelog consume "
         "--skip-damaged`; `oncelog dump PATH --verify` shows what is damaged",
     ),
 )
@@ -425,7 +425,7 @@ _HEADINGS: Final = (
 
 
 class StatusError(CliError):
-    """The cluster is not all well; its exit status tells whether everything is served."""
+    """Something is wrong with the cluster; the exit status says whether all is still served."""
 
     def __init__(self, finding: FoundCondition) -> None:
         super().__init__(str(finding), finding.condition.advice)
@@ -433,7 +433,7 @@ class StatusError(CliError):
 
 
 class NoClusterError(CliError):
-    """There is nothing to ask: nothing is served."""
+    """There is no cluster to call: nothing is served."""
 
     status = STATUS_NOT_SERVED
 
@@ -448,9 +448,10 @@ async def collect(
     dashboard_url: str,
     broker_names: Callable[[], Iterable[str]] = tuple,
 ) -> ClusterStatus:
-    """Ask the controller which actors there are, then all of them at once for their status.
+    """Ask the controller for all actors, then call them all at once for their status.
 
-    Without its answer ``broker_names``, Ray's names of the brokers' actors, are asked who votes.
+    If the controller does not reply, the brokers' actors, named by ``broker_names``, are asked
+    about the voters instead.
     """
     from oncelog.actors.interfaces import actor_of, address_of, holder_of, placements_of
     from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR
@@ -506,7 +507,7 @@ async def _ask_voters(
 
 
 def status(args: argparse.Namespace) -> int:
-    """Show the cluster; the exit status: 0 all is well, 1 degraded, 3 something is not served."""
+    """Print the cluster's status; exit status 0 serving, 1 degraded, 3 not serving."""
     try:
         found = find(args)
     except CliError as error:
@@ -588,7 +589,7 @@ def as_text(seen: ClusterStatus) -> str:
 
 
 def _replication(seen: ClusterStatus) -> list[tuple[str, str]]:
-    """A line about replicas, unless there is one broker and nothing to tell."""
+    """A line about replicas, unless there is one broker and no problem."""
     under, leaderless = len(seen.under_replicated), len(seen.leaderless)
     if len(seen.metadata.brokers) <= 1 and not under and not leaderless:
         return []
@@ -596,7 +597,7 @@ def _replication(seen: ClusterStatus) -> list[tuple[str, str]]:
 
 
 def _voters(seen: ClusterStatus) -> list[tuple[str, str]]:
-    """Who has the controller's log, where several brokers have; see ADR 22."""
+    """Which brokers vote on the controller, if there are several; see ADR 22."""
     voters = seen.metadata.voters
     if len(voters) <= 1:
         return []
@@ -615,7 +616,7 @@ def _broker_state(seen: ClusterStatus, broker: BrokerMetadata) -> str:
         return f"takes no part: {broker.problem}"
     state = "alive" if broker.is_live else "gone: its node is not in the cluster"
     if broker.is_fenced:
-        state = "fenced: it is not heard, or its node is gone"
+        state = "fenced: no heartbeats, or its node is gone"
     if not broker.is_draining:
         return state
     left = seen.replica_count(broker.broker_id)
@@ -641,7 +642,7 @@ def _row(actor: ActorStatus) -> list[object]:
 
 
 def as_json(seen: ClusterStatus) -> dict[str, Any]:
-    """The status for programs; what an actor did not report is null."""
+    """The status as JSON; what an actor did not report is null."""
     topics: dict[str, list[dict[str, Any]]] = {}
     for actor in seen.shown_actors:
         held = topics.setdefault(actor.topic_partition.topic, [])

@@ -1,10 +1,10 @@
-"""A command and its terminal: arguments, what is printed, errors of one line, and signals.
+"""A command and its terminal: arguments, output, one-line errors, and signals.
 
-Arguments are refused with one line that says what is wrong, and numbers are within their limits.
-SIGINT and SIGTERM end a command in order while it works, and a second one ends it at once.
+Wrong arguments are rejected in one line, and numbers are within limits. The first SIGINT or SIGTERM
+ends a command cleanly, a second one at once.
 
-An error line reads ``oncelog: <what> — <what to do>``. Errors of the library carry both; one
-without advice of its own gets that of its code's class.
+An error line reads ``oncelog: <what> — <what to do>``. Errors of the library carry both; an error
+without advice gets that of its code's class.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ DEBUG_VARIABLE: Final = "ONCELOG_DEBUG"
 STATUS_ERROR: Final = 1
 STATUS_USAGE: Final = 2
 STATUS_NOT_SERVED: Final = 3
-"""Of ``oncelog status``: something is not served, as service managers say of what is stopped."""
+"""Of ``oncelog status``: not all is served; service managers use 3 for "not running"."""
 
 STATUS_INTERRUPTED: Final = 130
-"""What shells use for a program that SIGINT ended."""
+"""The shells' status for a program that SIGINT ended."""
 
 STATUS_BROKEN_PIPE: Final = 141
-"""What shells use for a program that SIGPIPE ended: its reader is gone."""
+"""The shells' status for a program that SIGPIPE ended: its reader is gone."""
 
 _DASH: Final = " — "
 
@@ -66,18 +66,18 @@ def is_debugging() -> bool:
 
 
 def one_line(text: str) -> str:
-    """``text`` with every run of white space as one space."""
+    """``text`` with each run of white space as one space."""
     return " ".join(text.split())
 
 
 def split_line(line: str) -> tuple[str, str]:
-    """The two halves of what ``describe_error`` made, without the program's name."""
+    """Split a line of ``describe_error`` into error and advice, without the program's name."""
     what, _, advice = line.partition(_DASH)
     return what, advice
 
 
 def describe_error(error: BaseException) -> str:
-    """``error`` as its one line, program name included."""
+    """``error`` as one line, program name included."""
     if isinstance(error, CliError):
         what, advice = one_line(error.what), one_line(error.advice)
     elif isinstance(error, OncelogError):
@@ -91,14 +91,14 @@ def describe_error(error: BaseException) -> str:
 
 def _default_advice(error: OncelogError) -> str:
     if error.retriable:
-        return "try again, and look at `oncelog status` if it stays"
+        return "try again; if it persists, look at `oncelog status`"
     if error.abortable:
-        return "nothing of the transaction is kept; run the command again"
+        return "the transaction was aborted; run the command again"
     return f"run it again with {DEBUG_VARIABLE}=1 to see where this comes from"
 
 
 def report(error: BaseException) -> int:
-    """Print ``error`` on standard error, its stack trace only when debugging; the exit status."""
+    """Print ``error``, with its stack trace only when debugging; return the exit status."""
     if is_debugging():
         traceback.print_exception(error)
     sys.stderr.write(describe_error(error) + "\n")
@@ -110,23 +110,23 @@ def report(error: BaseException) -> int:
 
 
 def say(text: str = "") -> None:
-    """Print one line, or several, on standard output."""
+    """Print one or several lines on standard output."""
     sys.stdout.write(text + "\n")
 
 
 def is_reader_gone() -> bool:
-    """Whether the reader of standard output is gone; a pipe shows it without a write."""
+    """Whether the reader of standard output is gone; a pipe tells without a write."""
     try:
         number = sys.stdout.fileno()
     except OSError:
-        return False  # It is kept in memory.
+        return False  # Standard output is kept in memory.
     poll = select.poll()
     poll.register(number, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Rows under headings, columns aligned: numbers to the right, text to the left."""
+    """Rows under headings; numbers are aligned right, text left."""
     values = [list(row) for row in rows]
     cells = [[_cell(value) for value in row] for row in values]
     widths = [
@@ -160,7 +160,7 @@ def size_text(size_bytes: int) -> str:
 
 
 def bytes_as_json(data: bytes | None) -> str | dict[str, str] | None:
-    """Bytes as text; what is not UTF-8 as ``{"base64": ...}``."""
+    """Bytes as text, or as ``{"base64": ...}`` if they are not UTF-8."""
     if data is None:
         return None
     try:
@@ -202,12 +202,12 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, like all others."""
 
     def error(self, message: str) -> NoReturn:
-        """Refuse the arguments."""
+        """Reject the arguments."""
         raise UsageError(message, f"see `{self.prog} --help`")
 
 
 def whole_number(minimum: int, maximum: int = INT32_MAX) -> Callable[[str], int]:
-    """An argument type: a number from ``minimum`` to ``maximum``, both inclusive."""
+    """An argument type: an int from ``minimum`` to ``maximum``, both inclusive."""
 
     def parse(text: str) -> int:
         number = int(text) if text.lstrip("-").isdecimal() else minimum - 1
@@ -224,7 +224,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
 def add_actions(commands: Commands, name: str, text: str) -> Commands:
-    """Add a command of this name, described by ``text``, that has actions of its own."""
+    """Add a command ``name``, described by ``text``, that has actions of its own."""
     parser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
     return parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
@@ -238,7 +238,7 @@ def add_repeated(parser: argparse.ArgumentParser, name: str, metavar: str, text:
 def add_json(*parsers: argparse.ArgumentParser) -> None:
     """Add ``--json`` to each of ``parsers``."""
     for parser in parsers:
-        parser.add_argument("--json", action="store_true", help="for programs")
+        parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def add_command(
@@ -247,7 +247,7 @@ def add_command(
     text: str,
     run: Callable[[argparse.Namespace], int],
 ) -> argparse.ArgumentParser:
-    """Add a command of this name, described by ``text``, that calls ``run``."""
+    """Add a command ``name``, described by ``text``, that calls ``run``."""
     parser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
     parser.set_defaults(run=run)
     return parser
@@ -258,11 +258,11 @@ def add_command(
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 STATUS_BASE: Final = 128
-"""What shells add to the number of the signal that ended a program."""
+"""Shells add this to the number of the signal that ended a program."""
 
 
 class EndedBySignal(KeyboardInterrupt):
-    """A signal asks the command to end. No ``Exception``, so that it is not taken for a failure."""
+    """A signal asks the command to end. Not an ``Exception``, since it is not a failure."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -275,7 +275,7 @@ class EndedBySignal(KeyboardInterrupt):
 
 
 class _OrderlyEnd:
-    """Raises the first signal where the program is, unless that is held just then."""
+    """Raises the first signal wherever the program is, unless signals are held."""
 
     def __init__(self) -> None:
         self._is_ours = False
@@ -292,7 +292,7 @@ class _OrderlyEnd:
     def end(self) -> None:
         """From now on a signal ends the process at once and silently, if ``begin`` was called.
 
-        For the work left at exit, which must not show a traceback either.
+        For exit handlers, which must not print a traceback either.
         """
         if self._is_ours:
             self._is_ours = False
@@ -301,7 +301,7 @@ class _OrderlyEnd:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Hold a signal that arrives in the block until its end."""
+        """Hold signals until the end of the block."""
         self._holders += 1
         try:
             yield
@@ -330,7 +330,7 @@ held: Final = _orderly_end.held
 
 @contextlib.contextmanager
 def blocked_termination() -> Iterator[None]:
-    """Hold SIGTERM until the end of the block: Ray would print a stack trace while it joins."""
+    """Hold SIGTERM until the end of the block: Ray would print a stack trace while joining."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield

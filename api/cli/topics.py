@@ -1,7 +1,6 @@
-"""``oncelog topics``, ``oncelog partitions`` and ``oncelog brokers``: what is kept, and where.
+"""``oncelog topics``, ``oncelog partitions`` and ``oncelog brokers``: topics and their replicas.
 
-Topics are listed, created, described, altered and deleted, or their oldest records are. Replicas
-are moved to the brokers where they are to be.
+List, create, describe, alter and delete topics; delete old records; move replicas between brokers.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def list_topics(args: argparse.Namespace) -> int:
-    """Show every topic, one per line."""
+    """Print every topic, one per line."""
     with connect(args) as cluster:
         topics = [
             topic
@@ -54,16 +53,16 @@ def list_topics(args: argparse.Namespace) -> int:
 
 
 def create_topic(args: argparse.Namespace) -> int:
-    """Create a topic; it can be written to when this returns."""
+    """Create a topic; it accepts writes when this returns."""
     settings = parse_settings(args.config)
     TopicConfig.from_text({name: str(value) for name, value in settings.items()})
     with connect(args) as cluster:
         admin = cluster.admin()
-        # Looked up first, so that the message is true; losing a race to create it is fine too.
+        # Looked up first, so that the message is true; another creator winning the race is fine.
         if args.if_not_exists and args.topic in {
             topic.name for topic in admin.describe_cluster().topics
         }:
-            say(f"{args.topic} exists already and is left as it is")
+            say(f"{args.topic} exists already and is left unchanged")
             return 0
         if args.replication_factor is not None:
             settings["replication_factor"] = args.replication_factor
@@ -75,7 +74,7 @@ def create_topic(args: argparse.Namespace) -> int:
 
 
 def alter_topic(args: argparse.Namespace) -> int:
-    """Change settings of a topic, or give it more partitions; the rest stays as it is."""
+    """Change settings of a topic, or add partitions; the rest stays as it is."""
     settings = parse_settings(args.config)
     TopicConfig.from_text({name: str(value) for name, value in settings.items()})
     for name in args.reset:
@@ -99,7 +98,7 @@ def alter_topic(args: argparse.Namespace) -> int:
 
 
 def describe_topic(args: argparse.Namespace) -> int:
-    """Show a topic's id, settings and partitions."""
+    """Print a topic's id, settings and partitions."""
     with connect(args) as cluster:
         topic = known_topic(cluster, args.topic)
     if args.json:
@@ -128,7 +127,7 @@ def describe_topic(args: argparse.Namespace) -> int:
 
 
 def _partition_note(partition: PartitionMetadata) -> str:
-    """What is not as it should be, or about to change, in a partition; "" if nothing is."""
+    """What is wrong with a partition, or about to change; "" if nothing."""
     notes = []
     if partition.leader < 0:
         notes.append("no leader")
@@ -144,7 +143,7 @@ def _partition_note(partition: PartitionMetadata) -> str:
 
 
 def delete_topic(args: argparse.Namespace) -> int:
-    """Delete a topic, data included."""
+    """Delete a topic and its data."""
     with connect(args) as cluster:
         known_topic(cluster, args.topic)
         cluster.admin().delete_topic(args.topic)
@@ -153,7 +152,7 @@ def delete_topic(args: argparse.Namespace) -> int:
 
 
 def delete_records(args: argparse.Namespace) -> int:
-    """Delete the oldest records of a topic; where each partition begins now."""
+    """Delete the oldest records of a topic; print where each partition starts now."""
     with connect(args) as cluster:
         topic = known_topic(cluster, args.topic)
         numbers = [partition.partition for partition in topic.partitions]
@@ -178,13 +177,13 @@ def checked_partition(topic: TopicMetadata, number: int) -> int:
 
 
 def known_topic(cluster: Cluster, name: str) -> TopicMetadata:
-    """The topic of this name, asked for once, so that a wrong name is answered at once.
+    """The topic of this name, looked up without retries, so that a wrong name fails at once.
 
-    Raises ``UnknownTopicOrPartitionError``, and ``CliError`` for an internal topic.
+    Raises ``UnknownTopicOrPartitionError``, or ``CliError`` for an internal topic.
     """
     if name in INTERNAL_TOPICS:
         raise CliError(
-            f"{name!r} is an internal topic", "`oncelog topics list` shows those that are yours"
+            f"{name!r} is an internal topic", "`oncelog topics list` shows those of users"
         )
     topics = {topic.name: topic for topic in cluster.admin().describe_cluster().topics}
     if name in topics:
@@ -197,7 +196,7 @@ def known_topic(cluster: Cluster, name: str) -> TopicMetadata:
 
 
 def as_json(topic: TopicMetadata) -> dict[str, Any]:
-    """A topic for programs."""
+    """A topic as JSON."""
     return {
         "name": topic.name,
         "topic_id": topic.topic_id,
@@ -220,19 +219,19 @@ def as_json(topic: TopicMetadata) -> dict[str, Any]:
 
 # --- replicas ---------------------------------------------------------------------------------
 
-_SEE: Final = "`oncelog status` shows how far it is"
+_SEE: Final = "`oncelog status` shows the progress"
 
 
 def add_replica_commands(commands: Commands) -> None:
     """Add both commands and their actions."""
-    brokers = add_actions(commands, "brokers", "Empty brokers, or use them again.")
+    brokers = add_actions(commands, "brokers", "Drain brokers, or use them again.")
     drain = add_command(
         brokers, "drain", "Move all leaders and replicas off a broker.", drain_broker
     )
     resume = add_command(brokers, "resume", "Use a drained broker again.", resume_broker)
     for action in (drain, resume):
         action.add_argument("broker", metavar="N", type=whole_number(0), help="its number")
-    partitions = add_actions(commands, "partitions", "Say on which brokers partitions are.")
+    partitions = add_actions(commands, "partitions", "Choose the brokers of partitions.")
     reassign = add_command(
         partitions,
         "reassign",
@@ -246,19 +245,19 @@ def add_replica_commands(commands: Commands) -> None:
         "--replicas",
         type=broker_numbers,
         metavar="N,N,...",
-        help="the brokers that are to have it, preferred leader first",
+        help="its new brokers, preferred leader first",
     )
-    where.add_argument("--cancel", action="store_true", help="leave it where it was")
+    where.add_argument("--cancel", action="store_true", help="return to its old brokers")
     for action in (drain, resume, reassign):
         add_cluster_arguments(action)
 
 
 def broker_numbers(text: str) -> tuple[int, ...]:
-    """An argument type: numbers of brokers, separated by commas."""
+    """An argument type: broker ids, separated by commas."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) <= INT32_MAX for part in parts):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no list of brokers: give their numbers, as in 1,2,3"
+            f"{text!r} is not a list of brokers: give their ids, as in 1,2,3"
         )
     return tuple(map(int, parts))
 
@@ -280,7 +279,7 @@ def resume_broker(args: argparse.Namespace) -> int:
 
 
 def reassign_partition(args: argparse.Namespace) -> int:
-    """``oncelog partitions reassign``; of internal topics too."""
+    """``oncelog partitions reassign``; internal topics are allowed too."""
     with connect(args) as cluster:
         admin = cluster.admin()
         topic = admin.describe_topic(args.topic)
@@ -299,6 +298,6 @@ def reassign_partition(args: argparse.Namespace) -> int:
             to = ", ".join(map(str, args.replicas))
             say(
                 f"{args.topic}-{number} moves to brokers {to}; "
-                f"`oncelog topics describe {args.topic}` shows how far it is"
+                f"`oncelog topics describe {args.topic}` shows the progress"
             )
     return 0

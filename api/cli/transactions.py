@@ -1,4 +1,4 @@
-"""``oncelog transactions``: inspect transactional ids, and end what nothing else will."""
+"""``oncelog transactions``: inspect transactional ids, abort transactions, delete ids."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STATES: Final = tuple(
 
 def add_commands(commands: Commands) -> None:
     """Add ``oncelog transactions`` and its actions."""
-    text = "Look at transactional ids, find hanging transactions, abort and delete."
+    text = "Show transactional ids, find hanging transactions, abort and delete."
     actions = add_actions(commands, "transactions", text)
     _add_list(actions)
     describe = add_command(actions, "describe", "Show one transactional id.", describe_transaction)
@@ -54,7 +54,7 @@ def add_commands(commands: Commands) -> None:
     delete = add_command(
         actions,
         "delete",
-        "Forget a transactional id and its commit token; for jobs that are over.",
+        "Delete a transactional id and its commit token; for jobs that never run again.",
         delete_transactional_id,
     )
     delete.add_argument("transactional_id", metavar="ID")
@@ -80,7 +80,7 @@ def _add_list(actions: Commands) -> None:
         default=[],
         type=whole_number(0, INT64_MAX),
         metavar="N",
-        help="only the id that this producer id belongs to; may be given more than once",
+        help="only the id that has this producer id; may be given more than once",
     )
     listing.add_argument(
         "--running-longer-than-ms",
@@ -112,7 +112,7 @@ def _add_abort(actions: Commands) -> None:
     abort = add_command(
         actions,
         "abort",
-        "Abort the open transaction of an id, or a hanging one of one partition.",
+        "Abort the open transaction of an id, or a hanging one of a partition.",
         abort_transaction,
     )
     abort.add_argument("transactional_id", metavar="ID", nargs="?", help="a transactional id")
@@ -122,7 +122,7 @@ def _add_abort(actions: Commands) -> None:
         "--start-offset",
         type=whole_number(0, INT64_MAX),
         metavar="O",
-        help="where the hanging transaction begins, as find-hanging shows it",
+        help="where the hanging transaction begins, as find-hanging prints it",
     )
 
 
@@ -130,7 +130,7 @@ def _add_abort(actions: Commands) -> None:
 
 
 def list_transactions(args: argparse.Namespace) -> int:
-    """Show the transactional ids that pass the filters, one per line."""
+    """Print the transactional ids that pass the filters, one per line."""
     with connect(args) as cluster:
         found = cluster.admin().list_transactions(
             states=args.state,
@@ -159,7 +159,7 @@ def list_transactions(args: argparse.Namespace) -> int:
 
 
 def describe_transaction(args: argparse.Namespace) -> int:
-    """Show all that its coordinator knows of one transactional id."""
+    """Print what its coordinator knows about one transactional id."""
     with connect(args) as cluster:
         one = cluster.admin().describe_transaction(args.transactional_id)
     if args.json:
@@ -195,7 +195,7 @@ def describe_transaction(args: argparse.Namespace) -> int:
 
 
 def describe_producers(args: argparse.Namespace) -> int:
-    """Show the producers that a partition's leader remembers."""
+    """Print the producers in a partition leader's state."""
     tp = TopicPartition(args.topic, args.partition)
     with connect(args) as cluster:
         producers = cluster.admin().describe_producers(tp)
@@ -215,12 +215,12 @@ def describe_producers(args: argparse.Namespace) -> int:
         )
         say(table(headings, rows))
     else:
-        say(f"{tp} remembers no producers")
+        say(f"{tp} has no producers")
     return 0
 
 
 def find_hanging(args: argparse.Namespace) -> int:
-    """Show hanging transactions, and how to abort them; status 1 if the search was incomplete."""
+    """Print hanging transactions and how to abort them; status 1 if the search is incomplete."""
     if args.partition is not None and args.topic is None:
         raise UsageError("--partition needs a topic", "give --topic as well")
     incomplete = None
@@ -265,13 +265,13 @@ def find_hanging(args: argparse.Namespace) -> int:
 
 
 def abort_transaction(args: argparse.Namespace) -> int:
-    """Abort by transactional id, or one hanging transaction by its place."""
+    """Abort by transactional id, or a hanging transaction by partition and start offset."""
     place = (args.topic, args.partition, args.start_offset)
     has_place = [value is not None for value in place]
     is_by_id = args.transactional_id is not None
     if is_by_id == any(has_place) or (not is_by_id and not all(has_place)):
         raise UsageError(
-            "it is not clear what to abort",
+            "no transaction is given",
             "give an id, or all of --topic, --partition and --start-offset",
         )
     with connect(args) as cluster:
@@ -292,7 +292,7 @@ def abort_transaction(args: argparse.Namespace) -> int:
 
 
 def delete_transactional_id(args: argparse.Namespace) -> int:
-    """Forget a transactional id."""
+    """Delete a transactional id."""
     with connect(args) as cluster:
         cluster.admin().delete_transactional_id(args.transactional_id)
     say(f"deleted {args.transactional_id}")
@@ -303,7 +303,7 @@ def delete_transactional_id(args: argparse.Namespace) -> int:
 
 
 def as_json(one: TransactionDescription) -> dict[str, Any]:
-    """A transactional id for programs."""
+    """A transactional id as JSON."""
     is_open = one.transaction_start_ms >= 0
     return {
         "transactional_id": one.transactional_id,

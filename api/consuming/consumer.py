@@ -1,10 +1,10 @@
 """``Consumer`` and ``AsyncConsumer``: read records, alone or as a member of a group.
 
-A consumer is used by one thread (or task) at a time, as in Kafka; another gets
-``IllegalStateError`` meanwhile, and may only close it, which ends the calls of the first with
+As in Kafka, only one thread (or task) may use a consumer at a time; another one gets
+``IllegalStateError``. Any thread may close it, which ends calls in progress with
 ``ClientClosedError``. Errors are raised as ``OncelogError``; retriable ones are retried internally.
 
-One file: the two are one interface, documented once, and hand records over in the same way.
+One file: the two are one interface, documented once, and deliver records in the same way.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 ITERATION_POLL_MS: Final = 1_000
-"""How long one poll of an iterating consumer waits; iteration itself never times out."""
+"""How long one poll of an iteration waits; the iteration itself never times out."""
 
 TakenT = TypeVar("TakenT")
 
@@ -65,7 +65,11 @@ Partitions: TypeAlias = TopicPartition | Iterable[TopicPartition]
 
 
 class AsyncConsumer(ProcessBound):
-    """``Consumer`` for asyncio programs, with the same methods. Belongs to one event loop."""
+    """``Consumer`` for asyncio, with the same methods. Belongs to one event loop.
+
+    Make it with ``cluster.async_consumer(...)`` and close it. ``poll`` and ``poll_arrow`` return
+    committed records only, unless ``isolation_level`` is read_uncommitted.
+    """
 
     make_there = "pass its settings and make one there with cluster.consumer(...)"
 
@@ -81,7 +85,7 @@ class AsyncConsumer(ProcessBound):
 
     @property
     def settings(self) -> ConsumerSettings:
-        """What the consumer was made with."""
+        """The settings the consumer was made with."""
         return self._core.settings
 
     # --- what is read -------------------------------------------------------------------------
@@ -92,12 +96,14 @@ class AsyncConsumer(ProcessBound):
         *,
         listener: ConsumerRebalanceListener | None = None,
     ) -> None:
-        """Read ``topics`` together with the other members of the group; replaces the last call.
+        """Read ``topics`` as a member of the group; replaces the previous subscription.
 
-        Partitions are assigned during the following polls, which tell the ``listener`` of them.
-        Needs a ``group_id``. Topics that do not exist, or are deleted later, are left out with a
-        warning until they are created; a poll raises ``UnknownTopicOrPartitionError`` if none
-        exists.
+        Partitions are assigned during the following polls, which call the ``listener``. Topics that
+        do not exist, or are deleted later, are left out with a warning until they are created; a
+        poll raises ``UnknownTopicOrPartitionError`` if none exists.
+
+        ``InvalidTopicError`` for an invalid name; ``IllegalStateError`` without a ``group_id`` or
+        after ``assign``.
         """
         if not isinstance(listener, ConsumerRebalanceListener | None):
             raise TypeError(f"listener must be a ConsumerRebalanceListener, not {listener!r}")
@@ -113,16 +119,17 @@ class AsyncConsumer(ProcessBound):
                 await self._core.unsubscribe()
 
     async def unsubscribe(self) -> None:
-        """Give up topics or partitions. A group is left, after an automatic commit."""
+        """Give up all topics or partitions; leave the group, after a last automatic commit."""
         self._core.check_not_in_listener("unsubscribe")
         with self._use("unsubscribe()"):
             await self._core.unsubscribe()
 
     async def assign(self, partitions: Partitions) -> None:
-        """Read exactly ``partitions``, without a group's rebalances; replaces the last call.
+        """Read exactly ``partitions``, without rebalances; replaces the previous assignment.
 
-        Partitions that stay assigned keep their position. Offsets are committed only if there is
-        a ``group_id``; of those that are dropped now, if commits are automatic.
+        Partitions that stay assigned keep their position. Offsets can be committed only with a
+        ``group_id``; an automatic commit covers partitions that are dropped now.
+        ``IllegalStateError`` after ``subscribe``.
         """
         self._core.check_not_in_listener("assign")
         with self._use("assign()"):
@@ -189,7 +196,7 @@ class AsyncConsumer(ProcessBound):
         return next(self._handover.pending)
 
     async def _iterate(self) -> bool:
-        """Poll until an iteration can continue; false once the consumer is closed."""
+        """Poll until an iteration can continue; return false once the consumer is closed."""
         with contextlib.suppress(ClientClosedError):
             while not self._core.is_closed:
                 records = await self._poll_records(ITERATION_POLL_MS, None)
@@ -200,31 +207,31 @@ class AsyncConsumer(ProcessBound):
 
     @contextmanager
     def _use(self, call: str) -> Iterator[None]:
-        """For a ``call`` that moves positions: nobody else makes one meanwhile."""
+        """Guard a ``call`` that moves positions: no other thread or task may make one meanwhile."""
         with self._handover.sole(call):
             self._return_undelivered()
             yield
 
     def _return_undelivered(self) -> None:
-        """Give back what the application did not get, before any position moves."""
-        if not self._core.is_in_listener:  # Else the call around it has done so, and goes on.
+        """Take back records that the application did not get, before any position moves."""
+        if not self._core.is_in_listener:  # Else the enclosing call has done so, and continues.
             self._handover.give_back(self._core.fetcher)
 
     # --- positions ----------------------------------------------------------------------------
 
     async def position(self, partition: TopicPartition) -> int:
-        """Offset of the next record of an assigned partition (inclusive)."""
+        """Return the offset of the next record (inclusive) of an assigned partition."""
         first_offsets = self._handover.first_offsets()
         if partition in first_offsets:
             return first_offsets[partition]
         return await self._core.position(partition)
 
     def processing(self, timeout_ms: int) -> AbstractContextManager[None]:
-        """While its block runs the member counts as polling, for ``timeout_ms`` at most.
+        """Count the member as polling while the block runs, for at most ``timeout_ms``.
 
-        For work that takes longer than ``max_poll_interval_ms``: without it the group gives the
-        partitions to others, who begin the same work. A rebalance still waits for the next poll,
-        for ``max_poll_interval_ms`` at most.
+        For work that takes longer than ``max_poll_interval_ms``: otherwise the group gives the
+        partitions to other members, who begin the same work. A rebalance still waits for the next
+        poll, at most ``max_poll_interval_ms``.
         """
         self._core.check_open()
         if timeout_ms < 0:
@@ -232,7 +239,7 @@ class AsyncConsumer(ProcessBound):
         return self._core.processing(timeout_ms)
 
     async def positions(self) -> dict[TopicPartition, int]:
-        """The known positions of the assigned partitions; makes no call."""
+        """Return the known positions of the assigned partitions, without a call."""
         self._core.check_open()
         return self._core.positions() | self._handover.first_offsets()
 
@@ -247,17 +254,21 @@ class AsyncConsumer(ProcessBound):
             self._core.fetcher.seek(partition, offset)
 
     async def seek_to_beginning(self, *partitions: Partitions) -> None:
-        """Continue from the log start; all assigned partitions if none is given."""
+        """Continue from the log start offset; of all assigned partitions if none is given."""
         self._reset(partitions, EARLIEST_TIMESTAMP)
 
     async def seek_to_end(self, *partitions: Partitions) -> None:
-        """Continue from the end as the isolation level sees it; all assigned if none is given."""
+        """Continue from the end; of all assigned partitions if none is given.
+
+        The end is the last stable offset with read_committed, else the high watermark.
+        """
         self._reset(partitions, LATEST_TIMESTAMP)
 
     async def seek_to_committed(self, *partitions: Partitions) -> None:
         """Go back to the group's committed offsets, as after an aborted transaction.
 
-        Where nothing is committed the reset policy applies. All assigned if none is given.
+        Without a committed offset ``auto_offset_reset`` applies. All assigned partitions if none is
+        given.
         """
         self._core.group_id("seek_to_committed")
         self._reset(partitions, None)
@@ -269,16 +280,16 @@ class AsyncConsumer(ProcessBound):
                 self._core.fetcher.reset(topic_partition, timestamp)
 
     async def pause(self, *partitions: Partitions) -> None:
-        """Deliver nothing of these partitions until ``resume``; they stay assigned.
+        """Deliver no records of these partitions until ``resume``; they stay assigned.
 
-        What was prefetched for them is kept, or fetched again if others needed the memory.
+        Prefetched records are kept, or fetched again if other partitions needed the memory.
         """
         with self._use("pause()"):
             for topic_partition in _flatten(partitions):
                 self._core.fetcher.pause(topic_partition)
 
     async def resume(self, *partitions: Partitions) -> None:
-        """Undo ``pause``."""
+        """Deliver records of these partitions again."""
         for topic_partition in _flatten(partitions):
             self._core.fetcher.resume(topic_partition)
 
@@ -292,10 +303,10 @@ class AsyncConsumer(ProcessBound):
     async def commit(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None
     ) -> None:
-        """Commit the positions, or ``offsets`` (the next to read); durable on return.
+        """Commit ``offsets`` (the next to read), by default the positions; durable on return.
 
-        ``IllegalGenerationError``, ``UnknownMemberIdError`` and ``RebalanceInProgressError`` mean
-        that the partitions may now belong to another member; the next poll rejoins.
+        After ``IllegalGenerationError``, ``UnknownMemberIdError`` or ``RebalanceInProgressError``
+        the partitions may belong to another member; the next poll rejoins.
         """
         chosen: Mapping[TopicPartition, int | OffsetAndMetadata]
         if offsets is None:
@@ -305,12 +316,12 @@ class AsyncConsumer(ProcessBound):
         await self._core.commit({tp: as_committed(offset) for tp, offset in chosen.items()})
 
     async def committed(self, partition: TopicPartition) -> int | None:
-        """The group's committed offset, ``None`` if there is none; waits for open transactions."""
+        """Return the group's committed offset or ``None``; wait for open transactions (KIP-447)."""
         found = await self.committed_with_metadata(partition)
         return None if found is None else found.offset
 
     async def committed_with_metadata(self, partition: TopicPartition) -> OffsetAndMetadata | None:
-        """``committed`` with what ``commit`` was given beside the offset."""
+        """``committed`` with the metadata that was committed with the offset."""
         self._core.check_open()
         found = await fetch_committed(
             self._core.router,
@@ -322,19 +333,19 @@ class AsyncConsumer(ProcessBound):
         return found.get(partition)
 
     async def beginning_offsets(self, partitions: Partitions) -> dict[TopicPartition, int]:
-        """The first offset of each partition."""
+        """Return the log start offset (inclusive) of each partition."""
         found = await self._list(dict.fromkeys(_flatten((partitions,)), EARLIEST_TIMESTAMP))
         return {tp: item.offset for tp, item in found.items()}
 
     async def end_offsets(self, partitions: Partitions) -> dict[TopicPartition, int]:
-        """The end of each partition (exclusive), as the isolation level sees it."""
+        """Return each partition's end (exclusive): last stable offset or high watermark."""
         found = await self._list(dict.fromkeys(_flatten((partitions,)), LATEST_TIMESTAMP))
         return {tp: item.offset for tp, item in found.items()}
 
     async def offsets_for_times(
         self, timestamps_ms: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The first record at or after each time, ``None`` if there is none."""
+        """Find the first record at or after each timestamp (ms); ``None`` if there is none."""
         for topic_partition, timestamp_ms in timestamps_ms.items():
             if timestamp_ms < 0:
                 raise InvalidRequestError(f"{topic_partition}: time {timestamp_ms} is negative")
@@ -342,11 +353,11 @@ class AsyncConsumer(ProcessBound):
         return {tp: item if item.offset >= 0 else None for tp, item in found.items()}
 
     async def lag(self, partition: TopicPartition | None = None) -> int:
-        """How many offsets are left to read of an assigned partition, or of all in sum."""
+        """Return how many offsets are left to read in one assigned partition, or in all."""
         partitions = self.assignment() if partition is None else (partition,)
         ends = await self.end_offsets(partitions)
         positions = {tp: await self.position(tp) for tp in ends}
-        # What was fetched is read, also if it has been deleted since.
+        # Fetched records will be delivered, even if they have been deleted since.
         held = {tp for tp in ends if self._core.fetcher.partition(tp).has_pieces}
         held |= self._handover.first_offsets().keys()
         behind = [tp for tp in ends if positions[tp] < ends[tp] and tp not in held]
@@ -379,9 +390,9 @@ class AsyncConsumer(ProcessBound):
     # --- the end ------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Commit if commits are automatic, leave the group, stop. May be called again.
+        """Commit if commits are automatic, leave the group, and stop. Safe to repeat.
 
-        A member with a ``group_instance_id`` stays in the group until its session ends.
+        A static member (``group_instance_id``) stays in the group until its session times out.
         """
         self._core.check_not_in_listener("close")
         self._return_undelivered()
@@ -400,10 +411,11 @@ class AsyncConsumer(ProcessBound):
 
 
 class Consumer(Blocking[AsyncConsumer], ProcessBound):
-    """Reads topics. read_committed by default: only data of committed transactions is seen.
+    """Reads topics; only records of committed transactions by default (read_committed).
 
-    Use it as a context manager, or ``close`` it. Iterating delivers records without end. Methods
-    made with ``blocking`` are those of ``AsyncConsumer``, documented there.
+    Make it with ``cluster.consumer(...)``; use it as a context manager or ``close`` it. Iterating
+    over it delivers records without end. Methods made with ``blocking`` are documented in
+    ``AsyncConsumer``.
     """
 
     make_there = "pass its settings and make one there with cluster.consumer(...)"
@@ -421,7 +433,7 @@ class Consumer(Blocking[AsyncConsumer], ProcessBound):
 
     @property
     def settings(self) -> ConsumerSettings:
-        """What the consumer was made with."""
+        """The settings the consumer was made with."""
         return self._client.settings
 
     # --- what is read -------------------------------------------------------------------------
@@ -435,28 +447,32 @@ class Consumer(Blocking[AsyncConsumer], ProcessBound):
         return self._client.subscription()
 
     def assignment(self) -> frozenset[TopicPartition]:
-        """The partitions this consumer reads now."""
+        """The partitions assigned to this consumer now."""
         return self._client.assignment()
 
     # --- reading ------------------------------------------------------------------------------
 
     def poll(self, timeout_ms: float = 0, max_records: int | None = None) -> list[ConsumerRecord]:
-        """Up to ``max_records`` records (default ``max_poll_records``), waiting for the first.
+        """Return up to ``max_records`` records (default ``max_poll_records``), in offset order.
 
-        Records of one partition come in offset order. Empty after ``timeout_ms`` without any.
-        Joins and rejoins the group, so call it at intervals below ``max_poll_interval_ms``.
-        Interrupted by Ctrl-C it loses nothing: the next poll returns what it had taken.
+        Waits up to ``timeout_ms`` for the first one, then returns an empty list. Polling also joins
+        and rejoins the group, so call it at intervals below ``max_poll_interval_ms``. Ctrl-C loses
+        nothing: the next poll returns what an interrupted one had taken.
+
+        ``CorruptRecordError`` says where to resume after damage. ``OffsetOutOfRangeError`` comes
+        only with ``auto_offset_reset="none"``.
         """
         records = self._loop_thread.run(self._client._poll_records(timeout_ms, max_records))
         self._client._handover.before = None
         return records
 
     def poll_arrow(self, timeout_ms: float = 0, max_records: int | None = None) -> pa.Table:
-        """What was fetched ahead as one Arrow table, waiting for the first rows; the fast way.
+        """Return prefetched records as one Arrow table; the fastest way to read.
 
-        Columns ``topic`` string, ``partition`` int32, ``offset`` int64, ``timestamp`` in ms UTC,
-        ``key`` and ``value`` binary, ``headers`` list<struct<key: string, value: binary>>. Without
-        ``max_records`` it is bounded by ``fetch_max_bytes``. Without rows the table is empty.
+        Columns: ``topic`` string, ``partition`` int32, ``offset`` int64, ``timestamp`` in ms UTC,
+        ``key`` and ``value`` binary, ``headers`` list<struct<key: string, value: binary>>. Waits up
+        to ``timeout_ms`` for the first rows, then returns an empty table. Without ``max_records`` a
+        table has at most about ``fetch_max_bytes``.
         """
         table = self._loop_thread.run(self._client._poll_table(timeout_ms, max_records))
         self._client._handover.before = None
@@ -466,7 +482,7 @@ class Consumer(Blocking[AsyncConsumer], ProcessBound):
         return self
 
     def __next__(self) -> ConsumerRecord:
-        # Records wait in the inner consumer, so that its thread is asked once per poll.
+        # Records wait in the inner consumer, so that its thread is called once per poll.
         handover = self._client._handover
         for record in handover.pending:
             return record
@@ -502,11 +518,11 @@ class Consumer(Blocking[AsyncConsumer], ProcessBound):
     lag = blocking(AsyncConsumer.lag)
 
     def group_metadata(self) -> ConsumerGroupMetadata:
-        """Who this member is, for ``Producer.send_offsets_to_transaction``."""
+        """This member's identity, for ``Producer.send_offsets_to_transaction``."""
         return self._client.group_metadata()
 
     def processing(self, timeout_ms: int) -> AbstractContextManager[None]:
-        """See ``AsyncConsumer.processing``; takes no round trip."""
+        """See ``AsyncConsumer.processing``; makes no call."""
         return self._client.processing(timeout_ms)
 
     # --- the end ------------------------------------------------------------------------------
@@ -526,12 +542,12 @@ class Consumer(Blocking[AsyncConsumer], ProcessBound):
 
 
 def as_committed(offset: int | OffsetAndMetadata) -> OffsetAndMetadata:
-    """An offset as it is committed; a plain number has no metadata."""
+    """An offset in the form it is committed; an int has no metadata."""
     return offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset=offset)
 
 
 def _flatten(partitions: Iterable[Partitions]) -> list[TopicPartition]:
-    """Partitions given one by one, as a collection, or both, each once."""
+    """Partitions given one by one, as collections, or both; each once."""
     flat: dict[TopicPartition, None] = {}
     for item in partitions:
         flat.update(dict.fromkeys([item] if isinstance(item, TopicPartition) else item))
@@ -554,26 +570,26 @@ def _check_poll(timeout_ms: float, max_records: int) -> None:
 class Handover:
     """Records taken from a consumer's partitions that the application does not have yet.
 
-    Positions move when records are taken. They then pass through an iteration, which delivers the
-    records of a poll one by one, and in a synchronous consumer from the loop's thread to the
-    user's, where Ctrl-C drops them. The next call first puts them back. Plain attributes: two
-    threads use them in turn.
+    Positions move when records are taken. The records then pass through an iteration, which
+    delivers them one by one, and in a synchronous consumer from the loop's thread to the user's,
+    where Ctrl-C may drop them. The next call first puts back those not delivered. The attributes
+    are plain: two threads use them in turn.
 
-    ``before`` are the positions before the last poll took anything, until its caller has the result
-    and sets it to ``None``. A synchronous caller does that by a plain store just before it returns:
-    CPython raises ``KeyboardInterrupt`` after calls and jumps only, so never between the two.
+    ``before`` holds the positions before the last poll took anything, until the caller has the
+    result and sets it to ``None``. A synchronous caller does so by a plain store just before it
+    returns: CPython raises ``KeyboardInterrupt`` only after calls and jumps, so never in between.
     ``records`` were polled by an iteration; it takes one after the other from ``pending``.
 
-    One thread or task at a time may make calls that move positions: ``sole`` refuses the second. To
-    give each its turn would hand out records twice. What is ``pending`` they may share: taking the
-    next of a list is one step for CPython, and so is taking all that are left.
+    Only one thread or task at a time may make calls that move positions: ``sole`` rejects the
+    second. Queueing them instead would deliver records twice. ``pending`` may be shared: taking the
+    next of a list, or all that are left, is one step for CPython.
     """
 
     def __init__(self) -> None:
         self._user: object = None
         self._call = ""
         self._depth = 0
-        """Calls of the user, one in another: of a listener, or beside one that was interrupted."""
+        """The user's calls, nested: a listener's call, or one beside an interrupted call."""
         self.before: dict[TopicPartition, int] | None = None
         self.records: Sequence[ConsumerRecord] = ()
         self.pending: Iterator[ConsumerRecord] = iter(self.records)
@@ -581,7 +597,7 @@ class Handover:
 
     @contextmanager
     def sole(self, call: str) -> Iterator[None]:
-        """While its block runs, other threads and tasks are refused."""
+        """Reject other threads and tasks while the block runs."""
         user = current_user()
         if self._depth and user != self._user:
             raise _used_twice(call, self._call)
@@ -598,8 +614,8 @@ class Handover:
     ) -> Callable[[Fetcher], TakenT | None]:
         """``take``, with the positions before it kept if it takes anything.
 
-        It takes nothing once ``give_back`` was called: an interrupt may leave a poll running whose
-        caller is gone, beside the next one.
+        It takes nothing after ``give_back``: an interrupt may leave a poll running whose caller is
+        gone, beside the next poll.
         """
         turn = self._turn
 
@@ -619,7 +635,7 @@ class Handover:
         return taking
 
     def iterate_over(self, records: Sequence[ConsumerRecord]) -> None:
-        """An iteration has polled ``records`` and delivers them next."""
+        """Deliver ``records``, which an iteration has polled, one by one."""
         self.records, self.pending, self.before = records, iter(records), None
 
     def first_offsets(self) -> dict[TopicPartition, int]:
@@ -634,13 +650,13 @@ class Handover:
         return first | (self.before or {})
 
     def give_back(self, fetcher: Fetcher) -> None:
-        """Move partitions that are still assigned back to where the application is."""
+        """Move partitions that are still assigned back to the application's offsets."""
         pending = list(self.pending)
         first_offsets = self._first_offsets(pending)
         delivered = self.records[: len(self.records) - len(pending)]
         for topic_partition in {record.topic_partition for record in delivered}:
             if (partition := fetcher.partitions.get(topic_partition)) is not None:
-                # Their poll has ended long ago; the iteration delivered them since.
+                # Their poll ended long ago; the iteration has delivered them since.
                 partition.delivered_at = next_moment()
         self.iterate_over(())
         self._turn += 1

@@ -1,14 +1,14 @@
-"""The loop side of a consumer: what a poll does, and in which order.
+"""The event-loop side of a consumer: what a poll does, and in which order.
 
-A poll first starts *maintenance* if something is missing (a rebalance to join, positions to find),
-in its own task, so that a short poll does not cut it off. During a rebalance nothing is
-delivered. Otherwise the poll takes what was prefetched, or waits for it.
+If something is missing (a rebalance to join, positions to find), a poll first starts *maintenance*
+in a task of its own, so that a short poll does not interrupt it. During a rebalance no records are
+delivered. Otherwise the poll takes prefetched records, or waits for some.
 
-Positions come, in this order, from: an explicit seek; the group's committed offset, waiting while
-an open transaction is about to commit it (KIP-447); the reset policy. Automatic commits store the
-positions that a poll finds when it begins: what was delivered before counts as processed.
+A position comes from, in this order: an explicit seek; the group's committed offset, after waiting
+for open transactions that may commit it (KIP-447); the reset policy. Automatic commits store the
+positions at the beginning of a poll: what was delivered before counts as processed.
 
-One file: membership, positions and commits change with each other in the turns of a poll.
+One file: membership, positions and commits change together within a poll.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ from oncelog.storage.model import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPar
 TakenT = TypeVar("TakenT")
 
 LAST_COMMIT_TIMEOUT_MS: Final = 4_000
-"""How long partitions that are given up wait for their last commit, and those before it."""
+"""How long giving up partitions may wait for the last commits."""
 
 LOOKUP_TIMEOUT_MS: Final = 5_000
-"""How long one round of finding positions may take before a pending rebalance gets its turn."""
+"""How long one round of finding positions may take before a pending rebalance is joined."""
 
 _RESETS: Final = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP}
 
@@ -68,26 +68,28 @@ _log = logging.getLogger(__name__)
 
 
 class ConsumerRebalanceListener:
-    """Base class of listeners, for ``subscribe``; override the methods you need.
+    """Base class of listeners for ``subscribe``; override the methods you need.
 
-    They are called in a poll, before it goes on, in the thread or task that polls; the two that
-    take partitions away also in ``close`` and ``unsubscribe``. They may commit, seek and end a
-    transaction, but not poll, subscribe or close. Those of an ``AsyncConsumer`` may be coroutine
-    functions. What one raises leaves the poll, and the rebalance goes on with the next one.
-    Source: KIP-429 for ``on_lost``; each rebalance takes all partitions before it gives any.
+    They are called during a poll, in the thread or task that polls; ``on_revoked`` and ``on_lost``
+    also during ``close`` and ``unsubscribe``. They may commit, seek and end a transaction, but not
+    poll, subscribe or close. For an ``AsyncConsumer`` they may be coroutine functions. An exception
+    is raised from the poll, and the next poll continues the rebalance.
+
+    Rebalances are eager: each revokes all partitions before it assigns any.
+    Source: KIP-429 for ``on_lost``.
     """
 
     def on_assigned(self, partitions: frozenset[TopicPartition]) -> object:
-        """These are read from now on; also called without any. Positions may still be set."""
+        """These partitions (maybe none) are read from now on; seek here to set positions."""
 
     def on_revoked(self, partitions: frozenset[TopicPartition]) -> object:
-        """These are about to be given up: what is not committed now, is read again.
+        """These partitions are about to be given up; records not committed now are read again.
 
-        Commits are taken, also those of a transaction.
+        Commits are still accepted, also within a transaction.
         """
 
     def on_lost(self, partitions: frozenset[TopicPartition]) -> object:
-        """The member is out of its group, and these may be another's: no commit is taken any more.
+        """The member has left its group; other members may own these. Commits are rejected.
 
         Calls ``on_revoked`` unless it is overridden.
         """
@@ -95,7 +97,7 @@ class ConsumerRebalanceListener:
 
 
 class _Notice:
-    """What a poll is to tell the listener, and a rebalance waits for."""
+    """A call of the listener that the next poll makes and a rebalance waits for."""
 
     def __init__(self, notify: Callable[[], Awaitable[None]]) -> None:
         self.notify = notify
@@ -103,7 +105,7 @@ class _Notice:
 
 
 class ConsumerCore:
-    """Everything behind ``Consumer`` and ``AsyncConsumer``. Belongs to one event loop."""
+    """The implementation of ``Consumer`` and ``AsyncConsumer``. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -124,20 +126,20 @@ class ConsumerCore:
         self._membership: GroupMembership | None = None
         self._tasks = OwnTasks(self._on_failure)
         self._failure: OncelogError | None = None
-        """What one of its tasks has met, for the next poll to raise."""
+        """The error of one of its tasks, for the next poll to raise."""
         self._maintenance: asyncio.Task[None] | None = None
         self._listener: ConsumerRebalanceListener | None = None
         self._notice: _Notice | None = None
         self._notifier: object = None
-        """Who is in a call of the listener, if anybody is."""
+        """The thread or task that is in a call of the listener, or ``None``."""
         self._commit_lock = asyncio.Lock()
         self._auto_commit: asyncio.Task[None] | None = None
         self._next_auto_commit_s: float | None = None
         self._left: ConsumerGroupMetadata | None = None
         self._missing: set[str] = set()
-        """Topics that do not exist, or not all that is assigned of them; a warning has told."""
+        """Topics that are missing, or miss assigned partitions; a warning was logged."""
         self._given_up: dict[TopicPartition, GivenUpInput] = {}
-        """What rebalances took after records of it were delivered; bounded by partitions."""
+        """Partitions that rebalances took after records were delivered; bounded by partitions."""
         self._is_closed = False
 
     # --- what is read -------------------------------------------------------------------------
@@ -145,7 +147,7 @@ class ConsumerCore:
     def subscribe(
         self, topics: tuple[str, ...], listener: ConsumerRebalanceListener | None = None
     ) -> None:
-        """Let the group assign partitions of ``topics``; replaces what was subscribed before."""
+        """Let the group assign partitions of ``topics``; replaces the last subscription."""
         self.check_open()
         group_id = self.group_id("subscribe")
         if self._membership is None and self.fetcher.partitions:
@@ -167,7 +169,7 @@ class ConsumerCore:
             self._membership.resubscribe(topics)
 
     async def assign(self, topic_partitions: Iterable[TopicPartition]) -> None:
-        """Read exactly these partitions, without a group's rebalances; commit what is dropped."""
+        """Read exactly these partitions, without rebalances; commit those that are dropped."""
         self.check_open()
         if self._membership is not None:
             raise IllegalStateError("topics are subscribed to; unsubscribe() first")
@@ -181,7 +183,7 @@ class ConsumerCore:
         self.fetcher.assign(wanted)
 
     async def unsubscribe(self) -> None:
-        """Give up topics and partitions; a group is left, after an automatic commit."""
+        """Give up topics and partitions; leave the group after an automatic commit."""
         self.check_open()
         await self._leave()
 
@@ -197,11 +199,11 @@ class ConsumerCore:
 
     def check_open(self) -> None:
         """Raise ``ClientClosedError`` once the consumer is closed."""
-        if self._is_closed and self._notifier is None:  # The listener may still commit.
+        if self._is_closed and self._notifier is None:  # A listener may still commit during close.
             raise ClientClosedError
 
     def group_id(self, call: str) -> str:
-        """The group's id; ``IllegalStateError`` naming ``call`` if the consumer has none."""
+        """The group's id; without one an ``IllegalStateError`` that names ``call``."""
         if self.settings.group_id is None:
             raise IllegalStateError(
                 f"{call}() needs a group_id", advice="pass group_id=… to the consumer"
@@ -211,22 +213,22 @@ class ConsumerCore:
     def group_metadata(self) -> ConsumerGroupMetadata:
         """The member's identity in its group, for ``send_offsets_to_transaction``.
 
-        ``IllegalStateError`` if the consumer commits by itself: also what an aborted transaction
-        has read would be committed, and lost.
+        ``IllegalStateError`` with automatic commits: they would commit records that an aborted
+        transaction has read, and lose them.
         """
         group_id = self.group_id("group_metadata")
         if self._commits_automatically:
             raise IllegalStateError(
-                f"the consumer of group {group_id!r} commits by itself, also what a transaction "
-                "that is aborted has read, which would be lost",
+                f"the consumer of group {group_id!r} commits automatically: records that an "
+                "aborted transaction has read would be committed, and lost",
                 advice="make it with enable_auto_commit=False",
             )
         return self._identity()
 
     def _identity(self) -> ConsumerGroupMetadata:
-        """Who commits.
+        """The identity used for commits.
 
-        Without a subscription it is that of the last membership, which a group refuses: those
+        Without a subscription it is that of the last membership. The group rejects it, since those
         partitions may now belong to another member. ``assign`` starts afresh, without membership.
         """
         if self._membership is not None:
@@ -258,7 +260,7 @@ class ConsumerCore:
     ) -> TakenT | None:
         """Return ``take(fetcher)`` once it is not empty, or ``None`` after ``timeout_ms``.
 
-        Raises non-retriable errors; the next poll then continues.
+        Raises non-retriable errors; the next poll continues.
         """
         self.check_open()
         self._lags.begin()
@@ -295,7 +297,7 @@ class ConsumerCore:
                     notice.is_over.set()
                 continue
             self._raise_failure()
-            # Once the group rebalances, treat the partitions as another member's.
+            # From the start of a rebalance, treat the partitions as another member's.
             if not self._needs_join():
                 taken = take(self.fetcher)
                 if taken:
@@ -310,7 +312,7 @@ class ConsumerCore:
         call: Callable[[frozenset[TopicPartition]], object],
         partitions: Iterable[TopicPartition],
     ) -> None:
-        """Call a method of the listener where the application is."""
+        """Call a method of the listener in the application's thread or task."""
         former, self._notifier = self._notifier, current_user()
         try:
             await call_in_place(partial(call, frozenset(partitions)))
@@ -319,11 +321,11 @@ class ConsumerCore:
 
     @property
     def is_in_listener(self) -> bool:
-        """Whether it is the listener that calls, inside another call."""
+        """Whether the current caller is the listener, inside another call."""
         return self._notifier is not None and self._notifier == current_user()
 
     def check_not_in_listener(self, call: str) -> None:
-        """Raise ``IllegalStateError`` if the listener of the consumer makes this ``call`` of it."""
+        """Raise ``IllegalStateError`` if the consumer's own listener makes this ``call``."""
         if self.is_in_listener:
             raise IllegalStateError(
                 f"{call}() was called by the consumer's rebalance listener: return from it first"
@@ -345,11 +347,11 @@ class ConsumerCore:
             self._answer_failure(*failed)
 
     def _answer_failure(self, partition: AssignedPartition, failure: OncelogError) -> None:
-        """Go on if that is what is to be done, else raise ``failure``."""
+        """Recover from ``failure`` by a reset or by reading on, else raise it."""
         reset = _RESETS.get(self.settings.auto_offset_reset)
         if failure.code is ErrorCode.UNKNOWN_TOPIC_ID:
             _log.warning(
-                "%s was deleted and created again: reading goes on as in a topic that is new",
+                "%s was deleted and created again: reading it as a new topic",
                 partition.topic_partition,
             )
             self.fetcher.reset(partition.topic_partition, None)
@@ -357,7 +359,7 @@ class ConsumerCore:
             return
         if failure.code is ErrorCode.OFFSET_OUT_OF_RANGE and reset is not None:
             _log.warning(
-                "%s: offset %s is out of range, going to the %s",
+                "%s: offset %s is out of range, resetting to %s",
                 partition.topic_partition,
                 partition.position,
                 self.settings.auto_offset_reset,
@@ -372,10 +374,10 @@ class ConsumerCore:
         raise failure
 
     def _can_read_on(self, missing: AbstractSet[TopicPartition]) -> bool:
-        """Whether there is more to read than ``missing``; if so, a warning names their topics.
+        """Whether there is more to read than ``missing``; if so, log a warning with their topics.
 
-        Else the application is to hear of it: it would wait for ever, perhaps for a misspelt name.
-        Of subscribed topics the group's leader soon divides those that there are.
+        If not, the application must get an error, or it would wait forever for a misspelt topic.
+        For subscribed topics, the group's leader soon assigns the partitions that exist.
         """
         known = self.router.known_topics
         if self._membership is not None:
@@ -386,16 +388,16 @@ class ConsumerCore:
             if is_left and topic_partition.topic not in self._missing:
                 self._missing.add(topic_partition.topic)
                 _log.warning(
-                    "there is no partition %s (any more): reading the others", topic_partition
+                    "partition %s does not exist (any more): reading the others", topic_partition
                 )
         return is_left
 
     # --- maintenance --------------------------------------------------------------------------
 
     def _maintain(self, *, may_join: bool) -> None:
-        """Start the maintenance task if there is work for it; raise what the last one met.
+        """Start the maintenance task if there is work for it; raise the error of the last one.
 
-        Only a poll ``may_join``: what was delivered before it is processed, and so may be
+        Only a poll ``may_join``: what was delivered before it counts as processed, and so may be
         committed before the partitions are given up.
         """
         if self._maintenance in self._tasks.running:
@@ -427,7 +429,7 @@ class ConsumerCore:
         return [p for p in self.fetcher.partitions.values() if p.position is None]
 
     async def _run_maintenance(self, joins: bool) -> None:
-        """Body of the task: join if asked to, then find positions until all are known.
+        """The maintenance task: join if asked to, then find positions until all are known.
 
         A rebalance requested later is left to the next poll.
         """
@@ -452,7 +454,7 @@ class ConsumerCore:
                     code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and self._can_read_on(frozenset())
                 ):
                     raise
-                _log.info("%s; trying again", error)
+                _log.info("%s; retrying", error)
             if self._needs_join() and not joins:
                 return
             await asyncio.sleep(backoff.delay_ms(code) / 1_000)
@@ -470,7 +472,7 @@ class ConsumerCore:
             await self._in_poll(partial(self._notify, self._listener.on_assigned, assigned))
 
     async def _notify_revoked(self, membership: GroupMembership) -> None:
-        """Tell the listener that the partitions are given up, or were lost."""
+        """Tell the listener that the partitions are revoked, or lost."""
         if self._listener is not None and self.fetcher.partitions:
             is_lost = not membership.may_commit
             call = self._listener.on_lost if is_lost else self._listener.on_revoked
@@ -483,9 +485,9 @@ class ConsumerCore:
         await notice.is_over.wait()
 
     def _release(self) -> None:
-        """Give up the partitions: whoever gets them begins at what is committed."""
+        """Give up the partitions; their next owner starts at the committed offsets."""
         moment = next_moment()
-        # A new mapping: group metadata that was handed out keeps the one of its time.
+        # A new dict: group metadata already handed out keeps the old one.
         self._given_up = self._given_up | {
             partition.topic_partition: GivenUpInput(
                 given_up_at=moment, delivered_at=partition.delivered_at
@@ -499,13 +501,13 @@ class ConsumerCore:
     async def _find_positions(
         self, partitions: list[AssignedPartition]
     ) -> AbstractSet[TopicPartition]:
-        """One attempt to find the position of each of ``partitions``; those that do not exist."""
+        """Try once to find the position of each partition; return those that do not exist."""
         moves = {partition: partition.moves for partition in partitions}
         committed: dict[TopicPartition, OffsetAndMetadata] = {}
         names = {p.topic_partition.topic for p in partitions}
         topics = await self.router.metadata(names)
         if not all(_exists(topics, p.topic_partition) for p in partitions):
-            # They may have been added since.
+            # The missing partitions may have been created since.
             topics = await self.router.metadata(names, refresh=True)
         missing = {p.topic_partition for p in partitions if not _exists(topics, p.topic_partition)}
         partitions = [p for p in partitions if p.topic_partition not in missing]
@@ -522,7 +524,7 @@ class ConsumerCore:
         targets: dict[TopicPartition, int] = {}
         for partition in partitions:
             topic_partition = partition.topic_partition
-            # Offsets are valid in this topic only: the leader refuses them in another.
+            # Offsets are valid in this topic only: the leader rejects them in another.
             partition.topic_id = topics[topic_partition.topic].topic_id
             if partition.reset_timestamp is None and topic_partition in committed:
                 partition.topic_id = committed[topic_partition].topic_id or partition.topic_id
@@ -556,7 +558,7 @@ class ConsumerCore:
     def _set_position(
         self, partition: AssignedPartition, moves: Mapping[AssignedPartition, int], offset: int
     ) -> None:
-        """Begin at ``offset``, unless a seek or rebalance happened during the look-up."""
+        """Start at ``offset``, unless a seek or rebalance happened during the look-up."""
         is_assigned = self.fetcher.partitions.get(partition.topic_partition) is partition
         if is_assigned and partition.moves == moves[partition]:
             self.fetcher.seek(partition.topic_partition, offset)
@@ -572,13 +574,13 @@ class ConsumerCore:
             if partition.position is not None:
                 return partition.position
             if self._notifier is not None:
-                # The maintenance waits for the listener, which asks.
+                # The maintenance task waits for the listener, which is the caller.
                 await self._find_positions([partition])
                 continue
             self._maintain(may_join=False)
             remaining = deadline - asyncio.get_running_loop().time()
             if remaining <= 0:
-                raise IllegalStateError(f"the position of {topic_partition} could not be found yet")
+                raise IllegalStateError(f"the position of {topic_partition} is not known yet")
             await self._wait(remaining)
 
     # --- commit -------------------------------------------------------------------------------
@@ -602,7 +604,7 @@ class ConsumerCore:
     def _with_topic_ids(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """``offsets`` with the ids of the topics that they were read in."""
+        """``offsets`` with the ids of the topics that they were read from."""
         partitions = self.fetcher.partitions
         return {
             tp: structs.replace(position, topic_id=partitions[tp].topic_id)
@@ -612,7 +614,7 @@ class ConsumerCore:
         }
 
     def _delivered(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What an automatic commit commits: all that was delivered so far."""
+        """The offsets of an automatic commit: all that was delivered so far."""
         return self._with_topic_ids(
             {tp: OffsetAndMetadata(offset=offset) for tp, offset in self.positions().items()}
         )
@@ -621,7 +623,7 @@ class ConsumerCore:
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], *, timeout_ms: int
     ) -> None:
         try:
-            # Calls may be reordered, so one commit at a time: the last one must win.
+            # Calls may be reordered, so there is one commit at a time: the last one must win.
             async with self._commit_lock:
                 await commit_offsets(
                     self.router,
@@ -646,7 +648,7 @@ class ConsumerCore:
         )
 
     def _begin_auto_commit(self) -> None:
-        """Commit in the background what was delivered so far, if a commit is due."""
+        """If an automatic commit is due, commit in the background what was delivered so far."""
         if not self._commits_automatically or not self._owns_partitions:
             return
         now = asyncio.get_running_loop().time()
@@ -664,7 +666,7 @@ class ConsumerCore:
     async def _commit_quietly(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: int
     ) -> None:
-        """Commit ``offsets``; a failure is logged, since a later commit covers this one."""
+        """Commit ``offsets``; only log a failure, since a later commit covers this one."""
         try:
             await self._commit(offsets, timeout_ms=timeout_ms)
         except OncelogError as error:
@@ -685,7 +687,7 @@ class ConsumerCore:
     # --- the end ------------------------------------------------------------------------------
 
     async def abandon(self) -> None:
-        """Leave the group and stop, without a commit: who knows what was processed."""
+        """Leave the group and stop without a commit: what was processed is unknown."""
         self._is_closed = True
         self._lags.stop()
         self._stop_maintenance()
@@ -695,9 +697,10 @@ class ConsumerCore:
             await membership.close()
 
     async def close(self) -> None:
-        """Commit if commits are automatic, leave the group, stop; takes 5 s, and its listener.
+        """Commit if commits are automatic, leave the group, stop.
 
-        May be called again. What waits for the consumer raises ``ClientClosedError`` at once.
+        Takes up to 5 s plus the time of the listener. Safe to repeat. Calls waiting for the
+        consumer raise ``ClientClosedError`` at once.
         """
         if self._is_closed:
             return
@@ -728,7 +731,7 @@ class ConsumerCore:
 
 
 def _exists(topics: Mapping[str, TopicMetadata], topic_partition: TopicPartition) -> bool:
-    """Whether the partition is in what is known of ``topics``."""
+    """Whether the partition exists according to the metadata ``topics``."""
     topic = topics.get(topic_partition.topic)
     return topic is not None and topic.find(topic_partition.partition) is not None
 
@@ -737,11 +740,11 @@ def _exists(topics: Mapping[str, TopicMetadata], topic_partition: TopicPartition
 
 
 class LagReport:
-    """Tells the monitoring of the cluster how far a member of a group is behind.
+    """Reports a group member's consumer lag as a metric.
 
-    Sets the lag of each assigned partition, every interval from the first poll to the close, as of
-    the reply that the partition got last: nothing is asked for the sake of a metric. So the lag of
-    a member that has stopped polling stands still; ``oncelog groups describe`` asks the leaders.
+    At an interval, from the first poll to the close, it sets the lag of each assigned partition
+    from the last fetch reply, without extra calls. The lag of a member that stops polling therefore
+    stays constant; ``oncelog groups describe`` asks the leaders instead.
     """
 
     def __init__(self, reports: CallReports, fetcher: Fetcher, group_id: str | None) -> None:
@@ -751,7 +754,7 @@ class LagReport:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Report from now on, for a member of a group whose cluster is watched."""
+        """Start reporting, for a group member on a cluster with metrics."""
         is_watched = self._reports.metrics is not NO_METRICS
         if self._timer is None and self._group_id is not None and is_watched:
             self._wait()
@@ -769,7 +772,7 @@ class LagReport:
                 "topic": tp.topic,
                 "partition": str(tp.partition),
             }
-            # What is held is read, also if it has been deleted since.
+            # Fetched records will be delivered, even if they have been deleted since.
             start_offset = 0 if partition.has_pieces else partition.log_start_offset
             lag = lag_of(
                 partition.position, start_offset=start_offset, end_offset=partition.readable_end
@@ -778,6 +781,6 @@ class LagReport:
         self._wait()
 
     def stop(self) -> None:
-        """Report no more."""
+        """Stop reporting."""
         if self._timer is not None:
             self._timer.cancel()

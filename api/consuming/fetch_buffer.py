@@ -1,13 +1,13 @@
-"""What a consumer has fetched of one partition: which of it may be seen, how much is taken.
+"""The fetched replies of one partition: what is visible, and how much of it is delivered.
 
-A reply is filtered first, by the rules of ``visible_batches``; what is left is buffered.
-``position`` is the truth: the offset of the next record the user gets. Fetched replies wait in
-order as *pieces*; taking from them, as records or as columns, decodes one batch at a time and
-moves the position. When the last visible batch of a piece is taken, the position steps to the end
-of the piece, and so past markers, aborted data and gaps that compaction left.
+A reply is first filtered by the rules of ``visible_batches``; the rest is buffered. ``position`` is
+the offset of the next record for the application. Fetched replies wait in order as *pieces*. Taking
+from them, as records or as columns, decodes one batch at a time and moves the position. When the
+last visible batch of a piece is taken, the position moves to the end of the piece. So it passes
+markers, aborted data and gaps left by compaction.
 
-Invariant: ``position <= fetch_offset`` while both are known, and the pieces cover exactly what
-lies between them.
+Invariant: ``position <= fetch_offset`` while both are known, and the pieces cover exactly the
+offsets between them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PIECES_MAX: Final = 2
-"""Replies held per partition: the one being taken from, and one fetched ahead."""
+"""Replies buffered per partition: the one being delivered, and one fetched ahead."""
 
 
 # --- what may be seen -----------------------------------------------------------------------------
@@ -38,7 +38,7 @@ PIECES_MAX: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class VisibleBatch:
-    """One data batch whose records may be delivered: ``header.size_bytes`` from ``position`` on."""
+    """A data batch to deliver: ``header.size_bytes`` bytes from ``position`` on."""
 
     position: int
     header: BatchHeader
@@ -46,11 +46,11 @@ class VisibleBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisibleBatches:
-    """What one reply lets the reader see.
+    """The visible batches of one reply.
 
-    ``next_offset`` (exclusive) is where the reply ends, past markers and aborted data too: the
-    position to continue from once every batch here is delivered. ``aborted_record_count`` counts
-    the records skipped because their transaction was aborted.
+    ``next_offset`` (exclusive) is the end of the reply, past markers and aborted data: the position
+    to continue from once every batch here is delivered. ``aborted_record_count`` counts the records
+    skipped because their transaction was aborted.
     """
 
     batches: tuple[VisibleBatch, ...]
@@ -59,7 +59,7 @@ class VisibleBatches:
 
 
 class _AbortedTransactions:
-    """The producers whose data is aborted at the current batch."""
+    """The producers whose transaction is aborted at the current batch."""
 
     def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
         self._waiting = [(item.first_offset, item.producer_id) for item in aborted]
@@ -89,14 +89,14 @@ def visible_batches(
 ) -> VisibleBatches:
     """Filter the ``records`` of a fetch from ``fetch_offset`` (inclusive): the read_committed rule.
 
-    Below the last stable offset every transaction is decided, so "not in the aborted list" means
-    committed, and the reader needs neither buffering nor a look-ahead. The rule, batch by batch in
-    offset order (Source: KIP-98, "Consumer"):
+    Below the last stable offset every transaction is decided. So a transaction that is not in the
+    aborted list is committed, and the reader needs neither buffering nor look-ahead. The rule,
+    batch by batch in offset order (Source: KIP-98, "Consumer"):
 
     * a batch with a producer id first *activates* every listed transaction whose first offset is
       not above the batch's last offset;
-    * an ABORT marker *deactivates* its producer id; COMMIT markers, other control types and control
-      batches that compaction has emptied change nothing; no control batch is ever delivered;
+    * an ABORT marker *deactivates* its producer id. COMMIT markers, other control types and control
+      batches that compaction has emptied change nothing. No control batch is ever delivered;
     * a transactional data batch of an active producer id is skipped; all other data is delivered.
 
     The state starts empty for each reply, because a leader lists every overlapping transaction. One
@@ -104,10 +104,10 @@ def visible_batches(
 
     ``aborted_transactions`` is ``None`` for read_uncommitted: then only control batches are
     hidden. A truncated batch at the end is ignored. The first visible batch may begin below
-    ``fetch_offset``; its earlier records are the caller's to drop.
+    ``fetch_offset``; the caller drops its earlier records.
 
-    Raises ``CorruptDataError`` if the first batch is damaged. The result ends before any later
-    damage, so that sound records are delivered first; the next fetch then hits the damage.
+    Raises ``CorruptDataError`` if the first batch is damaged. If a later one is, the result ends
+    before it, so that sound records are delivered first; the next fetch then hits the damage.
     """
     aborted = _AbortedTransactions(aborted_transactions or ())
     visible: list[VisibleBatch] = []
@@ -147,7 +147,7 @@ def _is_abort_marker(records: Buffer, header: BatchHeader, position: int) -> boo
 
 @dataclass(slots=True)
 class _FetchedPiece:
-    """One filtered fetch reply, how much of it is taken, and the rest of its current batch."""
+    """One filtered fetch reply, how much of it is delivered, and the rest of its current batch."""
 
     records: Buffer
     visible: VisibleBatches
@@ -164,17 +164,19 @@ class _FetchedPiece:
 
 
 class AssignedPartition:
-    """One partition of the assignment. ``position`` is ``None`` until it is found out.
+    """One assigned partition. ``position`` is ``None`` while it is unknown.
 
     ``reset_timestamp`` says how to find it: ``EARLIEST_TIMESTAMP`` or ``LATEST_TIMESTAMP`` after a
-    seek, ``None`` for the committed offset or else the reset policy. ``readable_end`` (exclusive)
-    is the bound of the last reply: the last stable offset or the high watermark;
-    ``log_start_offset`` is that of the last reply, too. ``failure`` is
-    raised to the user once everything fetched before it is taken. ``is_suspicious``: the last reply
-    was damaged, and the leader is to check the next one. ``moves`` counts seeks and resets, so that
-    the result of a look-up begun before one is recognised as stale. ``topic_id`` is that of the
-    topic the position is in, "" until it is known. ``delivered_at`` is the moment at which the
-    application last got records, 0 if it got none.
+    seek; ``None`` for the committed offset or else the reset policy. ``topic_id`` is that of the
+    topic the position is in, "" while unknown.
+
+    From the last reply: ``readable_end`` (exclusive), the last stable offset or the high watermark;
+    ``log_start_offset``; ``is_suspicious``, the reply was damaged and the leader must check the
+    next one.
+
+    ``failure`` is raised to the user once everything fetched before it is delivered. ``moves``
+    counts seeks and resets, so that the result of an older look-up is recognised as stale.
+    ``delivered_at`` is the moment at which the application last got records, 0 if it got none.
     """
 
     def __init__(self, topic_partition: TopicPartition) -> None:
@@ -195,12 +197,12 @@ class AssignedPartition:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of the replies that are held."""
+        """Bytes of the buffered replies."""
         return sum(piece.size_bytes for piece in self._pieces)
 
     @property
     def has_pieces(self) -> bool:
-        """Whether a fetched reply is held, with records or only a step forward."""
+        """Whether a fetched reply is buffered, even one without visible records."""
         return bool(self._pieces)
 
     @property
@@ -209,13 +211,13 @@ class AssignedPartition:
         return len(self._pieces) < PIECES_MAX
 
     def seek(self, offset: int) -> None:
-        """Continue from ``offset`` (inclusive) and drop what was fetched for another position."""
+        """Continue from ``offset`` (inclusive) and drop what was fetched."""
         self._forget()
         self.position = offset
         self.fetch_offset = offset
 
     def reset(self, timestamp: int | None) -> None:
-        """Make the position unknown; see ``reset_timestamp`` for how it is found again."""
+        """Make the position unknown; ``reset_timestamp`` says how to find it again."""
         self._forget()
         self.position = None
         self.fetch_offset = None
@@ -223,7 +225,7 @@ class AssignedPartition:
         self.topic_id = ""
 
     def drop_ahead(self) -> None:
-        """Forget what was fetched; the next fetch begins at the position again."""
+        """Drop what was fetched; the next fetch starts at the position again."""
         if self.position is not None:
             self.seek(self.position)
 
@@ -235,13 +237,13 @@ class AssignedPartition:
         self.reset_timestamp = None
 
     def corrupt(self, detail: str, offset: int, next_offset: int) -> CorruptRecordError:
-        """The error for records from ``offset`` to ``next_offset`` that cannot be read.
+        """The error for unreadable records from ``offset`` to ``next_offset`` (exclusive).
 
-        -1: their end is unknown, so the next offset is used.
+        If their end is unknown (-1) the error names ``offset + 1``.
         """
         next_offset = max(next_offset, offset + 1)
         return CorruptRecordError(
-            f"{self.topic_partition} at offset {offset}: {detail}; to pass over it, seek to "
+            f"{self.topic_partition} at offset {offset}: {detail}; to skip it, seek to "
             f"offset {next_offset}",
             topic_partition=self.topic_partition,
             offset=offset,
@@ -249,7 +251,7 @@ class AssignedPartition:
         )
 
     def add(self, records: Buffer, visible: VisibleBatches) -> None:
-        """Hold one filtered reply; an empty one that moves no position is dropped."""
+        """Buffer one filtered reply; drop an empty one that does not move the position."""
         if visible.next_offset == self.fetch_offset:
             return
         self.fetch_offset = visible.next_offset
@@ -259,9 +261,9 @@ class AssignedPartition:
     # --- taking -------------------------------------------------------------------------------
 
     def take_records(self, count_max: int) -> list[ConsumerRecord]:
-        """Up to ``count_max`` records from the position on, which moves behind them.
+        """Take up to ``count_max`` records from the position on, and move the position past them.
 
-        Raises ``CorruptRecordError`` for a batch that cannot be decoded; records of the batches
+        Raises ``CorruptRecordError`` for a batch that cannot be decoded. Records of the batches
         before it are returned first, and the position stays at the damaged batch.
         """
         taken: list[ConsumerRecord] = []
@@ -284,10 +286,10 @@ class AssignedPartition:
         return taken
 
     def take_columns(self, count_max: int | None) -> list[pa.RecordBatch]:
-        """The records from the position on as columns, one record batch per held reply.
+        """The records from the position on as columns, one record batch per buffered reply.
 
-        Schema as ``record_codec.decode_columns``. ``None`` takes everything that is held. Raises
-        as ``take_records`` does.
+        Schema as ``record_codec.decode_columns``. ``None`` takes everything that is buffered.
+        Raises as ``take_records`` does.
         """
         taken: list[pa.RecordBatch] = []
         left = count_max
@@ -308,7 +310,7 @@ class AssignedPartition:
         return taken
 
     def _decode(self, piece: _FetchedPiece) -> Rows[ConsumerRecord]:
-        """The records of the piece's next batch that are not below the position."""
+        """The records of the piece's next batch from the position on."""
         batch = piece.visible.batches[piece.batches_taken]
         try:
             return decode_rows(
@@ -318,7 +320,7 @@ class AssignedPartition:
                 row_type=ConsumerRecord,
                 leading=(self.topic_partition.topic, self.topic_partition.partition),
                 first_offset=self.position or 0,
-                # Done when it came in, unless the reader's settings say otherwise.
+                # Checked when the reply came in, unless ``check_crcs`` is off.
                 checks_crc=False,
             )
         except CorruptDataError as error:
@@ -329,7 +331,7 @@ class AssignedPartition:
         return self.corrupt(str(error), offset, batch.header.next_offset)
 
     def _decode_columns(self, piece: _FetchedPiece, count_max: int | None) -> pa.RecordBatch:
-        """Take whole batches of ``piece`` until there are ``count_max`` rows; then cut."""
+        """Take whole batches of ``piece`` until there are ``count_max`` rows, then cut."""
         import pyarrow.compute as pc
 
         batches = []
@@ -345,7 +347,7 @@ class AssignedPartition:
             columns = columns.filter(pc.greater_equal(offsets, self.position))
         piece.rows = None
         if count_max is not None and columns.num_rows > count_max:
-            # The last batch is left in its piece and decoded again from the new position.
+            # The last batch stays in its piece and is decoded again from the new position.
             columns = columns.slice(0, count_max)
             self.position = columns.column("offset")[-1].as_py() + 1
             piece.batches_taken += sum(item.header.next_offset <= self.position for item in batches)
@@ -355,7 +357,7 @@ class AssignedPartition:
         return columns
 
     def _decode_sound(self, piece: _FetchedPiece, batches: list[VisibleBatch]) -> pa.RecordBatch:
-        """Decode ``batches``, or fewer of them, which are then the only ones left in the list.
+        """Decode ``batches``, or fewer; those not decoded are removed from the list.
 
         Together they may decompress to more than one Arrow array can hold, and sound batches must
         not wait for a damaged one. ``CorruptRecordError`` if the first is damaged.

@@ -1,16 +1,15 @@
 """Reads ahead for a consumer: one long poll at a time per assigned partition.
 
-One task per partition asks its leader, filters the reply and holds it until it is taken. A
-partition holds at most two replies (one being taken from, one ahead), and no further fetch begins
-while all replies together hold ``fetch_max_bytes``; so memory stays below that bound plus one
-reply per partition. A seek cancels the fetch in flight and drops its reply.
+One task per partition calls its leader, filters the reply and buffers it until it is taken. A
+partition buffers at most two replies: one being taken from, one fetched ahead. No fetch starts
+while all replies together have ``fetch_max_bytes``. So memory stays below that plus one reply per
+partition. A seek cancels the fetch in flight and drops its reply.
 
-Errors: a retriable code is retried after a wait, at the leader that the router then finds. Any
-other code, and a damaged batch, is held at its place in the partition until everything before it
-is taken; the consumer then raises it.
+A retriable error is retried after a wait, at the leader that the router then finds. Any other
+error, or a damaged batch, waits until everything before it is taken; the consumer then raises it.
 
-A leader that was followed and is not told so has nothing new for its readers, and no error. So who
-leads what has been idle is asked anew every ``IDLE_CHECK_MS``.
+A deposed leader that does not know it has no new records and returns no error. So the leaders of
+idle partitions are looked up again every ``IDLE_CHECK_MS``.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ _log = logging.getLogger(__name__)
 class Fetcher:
     """The assigned partitions and the tasks that fetch for them. Belongs to one event loop.
 
-    ``on_change`` is called whenever a waiting poll may find something new: data, a step over
-    markers, or a failure.
+    ``on_change`` is called whenever a waiting poll may find something new: data, a moved position
+    or a failure.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class Fetcher:
         self._room: dict[TopicPartition, asyncio.Event] = {}
         self._turn = 0
         self._idle: set[TopicPartition] = set()
-        """Those whose leader had nothing the last time."""
+        """Partitions whose leader had nothing new the last time."""
         self._idle_check: asyncio.Task[None] | None = None
         self._crash: BaseException | None = None
 
@@ -86,7 +85,7 @@ class Fetcher:
         return self._partitions
 
     def assign(self, topic_partitions: Iterable[TopicPartition]) -> None:
-        """Fetch for exactly ``topic_partitions``; those kept keep position, pause and data."""
+        """Fetch exactly ``topic_partitions``; those kept keep position, pause and data."""
         wanted = dict.fromkeys(topic_partitions)
         former = self._partitions
         self._partitions = {tp: partition for tp, partition in former.items() if tp in wanted} | {
@@ -120,31 +119,31 @@ class Fetcher:
             ) from None
 
     def seek(self, topic_partition: TopicPartition, offset: int) -> None:
-        """Continue from ``offset`` (inclusive); what was prefetched is dropped."""
+        """Continue from ``offset`` (inclusive); prefetched data is dropped."""
         self.partition(topic_partition).seek(offset)
         self._restart(topic_partition)
 
     def reset(self, topic_partition: TopicPartition, timestamp: int | None) -> None:
-        """Make the position unknown, to be found as ``timestamp`` says; fetching stops."""
+        """Make the position unknown and stop fetching; ``timestamp`` says how to find it."""
         self.partition(topic_partition).reset(timestamp)
         self._restart(topic_partition)
 
     def pause(self, topic_partition: TopicPartition) -> None:
-        """Deliver nothing of the partition and begin no fetch.
+        """Deliver nothing of the partition and start no fetch.
 
-        What is held is kept while it leaves room for other partitions.
+        Buffered data is kept while it leaves room for other partitions.
         """
         self.partition(topic_partition).is_paused = True
         self._make_room()
 
     def resume(self, topic_partition: TopicPartition) -> None:
-        """Undo ``pause``."""
+        """Deliver and fetch the partition again."""
         self.partition(topic_partition).is_paused = False
         self._make_room()
         self._on_change()
 
     async def close(self) -> None:
-        """Stop fetching and forget the assignment."""
+        """Stop fetching and drop the assignment."""
         tasks = [*self._tasks.values(), *filter(None, [self._idle_check])]
         self.assign(())
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -157,7 +156,7 @@ class Fetcher:
         return any(p.has_pieces and not p.is_paused for p in self._partitions.values())
 
     def take_failure(self) -> tuple[AssignedPartition, OncelogError] | None:
-        """A failure with everything before it taken, once; fetching then resumes."""
+        """Take a failure once everything before it is taken; fetching then resumes."""
         if self._crash is not None:
             raise self._crash
         for partition in self._partitions.values():
@@ -169,9 +168,9 @@ class Fetcher:
         return None
 
     def take_records(self, count_max: int) -> list[ConsumerRecord]:
-        """Up to ``count_max`` records, one partition after another, round robin.
+        """Take up to ``count_max`` records, from one partition after another, round robin.
 
-        Raises ``CorruptRecordError`` when the first thing to be taken cannot be decoded.
+        Raises ``CorruptRecordError`` if the first record to take cannot be decoded.
         """
         taken: list[ConsumerRecord] = []
         for partition in self._ready():
@@ -192,7 +191,7 @@ class Fetcher:
     def take_columns(
         self, count_max: int | None
     ) -> list[tuple[TopicPartition, list[pa.RecordBatch]]]:
-        """All that is held, or up to ``count_max`` rows of it, as columns per partition."""
+        """Take all that is buffered, or up to ``count_max`` rows, as columns per partition."""
         taken: list[tuple[TopicPartition, list[pa.RecordBatch]]] = []
         left = count_max
         for partition in self._ready():
@@ -213,14 +212,14 @@ class Fetcher:
         return taken
 
     def _ready(self) -> list[AssignedPartition]:
-        """Partitions to take from, in an order that rotates by one with every call."""
+        """Partitions to take from, in an order that rotates by one per call."""
         partitions = [p for p in self._partitions.values() if p.has_pieces and not p.is_paused]
         self._turn += 1
         first = self._turn % len(partitions) if partitions else 0
         return partitions[first:] + partitions[:first]
 
     def _make_room(self) -> None:
-        """Wake the tasks that may fetch now; to wake all would cost as much as a poll."""
+        """Wake only the tasks that may fetch now; waking all would cost as much as a poll."""
         for topic_partition, event in self._room.items():
             if self._may_fetch(self._partitions[topic_partition]):
                 event.set()
@@ -239,7 +238,7 @@ class Fetcher:
     def _ended(
         self, is_wanted: Callable[[asyncio.Task[None]], bool], task: asyncio.Task[None]
     ) -> None:
-        """A task ends only by being let go of and cancelled; poll must not hide anything else."""
+        """A task ends only when it is released and cancelled; else poll must report its error."""
         crash: BaseException | None = None
         if not task.cancelled():
             crash = task.exception()
@@ -259,7 +258,7 @@ class Fetcher:
         self._on_change()
 
     async def _run(self, partition: AssignedPartition, room: asyncio.Event) -> None:
-        """Body of a partition's task: fetch whenever there is a position and room."""
+        """The task of one partition: fetch whenever there is a position and room."""
         backoff = consumer_backoff(self._settings, self._random)
         while True:
             while not (self._may_fetch(partition) and self._has_bytes_left()):
@@ -270,7 +269,7 @@ class Fetcher:
             if asyncio.current_task() is not self._tasks.get(partition.topic_partition):
                 return
             if partition.fetch_offset != asked_from:
-                # The reply is for a position that the reader has left.
+                # The consumer has moved to another position in the meantime.
                 continue
             if reply.error is ErrorCode.NONE:
                 backoff.reset()
@@ -279,8 +278,8 @@ class Fetcher:
             elif is_retriable(reply.error) or await self._is_leader_older(partition, reply.error):
                 await asyncio.sleep(backoff.delay_ms(reply.error) / 1_000)
             else:
-                # A topic that the controller does not know is told too: it was never created, or is
-                # deleted, and waiting in silence would hide a misspelt name.
+                # A topic that the controller does not know is reported too: it was deleted or
+                # never created, and waiting silently would hide a misspelt name.
                 self._fail(partition, reply)
                 await asyncio.sleep(backoff.delay_ms(reply.error) / 1_000)
 
@@ -291,7 +290,7 @@ class Fetcher:
             self._idle.discard(topic_partition)
 
     async def _check_leaders(self) -> None:
-        """Body of a task: have the router learn who leads what is idle, beside the fetches."""
+        """A task that looks up the leaders of idle partitions, beside the fetches."""
         while True:
             await asyncio.sleep(IDLE_CHECK_MS / 1_000)
             topics = {topic_partition.topic for topic_partition in self._idle}
@@ -300,10 +299,10 @@ class Fetcher:
             try:
                 await self._router.metadata(topics, refresh=True)
             except OncelogError as error:
-                _log.info("who leads %s is not known: %s", ", ".join(sorted(topics)), error)
+                _log.info("the leaders of %s are unknown: %s", ", ".join(sorted(topics)), error)
 
     async def _is_leader_older(self, partition: AssignedPartition, error: ErrorCode) -> bool:
-        """Whether the leader, not the reader, still has a deleted topic."""
+        """Whether the leader still has a deleted topic that the consumer no longer reads."""
         if error is not ErrorCode.UNKNOWN_TOPIC_ID:
             return False
         return await self._topic_id(partition) in ("", partition.topic_id)
@@ -317,7 +316,7 @@ class Fetcher:
         )
 
     def _has_bytes_left(self) -> bool:
-        """Whether what is held leaves room; what paused partitions hold is dropped to make some."""
+        """Whether there is room in the buffer, after dropping paused partitions if need be."""
         if self._buffered_bytes() >= self._settings.fetch_max_bytes:
             for partition in self._partitions.values():
                 if partition.is_paused:
@@ -349,7 +348,7 @@ class Fetcher:
         )
 
     async def _topic_id(self, partition: AssignedPartition) -> str:
-        """The id of the partition's topic if known, else ""."""
+        """The id of the partition's topic, or "" if unknown."""
         name = partition.topic_partition.topic
         try:
             known = await self._router.metadata((name,))
@@ -373,7 +372,7 @@ class Fetcher:
         except CorruptDataError as error:
             if partition.is_suspicious:
                 partition.failure = partition.corrupt(str(error), fetch_offset, NO_OFFSET)
-            # Else the leader is to check whether its log is damaged, and where the damage ends.
+            # Else the leader must check whether its log is damaged, and where the damage ends.
             partition.is_suspicious = not partition.is_suspicious
         else:
             partition.is_suspicious = False

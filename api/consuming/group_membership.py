@@ -1,22 +1,23 @@
 """A consumer's side of the classic group protocol: join, sync, heartbeat, leave.
 
-States, and what leads out of each:
+States, and the transitions out of each:
 
 ===========  =======================================================================================
-JOINING      not a member, or asked to rejoin: ``join`` is to be called, by the next poll
-STABLE       member of ``generation_id``; heartbeats run. REBALANCE_IN_PROGRESS → JOINING, still
-             with its generation, so that positions can be committed first. UNKNOWN_MEMBER_ID,
+JOINING      not a member, or asked to rejoin: the next poll calls ``join``
+STABLE       member of ``generation_id``; heartbeats run. REBALANCE_IN_PROGRESS → JOINING with the
+             generation kept, so that positions can be committed first. UNKNOWN_MEMBER_ID,
              ILLEGAL_GENERATION, or no poll within ``max_poll_interval_ms`` → JOINING without it:
              the partitions may already be another member's
 FENCED       another member took over the ``group_instance_id``: final, ``failure`` says so
 ===========  =======================================================================================
 
-Partitions are given up before each join (the eager protocol), so no partition has two owners of
-one generation. Joins begin only inside a poll: what was delivered before is then processed.
-A static member (one with a ``group_instance_id``) does not leave on close: restarted within its
-session it gets its partitions back without a rebalance. Source: KIP-62, KIP-345, KIP-394.
+The eager protocol: a member gives up its partitions before each join, so no partition has two
+owners in one generation. Joins begin only inside a poll: what was delivered before counts as
+processed. A static member (one with a ``group_instance_id``) does not leave on close: restarted
+within its session timeout it gets its partitions back without a rebalance.
+Source: KIP-62, KIP-345, KIP-394.
 
-One file: joining, heartbeats and leaving are the moves of one state machine.
+One file: joining, heartbeats and leaving are transitions of one state machine.
 """
 
 from __future__ import annotations
@@ -68,10 +69,10 @@ from oncelog.storage.exceptions import (
 from oncelog.storage.model import TopicPartition
 
 JOIN_MARGIN_MS: Final = 5_000
-"""How much longer than the rebalance timeout the answer to a join may take."""
+"""How much longer than the rebalance timeout the reply to a join may take."""
 
 LEAVE_TIMEOUT_MS: Final = 1_000
-"""How long to wait for the answer to a member that leaves, and for who coordinates its group."""
+"""How long a leaving member waits for the reply, and for its group's coordinator."""
 
 _REJOIN: Final = frozenset(
     {
@@ -81,13 +82,13 @@ _REJOIN: Final = frozenset(
         ErrorCode.MEMBER_ID_REQUIRED,
     }
 )
-"""Codes that are answered by joining (again), at once."""
+"""Error codes that make the member join (again) at once."""
 
 _log = logging.getLogger(__name__)
 
 
 def bug_error(who: str, bug: BaseException) -> OncelogError:
-    """What the application is told of a task of ours that ended by a bug, its cause."""
+    """The error that the application gets when a task of ours ended with an unexpected error."""
     error = UnknownServerError(f"{who} ended because of a bug: {bug!r}")
     error.__cause__ = bug
     _log.error("%s", error, exc_info=bug)
@@ -122,11 +123,11 @@ class GroupMembership:
         self.failure: OncelogError | None = None
         self.topics = topics
         self.is_polled = False
-        """Whether a poll is in progress: however long it waits, the member counts as live."""
+        """Whether a poll is in progress: however long it waits, the member counts as polling."""
         self.generation_id = -1
         self.member_id = ""
         self._member_once = ""
-        """The last member id under which a join was answered."""
+        """The member id in the last reply to a join."""
         self._joined = ConsumerGroupMetadata(
             group_id=group_id, group_instance_id=settings.group_instance_id
         )
@@ -141,36 +142,36 @@ class GroupMembership:
         self._last_poll_s = 0.0
         self._processing_until_s = 0.0
         self._divided: dict[str, int] = {}
-        """Partitions of each topic that this member, as the group's leader, has divided: 0 of one
-        that does not exist.
+        """Partition counts of the topics that this member, as the group's leader, has assigned: 0
+        for a topic that does not exist.
         """
         self._missing: list[str] = []
-        """Subscribed topics that do not exist, of which a warning has told."""
+        """Subscribed topics that do not exist and that a warning has named."""
 
     # --- what the consumer asks ---------------------------------------------------------------
 
     @property
     def needs_join(self) -> bool:
-        """Whether the next poll is to give up its partitions and ``join``."""
+        """Whether the next poll must give up its partitions and ``join``."""
         return self.state is MembershipState.JOINING
 
     @property
     def may_commit(self) -> bool:
-        """Whether the coordinator may still take commits from this member's generation."""
+        """Whether the coordinator may still accept commits from this member's generation."""
         return self.generation_id >= 0 and self.state is not MembershipState.FENCED
 
     def take_failure(self) -> OncelogError | None:
-        """What the next poll is to raise: once if the member may join again, else for good."""
+        """The error for the next poll to raise: once if the member may join again, else always."""
         failure = self.failure
         if self.state is MembershipState.JOINING:
             self.failure = None
         return failure
 
     def metadata(self) -> ConsumerGroupMetadata:
-        """The identity that commits carry, so that a zombie's are refused.
+        """The identity in commits, with which the coordinator rejects a zombie's.
 
-        Kept from the last join until the next: an evicted member must not turn anonymous, whose
-        commits an empty group would accept.
+        Kept from one join to the next. An evicted member must not become anonymous, because an
+        empty group would accept its commits.
         """
         return self._joined
 
@@ -179,26 +180,26 @@ class GroupMembership:
         self._last_poll_s = asyncio.get_running_loop().time()
 
     def begin_processing(self, timeout_ms: int) -> None:
-        """The application works on what it polled: for so long, that counts as polling.
+        """The application processes what it polled; counts as polling for up to ``timeout_ms``.
 
-        This and its end may be called from another thread than the loop's.
+        This and ``end_processing`` may be called from another thread than the loop's.
         """
         self._processing_until_s = self._loop.time() + timeout_ms / 1_000
 
     def end_processing(self) -> None:
-        """It polls again soon, or has been silent since it took too long."""
+        """Processing ended: the poll clock restarts, or expires if processing took too long."""
         now_s = self._loop.time()
         if now_s < self._processing_until_s:
             self._last_poll_s = now_s
         self._processing_until_s = 0.0
 
     def resubscribe(self, topics: tuple[str, ...]) -> None:
-        """Subscribe to other topics, from the next poll on."""
+        """Subscribe to other topics from the next poll on."""
         self.topics = topics
         self._ask_to_join()
 
     def on_commit_error(self, error: ErrorCode) -> None:
-        """A commit was refused because the group has moved on: join again."""
+        """A commit was rejected because the group has moved on: join again."""
         if self.state is MembershipState.STABLE and error in _REJOIN:
             self._on_group_error(error)
 
@@ -207,8 +208,8 @@ class GroupMembership:
     async def join(self) -> tuple[TopicPartition, ...]:
         """Join or rejoin, and return the partitions of the new generation.
 
-        Takes as long as the other members take, and retries retriable errors indefinitely. Raises
-        ``OncelogError`` for any other, after which it may be called again.
+        Waits for the other members, and retries retriable errors indefinitely. Raises any other
+        error as ``OncelogError``; then it may be called again.
         """
         await self._stop_heartbeats()
         backoff = consumer_backoff(self._settings, self._random)
@@ -254,7 +255,7 @@ class GroupMembership:
             try:
                 assignments = await self._assign(joined)
             except OncelogError as error:
-                # Without partition counts nothing can be divided. Joining again gets the same
+                # Without partition counts nothing can be assigned. The next join gets the same
                 # generation, and so another try.
                 return error.code, str(error)
         synced = await self._call_sync(joined, assignments)
@@ -270,7 +271,7 @@ class GroupMembership:
         return ErrorCode.NONE, ""
 
     async def _check_topics(self, topics: tuple[str, ...]) -> None:
-        """Warn of topics that are missing; refuse if none exists: the wait would have no end."""
+        """Warn about missing topics; raise if none exists, since the wait would never end."""
         try:
             known = await self._router.metadata(topics)
         except OncelogError as error:
@@ -310,14 +311,14 @@ class GroupMembership:
     def _protocol(self, strategy: str) -> GroupProtocol:
         subscription = Subscription(
             topics=self.topics,
-            # Only this assignor looks at them; for the others the bytes must not change from
-            # one join to the next, or the coordinator would see a changed member.
+            # Only this assignor uses them. For the others the bytes must not change from one
+            # join to the next, or the coordinator would see a changed member.
             owned_partitions=self._assigned if strategy == "sticky" else (),
         )
         return GroupProtocol(name=strategy, metadata=encode_subscription(subscription))
 
     async def _assign(self, joined: JoinGroupReply) -> tuple[MemberAssignment, ...]:
-        """As the group's leader: divide the partitions of all subscribed topics."""
+        """As the group's leader, assign the partitions of all subscribed topics."""
         subscribers = [
             Subscriber(
                 member_id=member.member_id,
@@ -342,9 +343,9 @@ class GroupMembership:
         )
 
     async def _divided_before(self, joined: JoinGroupReply) -> dict[str, int]:
-        """As the leader that is back and does not divide anew: the partitions that are assigned.
+        """As a leader that has rejoined without a new assignment: the partition counts assigned.
 
-        Of what it cannot learn it takes none to be, so that it soon divides them after all.
+        An unknown count is taken as 0, so that it soon assigns the partitions after all.
         """
         divided = {
             topic: 0
@@ -396,7 +397,7 @@ class GroupMembership:
     # --- heartbeats ---------------------------------------------------------------------------
 
     async def _beat(self) -> None:
-        """Body of the heartbeat task: until the member has to join with a new generation."""
+        """The heartbeat task; it ends when the member must join with a new generation."""
         settings = self._settings
         backoff = consumer_backoff(self._settings, self._random)
         wait_s = settings.heartbeat_interval_ms / 1_000
@@ -420,9 +421,9 @@ class GroupMembership:
                 return
 
     def _stopped_beating(self, task: asyncio.Task[None]) -> None:
-        """Heartbeats end by themselves, with the next join pending, or because they are stopped.
+        """Heartbeats end when the next join is pending, or when they are stopped.
 
-        A bug, or a program that cancels what it finds, is told by the next poll.
+        Any other end, by a bug or a foreign cancellation, is raised by the next poll.
         """
         if task.cancelled():
             if task is self._heartbeats:
@@ -440,16 +441,16 @@ class GroupMembership:
         return now_s - self._last_poll_s > self._settings.max_poll_interval_ms / 1_000
 
     async def _check_partition_counts(self) -> None:
-        """As the group's leader: trigger a rebalance when partitions, or a topic, come or go."""
+        """As the group's leader, trigger a rebalance when partitions or topics come or go."""
         divided = self._divided
         try:
             known = await self._router.metadata(divided)
         except OncelogError as error:
-            _log.info("group %s: %s; looking for partitions later", self._group_id, error)
+            _log.info("group %s: %s; checking its topics later", self._group_id, error)
             return
         counts = {topic: len(known[topic].partitions) if topic in known else 0 for topic in divided}
         if counts != divided and self._divided is divided:
-            _log.info("group %s: its topics have other partitions, joining again", self._group_id)
+            _log.info("group %s: the partitions of its topics changed, rejoining", self._group_id)
             self._divided = {}
             self._ask_to_join()
 
@@ -467,8 +468,8 @@ class GroupMembership:
         )
 
     def _on_group_error(self, error: ErrorCode) -> None:
-        """The coordinator says that this member's place in the group is lost or about to be."""
-        _log.info("group %s: %s, joining again", self._group_id, error.name)
+        """The coordinator reports that this member has lost its place, or is about to."""
+        _log.info("group %s: %s, rejoining", self._group_id, error.name)
         if error in (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.MEMBER_ID_REQUIRED):
             self._ask_to_join()
             return
@@ -485,7 +486,7 @@ class GroupMembership:
         self._on_change()
 
     async def _leave_after_silence(self) -> None:
-        """No poll for too long: let others have the partitions. Source: KIP-62."""
+        """No poll for too long: let other members have the partitions. Source: KIP-62."""
         _log.warning(
             "group %s: no poll for more than max_poll_interval_ms=%d, leaving; process fewer "
             "records per poll or raise it",
@@ -519,7 +520,7 @@ class GroupMembership:
         request = LeaveGroupRequest(
             group_id=self._group_id, members=(LeavingMember(member_id=self.member_id),)
         )
-        # One attempt: otherwise the coordinator finds out when the session expires.
+        # One attempt: if it fails, the coordinator notices when the session expires.
         call = self._router.call_group_coordinator(
             self._group_id, request, timeout_ms=LEAVE_TIMEOUT_MS
         )

@@ -1,4 +1,4 @@
-"""Fetched columns as the table that ``poll_arrow`` gives to its user."""
+"""Fetched columns as the table that ``poll_arrow`` returns."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ RECORD_SCHEMA: Final = pa.schema(
         ("headers", FETCHED_SCHEMA.field("headers").type),
     ]
 )
-"""The columns of a poll, in this order, whether or not it has rows."""
+"""The columns of ``poll_arrow``, in this order, with or without rows."""
 
 
 def record_table(fetched: Iterable[tuple[TopicPartition, list[pa.RecordBatch]]]) -> pa.Table:
-    """One table of all rows, partition by partition and in offset order within each.
+    """One table of all rows, partition by partition, in offset order within each.
 
     The columns share memory with the batches, which have the schema of
     ``record_codec.decode_columns``.

@@ -1,5 +1,5 @@
-"""Reads and writes that many tasks of a foreign engine share: Spark, Ray Data.
+"""Reads and writes by many tasks of an engine such as Spark or Ray Data.
 
-Nothing here knows an engine. Start at ``write`` for a write of many tasks as one transaction, at
-``read`` for a ``PartitionRange`` per task. ``engine_connection`` is what both need of a cluster.
+Nothing here knows an engine. Start at ``write`` for one transaction written by many tasks, at
+``read`` for a ``PartitionRange`` per task. ``engine_connection`` is the access to the cluster for both.
 """

@@ -1,4 +1,4 @@
-"""What planners and tasks of a distributed read or write need of a cluster."""
+"""The cluster access of planners and tasks of a distributed read or write."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ if TYPE_CHECKING:
 PLAN_TIMEOUT_MS: Final = 60_000
 
 PROGRESS_TIMEOUT_MS: Final = 2_000
-"""How long a stream waits to show its progress, which is only for those who look at it."""
+"""How long a stream tries to commit its progress, which only monitoring reads."""
 
 END_TIMEOUT_MS: Final = 300_000
-"""How long to retry the end of a write: a failure makes the engine fail the whole job."""
+"""How long to retry the end of a write: if it fails, the engine fails the whole job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WritingSettings:
-    """Timeouts of a write's clients; ``producer`` holds the settings they all start from."""
+    """Timeouts of a write's clients; ``producer`` holds the settings that they start from."""
 
     producer: ProducerSettings = field(default_factory=ProducerSettings)
     plan_timeout_ms: int = PLAN_TIMEOUT_MS
@@ -75,7 +75,7 @@ class WritingSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRun:
-    """A run that may begin: its id, and the process that it ends with, if that is known."""
+    """A run to begin: its id, and the process that it ends with, if known."""
 
     run_id: str
     driver: DriverProcess | None
@@ -90,7 +90,7 @@ class EngineConnection:
         driver: Callable[[ProcessTable], DriverProcess | None],
         settings: WritingSettings | None = None,
     ) -> None:
-        """``driver`` finds the process that a write ends with, from the process that plans it."""
+        """``driver`` finds the process that a write ends with; called where it is planned."""
         self._driver = driver
         self._router = context.router
         self._loop_thread = context.loop_thread
@@ -101,11 +101,11 @@ class EngineConnection:
     # --- planning -----------------------------------------------------------------------------
 
     def topics(self) -> Mapping[str, TopicMetadata]:
-        """Every topic, internal ones too."""
+        """Return every topic, internal ones included."""
         return self._loop_thread.run(self._all_topics())
 
     async def _all_topics(self) -> Mapping[str, TopicMetadata]:
-        """Asked for until the controller answers, which may be about to be restarted."""
+        """Retries until the controller replies; it may be restarting."""
         backoff, loop = Backoff(DEFAULT_BACKOFF, self._random), asyncio.get_running_loop()
         deadline_s = loop.time() + PLAN_TIMEOUT_MS / 1_000
         while True:
@@ -118,11 +118,11 @@ class EngineConnection:
             await asyncio.sleep(delay_s)
 
     def partition_counts(self) -> dict[str, int]:
-        """How many partitions each topic has, internal topics too."""
+        """Return the partition count of each topic, internal ones included."""
         return {name: len(topic.partitions) for name, topic in self.topics().items()}
 
     def check_topic(self, topic: str) -> None:
-        """``UnknownTopicOrPartitionError``, with the topics there are, if ``topic`` is unknown."""
+        """Raise ``UnknownTopicOrPartitionError``, listing the topics, if ``topic`` is unknown."""
         if topic not in self._loop_thread.run(self._router.metadata((topic,))):
             topics = self.topics()
             if topic not in topics:
@@ -147,13 +147,13 @@ class EngineConnection:
     def ends(
         self, partitions: Sequence[TopicPartition], isolation_level: IsolationLevel
     ) -> dict[TopicPartition, int]:
-        """The offset after the last that can be read of each partition."""
+        """Return the end of what is readable in each partition, exclusive."""
         return self.offsets_at(dict.fromkeys(partitions, LATEST_TIMESTAMP), isolation_level)
 
     def offsets_at(
         self, timestamps: Mapping[TopicPartition, int], isolation_level: IsolationLevel
     ) -> dict[TopicPartition, int]:
-        """The first record at or after each time, in ms since 1970; -1 where there is none yet."""
+        """Return the first offset at or after each time (ms since the epoch); -1 if none yet."""
         replies = self._loop_thread.run(
             list_offsets(
                 self._router,
@@ -166,7 +166,7 @@ class EngineConnection:
         return {topic_partition: reply.offset for topic_partition, reply in replies.items()}
 
     def bytes_per_offset(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """How much of each partition's log an offset takes on average, at least 1 byte."""
+        """Return the average log bytes per offset of each partition, at least 1."""
 
         async def ask(topic_partition: TopicPartition) -> int:
             reply = await self._ask_leader(topic_partition, DescribeReplicaRequest())
@@ -181,7 +181,7 @@ class EngineConnection:
     async def _ask_leader(
         self, topic_partition: TopicPartition, request: Request[ReplyT]
     ) -> ReplyT:
-        """What a partition's leader answers; its error is raised once it is final."""
+        """Call a partition's leader and raise its error once that is final."""
         reply = await call_with_retries(
             lambda left_ms: self._router.call_leader(
                 topic_partition, request, timeout_ms=min(left_ms, REQUEST_TIMEOUT_MS)
@@ -197,11 +197,11 @@ class EngineConnection:
         return reply
 
     def now_ms(self) -> float:
-        """Milliseconds since any one moment."""
+        """Monotonic time in ms."""
         return self._loop_thread.run(_now_ms())
 
     def wait(self, delay_ms: float) -> None:
-        """Wait so long."""
+        """Sleep for ``delay_ms``."""
         self._loop_thread.run(asyncio.sleep(delay_ms / 1_000))
 
     # --- progress -----------------------------------------------------------------------------
@@ -212,7 +212,7 @@ class EngineConnection:
         positions: Mapping[TopicPartition, int],
         topic_ids: Mapping[str, str],
     ) -> None:
-        """Commit ``positions`` for a group without members, for whoever looks at its lag."""
+        """Commit ``positions`` for a group without members, so that its lag can be monitored."""
         offsets = {
             tp: OffsetAndMetadata(offset=offset, topic_id=topic_ids[tp.topic])
             for tp, offset in positions.items()
@@ -236,7 +236,7 @@ class EngineConnection:
         *,
         skips_lost: bool = False,
     ) -> Iterator[pa.RecordBatch]:
-        """The records of a range, in offset order; see ``read_range``."""
+        """Yield the records of a range, in offset order; see ``read_range``."""
         batches = read_range(
             self._router,
             wanted,
@@ -256,14 +256,14 @@ class EngineConnection:
     # --- writing ------------------------------------------------------------------------------
 
     def plan_run(self) -> PlannedRun:
-        """A new attempt at a whole write, which ends with its driver; asks nobody."""
+        """Plan a new attempt at a whole write, which ends with its driver; makes no call."""
         return PlannedRun(run_id=new_run_id(self._random), driver=self._driver(self._processes))
 
     def begin_run(self, options: WriteOptions, planned: PlannedRun) -> Membership:
-        """Begin a planned run, which fences earlier ones; begun again, it is the same run.
+        """Begin a planned run, which fences earlier ones; a repeat begins the same run.
 
-        An application that has no version yet may have some under an id of a former oncelog, which
-        began with ``transactional.id``: what is committed there counts, who writes there is fenced.
+        If an application has no committed version yet, a former oncelog may have some under an id
+        that began with ``transactional.id``. Its commits count, and its writers are fenced.
         """
         transactional_id, token = options.identity(planned.run_id)
         begun = self._begun(options, planned, transactional_id, token)
@@ -294,7 +294,7 @@ class EngineConnection:
         )
 
     async def _former_ids(self, options: WriteOptions) -> list[str]:
-        """The other ids that have versions of the application; every shard is asked."""
+        """The other ids with versions of the application; calls every shard."""
         request = DescribeTransactionsRequest(app_id=options.txn_app_id or "")
         count = len((await self._all_topics())[TRANSACTION_STATE_TOPIC].partitions)
         shards = [TopicPartition(TRANSACTION_STATE_TOPIC, shard) for shard in range(count)]
@@ -304,7 +304,7 @@ class EngineConnection:
             known.transactional_id
             for reply in replies
             for known in reply.transactions
-            # A coordinator of a former oncelog tells of all ids.
+            # A coordinator of an earlier version returns all ids.
             if options.is_remembered(known.commit_token)
         }
         return sorted(filter(options.is_former_id, found))
@@ -312,7 +312,7 @@ class EngineConnection:
     def member(
         self, membership: Membership, producer_settings: Mapping[str, Any]
     ) -> TransactionMember:
-        """A member of a write for one task attempt, not enlisted yet."""
+        """Make a member of a write for one task attempt, not yet enlisted."""
         return TransactionMember(
             self._router,
             self._loop_thread,
@@ -345,5 +345,5 @@ async def _now_ms() -> float:
 
 
 async def _next(batches: Any) -> Any:
-    """The next batch, or ``None`` after the last: StopAsyncIteration may not leave a coroutine."""
+    """The next batch, or ``None`` after the last: a coroutine may not raise StopAsyncIteration."""
     return await anext(batches, None)

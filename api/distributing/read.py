@@ -1,7 +1,7 @@
-"""A read of many tasks: which records it covers, and how each task reads its range of them.
+"""A distributed read: the records it covers, and how each task reads its range of offsets.
 
-A range is from its start (inclusive) to its end (exclusive). Control batches and aborted records
-have offsets too, so a range may hold fewer records than offsets.
+A range includes its start and excludes its end. Control batches and aborted records have offsets
+too, so a range may hold fewer records than offsets.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 
 STALL_TIMEOUT_MS: Final = 120_000
-"""How long a read may stall before it fails, for the engine to retry the task."""
+"""How long a read may stall before it fails, so that the engine retries the task."""
 
 PARTITION_FETCH_BYTES: Final = 1_900_000
-"""One reply; a larger one would go through the object store, not inside the actor call."""
+"""Size of one reply; a larger one would go through the object store, not in the actor call."""
 
 _logger = logging.getLogger(__name__)
 
@@ -49,8 +49,8 @@ _logger = logging.getLogger(__name__)
 class PartitionRange:
     """Offsets of one partition, from ``start_offset`` (inclusive) to ``end_offset`` (exclusive).
 
-    ``topic_id`` is that of the topic when the read was planned: in another of its name the offsets
-    mean nothing.
+    ``topic_id`` is that of the topic when the read was planned. In another topic of the same name
+    the offsets mean nothing.
     """
 
     topic_partition: TopicPartition
@@ -60,7 +60,7 @@ class PartitionRange:
 
     @property
     def size(self) -> int:
-        """How many offsets the range has: at least as many as records."""
+        """The number of offsets, at least the number of records."""
         return self.end_offset - self.start_offset
 
 
@@ -75,7 +75,7 @@ class ReadBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What is read: exactly one of topics by name, partitions, and topics by pattern."""
+    """What to read: exactly one of topics by name, partitions, or topics by pattern."""
 
     topics: tuple[str, ...] = ()
     partitions: tuple[TopicPartition, ...] = ()
@@ -84,11 +84,11 @@ class Selection:
     def choose(
         self, partition_counts: Mapping[str, int], *, lost: Collection[str] = ()
     ) -> list[TopicPartition]:
-        """The chosen ones of the topics that exist, with their partition counts; in order.
+        """Return the selected partitions of existing topics, sorted.
 
-        Raises ``UnknownTopicOrPartitionError`` for a topic or partition that does not exist,
-        unless its topic is known to be ``lost``: then it is left out. A pattern may match nothing;
-        it never matches an internal topic.
+        Raises ``UnknownTopicOrPartitionError`` for a topic or partition that does not exist; a
+        topic known to be ``lost`` is left out instead. A pattern may match nothing; it never
+        matches an internal topic.
         """
         if self.partitions:
             there = [item for item in self.partitions if item.topic not in lost]
@@ -140,13 +140,12 @@ async def read_range(
     random: Random,
     skips_lost: bool = False,
 ) -> AsyncGenerator[pa.RecordBatch, None]:
-    """The records of ``wanted``, in offset order, as batches of ``decode_columns``'s schema.
+    """Yield the records of ``wanted`` in offset order, with the schema of ``decode_columns``.
 
-    Fetches ahead while its task consumes.
-    Raises ``OffsetOutOfRangeError`` when the range is no longer in the log, and
-    ``UnknownTopicOrPartitionError`` or ``UnknownTopicIdError`` when the topic is gone, unless it
-    ``skips_lost``: then a warning names the offsets. ``RequestTimedOutError`` when its leader sends
-    nothing for ``STALL_TIMEOUT_MS``.
+    Fetches ahead while its task consumes. ``OffsetOutOfRangeError`` if the range is no longer in
+    the log; ``UnknownTopicOrPartitionError`` or ``UnknownTopicIdError`` if the topic was deleted.
+    With ``skips_lost`` a warning names the offsets instead. ``RequestTimedOutError`` if the leader
+    sends nothing for ``STALL_TIMEOUT_MS``.
     """
     changed = asyncio.Event()
     fetcher = Fetcher(
@@ -190,9 +189,9 @@ async def _after_lost(
     *,
     random: Random,
 ) -> int:
-    """Where ``wanted`` goes on after records that are gone: its end, if all the rest is.
+    """The offset to continue at after deleted records: the end of ``wanted`` if all are.
 
-    Any other ``failure`` is raised, also that of a leader which alone knows of no such topic.
+    Raises any other ``failure``, also if only the leader does not know the topic.
     """
     lost, position = wanted.topic_partition, partition.position or 0
     after = wanted.end_offset
@@ -212,7 +211,7 @@ async def _after_lost(
             raise failure
     elif failure.code is not ErrorCode.UNKNOWN_TOPIC_ID:
         raise failure
-    _logger.warning("offsets %d to %d of %s are gone: they are skipped", position, after - 1, lost)
+    _logger.warning("skipping offsets %d to %d of %s, which are gone", position, after - 1, lost)
     return after
 
 
@@ -231,6 +230,6 @@ async def _wait(changed: asyncio.Event, wanted: PartitionRange) -> None:
         await asyncio.wait_for(changed.wait(), STALL_TIMEOUT_MS / 1_000)
     except asyncio.TimeoutError:
         raise RequestTimedOutError(
-            f"the leader of {wanted.topic_partition} gave nothing for "
+            f"the leader of {wanted.topic_partition} sent nothing for "
             f"{STALL_TIMEOUT_MS // 1_000} s before offset {wanted.end_offset}; is it alive?"
         ) from None

@@ -1,17 +1,17 @@
-"""A write of many tasks as one transaction: all of its rows become visible together, or none does.
+"""A distributed write: many tasks, one transaction, so all rows become visible together or none.
 
-The planner begins one *run* per write. Each task attempt enlists as a *member* with its first
-rows, writes them, and reports how many were acknowledged. ``commit`` runs in the planner, once,
-with the report of one attempt per partition of the rows: it ends the run with these winners, and
-the transaction coordinator aborts every other member, whether a failed, retried or speculative
-attempt or one still writing. No task ever commits anything.
+The planner begins one *run* per write. Each task attempt enlists as a *member* with its first rows,
+writes them, and reports how many were acknowledged. ``commit`` runs once, in the planner, with the
+report of one attempt per partition of the rows. It ends the run with these winners. The coordinator
+aborts every other member: failed, retried and speculative attempts, and those still writing. Tasks
+never commit.
 
-With an application and its version a repeated write of a committed version writes nothing: its
-tasks leave their rows unread.
+With an application id and a version, repeating a committed version writes nothing: its tasks do not
+read their rows.
 
-Nothing here knows more of Spark than its name: any engine with rows as Arrow batches, tasks, and a
-way to send objects between processes can write this way. Each step is given a way to connect its
-own process.
+Nothing here knows more of Spark than its name. Any engine can use it that has rows as Arrow
+batches, tasks, and a way to send objects between processes. Each step is passed a function that
+connects its own process.
 """
 
 from __future__ import annotations
@@ -37,25 +37,24 @@ from oncelog.storage.model import COMMIT_TOKEN_MAX_BYTES, TRANSACTIONAL_ID_MAX_B
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Connect: TypeAlias = "Callable[[str | None], EngineConnection]"
-"""The connection of this process to the cluster at an address; it may raise OncelogError."""
+Connect: TypeAlias = "Callable[[str | None], Connection]"
+"""Connects this process to the cluster at an address; may raise ``OncelogError``."""
 
 GATHER_BYTES: Final = 8_388_608
 """Rows are gathered up to this size, so that each partition gets few, large batches."""
 
 ENGINES: Final = ("spark", "ray-data")
-"""Who writes versions: an application of one is another one than that of the other."""
+"""The engines that write versions; the same application id means different ones in each."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """What a write is told: where to, and under which identity.
+    """The options of a write: its topic and its identity.
 
-    ``topic`` ``None``: each row names its own.
-    ``engine`` is how the ids begin of versions, and of writes without an id.
-    ``producer`` are settings of ``ProducerSettings`` that differ from its defaults.
+    With ``topic`` ``None`` each row names its own. ``engine`` is the prefix of the ids of versions,
+    and of writes without an id. ``producer`` holds ``ProducerSettings`` other than the defaults.
     """
 
     engine: str = "write"
@@ -70,16 +69,16 @@ class WriteOptions:
 
     @property
     def producer_settings(self) -> dict[str, Any]:
-        """What each task's producer is told."""
+        """The settings of each task's producer."""
         return {"compression_type": self.compression_type, **self.producer}
 
     def identity(self, run_id: str) -> tuple[str, bytes]:
-        """The transactional id that a run writes under, and the commit token of what it writes.
+        """Return the run's transactional id and its commit token.
 
-        With ``txn_app_id`` the application has its own transactional id, and the token names the
-        version: a committed version is not written again, whatever ``transactional_id`` says.
-        Otherwise that is used as it is; without one each run has a new id and no token, so that
-        the coordinator may expire it. A batch of a stream is a version of its query.
+        With ``txn_app_id`` the application has a transactional id of its own, and the token names
+        the version: a committed version is not written again, whatever ``transactional_id`` is.
+        Otherwise ``transactional_id`` is used as it is. Without one each run has a new id and no
+        token, so that the coordinator may expire it. A batch of a stream is a version of its query.
         """
         if self.txn_app_id is not None:
             token = version_token(self.txn_app_id, self.txn_version)
@@ -90,7 +89,7 @@ class WriteOptions:
 
     @property
     def prefixed_id(self) -> str | None:
-        """The id that a former oncelog wrote the application's versions under, with this prefix."""
+        """The id of the application's versions in a former oncelog, with this prefix."""
         if self.txn_app_id is None or self.transactional_id is None:
             return None
         prefixed = f"{self.transactional_id}-{self.txn_app_id}"
@@ -102,17 +101,17 @@ class WriteOptions:
         return version is not None and version.app_id == self.txn_app_id
 
     def is_former_id(self, transactional_id: str) -> bool:
-        """Whether a former oncelog may have written the application's versions under the id.
+        """Whether a former oncelog may have written the application's versions under this id.
 
-        That had any prefix; what another engine writes is not meant.
+        Such an id had any prefix. Ids of another engine do not count.
         """
         prefix = transactional_id.removesuffix(f"-{self.txn_app_id}")
         return prefix not in ("", transactional_id, self.engine, *ENGINES)
 
     def check_identity(self) -> None:
-        """Refuse ids that no coordinator takes: ``InvalidSettingError`` names what is too long.
+        """Reject ids that are too long for the coordinator, with an ``InvalidSettingError``.
 
-        The id of a run, of 32 characters, fits in any case.
+        The id of a run, with 32 characters, always fits.
         """
         transactional_id, token = self.identity("0" * 32)
         if len(transactional_id.encode()) > TRANSACTIONAL_ID_MAX_BYTES:
@@ -123,7 +122,7 @@ class WriteOptions:
             )
         if len(token) > COMMIT_TOKEN_MAX_BYTES:
             raise InvalidSettingError(
-                f"the application's name {str(self.txn_app_id)[:40]!r}... is too long for a commit "
+                f"the application id {str(self.txn_app_id)[:40]!r}... is too long for a commit "
                 "token",
                 advice="give a shorter one",
             )
@@ -140,8 +139,8 @@ class DistributedWrite:
     def plan(cls, connect: Connect, options: WriteOptions) -> DistributedWrite:
         """Check what can be checked before any task starts, and begin a run.
 
-        ``OutdatedVersionError`` for a version below the one committed last: the job was
-        rolled back, or runs twice.
+        ``OutdatedVersionError`` for a version below the last committed one: the job was rolled
+        back, or runs twice.
         """
         connection = connect(options.address)
         if options.topic is not None:
@@ -158,18 +157,18 @@ class DistributedWrite:
         *,
         gather_bytes: int = GATHER_BYTES,
     ) -> Winner | None:
-        """Write the rows of one task attempt; all of them are acknowledged on return.
+        """Write the rows of one task attempt; all are acknowledged on return.
 
-        Rows may name their topic and their partition; ``UnknownTopicOrPartitionError`` for one that
-        does not exist. Pass the result to ``commit``. Without rows, or when their version is
-        already committed, no member takes part and the result is ``None``.
+        Rows may name their topic and partition; ``UnknownTopicOrPartitionError`` if one does not
+        exist. Pass the result to ``commit``. Without rows, or if the version is already committed,
+        no member enlists and the result is ``None``.
         """
         if self.membership.is_committed:
             return None
         connection = connect(self.options.address)
-        # The topic of the option was checked by the planner, those of rows are known only here.
+        # The planner has checked the option's topic; topics of rows are known only here.
         topics = {self.options.topic}
-        # Before the first row, which may take long to compute.
+        # Enlist before the first row, which may take long to compute.
         with connection.member(self.membership, self.options.producer_settings) as member:
             tables = _gathered(batches, gather_bytes)
             first = next(tables, None)
@@ -187,7 +186,7 @@ class DistributedWrite:
     # --- at the end, in the planner -----------------------------------------------------------
 
     def commit(self, connect: Connect, reports: Iterable[Winner | None]) -> RunEnd:
-        """End the run: commit the members in the reports, and nothing else."""
+        """End the run: commit exactly the members in the reports."""
         winners = [winner for winner in reports if winner is not None]
         end = connect(self.options.address).end_run(
             self.membership, committed=True, winners=winners
@@ -202,16 +201,16 @@ class DistributedWrite:
         return end
 
     def log_committed_before(self) -> None:
-        """Log that what is to be written is there already: it may be a wrong name or number."""
+        """Warn that this was committed before: its name or version may be wrong."""
         version = version_in(self.membership.token)
         what = f"version {version.version} of {version.app_id!r}" if version else "this"
         _logger.warning("%s was committed before: nothing is written again", what)
 
     def abort(self, connect: Connect) -> RunEnd | None:
-        """Abort the run, unless it is committed; then nothing changes. Never raises.
+        """Abort the run; if it is committed, change nothing. Never raises.
 
-        What cannot be aborted now (``None``) is aborted by the next run, when the driver ends, or
-        by the transaction timeout.
+        If the abort fails (``None``), the next run, the end of the driver or the transaction
+        timeout aborts it.
         """
         try:
             return connect(self.options.address).end_run(self.membership, committed=False)
@@ -227,7 +226,7 @@ class DistributedWrite:
 def refuse_missing(connection: EngineConnection, topic: str) -> None:
     """``UnknownTopicOrPartitionError`` for a topic that is known to be missing.
 
-    What nobody can tell now is left to those who send, and wait.
+    If nobody knows at present, the tasks find out, and wait.
     """
     try:
         connection.check_topic(topic)
@@ -242,9 +241,9 @@ def refuse_missing(connection: EngineConnection, topic: str) -> None:
 
 
 def _gathered(batches: Iterable[pa.RecordBatch], gather_bytes: int) -> Iterator[pa.Table]:
-    """Consecutive batches as tables of about ``gather_bytes``, none of them empty.
+    """Yield consecutive batches as non-empty tables of about ``gather_bytes``.
 
-    Each column is in one piece: it is looked at more than once, and pieces are joined each time.
+    Each column is one chunk: it is read more than once, and chunks would be joined each time.
     """
     import pyarrow as pa
 
@@ -265,7 +264,7 @@ def _gathered(batches: Iterable[pa.RecordBatch], gather_bytes: int) -> Iterator[
 
 
 def rows_by_topic(table: pa.Table, topic: str | None) -> Iterator[tuple[str, pa.Table]]:
-    """The rows of each topic, without the column ``topic``; option ``topic`` overrides it.
+    """Yield the rows of each topic, without the column ``topic``; option ``topic`` overrides it.
 
     Rows keep their order within a topic. ``InvalidRequestError`` for a row without a topic.
     """

@@ -1,4 +1,4 @@
 """``cluster.process``: a function over a topic, in parallel workers, exactly once.
 
-Start at ``job`` for what a user has, and ``loop`` for what a worker does.
+Start at ``job`` for the user's side and ``loop`` for the worker's.
 """

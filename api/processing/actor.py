@@ -1,4 +1,4 @@
-"""Hosts the workers of ``cluster.process`` in named, detached, self-restarting Ray actors."""
+"""Runs the workers of ``cluster.process`` in named, detached Ray actors that restart."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from oncelog.api.session.routing import Router
 from oncelog.storage.exceptions import IllegalStateError
 
 WORKER_THREADS: Final = 4
-"""Calls a worker answers concurrently; its loop has its own thread."""
+"""How many calls a worker answers concurrently; its loop has its own thread."""
 
 
 class ProcessWorkerProcess(ProcessWorker):
-    """The actor of one worker. When fenced it ends its process: Ray decides which one lives."""
+    """The actor of one worker. If fenced it ends its process; Ray decides which one lives."""
 
     def __init__(self, config: ProcessConfig) -> None:
         super().__init__(
@@ -52,7 +52,7 @@ class ProcessWorkerProcess(ProcessWorker):
 
 
 def _connect(producer: ProducerSettings, consumer: ConsumerSettings) -> Clients:
-    """Make the clients of a worker inside its actor, on an event loop of their own."""
+    """Make a worker's clients inside its actor, on their own event loop."""
     chance = random.Random(secrets.randbits(64))
     loop_thread = LoopThread()
     reports = CallReports(RayMetrics(), ClusterConfig().metrics_interval_ms)
@@ -67,8 +67,8 @@ def _connect(producer: ProducerSettings, consumer: ConsumerSettings) -> Clients:
 class ShippedFunction:
     """A pickled function, unpickled in the worker when it is first called.
 
-    If that fails, say for a missing module, the error is as visible as one of the function;
-    an actor that fails during construction just disappears.
+    If unpickling fails, say for a missing module, the error is reported like one of the function.
+    An actor that fails during construction would just disappear.
     """
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
@@ -87,7 +87,7 @@ class ShippedFunction:
 
 
 def launch_workers(configs: Sequence[ProcessConfig]) -> None:
-    """Start one actor per worker. ``IllegalStateError`` if the group's workers run already."""
+    """Start one actor per worker; ``IllegalStateError`` if the group's workers run already."""
     names = [worker_actor(config.group_id, config.worker_index) for config in configs]
     make_remote: Any = ray.remote
     remote_class = make_remote(
@@ -124,7 +124,7 @@ def attach(
     source: str = "",
     sink: str = "",
 ) -> ProcessJob:
-    """The job whose workers these are, for a program."""
+    """The job with these workers."""
     names = [worker_actor(group_id, index) for index in worker_indexes]
     return ProcessJob(
         group_id=group_id,

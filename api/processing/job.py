@@ -1,31 +1,31 @@
 """``cluster.process``: a function over a topic, in parallel workers, exactly once.
 
-The function sees each record of ``source`` in offset order within its partition, and its output
-appears in ``sink`` exactly once, whichever processes die. By ``batch_format``:
+The function sees the records of ``source`` in offset order within each partition. Its output
+appears in ``sink`` exactly once, whichever processes die. ``batch_format`` is one of:
 
-``"arrow"`` (the default, and the fast one)
+``"arrow"`` (the default, and the faster one)
     ``function(batch: pa.Table) -> pa.Table | pa.RecordBatch | None``. The batch has the columns of
-    ``Consumer.poll_arrow``: topic, partition, offset, timestamp, key, value, headers. What is
-    returned has those of ``Producer.send_arrow``: ``value`` and, if wanted, ``key``,
-    ``timestamp``, ``headers`` and ``partition`` (of the sink). ``topic`` and ``offset`` of the
-    batch may stay and are ignored; with one of them ``partition`` is the source's and ignored as
-    well. It need not have as many rows as the batch; ``None`` is no output.
+    ``Consumer.poll_arrow``: topic, partition, offset, timestamp, key, value, headers. The result
+    has those of ``Producer.send_arrow``: ``value`` and optionally ``key``, ``timestamp``,
+    ``headers`` and ``partition`` (of the sink). It may have any number of rows; ``None`` is no
+    output. Columns ``topic`` and ``offset`` are ignored. If either is there, ``partition`` is the
+    source's and ignored as well.
 
 ``"record"``
-    ``function(record: ConsumerRecord) -> bytes | tuple | list | None``. Bytes are the value, and
-    the key of the input is kept; a tuple is (key, value), either of them bytes or ``None``; a list
-    holds several of these; ``None`` is no output. The timestamp of the input is kept.
+    ``function(record: ConsumerRecord) -> bytes | tuple | list | None``. Bytes are the value, with
+    the key of the input. A tuple is (key, value), each of them bytes or ``None``. A list holds
+    several of these; ``None`` is no output. The timestamp of the input is kept.
 
-A job is known by its ``group_id`` and outlives the program that started it: ``cluster.jobs()`` and
-``cluster.job(group_id)`` find it again, from any program.
+A job is identified by its ``group_id`` and outlives the program that started it.
+``cluster.jobs()`` and ``cluster.job(group_id)`` find it from any program.
 
-The function may run more than once for the same input, after a failure: its *output* counts once,
-its side effects may repeat. Nothing may depend on state that it keeps between calls.
+After a failure the function may run again for the same input: its *output* counts once, but its
+side effects may repeat. It must not depend on state that it keeps between calls.
 
-Workers are static members of the group: a restarted one has its partitions back at once, and for
-the rest of its session nobody else gets them. So a job that ends gives its places up.
+Workers are static members of the group. A restarted one gets its partitions back at once; until its
+session times out nobody else gets them. So a job that ends removes its workers from the group.
 
-One file: what a user does with a job, and the workers that answer it.
+One file: the user's side of a job, and the worker that answers its calls.
 """
 
 from __future__ import annotations
@@ -78,25 +78,25 @@ WAIT_POLL_S: Final = 0.1
 STOP_TIMEOUT_MS: Final = 30_000
 
 LEAVE_TIMEOUT_MS: Final = 5_000
-"""How long the coordinator of the group may take to put workers out, when a job starts or stops."""
+"""How long removing workers from the group may take when a job starts or stops."""
 
 _log = logging.getLogger(__name__)
 
 
 class ProcessFailedError(UnknownServerError):
-    """A worker of the job has ended because its function failed; the message has the reason."""
+    """A worker of the job ended because its function failed; the message says why."""
 
 
 _ACTOR_PREFIX: Final = "process:"
 
 
 def worker_actor(group_id: str, worker_index: int) -> str:
-    """Name of the actor that hosts a worker."""
+    """The name of the actor that runs a worker."""
     return f"{_ACTOR_PREFIX}{group_id}-{worker_index}"
 
 
 def jobs_of(actors: Iterable[str]) -> dict[str, list[int]]:
-    """The jobs whose workers are among ``actors``: group id → worker indexes, in order."""
+    """The jobs whose workers are among ``actors``: group id → sorted worker indexes."""
     jobs: dict[str, list[int]] = {}
     for name in actors:
         group_id, dash, index = name.removeprefix(_ACTOR_PREFIX).rpartition("-")
@@ -106,12 +106,12 @@ def jobs_of(actors: Iterable[str]) -> dict[str, list[int]]:
 
 
 class ProcessWorker:
-    """One worker: the loop in a thread, and calls that ask about it. Hosted by an actor.
+    """One worker: the loop in a thread, and the calls about it. Runs in an actor.
 
-    The thread starts with the object, since a restarted actor is only constructed again; nothing
-    that fails in it fails the construction. ``on_fenced`` is called in the thread when the worker
-    ends because another one took its place: a host that ends its process there lets Ray decide
-    who the worker is, since only the actor itself is started again.
+    The constructor starts the thread, because Ray restarts an actor only by constructing it again.
+    No failure in the thread fails the construction. ``on_fenced`` is called in the thread when
+    another worker took this one's place. An actor that ends its process there lets Ray decide which
+    is the worker, since Ray restarts only the named actor.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class ProcessWorker:
         try:
             self._loop.run()
         finally:
-            # However it ends, its progress says so.
+            # However the thread ends, ``progress`` says so.
             if self._loop.progress.state is WorkerState.FENCED and self._on_fenced is not None:
                 self._on_fenced()
 
@@ -160,7 +160,7 @@ class ProcessWorker:
         )
 
     def stop(self, request: StopWorkerRequest | None = None) -> WorkerStatus:  # noqa: ARG002
-        """Commit what is begun and end; returns at once, ``status`` shows when it is done."""
+        """Commit the open transaction and end. Returns at once; ``status`` shows the end."""
         self._stop.set()
         return self.status()
 
@@ -174,7 +174,7 @@ class ProcessWorker:
         )
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for the thread to end; whether it has."""
+        """Wait up to ``timeout_s`` for the thread to end; return whether it has."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -183,9 +183,9 @@ class ProcessWorker:
 class JobStatus:
     """A job at one moment. ``lag`` counts offsets that are readable and not yet processed.
 
-    The counters sum what the workers reported; what a killed process did after its last report
-    is missing from them, though not from the log. ``restarts`` counts the worker processes seen
-    beyond the first of each.
+    The counters are sums of what the workers reported. They lack what a killed process did after
+    its last report, which is in the log even so. ``restarts`` counts the worker processes seen,
+    beyond the first of each worker.
     """
 
     records_in: int
@@ -216,7 +216,7 @@ _COUNTERS: Final = ("records_in", "records_out", "commits", "aborts", "function_
 
 
 class _WorkerHistory:
-    """What one worker reported, over all its processes."""
+    """What one worker has reported, over all its processes."""
 
     def __init__(self, worker_index: int) -> None:
         self.index: Final = worker_index
@@ -249,10 +249,10 @@ class _WorkerHistory:
 
 
 class ProcessJob:
-    """A job, seen from a program. Made by ``cluster.process``, ``job`` and ``jobs``.
+    """A handle of a job, made by ``cluster.process``, ``job`` and ``jobs``.
 
-    ``worker_indexes`` are those of its workers. ``handle`` gives the actor handle of a worker's
-    name and raises ``ValueError`` if that actor no longer exists; ``release`` removes the actors
+    ``worker_indexes`` are those of its workers. ``handle`` returns a worker's actor handle by actor
+    name, or raises ``ValueError`` if the actor no longer exists. ``release`` removes the actors
     once they have ended. ``source`` and ``sink`` may be "" until a worker has reported.
     """
 
@@ -286,32 +286,32 @@ class ProcessJob:
         self._processed: dict[TopicPartition, int] = {}
 
     def worker(self, worker_index: int) -> Any:
-        """Actor handle of one worker."""
+        """The Ray actor handle of one worker."""
         return self._handle(self._actors[worker_index])
 
     def status(self) -> JobStatus:
-        """Ask every worker and every leader of the source; takes at most a few seconds.
+        """Call every worker and every leader of the source; takes a few seconds at most.
 
-        A worker that does not answer because it is restarting is reported as last seen.
+        A worker that is restarting is reported as last seen.
         """
         return self._loop_thread.run(self._status())
 
     def wait(self, *, until_caught_up: bool = True, timeout_ms: int | None = None) -> JobStatus:
         """Wait until all that is readable in the source is processed and committed.
 
-        With ``until_caught_up=False`` wait until every worker has ended. Raises
-        ``ProcessFailedError`` when a worker has failed, or all have ended before; and
-        ``RequestTimedOutError`` after ``timeout_ms``: the job then keeps running.
+        With ``until_caught_up=False`` wait until every worker has ended. ``ProcessFailedError`` if
+        a worker has failed, or all have ended before. ``RequestTimedOutError`` after
+        ``timeout_ms``; the job keeps running.
         """
         return self._loop_thread.run(self._wait(until_caught_up, timeout_ms))
 
     def stop(self, timeout_ms: int = STOP_TIMEOUT_MS) -> JobStatus:
-        """Let every worker commit what it has begun and end, then remove the worker actors.
+        """Let every worker commit its open transaction and end, then remove the worker actors.
 
-        The group keeps its offsets: a job of the same ``group_id`` continues where this one ended.
-        Workers that do not end in time are removed anyway; their open transactions are aborted.
-        All leave the group, so that a job of fewer workers has all partitions at once.
-        May be called again.
+        The group keeps its offsets: a job with the same ``group_id`` continues from there.
+        Workers that do not end within ``timeout_ms`` are killed and their open transactions
+        aborted. All workers leave the group, so that a job of fewer workers gets all partitions at
+        once. Safe to repeat.
         """
         if self._is_released:
             return self._summary()
@@ -319,7 +319,7 @@ class ProcessJob:
         status = self._loop_thread.run(self._stop(timeout_ms))
         self._is_released = True
         self._release()
-        # Not before: a worker that runs joins again.
+        # Not earlier: a worker that still runs would rejoin.
         self._loop_thread.run(self._leave_group())
         return status
 
@@ -347,7 +347,7 @@ class ProcessJob:
         reply = await self._transport.call(actor, request, timeout_ms=STATUS_TIMEOUT_MS)
         if reply.error is ErrorCode.NONE or await asyncio.to_thread(self._exists, actor):
             return reply
-        # Ray restarts a worker without limit: it was killed on purpose, or never could start.
+        # Ray restarts a worker without limit, so it was killed on purpose, or can never start.
         return structs.replace(
             reply,
             state=WorkerState.STOPPED if self._is_stopping else WorkerState.FAILED,
@@ -362,7 +362,7 @@ class ProcessJob:
         return True
 
     async def _find_ends(self) -> None:
-        """The readable end of each source partition; the last known one if it cannot be reached."""
+        """The readable end of each source partition; unreachable ones keep the last known end."""
         try:
             topic = (await self._router.metadata((self.source,))).get(self.source)
         except OncelogError:
@@ -377,7 +377,7 @@ class ProcessJob:
             self._ends[topic_partition] = end if end >= 0 else self._ends.get(topic_partition, -1)
 
     async def _bound(self, topic_partition: TopicPartition, timestamp: int) -> int:
-        """A partition's readable end or its start, -1 if its leader does not answer in time."""
+        """A partition's readable end or its start; -1 if its leader does not reply in time."""
         try:
             replies = await list_offsets(
                 self._router,
@@ -391,7 +391,7 @@ class ProcessJob:
         return replies[topic_partition].offset
 
     async def _find_missing_positions(self) -> None:
-        """For partitions no worker has reported: what the group has committed, or the start."""
+        """For partitions no worker has reported: the committed offset, or the log start."""
         missing = [tp for tp in self._ends if tp not in self._processed]
         if not missing:
             return
@@ -414,7 +414,7 @@ class ProcessJob:
                     self._processed[topic_partition] = start
 
     async def _pass_over_deleted(self) -> None:
-        """Where records were deleted that no worker has reached, those behind them are left."""
+        """Do not count offsets below the log start as lag: their records were deleted."""
         behind = [tp for tp, end in self._ends.items() if end > self._processed.get(tp, end)]
         starts = await asyncio.gather(*(self._bound(tp, EARLIEST_TIMESTAMP) for tp in behind))
         for topic_partition, start in zip(behind, starts, strict=True):
@@ -465,7 +465,7 @@ class ProcessJob:
                     raise RequestTimedOutError(
                         f"the job has not caught up within timeout_ms={timeout_ms}: {status.lag} "
                         "offsets to go",
-                        advice="it goes on, call wait() again",
+                        advice="it keeps running, call wait() again",
                     )
                 raise RequestTimedOutError(
                     f"workers still run after timeout_ms={timeout_ms}", advice="call stop()"
@@ -495,16 +495,16 @@ class ProcessJob:
 
 
 async def remove_former_workers(admin: AsyncAdmin, group_id: str, *, worker_count: int) -> None:
-    """Give up the places of earlier jobs that a job of ``worker_count`` has no worker for.
+    """Remove members of earlier jobs that a job with ``worker_count`` workers does not have.
 
-    Those were killed, or ended with their cluster.
+    Those jobs were killed, or ended with their cluster.
     """
     try:
         group = await admin.describe_group(group_id)
     except GroupIdNotFoundError:
         return
     except OncelogError as error:
-        _log.warning("job %s: which workers it had before is not known: %s", group_id, error)
+        _log.warning("job %s: the workers it had before are unknown: %s", group_id, error)
         return
     prefix = identity_of(group_id, 0).removesuffix("0")
     names = (member.group_instance_id or "" for member in group.members)
@@ -514,7 +514,7 @@ async def remove_former_workers(admin: AsyncAdmin, group_id: str, *, worker_coun
 
 
 async def remove_workers(admin: AsyncAdmin, group_id: str, worker_indexes: Iterable[int]) -> None:
-    """Put these workers out of the group, those that are in it."""
+    """Remove these workers from the group, if they are members."""
     places = [identity_of(group_id, index) for index in worker_indexes]
     try:
         await admin.remove_members_from_group(group_id, group_instance_ids=places)
@@ -522,7 +522,7 @@ async def remove_workers(admin: AsyncAdmin, group_id: str, worker_indexes: Itera
         _log.debug("job %s: %s", group_id, error)
     except OncelogError as error:
         _log.warning(
-            "job %s: the group keeps the places of %s until their sessions end: %s",
+            "job %s: %s stay in the group until their sessions end: %s",
             group_id,
             ", ".join(places),
             error,

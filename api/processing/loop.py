@@ -1,27 +1,26 @@
 """The loop of one worker: consume, transform, produce, exactly once.
 
-Each round polls; the first records open a transaction, further polls within
-``commit_interval_ms`` join it, and it ends with the positions of the input::
+Each round polls. The first records open a transaction, and polls within ``commit_interval_ms`` join
+it. It ends with the positions of the input::
 
     poll → begin → function → send … poll → function → send → offsets → commit
 
 * An abortable error aborts; the consumer returns to the committed offsets and the work is redone.
-  Readers of committed data never see the first attempt.
+  read_committed consumers never see the first attempt.
 * Offsets are committed as the group member that polled the records. If the group has since given
-  its partitions to another, the coordinator refuses them, and with them the output.
+  the partitions to another member, the coordinator rejects them, and with them the output.
 * A commit without a reply is retried until its outcome is known, which decides where to resume.
-* A failure of the function (or output that cannot be sent) aborts; after ``max_function_failures``
+* A failure of the function (or output that cannot be sent) aborts. After ``max_function_failures``
   in a row the worker ends as FAILED, since the same input would fail again.
-* A function that exits or crashes its process would do the same to the next one: after
-``max_worker_deaths`` in a row without a commit the worker ends as FAILED.
-* A worker that finds itself replaced, by transactional id or group instance id, ends as FENCED.
-* A producer beyond repair is replaced by a new one, as if the process had been restarted.
+* A function that exits or crashes its process would do the same to the next one. After
+  ``max_worker_deaths`` in a row without a commit the worker ends as FAILED.
+* A worker that is replaced, by transactional id or group instance id, ends as FENCED.
+* A producer that cannot recover is replaced by a new one, as after a restart of the process.
+* A function may run longer than ``max_poll_interval_ms``: it counts as polling, for
+  ``function_timeout_ms`` at most. After that, if other members got the input, it has failed.
+* Aborted work is redone in transactions of one poll each.
 
-* A function may take longer than polls may be apart: it counts as polling, for
-  ``function_timeout_ms`` at most. After that, if others got the input, it has failed.
-* What was aborted is done again in transactions of one poll each.
-
-One file: every step looks at what is open, and may find that it has to be taken back.
+One file: every step depends on the open transaction, and may have to abort it.
 
 Blocking code for a thread of its own; it waits only in the clients and on its stop event.
 Source: KIP-447.
@@ -56,7 +55,7 @@ if TYPE_CHECKING:
 
 
 POLL_MS: Final = 100
-"""How long a poll of an idle worker waits, hence how soon it notices a stop."""
+"""How long a poll of an idle worker waits, and so how soon it notices a stop."""
 
 RECOVERY_WAIT_S: Final = 0.1
 """The pause after an abort, so that a lasting fault does not become a busy loop."""
@@ -72,7 +71,7 @@ _NO_MEMBER: Final = frozenset(
         ErrorCode.UNKNOWN_MEMBER_ID,
     }
 )
-"""Codes that say that the group has gone on without this member."""
+"""Error codes that mean that the group has moved on without this member."""
 
 _BAD_BATCH: Final = frozenset(
     {
@@ -86,13 +85,13 @@ _BAD_BATCH: Final = frozenset(
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     }
 )
-"""Codes that the same input, or the same settings, would meet again: they count as failures."""
+"""Error codes that the same input or settings would get again: they count as failures."""
 
 _log = logging.getLogger(__name__)
 
 
 class Clients(NamedTuple):
-    """A worker's own producer and consumer, and how to release what they were made from."""
+    """A worker's own producer and consumer, and how to close them and their connection."""
 
     producer: Producer
     consumer: Consumer
@@ -100,10 +99,10 @@ class Clients(NamedTuple):
 
 
 class Connect(Protocol):
-    """Makes a worker's clients; called again when they have to be replaced."""
+    """Makes a worker's clients; called again when they must be replaced."""
 
     def __call__(self, producer: ProducerSettings, consumer: ConsumerSettings) -> Clients:
-        """Make clients with these settings. May raise ``OncelogError`` while nothing answers."""
+        """Make clients with these settings. May raise ``OncelogError`` while nothing replies."""
         ...
 
 
@@ -123,10 +122,10 @@ class LoopProgress:
 
 @dataclass(slots=True)
 class _Transaction:
-    """What is open: who polled for it, since when, and what it holds.
+    """The open transaction: the group member that polled, when it began, and what it holds.
 
-    ``offsets`` is where the processed input ends, noted at the poll that gave it: by the time of
-    the commit a rebalance may have taken the partitions, and then the group refuses the commit.
+    ``offsets`` (exclusive) is the end of the processed input, noted at the poll that returned it.
+    If a rebalance has taken the partitions since, the group rejects the commit.
     """
 
     group: ConsumerGroupMetadata
@@ -135,11 +134,11 @@ class _Transaction:
     records_in: int = 0
     records_out: int = 0
     function_ms: int = 0
-    """How long its longest call of the function took."""
+    """How long the longest call of the function took."""
 
 
 class _FunctionFailure(Exception):
-    """The user's function, or sending what it returned, raised the cause."""
+    """The user's function, or sending its result, raised the cause."""
 
 
 class _EndedError(Exception):
@@ -147,7 +146,7 @@ class _EndedError(Exception):
 
 
 def worker_settings(config: ProcessConfig) -> tuple[ProducerSettings, ConsumerSettings]:
-    """The settings of a worker's clients. ``InvalidSettingError`` for an impossible override."""
+    """The settings of a worker's clients; ``InvalidSettingError`` for a bad override."""
     producer = {"linger_ms": 5} | dict(config.producer_settings)
     # Members learn of a rebalance by heartbeat, so their interval is how long one takes.
     consumer = {
@@ -169,7 +168,7 @@ def worker_settings(config: ProcessConfig) -> tuple[ProducerSettings, ConsumerSe
 
 
 class ProcessLoop:
-    """One worker's loop. ``run`` is called once, in a thread; ``progress`` may be read from any."""
+    """One worker's loop. ``run`` is called once, in a thread; any thread may read ``progress``."""
 
     def __init__(
         self, config: ProcessConfig, connect: Connect, *, clock: Clock, stop: threading.Event
@@ -183,17 +182,17 @@ class ProcessLoop:
         self._transaction: _Transaction | None = None
         self._first_offsets: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}
-        """Where the input of the last commits ends (exclusive)."""
+        """The end of the input of the last commits (exclusive)."""
         self._starts: StartPositions | None = None
         self._attempts = AttemptCounter(config.job_id, config.max_worker_deaths)
         if worker_settings(config)[1].auto_offset_reset == "latest":
             self._starts = StartPositions()
         self._failures_in_a_row = 0
         self._is_repeating = False
-        """What is open, or comes next, was aborted before."""
+        """Whether the input of the open or next transaction was aborted before."""
 
     def run(self) -> None:
-        """Work until stopped, fenced or failed; ``progress`` says which. Raises nothing."""
+        """Work until stopped, fenced or failed; ``progress`` says which. Never raises."""
         try:
             while not self._stop.is_set():
                 self._attempt(self._round)
@@ -214,7 +213,7 @@ class ProcessLoop:
     # --- rounds -------------------------------------------------------------------------------
 
     def _attempt(self, step: Callable[[], None]) -> None:
-        """Run one step; whatever it raises leads to the next round or to the end."""
+        """Run one step; an exception leads to the next round or to the end."""
         try:
             step()
         except _FunctionFailure as failure:
@@ -223,12 +222,12 @@ class ProcessLoop:
         except OncelogError as error:
             self._judge(error)
             if self._transaction is None and error.fatal:
-                # Nothing to abort, and the same client would only raise it again.
+                # There is nothing to abort, and the same client would only raise it again.
                 self._close_clients()
             self._recover()
 
     def _round(self) -> None:
-        """One poll, and what follows from it."""
+        """One poll and its processing."""
         if self._clients is None:
             self._open()
         clients = self._open_clients()
@@ -238,25 +237,25 @@ class ProcessLoop:
         if self._starts is not None:
             self._starts.record_poll(read, positions)
         if self._transaction is not None and self._transaction.group != group:
-            # The group has rebalanced, and the consumer begun again at the committed offsets; what
-            # is open comes from partitions that may be another worker's now.
+            # The group has rebalanced and the consumer restarted at the committed offsets. The
+            # input of the open transaction may be another worker's now.
             self._on_lost_input(self._transaction)
             self._abort(clients)
             self._first_offsets = dict(read)
         if group.generation_id < 0:
-            # No member of the group yet: a later poll joins and begins at the committed offsets.
+            # Not yet a member of the group: a later poll joins and starts at the committed offsets.
             return
         self.progress.state = WorkerState.RUNNING
         if repeated := self._repeated(read):
-            # The consumer has joined again within the generation, and begun at offsets that were
-            # committed before what is open, or was committed meanwhile.
+            # The consumer has rejoined within the generation, and started at offsets from before
+            # the open transaction.
             self._abort(clients)
             self._rewind(clients)
             for topic_partition in repeated:
                 self._ends.pop(topic_partition, None)
             return
         if not (
-            # Else they were revoked during the poll: what was read is another worker's.
+            # Else they were revoked during the poll, and the records are another worker's.
             read.keys() <= positions.keys()
             and (
                 self._starts is None
@@ -277,14 +276,14 @@ class ProcessLoop:
             self._commit(clients)
 
     def _repeated(self, read: Mapping[TopicPartition, int]) -> list[TopicPartition]:
-        """Partitions of which a poll has read again what this loop has processed."""
+        """Partitions of which a poll has returned offsets that this loop has processed before."""
         processed = self._ends
         if self._transaction is not None:
             processed = processed | self._transaction.offsets
         return [tp for tp, first_offset in read.items() if first_offset < processed.get(tp, 0)]
 
     def _poll(self, clients: Clients) -> Any:
-        """One poll, in the format of the function; notes where the work has to begin again."""
+        """Poll in the format of the function; note where a redo would have to start."""
         wait_ms = POLL_MS if self._transaction is None else min(POLL_MS, self._commit_due_ms())
         config = self._config
         batch: Sized
@@ -297,10 +296,10 @@ class ProcessLoop:
         return batch
 
     def _commit_due_ms(self) -> int:
-        """Milliseconds until the open transaction is to be committed."""
+        """Milliseconds until the open transaction is due to commit."""
         assert self._transaction is not None
         if self._is_repeating:
-            # Small transactions: what did not get on as one may do so in parts.
+            # Small transactions: input that was aborted as a whole may succeed in parts.
             return 0
         age_ms = self._clock.now_ms() - self._transaction.started_ms
         return max(0, self._config.commit_interval_ms - age_ms)
@@ -312,7 +311,7 @@ class ProcessLoop:
         group: ConsumerGroupMetadata,
         offsets: Mapping[TopicPartition, int],
     ) -> None:
-        """Apply the function to one batch and send what it returns, in the open transaction."""
+        """Apply the function to one batch and send the result, in the open transaction."""
         commit = partial(self._commit_positions, group)
         if reason := self._attempts.record(clients.consumer, _first_offsets(batch), commit):
             self._abort_quietly()
@@ -325,8 +324,8 @@ class ProcessLoop:
             with clients.consumer.processing(self._config.function_timeout_ms):
                 output = self._apply(batch)
         except BaseException as error:
-            # Whatever a user's function raises, the answer is the same: take all of it back. Also
-            # SystemExit, or the panic of a native library: otherwise this thread would end unseen.
+            # Whatever a user's function raises, abort. That includes SystemExit, or the panic of a
+            # native library: otherwise this thread would end unseen.
             raise _FunctionFailure from error
         took_ms = self._clock.now_ms() - began_ms
         self._transaction.function_ms = max(self._transaction.function_ms, took_ms)
@@ -362,10 +361,10 @@ class ProcessLoop:
         progress.processed = progress.processed | offsets
 
     def _commit_positions(self, group: ConsumerGroupMetadata, positions: Offsets) -> None:
-        """Commit positions that the group is at, or begins at, after what is open.
+        """Commit positions of the group, after the open transaction.
 
-        In a transaction, of which no late copy counts: one of a plain commit would take the group
-        back to them.
+        In a transaction, so that a late copy has no effect; a late plain commit would take the
+        group back to them.
         """
         clients = self._open_clients()
         if self._transaction is not None:
@@ -377,7 +376,7 @@ class ProcessLoop:
         self._end_transaction(clients, positions)
 
     def _end_transaction(self, clients: Clients, offsets: Offsets) -> None:
-        """Commit what is open, with these offsets."""
+        """Commit the open transaction with these offsets."""
         assert self._transaction is not None
         clients.producer.send_offsets_to_transaction(offsets, self._transaction.group)
         self._until_known(clients.producer.commit_transaction)
@@ -385,7 +384,7 @@ class ProcessLoop:
         self.progress.reason = ""
 
     def _abort(self, clients: Clients) -> None:
-        """Abort what is open."""
+        """Abort the open transaction."""
         if self._transaction is None:
             return
         self.progress.aborts += 1
@@ -394,7 +393,7 @@ class ProcessLoop:
         self._transaction = None
 
     def _until_known(self, end: Callable[[], object]) -> None:
-        """Repeat ``end`` until its outcome is known, or the worker is told to stop."""
+        """Repeat ``end`` until its outcome is known, or the worker is asked to stop."""
         while True:
             try:
                 end()
@@ -405,16 +404,16 @@ class ProcessLoop:
                 self.progress.reason = str(error)
 
     def _finish(self) -> None:
-        """Commit what is open: the worker is stopping."""
+        """Commit the open transaction: the worker is stopping."""
         if self._transaction is not None:
             self._commit(self._open_clients())
 
     # --- recovery -----------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        """After an error: abort, go back to the committed offsets; or start over with new clients.
+        """After an error, abort and go back to the committed offsets, or start with new clients.
 
-        What cannot be aborted is aborted by ``init_transactions`` of the next producer.
+        If the abort fails, ``init_transactions`` of the next producer does it.
         """
         clients = self._clients
         try:
@@ -429,8 +428,8 @@ class ProcessLoop:
     def _rewind(self, clients: Clients) -> None:
         """Go back to the committed offset of each partition that was read since the last commit.
 
-        Where none is committed, to the first record that was read: the reset policy would skip
-        records if it were "latest".
+        Without a committed offset, go to the first record that was read: the reset policy
+        "latest" would skip records.
         """
         for topic_partition, first_offset in self._first_offsets.items():
             if topic_partition in clients.consumer.assignment():
@@ -459,9 +458,9 @@ class ProcessLoop:
             cause = cause.__cause__
 
     def _on_lost_input(self, transaction: _Transaction) -> None:
-        """The input of what is open is another member's by now; that may be the function's doing.
+        """Another member has the open transaction's input; a slow function counts as a failure.
 
-        It would take as long again, here as there.
+        It would take as long there as here.
         """
         limit_ms = self._config.function_timeout_ms
         if transaction.function_ms > limit_ms:
@@ -496,14 +495,14 @@ class ProcessLoop:
     # --- clients ------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        """New clients: fence what an earlier one left open, then join the group."""
+        """Make new clients: fence the transaction of earlier ones, then join the group."""
         self.progress.state = WorkerState.STARTING
         self._clients = self._connect(*worker_settings(self._config))
         try:
             self._clients.producer.init_transactions()
             self._clients.consumer.subscribe(self._config.source)
         except BaseException:
-            # Partly made clients are of no use to the next round.
+            # Incomplete clients are of no use to the next round.
             self._close_clients()
             raise
 
@@ -512,7 +511,7 @@ class ProcessLoop:
         return self._clients
 
     def _close_clients(self) -> None:
-        """Close the clients. The group keeps the static member's place for its successor."""
+        """Close the clients. The static member stays in the group for its successor."""
         clients, self._clients = self._clients, None
         self._transaction = None
         self._first_offsets = {}
@@ -535,7 +534,7 @@ def _first_offsets(batch: Any) -> dict[TopicPartition, int]:
     first: dict[TopicPartition, int] = {}
     if not isinstance(batch, list):
         for part in batch.select(["topic", "partition", "offset"]).to_batches():
-            # Each part is of one partition, in offset order.
+            # Each chunk is of one partition, in offset order.
             if part.num_rows:
                 topic, number, offset = (column[0].as_py() for column in part.columns)
                 first.setdefault(TopicPartition(topic, number), offset)
@@ -549,31 +548,31 @@ def _first_offsets(batch: Any) -> dict[TopicPartition, int]:
 
 
 class Output(Protocol):
-    """What a user's function returned, checked and made ready to be sent in the transaction."""
+    """The checked result of a user's function, ready to be sent in the transaction."""
 
     @property
     def record_count(self) -> int:
-        """How many records there are."""
+        """The number of records."""
         ...
 
     def send(self, producer: Producer, sink: str) -> None:
-        """Hand all of them to ``producer``; the commit shows whether they arrived."""
+        """Pass all records to ``producer``; the commit shows whether they were delivered."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TableOutput:
-    """Rows of a table, ``None`` for no output."""
+    """Rows of a table; ``None`` for no output."""
 
     table: pa.Table | pa.RecordBatch | None
 
     @property
     def record_count(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return 0 if self.table is None else int(self.table.num_rows)
 
     def send(self, producer: Producer, sink: str) -> None:
-        """Send the rows, if there are any."""
+        """Send the rows, if any."""
         if self.record_count:
             producer.send_arrow(sink, self.table)
 
@@ -586,11 +585,11 @@ class RecordOutput:
 
     @property
     def record_count(self) -> int:
-        """How many records there are."""
+        """The number of records."""
         return len(self.records)
 
     def send(self, producer: Producer, sink: str) -> None:
-        """Send one record after another; the producer makes batches of them."""
+        """Send the records one by one; the producer batches them."""
         for key, value, timestamp_ms in self.records:
             producer.send(
                 sink, value=value, key=key, timestamp_ms=timestamp_ms if timestamp_ms >= 0 else None
@@ -616,8 +615,8 @@ def apply_to_table(function: Callable[[Any], Any], batch: pa.Table) -> TableOutp
 def _without_place(result: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
     """``result`` without the columns that say where its rows were in the source.
 
-    ``topic`` and ``offset`` mean nothing for a record to be sent. Where one of them is, the rows
-    were made from those of the source, and so was ``partition``: it is not one of the sink.
+    ``topic`` and ``offset`` mean nothing for a record to be sent. If either is there, the rows were
+    derived from the source's, and ``partition`` is the source's too, not the sink's.
     """
     names = [name for name in result.schema.names if name in _PLACE]
     if not names or names == ["partition"]:
@@ -628,7 +627,7 @@ def _without_place(result: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBat
 def apply_to_records(
     function: Callable[[Any], Any], batch: Sequence[ConsumerRecord]
 ) -> RecordOutput:
-    """Apply ``function`` to each record; it returns a value, a key and value, several, or None."""
+    """Apply ``function`` to each record; it returns a value, (key, value), a list, or ``None``."""
     records: list[tuple[bytes | None, bytes | None, int]] = []
     for record in batch:
         result = function(record)
@@ -641,7 +640,7 @@ def apply_to_records(
 
 
 def _key_and_value(item: Any, record: ConsumerRecord) -> tuple[bytes | None, bytes | None]:
-    """Output of one record: a value alone keeps the key of the record it was made from."""
+    """One output record; a value alone keeps the key of the input record."""
     if isinstance(item, bytes):
         return record.key, item
     if isinstance(item, tuple) and len(item) == 2:
@@ -666,11 +665,11 @@ class CommittedOffsets(Protocol):
 
 
 class StartPositions:
-    """Where a worker begins in partitions without committed offset, kept as the group's positions.
+    """Where a worker starts in partitions without a committed offset; commits these starts.
 
-    With ``auto_offset_reset="latest"`` a partition begins where its log ended when it was first
-    looked at. That offset is lost later: a restart after a rebalance, an abort or a crash would
-    find a later end and skip what came in between. So it is committed before any record is
+    With ``auto_offset_reset="latest"`` a partition starts at the log end at its first look-up. That
+    offset would be lost later: after a rebalance, an abort or a crash the look-up would find a
+    later end and skip the records in between. So the start is committed before any record is
     processed. Records read while the worker was not a member of its group are not processed; their
     offset is remembered until it can be committed.
 
@@ -684,7 +683,7 @@ class StartPositions:
     def record_poll(
         self, first_offsets: Mapping[TopicPartition, int], positions: Mapping[TopicPartition, int]
     ) -> None:
-        """Take in a poll: what it read first in each partition, and the positions after it."""
+        """Record a poll: the first offset of each partition in it, and the positions after it."""
         for partition, offset in (*first_offsets.items(), *positions.items()):
             if partition not in self._committed:
                 self._begun.setdefault(partition, offset)
@@ -698,8 +697,9 @@ class StartPositions:
     ) -> bool:
         """Commit the starts of the partitions assigned now, for a member of the group.
 
-        False: the poll began later than the worker did before, so it has to be repeated from the
-        committed offsets. Raises what ``committed`` and ``commit`` raise, with nothing committed.
+        Returns false if the poll started later than the worker did before: it must be repeated from
+        the committed offsets. Raises what ``committed`` and ``commit`` raise; then nothing is
+        settled.
         """
         begun = {tp: offset for tp, offset in self._begun.items() if tp in positions}
         if not begun:
@@ -729,14 +729,15 @@ class CommittedPositions(Protocol):
 
 
 class AttemptCounter:
-    """How often a worker's process has died over the same input, kept where the next finds it.
+    """How often a worker's process has died over the same input, stored for its successors.
 
     A function may end its process: a crash in native code, ``os.abort``, too much memory. Ray
-    starts the worker again, which meets the same input. So each process, before it applies the
-    function to a partition for the first time, commits the group's position once more, unmoved,
-    with a metadata string that counts the attempts of the job ``job_id``. The next commit of output
-    replaces it. It is a transaction like those: a late copy of a plain commit would take the group
-    back to that position. Costs one commit per process and assignment, nothing per batch.
+    restarts the worker, which gets the same input. So before a process applies the function to a
+    partition for the first time, it commits the group's position again, unmoved. The commit's
+    metadata counts the attempts of the job ``job_id``; the next commit of output replaces it.
+
+    It is a transaction too, because a late copy of a plain commit would take the group back to that
+    position. It costs one commit per process and assignment, nothing per batch.
     """
 
     def __init__(self, job_id: str, attempts_max: int) -> None:
@@ -750,10 +751,10 @@ class AttemptCounter:
         first_offsets: Mapping[TopicPartition, int],
         commit: Callable[[Mapping[TopicPartition, OffsetAndMetadata]], None],
     ) -> str:
-        """Count an attempt at each partition; why there must not be another, or "".
+        """Record an attempt at each partition; return why there must not be another one, or "".
 
-        ``first_offsets`` are those of the input, ``commit`` commits positions durably. Raises what
-        both raise; then the attempt counts as not made.
+        ``first_offsets`` are those of the input; ``commit`` commits positions durably. Raises what
+        both raise; then the attempt does not count.
         """
         marks: dict[TopicPartition, OffsetAndMetadata] = {}
         for partition, first_offset in first_offsets.items():

@@ -1,4 +1,4 @@
-"""What a worker of ``cluster.process`` is made from, and what it reports."""
+"""The configuration of a worker of ``cluster.process``, and what it reports."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class WorkerState(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessConfig:
-    """One worker of a job; travels to its actor, so the function must be picklable.
+    """One worker of a job; it is sent to its actor, so the function must be picklable.
 
-    Deaths over the same input are counted for ``job_id``, which each start of the job has anew.
+    ``job_id`` is new with each start of the job; deaths over the same input are counted per job id.
     """
 
     source: Annotated[str, "The topic that is read."]
@@ -46,13 +46,13 @@ class ProcessConfig:
     group_id: Annotated[
         str,
         Text(GROUP_ID_MAX_BYTES),
-        "The job's name, and its group: a later job of the same one continues where this one "
-        "ended.",
+        "The job's name, and its consumer group: a later job with the same id continues where this "
+        "one ended.",
     ]
     worker_index: int
     function: Annotated[
         Callable[[Any], Any],
-        "What makes records of the sink of those of the source; it must be picklable.",
+        "Maps source records to sink records; it must be picklable.",
     ]
     batch_format: Annotated[
         BatchFormat,
@@ -61,44 +61,44 @@ class ProcessConfig:
     commit_interval_ms: Annotated[
         int,
         Meta(ge=0),
-        "How long a transaction takes in what further polls bring before it commits; 0 commits "
-        "after every poll.",
+        "How long a transaction takes in further polls before it commits; 0 commits after every "
+        "poll.",
     ] = 100
-    max_poll_records: Annotated[int, Meta(ge=1), "The most records that one poll brings."] = 5_000
+    max_poll_records: Annotated[int, Meta(ge=1), "The most records that one poll returns."] = 5_000
     function_timeout_ms: Annotated[
         int,
         Meta(ge=1),
-        "How long one call of the function may take before the group gives its partitions to "
-        "others: a failure.",
+        "How long one call of the function may take. After that the group gives its partitions to "
+        "other workers: a failure.",
     ] = 1_800_000
     max_function_failures: Annotated[
         int,
         Meta(ge=1),
-        "A worker fails after so many failures in a row of the function, or of what it returned.",
+        "A worker fails after this many failures in a row of the function, or of its output.",
     ] = 3
     max_worker_deaths: Annotated[
         int,
         Meta(ge=1),
-        "A worker fails after so many of its processes in a row have died over the same input.",
+        "A worker fails after this many of its processes in a row have died over the same input.",
     ] = 10
     job_id: str = "job"
     producer_settings: Annotated[
         Mapping[str, Any],
         Checked("settings of a producer, by name", "settings"),
-        "Settings of the workers' producers, but for their ids.",
+        "Settings of the workers' producers, except for ids.",
     ] = field(default_factory=dict)
     consumer_settings: Annotated[
         Mapping[str, Any],
         Checked("settings of a consumer, by name", "settings"),
-        "Settings of the workers' consumers, but for their ids.",
+        "Settings of the workers' consumers, except for ids.",
     ] = field(default_factory=dict)
-    # Last: what an earlier version has pickled for an actor that restarts is read by position.
+    # Last: a restarting actor unpickles the configuration of an earlier version by position.
     workers: Annotated[
         int, Meta(ge=1, le=WORKERS_MAX), "How many actors share the partitions of the source."
     ] = 2
 
     def __post_init__(self) -> None:
-        """Refuse impossible values. ``InvalidSettingError`` names the first bad one."""
+        """Reject values out of range; ``InvalidSettingError`` names the first one."""
         check(self)
 
     @property
@@ -115,8 +115,8 @@ def identity_of(group_id: str, worker_index: int) -> str:
 class WorkerStatus(Reply, frozen=True, kw_only=True):
     """What a worker has done since its process started; ``reason`` says why it ended or waits.
 
-    Records count once their transaction is committed. ``processed`` holds, for each assigned
-    partition, the offset before which everything is (exclusive), committed or passed over.
+    Records count once their transaction is committed. ``processed`` holds an offset (exclusive) for
+    each assigned partition: everything below it is committed, or was skipped.
     """
 
     worker_index: int = -1
@@ -142,7 +142,7 @@ class WorkerStatusRequest(Request[WorkerStatus], frozen=True, kw_only=True):
 
 
 class StopWorkerRequest(Request[WorkerStatus], frozen=True, kw_only=True):
-    """Tell a worker to commit what it has begun and to end; answered at once."""
+    """Tell a worker to commit its open transaction and to end; the reply comes at once."""
 
     method = "stop"
     reply_type = WorkerStatus

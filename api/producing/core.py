@@ -1,6 +1,6 @@
-"""The producer behind its public faces: what each call does to the transaction.
+"""The implementation of producers: what each call does to the transaction.
 
-Lives on one event loop; only ``begin_transaction`` may be called from another thread.
+Belongs to one event loop; only ``begin_transaction`` may be called from another thread.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from oncelog.storage.model import COMMIT_TOKEN_MAX_BYTES, TopicPartition
 ResultT = TypeVar("ResultT")
 
 RENEWALS: Final = 4
-"""In each timeout of a distributed write, so often a task says that it lives."""
+"""How often a task of a distributed write renews its run within each timeout."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class TransactionCounters:
-    """Transactions of one producer; times are sums, from the call to the decision."""
+    """Transaction counts of one producer; times are sums, from the call to the decision."""
 
     begun: int = 0
     committed: int = 0
@@ -56,7 +56,7 @@ class TransactionCounters:
 
 
 class ProducerCore:
-    """One producer. Its transactional calls queue: one has its effect before the next begins."""
+    """One producer. Its transactional calls are queued: one takes effect before the next."""
 
     def __init__(
         self,
@@ -88,8 +88,8 @@ class ProducerCore:
     async def flush(self) -> None:
         """Wait until the outcome of everything sent so far is known.
 
-        In a transaction, raises the failure of its records or offsets, or what ``send`` refused;
-        otherwise a failure whose future was never examined.
+        In a transaction, raises the failure of its records or offsets, or the error of a rejected
+        ``send``. Outside, raises a failure whose future nobody has read.
         """
         self.sender.check_process()
         await self.sender.deliver_all()
@@ -101,7 +101,7 @@ class ProducerCore:
     async def close(self, timeout_ms: int | None = None) -> None:
         """Deliver what was sent, or end the transaction, within the time; then stop.
 
-        A commit under way is waited for; a transaction that is only open is aborted.
+        A commit in progress is waited for; a transaction that is only open is aborted.
         """
         self.sender.check_process()
         if self._is_closed:
@@ -119,7 +119,7 @@ class ProducerCore:
         return self._is_closed
 
     async def abandon(self) -> None:
-        """As ``close``: what was sent is delivered, and what is open aborted."""
+        """As ``close``: what was sent is delivered, and an open transaction aborted."""
         await self.close()
 
     def raise_unreported(self) -> None:
@@ -137,7 +137,7 @@ class ProducerCore:
     # --- transactions -------------------------------------------------------------------------
 
     async def init_transactions(self) -> bytes | None:
-        """Fence older producers of the id; the token of the last committed transaction."""
+        """Fence older producers of the id; return the last committed transaction's token."""
         state = self._transactional()
         async with self._operation:
             state.begin_init()
@@ -150,7 +150,7 @@ class ProducerCore:
             return reply.commit_token
 
     async def enlist(self, run: Run, token: bytes) -> bool:
-        """Become a member of a distributed write; ``False`` if ``token`` is committed already."""
+        """Join a distributed write; return false if ``token`` is committed already."""
         state = self._transactional()
         async with self._operation:
             state.begin_init()
@@ -165,7 +165,7 @@ class ProducerCore:
             return True
 
     async def leave_run(self, run: Run) -> None:
-        """Stop, and say that this member of a distributed write has failed. Never raises for it."""
+        """Stop, and report that this member of a distributed write has failed. Never raises."""
         await self.leave()
         identity, state = self.sender.identity, self._state
         if identity is None or state is None:
@@ -174,27 +174,27 @@ class ProducerCore:
         reply = await self._requests.leave_run(name, run, identity)
         if reply.error is not ErrorCode.NONE:
             _log.warning(
-                "the coordinator of %r was not told that a member has failed: %s %s; what it wrote "
-                "is aborted with its run",
+                "the coordinator of %r was not told that a member has failed: %s %s; its records "
+                "are aborted with its run",
                 name,
                 reply.error.name,
                 reply.detail,
             )
 
     async def keep_run(self, run: Run, timeout_ms: int) -> None:
-        """Have ``run`` go on for as long as this member has not left, although it may compute."""
+        """Renew ``run`` until this member has left, however long it computes."""
         if self._renewal is None and not self._is_closed:
             self._renewal = self._loop.create_task(self._renew(run, timeout_ms))
             self._renewal.add_done_callback(_log_renewal_end)
 
     async def _renew(self, run: Run, timeout_ms: int) -> None:
-        """Body of a task. What cannot be said now is said the next time."""
+        """The renewal task. A renewal that fails is made up for by the next one."""
         name = self._transactional().transactional_id
         while True:
             await asyncio.sleep(timeout_ms / RENEWALS / 1_000)
             reply = await self._requests.renew_run(name, run)
             if reply.error is ErrorCode.PRODUCER_FENCED:
-                # The next record of the member will be refused; that is told by its future.
+                # The member's next record will be rejected, and its future says why.
                 return
 
     def begin_transaction(self) -> None:
@@ -207,7 +207,7 @@ class ProducerCore:
     async def send_offsets(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], group: GroupMetadata
     ) -> None:
-        """Make the positions of a consumer group part of the transaction."""
+        """Add the positions of a consumer group to the transaction."""
         state = self._transactional()
         async with self._operation:
             state.check_send()
@@ -230,14 +230,14 @@ class ProducerCore:
                 raise self.sender.failed("txn_offset_commit", reply)
 
     def offsets_refused(self, error: BaseException) -> None:
-        """``send_offsets_to_transaction`` raised ``error``; may be called from any thread."""
+        """Note that ``send_offsets_to_transaction`` raised ``error``; from any thread."""
         if self._state is not None:
             self._state.offsets_refused(error)
 
     async def commit_transaction(
         self, token: bytes | None, *, despite_refused_sends: bool = False
     ) -> bool:
-        """Send everything, then commit; returns whether all of it is already readable."""
+        """Send everything, then commit; return whether all of it is already readable."""
         check_token(token)
         state = self._transactional()
         return await self._within_max_block(
@@ -264,7 +264,7 @@ class ProducerCore:
         await self._within_max_block(self._abort(state), "abort_transaction()")
 
     async def _within_max_block(self, end: Coroutine[Any, Any, ResultT], call: str) -> ResultT:
-        """``end``, unless that takes ``max_block_ms``: the same call goes on where it stopped."""
+        """Run ``end`` for up to ``max_block_ms``; repeating the call continues where it stopped."""
         max_block_ms = self.sender.settings.max_block_ms
         task = asyncio.current_task()
         assert task is not None
@@ -277,7 +277,7 @@ class ProducerCore:
             is_late = True
             task.cancel()
 
-        # Not wait_for: in a task of its own the end would be seen after what waited for it.
+        # Not wait_for: it would report the end only after the tasks that waited for it.
         timer = self._loop.call_later(max_block_ms / 1_000, expire)
         try:
             return await end
@@ -285,10 +285,10 @@ class ProducerCore:
             if not is_late:
                 raise
             if hasattr(task, "uncancel") and task.uncancel() > cancelled_before:
-                raise  # By the application too, at the same moment.
+                raise  # The application cancelled it too, at the same moment.
             raise RequestTimedOutError(
                 f"{call} has not ended within max_block_ms={max_block_ms}: the transaction's "
-                f"records or its end got no answer, and it may have taken effect",
+                f"records or its end got no reply, and it may have taken effect",
                 advice=f"call {call} again",
             ) from None
         finally:
@@ -307,7 +307,7 @@ class ProducerCore:
             self.sender.interceptors.on_transaction_abort(state.transactional_id)
 
     def check_complete(self) -> None:
-        """Raise if something of the open transaction was refused."""
+        """Raise if a send or offsets of the open transaction were rejected."""
         if self._state is not None:
             self._state.check_complete()
 
@@ -342,7 +342,7 @@ class ProducerCore:
         return state.tickets[partition]
 
     async def _end(self, state: ProducerTransaction, *, is_commit: bool) -> bool:
-        # A token is stored by the coordinator even if nothing was sent.
+        # The coordinator stores a token even if nothing was sent.
         enrolment = self._enrolment()
         written = self.sender.written_partitions | state.offsets_partitions
         if not state.has_work and not (is_commit and state.token):
@@ -368,7 +368,7 @@ class ProducerCore:
         )
         if reply.error is not ErrorCode.NONE:
             raise self.sender.failed("end_txn", reply, call)
-        # The next transaction has another epoch and so its sequences start at 0.
+        # The next transaction has another epoch, and so its sequences start at 0.
         state.ended(
             ProducerIdentity(producer_id=reply.producer_id, producer_epoch=reply.producer_epoch)
         )
@@ -389,7 +389,7 @@ class ProducerCore:
         ):
             await self.abort_transaction()
         if self._state.status is TransactionStatus.READY:
-            # If this gets no answer, the transaction timeout ends it.
+            # If there is no reply, the transaction timeout ends it.
             await self._enrolment().end_ahead(within_ms=END_WITHIN_MS)
 
     def _enrolment(self) -> ProducerEnrolments:
@@ -408,7 +408,7 @@ class ProducerCore:
 
 
 def check_token(token: object) -> None:
-    """``InvalidRequestError`` if ``token`` is neither ``None`` nor 1 to 1,024 bytes."""
+    """``InvalidRequestError`` unless ``token`` is ``None`` or 1 to 1,024 bytes."""
     if token is None or (isinstance(token, bytes) and 1 <= len(token) <= COMMIT_TOKEN_MAX_BYTES):
         return
     what = f"{len(token)} bytes" if isinstance(token, bytes) else repr(token)
@@ -419,6 +419,6 @@ def check_token(token: object) -> None:
 
 
 def _log_renewal_end(renewal: asyncio.Task[None]) -> None:
-    """It ends with its member, or its run; else the write may time out."""
+    """The renewal ends with its member or its run; if it fails, the write may time out."""
     if not renewal.cancelled() and (bug := renewal.exception()) is not None:
-        _log.error("a distributed write is not renewed any more: %r", bug, exc_info=bug)
+        _log.error("a distributed write is no longer renewed: %r", bug, exc_info=bug)

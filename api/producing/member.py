@@ -1,10 +1,10 @@
 """Many writers, one transaction: the members of a distributed write, and how it ends.
 
-The planner of the write begins one *run* per attempt at the whole of it; the newest run fences the
-earlier ones. Each task attempt is a member: it enlists, sends, flushes and reports its producer id
-and record count. The planner ends the run by naming the winners; every other member, whether
-failed, retried or merely late, is aborted. Where all have failed that happens at once. The token
-names what is written: once committed, it is never written again.
+The planner begins one *run* per attempt at the whole write; the newest run fences earlier ones.
+Each task attempt is a member: it enlists, sends, flushes and reports its producer id and record
+count. The planner ends the run by naming the winners. Every other member, whether failed, retried
+or late, is aborted; if all have failed, immediately. The commit token names what is written: once
+committed, it is never written again.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _PASSED: Final = frozenset({ErrorCode.OUTDATED_VERSION, ErrorCode.PRODUCER_FENCE
 class Membership:
     """The run that a member belongs to; made by ``begin_run`` and sent to every task.
 
-    ``is_committed``: what the token names is already committed, so there is nothing to write.
-    ``last_token`` is that of the transaction that the id had committed last when the run began.
-    The run times out if none of its members has been there for ``transaction_timeout_ms``.
+    ``is_committed`` means that the token is committed already, so there is nothing to write.
+    ``last_token`` is the token of the id's last committed transaction when the run began. The run
+    times out after ``transaction_timeout_ms`` without any of its members.
     """
 
     transactional_id: str
@@ -58,9 +58,9 @@ class Membership:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnd:
-    """How a run ended. ``visible``: whether all of it was readable when the reply was sent.
+    """How a run ended. ``visible`` says whether all of it was readable at the reply.
 
-    ``was_committed_before``: the token had already been committed, perhaps by another run.
+    ``was_committed_before`` means that the token was committed already, maybe by another run.
     """
 
     visible: bool
@@ -68,11 +68,11 @@ class RunEnd:
 
 
 class TransactionMember(SyncSending):
-    """One task attempt of a distributed write, from any thread.
+    """The producer of one task attempt of a distributed write; usable from any thread.
 
-    A ``with`` block that ends with an error says so to the coordinator: the attempt can win no
-    more, and once all who took part have failed, what they wrote is aborted at once.
-    ``settings.transactional_id`` is not used: ``membership`` names the transaction.
+    Make it with ``cluster.member(...)``, in a ``with`` block. If the block ends with an error, the
+    member leaves its run: it can no longer win. Once all members have left, their records are
+    aborted at once. ``settings.transactional_id`` is ignored: ``membership`` names the transaction.
     """
 
     make_there = "pass its Membership and make one there with cluster.member(...)"
@@ -91,36 +91,39 @@ class TransactionMember(SyncSending):
         super().__init__(self._core.sender, loop_thread)
 
     def enlist(self) -> bool:
-        """Join the transaction. ``False``: the token is committed, so there is nothing to write.
+        """Join the run, durably; return false if the token is committed: there is nothing to write.
 
-        ``ProducerFencedError``: a newer run has begun, so this one is over.
+        ``ProducerFencedError`` if a newer run has begun.
         """
         return self._loop_thread.run(_enlist(self._core, self._membership))
 
     def flush(self) -> None:
-        """Send what is buffered and wait for it. Raises if any record of the member failed."""
+        """Send what is buffered and wait for its outcome; raise if any record failed.
+
+        All records sent so far are acknowledged by all in-sync replicas on return.
+        """
         self._loop_thread.run(self._core.flush())
 
     @property
     def winner(self) -> Winner:
-        """What to report to the planner after ``flush``: producer id and acknowledged records.
+        """The report for ``end_run``, after ``flush``: producer id and acknowledged record count.
 
-        ``IllegalStateError`` before ``enlist`` and while a record is not acknowledged: it would
-        be aborted although the member won. ``TransactionAbortableError`` if ``send`` refused one.
+        ``IllegalStateError`` before ``enlist``, or while a record is unacknowledged: it would be
+        missing from the commit. ``TransactionAbortableError`` if a ``send`` was rejected.
         """
         return _winner(self._core)
 
     @property
     def record_count(self) -> int:
-        """How many records were acknowledged."""
+        """The number of acknowledged records."""
         return self._core.sender.counters.records_acknowledged
 
     def close(self) -> None:
-        """Stop, without aborting: the end of the run decides the member's fate."""
+        """Stop without aborting: the end of the run commits or aborts this member's records."""
         self._loop_thread.run(self._core.leave())
 
     def __enter__(self) -> TransactionMember:
-        """The member itself; its run does not time out while the block lasts."""
+        """Return the member; its run does not time out within the block."""
         if not self._membership.is_committed:
             self._loop_thread.run(_keep(self._core, self._membership))
         return self
@@ -131,7 +134,7 @@ class TransactionMember(SyncSending):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close the member; one that has failed leaves its run."""
+        """Close the member; after an error it leaves its run."""
         if error is None:
             self.close()
         else:

@@ -1,15 +1,15 @@
 """The in-flight batches of one partition: at most five, in order, each until its outcome is final.
 
 Sequence numbers are assigned when a batch is first sent and kept by every retry, so that the leader
-recognises duplicates. Calls of one producer may overtake each other; a batch that must be resent
+recognises duplicates. Calls of one producer may overtake each other. A batch that must be resent
 waits until it is the oldest in flight.
 
-Without a transaction, a batch that fails for good leaves a gap that the leader will not pass. The
-partition then waits until nothing is in flight and continues under the next producer epoch, from
-sequence 0. In a transaction any failure fails the whole, and its end brings the next epoch.
+Without a transaction, a batch that fails leaves a gap that the leader will not pass. The partition
+then waits until nothing is in flight, and continues under the next producer epoch from sequence 0.
+In a transaction any failure spoils the whole transaction, and its end brings the next epoch.
 Source: KIP-98, "Idempotent producer guarantees"; KIP-360.
 
-One file: what becomes of a batch is told where it is decided, to its futures, counters and log.
+One file: the outcome of a batch goes to its futures, counters and log where it is decided.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _NOT_APPENDED: Final = frozenset(
         ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
     }
 )
-"""Retriable errors by which a leader says that it did not append. The others leave it open, even
+"""Retriable errors that mean that the leader did not append. The others leave it open, even
 ``NOT_LEADER_OR_FOLLOWER``: a deposed leader also sends it to calls that wait for replication."""
 
 _REFUSED_UNSEEN: Final = frozenset(
@@ -68,11 +68,11 @@ _REFUSED_UNSEEN: Final = frozenset(
         ErrorCode.INVALID_PRODUCER_ID_MAPPING,
     }
 )
-"""The leader did not append the batch and would take it under another epoch (idempotent only)."""
+"""Not appended, but the leader would accept it under another epoch (idempotent only)."""
 
 
 class _Gap(enum.Enum):
-    """Why the sequences of a partition no longer meet what its leader expects."""
+    """Why a partition's sequences no longer match what its leader expects."""
 
     REFUSED = "a batch was certainly not appended"
     UNKNOWN = "a batch may or may not have been appended"
@@ -82,8 +82,8 @@ class _Gap(enum.Enum):
 class _InFlight:
     """One batch in flight.
 
-    ``base_position`` (inclusive) and ``end_position`` (exclusive) count the records of the
-    partition under the current epoch; a sequence number is a position that wraps.
+    ``base_position`` (inclusive) and ``end_position`` (exclusive) count the partition's records
+    under the current epoch; a sequence number is a position that wraps.
     """
 
     batch: PendingBatch
@@ -93,18 +93,18 @@ class _InFlight:
     """How many batches were begun before it."""
     is_retrying: bool = False
     may_be_in_log: bool = False
-    """An earlier attempt may have been appended although no reply said so."""
+    """An earlier attempt may have been appended, although no reply said so."""
     last_error: ErrorCode = ErrorCode.NONE
     task: asyncio.Task[None] | None = None
 
     @property
     def place(self) -> tuple[int, int]:
-        """Orders the batches of a partition; the parts of a split one share its number."""
+        """The order among the partition's batches; the parts of a split batch share its number."""
         return self.number, self.base_position
 
 
 class PartitionSender:
-    """Sends the batches of one partition: of one transaction or, without one, all of them."""
+    """Sends one partition's batches: those of a transaction or, without one, all."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class PartitionSender:
 
     @property
     def in_flight_count(self) -> int:
-        """How many batches are in flight."""
+        """The number of batches in flight."""
         return len(self._in_flight)
 
     def pump(self) -> None:
@@ -145,14 +145,14 @@ class PartitionSender:
             pass
 
     def send_next(self) -> bool:
-        """Send one batch if one is full or due and the window allows; returns whether it did."""
+        """Send one batch if one is full or due and the window allows; return whether it did."""
         if self._is_stopped or self._gap is not None:
             return False
         # New batches behind one that is being retried would only arrive too early.
         if any(entry.is_retrying for entry in self._in_flight):
             return False
         # A leader remembers only the last few batches. A window that counted what is in flight
-        # could advance until the oldest is forgotten, and its retry would then be refused.
+        # could advance until the oldest is forgotten, and its retry would then be rejected.
         window = self._context.settings.max_in_flight_requests_per_connection
         if self._in_flight and self._begun_count - self._in_flight[0].number >= window:
             return False
@@ -176,23 +176,23 @@ class PartitionSender:
             self._context.fail(entry.batch, error)
 
     def expire(self, begun_before_s: float) -> None:
-        """Fail what was begun no later than ``begun_before_s``.
+        """Fail batches that were begun no later than ``begun_before_s``.
 
-        Its calls may still append, so nothing that follows is sent under the same epoch.
+        Their calls may still append, so nothing more is sent under the same epoch.
         """
         for entry in tuple(self._in_flight):
             # Failing the first of a transaction fails the others.
             if entry.batch.created_s <= begun_before_s and entry in self._in_flight:
                 if entry.task is not None:
                     self._owner.cancel_task(entry.task)
-                reason = "no answer came"
+                reason = "there was no reply"
                 if entry.last_error is not ErrorCode.NONE:
-                    reason = f"the last answer was {entry.last_error.name}"
+                    reason = f"the last reply was {entry.last_error.name}"
                 self._fail_entry(entry, self._expired(entry.batch, reason), _Gap.UNKNOWN)
         for entry in tuple(self._rewrites):
             if entry.batch.created_s <= begun_before_s:
                 self._rewrites.remove(entry)
-                self._lose(entry.batch, self._expired(entry.batch, "its leader refused it"))
+                self._lose(entry.batch, self._expired(entry.batch, "its leader rejected it"))
 
     # --- one batch ----------------------------------------------------------------------------
 
@@ -223,7 +223,7 @@ class PartitionSender:
         return payload
 
     async def _deliver(self, entry: _InFlight) -> None:
-        """Call the leader until the outcome of ``entry`` is known; ``expire`` cancels it."""
+        """Call the leader until the outcome of ``entry`` is known; ``expire`` cancels this."""
         settings = self._context.settings
         loop = asyncio.get_running_loop()
         backoff = Backoff(
@@ -274,15 +274,15 @@ class PartitionSender:
             await self._wait_for_turn(entry)
 
     async def _wait_for_turn(self, entry: _InFlight) -> None:
-        """A resent batch waits until those before it are final."""
+        """A resent batch waits until the batches before it are final."""
         while entry.is_retrying and self._in_flight and self._in_flight[0] is not entry:
             self._moved.clear()
             await self._moved.wait()
 
     def _handle_reply(self, entry: _InFlight, reply: ProduceReply) -> bool:
-        """Act on a reply; returns whether it was final for this entry."""
+        """Act on a reply; return whether it was final for this entry."""
         if entry not in self._in_flight:
-            # Failed together with others while this reply was in flight.
+            # It failed together with others while this reply was in flight.
             return True
         error = reply.error
         if error in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
@@ -297,7 +297,7 @@ class PartitionSender:
             self._split(entry)
             return True
         if error is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self._in_flight[0] is not entry:
-            # An earlier batch is still missing; after it this one will fit.
+            # An earlier batch is still missing; after that one, this one will fit.
             return False
         if error in _REFUSED_UNSEEN and self._transactional_id is None:
             if error is ErrorCode.UNKNOWN_PRODUCER_ID:
@@ -310,7 +310,7 @@ class PartitionSender:
         gap = _Gap.REFUSED
         if entry.may_be_in_log:
             gap = _Gap.UNKNOWN
-            detail += "; an earlier attempt got no answer: it may or may not be in the log"
+            detail += "; an earlier attempt got no reply: it may or may not be in the log"
         self._fail_entry(entry, exception_for(error, detail), gap, reply.refused_records)
         return True
 
@@ -343,9 +343,9 @@ class PartitionSender:
     def _fail_entry(
         self, entry: _InFlight, error: OncelogError, gap: _Gap, refused: tuple[int, ...] = ()
     ) -> None:
-        """``entry`` failed for good. ``gap`` says whether it may still be in the log.
+        """``entry`` has failed. ``gap`` says whether it may still be in the log.
 
-        ``refused`` are those of its records that are why, if the leader said so.
+        ``refused`` are the records that caused it, if the leader named them.
         """
         self._in_flight.remove(entry)
         if self._gap is not _Gap.UNKNOWN:
@@ -363,7 +363,7 @@ class PartitionSender:
             self._lose(
                 entry.batch,
                 OutOfOrderSequenceNumberError(
-                    f"a batch for partition {self._topic_partition} got no answer, and its leader "
+                    f"a batch for partition {self._topic_partition} got no reply, and its leader "
                     "does not know it: it may or may not be in the log"
                 ),
             )
@@ -414,9 +414,9 @@ class PartitionSender:
         self.pump()
 
     async def _next_identity(self) -> ProducerIdentity:
-        """The next epoch, which takes no call, or a new producer id.
+        """The next epoch, which needs no call, or a new producer id.
 
-        A new id follows the last epoch, or a leader's refusal of the id's ticket.
+        A new id follows the last epoch, or a leader's rejection of the id's ticket.
         """
         identity = self._identity
         is_ours = self._owner.identities.ticket_of(identity) is not None
@@ -428,7 +428,7 @@ class PartitionSender:
             try:
                 return await self._owner.identities.fresh()
             except OncelogError as error:
-                # Fail what waits for the identity; later records justify another attempt.
+                # Fail what waits for the identity; later records try again.
                 rewrites, self._rewrites = self._rewrites, []
                 for entry in rewrites:
                     self._lose(entry.batch, error)
@@ -481,20 +481,20 @@ class SenderContext:
     counters: SendCounters = field(default_factory=SendCounters)
 
     def fail(self, batch: PendingBatch, error: OncelogError, refused: tuple[int, ...] = ()) -> None:
-        """Fail a batch; if its leader said for which records, the others are told of those."""
+        """Fail a batch. If the leader named records, the others' error names those."""
         self.counters.batches_failed += 1
         self.counters.records_failed += batch.rows.record_count
         neighbours = None
         if refused:
             neighbours = InvalidRecordError(
-                "nothing is wrong with this record, but it was refused with its batch, which is "
-                f"taken or refused as a whole: {error}"
+                "nothing is wrong with this record, but it was rejected with its batch, which is "
+                f"appended or rejected as a whole: {error}"
             )
         batch.delivery.finish(error=error, refused=refused, neighbours=neighbours)
         self.failures.record(batch.delivery, batch.rows.record_count)
 
     def expire(self, begun_before_s: float) -> Iterator[OncelogError]:
-        """Fail what no sender has taken and was begun no later; yields the errors."""
+        """Fail unsent batches that were begun at or before ``begun_before_s``; yield the errors."""
         for batch in self.accumulator.take_old(begun_before_s):
             error = expired(batch, self.settings.delivery_timeout_ms, "it was never sent")
             self.fail(batch, error)
@@ -507,23 +507,23 @@ class SenderContext:
 
 
 class SenderOwner(Protocol):
-    """What a partition sender needs of its producer."""
+    """The part of a producer that a partition sender uses."""
 
     fencing: Fencing
-    """Tells why a leader refuses the epoch of a transaction."""
+    """Finds out why a leader rejects the epoch of a transaction."""
     identities: PlainIdentities
     """Producer ids and their tickets (idempotent only)."""
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run ``work``; if a bug makes it fail, the producer fails and no future hangs."""
+        """Run ``work``; if it raises unexpectedly, the producer fails, so that no future hangs."""
         ...
 
     def cancel_task(self, task: asyncio.Task[None]) -> None:
-        """Cancel what ``spawn`` began, unless it is what runs."""
+        """Cancel a task of ``spawn``, unless it is the current one."""
         ...
 
     def batch_failed(self, error: OncelogError) -> None:
-        """A batch failed for good: fail the transaction, if there is one."""
+        """A batch has failed: spoil the transaction, if there is one."""
         ...
 
 
@@ -542,15 +542,15 @@ LINE_PERIOD_S: Final = 1.0
 """At most one line per period; it counts the records that it covers."""
 
 UNREPORTED_MAX: Final = 100
-"""How many failed batches ``flush`` remembers; it raises one, and the counters count all."""
+"""``flush`` remembers this many failed batches and raises one; the counters count all."""
 
 
 class UnreportedFailures:
-    """Records of one producer that failed without anyone waiting for them: never lost silently.
+    """Records of one producer that failed while nobody waited for them: never lost silently.
 
-    In a transaction the commit fails: with ``is_reported`` nothing is kept here. Without one, a
-    caller that drops the future of ``send`` would never know; so the failure is logged, and the
-    next ``flush`` raises it.
+    In a transaction the commit fails, so with ``is_reported`` nothing is kept here. Outside, a caller
+    that drops the future of ``send`` would never know: the failure is logged, and the next
+    ``flush`` raises it.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, is_reported: bool) -> None:
@@ -573,7 +573,7 @@ class UnreportedFailures:
             self._timer = self._loop.call_later(LINE_PERIOD_S, self._on_period_end)
 
     def take(self) -> OncelogError | None:
-        """The first failure still unexamined, for ``flush`` to raise; returned once."""
+        """The first failure that nobody has read, for ``flush`` to raise; returned once."""
         self._log()
         failed = [delivery for delivery in self._failed if not delivery.is_observed]
         self._failed.clear()

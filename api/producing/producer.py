@@ -1,17 +1,17 @@
-"""Producers: ``Producer`` for threads, ``AsyncProducer`` the same with ``await``.
+"""Producers: ``Producer`` for threads, ``AsyncProducer`` for asyncio.
 
-Every producer is idempotent: a record lands once, in order, whatever is retried. With a
-``transactional_id`` records and consumer offsets become visible all at once or not at all::
+Every producer is idempotent: a record is appended once and in order, however often it is retried.
+With a ``transactional_id``, records and consumer offsets become visible together or not at all::
 
     producer.init_transactions()
     with producer.transaction():
         producer.send("flights", value=b"...", key=b"EWR")
         producer.send_offsets_to_transaction({partition: offset}, consumer.group_metadata())
 
-Errors of a transaction: ``abortable`` ones ask for ``abort_transaction``, ``fatal`` ones for a new
-producer. A call that timed out may have taken effect: make the same call again.
+After an ``abortable`` error call ``abort_transaction``; after a ``fatal`` one make a new producer.
+A call that timed out may have taken effect: make the same call again. Source: KIP-98, KIP-360.
 
-One file: members of distributed writes send as producers do, and the checks are those of a send.
+One file: members of distributed writes send as producers do, with the same checks.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class SyncSending(ProcessBound):
         loop_thread.call_when_forbidden(sender.forbid)
         loop_thread.call_when_closed(sender.close)
         if not sender.interceptors:
-            # The fast path: one call from the caller into a batch with room. What it falls back to
-            # must not refer to this object, which could never be forgotten.
+            # The fast path: one call from the caller into a batch with room. Its fallback must
+            # not refer to this object, which could then never be garbage-collected.
             slow = partial(_send, sender, loop_thread)
             self.send = sender.open_batches.sender(slow)  # type: ignore[method-assign]
 
@@ -95,17 +95,21 @@ class SyncSending(ProcessBound):
         timestamp_ms: int | None = None,
         partition: int | None = None,
     ) -> RecordFuture:
-        """Send one record; returns at once, and the future gives its offset.
+        """Send one record; return a future that resolves to its offset.
 
-        A record goes to ``partition``, else by the hash of its key, else to a sticky partition. A
-        ``value`` of ``None`` is a tombstone. ``timestamp_ms`` ``None`` is now. Waits up to
-        ``max_block_ms`` while ``buffer_memory`` is full, and some milliseconds when the thread
-        is far ahead of what is sent. Raises ``TypeError`` for what is not bytes,
-        ``UnknownTopicOrPartitionError`` if there is no such topic after a few seconds,
-        ``MessageTooLargeError``, and ``IllegalStateError`` outside a transaction. A transaction in
-        which it raised anything, even ``KeyboardInterrupt``, cannot be committed without
-        ``despite_refused_sends``. Only a call that does not fit the signature goes unnoticed:
-        Python refuses it before ``send`` begins.
+        Returns once the record is buffered; it is durable once the future resolves. It goes to
+        ``partition``, else by the hash of its key, else to a sticky partition (KIP-480).
+        ``value=None`` is a tombstone. ``timestamp_ms`` is in ms since the epoch; ``None`` is now.
+        Waits up to ``max_block_ms`` while ``buffer_memory`` is full, and some ms when this thread
+        is far ahead of delivery.
+
+        Raises ``TypeError`` for wrong types, ``MessageTooLargeError``,
+        ``UnknownTopicOrPartitionError`` if the topic is still unknown after a few seconds, and
+        ``IllegalStateError`` if the producer is transactional and no transaction is open.
+
+        Once it has raised anything in a transaction, even ``KeyboardInterrupt``, that transaction
+        can commit only with ``despite_refused_sends``. A call with a wrong signature does not
+        count: Python rejects it before ``send`` begins.
         """
         chain = self._sender.interceptors
         if not chain:
@@ -134,13 +138,14 @@ class SyncSending(ProcessBound):
     def send_arrow(self, topic: str, table: Any) -> TableFuture:
         """Send a pyarrow ``Table`` or ``RecordBatch``, one record per row, without Python objects.
 
-        Columns: ``value`` (binary or string) and, optionally, ``key`` (the same), ``timestamp``
-        (milliseconds or an Arrow timestamp), ``headers`` (``list<struct<key, value>>``) and
-        ``partition`` (integer); null counts as absent. Rows of a partition keep their order. Waits
-        while ``buffer_memory`` is full.
+        Columns: ``value`` (binary or string) and optionally ``key`` (the same), ``timestamp`` (ms
+        since the epoch, or an Arrow timestamp), ``headers`` (``list<struct<key, value>>``) and
+        ``partition`` (integer). Null means absent. Rows of a partition keep their order. Waits up
+        to ``max_block_ms`` while ``buffer_memory`` is full.
 
-        One future for the whole table: it resolves to one ``BatchMetadata`` per batch that was
-        appended, or raises the error of the first batch that failed.
+        Returns one future for the table. It resolves to one ``BatchMetadata`` per batch, once all
+        are durable, or raises the error of the first batch that failed. Raises as ``send`` does,
+        and ``TypeError`` or ``ValueError`` for columns that records cannot have.
         """
         self._loop_thread.check()
         try:
@@ -180,7 +185,7 @@ class AsyncSending(ProcessBound):
         timestamp_ms: int | None = None,
         partition: int | None = None,
     ) -> asyncio.Future[RecordMetadata]:
-        """``Producer.send``: await it to have the record accepted, its result for the offset."""
+        """``Producer.send``: await it to buffer the record, and its result for the offset."""
         sender, chain = self._sender, self._sender.interceptors
         if not chain and (future := self._add(topic, value, key, headers, timestamp_ms, partition)):
             return future.awaitable()
@@ -222,12 +227,15 @@ class AsyncSending(ProcessBound):
             raise
 
     def forbid(self) -> None:
-        """Refuse every use: this is the copy in a forked process."""
+        """Reject every use: this is the copy in a forked process."""
         self._sender.forbid()
 
 
 class Producer(SyncSending):
-    """Sends records, from any thread. Make it with ``cluster.producer(...)``; close it."""
+    """Sends records from any thread. Make it with ``cluster.producer(...)`` and close it.
+
+    Every producer is idempotent. With a ``transactional_id`` it is transactional. Source: KIP-98.
+    """
 
     def __init__(
         self,
@@ -245,31 +253,33 @@ class Producer(SyncSending):
         close_if_forgotten(self, loop_thread, self._core)
 
     def init_transactions(self) -> bytes | None:
-        """Take over the transactional id: older producers with it are fenced from now on.
+        """Take over the transactional id: fence older producers and abort what they left open.
 
-        What they left open is aborted first. Returns the commit token of the last committed
-        transaction, ``None`` if it had none, by which a restarted program knows what is done.
+        Returns the commit token of the id's last committed transaction, or ``None`` if it had none;
+        it tells a restarted program what is done. ``RequestTimedOutError`` after ``max_block_ms``:
+        call again.
         """
         return self._loop_thread.run(self._core.init_transactions())
 
     def begin_transaction(self) -> None:
-        """Open a transaction. Makes no call; the coordinator learns of it with the first record."""
+        """Open a transaction. Makes no call: the coordinator learns of it with the first record."""
         self._loop_thread.check()
         self._core.begin_transaction()
 
     def send_offsets_to_transaction(self, offsets: Offsets, group: GroupMetadata) -> None:
-        """Commit the next offsets to read of a consumer group with the transaction (KIP-447).
+        """Commit a consumer group's next offsets to read as part of the transaction (KIP-447).
 
-        ``group`` is ``consumer.group_metadata()``; at most 10,000 offsets per call. A member that
-        has been replaced is refused with an abortable error, and so is whatever is given after a
-        rebalance has taken a partition that was read for this transaction: that is read again.
-        Impossible arguments are refused before anything is sent: ``TypeError``,
-        ``InvalidRequestError``, ``InvalidTopicError``, ``InvalidGroupIdError`` or
-        ``OffsetMetadataTooLargeError`` names the value. Offsets of a topic that was deleted and
-        created again are refused. Those of one that is only deleted are, too, once the coordinator
-        has heard of it, within minutes; until then they are taken, as what was read is no less
-        true, and go with the topic. Once this raises anything, even ``KeyboardInterrupt``, the
-        transaction can only be aborted.
+        ``group`` is ``consumer.group_metadata()``; at most 10,000 offsets per call. An invalid
+        argument is named by ``TypeError``, ``InvalidRequestError``, ``InvalidTopicError``,
+        ``InvalidGroupIdError`` or ``OffsetMetadataTooLargeError`` before anything is sent.
+
+        Raises an abortable error for a member that has been replaced, and after a rebalance has
+        taken a partition that was read for this transaction: its records are read again. Offsets of
+        a topic that was deleted and created again are rejected. After a deletion alone, offsets are
+        rejected once the coordinator knows, within minutes; until then they are accepted, and are
+        deleted with the topic.
+
+        Once this raises anything, even ``KeyboardInterrupt``, the transaction can only be aborted.
         """
         try:
             self._loop_thread.run(self._core.send_offsets(_checked_offsets(offsets, group), group))
@@ -280,28 +290,29 @@ class Producer(SyncSending):
     def commit_transaction(
         self, token: bytes | None = None, *, despite_refused_sends: bool = False
     ) -> bool:
-        """Send what is buffered, wait for it, and commit; on return the transaction is decided.
+        """Deliver what is buffered and commit; on return the commit is decided and durable.
 
-        ``token``, at most 1 KiB, is stored with the decision and returned by
-        ``init_transactions``. Returns whether all of it is already readable; ``False`` if a
-        partition was unreachable. Raises an abortable error if a record failed, or if ``send``
-        raised in the transaction, unless ``despite_refused_sends`` says to commit without that
-        record. After ``RequestTimedOutError``, which comes within ``max_block_ms`` and leaves
-        records on their way, call it again, with the same token. An id that
-        remembers a version of an application's writes commits only later versions of it;
-        anything else raises an abortable error.
+        Returns whether all of it is already readable; ``False`` if a partition was unreachable.
+        ``token``, at most 1,024 bytes, is stored with the decision and returned by
+        ``init_transactions``.
+
+        Raises an abortable error if a record failed, or if ``send`` raised in the transaction; with
+        ``despite_refused_sends`` it commits without records that ``send`` rejected. After
+        ``RequestTimedOutError`` (within ``max_block_ms``) records may still be in flight: call it
+        again with the same token. An id whose last token names an application's version commits
+        only later versions of it; anything else raises an abortable error.
         """
         return self._loop_thread.run(
             self._core.commit_transaction(token, despite_refused_sends=despite_refused_sends)
         )
 
     def abort_transaction(self) -> None:
-        """Abort the transaction. After a timeout call it again."""
+        """Abort the transaction, durably. After ``RequestTimedOutError`` call it again."""
         self._loop_thread.run(self._core.abort_transaction())
 
     @contextlib.contextmanager
     def transaction(self, token: bytes | None = None) -> Iterator[Producer]:
-        """A transaction as a block: commits at its end, aborts if an exception leaves it."""
+        """Run a block as a transaction: commit at its end, abort if it raises."""
         check_token(token)
         self.begin_transaction()
         try:
@@ -322,25 +333,25 @@ class Producer(SyncSending):
     def flush(self) -> None:
         """Send what is buffered and wait until the outcome of every record sent so far is known.
 
-        Raises the first failure of the transaction. Outside transactions raises, once, a failure
-        whose future was never examined; the others are logged and counted in ``metrics()``.
+        Raises the first failure of the transaction. Outside transactions it raises, once, a failure
+        whose future nobody has read; others are logged and counted in ``metrics()``.
         """
         self._loop_thread.run(self._core.flush())
 
     def metrics(self) -> ProducerMetrics:
-        """The producer's metrics."""
+        """Return the producer's counters and current values; makes no call."""
         return metrics_of(self._core)
 
     def close(self, timeout_ms: int | None = None) -> None:
-        """Deliver what is buffered, or abort an open transaction, within the time; then stop.
+        """Deliver what is buffered, or abort an open transaction, within ``timeout_ms``; then stop.
 
-        A commit that another thread waits for finishes first. May be called again. What is not
-        done in time is left to the transaction timeout.
+        A commit that another thread waits for finishes first. Safe to repeat. What is not done in
+        time is left to the transaction timeout.
         """
         self._loop_thread.run(self._core.close(timeout_ms))
 
     def __enter__(self) -> Producer:
-        """The producer itself."""
+        """Return the producer itself."""
         return self
 
     def __exit__(
@@ -349,14 +360,17 @@ class Producer(SyncSending):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close the producer; then raise what ``flush`` would, unless an error leaves the block."""
+        """Close the producer, then raise what ``flush`` would unless the block raised."""
         self.close()
         if kind is None:
             self._core.raise_unreported()
 
 
 class AsyncProducer(AsyncSending):
-    """``Producer`` for the event loop that it is made on."""
+    """``Producer`` for asyncio, on the event loop that it is made on.
+
+    Make it with ``cluster.async_producer(...)`` and close it.
+    """
 
     def __init__(self, router: Router, settings: ProducerSettings, *, random: Random) -> None:
         self.settings = settings
@@ -417,7 +431,7 @@ class AsyncProducer(AsyncSending):
         await self._core.flush()
 
     def metrics(self) -> ProducerMetrics:
-        """What this producer has done so far."""
+        """See ``Producer.metrics``."""
         return metrics_of(self._core)
 
     async def close(self, timeout_ms: int | None = None) -> None:
@@ -425,7 +439,7 @@ class AsyncProducer(AsyncSending):
         await self._core.close(timeout_ms)
 
     async def __aenter__(self) -> AsyncProducer:
-        """The producer itself."""
+        """Return the producer itself."""
         return self
 
     async def __aexit__(
@@ -434,7 +448,7 @@ class AsyncProducer(AsyncSending):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close the producer; then raise what ``flush`` would, unless an error leaves the block."""
+        """Close the producer, then raise what ``flush`` would unless the block raised."""
         await self.close()
         if kind is None:
             self._core.raise_unreported()
@@ -444,9 +458,9 @@ class AsyncProducer(AsyncSending):
 class ProducerMetrics:
     """Totals since the producer was made, and two current values.
 
-    Current: ``batches_in_flight``, and the unacknowledged ``buffered_bytes``, at most
-    ``buffer_memory_bytes``. ``commit_ms`` and ``abort_ms`` sum the time from call to decision
-    over all transactions. ``bytes_sent`` counts encoded batches, without retries.
+    Current are ``batches_in_flight`` and ``buffered_bytes``, the unacknowledged bytes, of at most
+    ``buffer_memory_bytes``. ``commit_ms`` and ``abort_ms`` sum the time from call to decision over
+    all transactions. ``bytes_sent`` counts encoded batches, without retries.
     """
 
     records_sent: int
@@ -469,7 +483,7 @@ class ProducerMetrics:
 
     @property
     def records_per_batch(self) -> float:
-        """Mean number of records of a batch; 0 before the first."""
+        """Mean number of records per batch; 0 before the first."""
         return self.records_sent / self.batches_sent if self.batches_sent else 0.0
 
     @property
@@ -481,7 +495,7 @@ class ProducerMetrics:
 
     @property
     def buffer_use(self) -> float:
-        """The used fraction of ``buffer_memory``."""
+        """The used fraction of ``buffer_memory``, 0 to 1."""
         return self.buffered_bytes / self.buffer_memory_bytes
 
 
@@ -570,7 +584,7 @@ def _intercepted(
 
 @contextlib.contextmanager
 def _refusals_reported(chain: InterceptorChain) -> Iterator[None]:
-    """Interceptors also see the outcome of a record that is not accepted (KIP-42)."""
+    """Report also records that are not accepted to interceptors (KIP-42)."""
     try:
         yield
     except (Exception, asyncio.CancelledError) as error:
@@ -589,7 +603,7 @@ def _checked(
     timestamp_ms: int | None,
     partition: int | None,
 ) -> tuple[bytes | None, bytes | None, Headers]:
-    """The arguments of ``send`` with plain bytes; ``TypeError`` names the one that is wrong."""
+    """The arguments of ``send`` with plain bytes; ``TypeError`` names a wrong one."""
     if type(topic) is not str:
         _checked_topic(topic)
     if value is not None and type(value) is not bytes:
@@ -658,7 +672,7 @@ _POSITION_TYPES: Final = {
 def _checked_offsets(
     offsets: Offsets, group: GroupMetadata
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """``offsets`` as they are sent, if a coordinator can take them from ``group``."""
+    """``offsets`` as in a request, if a coordinator can accept them from ``group``."""
     _check_group(group)
     if not isinstance(offsets, Mapping):
         raise TypeError(f"offsets must be a mapping, not {type(offsets).__name__}")

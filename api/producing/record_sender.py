@@ -1,9 +1,9 @@
-"""The sending half of a producer: gathers records, enrols their partitions, sends the batches.
+"""The sending half of a producer: accumulate records, enrol their partitions, send the batches.
 
-Lives on one event loop. Only the methods under "from any thread" may be called from elsewhere;
-they take the accumulator's lock and wake the loop when they must.
+Belongs to one event loop. Only the methods under "from any thread" may be called from other
+threads; they take the accumulator's lock and wake the loop if needed.
 
-One file: tasks, timers and look-ups of a producer all lead to the next batch that may be sent.
+One file: the tasks, timers and look-ups of a producer all lead to the next batch to send.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ from oncelog.storage.model import (
 from oncelog.storage.records.compression import Codec
 
 ENROL_AFTER_S: Final = 0.001
-"""How long the first record waits for others, of more partitions, to be enrolled in one call."""
+"""How long the first record waits, so that more partitions are enrolled in the same call."""
 
 
 class RecordSender:
@@ -140,12 +140,12 @@ class RecordSender:
 
     @property
     def buffered_bytes(self) -> int:
-        """Estimated bytes of records whose outcome is not known yet."""
+        """Estimated bytes of records whose outcome is not yet known."""
         return self._accumulator.buffered_bytes
 
     @property
     def in_flight_count(self) -> int:
-        """How many batches are in flight to their leaders."""
+        """The number of batches in flight to their leaders."""
         return sum(sender.in_flight_count for sender in tuple(self._senders.values()))
 
     @property
@@ -177,7 +177,7 @@ class RecordSender:
         timestamp_ms: int | None,
         partition: int | None,
     ) -> RecordFuture | None:
-        """Accept one record, its types checked; ``None`` if ``make_room`` must be awaited first."""
+        """Accept one type-checked record; ``None`` if ``make_room`` must be awaited first."""
         metadata = self._topics.known(topic, partition)
         if metadata is None or self._accumulator.buffered_bytes >= self.settings.buffer_memory:
             return None
@@ -186,7 +186,7 @@ class RecordSender:
             raise MessageTooLargeError(
                 f"the record takes {size} bytes, more than "
                 f"max_request_size={self.settings.max_request_size}",
-                advice="send it in parts",
+                advice="split it",
             )
         if timestamp_ms is None:
             timestamp_ms = self._clock.now_ms()
@@ -202,7 +202,7 @@ class RecordSender:
         return future
 
     def append_batch(self, batch: ColumnBatch, table: TableDelivery) -> None:
-        """Accept one batch of a table; if not ``has_room``, await ``make_room`` first."""
+        """Accept one batch of a table; without ``has_room``, await ``make_room`` first."""
         delivery, wake = self._accumulator.append_rows(
             batch.topic_partition, batch.rows, batch.size_bytes
         )
@@ -211,23 +211,23 @@ class RecordSender:
             self._loop.call_soon_threadsafe(self._woken, wake)
 
     def record_refused(self, error: BaseException) -> None:
-        """``send`` raised ``error``: the open transaction, if there is one, lacks a record."""
+        """Note that ``send`` raised ``error``: an open transaction lacks a record."""
         if self._state is not None:
             self._state.send_refused(error)
 
     def has_room(self, topic: str, partition: int | None = None) -> bool:
-        """Whether ``topic`` and its ``partition`` are known and ``buffer_memory`` not used up."""
+        """Whether ``topic`` and ``partition`` are known and ``buffer_memory`` is not full."""
         return (
             self._topics.known(topic, partition) is not None
             and self._accumulator.buffered_bytes < self.settings.buffer_memory
         )
 
     def partition_count(self, topic: str) -> int:
-        """How many partitions a topic has for which ``has_room`` was true."""
+        """The partition count of a topic for which ``has_room`` was true."""
         return len(metadata.partitions) if (metadata := self._topics.known(topic)) else 0
 
     def sticky_partition(self, topic: str, partition_count: int) -> int:
-        """Another partition for a block of records without keys."""
+        """Choose another partition, for a block of records without keys."""
         return self._accumulator.sticky_partition(topic, partition_count)
 
     def now_ms(self) -> int:
@@ -237,7 +237,7 @@ class RecordSender:
     async def make_room(self, topic: str, partition: int | None = None) -> None:
         """Wait until ``topic`` and ``partition`` are known and there is memory.
 
-        That may take ``max_block_ms``; see ``TopicFinder`` for those that do not exist.
+        This may take ``max_block_ms``; see ``TopicFinder`` for topics that do not exist.
         """
         self._check_send()
         if not is_valid_topic_name(topic):
@@ -251,14 +251,14 @@ class RecordSender:
             )
         except asyncio.TimeoutError:
             raise RequestTimedOutError(
-                f"buffer_memory={self.settings.buffer_memory} stayed full of unanswered records "
+                f"buffer_memory={self.settings.buffer_memory} stayed full of pending records "
                 f"for max_block_ms={self.settings.max_block_ms}; is the topic's leader alive?"
             ) from None
 
     def _has_memory(self) -> bool:
         if self._accumulator.buffered_bytes < self.settings.buffer_memory:
             return True
-        # Send what lingers for more records: none can be accepted while memory is full.
+        # Send lingering batches: no record can be accepted while memory is full.
         self._end_linger()
         return False
 
@@ -269,7 +269,7 @@ class RecordSender:
         return [tp for tp in self._accumulator.waiting() if not self._is_ready(tp)]
 
     async def enrol(self, partitions: Collection[TopicPartition]) -> None:
-        """Enrol partitions in the transaction and keep their tickets; a failure is its state's."""
+        """Enrol partitions in the transaction and keep their tickets; ``state`` notes a failure."""
         state = self._state
         if state is None or self.enrolment is None or not state.is_sending:
             return
@@ -284,21 +284,21 @@ class RecordSender:
         self._send_due()
 
     async def deliver_all(self) -> None:
-        """Send everything, and wait until each outcome is known; an error if closed meanwhile."""
+        """Send everything, and wait until each outcome is known; raise if closed meanwhile."""
         deliveries = self._accumulator.close_open()
         self._send_due()
         await self._until(lambda: self._accumulator.is_delivered(deliveries))
         if self._is_closed:
-            # What was not delivered was dropped; nothing may be committed without it.
+            # Undelivered records were dropped; nothing may be committed without them.
             raise ClientClosedError("the producer was closed before everything was delivered")
 
     def take_failure(self) -> OncelogError | None:
-        """A failure outside transactions that no one has examined; each is returned once."""
+        """A failure outside transactions that nobody has read; each is returned once."""
         return self._context.failures.take()
 
     @property
     def written_partitions(self) -> frozenset[TopicPartition]:
-        """What the open transaction has sent records to."""
+        """The partitions that the open transaction has sent records to."""
         return frozenset(self._senders)
 
     def forget_partitions(self) -> None:
@@ -326,10 +326,10 @@ class RecordSender:
         self.stop(error_of_others(error, is_fatal=is_fatal))
 
     def failed(self, method: str, reply: Reply, call_again: str = "") -> OncelogError:
-        """What to raise for a final ``reply``; its weight is noted in the transaction's state.
+        """The exception for a final ``reply``; the transaction's state notes its weight.
 
-        A retriable code means that time ran out. With ``call_again`` the state stays as it is
-        and the application makes the same call again; without it the transaction fails.
+        A retriable code means that time ran out. With ``call_again`` the state stays as it is, and
+        the application repeats the call; without it the transaction is spoilt.
         """
         weight = severity(method, reply.error)
         if weight is ErrorClass.RETRIABLE and call_again:
@@ -341,17 +341,17 @@ class RecordSender:
         return error if is_over or error.abortable else abort_after(error)
 
     def forbid(self) -> None:
-        """This is the copy of a sender in a forked process: it accepts nothing."""
+        """Accept nothing: this is the copy of a sender in a forked process."""
         self._is_closed = self._is_forked = True
         self._accept(False)
 
     def check_process(self) -> None:
-        """``IllegalStateError`` in a forked process, whose copy of the event loop never runs."""
+        """``IllegalStateError`` in a forked process, where the event loop's copy never runs."""
         if self._is_forked:
             raise IllegalStateError(AFTER_FORK)
 
     def close(self) -> None:
-        """Stop for good."""
+        """Stop permanently."""
         self._is_closed = True
         self._accept(False)
         if self.enrolment is not None:
@@ -412,7 +412,7 @@ class RecordSender:
         """Send what is full or due, after any producer id or enrolment that it needs."""
         if self._state is not None and not self._state.is_sending:
             return
-        # In rounds, one batch per partition, so that all leaders get work at once.
+        # In rounds of one batch per partition, so that all leaders get work at once.
         found = (self._sender(topic_partition) for topic_partition in self._accumulator.waiting())
         senders = [sender for sender in found if sender is not None]
         while senders:
@@ -421,7 +421,7 @@ class RecordSender:
             self._prepare_early()
 
     def _prepare_early(self) -> None:
-        """Prepare for what is gathered, due or not, so that it need not wait later."""
+        """Prepare for accumulated records, due or not, so that they need not wait later."""
         is_wanted = self._state is None or self._state.is_sending
         if is_wanted and self._preparing is None and self.unready_partitions():
             self._preparing = self.spawn(self._prepare())
@@ -459,7 +459,7 @@ class RecordSender:
         return self._accumulator.has_due() and bool(self.unready_partitions())
 
     async def _prepare(self) -> None:
-        """Get the producer id, or enrol new partitions, all that have records in one call."""
+        """Get the producer id, or enrol all new partitions with records, in one call."""
         try:
             while unready := self.unready_partitions():
                 if self._state is None:
@@ -479,7 +479,7 @@ class RecordSender:
         try:
             self.identities.current = await self.identities.fresh()
         except OncelogError as error:
-            self._context.drop(error)  # Not for good: the next record asks again.
+            self._context.drop(error)  # Not permanent: the next record tries again.
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         """Wait for ``condition``, which changes only when the outcome of a batch is known."""
@@ -495,17 +495,17 @@ class RecordSender:
         self.stop(crash)
 
     def _cancelled(self) -> None:
-        """A task was cancelled, but not by this producer: what it was about is lost.
+        """A task was cancelled, but not by this producer, so its work is lost.
 
-        An abort takes that back. Without a transaction nothing does, as nobody knows what is in
-        the log. In one that has nothing on its way nothing is missing.
+        An abort takes that back. Without a transaction nothing does, since nobody knows what is in
+        the log. In a transaction without records in flight, nothing is missing.
         """
         if self._state is None:
             self._crashed(cancelled_by_program("producer"))
         elif self.buffered_bytes:
             error = TransactionAbortableError(
                 "a task of the producer was cancelled by the program, as frameworks cancel all "
-                "when they shut down",
+                "tasks at shutdown",
                 advice="call abort_transaction()",
             )
             self.fail_transaction(error, ErrorClass.ABORTABLE)
@@ -529,9 +529,9 @@ def open_batches_for(settings: ProducerSettings, router: Router) -> OpenBatches:
 class SenderTasks:
     """The tasks of one producer: none ends unseen, and none outlives it.
 
-    Runs coroutines on ``loop``; one that fails is a bug and goes to ``on_crash``.
-    ``on_cancelled`` is called for one that was cancelled, but not by ``cancel_task`` or ``cancel``,
-    unless it was begun as one that the producer can do without.
+    Runs coroutines on ``loop``. An exception of one is a bug and goes to ``on_crash``.
+    ``on_cancelled`` is called for a task that was not cancelled by ``cancel_task`` or ``cancel``,
+    except for one that the producer can do without.
     """
 
     def __init__(
@@ -544,7 +544,7 @@ class SenderTasks:
         self._spare: set[asyncio.Task[None]] = set()
         self._on_crash = on_crash
         self._on_cancelled = on_cancelled
-        # In start order, so that they are cancelled in it too.
+        # In start order, so that they are cancelled in that order too.
         self._tasks: dict[asyncio.Task[None], None] = {}
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -555,13 +555,13 @@ class SenderTasks:
         return task
 
     def spawn_spare(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """``spawn`` for what may be cancelled by anybody, as others do it later."""
+        """``spawn`` for work that anybody may cancel, because other tasks make up for it."""
         task = self.spawn(work)
         self._spare.add(task)
         return task
 
     def cancel_task(self, task: asyncio.Task[None]) -> None:
-        """Cancel ``task``, whose end is of no more interest; one that runs goes on to its end."""
+        """Cancel ``task``, which is no longer needed, unless it is the current one."""
         if task is not asyncio.current_task(self._loop):
             self._tasks.pop(task, None)
             task.cancel()
@@ -591,19 +591,19 @@ class SenderTasks:
 
 
 RESOLUTION_S: Final = 0.001
-"""Anything due within this is due now: a timer may fire early by the clock's resolution."""
+"""Batches due within this are due now: a timer may fire early by the clock's resolution."""
 
 AGAIN_AFTER_S: Final = 0.1
-"""The minimum interval between checks while something overdue cannot be expired yet."""
+"""The minimum interval between checks while an overdue batch cannot be expired yet."""
 
 
 class DeliveryDeadline:
-    """``delivery_timeout_ms``: the outcome of a batch is known by then, wherever the batch is.
+    """``delivery_timeout_ms``: a batch's outcome is known by then, wherever the batch is.
 
-    Calls ``expire`` with the time at or before which a batch must have begun to be overdue;
-    ``accumulator`` knows when, by the time of ``loop``, the oldest one was begun. One timer serves
-    all batches, set for the oldest: as all have the same timeout, it is reset only when it fires,
-    so a healthy producer pays nothing per batch.
+    Calls ``expire`` with a time; batches begun at or before it are overdue. ``accumulator`` knows
+    when the oldest was begun, by the time of ``loop``. One timer serves all batches and is set for
+    the oldest. All have the same timeout, so it is reset only when it fires: a healthy producer
+    pays nothing per batch.
     """
 
     def __init__(
@@ -664,9 +664,9 @@ class TopicFinder:
     async def find(self, topic: str, partition: int | None = None) -> None:
         """Wait until ``topic`` is known, up to ``max_block_ms``.
 
-        A topic that the controller does not know is reported after a few seconds. A ``partition``
-        beyond the known ones may just have been added, so the controller is asked again. Raises
-        ``UnknownTopicOrPartitionError``, or the reason why the controller does not answer.
+        A topic unknown to the controller is an error after a few seconds. A ``partition`` beyond
+        the known ones may just have been added, so the controller is asked again. Raises
+        ``UnknownTopicOrPartitionError``, or the reason why the controller does not reply.
         """
         await self._until_answered(lambda: self._router.partition_count(topic))
         if partition is None or self.known(topic, partition) is not None:

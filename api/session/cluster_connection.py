@@ -1,10 +1,10 @@
-"""How a program gets to a cluster: start one, join one that runs, and find it again.
+"""How a program reaches a cluster: start one, join a running one, and find it again.
 
-A cluster that ``init`` started leaves ``cluster.json`` in its data directory while it runs, so
-that other programs given the same directory join it. A program that joins says what
-it expects of the cluster, and another one is refused.
+A cluster that ``init`` started leaves ``cluster.json`` in its data directory while it runs, so that
+other programs with the same directory join it. A program that joins says what it expects, and any
+other cluster is rejected.
 
-One file: starting, joining and finding share the data directory, Ray and what is refused.
+One file: starting, joining and finding share the data directory, Ray and the checks.
 """
 
 from __future__ import annotations
@@ -64,24 +64,24 @@ DISCOVERY_FILE: Final = "cluster.json"
 DEFAULT_DATA_DIR: Final = "oncelog-data"
 
 DataDir: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
-"""One data directory, or several: a sequence, or a text with a comma between two."""
+"""One data directory, or several: a sequence, or a text with commas."""
 
 _loop_threads: Final[weakref.WeakSet[LoopThread]] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discovery:
-    """Where a running cluster of a data directory is: its Ray address and its starter."""
+    """Where the cluster of a data directory runs: its Ray address and its starter process."""
 
     address: str
     dashboard_url: str
     process_id: int
     life: str = field(default="", compare=False)
-    """Distinguishes processes that reuse its id: the machine's boot and the start time."""
+    """Tells apart processes with the same id: the machine's boot and the start time."""
 
 
 def refuse_after_fork(loop_thread: LoopThread) -> None:
-    """Make everything that lives on ``loop_thread`` refuse to work in children of this process."""
+    """Make everything on ``loop_thread`` refuse to work in forked children of this process."""
     _loop_threads.add(loop_thread)
 
 
@@ -95,10 +95,10 @@ os.register_at_fork(after_in_child=_forbid_in_child)
 
 
 def directory_paths(data_dir: DataDir) -> tuple[Path, ...]:
-    """The data directories' paths, absolute and without links as far as this machine knows them.
+    """The data directories as absolute paths, with links resolved where this machine can.
 
-    The first is the broker's own. ``InvalidSettingError`` for none, too many, one that is named
-    twice, and one with the comma that separates them.
+    The first is the broker's own. ``InvalidSettingError`` for none, too many, a duplicate, or a
+    path with a comma, which separates directories.
     """
     if isinstance(data_dir, str):
         given: list[str | os.PathLike[str]] = [*data_dir.split(DATA_DIR_SEPARATOR)]
@@ -108,7 +108,7 @@ def directory_paths(data_dir: DataDir) -> tuple[Path, ...]:
         raise refused(
             "data_dir",
             data_dir,
-            f"1 to {DATA_DIRECTORIES_MAX} directories, in one text with a comma between two",
+            f"1 to {DATA_DIRECTORIES_MAX} directories, in one text separated by commas",
         )
     paths = tuple(Path(one).expanduser().absolute().resolve() for one in given)
     for number, path in enumerate(paths):
@@ -130,18 +130,18 @@ def data_dir_text(paths: Iterable[Path]) -> str:
 
 
 def check_data_dir(data_dir: str | os.PathLike[str]) -> Path:
-    """Make the data directory and refuse one that cannot be written, naming it and the reason."""
+    """Create the data directory, or raise why it cannot be used."""
     path = Path(data_dir).expanduser().absolute()
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise InvalidSettingError(
             f"data_dir={str(path)!r} is a file",
-            advice="give a directory, or a path where one can be made",
+            advice="give a directory, or a path where one can be created",
         ) from None
     except OSError as error:
         raise InvalidSettingError(
-            f"data_dir={str(path)!r} cannot be made ({error.strerror})",
+            f"data_dir={str(path)!r} cannot be created ({error.strerror})",
             advice="give another directory",
         ) from None
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
@@ -156,10 +156,10 @@ def check_data_dir(data_dir: str | os.PathLike[str]) -> Path:
 
 
 def join_ray(address: str) -> None:
-    """Connect this process to the Ray cluster at ``address``, unless it is connected to it.
+    """Connect this process to the Ray cluster at ``address``, unless it already is.
 
     Raises ``ConnectionFailedError`` within seconds if there is none, or if this process is
-    connected to another one: it can be in one at a time.
+    connected to another cluster: it can be in only one at a time.
     """
     refuse_ray_of_parent()
     prepare_to_join()
@@ -174,7 +174,7 @@ def join_ray(address: str) -> None:
             raise ConnectionFailedError(
                 f"this process is connected to the Ray cluster at {ray_address()}, so it cannot "
                 f"use the one at address={address!r}",
-                advice="use another process, or call ray.shutdown() before",
+                advice="use another process, or call ray.shutdown() first",
             )
         return
     try:
@@ -195,7 +195,7 @@ def join_ray(address: str) -> None:
 
 
 def _host_and_port(address: str) -> str:
-    """Where Ray would connect to: resolves "auto" and this machine's own names."""
+    """The address that Ray would use: resolves "auto" and this machine's own names."""
     from ray._private.services import canonicalize_bootstrap_address_or_die
 
     if "://" in address:
@@ -213,7 +213,7 @@ def _host_and_port(address: str) -> str:
 
 
 def ray_cluster_id() -> bytes:
-    """What names the Ray cluster that this process is connected to."""
+    """The id of the Ray cluster that this process is connected to."""
     from ray._private.worker import global_worker
 
     worker: Any = global_worker
@@ -221,7 +221,7 @@ def ray_cluster_id() -> bytes:
 
 
 def check_joined(*, num_cpus: int | None, dashboard_port: int | None) -> None:
-    """Refuse settings that differ in a Ray cluster this program did not start."""
+    """Reject settings that differ in a Ray cluster that this program did not start."""
     import ray
 
     if num_cpus is not None:
@@ -242,9 +242,9 @@ def check_joined(*, num_cpus: int | None, dashboard_port: int | None) -> None:
 
 
 def start_ray(*, num_cpus: int | None, dashboard_port: int | None) -> DelayedStarts:
-    """Start a Ray cluster of this process's own, tuned for the log; it ends with the process.
+    """Start a Ray cluster, tuned for the log, that ends with this process.
 
-    What is returned starts the dashboard and the like.
+    The result starts the dashboard and other processes that can wait.
     """
     if dashboard_port is not None:
         check_dashboard_port(dashboard_port)
@@ -252,7 +252,7 @@ def start_ray(*, num_cpus: int | None, dashboard_port: int | None) -> DelayedSta
     prepare_to_start()
     import ray
 
-    # Ray announces here that it made a token; each of our processes finds it by itself.
+    # Ray logs here that it made a token; each of our processes finds the token by itself.
     logging.getLogger("ray").setLevel(logging.ERROR)
     options: dict[str, Any] = {} if dashboard_port is None else {"dashboard_port": dashboard_port}
     try:
@@ -276,14 +276,14 @@ def start_ray(*, num_cpus: int | None, dashboard_port: int | None) -> DelayedSta
 
 
 def ray_address() -> str:
-    """Address of the Ray cluster this process is connected to."""
+    """The address of the Ray cluster that this process is connected to."""
     import ray
 
     return str(ray.get_runtime_context().gcs_address)
 
 
 def dashboard_url() -> str:
-    """Address of the dashboard of the Ray cluster this process is connected to, or ``""``."""
+    """The address of that cluster's dashboard, or ``""``."""
     from ray._private.worker import get_dashboard_url
 
     url = get_dashboard_url()
@@ -309,7 +309,7 @@ def write_discovery(data_dir: Path, discovery: Discovery) -> None:
 
 
 def read_discovery(data_dir: Path) -> Discovery | None:
-    """Where the cluster of ``data_dir`` runs, or ``None`` when its starter is gone."""
+    """Where the cluster of ``data_dir`` runs, or ``None`` if its starter is gone."""
     try:
         fields = json.loads((data_dir / DISCOVERY_FILE).read_text(encoding="utf-8"))
         discovery = Discovery(
@@ -329,19 +329,19 @@ def forget_discovery(data_dir: Path) -> None:
 
 
 def life_of(process_id: int) -> str:
-    """Which process has that id now; empty if none, or if the system does not say."""
+    """Which process has that id now; "" if none, or if the system does not tell."""
     try:
         stat = Path(f"/proc/{process_id}/stat").read_text(encoding="ascii", errors="replace")
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
-    # The name of the program is in parentheses, and may hold any character.
+    # The program's name is in parentheses and may contain any character.
     started = stat.rpartition(")")[2].split()[19]
     return f"{boot_id} {started}"
 
 
 def _is_alive(discovery: Discovery) -> bool:
-    """Whether the starter is alive, and not another process that reuses its id."""
+    """Whether the starter is alive, not another process that reuses its id."""
     try:
         os.kill(discovery.process_id, 0)
     except ProcessLookupError:
@@ -355,7 +355,7 @@ def _is_alive(discovery: Discovery) -> bool:
 
 
 def has_log() -> bool:
-    """Whether the controller runs in this Ray cluster, or brokers do: they start the next one."""
+    """Whether the controller runs in this Ray cluster, or brokers, which start the next one."""
     import ray
 
     from oncelog.actors.launch.processes import running_actors
@@ -368,23 +368,23 @@ def has_log() -> bool:
 
 
 def check_cluster_id(cluster_id: str | None) -> None:
-    """Refuse what is no cluster's id."""
+    """Reject what is not a cluster id."""
     if cluster_id is not None and re.fullmatch("[0-9a-f]{32}", cluster_id) is None:
         raise InvalidSettingError(
-            f"cluster_id={cluster_id!r} is not the id of a cluster: it has 32 hexadecimal digits, "
-            "and `oncelog status` and meta.properties in each data directory say it"
+            f"cluster_id={cluster_id!r} is not a cluster id, which has 32 hexadecimal digits; "
+            "`oncelog status` and meta.properties in each data directory show it"
         )
 
 
 def check_cluster_settings(settings: Mapping[str, Any]) -> ClusterConfig:
-    """Build the cluster's settings; ``InvalidSettingError`` names what is wrong with one."""
+    """Build the cluster's settings; ``InvalidSettingError`` says which one is wrong, and why."""
     return build(ClusterConfig, settings)
 
 
 def is_log_started() -> bool:
-    """Whether the log runs, or comes back by itself: its node is alive.
+    """Whether the log runs or will restart: its node is alive.
 
-    What was pinned to a node that is away is started again elsewhere only if its data is there.
+    Actors pinned to a node that is gone restart elsewhere only if their data is there.
     """
     from oncelog.actors.launch import cluster_location
 
@@ -412,9 +412,9 @@ def start_log(
 ) -> None:
     """Start the controller where the data is; it starts every other actor of the log.
 
-    Remaining actors of a log whose node is down are ended first: they would wait forever.
-    ``is_ours``: this process has started Ray; if not, a majority of the voters is waited for, and
-    nodes with the data of the cluster that has to be there, as ``cluster_id`` says. Raises
+    Actors left from a log whose node is down are killed first, since they would wait forever.
+    ``is_ours`` means that this process has started Ray. If it has not, this waits for a majority of
+    the voters, on nodes with the data of the cluster ``cluster_id``. Raises
     ``ConnectionFailedError`` and ``InvalidSettingError`` as ``find_location`` does.
     """
     from oncelog.actors.launch import cluster_location
@@ -444,7 +444,7 @@ def start_log(
 
 
 def end_log() -> list[str]:
-    """Kill every actor of the log, as kill -9 would, and name them; acknowledged data is safe."""
+    """Kill every actor of the log, as kill -9 would; return their names. No data is lost."""
     from oncelog.actors.launch.processes import end_actors, running_actors
 
     ours = [name for name in running_actors() if name.startswith(LOG_ACTORS)]
@@ -463,18 +463,18 @@ def away_log() -> str:
 
 
 _NOT_LED: Final = {
-    ErrorCode.NONE: "the controller serves, but not every shard of the coordinators has a leader "
-    "that takes writes: `oncelog status` shows which"
+    ErrorCode.NONE: "the controller serves, but some coordinator shards have no leader that "
+    "accepts writes: `oncelog status` shows which"
 }
 
 
 async def wait_until_ready(
     transport: Transport, away: Callable[[], str] = lambda: ""
 ) -> MetadataReply:
-    """Wait until the controller answers and every coordinator shard is led.
+    """Wait until the controller replies and every coordinator shard has a leader.
 
-    Raises ``ConnectionFailedError`` with the last reason when that takes over a minute, or at
-    once when the actor named as the controller is not one, or the log is ``away``, as that says.
+    Raises ``ConnectionFailedError`` with the last reason after a minute. Raises it immediately if
+    the actor with the controller's name is not one, or if ``away()`` says that the log is gone.
     """
     request = MetadataRequest(topics=tuple(sorted(INTERNAL_TOPICS)))
     loop = asyncio.get_running_loop()
@@ -499,7 +499,7 @@ async def wait_until_ready(
 
 
 async def _are_led(transport: Transport, reply: MetadataReply) -> bool:
-    """Whether every coordinator shard is led now: epochs alone outlive the processes."""
+    """Whether every coordinator shard has a leader now; epochs alone outlive the processes."""
     addresses = [
         leader_address(topic, partition) for topic in reply.topics for partition in topic.partitions
     ]
@@ -519,7 +519,7 @@ async def _are_led(transport: Transport, reply: MetadataReply) -> bool:
 
 
 def check_data_dirs(metadata: MetadataReply, expected: tuple[Path, ...]) -> None:
-    """Refuse a cluster that keeps its data elsewhere."""
+    """Reject a cluster whose data is elsewhere."""
     found = data_directories(metadata.brokers[0].data_dir)
     if found != expected:
         raise ConnectionFailedError(
@@ -530,7 +530,7 @@ def check_data_dirs(metadata: MetadataReply, expected: tuple[Path, ...]) -> None
 
 
 def check_cluster(metadata: MetadataReply, expected: str | None) -> None:
-    """Refuse another cluster; ``None`` expects none."""
+    """Reject another cluster than ``expected``; ``None`` accepts any."""
     if expected not in {None, metadata.cluster_id}:
         raise ConnectionFailedError(
             f"cluster {metadata.cluster_id} runs here already, not cluster_id={expected!r}",
@@ -539,7 +539,7 @@ def check_cluster(metadata: MetadataReply, expected: str | None) -> None:
 
 
 def check_settings(metadata: MetadataReply, expected: Mapping[str, Any]) -> None:
-    """Refuse settings that the cluster does not have: it was started with its own."""
+    """Reject settings that differ from those the cluster was started with."""
     for name, value in expected.items():
         found = setting(metadata, name)
         if str(value) != found:
@@ -552,5 +552,5 @@ def check_settings(metadata: MetadataReply, expected: Mapping[str, Any]) -> None
 
 
 def setting(metadata: MetadataReply, name: str) -> str:
-    """What the cluster has of one setting of ``ClusterConfig``."""
+    """The cluster's value of one setting of ``ClusterConfig``."""
     return dict(metadata.settings).get(name, str(getattr(ClusterConfig(), name)))

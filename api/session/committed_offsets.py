@@ -1,8 +1,8 @@
-"""Questions and answers about offsets, for consumers, the admin client and data sources.
+"""Calls about offsets, for consumers, the admin client and data sources.
 
-All of them call each actor at most once per attempt, retry what is retriable until the time is up,
-and raise ``OncelogError`` for the rest. An unknown topic is raised at once: waiting will not
-make it appear.
+Each calls an actor at most once per attempt, retries retriable errors until the time is up, and
+raises other errors as ``OncelogError``. An unknown topic is not retried: waiting will not create
+it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from oncelog.storage.exceptions import exception_for
 from oncelog.storage.model import IsolationLevel, TopicPartition
 
 REQUEST_TIMEOUT_MS = 30_000
-"""How long one attempt may take, unless less time is left."""
+"""Deadline of one attempt, if that much time is left."""
 
 
 _LASTING: Final = frozenset(
@@ -45,12 +45,12 @@ _LASTING: Final = frozenset(
 
 
 def is_retriable(error: ErrorCode) -> bool:
-    """Whether a retry may help: not for an unknown topic, nor for a damaged log."""
+    """Whether a retry may help: not for an unknown topic or a damaged log."""
     return error.retriable and error not in _LASTING
 
 
 def consumer_backoff(settings: ConsumerSettings, random: Random) -> Backoff:
-    """The waits between the attempts of one operation of a consumer."""
+    """The waits between the attempts of one consumer operation."""
     return Backoff(
         BackoffPolicy(initial_ms=settings.retry_backoff_ms, max_ms=settings.retry_backoff_max_ms),
         random,
@@ -58,10 +58,10 @@ def consumer_backoff(settings: ConsumerSettings, random: Random) -> Backoff:
 
 
 def lag_of(position: int, *, start_offset: int, end_offset: int) -> int:
-    """What a reader at ``position`` would get, in offsets.
+    """Return the consumer lag at ``position``, in offsets.
 
-    From there, or from the log start (inclusive) if that has passed it, to the end (exclusive) that
-    its isolation level allows.
+    Counts from ``position``, or the log start (inclusive) if that is higher, to the end (exclusive)
+    that the isolation level allows.
     """
     return max(0, end_offset - max(position, start_offset))
 
@@ -111,11 +111,11 @@ async def fetch_committed(
     timeout_ms: int,
     require_stable: bool = True,
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Committed positions of a group: those of ``partitions`` that have one, or all it has.
+    """Committed offsets of a group: of ``partitions``, or all; those without one are left out.
 
-    A position in a deleted topic is none in the topic that has its name now. Waits while an open
-    transaction is about to commit one of them: the old offset would let its input be processed
-    twice; without ``require_stable`` the old one is given. Source: KIP-447.
+    The offset of a deleted topic does not count for a new topic of the same name. Waits for open
+    transactions that may commit one of them, because the old offset would let input be processed
+    twice. Without ``require_stable`` it returns the old one. Source: KIP-447.
     """
     wanted = None if partitions is None else tuple(partitions)
     request = OffsetFetchRequest(
@@ -145,7 +145,7 @@ async def fetch_committed(
     known = await router.metadata({tp.topic for tp in found})
     other = {tp.topic for tp, position in found.items() if not _is_in(known, tp, position)}
     if other:
-        # Either the position is of a deleted topic, or what we know of the topic is.
+        # Either the offset is of a deleted topic, or our metadata of the topic is old.
         known = {**known, **await router.metadata(other, refresh=True)}
     return {tp: position for tp, position in found.items() if _is_in(known, tp, position)}
 
@@ -153,7 +153,7 @@ async def fetch_committed(
 def _is_in(
     known: Mapping[str, TopicMetadata], tp: TopicPartition, position: OffsetAndMetadata
 ) -> bool:
-    """Whether the position is in the topic that has the name, as far as is ``known``."""
+    """Whether the offset is of the topic that has this name now, according to ``known``."""
     if not position.topic_id:
         return True
     return tp.topic in known and known[tp.topic].topic_id == position.topic_id
@@ -167,10 +167,10 @@ async def commit_offsets(
     random: Random,
     timeout_ms: int,
 ) -> None:
-    """Commit positions outside a transaction; durable on return. Safe to repeat.
+    """Commit offsets outside a transaction; durable on return. Safe to repeat.
 
-    ``IllegalGenerationError``, ``UnknownMemberIdError`` and ``RebalanceInProgressError`` mean that
-    the group has moved on and the partitions may now belong to another member.
+    After ``IllegalGenerationError``, ``UnknownMemberIdError`` or ``RebalanceInProgressError`` the
+    partitions may belong to another member.
     """
     if not offsets:
         return
@@ -202,7 +202,7 @@ async def commit_offsets(
 
 
 def _first_error(whole: ErrorCode, parts: Iterable[ErrorCode]) -> ErrorCode:
-    """The error of a reply: its own, else a part's that is final, else one that is retriable."""
+    """The error of a reply: its own, else a part's that is final, else a retriable one."""
     if whole is not ErrorCode.NONE:
         return whole
     errors = [error for error in parts if error is not ErrorCode.NONE]

@@ -1,9 +1,9 @@
-"""An asyncio event loop in its own thread, for callers that do not use asyncio.
+"""An asyncio event loop in its own thread, for callers without asyncio.
 
-What lives on it works only in the process that made it: it cannot be moved to another one, and
-after a fork it says so in the child.
+Objects on it work only in the process that made them. They cannot be moved to another process, and
+in a forked child they raise an error that says so.
 
-One file: the loop, its calls and what is bound to it end together.
+One file: the loop, its calls and the objects bound to it end together.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _Callbacks: TypeAlias = "list[weakref.WeakMethod[Callable[[], None]]]"
 _log = logging.getLogger(__name__)
 
 EXIT_MS: Final = 3_000
-"""How long the end of a program waits until what it left open has left its groups."""
+"""How long a program's exit waits until unclosed clients have left their groups."""
 
 PACKAGE: Final = __name__.partition(".")[0]
 
@@ -57,11 +57,11 @@ _running: Final[dict[threading.Thread, asyncio.AbstractEventLoop]] = {}
 """Every thread that has not ended, even if its ``LoopThread`` is no longer referenced."""
 
 _open_clients: Final[weakref.WeakKeyDictionary[Any, _Abandoning]] = weakref.WeakKeyDictionary()
-"""What a program may have left open, and what then happens to it."""
+"""Clients that a program may not have closed, and the call that then abandons them."""
 
 
 class Abandonable(Protocol):
-    """What is to be closed, and has a way to end if its program does not."""
+    """A client that should be closed, and can stop by itself if it is not."""
 
     @property
     def is_closed(self) -> bool:
@@ -69,26 +69,26 @@ class Abandonable(Protocol):
         ...
 
     async def abandon(self) -> None:
-        """Leave what it is a member of, and stop; what nobody asked for is not committed."""
+        """Leave the group or transaction, and stop; do not commit what nobody asked for."""
         ...
 
 
 class LoopOfProgram:
-    """The running event loop, which the program ends and not we."""
+    """The running event loop, which belongs to the program."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
 
     @property
     def is_ended(self) -> bool:
-        """Whether it runs no more, be it for a while."""
+        """Whether the loop does not run, even if only for a while."""
         return not self.loop.is_running()
 
 
 def close_if_forgotten(
     public_client: Any, loop_thread: LoopThread | LoopOfProgram, client: Abandonable
 ) -> None:
-    """Abandon ``client`` once nothing refers to ``public_client``, or when the program ends.
+    """Abandon ``client`` once ``public_client`` is garbage-collected, or the program ends.
 
     A ``ResourceWarning`` names the line that made it. ``client`` must not refer to
     ``public_client``.
@@ -101,7 +101,7 @@ def close_if_forgotten(
 
 
 def _caller() -> str:
-    """The line of the program outside this package that is being run."""
+    """The current line of the program, outside this package."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(PACKAGE):
         frame = frame.f_back
@@ -111,7 +111,7 @@ def _caller() -> str:
 def _abandon(
     loop_thread: LoopThread | LoopOfProgram, client: Abandonable, name: str, made_at: str
 ) -> concurrent.futures.Future[None] | None:
-    """Begin to; in any thread, that of the loop among them. What was closed stays as it is."""
+    """Start to abandon ``client``, from any thread, even the loop's; not if it was closed."""
     if client.is_closed or loop_thread.is_ended:
         return None
     article = "an" if name.startswith("A") else "a"
@@ -128,13 +128,13 @@ def _abandon(
 def _log_left(
     loop_thread: LoopThread | LoopOfProgram, leaving: concurrent.futures.Future[None]
 ) -> None:
-    """Until here something refers to the thread, which so lives until it has left."""
+    """Log a failure to leave; until then this callback keeps the thread alive."""
     if not loop_thread.is_ended and not leaving.cancelled() and leaving.exception() is not None:
-        _log.warning("what was not closed could not leave: %r", leaving.exception())
+        _log.warning("an unclosed client could not leave: %r", leaving.exception())
 
 
 def _end_all() -> None:
-    """End what the program left open, or the interpreter warns as it destroys the tasks."""
+    """Abandon unclosed clients at exit; else the interpreter warns as it destroys their tasks."""
     begun = [
         leaving for abandon in tuple(_open_clients.values()) if (leaving := abandon()) is not None
     ]
@@ -154,19 +154,19 @@ atexit.register(_end_all)
 
 
 def cancelled_by_program(client: str) -> ClientClosedError:
-    """What a client raises once a task that it cannot do without was cancelled by others."""
+    """The error of a client after the program has cancelled a task that it needs."""
     return ClientClosedError(
-        f"a task of the {client} was cancelled by the program, as frameworks cancel all when they "
-        f"shut down, or with its event loop",
+        f"a task of the {client} was cancelled by the program, as frameworks cancel all tasks at "
+        f"shutdown, or with its event loop",
         advice=f"close() it, and make a new {client} to go on",
     )
 
 
 class LoopCall(Generic[ResultT]):
-    """A coroutine on its way through a loop in another thread, and who waits for it, once.
+    """A coroutine called on another thread's loop, and the one thread that waits for it.
 
-    A future of ``run_coroutine_threadsafe`` does more, and takes a third of a call's time. While
-    the coroutine runs it may have the waiting thread call something; see ``call_in_place``.
+    A future of ``run_coroutine_threadsafe`` does more, and costs a third of a call's time. The
+    coroutine may have the waiting thread call something; see ``call_in_place``.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class LoopCall(Generic[ResultT]):
 
     def _end(self, task: asyncio.Task[ResultT]) -> None:
         if not task.cancelled():
-            # Else a failure that nobody waits for any more would be reported.
+            # Otherwise asyncio would report a failure that nobody waits for any more.
             task.exception()
         self._is_over = True
         self._wake()
@@ -201,7 +201,7 @@ class LoopCall(Generic[ResultT]):
             self._has_ended.release()
 
     def result(self) -> ResultT:
-        """Wait for the result or error; ``ClientClosedError`` if the loop was closed meanwhile.
+        """Wait for the result or error; ``ClientClosedError`` if the loop is closed meanwhile.
 
         If the wait is interrupted (Ctrl-C), the coroutine is cancelled.
         """
@@ -220,11 +220,11 @@ class LoopCall(Generic[ResultT]):
         assert task is not None
         try:
             if task.cancelled():
-                # What cancels is a wait that is interrupted, and is over then, or the loop's end.
+                # Only an interrupted wait, which is over then, or the loop's end cancels it.
                 raise ClientClosedError("the cluster was closed during the call")
             return task.result()
         finally:
-            # An error refers to this frame, and must not be referred to from it.
+            # The error refers to this frame, so this frame must not refer to the error.
             del task
 
     def _cancel(self) -> None:
@@ -232,7 +232,7 @@ class LoopCall(Generic[ResultT]):
             self._task.cancel()
 
     async def call_in_thread(self, function: Callable[[], object]) -> object:
-        """Have the waiting thread call ``function``; its result or ``Exception``."""
+        """Have the waiting thread call ``function``; return its result or raise its error."""
         outcome: asyncio.Future[object] = self._loop.create_future()
 
         def tell(report: Callable[..., None], value: object) -> None:
@@ -256,13 +256,13 @@ class LoopCall(Generic[ResultT]):
 _call: Final[contextvars.ContextVar[LoopCall[Any] | None]] = contextvars.ContextVar(
     "oncelog_call", default=None
 )
-"""The call from another thread that a coroutine is part of."""
+"""The call from another thread that the current coroutine is part of."""
 
 
 async def call_in_place(function: Callable[[], object]) -> None:
-    """Call ``function`` where the caller of this coroutine's client is: its thread, or this task.
+    """Call ``function`` in the thread or task that called the client of this coroutine.
 
-    In a task what it returns is awaited, if that is possible.
+    In a task, an awaitable result is awaited.
     """
     call = _call.get()
     if call is not None:
@@ -274,7 +274,7 @@ async def call_in_place(function: Callable[[], object]) -> None:
 
 
 def current_user() -> object:
-    """Who uses the client that this coroutine belongs to: a thread or, in asyncio, a task."""
+    """The caller of the client that this coroutine belongs to: a thread or, in asyncio, a task."""
     call = _call.get()
     return asyncio.current_task() if call is None else call.thread_id
 
@@ -282,9 +282,8 @@ def current_user() -> object:
 class LoopThread:
     """Runs coroutines of the synchronous clients in one daemon thread.
 
-    Every method may be called from any thread but the loop's own. The thread starts with the
-    first use and ends with the program, or once nothing refers to this object; ``close`` ends it
-    earlier.
+    Every method may be called from any thread but the loop's own. The thread starts with the first
+    use. It ends with ``close``, with the program, or once this object is garbage-collected.
     """
 
     def __init__(self, name: str = "oncelog-client") -> None:
@@ -309,15 +308,15 @@ class LoopThread:
                 callback()
 
     def call_when_forbidden(self, callback: Callable[[], None]) -> None:
-        """Call the method ``callback``, if its object still lives, when use is forbidden."""
+        """On ``forbid``, call the method ``callback`` if its object still exists."""
         with self._lock:
             self._on_forbid = _with_live(self._on_forbid, callback)
 
     def call_when_closed(self, callback: Callable[[], None]) -> None:
-        """Call the method ``callback``, if its object still lives, when the loop is about to end.
+        """When the loop is about to end, call the method ``callback`` if its object still exists.
 
-        What still runs is cancelled only then, so that it is not taken for the program's doing.
-        ``ClientClosedError`` once closed.
+        The loop's tasks are cancelled only afterwards, so that the cancellation is not mistaken for
+        the program's. ``ClientClosedError`` once closed.
         """
         with self._lock:
             if self._is_closed:
@@ -326,7 +325,7 @@ class LoopThread:
 
     @property
     def is_ended(self) -> bool:
-        """Whether nothing can be run any more, as in the child of a fork, or never was."""
+        """Whether nothing can run on it: it was closed or forbidden, or never started."""
         thread = self._thread
         return self._is_closed or thread is None or not thread.is_alive()
 
@@ -342,7 +341,7 @@ class LoopThread:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The running loop; starts the thread if need be. ``ClientClosedError`` once closed."""
+        """The running loop; starts the thread if needed. ``ClientClosedError`` once closed."""
         self.check()
         loop = self._loop
         if loop is not None and not self._is_closed:
@@ -366,7 +365,7 @@ class LoopThread:
     def submit(self, coroutine: Coroutine[Any, Any, ResultT]) -> LoopCall[ResultT]:
         """Start ``coroutine`` on the loop and return at once."""
         try:
-            # Under the lock: what comes before ``close`` is on the loop before that is stopped.
+            # Under the lock: what is submitted before ``close`` is on the loop before it stops.
             with self._lock:
                 return LoopCall(self.loop, coroutine)
         except BaseException:
@@ -374,15 +373,15 @@ class LoopThread:
             raise
 
     def run(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """Run ``coroutine`` on the loop, wait for it and return its result or raise its error.
+        """Run ``coroutine`` on the loop, wait for it, and return its result or raise its error.
 
         If the wait is interrupted (Ctrl-C), the coroutine is cancelled.
         """
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise IllegalStateError(
-                "a synchronous client was called from a callback on its own event loop; hand the "
-                "work to another thread, or use the asynchronous client"
+                "a synchronous client was called from a callback on its own event loop; call it in "
+                "another thread, or use the asynchronous client"
             )
         return self.submit(coroutine).result()
 
@@ -391,7 +390,7 @@ class LoopThread:
         self.loop.call_soon_threadsafe(callback, *arguments)
 
     def close(self) -> None:
-        """Cancel what still runs on the loop and end the thread. Idempotent."""
+        """Cancel what still runs on the loop and end the thread. Safe to repeat."""
         with self._lock:
             self._is_closed = True
             if self._forbidden:
@@ -405,19 +404,19 @@ class LoopThread:
 
 
 def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    """End the thread of a loop that nobody can use any more; in the child of a fork it is not."""
+    """End the thread of a loop that is no longer referenced; a forked child has no thread."""
     if thread.is_alive():
-        with contextlib.suppress(RuntimeError):  # It is closed.
+        with contextlib.suppress(RuntimeError):  # The loop is already closed.
             loop.call_soon_threadsafe(loop.stop)
 
 
 def _with_live(known: _Callbacks, callback: Callable[[], None]) -> _Callbacks:
-    """``callback`` after those of ``known`` whose objects still live."""
+    """``known`` without methods of objects that are gone, plus ``callback``."""
     return [*(one for one in known if one() is not None), weakref.WeakMethod(callback)]
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop, on_close: _Callbacks) -> None:
-    """Body of the thread: run until stopped, then let every task see its cancellation."""
+    """The thread: run the loop until stopped, then let every task see its cancellation."""
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
@@ -425,13 +424,13 @@ def _run_loop(loop: asyncio.AbstractEventLoop, on_close: _Callbacks) -> None:
         loop.run_until_complete(_call_all(on_close))
         _cancel_all(loop)
         loop.run_until_complete(loop.shutdown_asyncgens())
-        # Before it is closed: a closed loop cannot be asked to stop.
+        # Before the loop is closed: a closed loop cannot be asked to stop.
         _running.pop(threading.current_thread(), None)
         loop.close()
 
 
 def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
-    # Repeated: a task that ends may begin another.
+    # Repeated: a task may start another one as it ends.
     while tasks := asyncio.all_tasks(loop):
         for task in tasks:
             task.cancel()
@@ -479,11 +478,11 @@ AFTER_FORK: Final = (
 """The error of such an object in a child process, where its event loop never runs."""
 
 _ray_of_parent: Final[list[str]] = []
-"""In the child of a fork, of a process that used Ray: why nothing can be connected here."""
+"""Why nothing can connect here, in a forked child of a process that used Ray."""
 
 
 def record_fork() -> None:
-    """This is the child of a fork."""
+    """Note that this process is the child of a fork."""
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         _ray_of_parent.append(
@@ -494,22 +493,22 @@ def record_fork() -> None:
 
 
 def refuse_ray_of_parent() -> None:
-    """``ConnectionFailedError`` in the child of a fork, where each call of Ray would hang."""
+    """``ConnectionFailedError`` in a forked child, where each call of Ray would hang."""
     for reason in _ray_of_parent:
         raise ConnectionFailedError(reason)
 
 
 class ProcessBound:
-    """Base of what lives on the threads and connections of the process that made it.
+    """Base of objects that use threads and connections of the process that made them.
 
     Pickling, copying and sending to a Ray task raise ``TypeError`` with ``make_there``.
     """
 
     make_there: ClassVar[str] = "make one there"
-    """What the other process has to do instead."""
+    """What the other process must do instead."""
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Refuse to be pickled or copied."""
+        """Reject pickling and copying."""
         raise TypeError(
             f"a {type(self).__name__} works only in the process that made it and cannot be "
             f"pickled, copied or sent to a task or actor: {self.make_there}"

@@ -1,12 +1,12 @@
-"""What Ray itself is too slow for: to say that no cluster is at an address, and to start one.
+"""What Ray does too slowly: to find out that there is no cluster, and to start one.
 
-*Whether one is there* is answered within seconds, before Ray itself connects. Ray retries for
-minutes when nothing answers, and forever when something else does. One call to the control store
-shows that it is one, of which cluster, and whether it accepts our token.
+*The probe* tells within seconds whether a cluster is at an address, before Ray connects. Ray itself
+retries for minutes if nothing replies, and forever if something else does. One call to the control
+store shows whether it is one, of which cluster, and whether it accepts our token.
 
-*Processes of the head that no record waits for* start once the log serves. ``ray.init`` starts the
-dashboard, the autoscaler's monitor and the log monitor one after another before the node itself,
-and waits for the dashboard: three of five seconds (``docs/adr/0018``).
+*Delayed starts*: processes of the head node that the log does not need start once the log serves.
+``ray.init`` starts the dashboard, the autoscaler's monitor and the log monitor one after another
+before the node itself, and waits for the dashboard: three of five seconds (``docs/adr/0018``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _logger = logging.getLogger(__name__)
 # --- whether one is there ---------------------------------------------------------------------
 
 TIMEOUT_S: Final = 10.0
-"""How long the control store may take to answer; it does so in a few milliseconds."""
+"""How long the control store may take to reply; usually a few milliseconds."""
 
 _WHO_ARE_YOU: Final = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 _NO_PROXY: Final = (("grpc.enable_http_proxy", 0),)
@@ -37,14 +37,14 @@ _ADVICE: Final = "start one with `oncelog start`, or pass the address of one tha
 
 
 def ray_cluster_at(address: str, given: str = "") -> bytes:
-    """What names the Ray cluster at ``address``, host:port; ``given`` is how the caller put it.
+    """Return the id of the Ray cluster at ``address`` (host:port).
 
-    Raises ``ConnectionFailedError`` that says whether nothing answers, something else does, or the
-    token is missing or wrong.
+    ``given`` is the address as the user wrote it. ``ConnectionFailedError`` says whether nothing
+    replies, something else does, or the token is missing or wrong.
     """
     shown = f"address={given or address!r}"
     if given not in {"", "auto", address}:
-        # Ray takes a name of this machine for the address of its node.
+        # Ray replaces a name of this machine by the address of its node.
         shown += f", which Ray takes for {address},"
     headers = _token_headers()
     open_channel: Any = grpc.insecure_channel
@@ -85,34 +85,34 @@ def _reason(error: Any, shown: str, has_token: bool) -> str:
 # --- a head that starts -----------------------------------------------------------------------
 
 DELAYED: Final = ("start_monitor", "start_api_server", "start_log_monitor")
-"""Methods of Ray's private ``Node``; one that it does not have is left to Ray."""
+"""Methods of Ray's private ``Node``; Ray handles those that it does not have."""
 
 DASHBOARD_TIMEOUT_S: Final = 60.0
-"""How long whoever asks for the dashboard's address waits for it."""
+"""How long a request for the dashboard's address waits for it."""
 
 _begun: Final[list[DelayedStarts]] = []
 """At most one: those before have ended."""
 
 
 class DelayedStarts:
-    """What is still to be started of one Ray head."""
+    """The processes of a Ray head node that are still to be started."""
 
     def __init__(self) -> None:
         self._starts: list[Callable[[], None]] = []
         self._are_done = threading.Event()
 
     def begin(self, then: Callable[[], None]) -> None:
-        """Start it all beside this program, and call ``then``; nothing once Ray is shut down."""
+        """Start them in the background, then call ``then``; neither if Ray was shut down."""
         _begun.append(self)
         # Ray's processes end with the thread that started them: this one ends with the program.
         threading.Thread(target=self._run, args=(then,), name="ray-head", daemon=True).start()
 
     def wait(self) -> None:
-        """Return when all is started, or could not be."""
+        """Return when all are started, or failed to start."""
         self._are_done.wait(DASHBOARD_TIMEOUT_S)
 
     def add(self, start: Callable[[], None]) -> None:
-        """One more, in this order."""
+        """Add one more start; they run in this order."""
         self._starts.append(start)
 
     def _run(self, then: Callable[[], None]) -> None:
@@ -131,17 +131,17 @@ class DelayedStarts:
             if _is_up():
                 then()
         except Exception as error:
-            # This thread has to stay: what it has started ends with it.
-            _logger.warning("what Ray's head offers was not noted: %r", error)
+            # This thread must stay alive: the processes that it started end with it.
+            _logger.warning("the address of the Ray dashboard was not recorded: %r", error)
         threading.Event().wait()
 
 
 @contextlib.contextmanager
 def delayed() -> Iterator[DelayedStarts]:
-    """Within this, a Ray head that is started by this thread leaves ``DELAYED`` out."""
+    """Within this block, a Ray head node started by this thread leaves ``DELAYED`` out."""
     from ray._private.node import Node
 
-    # What an earlier head still starts uses Ray's state of this process.
+    # The delayed starts of an earlier head node use Ray's state of this process.
     while _begun:
         _begun.pop().wait()
     starts = DelayedStarts()
@@ -169,7 +169,7 @@ def _later(starts: DelayedStarts, method: Callable[..., None]) -> Callable[..., 
 
 
 def check_dashboard_port(port: int) -> None:
-    """Refuse a port that is taken, as Ray does, but before anything is started."""
+    """Reject a port that is in use, as Ray does, but before anything is started."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

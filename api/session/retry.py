@@ -1,8 +1,8 @@
-"""When and how soon a client repeats a call.
+"""Whether and when a client retries a call.
 
-A retriable code leads to the same call again; every other code is final and goes to the caller.
-Randomness comes from an injected generator and time from the running event loop, so that
-the simulator decides both.
+A retriable error leads to the same call again; any other error is final and goes to the caller.
+Randomness comes from an injected generator and time from the running event loop, so that the
+simulator controls both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from oncelog.actors.protocol.messages.base import ReplyT
 from oncelog.storage.errors import ErrorCode
 
 CONCURRENT_TRANSACTIONS_BACKOFF_MS: Final = 20
-"""The previous transaction of the id is about to complete: retry soon. Source: KIP-98."""
+"""The id's previous transaction is about to complete: retry soon. Source: KIP-98."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +48,8 @@ class Backoff:
     def delay_ms(self, error: ErrorCode) -> float:
         """How long to wait before the next attempt, in milliseconds, after ``error``.
 
-        ``CONCURRENT_TRANSACTIONS`` waits 20 ms and does not lengthen later waits: the
-        coordinator is healthy and busy with the previous step.
+        ``CONCURRENT_TRANSACTIONS`` waits 20 ms and does not lengthen later waits: the coordinator
+        is healthy and busy with the previous transaction.
         """
         if error is ErrorCode.CONCURRENT_TRANSACTIONS:
             return float(CONCURRENT_TRANSACTIONS_BACKOFF_MS)
@@ -74,10 +74,9 @@ async def call_with_retries(
 ) -> ReplyT:
     """Repeat ``attempt`` until its reply is final or ``timeout_ms`` have passed.
 
-    ``attempt`` looks its actor up and calls it, within the milliseconds it is given, those that
-    are left; it must be safe to repeat. The last reply is returned, so a reply with a retriable
-    code means that time ran out. ``attempt`` runs at least once; a wait that would end after the
-    deadline is not begun.
+    ``attempt`` gets the milliseconds that are left, looks its actor up and calls it; it must be
+    safe to repeat. The last reply is returned, so a retriable error in it means that time ran out.
+    ``attempt`` runs at least once; a wait that would end after the deadline is not begun.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_ms / 1_000

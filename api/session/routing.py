@@ -1,14 +1,14 @@
 """Which actor to call: leaders and coordinators, cached, and looked up again when they move.
 
-Leader addresses come from the controller and are only hints: an actor that does not lead says so,
-the hint is dropped and the next call asks the controller again. When the controller itself cannot
-be reached, an old hint is still used, because most actors come back under their old name.
+Leader addresses come from the controller and are only hints. An actor that does not lead replies
+so; the hint is dropped and the next call asks the controller again. If the controller itself is
+unreachable, an old hint is still used, because most actors restart under their old name.
 
-*Outages*: calls are repeated for as long as their time allows, many of them without end, so a
-program that gets nothing looks like one that has nothing to do. What its calls wait for is
-therefore told, once when it begins to last, and once when it is over.
+*Outages*: calls are retried for as long as their time allows, many of them forever. So a program
+that gets no reply looks like one that has nothing to do. Therefore an outage is reported once when
+it begins to last, and once when it is over.
 
-One file: who is called and who does not answer is known in the same place.
+One file: the place that knows who is called also knows who does not reply.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ from oncelog.storage.model import (
 )
 
 METADATA_TIMEOUT_MS: Final = 2_000
-"""How long one question to the controller may take."""
+"""Deadline of one metadata request to the controller."""
 
 METADATA_AGE_MAX_MS: Final = 300_000
-"""How long a topic's metadata is trusted: it may get partitions while clients run."""
+"""How long a topic's metadata is trusted: partitions may be added while clients run."""
 
 _COORDINATOR_TOPICS: Final = (TRANSACTION_STATE_TOPIC, CONSUMER_OFFSETS_TOPIC)
 
@@ -74,19 +74,19 @@ _STALE_ROUTE: Final = frozenset(
         ErrorCode.COORDINATOR_NOT_AVAILABLE,
     }
 )
-"""Codes after which the actor's address is asked for again."""
+"""Error codes after which the actor's address is looked up again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Lookup:
-    """The topics of one request to the controller, and the task that awaits the reply."""
+    """The topics of one metadata request, and the task that awaits the reply."""
 
     topics: frozenset[str]
     task: asyncio.Task[MetadataReply]
 
 
 class Router:
-    """The cluster's map as one client knows it. Belongs to one event loop; bounded by topics."""
+    """One client's metadata cache and calls. Belongs to one event loop; bounded by topics."""
 
     def __init__(
         self, transport: Transport, clock: Clock, metrics: MetricSink = NO_METRICS
@@ -104,20 +104,20 @@ class Router:
     # --- metadata -----------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Learn the coordinator shards. Raises ``OncelogError`` if the controller is not there.
+        """Learn the coordinator shards. Raises ``OncelogError`` if the controller does not reply.
 
-        The ``call_…`` methods do this themselves; the plain look-ups below need it done.
+        The ``call_…`` methods do this themselves; call it before the plain look-ups below.
         """
         await self.metadata(_COORDINATOR_TOPICS)
 
     async def metadata(
         self, topics: Iterable[str], *, refresh: bool = False
     ) -> Mapping[str, TopicMetadata]:
-        """Metadata of those of ``topics`` that exist, asking the controller for what is not known.
+        """Metadata of those of ``topics`` that exist; asks the controller if some is not cached.
 
-        With ``refresh`` the controller is asked in any case, and again after
-        ``METADATA_AGE_MAX_MS``. Raises ``NetworkError`` and the like
-        when it does not answer and something asked for is not cached.
+        With ``refresh``, or once it is older than ``METADATA_AGE_MAX_MS``, it asks in any case.
+        Raises ``NetworkError`` and the like if the controller does not reply and a topic is not
+        cached.
         """
         wanted = frozenset(topics)
         missing = wanted if refresh else wanted - (self.known_topics.keys() - self._stale)
@@ -130,19 +130,19 @@ class Router:
             ):
                 raise exception_for(
                     reply.error,
-                    reply.detail or "the controller does not answer; is the cluster running?",
+                    reply.detail or "the controller does not reply; is the cluster running?",
                 )
             if reply.error is not ErrorCode.NONE:
-                # Old metadata is used for a while longer: the controller may be away for long.
+                # Old metadata stays in use: the controller may be away for long.
                 now_s = asyncio.get_running_loop().time()
                 self._learned_s |= dict.fromkeys(missing & self._learned_s.keys(), now_s)
         return {topic: self.known_topics[topic] for topic in wanted if topic in self.known_topics}
 
     async def ask_for(self, topic: str) -> None:
-        """Ask the controller for ``topic``, known or not; raises why it does not answer."""
+        """Ask the controller about ``topic``, cached or not; raise if it does not reply."""
         reply = await self._ask(frozenset((topic,)))
         if reply.error is not ErrorCode.NONE:
-            raise exception_for(reply.error, reply.detail or "the controller does not answer")
+            raise exception_for(reply.error, reply.detail or "the controller does not reply")
 
     async def all_topics(self) -> Mapping[str, TopicMetadata]:
         """Metadata of every topic, internal ones included, fresh from the controller."""
@@ -156,20 +156,20 @@ class Router:
         return dict(self.known_topics)
 
     async def partition_count(self, topic: str) -> int:
-        """How many partitions ``topic`` has; ``UnknownTopicOrPartitionError`` if there is none."""
+        """The partition count of ``topic``; ``UnknownTopicOrPartitionError`` if it is unknown."""
         found = await self.metadata((topic,))
         if topic not in found:
             raise _unknown_topic(topic)
         return len(found[topic].partitions)
 
     def invalidate(self, topic_partition: TopicPartition) -> None:
-        """Forget that the leader of ``topic_partition`` is known; the next look-up asks again."""
+        """Drop the cached leader of ``topic_partition``; the next look-up asks again."""
         self._stale.add(topic_partition.topic)
 
     # --- look-ups -----------------------------------------------------------------------------
 
     async def leader(self, topic_partition: TopicPartition) -> tuple[str, int]:
-        """Whom to call for the leader of ``topic_partition``, and its leader epoch.
+        """The address of the leader of ``topic_partition``, and its leader epoch.
 
         Raises ``UnknownTopicOrPartitionError``, or ``BrokerNotAvailableError`` without a leader.
         """
@@ -195,7 +195,7 @@ class Router:
         return address, partition.leader_epoch
 
     def transaction_coordinator(self, transactional_id: str) -> str:
-        """Whom to call for the coordinator of ``transactional_id``.
+        """The address of the coordinator of ``transactional_id``.
 
         Raises ``CoordinatorNotAvailableError`` before ``start`` and while the shard has no leader.
         """
@@ -203,12 +203,12 @@ class Router:
         return self._shard_address(TRANSACTION_STATE_TOPIC, shard.partition)
 
     def group_coordinator(self, group_id: str) -> str:
-        """Whom to call for the coordinator of ``group_id``; see ``transaction_coordinator``."""
+        """The address of the coordinator of ``group_id``; see ``transaction_coordinator``."""
         shard = self.offsets_partition(group_id).partition
         return self._shard_address(CONSUMER_OFFSETS_TOPIC, shard)
 
     def offsets_partition(self, group_id: str) -> TopicPartition:
-        """The partition of the offsets log that holds the offsets of ``group_id``."""
+        """The partition of ``__consumer_offsets`` that has the offsets of ``group_id``."""
         shard = shard_of(group_id, self._known().offsets_partitions)
         return TopicPartition(CONSUMER_OFFSETS_TOPIC, shard)
 
@@ -224,10 +224,10 @@ class Router:
     async def call_leader(
         self, topic_partition: TopicPartition, request: Request[ReplyT], *, timeout_ms: int
     ) -> ReplyT:
-        """One call to the leader of ``topic_partition``; never raises for a lost call.
+        """Call the leader of ``topic_partition`` once; never raises for a lost call.
 
-        A look-up that fails is a reply with that code. After a code that says the
-        leader has moved or died, the next call looks it up again.
+        A failed look-up is a reply with its error code. After an error that means that the leader
+        has moved or died, the next call looks it up again.
         """
         outages, what = self.outages, topic_partition
         began_s = outages.now_s()
@@ -245,7 +245,7 @@ class Router:
     async def call_transaction_coordinator(
         self, transactional_id: str, request: Request[ReplyT], *, timeout_ms: int
     ) -> ReplyT:
-        """One call to the coordinator of ``transactional_id``; see ``call_leader``."""
+        """Call the coordinator of ``transactional_id`` once; see ``call_leader``."""
         return await self._call_coordinator(
             transactional_id, request, timeout_ms=timeout_ms, is_group=False
         )
@@ -253,17 +253,17 @@ class Router:
     async def call_group_coordinator(
         self, group_id: str, request: Request[ReplyT], *, timeout_ms: int
     ) -> ReplyT:
-        """One call to the coordinator of ``group_id``; see ``call_leader``."""
+        """Call the coordinator of ``group_id`` once; see ``call_leader``."""
         return await self._call_coordinator(group_id, request, timeout_ms=timeout_ms, is_group=True)
 
     async def call_controller(self, request: Request[ReplyT], *, timeout_ms: int) -> ReplyT:
-        """One call to the controller; see ``call_leader``."""
+        """Call the controller once; see ``call_leader``."""
         return await self.transport.call(CONTROLLER_ACTOR, request, timeout_ms=timeout_ms)
 
     # --- internals ----------------------------------------------------------------------------
 
     def _fresh(self, topic: str) -> TopicMetadata | None:
-        """What is known of ``topic`` if ``metadata`` would not ask for it again."""
+        """The cached metadata of ``topic`` if ``metadata`` would not ask for it again."""
         known, learned_s = self.known_topics.get(topic), self._learned_s.get(topic)
         if known is None or learned_s is None or topic in self._stale:
             return None
@@ -291,7 +291,7 @@ class Router:
     async def _call(
         self, tp: TopicPartition, actor: str, request: Request[ReplyT], *, timeout_ms: int
     ) -> ReplyT:
-        """One call to ``actor``, which leads ``tp``; given up if another that has a copy does."""
+        """Call ``actor``, which leads ``tp``; give up if another replica becomes the leader."""
         topic = self.known_topics.get(tp.topic)
         partition = None if topic is None else topic.find(tp.partition)
         is_copied = partition is not None and len(partition.replicas) > 1
@@ -301,7 +301,7 @@ class Router:
         return await watch.call(self.transport, request, timeout_ms=timeout_ms)
 
     async def _leader_now(self, tp: TopicPartition) -> str | None:
-        """Whom to call for ``tp`` as the controller has it; ``None`` if it does not say."""
+        """The address of the leader of ``tp`` from the controller; ``None`` if unknown."""
         try:
             await self.ask_for(tp.topic)
             return (await self.leader(tp))[0]
@@ -309,17 +309,17 @@ class Router:
             return None
 
     async def _ask(self, topics: frozenset[str]) -> MetadataReply:
-        """Ask the controller about ``topics``; callers that want the same share one question."""
+        """Ask the controller about ``topics``; callers with the same topics share one request."""
         while True:
             lookup = self._lookup
             if lookup is None:
                 task = asyncio.get_running_loop().create_task(self._question(topics))
                 lookup = self._lookup = _Lookup(topics=topics, task=task)
-                # Not by the task itself: one that is cancelled before its first step does nothing.
+                # Not by the task itself: a task cancelled before its first step never runs.
                 task.add_done_callback(self._forget_lookup)
-            # It goes on without this caller, since another may be waiting for the same answer.
+            # The request continues without this caller: another may wait for the same reply.
             await asyncio.wait((lookup.task,))
-            # A program that shuts down may have cancelled it; whoever still waits asks again.
+            # A program that shuts down may have cancelled it; other waiting callers ask again.
             if topics <= lookup.topics and not lookup.task.cancelled():
                 return lookup.task.result()
 
@@ -381,9 +381,9 @@ def _unknown_topic(topic: str) -> OncelogError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientContext:
-    """How a connection reaches its cluster, for bridges that build clients of their own.
+    """How a connection reaches its cluster, for integrations that build their own clients.
 
-    Stable inside this project, but not part of the public API: programs use ``Cluster``. It ends
+    Stable within this project, but not part of the public API: programs use ``Cluster``. It ends
     with ``Cluster.close``. ``router`` is for coroutines that run on ``loop_thread``.
     """
 
@@ -397,7 +397,7 @@ class ClientContext:
 
 
 OUTAGE_S: Final = 5.0
-"""How long something is not answered before that is told: an election takes less."""
+"""An outage this long is reported; an election takes less."""
 
 AWAY: Final = frozenset(
     {
@@ -415,16 +415,16 @@ AWAY: Final = frozenset(
         ErrorCode.REQUEST_TIMED_OUT,
     }
 )
-"""Codes of what cannot serve now; any other is an answer."""
+"""Error codes of an actor that cannot serve now; any other code ends an outage."""
 
 _log = logging.getLogger("oncelog.client")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
-    """``what`` does not answer, or does again (``is_over``); ``lasted_s`` is how long so far.
+    """``what`` does not reply, or does again (``is_over``), after ``lasted_s`` seconds so far.
 
-    ``who`` was called last, "" if nobody is known, and ``error`` is what came of that.
+    ``who`` is the actor called last, "" if none is known, and ``error`` is that call's error.
     """
 
     what: str
@@ -441,7 +441,7 @@ class _Silence:
 
 
 class Outages:
-    """Of one connection; belongs to one event loop. Bounded by what its program calls.
+    """The outages that one connection sees; belongs to one event loop, bounded by its callees.
 
     ``listeners`` are called on the loop with each ``Outage``: when one begins, and when it is over.
     """
@@ -455,18 +455,18 @@ class Outages:
         self._silences: dict[TopicPartition | str, _Silence] = {}
 
     def now_s(self) -> float:
-        """For ``record``: when a call began."""
+        """The time for ``record``'s ``began_s``, in monotonic seconds."""
         return self._now_s()
 
     @property
     def count(self) -> int:
-        """How many last that were told."""
+        """How many reported outages still last."""
         return sum(silence.is_reported for silence in self._silences.values())
 
     def record(
         self, what: TopicPartition | str, who: str, error: ErrorCode, *, began_s: float
     ) -> None:
-        """A call of ``who`` for ``what`` that began then has come to this."""
+        """Record the outcome of a call to ``who``, for ``what``, that began at ``began_s``."""
         silence = self._silences.get(what)
         if error not in AWAY:
             if silence is not None:
@@ -492,21 +492,21 @@ class Outages:
         what = f"partition {target}" if isinstance(target, TopicPartition) else target
         lasted_s = self._now_s() - silence.since_s
         if is_over:
-            _log.warning("%s answers again, after %.0f s", what, lasted_s)
+            _log.warning("%s replies again, after %.0f s", what, lasted_s)
         else:
             kind = "partition" if isinstance(target, TopicPartition) else target.split()[1]
             self._metrics.add(CLIENT_OUTAGES, 1, {"what": kind})
             _log.warning(
-                "%s does not answer since %.0f s: %s of %s; calls are repeated while their time "
+                "%s has not replied for %.0f s: %s of %s; calls are retried while their time "
                 "allows",
                 what,
                 lasted_s,
                 error.name,
-                who or "nobody: none is known",
+                who or "none: no actor is known",
             )
         outage = Outage(what=what, who=who, error=error, lasted_s=lasted_s, is_over=is_over)
         for listener in tuple(self.listeners):
             try:
                 listener(outage)
             except Exception:
-                _log.exception("a listener of outages failed")
+                _log.exception("an outage listener raised")

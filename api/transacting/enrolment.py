@@ -130,7 +130,7 @@ class ProducerEnrolments:
         return tuple(sorted(self._habit.following(written))) if is_wanted else ()
 
     def ended(self, written: Collection[TopicPartition], reply: EndTxnReply | None = None) -> None:
-        """A transaction that wrote to ``written`` has ended, with ``reply`` if one was needed."""
+        """Note that a transaction that wrote ``written`` has ended, with a ``reply`` if called."""
         asked_s, self._asked_s = self._asked_s, None
         self._is_prompt = False
         self._habit.ended(written)
@@ -145,7 +145,7 @@ class ProducerEnrolments:
             self._expiry_timer = self._loop.call_later(patience_s, self._on_expiry)
 
     async def end_ahead(self, *, within_ms: int | None = None) -> EndTxnReply:
-        """Abort what was begun ahead and not taken over, if anything; safe to repeat."""
+        """Abort a transaction begun ahead and not taken over, if any; safe to repeat."""
         async with self._ending:
             if self._begun is None and not self._must_end:
                 return EndTxnReply()
@@ -168,7 +168,7 @@ class ProducerEnrolments:
             return reply
 
     def close(self) -> None:
-        """Cancel the timer that ends what was begun ahead."""
+        """Cancel the timer that ends a transaction begun ahead."""
         if self._expiry_timer is not None:
             self._expiry_timer.cancel()
 
@@ -193,10 +193,10 @@ EXPECTED_MAX: Final = 64
 
 
 class EnrolmentHabit:
-    """What a transaction will probably write to: what both of the last two wrote to. Pure.
+    """The partitions that a transaction will probably write: those of both of the last two. Pure.
 
-    A producer that writes to the same partitions again and again can enrol all of them as soon as
-    it has the first record, while others are still being gathered.
+    A producer that writes the same partitions again and again can enrol all of them with its first
+    record, while other records are still being accumulated.
     """
 
     __slots__ = ("_last", "expected")
@@ -207,11 +207,11 @@ class EnrolmentHabit:
         """Of the next transaction; empty if unknown or too many."""
 
     def following(self, written: Collection[TopicPartition]) -> frozenset[TopicPartition]:
-        """What is expected of the transaction after one that sends records to ``written``."""
+        """The partitions expected of the transaction after one that writes ``written``."""
         both = self._last.intersection(written)
         return both if len(both) <= EXPECTED_MAX else frozenset()
 
     def ended(self, written: Collection[TopicPartition]) -> None:
-        """A transaction has ended that sent records to ``written``."""
+        """Note that a transaction that wrote ``written`` has ended."""
         self.expected = self.following(written)
         self._last = frozenset(written)

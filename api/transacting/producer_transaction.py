@@ -11,10 +11,10 @@ any ─fenced, or a reply that cannot be─▶ FATAL_ERROR: only close is left
 ```
 
 A failure is abortable only while a transaction is open or being committed. KIP-890 also allows it
-in ``init_transactions``; here it is fatal there and in an abort, since nothing is open that an
-abort could undo. A call that does not fit is refused and changes nothing. A call that timed out
-keeps its state, so that the same call resumes it. Each end of a transaction brings the producer
-epoch of the next one. Source: KIP-98, KIP-890.
+in ``init_transactions``. Here it is fatal there and in an abort, since nothing is open that an
+abort could undo. A call that does not fit the state is rejected and changes nothing. A call that
+timed out keeps its state, so that the same call resumes it. Each end of a transaction brings the
+producer epoch of the next one. Source: KIP-98, KIP-890.
 """
 
 from __future__ import annotations
@@ -90,13 +90,15 @@ _ADVICE: Final[dict[TransactionStatus, str]] = {
 
 
 def severity(method: str, error: ErrorCode) -> ErrorClass:
-    """What ``error``, answered to a producer's call of ``method``, means for its transaction.
+    """What ``error``, a reply to a producer's call of ``method``, means for its transaction.
 
-    The class of the code itself, except what a coordinator says of epochs (a stale one is
-    another producer's doing), of the group (a lost membership spoils only this transaction) and
-    of a refused commit: the transaction has been ended, or the token may not follow the last.
-    Whatever else is refused inside an open transaction spoils that only: an abort takes it back,
-    or tells that the producer cannot go on.
+    It is the class of the code itself, with exceptions. For a coordinator's reply about epochs, a
+    stale one is another producer's doing. For one about the group, a lost membership spoils only
+    this transaction. A rejected commit means that the transaction has been ended, or that the token
+    may not follow the last one.
+
+    Any other rejection inside an open transaction spoils only the transaction: an abort undoes it,
+    or shows that the producer cannot continue.
     """
     found = _SEVERITIES.get((method, error), error.error_class)
     if found is ErrorClass.FATAL and error not in _FATAL_INSIDE.get(method, {error}):
@@ -119,7 +121,7 @@ _FATAL_INSIDE: Final[dict[str, frozenset[ErrorCode]]] = {
     "add_offsets_to_txn": _CONDEMNED_BY_COORDINATOR,
     "txn_offset_commit": _CONDEMNED_BY_COORDINATOR,
 }
-"""Of the calls inside an open transaction: what condemns the producer itself."""
+"""Errors of calls inside an open transaction that are fatal for the producer."""
 
 _COORDINATOR_METHODS: Final = (
     "init_producer_id",
@@ -138,12 +140,12 @@ _SEVERITIES: Final[dict[tuple[str, ErrorCode], ErrorClass]] = {
         for method in _COORDINATOR_METHODS
     },
     ("txn_offset_commit", ErrorCode.REBALANCE_IN_PROGRESS): ErrorClass.ABORTABLE,
-    # The topic that was read has been deleted and made again; waiting does not help.
+    # The topic that was read has been deleted and created again; waiting does not help.
     ("txn_offset_commit", ErrorCode.UNKNOWN_TOPIC_ID): ErrorClass.ABORTABLE,
-    # The coordinator has ended the transaction, as it does at the transaction timeout: aborting
-    # fetches the epoch that it was given meanwhile.
+    # The coordinator has ended the transaction, as it does at the transaction timeout. An abort
+    # fetches the epoch that the producer was given meanwhile.
     ("end_txn", ErrorCode.INVALID_TXN_STATE): ErrorClass.ABORTABLE,
-    # The commit was refused for its token, and the transaction is as open as before.
+    # The commit was rejected for its token, and the transaction is still open.
     ("end_txn", ErrorCode.OUTDATED_VERSION): ErrorClass.ABORTABLE,
     ("end_txn", ErrorCode.INVALID_REQUEST): ErrorClass.ABORTABLE,
 }
@@ -151,7 +153,7 @@ _SEVERITIES: Final[dict[tuple[str, ErrorCode], ErrorClass]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerIdentity:
-    """The producer id and epoch that batches carry."""
+    """The producer id and epoch in batches."""
 
     producer_id: int = NO_PRODUCER_ID
     producer_epoch: int = NO_PRODUCER_EPOCH
@@ -160,8 +162,8 @@ class ProducerIdentity:
 class ProducerTransaction:
     """State, identity, enrolled partitions and commit token of one transactional producer.
 
-    ``check_…`` and ``begin_…`` answer calls of the application and raise to it; the others are
-    called when replies come, and an illegal one is a bug that poisons the producer.
+    ``check_…`` and ``begin_…`` are for calls of the application and raise to it. The others are
+    called when replies come; an illegal one is a bug, and the producer fails.
     """
 
     __slots__ = (
@@ -190,20 +192,20 @@ class ProducerTransaction:
         """Whether the coordinator may know of the open transaction, so that it must be ended."""
         self._offset_sequence = 0
         self.offsets_partitions: set[TopicPartition] = set()
-        """The partitions of consumer groups that positions are sent to in the transaction."""
+        """The partitions of ``__consumer_offsets`` that the transaction sends offsets to."""
         self.on_accepting: Callable[[bool], None] = _ignore
-        """Called at each move, in the same turn, with whether records are now accepted."""
+        """Called at each transition, in the same turn, with whether records are now accepted."""
         self._status = _S.UNINITIALIZED
         self._ready_at = 0
         self._ended_at = 0
-        """The moments since when a transaction could begin, and when the last had ended, if any."""
+        """Since when a transaction can begin, and when the last one ended (0: never); moments."""
         self._error: OncelogError | None = None
         self._refused: BaseException | None = None
         self._refused_offsets: BaseException | None = None
 
     @property
     def status(self) -> TransactionStatus:
-        """The state now."""
+        """The current state."""
         return self._status
 
     @property
@@ -213,22 +215,22 @@ class ProducerTransaction:
 
     @property
     def error(self) -> OncelogError | None:
-        """Why the producer is in an error state; ``None`` in the others."""
+        """Why the producer is in an error state; ``None`` in other states."""
         return self._error
 
     # --- calls of the application -------------------------------------------------------------
 
     def check_send(self) -> None:
-        """Refuse a record, or offsets, unless a transaction is open."""
+        """Reject a record or offsets unless a transaction is open."""
         if self._status is not _S.IN_TRANSACTION:
             self._refuse()
 
     def check_input(self, given_up: Mapping[TopicPartition, GivenUpInput]) -> None:
-        """Refuse positions once a rebalance took a partition that was read for the transaction.
+        """Reject positions once a rebalance took a partition that was read for the transaction.
 
-        Its records are read again, here or by another member, and would count twice. Whatever was
-        read since the last transaction ended may be of this one, also if it began later; of the
-        first, what a rebalance took before the producer was there is not.
+        Its records are read again, here or by another member, and would count twice. Anything read
+        since the last transaction ended may belong to this one, even if it began later. For the
+        first transaction, a rebalance before the producer was ready does not count.
         """
         lost = [
             str(topic_partition)
@@ -240,7 +242,7 @@ class ProducerTransaction:
         if lost:
             raise TransactionAbortableError(
                 f"a rebalance has taken {', '.join(sorted(lost))} since it was read for the "
-                "transaction, and what was read there is read again",
+                "transaction, and its records are read again",
                 advice=(
                     "call abort_transaction(), then seek_to_committed() of the consumer; to "
                     "commit before partitions are given up, subscribe with a "
@@ -249,16 +251,16 @@ class ProducerTransaction:
             )
 
     def send_refused(self, error: BaseException) -> None:
-        """``send`` raised, so that the open transaction lacks what it was given; from any thread.
+        """Note that ``send`` raised, so that the open transaction lacks a record; from any thread.
 
-        The commit raises the first of them. Source: KafkaProducer.send, after which such a
+        The commit raises the first of these errors. Source: KafkaProducer.send, after which such a
         transaction can only be aborted (KAFKA-9279).
         """
         if self._status is _S.IN_TRANSACTION and self._refused is None:
             self._refused = error
 
     def offsets_refused(self, error: BaseException) -> None:
-        """``send_offsets_to_transaction`` raised; as ``send_refused``, also from any thread."""
+        """Note that ``send_offsets_to_transaction`` raised; from any thread."""
         if self._status is _S.IN_TRANSACTION and self._refused_offsets is None:
             self._refused_offsets = error
 
@@ -281,7 +283,7 @@ class ProducerTransaction:
     def begin_commit(self, token: bytes | None, *, despite_refused: bool = False) -> None:
         """``commit_transaction`` was called, for the first time or again with the same token.
 
-        ``despite_refused``: the application commits what was accepted, and knows what was not.
+        With ``despite_refused`` the application commits without the records that were rejected.
         """
         if self._status is _S.COMMITTING_TRANSACTION:
             if token != self.token:
@@ -316,11 +318,11 @@ class ProducerTransaction:
         self._forget(identity)
 
     def enrolled(self, tickets: dict[TopicPartition, bytes]) -> None:
-        """Partitions are in the transaction, with the tickets that prove it."""
+        """Partitions are enrolled in the transaction, with the tickets that prove it."""
         self.tickets.update(tickets)
 
     def take_offset_sequence(self, position_count: int) -> int:
-        """The sequence of the first of ``position_count`` positions that are sent now."""
+        """The sequence number of the first of ``position_count`` positions to send now."""
         sequence = self._offset_sequence
         self._offset_sequence = sequence_after(sequence, position_count)
         return sequence
@@ -332,10 +334,10 @@ class ProducerTransaction:
         self._forget(identity)
 
     def fail(self, error: OncelogError, severity: ErrorClass) -> None:
-        """Something of the transaction failed for good.
+        """A part of the transaction has failed.
 
-        Abortable only while an abort could repair something: not before or after the
-        transaction, nor while it is being aborted.
+        Abortable only while an abort can undo it: not before or after the transaction, nor while it
+        is being aborted.
         """
         if self._status is _S.FATAL_ERROR:
             return
@@ -348,16 +350,16 @@ class ProducerTransaction:
         self._move(_S.ABORTABLE_ERROR if is_abortable else _S.FATAL_ERROR)
 
     def check_complete(self, *, despite_refused: bool = False) -> None:
-        """Raise if a record or the offsets of the open transaction were refused."""
+        """Raise if a record or the offsets of the open transaction were rejected."""
         if self._refused_offsets is not None:
             raise TransactionAbortableError(
                 "send_offsets_to_transaction() raised in the transaction "
-                f"({self._refused_offsets!r}), which is not committed without what it was given",
+                f"({self._refused_offsets!r}), which cannot commit without these offsets",
                 advice="call abort_transaction()",
             ) from self._refused_offsets
         if self._refused is not None and not despite_refused:
             raise TransactionAbortableError(
-                f"send() refused what it was given in the transaction ({self._refused!r})",
+                f"send() rejected a record of the transaction ({self._refused!r})",
                 advice=(
                     "call abort_transaction(), or commit_transaction(despite_refused_sends=True) "
                     "to commit without it"
@@ -365,7 +367,7 @@ class ProducerTransaction:
             ) from self._refused
 
     def raise_error(self) -> None:
-        """Raise what failed, if the producer is in an error state."""
+        """Raise the error if the producer is in an error state."""
         if self._status in (_S.ABORTABLE_ERROR, _S.FATAL_ERROR):
             self._refuse()
 
@@ -395,7 +397,7 @@ class ProducerTransaction:
         self.on_accepting(status is _S.IN_TRANSACTION)
 
     def _refuse(self) -> None:
-        """Raise the refusal of a call that does not fit the state, with what to call instead."""
+        """Reject a call that does not fit the state; the error says what to call instead."""
         cause = self._error
         if self._status is _S.ABORTABLE_ERROR:
             raise TransactionAbortableError(
@@ -405,7 +407,7 @@ class ProducerTransaction:
             code = cause.code if cause is not None else ErrorCode.UNKNOWN_SERVER_ERROR
             raise exception_for(
                 code,
-                f"the producer has failed for good ({cause})",
+                f"the producer has failed permanently ({cause})",
                 advice="close it and make a new one",
             ) from cause
         raise IllegalStateError(_ADVICE[self._status])
@@ -419,16 +421,16 @@ def _ignore(is_accepting: bool) -> None:
 
 
 def unanswered(call: str, reply: Reply, max_block_ms: int) -> RequestTimedOutError:
-    """No final reply came in time; ``call`` may be repeated. ``reply`` is the last one."""
+    """The error after no final reply in time; ``reply`` is the last, ``call`` may be repeated."""
     return RequestTimedOutError(
-        f"{call} got no answer within max_block_ms={max_block_ms} (last: {reply.error.name} "
-        f"{reply.detail}) and may have taken effect",
+        f"{call} got no final reply within max_block_ms={max_block_ms} (last: "
+        f"{reply.error.name} {reply.detail}) and may have taken effect",
         advice=f"call {call} again",
     )
 
 
 def abort_after(error: OncelogError, *, in_another_part: bool = False) -> TransactionAbortableError:
-    """The transaction can only be aborted after ``error``."""
+    """The error that says that the transaction can only be aborted, because of ``error``."""
     failed = "another part of the transaction failed" if in_another_part else None
     abortable = TransactionAbortableError(
         f"{failed or 'the transaction has failed'} ({error})", advice="call abort_transaction()"

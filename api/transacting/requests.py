@@ -1,11 +1,11 @@
 """A producer's calls to its coordinators: one at a time, each retried until its reply is final.
 
 A coordinator works on one step of a transactional id at a time and answers others with
-``CONCURRENT_TRANSACTIONS``; so these calls queue here instead. Each is safe to repeat with the
-same arguments, and a reply that carries a retriable code means that ``max_block_ms`` have passed.
+``CONCURRENT_TRANSACTIONS``; so these calls are queued here. Each is safe to repeat with the same
+arguments. A reply with a retriable error means that ``max_block_ms`` have passed.
 
-Beside the calls, what is kept of two answers: why leaders refuse an epoch, and the producer ids
-that a producer without transactions sends under.
+Two replies are kept: why leaders reject an epoch, and the producer ids of a producer without
+transactions.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ from oncelog.storage.exceptions import exception_for
 from oncelog.storage.model import TopicPartition
 
 WHY_WITHIN_MS: Final = 2_000
-"""How long to wait for a coordinator's reason for fencing before settling for the leader's."""
+"""How long to wait for a coordinator's reason for fencing; after that the leader's is used."""
 
 LEAVE_WITHIN_MS: Final = 2_000
-"""How long a task that has failed is held up to say so."""
+"""How long a failed task is delayed so that it can report its failure."""
 
 UNKNOWN_TOPIC_WAIT_MS: Final = 3_000
-"""How long a topic may be missing before a call gives up: it may have just been created."""
+"""How long a topic may be missing before a call fails: it may have just been created."""
 
 
 _WITHOUT_CAUSE: Final = frozenset({ErrorCode.NONE, ErrorCode.OPERATION_NOT_ATTEMPTED})
@@ -67,26 +67,26 @@ _WITHOUT_CAUSE: Final = frozenset({ErrorCode.NONE, ErrorCode.OPERATION_NOT_ATTEM
 
 
 class GroupMetadata(Protocol):
-    """The identity of a group member, as ``Consumer.group_metadata`` gives it (KIP-447)."""
+    """The identity of a group member, as ``Consumer.group_metadata`` returns it (KIP-447)."""
 
     @property
     def group_id(self) -> str:
-        """The group."""
+        """The group id."""
         ...
 
     @property
     def generation_id(self) -> int:
-        """The generation it joined, -1 for none."""
+        """The generation it joined; -1 for none."""
         ...
 
     @property
     def member_id(self) -> str:
-        """Its member id, empty for none."""
+        """Its member id; "" for none."""
         ...
 
     @property
     def group_instance_id(self) -> str | None:
-        """Its static id, if it has one."""
+        """Its static member id, if it has one."""
         ...
 
     @property
@@ -96,7 +96,7 @@ class GroupMetadata(Protocol):
 
     @property
     def given_up(self) -> Mapping[TopicPartition, GivenUpInput]:
-        """What rebalances have taken from it."""
+        """The partitions that rebalances have taken from it."""
         ...
 
 
@@ -114,9 +114,9 @@ class TransactionRequests:
         self._turn = asyncio.Lock()
 
     async def init_producer_id(self, transactional_id: str | None) -> InitProducerIdReply:
-        """A producer id; with a transactional id, its older producers are fenced.
+        """Get a producer id; with a transactional id, fence its older producers.
 
-        Without an epoch the coordinator fences everyone else, whatever became of earlier
+        Sent without an epoch: the coordinator fences everyone else, whatever became of earlier
         attempts of this call.
         """
         request = InitProducerIdRequest(
@@ -127,7 +127,7 @@ class TransactionRequests:
         return await self._init(request)
 
     async def renew_ticket(self, identity: ProducerIdentity, ticket: bytes) -> InitProducerIdReply:
-        """The plain ticket of ``identity`` under the current key, given its previous ``ticket``."""
+        """Get a ticket for ``identity`` under the current key, given its previous ``ticket``."""
         return await self._init(
             InitProducerIdRequest(
                 transactional_id=None,
@@ -146,7 +146,7 @@ class TransactionRequests:
         return await self._repeat("init_producer_id", attempt)
 
     async def begin_run(self, request: BeginRunRequest) -> BeginRunReply:
-        """The number of a new run of a distributed write, after the newest."""
+        """Begin a run of a distributed write; its number is above that of the newest."""
 
         async def attempt(timeout_ms: int) -> BeginRunReply:
             nonlocal request
@@ -163,7 +163,7 @@ class TransactionRequests:
         return await self._repeat("begin_run", attempt)
 
     async def enlist(self, transactional_id: str, run: Run, token: bytes) -> EnlistReply:
-        """A member's identity in the distributed write of ``run``."""
+        """Get a member's identity in the distributed write ``run``."""
         request = EnlistRequest(transactional_id=transactional_id, run=run, token=token)
         return await self._repeat(
             "enlist",
@@ -173,7 +173,7 @@ class TransactionRequests:
         )
 
     async def leave_run(self, transactional_id: str, run: Run, identity: ProducerIdentity) -> Reply:
-        """Say that a member has failed; what nobody hears ends with its transaction."""
+        """Report that a member has failed; if that is lost, the end of the run settles it."""
         request = LeaveRunRequest(
             transactional_id=transactional_id,
             run=run,
@@ -189,7 +189,7 @@ class TransactionRequests:
         )
 
     async def renew_run(self, transactional_id: str, run: Run) -> Reply:
-        """Say once that a task lives; it is said again soon."""
+        """Report once that a task lives; a lost report is followed by another soon."""
         request = RenewRunRequest(transactional_id=transactional_id, run=run)
         return await self._router.call_transaction_coordinator(
             transactional_id, request, timeout_ms=self._timeout_ms
@@ -205,7 +205,7 @@ class TransactionRequests:
     ) -> AddPartitionsToTxnReply:
         """Enrol ``partitions``; the reply's error is that of the worst partition.
 
-        What is only ``expected`` is enrolled with them, or left out if that fails.
+        Partitions that are only ``expected`` are enrolled with them, or left out if that fails.
         """
 
         async def call(wanted: set[TopicPartition], timeout_ms: int) -> AddPartitionsToTxnReply:
@@ -237,10 +237,10 @@ class TransactionRequests:
     async def fencing_error(
         self, transactional_id: str, identity: ProducerIdentity, partition: TopicPartition
     ) -> Reply:
-        """Why a leader refused the epoch of ``identity``, according to its coordinator.
+        """Ask the coordinator why a leader rejected the epoch of ``identity``.
 
-        ``partition`` is enrolled, so the question changes nothing. ``NONE`` or a retriable code
-        means that the coordinator knows of no reason, or does not answer.
+        ``partition`` is enrolled already, so the call changes nothing. ``NONE`` or a retriable
+        error means that the coordinator knows no reason, or does not reply.
         """
         request = AddPartitionsToTxnRequest(
             transactional_id=transactional_id,
@@ -268,7 +268,7 @@ class TransactionRequests:
     ) -> OffsetCommitReply:
         """Send the offsets to the group's coordinator, where they wait for the marker.
 
-        ``base_sequence`` counts the positions that the transaction has sent before.
+        ``base_sequence`` is the number of positions that the transaction has sent before.
         """
         request = TxnOffsetCommitRequest(
             transactional_id=transactional_id,
@@ -288,7 +288,7 @@ class TransactionRequests:
                 group.group_id, request, timeout_ms=timeout_ms
             )
             for result in reply.results:
-                # When a call is refused the others were not attempted; their codes mean nothing.
+                # If a call is rejected the others were not attempted; their codes mean nothing.
                 is_refused = result.error not in _WITHOUT_CAUSE
                 if reply.error is ErrorCode.NONE and is_refused:
                     return structs.replace(
@@ -301,7 +301,7 @@ class TransactionRequests:
         return await self._repeat("txn_offset_commit", attempt)
 
     async def end(self, request: EndTxnRequest, *, within_ms: int | None = None) -> EndTxnReply:
-        """Commit or abort; repeated until it is known to be decided, or not ``within_ms``."""
+        """Commit or abort; retried until the decision is known, or for ``within_ms``."""
         return await self._repeat(
             "end_txn",
             lambda timeout_ms: self._router.call_transaction_coordinator(
@@ -339,7 +339,7 @@ class TransactionRequests:
 
 
 def _with_worst_enrolment(reply: AddPartitionsToTxnReply) -> AddPartitionsToTxnReply:
-    """``reply`` with the error of the partition that failed as that of the whole."""
+    """``reply`` with the error of its worst partition as its own."""
     for enrolment in reply.enrolments:
         if enrolment.error not in _WITHOUT_CAUSE:
             partition = enrolment.topic_partition
@@ -354,9 +354,9 @@ def _with_worst_enrolment(reply: AddPartitionsToTxnReply) -> AddPartitionsToTxnR
 
 
 class Fencing:
-    """Finds out why leaders refuse a producer's epoch. Asks once per transaction.
+    """Finds out why leaders reject a producer's epoch, with one call per transaction.
 
-    Leaders know only that it was fenced; the transaction coordinator knows why.
+    Leaders only know that it was fenced; the transaction coordinator knows why.
     """
 
     def __init__(
@@ -372,7 +372,7 @@ class Fencing:
         self._question: asyncio.Task[Reply] | None = None
 
     async def explained(self, topic_partition: TopicPartition, reply: ReplyT) -> ReplyT:
-        """A leader's ``reply``; if it refuses the transaction's epoch, with the true cause."""
+        """A leader's ``reply``; if it rejects the transaction's epoch, with the true cause."""
         state = self._state
         if reply.error is not ErrorCode.INVALID_PRODUCER_EPOCH or state is None:
             return reply
@@ -395,7 +395,7 @@ class Fencing:
             self._question.cancel()
 
     def forget(self) -> None:
-        """The next transaction has another epoch."""
+        """Forget the cause: the next transaction has another epoch."""
         self._question = None
 
 
@@ -405,11 +405,11 @@ class Fencing:
 class PlainIdentities:
     """The producer ids of a producer without transactions, and the tickets that prove them.
 
-    ``current`` is the one that new partitions start with. A ticket lasts as long as its key. A
-    leader that sees one under a replaced key says so; the ticket is then renewed in the background,
-    and the id stays. A producer that was idle for too long is refused and starts over with a new
-    id: it has nothing in flight. Remembers one ticket per id, so at most one more than the producer
-    has partitions.
+    ``current`` is the id that new partitions start with. A ticket is valid as long as its key. A
+    leader that sees one under a replaced key says so; then the ticket is renewed in the background
+    and the id stays. A producer that was idle for too long is rejected and starts over with a new
+    id; it has nothing in flight. Keeps one ticket per id, so at most one more than the producer's
+    partitions.
     """
 
     def __init__(
@@ -424,7 +424,7 @@ class PlainIdentities:
         self.current: ProducerIdentity | None = None
 
     async def fresh(self) -> ProducerIdentity:
-        """A new producer id; ``OncelogError`` if none can be obtained."""
+        """Get a new producer id; ``OncelogError`` if there is none."""
         reply = await self._requests.init_producer_id(None)
         if reply.error is not ErrorCode.NONE:
             raise exception_for(reply.error, reply.detail or "no producer id could be obtained")
@@ -432,18 +432,18 @@ class PlainIdentities:
         return ProducerIdentity(producer_id=reply.producer_id, producer_epoch=reply.producer_epoch)
 
     def ticket_of(self, identity: ProducerIdentity) -> bytes | None:
-        """What proves that the producer id is ours."""
+        """The ticket that proves that the producer id is ours."""
         return self._tickets.get(identity.producer_id)
 
     def renew_soon(self, identity: ProducerIdentity) -> None:
-        """Ask for a ticket under the current key; if that fails, the next hint asks again."""
+        """Get a ticket under the current key; if that fails, the leader's next hint retries."""
         task = self._renewing.get(identity.producer_id)
         ticket = self._tickets.get(identity.producer_id)
         if ticket is not None and (task is None or task.done()):
             self._renewing[identity.producer_id] = self._spawn(self._renew(identity, ticket))
 
     def discard(self, identity: ProducerIdentity) -> None:
-        """A leader refused our ticket: start nothing new with this id."""
+        """A leader rejected our ticket: start nothing new with this id."""
         self._tickets.pop(identity.producer_id, None)
         if self.current is not None and self.current.producer_id == identity.producer_id:
             self.current = None

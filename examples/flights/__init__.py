@@ -1,4 +1,4 @@
 """A year of real flights goes through oncelog exactly once, while processes are killed.
 
-``demo`` loads all of them and then processes them; in ``stream_demo`` they arrive.
+``demo`` loads all flights and then processes them; in ``stream_demo`` they arrive day by day.
 """

@@ -1,7 +1,7 @@
 """More brokers for the demo, on this machine: Ray nodes, each with a disk of its own.
 
-A broker is a Ray node that has its files at the same path as all others have theirs. So each node
-more gets mounts of its own, where another directory lies at that path.
+All brokers keep their files at the same path. So each further node runs in a mount namespace where
+another directory is mounted at that path.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from oncelog.api.client import Cluster
 from oncelog.storage.exceptions import ConnectionFailedError
 
 FIRST: Final = 2
-"""Broker 1 is the node that the cluster began with."""
+"""Broker 1 is on the node that the cluster started with."""
 
 DEADLINE_S: Final = 90.0
 POLL_S: Final = 0.1
@@ -32,7 +32,7 @@ WITH_A_DISK_OF_ITS_OWN: Final = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
 
 
 def why_not() -> str:
-    """What stands in the way of nodes with disks of their own; "" if nothing does."""
+    """Why nodes cannot have disks of their own here; "" if they can."""
     try:
         tried = subprocess.run(  # noqa: S603
             [*OWN_MOUNTS, "mount", "--bind", "/", "/"],
@@ -46,7 +46,7 @@ def why_not() -> str:
 
 
 class Brokers:
-    """Brokers 2 to ``count`` of a cluster that was started here; they end with the block."""
+    """Brokers 2 to ``count`` of a cluster started here; they are stopped with the block."""
 
     def __init__(self, cluster: Cluster, directory: Path, count: int) -> None:
         self._cluster = cluster
@@ -55,13 +55,13 @@ class Brokers:
         self._nodes: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
-        """Start them, one by one: Ray gives up a node that takes long to start."""
+        """Start them one by one: Ray gives up on a node that takes long to start."""
         for number in self._numbers:
             self._start(number)
             self._wait_until_alive(number)
 
     def __enter__(self) -> Brokers:
-        """Nothing runs yet."""
+        """Start nothing yet; see ``start``."""
         return self
 
     def __exit__(
@@ -70,23 +70,23 @@ class Brokers:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End those that run."""
+        """Stop those that run."""
         self._end()
 
     def kill(self, number: int) -> int:
-        """``kill -9`` of a broker's node; its process id. All that ran there goes with it."""
+        """``kill -9`` a broker's node with all that runs there; return its process id."""
         node = self._nodes[number]
         (raylet,) = (pid for pid in _descendants(node.pid) if _name(pid) == "raylet")
         os.kill(raylet, signal.SIGKILL)
         return raylet
 
     def bring_back(self, number: int) -> None:
-        """Start the node of a broker that was killed, with the same disk."""
+        """Start the node of a killed broker again, with the same disk."""
         self._nodes.pop(number).wait(timeout=DEADLINE_S)
         self._start(number)
 
     def wait_until_in_sync(self, topics: tuple[str, ...]) -> int:
-        """Until every replica of these topics is; how many replicas each partition has."""
+        """Wait until every replica of these topics is in sync; return the replication factor."""
         admin = self._cluster.admin()
 
         def counts() -> set[int]:
@@ -101,7 +101,7 @@ class Brokers:
         disk.mkdir(exist_ok=True)
         ray = [str(Path(sys.executable).with_name("ray")), "start", "--block"]
         ray += [f"--address={self._cluster.address}", f"--node-ip-address=127.0.0.{number}"]
-        # Without a CPU, so that Spark is not there.
+        # Without CPUs, so that Spark does not run there.
         ray += [f"--labels=broker={number}", "--num-cpus=0"]
         ray += [f"--object-store-memory={STORE_BYTES}"]
         command = [*OWN_MOUNTS, "sh", "-c", WITH_A_DISK_OF_ITS_OWN, "sh"]

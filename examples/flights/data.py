@@ -61,7 +61,7 @@ def unpack_flights(directory: Path) -> Path:
 
 
 def read_flights(path: Path) -> pa.Table:
-    """Read the flights straight from the CSV file, as the demo checks itself against."""
+    """Read the flights directly from the CSV file; the demo compares its results with them."""
     convert = csv.ConvertOptions(
         null_values=["NA"], strings_can_be_null=True, column_types=FLIGHT_SCHEMA
     )

@@ -1,4 +1,4 @@
-"""What the job computes: each flight with the weather of its origin and hour, and a delay class.
+"""The job's computation: add weather and a delay class to each flight.
 
 The function below is all that a user of ``cluster.process`` writes. It is vectorised: it gets a
 table of records and returns a table of records.
@@ -30,7 +30,7 @@ def parse_flights(values: pa.ChunkedArray) -> pa.Table:
 
 
 def classify(flights: pa.Table, weather: pa.Table) -> pa.Table:
-    """Add ``id``, ``weather`` and ``delay_class`` to each flight. Keeps the order.
+    """Add ``id``, ``weather`` and ``delay_class`` to each flight; keep the order.
 
     ``id`` is unique in the year: month, day, carrier, flight number and origin.
     """

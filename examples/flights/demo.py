@@ -1,9 +1,9 @@
-"""The main job: a year of real flights goes through oncelog exactly once, while things are killed.
+"""The demo: a year of real flights goes through oncelog exactly once, while processes are killed.
 
-Spark writes the flights in one transaction; two workers add the weather and a delay class, each
-batch and its input offsets in one transaction; meanwhile workers, partition leaders, transaction
-coordinators and, with several brokers, a node are killed; Spark reads the delays back, and every
-figure must equal what the CSV file gives without the log.
+Spark writes the flights in one transaction. Two workers add the weather and a delay class; each
+batch and its input offsets are one transaction. Meanwhile workers, partition leaders, transaction
+coordinators and, with several brokers, a node are killed. Spark reads the delays back, and every
+number must equal what the CSV file gives without the log.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ PARTITIONS: Final = 6
 WORKERS: Final = 2
 RECORDS_PER_POLL: Final = 1_000
 COMMIT_INTERVAL_MS: Final = 250
-"""Long enough that a kill most often meets an open transaction."""
+"""Long enough that a kill usually interrupts an open transaction."""
 NODE_VICTIM: Final = 3
-"""The broker whose node is killed. 1 has this program's own node, 2 most often the controller."""
+"""The broker whose node is killed. 1 is on this program's node; 2 often has the controller."""
 
 SEED_LIMIT: Final = 1_000_000
 STATUS_POLL_S: Final = 0.25
@@ -105,7 +105,7 @@ def run(
     seed: int,
     brokers: Brokers | None,
 ) -> Outcome:
-    """The whole job on a running cluster, which ``brokers`` join if there are any."""
+    """Run the whole job on a cluster, which ``brokers`` join if there are any."""
     from oncelog.examples.flights import spark_steps
 
     path = unpack_flights(scratch)
@@ -113,7 +113,7 @@ def run(
     spark = spark_bridge.session(cluster, executors=1, cores=1, memory="1g", app_name="flights")
     try:
         if brokers is not None:
-            # After Spark, all of which is then on the node that is not killed.
+            # After Spark, so that all of Spark is on the node that is not killed.
             console.print("more brokers are starting, each on a node with a disk of its own")
             brokers.start()
         for topic in TOPICS:
@@ -140,7 +140,7 @@ def process(
     total: int,
     seed: int,
 ) -> int:
-    """Run the job under faults until it has caught up; how many processes were killed."""
+    """Run the job under faults until it has caught up; return the number of kills."""
     faults = plan_faults(seed, workers=WORKERS, partitions=PARTITIONS)
     if brokers is not None:
         faults = with_node_fault(faults, NODE_VICTIM)
@@ -217,7 +217,7 @@ def judge(
 
 
 def keep(console: Console, directory: Path) -> None:
-    """Leave the cluster running until Ctrl-C or a signal to end."""
+    """Keep the cluster running until Ctrl-C or a signal."""
     console.print(
         f"the cluster keeps running: look at it with `oncelog status --data-dir {directory}`; "
         "Ctrl-C ends it"

@@ -1,7 +1,7 @@
-"""Kills processes while the job runs: which ones and when comes from one seed.
+"""Kills processes while the job runs; one seed determines which ones and when.
 
 Every fault is a ``kill -9`` by process id, of a process that is serving at that moment. With
-several brokers the node of one is killed too, once, and comes back.
+several brokers the node of one is killed once too, and comes back.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ LAST_MOMENT: Final = 0.92
 HEALTH_TIMEOUT_S: Final = 5.0
 POLL_S: Final = 0.02
 JITTER_MAX_S: Final = 0.3
-"""A kill falls at a random instant after its moment, so at any step of a transaction."""
+"""A random delay before each kill, so that it can hit any step of a transaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One planned kill: the share of the work done when it is due, the role and the victim."""
+    """A planned kill: the share of the work done when it is due, the role and the victim."""
 
     moment: float
     role: str
@@ -42,7 +42,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """One kill that happened."""
+    """A kill that has happened."""
 
     role: str
     name: str
@@ -67,12 +67,12 @@ def plan_faults(seed: int, *, workers: int, partitions: int) -> list[Fault]:
 
 
 def with_node_fault(faults: list[Fault], broker: int) -> list[Fault]:
-    """The same, and in the middle of the work the node of a broker."""
+    """The same faults, plus a broker's node in the middle of the work."""
     return sorted([*faults, Fault(NODE_MOMENT, NODE, broker)], key=lambda fault: fault.moment)
 
 
 class FaultInjector:
-    """Carries out planned faults in a thread of its own, following the job's progress."""
+    """Carries out planned faults in its own thread, following the job's progress."""
 
     def __init__(
         self,
@@ -97,11 +97,11 @@ class FaultInjector:
         self._thread = threading.Thread(target=self._run, name="faults", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch the job's progress."""
+        """Start to follow the job's progress."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Carry out no more faults, and wait for one that is under way."""
+        """Carry out no more faults, and wait for one in progress."""
         self._is_over.set()
         self._thread.join()
 
@@ -148,12 +148,12 @@ class FaultInjector:
         )
 
     def _serving_process(self, handle: Any) -> int | None:
-        """Wait until the victim serves, so that each kill interrupts work, and name its process."""
+        """Wait until the victim serves, so that a kill interrupts work; return its process id."""
         while not self._is_over.is_set():
             try:
                 health = ray.get(handle.health.remote(), timeout=HEALTH_TIMEOUT_S)
             except ray.exceptions.RayError:
-                time.sleep(POLL_S)  # Still coming back from an earlier kill.
+                time.sleep(POLL_S)  # It is still restarting after an earlier kill.
                 continue
             if health.is_serving:
                 return int(health.process_id)

@@ -1,4 +1,4 @@
-"""The figures of the demo, computed straight from the CSV file: what the log must agree with."""
+"""The expected results of the demo, computed directly from the CSV file, without the log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLASSES: Final = ("on time", "late", "very late", "not arrived")
 
 @dataclass(slots=True)
 class Line:
-    """One carrier or one origin: flights by delay class, in bad weather, and delay minutes."""
+    """One carrier or origin: flights by delay class, in bad weather, and delay minutes."""
 
     by_class: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CLASSES, 0))
     bad_weather: int = 0
@@ -23,7 +23,7 @@ class Line:
 
     @property
     def flights(self) -> int:
-        """All flights of the line."""
+        """The number of flights."""
         return sum(self.by_class.values())
 
 
@@ -31,7 +31,7 @@ Figures = dict[str, Line]
 
 
 def expected_figures(flights: pa.Table, weather: pa.Table) -> tuple[Figures, Figures]:
-    """Figures per carrier and per origin, from the flights and the weather, without the log."""
+    """Compute the results per carrier and per origin, without the log."""
     classified = classify(flights, weather)
     figures = []
     for name in ("carrier", "origin"):
@@ -54,7 +54,7 @@ def expected_figures(flights: pa.Table, weather: pa.Table) -> tuple[Figures, Fig
 
 
 def collect(rows: Iterable[tuple[Any, ...]]) -> Figures:
-    """Gather rows of (name, class, weather, flights, delay minutes or none) into figures."""
+    """Aggregate rows of (name, class, weather, flights, delay minutes or none)."""
     figures: Figures = {}
     for name, delay_class, weather, count, minutes in rows:
         line = figures.setdefault(name, Line())

@@ -1,4 +1,4 @@
-"""What a demo ends with: one line that says whether every flight came through exactly once."""
+"""The result of a demo: one line that says whether every flight came through exactly once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The result. ``flights_in`` is what the CSV file has, ``out`` what the log returns."""
+    """The result: ``flights_in`` from the CSV file, ``out`` from the log."""
 
     flights_in: int
     in_log: int
@@ -22,7 +22,7 @@ class Outcome:
 
     @property
     def is_exactly_once(self) -> bool:
-        """Whether every flight is there once and every figure is right."""
+        """Whether every flight is there once and every number is right."""
         return (
             self.flights_in == self.in_log == self.out
             and self.lost == self.duplicated == 0
@@ -31,7 +31,7 @@ class Outcome:
 
     @property
     def line(self) -> str:
-        """The one line that says it all."""
+        """The result as one line."""
         verdict = "EXACTLY ONCE" if self.is_exactly_once else "NOT EXACTLY ONCE"
         return (
             f"{verdict}: {self.flights_in:,} in, {self.out:,} out, {self.lost:,} lost, "
@@ -40,7 +40,7 @@ class Outcome:
 
 
 def write_json(path: Path, outcome: Outcome, *, seed: int, seconds: float) -> None:
-    """Write the figures for a program to read."""
+    """Write the result as JSON."""
     figures = asdict(outcome)
     figures["in"] = figures.pop("flights_in")
     figures |= {"exactly_once": outcome.is_exactly_once, "seed": seed, "seconds": seconds}

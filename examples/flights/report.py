@@ -1,4 +1,4 @@
-"""What the demo shows: a progress display while it works, then a table and a chart."""
+"""The demo's output: a progress display while it works, then a table and a chart."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Display:
             TextColumn("{task.fields[batches]}"),
             TimeElapsedColumn(),
             console=console,
-            # Where the output is not a terminal there is nothing to redraw: lines are enough.
+            # Without a terminal there is nothing to redraw: lines are enough.
             disable=not console.is_terminal,
         )
         self._task = self._progress.add_task(what, total=total, rate=0.0, lag=total, batches="")
 
     def update(self, *, done: int, lag: int, batches: int | None = None) -> None:
-        """Show how many records are committed and how many wait, and the batches if it has any."""
+        """Show how many records are committed and how many wait, and the batches if known."""
         elapsed = max(time.monotonic() - self._started, 1e-9)
         shown = "" if batches is None else f"batches {batches:>4,}"
         self._progress.update(
@@ -53,13 +53,13 @@ class Display:
         )
 
     def killed(self, kill: Kill) -> None:
-        """Show a kill as it happens."""
+        """Print a kill when it happens."""
         self._progress.console.print(
             f"  [red]kill -9[/red] {kill.role} [bold]{kill.name}[/bold] (process {kill.process_id})"
         )
 
     def __enter__(self) -> Display:
-        """Begin to draw."""
+        """Start to draw."""
         self._progress.start()
         return self
 
@@ -69,12 +69,12 @@ class Display:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Leave the last picture on the screen."""
+        """Stop drawing, and leave the last state on the screen."""
         self._progress.stop()
 
 
 def show_table(console: Console, figures: Figures, expected: Figures) -> None:
-    """Print the figures per origin or carrier, each with whether it equals the expected one."""
+    """Print the results per origin or carrier, and whether each equals the expected one."""
     table = Table("", *CLASSES, "bad weather", "minutes late", "as in the CSV file")
     for name, line in figures.items():
         table.add_row(
@@ -88,7 +88,7 @@ def show_table(console: Console, figures: Figures, expected: Figures) -> None:
 
 
 def show_windows(console: Console, found: list[Window], expected: list[Window]) -> None:
-    """Print the windows in sums per origin, each with whether all of them are as expected."""
+    """Print the windows summed per origin, and whether all of them are as expected."""
     table = Table(
         "", "windows", "flights", "not arrived", "minutes late", "each as in the CSV file"
     )

@@ -1,4 +1,4 @@
-"""The two steps of the demo that Spark does: flights in, figures out."""
+"""The two steps of the demo that Spark does: write the flights, aggregate the delays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DELAY_FIELDS: Final = (
     "id string, carrier string, origin string, weather string, delay_class string, arr_delay int"
 )
 SPLIT_BYTES: Final = 8_000_000
-"""Bytes of CSV one task reads, so that the write has several tasks and one transaction."""
+"""Bytes of CSV per task, so that the write has several tasks and one transaction."""
 
 
 def load_flights(spark: SparkSession, path: Path, topic: str) -> None:
@@ -39,7 +39,7 @@ def load_flights(spark: SparkSession, path: Path, topic: str) -> None:
 def read_topic(
     spark: SparkSession, topic: str, isolation_level: str = "read_committed"
 ) -> DataFrame:
-    """Everything in ``topic`` that a reader of this isolation level sees."""
+    """All records of ``topic`` that are visible at this isolation level."""
     return (
         spark.read.format("oncelog")
         .option("subscribe", topic)
@@ -49,20 +49,20 @@ def read_topic(
 
 
 def read_delays(spark: SparkSession, topic: str) -> DataFrame:
-    """The delays in ``topic``, parsed, as committed."""
+    """The committed delays in ``topic``, parsed."""
     values = read_topic(spark, topic).select(sf.col("value").cast("string").alias("value"))
     return values.select(sf.from_json("value", DELAY_FIELDS).alias("delay")).select("delay.*")
 
 
 def count_ids(delays: DataFrame) -> tuple[int, int]:
-    """How many delays there are, and how many different flights they are of."""
+    """The number of delays, and of distinct flights among them."""
     row = delays.agg(sf.count("*"), sf.count_distinct("id")).first()
     assert row is not None
     return int(row[0]), int(row[1])
 
 
 def figures_by(delays: DataFrame, column: str) -> Figures:
-    """The figures per value of ``column``: carrier or origin."""
+    """The results per value of ``column``: carrier or origin."""
     grouped = delays.groupBy(column, "delay_class", "weather").agg(
         sf.count("*"), sf.sum("arr_delay")
     )

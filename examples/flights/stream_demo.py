@@ -1,8 +1,8 @@
-"""The streaming demo: flights arrive in the order of a year, and Spark keeps windows over them.
+"""The streaming demo: flights arrive in the order of a year, and Spark aggregates windows.
 
-A thread sends the flights, a transaction a day; a Spark stream counts them by airport and day and
-writes each window once, when the watermark has passed it; meanwhile its driver and its executor are
-killed. Every window must be as the CSV file gives it without the log.
+A thread sends the flights, one transaction per day. A Spark stream counts them by airport and day,
+and writes each window once, when the watermark has passed it. Meanwhile its driver and its executor
+are killed. Every window must equal what the CSV file gives without the log.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ SINK: Final = "windows"
 PARTITIONS: Final = 3
 REPLAY_S: Final = 60.0
 CLOSING_DAYS: Final = 60
-"""The closing event is so much later than the last flight: more than a flight may be late."""
+"""The closing event is this much later than the last flight, more than a flight may be late."""
 
 OFFSETS_PER_BATCH: Final = 20_000
-"""At most: what waits after a restart is read in several batches."""
+"""At most: what has accumulated after a restart is read in several batches."""
 
 KILLS_PER_ROLE: Final = 2
 FIRST_MOMENT: Final = 0.05
 LAST_MOMENT: Final = 0.9
 JITTER_MAX_S: Final = 1.0
-"""About as long as a batch takes, so that a kill falls in any step of one."""
+"""About the duration of a batch, so that a kill can hit any step of one."""
 
 POLL_S: Final = 0.25
 SILENCE_MAX_S: Final = 600
-"""How long the stream may go without a batch, on a machine that is busy too."""
+"""How long the stream may go without a batch, even on a busy machine."""
 
 READ_TIMEOUT_MS: Final = 5_000
 
 
 def run(console: Console, cluster: Cluster, scratch: Path, seed: int) -> Outcome:
-    """The whole demo on a running cluster."""
+    """Run the whole demo on a cluster."""
     flights = arrivals(read_flights(unpack_flights(scratch)))
     checkpoint, faults = scratch / "checkpoint", plan_faults(seed)
     console.print(f"the log is up in {cluster.data_dir}; the driver of the stream is starting")
@@ -98,7 +98,7 @@ def stream(
 ) -> None:
     """Run the stream until every window is complete, while ``flights`` arrive in ``seconds``.
 
-    Carries out all of ``faults``; the seed decides how far into a batch each falls.
+    Carries out all of ``faults``; the seed determines how far into a batch each one falls.
     """
     for topic in (SOURCE, SINK):
         cluster.admin().create_topic(topic, partitions=PARTITIONS)
@@ -116,7 +116,7 @@ def stream(
                 display.killed(kill(due.popleft(), driver))
             if not due and driver.progress.read == replay.end():
                 break
-        # Not before: what the stream read after this one would be too late.
+        # Not earlier: flights read after this event would be too late.
         replay.close_year(times[-1] + CLOSING_DAYS * DAY_MS)
         for _ in progress(driver, replay, display, times):
             if driver.progress.watermark_ms > times[-1] + DAY_MS:
@@ -126,9 +126,9 @@ def stream(
 def progress(
     driver: StreamDriver, replay: Replay, display: Display, times: list[int]
 ) -> Iterator[int]:
-    """Watch the stream, show how far it is, and yield how many flights it has read, by their time.
+    """Follow the stream and show its progress; yield how many flights it has read.
 
-    ``ConnectionFailedError`` when it does no batch for long, or the driver fails too often.
+    ``ConnectionFailedError`` if it has no batch for long, or the driver fails too often.
     """
     before, deadline = driver.progress, time.monotonic() + SILENCE_MAX_S
     while time.monotonic() < deadline:
@@ -161,7 +161,7 @@ def judge(console: Console, cluster: Cluster, flights: pa.Table, *, faults: int)
     )
     return Outcome(
         flights_in=flights.num_rows,
-        # But for the closing event.
+        # Without the closing event.
         in_log=len(read_values(cluster, SOURCE, IsolationLevel.READ_COMMITTED)) - 1,
         out=result.out,
         lost=result.lost,
@@ -173,7 +173,7 @@ def judge(console: Console, cluster: Cluster, flights: pa.Table, *, faults: int)
 
 
 def read_values(cluster: Cluster, topic: str, isolation_level: IsolationLevel) -> list[bytes]:
-    """The values of all records in ``topic`` that a reader of this isolation level sees."""
+    """The values of all records in ``topic`` that are visible at this isolation level."""
     partitions = [TopicPartition(topic, number) for number in range(PARTITIONS)]
     values: list[bytes] = []
     with cluster.consumer(

@@ -1,4 +1,4 @@
-"""The driver of the stream as a process that is killed and started again on the same checkpoint."""
+"""The stream's driver in a process that is killed and restarted on the same checkpoint."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from oncelog.storage.exceptions import ConnectionFailedError
 PROGRAM: Final = "oncelog.examples.flights.stream_query"
 READ_BYTES: Final = 65_536
 FAILURES_MAX: Final = 3
-"""How often the driver may end by itself: Spark's query fails when one of its Python processes is
-not up in ten seconds, as on a machine that is busy."""
+"""How often the driver may end by itself: Spark's query fails if one of its Python processes does
+not start within ten seconds, as on a busy machine."""
 
 ANSWER_TIMEOUT_S: Final = 240.0
 END_TIMEOUT_S: Final = 30.0
@@ -28,25 +28,25 @@ END_TIMEOUT_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far the stream is. It stays when the driver dies: what was read stays read."""
+    """The stream's progress. It survives the driver: what was read stays read."""
 
     batch: int = -1
-    """The last one that is done; -1 before the first."""
+    """The last completed batch; -1 before the first."""
     read: int = 0
-    """How many offsets of all partitions."""
+    """Offsets read, summed over all partitions."""
     reached_ms: int = 0
-    """Up to which scheduled departure."""
+    """The latest scheduled departure read."""
     watermark_ms: int = 0
-    """Windows that ended before are complete."""
+    """Windows that ended before this are complete."""
 
 
 class StreamDriver:
-    """Runs ``stream_query`` in a process of its own, for one thread; it ends with the block."""
+    """Runs ``stream_query`` in a process of its own until the block ends; for one thread."""
 
     def __init__(self, *arguments: str) -> None:
         self.progress = Progress()
         self.is_working = False
-        """Whether it has told of a batch since it was started, or lost its executor."""
+        """Whether it has reported a batch since it was started or lost its executor."""
         self._command = [sys.executable, "-m", PROGRAM, *arguments]
         self._process: subprocess.Popen[bytes] | None = None
         self._java: int | None = None
@@ -55,7 +55,7 @@ class StreamDriver:
         self._failures = 0
 
     def __enter__(self) -> StreamDriver:
-        """Start it."""
+        """Start the driver."""
         self._start()
         return self
 
@@ -65,7 +65,7 @@ class StreamDriver:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End it: cleanly if nothing went wrong, and at once otherwise."""
+        """Stop it: cleanly if nothing went wrong, else at once."""
         process = self._running()
         if error is None:
             assert process.stdin is not None
@@ -75,10 +75,10 @@ class StreamDriver:
         self._kill()
 
     def watch(self, seconds: float) -> None:
-        """Wait so long for news, and take them in.
+        """Wait up to ``seconds`` for messages, and process them.
 
-        A driver that has ended by itself is started again, like one that was killed;
-        ``ConnectionFailedError`` when that happens too often.
+        A driver that has ended by itself is restarted, like one that was killed;
+        ``ConnectionFailedError`` if that happens too often.
         """
         output = self._running().stdout
         assert output is not None
@@ -90,12 +90,12 @@ class StreamDriver:
             return
         *lines, self._unread = (self._unread + news).split(b"\n")
         for line in lines:
-            # Libraries may print as well.
+            # Libraries may print too.
             if line.startswith(b"{"):
                 self._take(json.loads(line))
 
     def kill_and_restart(self) -> int:
-        """``kill -9`` of the Java process of the driver and its Python; the id of the former."""
+        """``kill -9`` the driver's Java process and its Python; return the id of the former."""
         java = self._java
         if java is None:
             raise ConnectionFailedError("the driver of the stream is still starting")
@@ -104,7 +104,7 @@ class StreamDriver:
         return java
 
     def kill_executor(self) -> int:
-        """``kill -9`` of the executor's Java process, which Spark replaces; its id."""
+        """``kill -9`` the executor's Java process, which Spark replaces; return its id."""
         self._executor, asked = None, None
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
         while self._executor is None:
@@ -121,7 +121,7 @@ class StreamDriver:
         return self._executor
 
     def _ask(self, process: subprocess.Popen[bytes]) -> None:
-        """Ask a driver for its executor; one that has just ended does not answer."""
+        """Ask a driver for its executor; one that has just ended does not reply."""
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(b"executor\n")
@@ -154,7 +154,7 @@ class StreamDriver:
 
     def _kill(self) -> None:
         process = self._running()
-        # Python first, so that it tells nobody of the death of the other.
+        # Python first, so that it does not report the death of the other.
         process.kill()
         if self._java is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -171,7 +171,7 @@ class StreamDriver:
             self._executor = message["executor"]
         else:
             self.is_working = True
-            # What is done stays done: a trigger without anything new may tell of nothing.
+            # Progress never goes back: a trigger without new data may report nothing.
             self.progress = Progress(
                 **{
                     one.name: max(getattr(self.progress, one.name), message[one.name])

@@ -1,8 +1,8 @@
-"""The driver program of the streaming demo: a Spark stream from flights to windows of them.
+"""The driver program of the streaming demo: a Spark stream from flights to windows.
 
-It is given the address of the cluster, both topics, the checkpoint and the size of a batch; killed
-and started again, as ``stream_driver`` does, it goes on where it was. It tells in JSON, a line per
-message, its Java process, each batch and, to any line that it is sent, the process of its executor.
+Its arguments are the cluster's address, both topics, the checkpoint and the batch size. If it is
+killed and restarted, as ``stream_driver`` does, it continues where it was. It prints JSON, one
+message per line: its Java process, each batch and, for any line of input, its executor's process.
 It ends with its input.
 """
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 LATENESS_DAYS: Final = 28
-"""How late a flight may be: five seconds of the replay. Partitions are read up to ends that were
-asked for one by one, so that one may be ahead of another for a moment."""
+"""How late a flight may be: five seconds of the replay. The ends of partitions are read one by one,
+so one partition may be ahead of another for a moment."""
 
 CONFIGS: Final = {"spark.sql.shuffle.partitions": "2", "spark.sql.session.timeZone": "UTC"}
 POLL_S: Final = 0.1
 
 
 def windows(flights: DataFrame) -> DataFrame:
-    """Days of airports, once the watermark has passed them, as records of a topic."""
+    """Flights per airport and day, once the watermark has passed, as records of a topic."""
     scheduled = flights.withColumn("scheduled", sf.timestamp_millis("scheduled"))
     days = (
         scheduled.withWatermark("scheduled", f"{LATENESS_DAYS} days")
@@ -53,7 +53,7 @@ def windows(flights: DataFrame) -> DataFrame:
 def start(
     spark: SparkSession, source: str, sink: str, checkpoint: str, offsets_per_batch: str
 ) -> StreamingQuery:
-    """Start the stream, or go on with it: what it has read and written is in the checkpoint."""
+    """Start or resume the stream; its checkpoint has what it has read and written."""
     records = (
         spark.readStream.format("oncelog")
         .option("subscribe", source)
@@ -84,7 +84,7 @@ def executor_process(spark: SparkSession) -> int:
 
 
 def told(progress: Any, source: str) -> dict[str, int]:
-    """What of Spark's progress is of interest; times in ms, 0 if there is none."""
+    """The part of Spark's progress that the demo uses; times in ms, 0 if there is none."""
     times = progress["eventTime"]
     (read,) = progress["sources"]
     end = read["endOffset"] or {}
@@ -97,20 +97,20 @@ def told(progress: Any, source: str) -> dict[str, int]:
 
 
 def milliseconds(time: str | None) -> int:
-    """Spark's text of a time, in ms since 1970."""
+    """Spark's text of a time, in ms since the epoch."""
     if time is None:
         return 0
     return int(datetime.datetime.fromisoformat(time.replace("Z", "+00:00")).timestamp() * 1_000)
 
 
 def tell(**message: object) -> None:
-    """Tell the program that started this one."""
+    """Send a message to the program that started this one."""
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 
 
 def serve(spark: SparkSession, query: StreamingQuery, source: str) -> None:
-    """Tell of batches and answer, until there is no more input or the query fails."""
+    """Report batches and answer, until the input ends or the query fails."""
     before = None
     while query.isActive:
         readable, _, _ = select.select([sys.stdin], [], [], POLL_S)

@@ -21,17 +21,17 @@ TRANSACTIONAL_ID: Final = "replay-2013"
 
 
 class Replay:
-    """Sends ``arrivals`` in a thread of its own, each day in one transaction.
+    """Sends ``arrivals`` in its own thread, each day in one transaction.
 
-    Each partition has them in order. Which one a flight goes to is told by its place in the year,
-    so that all partitions are equally far at any time.
+    Each partition has them in order. A flight's partition follows from its position in the year, so
+    all partitions are equally far at any time.
     """
 
     def __init__(
         self, cluster: Cluster, arrivals: pa.Table, *, topic: str, partitions: int, seconds: float
     ) -> None:
         self.sent = 0
-        """How many flights are committed."""
+        """The number of committed flights."""
         self._cluster = cluster
         self._arrivals = arrivals
         self._topic = topic
@@ -42,7 +42,7 @@ class Replay:
         self._sending: Future[int | None] | None = None
 
     def __enter__(self) -> Replay:
-        """Begin to send."""
+        """Start to send."""
         self._sending = self._thread.submit(self._send)
         return self
 
@@ -52,23 +52,23 @@ class Replay:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Send no more, and wait for the transaction that is under way."""
+        """Stop sending, and wait for the transaction in progress."""
         self._is_stopped.set()
         self._thread.shutdown()
 
     def end(self) -> int | None:
-        """The sum of the end offsets (exclusive) when all flights are committed; else ``None``.
+        """The sum of the end offsets (exclusive) once all flights are committed; else ``None``.
 
-        Raises what sending them has raised.
+        Raises what the sending thread has raised.
         """
         if self._sending is None or not self._sending.done():
             return None
         return self._sending.result()
 
     def close_year(self, scheduled_ms: int) -> None:
-        """Send the closing event: one that is so late that every window of the year is complete.
+        """Send the closing event, so late that every window of the year is complete.
 
-        To be called when the stream has read all flights: what it reads after this is too late.
+        Call it when the stream has read all flights: what it reads after this event is too late.
         """
         value = json.dumps({"origin": CLOSING, "scheduled": scheduled_ms})
         with self._cluster.producer(transactional_id=TRANSACTIONAL_ID) as producer:
@@ -77,7 +77,7 @@ class Replay:
                 producer.send(self._topic, value=value.encode(), partition=0)
 
     def _send(self) -> int | None:
-        """``end``, or ``None`` if it is stopped before."""
+        """Send all; return what ``end`` returns, or ``None`` if it is stopped before."""
         started, days = time.monotonic(), list(self._days())
         with self._cluster.producer(transactional_id=TRANSACTIONAL_ID) as producer:
             producer.init_transactions()

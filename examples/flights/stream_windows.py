@@ -1,4 +1,4 @@
-"""The windows of the streaming demo: a day of an airport, from the CSV file and from the log."""
+"""The windows of the streaming demo: an airport's day, from the CSV file and from the log."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 
 DAY_MS: Final = 86_400_000
 FLIGHT: Final = "origin string, scheduled long, arr_delay int"
-"""The fields of a flight that the stream needs, as Spark's types; ``scheduled`` in ms, UTC."""
+"""The fields of a flight that the stream needs, as Spark types; ``scheduled`` in ms, UTC."""
 
 CLOSING: Final = "closing"
-"""The origin of the event that ends the year: its own window is never complete."""
+"""The origin in the closing event; its own window never completes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,22 +28,22 @@ class Window:
     flights: int
     not_arrived: int
     minutes_late: int
-    """On arrival, without flights that were early."""
+    """Minutes on arrival; early flights count as 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Windows that were found beside those that were expected, in flights."""
+    """The found windows compared with the expected ones, in flights."""
 
     out: int
     lost: int
     duplicated: int
     are_equal: bool
-    """Whether each expected window is there once, with the right figures, and no other."""
+    """Whether each expected window is there once, with the right numbers, and no other."""
 
 
 def arrivals(flights: pa.Table) -> pa.Table:
-    """The flights in the order of their scheduled departure, with that as ``scheduled`` in ms."""
+    """The flights by scheduled departure, which column ``scheduled`` has in ms."""
     columns = (flights[name].to_pylist() for name in ("year", "month", "day", "sched_dep_time"))
     scheduled = [
         int(
@@ -87,7 +87,7 @@ def expected_windows(flights: pa.Table) -> list[Window]:
 
 
 def parse_windows(values: Iterable[bytes]) -> list[Window]:
-    """The windows that the stream wrote, a JSON object each."""
+    """Parse the windows that the stream wrote, one JSON object each."""
     return [Window(**json.loads(value)) for value in values]
 
 

@@ -160,7 +160,7 @@ def test_the_key_changes_under_an_open_transaction(
         producer.init_transactions()
         producer.begin_transaction()
         producer.send(topic, value=b"before", partition=0).result(30)
-        assert typed("rotate-key").startswith("tickets are made with key 1 now")
+        assert typed("rotate-key").startswith("new tickets use key 1")
         producer.send(topic, value=b"after", partition=1).result(30)
         producer.commit_transaction()
     assert {record.value for record in read_all(topic)} == {b"before", b"after"}

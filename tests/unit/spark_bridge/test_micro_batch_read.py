@@ -280,7 +280,7 @@ def test_a_topic_that_was_deleted_ends_the_stream(topics, resumed):
 def test_a_topic_that_was_made_again_or_is_in_another_cluster_ends_the_stream(topics, resumed):
     topics.make("a", (0, 99), topic_id="other")
     reads, end = resumed()
-    with pytest.raises(UnknownTopicIdError, match="id other, in the checkpoint it has id of a"):
+    with pytest.raises(UnknownTopicIdError, match="id other, but in the checkpoint id of a"):
         following(reads, end)
     with pytest.raises(UnknownTopicIdError, match="or this is another cluster; start a new query"):
         ranges(reads, {}, end)
@@ -309,7 +309,7 @@ def test_if_losses_are_allowed_the_stream_goes_on_without_a_deleted_topic(topics
     reads, end = resumed(failOnDataLoss="false")
     with caplog.at_level(logging.WARNING):
         after = following(reads, end)
-    assert "topic 'a', which the stream has read, is gone" in caplog.text
+    assert "topic 'a', which the stream has read, was deleted" in caplog.text
     assert ranges(reads, end, after) == [(B0, 4, 6)]
     assert ranges(reads, {}, end) == [(B0, 0, 4)]
 

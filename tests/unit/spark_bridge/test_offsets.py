@@ -66,11 +66,11 @@ def test_offsets_survive_their_json(offsets):
         ("{}", "a JSON object"),
         ("[" * 100_000, "a JSON object"),
         ('{"a":5}', "topic 'a' needs an object of partitions"),
-        ('{"a":{"0":"5"}}', "'5' is no offset"),
-        ('{"a":{"0":true}}', "True is no offset"),
-        ('{"a":{"0":-3}}', "-3 is no offset"),
-        ('{"a":{"x":5}}', "'x' is no partition of topic 'a'"),
-        ('{"a":{"-1":5}}', "'-1' is no partition of topic 'a'"),
+        ('{"a":{"0":"5"}}', "'5' is not an offset"),
+        ('{"a":{"0":true}}', "True is not an offset"),
+        ('{"a":{"0":-3}}', "-3 is not an offset"),
+        ('{"a":{"x":5}}', "'x' is not a partition of topic 'a'"),
+        ('{"a":{"-1":5}}', "'-1' is not a partition of topic 'a'"),
     ],
 )
 def test_offsets_that_are_none_are_refused(text, reason):

@@ -376,7 +376,7 @@ def test_a_delay_has_a_unit(text, delay_ms):
         ({"maxOffsetsPerTrigger": "0"}, "a whole number from 1"),
         ({"maxOffsetsPerTrigger": "5", "minOffsetsPerTrigger": "6"}, "at most maxOffsetsPerTr"),
         ({"kafka.group.id": "x" * 1_025}, "bytes"),
-        ({"startingOffsetsByTimestamp": '{"a":{"0":-2}}'}, "no time in milliseconds"),
+        ({"startingOffsetsByTimestamp": '{"a":{"0":-2}}'}, "not a time in milliseconds"),
         ({"startingOffsetsByTimestampStrategy": "guess"}, "one of 'error', 'latest'"),
     ],
 )

@@ -319,5 +319,5 @@ def test_a_commit_needs_no_more_of_the_cluster_than_its_coordinator(seventh_batc
 
 def test_a_spark_that_does_not_tell_which_batch_a_task_is_of_is_refused(monkeypatch, seventh_batch):
     monkeypatch.setattr(FakeTaskContext, "properties", {QUERY_ID: "q"})
-    with pytest.raises(ValueError, match=r"does not tell its tasks .*; write with foreachBatch"):
+    with pytest.raises(ValueError, match=r"does not give its tasks .*; write with foreachBatch"):
         new_stream_writer().write(iter([rows("1")]))

@@ -142,7 +142,7 @@ def test_an_impossible_size_is_refused(arguments, text):
 
 def test_a_session_of_spark_connect_is_told_that_it_needs_no_registration() -> None:
     kind = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})
-    with pytest.raises(InvalidSettingError, match="Spark Connect takes no registration"):
+    with pytest.raises(InvalidSettingError, match="a Spark Connect session takes no registration"):
         spark_bridge.register(kind())
 
 

@@ -142,7 +142,7 @@ def test_partitions_that_nobody_leads_after_a_while_are_named_and_not_taken_for_
     with pytest.raises(BrokerNotAvailableError) as raised:
         run(admin.create_topic("t", partitions=3))
     assert str(raised.value) == (
-        "topic 't' is there, and 1 of its 3 partitions cannot be written after 60 s: "
+        "topic 't' exists, but 1 of its 3 partitions do not accept writes after 60 s: "
         "1 (NETWORK_EXCEPTION)"
     )
     with pytest.raises(BrokerNotAvailableError):

@@ -36,7 +36,7 @@ def test_command_that_the_refusal_names_lets_the_log_open_without_what_follows(t
     command = re.search(r"oncelog (accept-cut \S+ \d+)$", str(refusal.value))
     assert command is not None
     assert cli.main(command[1].split()) == 0
-    assert "cuts its log at offset 1" in capsys.readouterr().out
+    assert "truncates its log at offset 1" in capsys.readouterr().out
     assert open_log(directory).log_end_offset == 1
 
 

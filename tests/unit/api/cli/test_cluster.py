@@ -281,7 +281,7 @@ def test_a_program_that_holds_the_cluster_is_not_signalled_but_asked(tmp_path, c
         cluster_connection.write_discovery(tmp_path, word)
         assert run("stop", tmp_path) == 0
     assert cluster.story == ["shutdown"]
-    assert capsys.readouterr().out == f"stopped; the Ray cluster at {address} goes on\n"
+    assert capsys.readouterr().out == f"stopped; the Ray cluster at {address} keeps running\n"
 
 
 def test_stop_by_address_ends_the_process_that_start_left_there(head, connected, capsys):

@@ -94,7 +94,7 @@ def test_a_cluster_that_runs_already_is_not_held_twice(start):
     process = start("--config", "joining=1")
     _, error = process.communicate()
     assert process.returncode == 1
-    assert "already — use it, or stop it first" in error
+    assert " — use it, or stop it first" in error
 
 
 def test_settings_are_names_with_numbers_or_text():

@@ -48,7 +48,7 @@ def test_files_that_are_there_are_kept_unless_they_may_be_replaced(tmp_path, cap
     assert "OncelogReplicaOffline" in (tmp_path / ALERTS).read_text()
     capsys.readouterr()
     assert cli.main(command) == 0
-    assert capsys.readouterr().out.count("is there already") == 2
+    assert capsys.readouterr().out.count("exists already") == 2
     assert (tmp_path / "mine.json").read_text() == "{}"
 
 

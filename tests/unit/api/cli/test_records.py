@@ -424,7 +424,7 @@ def test_damaged_records_are_passed_over_when_asked_for(cluster, capsys):
     assert cli.main(["consume", "flights", *arguments]) == 0
     captured = capsys.readouterr()
     assert captured.out == "v\nv\n"
-    assert captured.err == "warning: flights-0: passing over 3 unreadable offsets from 1\n"
+    assert captured.err == "warning: flights-0: skipping 3 unreadable offsets from 1\n"
     assert ("seek", TopicPartition("flights", 0), 4) in cluster.made.story
 
 

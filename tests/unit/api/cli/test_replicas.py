@@ -93,7 +93,7 @@ def test_a_broker_is_drained_and_used_again(cluster, capsys):
     assert run("brokers resume 2") == 0
     assert cluster.calls == [("drain_broker", 2), ("resume_broker", 2)]
     assert capsys.readouterr().out == (
-        "broker 2 is being drained; `oncelog status` shows how far it is\nbroker 2 is used again\n"
+        "broker 2 is being drained; `oncelog status` shows the progress\nbroker 2 is used again\n"
     )
 
 
@@ -101,8 +101,7 @@ def test_a_partition_is_moved(cluster, capsys):
     assert run("partitions reassign flights 0 --replicas 2,3,1") == 0
     assert cluster.calls == [("reassign_partition", "flights", 0, (2, 3, 1))]
     assert capsys.readouterr().out == (
-        "flights-0 moves to brokers 2, 3, 1; `oncelog topics describe flights` shows how far it "
-        "is\n"
+        "flights-0 moves to brokers 2, 3, 1; `oncelog topics describe flights` shows the progress\n"
     )
 
 
@@ -123,9 +122,9 @@ def test_what_does_not_move_is_not_cancelled(cluster, capsys):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ("flights 0 --replicas 1,b", "'1,b' is no list of brokers: give their numbers"),
+        ("flights 0 --replicas 1,b", "'1,b' is not a list of brokers: give their ids"),
         ("flights 0 --replicas -1", "--replicas"),
-        ("flights 0 --replicas ,", "',' is no list of brokers"),
+        ("flights 0 --replicas ,", "',' is not a list of brokers"),
         ("flights 0", "--replicas --cancel"),
         ("flights 0 --replicas 1 --cancel", "not allowed with"),
         ("flights x --replicas 1", "'x' is not a whole number"),
@@ -253,7 +252,7 @@ def test_status_counts_partitions_without_a_leader_or_with_too_few_replicas():
     assert shown["under_replicated_partition_count"] == 2
     assert shown["leaderless_partition_count"] == 1
     assert describe_error(cli_status.StatusError(seen.findings[0])).startswith(
-        "oncelog: without a leader: flights-2 (in sync: broker 2) — look again in a few seconds"
+        "oncelog: without a leader: flights-2 (in sync: broker 2) — wait a few seconds"
     )
 
 
@@ -262,7 +261,7 @@ def test_status_shows_brokers_that_are_fenced_or_drain():
     rows = cli_status.as_text(seen).split("\n\n")[3].splitlines()[1:]
     assert [row.split("/data")[1].strip() for row in rows] == [
         "alive",
-        "fenced: it is not heard, or its node is gone",
+        "fenced: no heartbeats, or its node is gone",
         "alive; draining, replicas left: 1",
         "alive; drained",
     ]

@@ -427,14 +427,14 @@ def test_programs_get_what_is_wrong_and_what_to_do(cluster):
     assert finding["condition"] == "not serving"
     assert finding["places"] == ["group:0@1 (offline: disk gone)"]
     assert finding["served"] is False
-    assert "look again" in finding["advice"]
+    assert "wait a few seconds" in finding["advice"]
 
 
 def test_the_worst_is_told_with_its_advice_and_not_every_place():
     condition = CONDITIONS[3]
     finding = FoundCondition(condition, ("a", "b", "c", "d", "e"))
     line = describe_error(cli_status.StatusError(finding))
-    assert line.startswith("oncelog: not serving: a, b, c and 2 more — look again")
+    assert line.startswith("oncelog: not serving: a, b, c and 2 more — wait a few seconds")
 
 
 def test_operations_has_each_condition_with_its_exit_status():

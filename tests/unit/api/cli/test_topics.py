@@ -232,5 +232,5 @@ def test_records_are_deleted_only_when_it_is_clear_which(
 
 def test_create_if_not_exists_leaves_a_topic_as_it_is(cluster, capsys):
     assert cli.main(["topics", "create", "flights", "--if-not-exists"]) == 0
-    assert capsys.readouterr().out == "flights exists already and is left as it is\n"
+    assert capsys.readouterr().out == "flights exists already and is left unchanged\n"
     assert cluster.calls == []

@@ -76,7 +76,7 @@ def test_records_that_the_log_has_lost_are_skipped_with_a_warning(one_partition,
     one_partition.log_start_offset = 2
     assert flat(values(one_partition, 0, 3, skips_lost=True)) == [b"2"]
     (warning,) = caplog.messages
-    assert warning == "offsets 0 to 1 of t-0 are gone: they are skipped"
+    assert warning == "skipping offsets 0 to 1 of t-0, which are gone"
 
 
 def test_records_that_are_lost_in_the_midst_of_a_read_are_skipped(one_partition, caplog):
@@ -92,7 +92,7 @@ def test_records_that_are_lost_in_the_midst_of_a_read_are_skipped(one_partition,
     assert found[0] == b"1"
     assert found[-1] == b"5"
     assert found == sorted(set(found))
-    assert "offsets 0 to 0 of t-0 are gone" in caplog.text
+    assert "skipping offsets 0 to 0 of t-0" in caplog.text
 
 
 @settings(max_examples=60, deadline=None)
@@ -125,14 +125,14 @@ def test_a_range_that_is_lost_as_a_whole_gives_nothing(one_partition, caplog, lo
     one_partition.log_start_offset = log_start_offset
     one_partition.log_end_offset = 9
     assert values(one_partition, 0, 2, skips_lost=True) == []
-    assert caplog.messages == ["offsets 0 to 1 of t-0 are gone: they are skipped"]
+    assert caplog.messages == ["skipping offsets 0 to 1 of t-0, which are gone"]
 
 
 def test_what_is_beyond_the_end_of_a_log_that_was_cut_is_skipped(one_partition, caplog):
     one_partition.append(b"0")
     one_partition.end_is_enforced = True
     assert flat(values(one_partition, 0, 3, skips_lost=True)) == [b"0"]
-    assert caplog.messages == ["offsets 1 to 2 of t-0 are gone: they are skipped"]
+    assert caplog.messages == ["skipping offsets 1 to 2 of t-0, which are gone"]
 
 
 @pytest.mark.parametrize("is_made_again", [True, False])
@@ -142,7 +142,7 @@ def test_a_topic_that_is_gone_is_skipped(one_partition, caplog, is_made_again):
     one_partition.topic_id = "1" * 32
     one_partition.is_deleted = not is_made_again
     assert values(one_partition, 0, 1, planned, skips_lost=True) == []
-    assert caplog.messages == ["offsets 0 to 0 of t-0 are gone: they are skipped"]
+    assert caplog.messages == ["skipping offsets 0 to 0 of t-0, which are gone"]
 
 
 def test_a_topic_that_only_its_leader_does_not_know_is_not_taken_for_gone(one_partition):
@@ -156,7 +156,7 @@ def test_a_leader_that_gives_nothing_for_long_fails_the_read(one_partition, monk
     monkeypatch.setattr(read, "STALL_TIMEOUT_MS", 20)
     one_partition.append(b"0")
     one_partition.is_silent = True
-    with pytest.raises(RequestTimedOutError, match="the leader of t-0 gave nothing"):
+    with pytest.raises(RequestTimedOutError, match="the leader of t-0 sent nothing"):
         values(one_partition, 0, 1)
 
 

@@ -24,7 +24,7 @@ from oncelog.storage.model import TopicPartition
 SETTINGS = ProducerSettings(transactional_id="loader", max_request_size=100)
 MEMBERSHIP = Membership(transactional_id="query", run=Run(number=1, id="a"), token=b"batch-1")
 
-REFUSAL = r"send\(\) refused"
+REFUSAL = r"send\(\) rejected"
 
 REFUSED: list[Callable[[Any], Any]] = [
     lambda producer: producer.send("t", b"." * 200),

@@ -300,7 +300,7 @@ def test_what_condemns_the_producer_ends_it(cluster: Any, run: Any, code: ErrorC
             await producer.begin_transaction()
             with pytest.raises(OncelogError):
                 await producer.send_offsets_to_transaction({PLACE: 5}, GROUP)
-            with pytest.raises(OncelogError, match="failed for good"):
+            with pytest.raises(OncelogError, match="failed permanently"):
                 await producer.abort_transaction()
 
     run(story())

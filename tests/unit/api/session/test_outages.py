@@ -62,8 +62,8 @@ def test_an_outage_is_told_once_when_it_lasts_and_once_when_it_is_over(
     assert world.outages.count == 0
     assert world.counted == ["partition"]
     begun, ended = caplog.messages
-    assert "partition t-0 does not answer since 6 s: NETWORK_EXCEPTION of partitions:1@2" in begun
-    assert ended == "partition t-0 answers again, after 8 s"
+    assert "partition t-0 has not replied for 6 s: NETWORK_EXCEPTION of partitions:1@2" in begun
+    assert ended == "partition t-0 replies again, after 8 s"
 
 
 def test_what_answers_in_time_is_not_told() -> None:
@@ -91,7 +91,7 @@ def test_a_listener_that_fails_is_logged_and_others_are_called(
     world.outages.listeners.insert(0, fails)
     world.outages.record(T0, "", AWAY, began_s=0)
     assert len(world.told) == 1
-    assert "a listener of outages failed" in caplog.text
+    assert "an outage listener raised" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ COMMIT_AGAIN = (
 )
 ABORT_AGAIN = "an abort has not finished; call abort_transaction() again"
 SPOILT = "the transaction has failed (bad); call abort_transaction()"
-FENCED = "the producer has failed for good (newer); close it and make a new one"
+FENCED = "the producer has failed permanently (newer); close it and make a new one"
 INITIALISED = "init_transactions() has been called; call begin_transaction() next"
 
 CALLS: dict[str, Callable[[ProducerTransaction], None]] = {

@@ -184,7 +184,7 @@ def test_a_damaged_snapshot_is_a_problem_of_the_dump(flights, dump):
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [("missing", "there is no"), ("note.txt", "is no file of a log")]
+    ("name", "reason"), [("missing", "there is no"), ("note.txt", "is not a file of a log")]
 )
 def test_a_path_that_is_no_log_is_one_line(tmp_path, capsys, name, reason):
     (tmp_path / "note.txt").write_text("x")
