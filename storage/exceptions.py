@@ -1,7 +1,7 @@
 """The exception that each error code becomes for a user: one class per code.
 
-Only ``api`` and the bridges above it raise these, and every class pickles. The docstring of each is
-the message of one that was made without, its ``advice`` what to do unless that is given too.
+Only ``api`` and the bridges above it raise these, and every class pickles. The docstring of each
+class is its default message, and ``advice`` its default advice.
 
 One file: a class for each code of the one table, and nothing else.
 """
@@ -19,7 +19,7 @@ class OncelogError(Exception):
     """Base of every error that oncelog raises to a user.
 
     ``code`` is the ``ErrorCode``; ``retriable``, ``abortable`` and ``fatal`` say what a program may
-    do. ``what`` says what is wrong and ``advice`` what a person can do; the error's text is both.
+    do. ``what`` says what is wrong and ``advice`` what to do about it; the error's text is both.
     """
 
     code: ClassVar[ErrorCode] = ErrorCode.UNKNOWN_SERVER_ERROR
@@ -33,7 +33,7 @@ class OncelogError(Exception):
         super().__init__(f"{self.what}; {advice}" if advice else self.what)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As it is: the text is not taken for ``what``."""
+        """Pickle the fields: the text would become ``what``, with the advice in it twice."""
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
     @property
@@ -48,7 +48,7 @@ class OncelogError(Exception):
 
     @property
     def fatal(self) -> bool:
-        """Whether only another argument, or closing the client, helps."""
+        """Whether only a different argument, or closing the client, helps."""
         return self.code.error_class is ErrorClass.FATAL
 
 
@@ -595,19 +595,19 @@ class CorruptRecordError(CorruptDataError):
 
     @property
     def retriable(self) -> bool:
-        """Never: what is damaged in the log stays so."""
+        """Never: damage in the log is permanent."""
         return False
 
     @property
     def fatal(self) -> bool:
-        """Always: only a seek, another position, helps."""
+        """Always: only a seek past the damage helps."""
         return True
 
 
 EXCEPTIONS: dict[ErrorCode, type[OncelogError]] = {
     exception.code: exception for exception in OncelogError.__subclasses__()
 }
-"""The exception of each code, ``NONE`` excepted."""
+"""The exception class of each code but ``NONE``."""
 
 
 def exception_for(code: ErrorCode, what: str = "", *, advice: str = "") -> OncelogError:

@@ -1,8 +1,8 @@
 """The settings of a log: when its segments roll, how dense their indexes are, and what it keeps.
 
-``removable_count`` decides by these which of the oldest segments may be removed: the decision only,
-not the removal. Whole segments only, the oldest first, so that what is left is one range of
-offsets. The first one that must stay ends the search.
+``removable_count`` decides which of the oldest segments may be removed; it removes nothing. Only
+whole segments go, the oldest first, so that what is left is one range of offsets. The first segment
+that must stay ends the search.
 
 | the segment | goes when |
 |---|---|
@@ -12,8 +12,8 @@ offsets. The first one that must stay ends the search.
 | has no timestamps at all | with the next segment that goes by time |
 | the log without it is not below the size limit | by size |
 
-The last stable offset plays no part: an old hung transaction may lose its head, and readers are
-then held back from the log start on. Source: KIP-107; KIP-32 for timestamps.
+The last stable offset plays no part. A hanging transaction may lose its first batches;
+read_committed readers then wait at the log start. Source: KIP-107; KIP-32 for timestamps.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LogSettings:
 class RetentionPolicy:
     """What a log keeps: batches younger than ``time_ms``, and about the newest ``size_bytes``.
 
-    ``UNLIMITED`` in either removes nothing on its account.
+    ``UNLIMITED`` switches either limit off.
     """
 
     time_ms: int = UNLIMITED
@@ -76,7 +76,7 @@ def removable_count(
     upper_offset: int,
     now_ms: int,
 ) -> int:
-    """How many of ``segments``, oldest first, may go; looks no further than it must.
+    """How many of ``segments``, oldest first, may be removed; stops at the first that must stay.
 
     An empty active segment must not be among them.
 

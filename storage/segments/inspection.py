@@ -1,9 +1,8 @@
-"""Whether bytes of a log are its next batch, and if not, why.
+"""Decide whether bytes of a log are its next batch, and if not, why.
 
-Everything that walks the batches of a file asks here: reads, replay, recovery and dump. A disk may
-change what it holds long after the write. The CRC of a batch covers all of it but base offset,
-length, leader epoch, magic and the CRC itself: of these, offset and epoch are checked against what
-is known of the batches around.
+Reads, replay, recovery and dump all use it. A disk may change bytes long after the write. The CRC
+of a batch covers all of it but base offset, length, leader epoch, magic and the CRC itself. Of
+these, offset and epoch are checked against the batches around it.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class TailDefect(enum.Enum):
 
 
 def whole_header(frame: Buffer) -> BatchHeader | TailDefect:
-    """The header of the batch in ``frame`` if it may be one and is whole; no CRC is looked at."""
+    """The header in ``frame`` if it is plausible and the batch is whole; the CRC is not checked."""
     if len(frame) < HEADER_BYTES:
         return TailDefect.SHORT_HEADER if any(frame) else TailDefect.ZEROS
     try:
@@ -58,10 +57,9 @@ def inspect_batch(
 ) -> BatchHeader | TailDefect:
     """The header of the batch in ``frame`` if it is whole, intact and the next one.
 
-    ``frame`` holds the bytes that the batch claims, or all that the file has left.
-    ``may_skip``: compaction may have removed batches before it, so it may begin later.
-    ``leader_epochs``: as far as they are known; each was durable before its first batch was
-    written.
+    ``frame`` holds the bytes that the batch claims, or all that the file has left. ``may_skip``:
+    compaction may have removed batches before it, so it may begin later. ``leader_epochs``: those
+    known; each was durable before its first batch was written.
     """
     header = whole_header(frame)
     if isinstance(header, TailDefect):
