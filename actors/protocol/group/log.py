@@ -39,7 +39,7 @@ FLEXIBLE_VALUE_VERSION: Final = 4
 _TOPIC_ID_TAG: Final = 0
 _TOPIC_ID_BYTES: Final = 16
 CLIENT_HOST: Final = "/ray"
-"""The caller's host is not known; the field may not be null."""
+"""Written as ``client_host``: the caller's host is unknown, and the field may not be null."""
 
 
 class OffsetKey(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""How one group moves from generation to generation: one turn of the group machine.
+"""How one group moves to its next generation: one turn of the group machine.
 
 A turn works on one group at one moment and collects effects, which the shell carries out in order.
 Timers are identified by value: setting one again replaces it, cancelling one that is not set does
@@ -12,7 +12,7 @@ nothing. Rules:
 4. The join of a static member counts once no record knows it by another member id, neither the
    last one nor those on their way: the next coordinator would fence it. Repeated joins, too.
 
-One file: a turn, and the settings and effects that say what it may ask for.
+One file: a turn, its settings and its effects.
 
 Source: Kafka's classic group protocol; KIP-345 (static members), KIP-394 (pending member ids),
 KIP-559 (protocol in replies), KIP-814 (a returning static leader does not assign).
@@ -56,7 +56,7 @@ class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimerKind(enum.Enum):
-    """What a timer bounds."""
+    """What a timer limits."""
 
     JOIN = "join"
     """The members' time to rejoin, or the initial delay of an empty group."""
@@ -104,7 +104,7 @@ class WriteReason(enum.Enum):
     REPLACED = "replaced"
     """A static member came back under a new member id: its join is answered."""
     RENAMED = "renamed"
-    """The same in a rebalance: its join counts."""
+    """The same during a rebalance: its join counts."""
     EMPTIED = "emptied"
     """The last member left: nothing waits for the write."""
 
@@ -151,7 +151,7 @@ class GroupTurn:
     def add_member(self, request: JoinGroupRequest, member_id: str, call_id: int) -> None:
         """Add a new member and rebalance.
 
-        A static one may have left, or have been put out, since the last record.
+        A static member may have left, or have been removed, since the last record.
         """
         group = self.group
         if not group.members:
@@ -172,7 +172,7 @@ class GroupTurn:
         self._join_once_durable(member, call_id)
 
     def rejoin(self, member: Member, request: JoinGroupRequest, call_id: int) -> None:
-        """Let a known member join: the generation goes on, if it can, or a rebalance begins."""
+        """Let a known member join: keep the generation if possible, else rebalance."""
         if member.protocols == request.protocols and self._goes_on_with(member):
             self._join_unchanged(member, call_id)
         else:
@@ -180,9 +180,9 @@ class GroupTurn:
             self._join_once_durable(member, call_id)
 
     def _goes_on_with(self, member: Member) -> bool:
-        """Whether the generation goes on when a member joins again as it was.
+        """Whether the generation continues when a member rejoins unchanged.
 
-        When the leader of a stable one does, it wants to assign anew.
+        Not for the leader of a stable group: it rejoins in order to assign anew.
         """
         group = self.group
         return group.state is GroupState.COMPLETING_REBALANCE or (
@@ -201,8 +201,8 @@ class GroupTurn:
     def replace_static(self, request: JoinGroupRequest, new_member_id: str, call_id: int) -> None:
         """Let a restarted static member take its old place under a new member id.
 
-        Its former incarnation is fenced at once. In a stable group whose protocol stays the same
-        there is no rebalance: the new member id is logged and then the join answered.
+        Its former incarnation is fenced at once. A stable group whose protocol stays the same does
+        not rebalance: the new member id is logged, then the join is answered.
         """
         group = self.group
         old_member_id = group.static_members[request.group_instance_id or ""]
@@ -223,7 +223,7 @@ class GroupTurn:
         self._write(WriteReason.REPLACED, self.group.value(), call_id, reply)
 
     def _join_once_durable(self, member: Member, call_id: int) -> None:
-        """Rebalance; the join counts at once, or after a record with the member's present id."""
+        """Rebalance; the join counts once the member's current id is durable (rule 4)."""
         if self._has_durable_id(member):
             self._park_join(member, call_id)
             self.rebalance()
@@ -238,7 +238,7 @@ class GroupTurn:
 
     @property
     def _records(self) -> list[GroupValue]:
-        """What the next coordinator may find last, the newest at the end."""
+        """The records that may be the last one a new coordinator finds; newest last."""
         return [value for value in (self._logged, *self.group.unapplied) if value is not None]
 
     def _has_durable_id(self, member: Member) -> bool:
@@ -283,7 +283,7 @@ class GroupTurn:
     def add_pending_member_id(self, member_id: str, request: JoinGroupRequest) -> None:
         """Remember a handed-out member id until it is used or times out.
 
-        A static member's earlier one is dropped: it may be from an earlier life.
+        A static member's earlier pending id is dropped: it may be from an earlier process.
         """
         pending, instance_id = self.group.pending_member_ids, request.group_instance_id
         for former_id in [each for each, owner in pending.items() if owner is not None]:
@@ -306,7 +306,7 @@ class GroupTurn:
         self.group.remove(member.member_id)
 
     def restart_session(self, member: Member) -> None:
-        """A sign of life: restart the member's session timeout."""
+        """Restart the member's session timeout: it is alive."""
         self._set_session(member)
 
     # --- rebalance ------------------------------------------------------------------------
@@ -360,7 +360,7 @@ class GroupTurn:
         group.initial_delay = None
         self._cancel(TimerKind.JOIN)
         if group.members and not group.elect_joined_leader():
-            # No one rejoined, perhaps because the whole group paused; their sessions decide.
+            # No one rejoined; perhaps the whole group paused. Session timeouts decide.
             self._set(TimerKind.JOIN, group.rebalance_timeout_ms)
             return
         for member in list(group.members.values()):
@@ -459,10 +459,10 @@ class GroupTurn:
             self.rebalance()
 
     def _joining(self, write: WriteGroup, reply: JoinGroupReply, error: ErrorCode) -> Member | None:
-        """Whose join waited for this; None, and it is refused, if it failed or is in vain.
+        """The member whose join waited for this write; None, and an error is sent, if it is void.
 
-        Meanwhile another life may have taken the place, which fences this one, or its session
-        may have ended, so that it may join anew.
+        Meanwhile another incarnation may have taken its place, which fences this one. Or its
+        session ended, and it may join anew.
         """
         if error is ErrorCode.NONE:
             instance_ids = {each.member_id: each.group_instance_id for each in write.value.members}
@@ -482,7 +482,7 @@ class GroupTurn:
     # --- small steps ----------------------------------------------------------------------
 
     def _answer_syncs(self, error: ErrorCode) -> None:
-        """Answer every parked sync, with the assignment or with why there is none."""
+        """Answer every parked sync with the assignment or an error."""
         for member in self.group.members.values():
             if member.sync_call is not None:
                 is_assigned = error is ErrorCode.NONE
@@ -502,7 +502,7 @@ class GroupTurn:
             member.sync_call = None
 
     def _park_join(self, member: Member, call_id: int) -> None:
-        """Park a join. A call it supersedes was abandoned, or overtaken: it may retry."""
+        """Park a join, and answer the call it supersedes, which was abandoned or overtaken."""
         if member.join_call is not None:
             self.reply(
                 member.join_call,
@@ -531,7 +531,7 @@ class GroupTurn:
 
 
 def _agrees(value: GroupValue, member: Member) -> bool:
-    """Whether a record knows a static member by its present member id, or not at all."""
+    """Whether a record has a static member under its current member id, or not at all."""
     return member.group_instance_id is None or all(
         entry.member_id == member.member_id
         for entry in value.members
