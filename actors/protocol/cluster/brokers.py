@@ -13,7 +13,7 @@ fenced. Sessions are in memory only: a controller that starts gives every broker
 | register_broker | the same, not fenced, its epoch is not | its epoch again, nothing logged |
 | register_broker | the same, after a reboot | likewise; others lead topics that do not sync |
 | register_broker | an older copy of the directory | as another directory |
-| register_broker | another directory, a last copy was on the first | DUPLICATE_BROKER_REGISTRATION |
+| register_broker | another directory, the first has a last copy | DUPLICATE_BROKER_REGISTRATION |
 | register_broker | another directory, fenced, no last copy | registered, fenced: a new disk |
 | register_broker | another directory, not fenced | DUPLICATE_BROKER_REGISTRATION |
 | register_broker | no directory id, or another cluster's | INVALID_REQUEST |
