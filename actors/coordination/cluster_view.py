@@ -1,8 +1,8 @@
-"""What a coordinator knows of the cluster: topic ids and leaders, as the controller tells.
+"""A coordinator's cache of topic ids and leaders, as answered by the controller.
 
-An answer is cached and reused while it is recent enough for the question. When the
-controller does not answer, an old answer still tells where to try, but never that a topic is gone.
-Ages and ``as_of_ms`` are in ``loop_ms``: a wall clock that is set back would make old answers new.
+An answer is reused while it is recent enough for the question. If the controller does not answer,
+an old answer still tells where to try, but never that a topic is gone. Ages and ``as_of_ms`` are in
+``loop_ms``: a wall clock that is set back would make old answers new.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
 
 ANY_AGE_MS: Final = -1
-"""``as_of_ms`` of a question for which an answer of any age will do."""
+"""``as_of_ms`` if an answer of any age will do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,7 @@
-"""Where servers become Ray actors: on which node, under which name, put together from what.
+"""Turns servers into Ray actors: assembles each, and chooses its node and name.
 
-The one room that knows all the others. Start at ``assembly``, of which ``processes`` makes actors;
-``home`` says where the data is, and ``figures`` what operators are told.
+The only package of ``actors`` that imports all others. Start at ``assembly``, whose servers
+``processes`` makes into actors. ``broker`` and ``metadata_voter`` are a broker's own actor,
+``host`` holds several replicas, ``home`` finds the data of a cluster, and ``figures`` reports
+metrics.
 """

@@ -1,10 +1,11 @@
-"""Where the log of a Ray cluster lives: which data directory, on which node.
+"""Find the data of a cluster: which data directory, on which node.
 
-Ray remembers it while its control store lives; the data directory names its cluster permanently.
-So a log is started where its data is, however nodes come back, and a cluster is founded only where
-neither knows of one: on the node labelled ``broker=1``, or without such labels on the node of the
-program that starts the log. Where several brokers have the metadata log, it is started on the one
-that knows the newest epoch; the brokers' own actors are started as well, as it needs their votes.
+Ray's control store remembers it until Ray ends; the data directory names its cluster permanently.
+So a log is started where its data is, in whatever order nodes come back. A cluster is founded only
+if neither knows of one: on the node labelled ``broker=1``, or without such labels on the node of
+the program that starts the log. If several brokers have the metadata log, it is started on the one
+with the newest epoch. The brokers' own actors are started as well, since the controller needs their
+votes.
 """
 
 from __future__ import annotations
@@ -40,12 +41,11 @@ from oncelog.storage.model import NO_LEADER_EPOCH
 _logger = logging.getLogger(__name__)
 
 LOOK_TIMEOUT_S: Final = 30.0
-"""How long nodes may take to say what is in their data directory."""
+"""Deadline for nodes to say what is in their data directory."""
 
 GATHER_ATTEMPTS: Final = 300
 GATHER_RETRY_S: Final = 1.0
-"""How often, and how long, nodes that have to be there are looked for: those of workers start
-after the head's."""
+"""Interval and number of looks for required nodes: workers start after the head."""
 
 LOCK_ATTEMPTS: Final = 100
 LOCK_RETRY_S: Final = 0.05
@@ -57,14 +57,14 @@ Node = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
-    """Which cluster's log it is, and where: ``data_dir`` on the node of ``pin``."""
+    """A cluster and where its data is: ``data_dir`` on the node of ``pin``."""
 
     cluster_id: str
     broker_id: int
     data_dir: str
     pin: Pin
     voters: tuple[int, ...] = field(default=(), compare=False)
-    """The brokers that had copies of its metadata log when it was started; none if only one has."""
+    """The brokers with copies of its metadata log at the start; empty if only one has it."""
 
     def __str__(self) -> str:
         return f"cluster {self.cluster_id}, which has its data in {self.data_dir} on {self.pin}"
@@ -72,13 +72,13 @@ class Home:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What a node has in its data directory: an identity, nothing, or why it cannot tell."""
+    """The data directory of a node: its identity, nothing, or why it cannot be read."""
 
     node: Node
     identity: DirectoryIdentity | None = None
     error: str = ""
     voter: VoterState | None = None
-    """What its voter file says: there is one where the metadata log has been copied."""
+    """The voter file's content; there is one where the metadata log has been copied."""
 
     @property
     def cluster_id(self) -> str | None:
@@ -87,7 +87,7 @@ class Look:
 
 
 def read_home() -> Home | None:
-    """Where the log of this Ray cluster was started last; ``None`` if it never was."""
+    """Where the log of this Ray cluster was last started; ``None`` if it never was."""
     data = internal_kv._internal_kv_get(_KEY, namespace=NAMESPACE.encode())
     if data is None:
         return None
@@ -97,31 +97,31 @@ def read_home() -> Home | None:
 
 
 def write_home(home: Home) -> None:
-    """Remember where the log is, before its first actor is started."""
+    """Remember where the log is; call it before the first actor is started."""
     data = json.dumps(asdict(home)).encode()
     internal_kv._internal_kv_put(_KEY, data, overwrite=True, namespace=NAMESPACE.encode())
 
 
 def is_away(home: Home) -> bool:
-    """Whether no living node is the one that has the data."""
+    """Whether the node that has the data is not alive."""
     return not any(home.pin.is_at(node) for node in ray.nodes())
 
 
 def is_lost(home: Home) -> bool:
-    """Whether the log's node is away, and there are too few brokers for one that takes over."""
+    """Whether the log's node is down and too few brokers are up for one to take over."""
     living = {broker_of(node) for node in ray.nodes() if node["Alive"]} - {None, home.broker_id}
     return is_away(home) and len(living) < majority_of(VOTERS_MAX)
 
 
 class VotersAwayError(ConnectionFailedError):
-    """Fewer copies of the metadata log are there than it takes to start it."""
+    """Too few copies of the metadata log are up to start the controller."""
 
 
 def wait_for_home(data_dir: str, known: Home | None, *, cluster_id: str | None) -> Home:
-    """``find_home``, once a majority of the voters is there, if there are several.
+    """``find_home``, once a majority of the voters is up, if there are several.
 
-    With a ``cluster_id`` also once nodes that have its data are. Raises what stands in the way
-    after ``GATHER_ATTEMPTS``.
+    With a ``cluster_id`` also once nodes with its data are up. After ``GATHER_ATTEMPTS`` it raises
+    the error of the last attempt.
     """
     passing = VotersAwayError if cluster_id is None else ConnectionFailedError
     for _ in range(GATHER_ATTEMPTS):
@@ -137,7 +137,7 @@ def _with_majority(data_dir: str, known: Home | None, cluster_id: str | None) ->
     needed = majority_of(VOTERS_MAX)
     if found.voters and len(found.voters) < needed:
         raise VotersAwayError(
-            f"of cluster {found.cluster_id} only broker {found.voters[0]} is there with a copy of "
+            f"of cluster {found.cluster_id} only broker {found.voters[0]} is up with a copy of "
             f"the metadata log, and it takes {needed}",
             advice="start Ray on the others' nodes, with their disks, and try again",
         )
@@ -147,13 +147,12 @@ def _with_majority(data_dir: str, known: Home | None, cluster_id: str | None) ->
 def find_home(
     data_dir: str, known: Home | None, *, is_ours: bool, cluster_id: str | None = None
 ) -> Home:
-    """The node to start the log on, its directory prepared: for a new cluster if there is none.
+    """The node to start the log on, with its directory prepared; for a new cluster if none exists.
 
-    ``known`` is where the log was before; only for another ``data_dir`` that does not matter.
-    ``is_ours``: this program has started Ray, so its one node sees the files that we see.
-    ``cluster_id``: the cluster that there has to be; then none is founded.
-    ConnectionFailedError when the data should be there and is not, or is in several places.
-    InvalidSettingError for a directory that cannot be used.
+    ``known`` is where the log was before; ignored for another ``data_dir``. ``is_ours``: this
+    program has started Ray, so its only node sees the files that we see. ``cluster_id``: the
+    cluster that must exist; then none is founded. ConnectionFailedError if the data is missing, or
+    in several places. InvalidSettingError for a directory that cannot be used.
     """
     nodes = [node for node in ray.nodes() if node["Alive"]]
     mine = ray.get_runtime_context().get_node_id()
@@ -192,7 +191,7 @@ def choose_node(
 ) -> Node | None:
     """The node that has the data of a cluster, or the one to found it on.
 
-    ``expected``: the id of the cluster there has to be; ``None`` is returned if no node has it.
+    ``expected``: the id of the cluster that must exist; returns ``None`` if no node has it.
     """
     owners = [look for look in looks if look.cluster_id in {expected or look.cluster_id} - {None}]
     if expected is not None and not owners:
@@ -228,20 +227,20 @@ def choose_node(
 
 
 def _is_voter(look: Look) -> bool:
-    """Whether it has a copy of the metadata log, and the label of the broker whose that is."""
+    """Whether the node has a copy of the metadata log, and the label of that broker."""
     identity = look.identity
     is_its = identity is not None and broker_of(look.node) == identity.broker_id
     return is_its and look.voter is not None
 
 
 def _newness(look: Look) -> tuple[int, int]:
-    """Which voter is asked first to lead; whether its log is new enough, the others know."""
+    """Sort key for the voter to start first; the votes decide whether its log is new enough."""
     epoch = NO_LEADER_EPOCH if look.voter is None else look.voter.epoch
     return epoch, -(broker_of(look.node) or 0)
 
 
 def voters_among(looks: Sequence[Look], node: Node | None) -> list[int]:
-    """The brokers with a copy of the log that is started on ``node``; none if that has none."""
+    """The brokers with a copy of the log that is started on ``node``; empty if that has none."""
     chosen = [look for look in looks if look.node is node and _is_voter(look)]
     if not chosen:
         return []
@@ -269,7 +268,7 @@ def _labelled_places(labelled: Sequence[Look], owners: Sequence[Look]) -> list[L
 
 
 def look_at(nodes: Sequence[Node], data_dir: str) -> list[Look]:
-    """What each node has in ``data_dir``; all are asked at once."""
+    """Ask all nodes at once what they have in ``data_dir``."""
     asked = {_there(node, _look_here).remote(data_dir): node for node in nodes}
     answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=LOOK_TIMEOUT_S)
     looks = []

@@ -1,7 +1,7 @@
-"""What an operator watches: names, kinds, units and meaning of the figures, and where they go.
+"""The metrics: names, kinds, units and meanings, and where they are sent.
 
-``METRICS`` is the one table. ``oncelog metrics list`` prints it, docs/OPERATIONS.md repeats it, and
-dashboards and alerts name nothing else. ``MetricSink`` is where figures go: Ray's metrics in
+``METRICS`` is the only table. ``oncelog metrics list`` prints it, docs/OPERATIONS.md repeats it,
+and dashboards and alerts use only these names. ``MetricSink`` receives the values: Ray's metrics in
 production (``process/ray_metrics.py``), nothing elsewhere.
 
 * A *gauge* is set every ``metrics_interval_ms``. Ray forgets one that is not set again within
@@ -37,11 +37,11 @@ from itertools import accumulate
 from typing import Final, Protocol
 
 LATE_GRACE_MS: Final = 300_000
-"""How far beyond the longest transaction timeout an open transaction is late."""
+"""Time beyond the longest transaction timeout after which a transaction is late."""
 
 PREFIX: Final = "oncelog_"
 RAY_PREFIX: Final = "ray_"
-"""What Ray puts before the name of every metric."""
+"""Ray's prefix of every metric name."""
 
 TAGS: Final = ("topic", "partition", "broker")
 BROKER_TAGS: Final = ("broker",)
@@ -53,11 +53,11 @@ STEP_TAGS: Final = ("step", "broker")
 DURATION_BOUNDS_MS: Final = (
     *(0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000, 30_000),
 )
-"""Upper bounds, inclusive, of how long something took; one more bucket has what took longer."""
+"""Inclusive upper bounds of duration buckets; a last bucket has what took longer."""
 
 
 class Kind(enum.Enum):
-    """What may be asked of a figure."""
+    """The kind of a metric, which decides how to query it."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -66,7 +66,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One figure. ``unit`` ends the name where it is not a plain count or an offset."""
+    """One metric. ``unit`` ends the name, unless it is a plain count or an offset."""
 
     name: str
     kind: Kind = Kind.GAUGE
@@ -76,11 +76,11 @@ class Metric:
     bounds: tuple[float, ...] = ()
     """The upper bounds of a histogram's buckets, inclusive."""
     rests_at_zero: bool = False
-    """It is 0 nearly everywhere, and then not exported: of a thousand partitions few say more."""
+    """Not exported while it is 0, as it nearly always is."""
 
     @property
     def exported_names(self) -> tuple[str, ...]:
-        """The names that Prometheus knows it by: one, or the three of a histogram."""
+        """Its names in Prometheus: one, or three for a histogram."""
         name = RAY_PREFIX + PREFIX + self.name
         if self.kind is Kind.GAUGE:
             return (name,)
@@ -442,10 +442,10 @@ METRICS: Final = (
 
 
 class MetricSink(Protocol):
-    """Takes figures; never raises and never waits."""
+    """Receives metric values; never raises and never waits."""
 
     def set(self, metric: Metric, value: float, tags: Mapping[str, str]) -> None:
-        """Set a gauge; ``tags`` has a text for each of those of ``metric``."""
+        """Set a gauge; ``tags`` has a value for each tag of ``metric``."""
         ...
 
     def add(self, metric: Metric, amount: float, tags: Mapping[str, str]) -> None:
@@ -457,19 +457,19 @@ class NoMetrics:
     """A sink for processes without monitoring."""
 
     def set(self, metric: Metric, value: float, tags: Mapping[str, str]) -> None:
-        """Forget the figure."""
+        """Do nothing."""
 
     def add(self, metric: Metric, amount: float, tags: Mapping[str, str]) -> None:
-        """Forget the figure."""
+        """Do nothing."""
 
 
 NO_METRICS: Final = NoMetrics()
 
 
 class TransactionAges:
-    """For how long transactions of one partition have been seen open, by this process's clock.
+    """How long transactions of one partition have been seen open, by this process's clock.
 
-    Bounded by what is open. A clock that steps back makes a transaction young again.
+    Bounded by the open transactions. If the clock steps back their age restarts.
     """
 
     def __init__(self, *, late_after_ms: int) -> None:
@@ -479,7 +479,7 @@ class TransactionAges:
         self.late_count = 0
 
     def observe(self, open_transactions: Mapping[int, int], now_ms: int) -> None:
-        """Note what is open: first offset → producer id."""
+        """Note the open transactions: first offset → producer id."""
         since_ms: dict[tuple[int, int], int] = {}
         for transaction in open_transactions.items():
             since_ms[transaction] = min(self._since_ms.get(transaction, now_ms), now_ms)
@@ -490,7 +490,7 @@ class TransactionAges:
 
 
 class Histogram:
-    """What was observed of one series of ``metric`` since the last report."""
+    """The values of one series of ``metric`` observed since the last report."""
 
     __slots__ = ("_bounds", "_buckets", "_metric", "_total")
 
@@ -505,7 +505,7 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many values were observed."""
+        """Number of observed values."""
         return sum(self._buckets)
 
     def observe(self, value: float) -> None:
@@ -514,7 +514,7 @@ class Histogram:
         self._total += value
 
     def report(self, metrics: MetricSink, tags: Mapping[str, str]) -> None:
-        """Report what was observed, and begin again; nothing if there was nothing."""
+        """Report the observed values, if any, and reset."""
         counts = list(accumulate(self._buckets))
         if not counts[-1]:
             return
