@@ -53,7 +53,7 @@ class OncelogError(Exception):
 
 
 class UnknownServerError(OncelogError):
-    """The server met a condition it has no code for."""
+    """The server failed in a way that has no error code."""
 
     code = ErrorCode.UNKNOWN_SERVER_ERROR
     advice = "see its log"
@@ -177,11 +177,11 @@ class NotEnoughReplicasError(OncelogError):
     """Fewer replicas are in sync than min_insync_replicas; nothing was appended."""
 
     code = ErrorCode.NOT_ENOUGH_REPLICAS
-    advice = "retry, or bring back the brokers that are away"
+    advice = "retry, or restart the brokers that are down"
 
 
 class NotEnoughReplicasAfterAppendError(OncelogError):
-    """Appended, but fewer replicas are in sync than demanded."""
+    """Appended, but fewer replicas are in sync than min_insync_replicas."""
 
     code = ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
     advice = "retry, it is deduplicated"
@@ -265,7 +265,7 @@ class InvalidReplicationFactorError(OncelogError):
 
 
 class InvalidReplicaAssignmentError(OncelogError):
-    """The brokers named for a partition's replicas cannot be those."""
+    """A broker named for a partition's replicas cannot hold one."""
 
     code = ErrorCode.INVALID_REPLICA_ASSIGNMENT
     advice = "give brokers that `oncelog status` shows as alive and not draining"
@@ -288,14 +288,14 @@ class DuplicateBrokerRegistrationError(OncelogError):
     """Another data directory has this broker's number."""
 
     code = ErrorCode.DUPLICATE_BROKER_REGISTRATION
-    advice = "one of them must have another"
+    advice = "give one of them another number"
 
 
 class InvalidUpdateVersionError(OncelogError):
     """The partition has been changed since."""
 
     code = ErrorCode.INVALID_UPDATE_VERSION
-    advice = "look at what it is now and try again"
+    advice = "read its current state, then retry"
 
 
 class IneligibleReplicaError(OncelogError):
@@ -368,7 +368,7 @@ class InvalidTransactionTimeoutError(OncelogError):
     """The transaction timeout is not above 0 or above transaction_max_timeout_ms."""
 
     code = ErrorCode.INVALID_TRANSACTION_TIMEOUT
-    advice = "give one within these"
+    advice = "give a timeout within these limits"
 
 
 class ConcurrentTransactionsError(OncelogError):
@@ -399,7 +399,7 @@ class OperationNotAttemptedError(OncelogError):
 
 
 class KafkaStorageError(OncelogError):
-    """The disk refused; the replica is offline or out of space."""
+    """The disk failed: the replica is offline or out of space."""
 
     code = ErrorCode.KAFKA_STORAGE_ERROR
     advice = "retry: another replica leads once it can"
@@ -452,7 +452,7 @@ class MemberIdRequiredError(OncelogError):
 
 
 class GroupMaxSizeReachedError(OncelogError):
-    """The group has as many members as it may."""
+    """The group has its maximum number of members."""
 
     code = ErrorCode.GROUP_MAX_SIZE_REACHED
     advice = "use another group, or raise group_max_size"
@@ -545,7 +545,7 @@ class OutdatedVersionError(OncelogError):
     """A later version of the application's writes is committed."""
 
     code = ErrorCode.OUTDATED_VERSION
-    advice = "go on above it"
+    advice = "continue with a higher version"
 
 
 class InvalidSettingError(InvalidConfigError, ValueError):

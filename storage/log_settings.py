@@ -38,13 +38,11 @@ class LogSettings:
 
     def __post_init__(self) -> None:
         if not 1 <= self.segment_bytes <= INT32_MAX:
-            raise ValueError(f"segment_bytes={self.segment_bytes}: allowed are 1 to {INT32_MAX}")
+            raise ValueError(f"segment_bytes={self.segment_bytes}: give 1 to {INT32_MAX}")
         if self.segment_ms < 1:
-            raise ValueError(f"segment_ms={self.segment_ms}: at least 1 is needed")
+            raise ValueError(f"segment_ms={self.segment_ms}: give 1 or more")
         if self.index_interval_bytes < 0:
-            raise ValueError(
-                f"index_interval_bytes={self.index_interval_bytes}: at least 0 is needed"
-            )
+            raise ValueError(f"index_interval_bytes={self.index_interval_bytes}: give 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -201,8 +201,8 @@ class Controller:
             wanted = "a cluster" if identity is None else f"cluster {identity.cluster_id}"
             found = "none" if founded is None else f"cluster {founded.cluster_id}"
             self.replica.refuse(
-                f"the metadata log in {self.replica.config.directory} should tell of {wanted}, and "
-                f"tells of {found}: put the right one back"
+                f"the metadata log in {self.replica.config.directory} should be of {wanted}, and "
+                f"is of {found}: put the right one back"
             )
             return False
         if identity.is_founding:

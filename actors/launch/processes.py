@@ -379,7 +379,7 @@ def launch_actor(
     It outlives its creator. Ray restarts it only on that node, and never retries a call by itself.
     """
     if config.pin is None:
-        raise ValueError(f"{name} has to be pinned to the node of its data directory")
+        raise ValueError(f"{name} must be pinned to the node of its data directory")
     options: dict[str, Any] = {
         "name": name,
         "namespace": NAMESPACE,

@@ -217,7 +217,7 @@ def owned(
         identity = read_identity(filesystem, data_dir)
     except CorruptDataError as error:
         raise MissingLogError(
-            f"{data_dir} cannot be told to be that of {wanted}: {error}"
+            f"cannot tell whether {data_dir} is that of {wanted}: {error}"
         ) from None
     if identity is None:
         raise MissingLogError(

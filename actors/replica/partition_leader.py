@@ -95,7 +95,7 @@ class PartitionLeader:
         error = self._check(request.topic_partition, request.leader_epoch)
         if error is ErrorCode.NONE and request.acks not in ACKS:
             return request.failed(
-                ErrorCode.INVALID_REQUIRED_ACKS, f"acks={request.acks}: allowed are -1, 0 and 1"
+                ErrorCode.INVALID_REQUIRED_ACKS, f"acks={request.acks}: give -1, 0 or 1"
             )
         if error is ErrorCode.NONE and request.topic_partition.topic in INTERNAL_TOPICS:
             error = ErrorCode.INVALID_TOPIC_EXCEPTION
@@ -325,7 +325,7 @@ class PartitionLeader:
         if request.timestamp_ms < 0 and request.timestamp_ms != MAX_TIMESTAMP:
             return request.failed(
                 ErrorCode.INVALID_REQUEST,
-                f"timestamp_ms={request.timestamp_ms}: allowed are -3, -2, -1 and times from 0 on",
+                f"timestamp_ms={request.timestamp_ms}: give -3, -2, -1 or a time from 0 on",
             )
         try:
             found = self._find_time(request.timestamp_ms, bound)
@@ -449,7 +449,7 @@ def _check_times(
         return RuleCheck()
     first = f"record {wrong[0]} of {len(records)}: "
     first += _wrong_time(records[wrong[0]].timestamp_ms, topic, now_ms)
-    others = "" if len(wrong) == 1 else f"; refused are {_named(wrong)}"
+    others = "" if len(wrong) == 1 else f"; rejected records: {_named(wrong)}"
     return RuleCheck(ErrorCode.INVALID_TIMESTAMP, first + others, _told(wrong))
 
 
@@ -465,7 +465,7 @@ def _check_keys(records: list[Record]) -> RuleCheck:
     keyless = [number for number, record in enumerate(records) if record.key is None]
     if not keyless:
         return RuleCheck()
-    detail = f"records of a compacted topic need keys; without one are {_named(keyless)}"
+    detail = f"records of a compacted topic need keys; these have none: {_named(keyless)}"
     return RuleCheck(ErrorCode.INVALID_RECORD, detail, _told(keyless))
 
 

@@ -117,7 +117,7 @@ class PlainProducers:
             )
         if verdict is TicketVerdict.INVALID:
             return request.failed(
-                ErrorCode.UNKNOWN_PRODUCER_ID, f"no sound ticket of producer {request.producer_id}"
+                ErrorCode.UNKNOWN_PRODUCER_ID, f"no valid ticket of producer {request.producer_id}"
             )
         return InitProducerIdReply(
             producer_id=request.producer_id,

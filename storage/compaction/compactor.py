@@ -69,9 +69,9 @@ class CompactionSettings:
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_dirty_ratio <= 1:
-            raise ValueError(f"min_dirty_ratio={self.min_dirty_ratio}: allowed are 0 to 1")
+            raise ValueError(f"min_dirty_ratio={self.min_dirty_ratio}: give 0 to 1")
         if self.delete_retention_ms < 0 or self.min_lag_ms < 0 or self.keys_max < 1:
-            raise ValueError("times must not be negative, and a round needs one key at least")
+            raise ValueError("times must not be negative, and a round needs at least one key")
         if self.max_lag_ms < self.min_lag_ms:
             raise ValueError(f"max_lag_ms={self.max_lag_ms} is below min_lag_ms={self.min_lag_ms}")
 

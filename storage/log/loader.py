@@ -627,10 +627,10 @@ def settle_tail(
     is_accepted = row.action is TailAction.REFUSE and _is_accepted(filesystem, tail, checkpoint)
     if row.action is TailAction.REFUSE and not is_accepted:
         known = "unknown" if recovery_point is None else str(recovery_point)
-        hint = f"; to lose all from there on: oncelog accept-cut {directory} {tail.offset}"
+        hint = f"; to lose all from there on, run: oncelog accept-cut {directory} {tail.offset}"
         if tail.defect is TailDefect.WRONG_EPOCH:
             # Nobody can tell which of the two is wrong: one flipped bit explains either.
-            hint += f"; without {directory / LEADER_EPOCH_FILE} its epoch is believed"
+            hint += f"; without {directory / LEADER_EPOCH_FILE} the batch's epoch is trusted"
         raise CorruptDataError(
             f"{tail.path} at byte {tail.position}, offset {tail.offset}: {tail.defect.value} "
             f"(recovery point {known}, rule {row.label}){hint}"

@@ -412,7 +412,7 @@ class PartitionLog(ReadableLog):
         unless the error is transient.
         """
         if offset > self.recovery_point:
-            raise ValueError(f"log start {offset} is past the recovery point {self.recovery_point}")
+            raise ValueError(f"log start {offset} above the recovery point {self.recovery_point}")
         if offset <= self.log_start_offset:
             return False
         self._ledger.check()
@@ -436,7 +436,7 @@ class PartitionLog(ReadableLog):
             return
         end, next_offset = self._segments.holding(offset).position_after(offset)
         if min(offset, next_offset) < self.log_start_offset:
-            raise ValueError(f"a cut at {offset} reaches below the log start")
+            raise ValueError(f"offset {offset} to cut at is below the log start")
         self.generation += 1
         try:
             self._lower_recovery_point(next_offset)

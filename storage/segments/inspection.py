@@ -33,7 +33,7 @@ class TailDefect(enum.Enum):
     BAD_CRC = "the batch does not match its CRC"
     WRONG_OFFSET = "the batch does not begin at the next offset"
     WRONG_EPOCH = "the batch is not of the leader epoch that wrote at its offset"
-    UNREADABLE = "the disk does not give these bytes back"
+    UNREADABLE = "the disk cannot read these bytes"
     MISSING_RECORDS = "the next segment does not begin at the next offset"
 
 

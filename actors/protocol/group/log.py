@@ -242,6 +242,6 @@ def _value_reader(value: bytes) -> tuple[WireReader, int]:
     reader = WireReader(value)
     version = reader.int16()
     if not 0 <= version <= FLEXIBLE_VALUE_VERSION:
-        raise CorruptDataError(f"value of version {version}, known are 0 to 4")
+        raise CorruptDataError(f"value of version {version}, not one of 0 to 4")
     reader.flexible = version == FLEXIBLE_VALUE_VERSION
     return reader, version

@@ -278,7 +278,7 @@ class GroupMachine(GroupTable):
         if not low <= request.session_timeout_ms <= high:
             return request.failed(
                 ErrorCode.INVALID_SESSION_TIMEOUT,
-                f"session_timeout_ms={request.session_timeout_ms}: allowed are {low} to {high}",
+                f"session_timeout_ms={request.session_timeout_ms}: give {low} to {high}",
             )
         if not request.protocol_type or not request.protocols:
             return request.failed(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
