@@ -111,7 +111,7 @@ class Controller:
         machine_size: MachineSize = SMALL_MACHINE,
         metadata_log: MetadataReplica | None = None,
     ) -> None:
-        # One thing: who takes part, and how they find one another.
+        # One thing: the parts of the controller, and how they are connected.
         self.replica = replica
         self.machine = ClusterMachine()
         self._runtime = CoordinatorRuntime(

@@ -151,7 +151,7 @@ class Membership:
         )
 
     async def register(self, request: RegisterBrokerRequest) -> RegisterBrokerReply:
-        """Let a broker take part, or remember why it may not."""
+        """Register a broker, or remember why it cannot be registered."""
         if request.problem:
             self.brokers.note(request.broker_id, request.problem)
             return RegisterBrokerReply()

@@ -90,7 +90,7 @@ class Moves:
         self._is_due = asyncio.Event()
 
     def watches(self) -> Sequence[Coroutine[Any, Any, None]]:
-        """What is to run as long as the controller serves, each in a task of its own."""
+        """The loops to run while the controller serves, each in its own task."""
         return self._watch(), self._watch_balance(), self.leaving.watch()
 
     # --- requests -------------------------------------------------------------------------

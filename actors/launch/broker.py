@@ -91,7 +91,7 @@ class Broker:
         self._tasks.spawn(self.voter.watch())
 
     async def ping(self, request: PingRequest) -> PingReply:  # noqa: ARG002
-        """Answer: this process lives."""
+        """Answer that this process is alive."""
         return PingReply()
 
     async def vote(self, request: VoteRequest) -> VoteReply:

@@ -139,7 +139,7 @@ class Host:
         # Shielded, since others wait for the same answer.
         return await asyncio.shield(asking)
 
-    # --- what there is to hold ------------------------------------------------------------
+    # --- which replicas to hold -----------------------------------------------------------
 
     async def _look(self) -> None:
         """Return once the host holds what the controller listed after this call was made."""

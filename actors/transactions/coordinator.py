@@ -97,7 +97,7 @@ class TransactionCoordinator:
         drivers: DriverWatch,
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        # One thing: who takes part, and what each is given.
+        # One thing: the parts of the coordinator, and what each gets.
         cluster = replica.config.cluster
         self.replica = replica
         self._tasks = OwnTasks(on_failure)
@@ -231,7 +231,7 @@ class TransactionCoordinator:
         )
 
     async def renew_run(self, request: RenewRunRequest) -> Reply:
-        """Note, durably, that a task of a distributed write lives."""
+        """Note, durably, that a task of a distributed write is alive."""
         return await self._execute(
             request,
             request.transactional_id,

@@ -11,8 +11,8 @@
 | removable marker, horizon passed | nothing |
 | newest marker of a live producer | as above, but never removed: it holds the producer's epoch |
 
-Where the answer is "nothing", an empty batch stays if it is the last data batch of a live
-producer, whose sequence it holds, or the last batch of a segment, so that a segment always ends
+Where the answer is "nothing", an empty batch stays in two cases. It is the last data batch of a
+live producer, whose sequence it holds. Or it is the last batch of a segment: a segment must end
 where the next one begins. Source: KIP-98, KIP-534, KAFKA-4586 for the empty batch.
 """
 

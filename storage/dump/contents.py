@@ -264,7 +264,7 @@ def offset_gaps_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
 
 
 def restart_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
-    """Where the log begins anew, once the restart is finished."""
+    """Where the new log begins, once the restart is finished."""
     yield {"restart_offset": _decoded(filesystem, path, decode_restart)}
 
 

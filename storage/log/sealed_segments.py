@@ -1,8 +1,8 @@
 """The sealed segments of a log: retention removes the oldest, compaction replaces some.
 
-Removing the oldest (``LogHead``) takes several steps, and a crash after any is safe: retention
-chooses the offset to keep from; the log start is raised to it and made durable; the segments below
-are dropped; their files are removed, in another thread if need be. After a crash the next retention
+Removing the oldest (``LogHead``) takes several steps, and a crash after any is safe. Retention
+chooses the offset to keep from, and the log start is raised to it, durably. Then the segments below
+are dropped, and their files removed, in another thread if need be. After a crash the next retention
 removes any segments left below the log start.
 
 Replacing some (``LogBody``) is shared with ``compaction``. All methods here run on the loop that

@@ -223,7 +223,7 @@ class LeaderEpochFile:
         self._replace(with_leader_epoch(self.pairs, epoch, start_offset))
 
     def assign_copied(self, epoch: int, start_offset: int, log_end_offset: int) -> None:
-        """A leader's batch of ``epoch`` is to follow the log end at ``start_offset``.
+        """Assign the epoch of a copied batch at ``start_offset``, at or after the log end.
 
         Epochs that begin at the log end or later have no batches and are dropped. ValueError if an
         epoch with batches is newer.
@@ -463,7 +463,7 @@ def begin_restart(filesystem: FileSystem, directory: Path, offset: int) -> None:
 def finish_restart(filesystem: FileSystem, directory: Path) -> None:
     """Finish a restart that was begun, durably; nothing if there is none.
 
-    CorruptDataError if the file is damaged: it is unknown where the log begins anew.
+    CorruptDataError if the file is damaged: it is unknown where the new log begins.
     """
     path = directory / RESTART_FILE
     try:

@@ -13,20 +13,20 @@ One file: every decision reads the state that only ``apply`` changes.
 | become_leader | caller is no replica of it | NOT_LEADER_OR_FOLLOWER |
 | become_leader | on another disk than its broker's, or an older copy | KAFKA_STORAGE_ERROR |
 | become_leader | it has no log, and must have one | KAFKA_STORAGE_ERROR |
-| become_leader | it has no log, and need not | who leads: it may begin one, see ``elections`` |
+| become_leader | it has no log, and need not have one | who leads: it may begin one |
 | become_leader | same incarnation leads | its epoch again, nothing logged |
 | become_leader | another epoch than expected is current | FENCED_LEADER_EPOCH, and which |
-| become_leader | it is to lead, see ``elections`` | epoch + 1 |
-| become_leader | it has never asked, and is in sync | who leads, and that it has begun |
+| become_leader | it must lead, see ``elections`` | epoch + 1 |
+| become_leader | its first start, and it is in sync | who leads; logged that it has started |
 | become_leader | else | who leads, nothing logged; but see ``elections`` |
 | create_topic | same name and id | its id again (a retry) |
 | create_topic | same name | TOPIC_ALREADY_EXISTS |
 | create_partitions | unknown, internal | as alter_topic |
-| create_partitions | as many as there are (a retry) | NONE, nothing logged |
+| create_partitions | the current number (a retry) | NONE, nothing logged |
 | create_partitions | fewer, or too many | INVALID_PARTITIONS |
 | alter_topic | unknown | UNKNOWN_TOPIC_OR_PARTITION |
 | alter_topic | internal | INVALID_TOPIC_EXCEPTION |
-| alter_topic | a setting is unknown or impossible | INVALID_CONFIG |
+| alter_topic | a setting is unknown or invalid | INVALID_CONFIG |
 | alter_topic | nothing changes (a retry) | NONE, nothing logged |
 | delete_topic | unknown | UNKNOWN_TOPIC_OR_PARTITION |
 | delete_topic | internal | INVALID_TOPIC_EXCEPTION |

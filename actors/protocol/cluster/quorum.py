@@ -242,7 +242,7 @@ class Candidacy:
             self._granted.add(broker_id)
 
 
-# --- who is to be a voter --------------------------------------------------------------------
+# --- changing voters -------------------------------------------------------------------------
 
 
 def learners(voters: Sequence[int], brokers: Mapping[int, BrokerState]) -> tuple[int, ...]:

@@ -14,15 +14,15 @@ begin          only the order differs               the new order: another prefe
 begin          another is in progress               REASSIGNMENT_IN_PROGRESS
 begin          else                                 ``adding`` and ``removing``
 begin          impossible brokers, or fewer than    INVALID_REPLICA_ASSIGNMENT, INVALID_CONFIG,
-               the minimum in sync                  with the value and what may be given
-begin (none)   in progress                          cancelled: without the added
+               min_insync_replicas                  with the value and what is allowed
+begin (none)   in progress                          cancelled: the added ones are removed
 begin (none)   in progress, only added in sync      INELIGIBLE_REPLICA
 begin (none)   not in progress                      nothing logged (a retry)
 complete       all of the target in sync, and one   the old are removed; if the leader was one of
                of them live                         them, another leads, epoch + 1
 complete       else                                 nothing
 drained        a broker drains                      targets for some of its partitions
-grown          fewer replicas than there are to be  targets for some of these partitions
+grown          fewer replicas than its factor       targets for some of these partitions
 =============  ===================================  ============================================
 
 *Growth*. A topic created without a replication factor gets the default number of replicas, if need

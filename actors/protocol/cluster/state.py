@@ -290,7 +290,7 @@ def topic_in(record: TopicSnapshot) -> TopicState:
 
 
 def described(topic: TopicState, brokers: Mapping[int, BrokerState]) -> TopicMetadata:
-    """The topic's metadata; its replication factor counts no more brokers than there are."""
+    """The topic's metadata; the replication factor is at most the number of brokers."""
     broker_count = sum(not broker.is_draining for broker in brokers.values())
     return TopicMetadata(
         name=topic.name,

@@ -12,12 +12,12 @@ REPLICATING     push                            what follows ``next_offset``
 REPLICATING     acknowledged                    ``next_offset`` is the follower's synced end
 REPLICATING     they diverge (its disk is not   PROBING; nothing counts as replicated
                 what it was)
-any             an error                        no push until the back-off has passed, twice as
-                                                long each time
-any             it is not in sync, and the      PROBING; nothing counts as replicated, whatever is
-                partition has changed           answered to an earlier push
-any             an error of its disk            likewise; not in sync as long as it lacks any,
-                                                until it has synced what follows the refused
+any             an error                        no push until the back-off has passed, which
+                                                doubles each time
+any             it is not in sync, and the      PROBING; nothing counts as replicated, whatever
+                partition has changed           the answer to an earlier push says
+any             an error of its disk            back-off; not in sync while it lacks batches,
+                                                until it has synced those that were refused
 any             an answer to an earlier push    ignored
 ==============  ==============================  ==================================================
 
@@ -37,7 +37,7 @@ answer                                effect
 ====================================  ============================================================
 NONE, or INVALID_UPDATE_VERSION, with what the controller has is learned; all proposals are over
 a newer version
-INELIGIBLE_REPLICA                    nothing is proposed any more
+INELIGIBLE_REPLICA                    the proposal is over
 an older or equal version, or an      the same proposal is made again
 error of the call
 ====================================  ============================================================

@@ -24,7 +24,7 @@ FOLLOWER   of its epoch, by another leader               INVALID_REQUEST
 FOLLOWER   with a batch that is damaged, out of order,   CORRUPT_MESSAGE
            or of a newer epoch than the push
 FOLLOWER   from beyond the log end                       diverging: where its log ends
-FOLLOWER   where the epoch before is another             diverging: where its log leaves that epoch
+FOLLOWER   where the epoch before is another             diverging: where that epoch ends in its log
 FOLLOWER   where its log knows no epoch                  diverging: cut to the high watermark
 FOLLOWER   from the leader's log start, beyond the log   drops its log and restarts there
            end or with a first batch that it lacks,
@@ -100,7 +100,7 @@ class FollowerReplication:
         self._topic_id = topic_id
         self._agreed_epoch = NO_LEADER_EPOCH
         self._agreed_offset = NO_OFFSET
-        """Exclusive: up to here the log equals that of the leader of the epoch below."""
+        """Exclusive: up to here the log equals that of the leader in ``_agreed_epoch``."""
         self._leader = -1
 
     @property

@@ -20,13 +20,13 @@ LEADING         time passes                the ISR may be shrunk; bounds are tol
 LEADING         proposal answered          as the table of ``followers``;
                                            FENCED_LEADER_EPOCH, UNKNOWN_TOPIC_ID and
                                            NOT_LEADER_OR_FOLLOWER: FENCED
-LEADING         INELIGIBLE_REPLICA         who was refused is proposed again after a back-off
-LEADING         a newer version            who is not in sync is probed anew; what it said before
-                                           counts no longer: it may have lost its log since.
-                                           Back-offs end: who was fenced may join by now
-LEADING         ask_to_confirm             who may be in sync is due, also with nothing to tell
+LEADING         INELIGIBLE_REPLICA         the replica is proposed again after a back-off
+LEADING         a newer version            replicas not in sync are probed anew; their earlier
+                                           answers no longer count: they may have lost their
+                                           log since. Back-offs end: a fenced one may join now
+LEADING         ask_to_confirm             a push is due to all that may be in sync, even empty
 LEADING         step_down                  FENCED
-FENCED          any                        nothing; NOT_LEADER_OR_FOLLOWER for whoever waits
+FENCED          any                        nothing; waiters get NOT_LEADER_OR_FOLLOWER
 ==============  =========================  =====================================================
 
 A *confirmation* proves that this leader was still the newest one after it was requested: every

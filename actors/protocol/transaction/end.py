@@ -91,10 +91,13 @@ END_TXN: Final[Mapping[tuple[TransactionState, bool, EndAge], EndVerdict]] = Map
         for (committed, age), verdict in zip(_COLUMNS, row, strict=True)
     }
 )
-"""(state, committed, age) → what to answer. An abort at rest still raises the epoch: the client
-does not know whether something it sent is still in flight, and the old epoch makes that harmless.
-While COMPLETE is pending, the current epoch is that of the reply to the end before: its owner has
-begun the next transaction early and must wait, but is not fenced."""
+"""(state, committed, age) → the verdict.
+
+An abort at rest still raises the epoch: the client does not know whether something it sent is still
+in flight, and a newer epoch makes that harmless. While COMPLETE is pending, the current epoch is
+the one in the reply to the previous end: its owner has begun the next transaction early and must
+wait, but is not fenced.
+"""
 
 END_TXN_AHEAD: Final[Mapping[tuple[TransactionState, bool, EndAge], EndVerdict]] = MappingProxyType(
     {

@@ -21,10 +21,9 @@ committed once, and the versions of an application only increase.
 | end of another run | FENCED | table | table | table |
 | driver gone | - | - | abort | - |
 
-An enlist while a run is being aborted that will wait again is CONCURRENT.
-FENCED is PRODUCER_FENCED. A begin names the newest run that its caller knows of, so a late copy
-of it changes nothing.
-Source: members, runs and tokens are oncelog's own, on top of KIP-98.
+An enlist is CONCURRENT while a run that will wait again is being aborted. FENCED is
+PRODUCER_FENCED. A begin names the newest run that its caller knows of, so a late copy of it changes
+nothing. Source: members, runs and tokens are oncelog's own, on top of KIP-98.
 """
 
 from __future__ import annotations
