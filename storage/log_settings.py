@@ -25,7 +25,7 @@ from typing import Final
 from oncelog.storage.model import INDEX_INTERVAL_BYTES, INT32_MAX, NO_TIMESTAMP, SEGMENT_BYTES
 
 UNLIMITED: Final = -1
-"""As a retention time or size: keep everything."""
+"""Retention time or size that keeps everything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class RetentionPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFacts:
-    """What ``removable_count`` looks at. ``next_offset`` is exclusive."""
+    """The facts about a segment for ``removable_count``. ``next_offset`` is exclusive."""
 
     next_offset: int
     size_bytes: int

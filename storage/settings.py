@@ -63,11 +63,11 @@ class Rule(Protocol):
 
     @property
     def allowed(self) -> str:
-        """What may be given, in words."""
+        """What is allowed, in words."""
         ...
 
     def take(self, value: object) -> Any:
-        """The value as it is kept, or ``REFUSED``."""
+        """The value to store, or ``REFUSED``."""
         ...
 
 
@@ -81,7 +81,7 @@ class Number:
 
     @property
     def allowed(self) -> str:
-        """Its limits."""
+        """The limits, in words."""
         text = "a whole number" if self.kind is int else "a number"
         if self.low is not None:
             text += f" from {self.low} on" if self.high is None else f" from {self.low}"
@@ -106,7 +106,7 @@ class Text:
 
     @property
     def allowed(self) -> str:
-        """How long it may be."""
+        """The length limits, in words."""
         if self.bytes_max is not None:
             return f"text of 1 to {self.bytes_max} bytes of UTF-8"
         return "text that is not empty"
@@ -126,7 +126,7 @@ class Flag:
 
     @property
     def allowed(self) -> str:
-        """Both."""
+        """"True or False"."""
         return "True or False"
 
     def take(self, value: object) -> Any:
@@ -164,7 +164,7 @@ class Member:
 
     @property
     def allowed(self) -> str:
-        """All values."""
+        """All values, in words."""
         return Choice(self.choices).allowed
 
     def take(self, value: object) -> Any:
@@ -204,7 +204,7 @@ class Objects:
 
     @property
     def allowed(self) -> str:
-        """Their class."""
+        """The class, in words."""
         return f"a list of {self.kind.__name__} objects"
 
     def take(self, value: object) -> Any:
@@ -250,7 +250,7 @@ class Either:
 
     @property
     def allowed(self) -> str:
-        """What each of them allows."""
+        """What each rule allows, joined by "or"."""
         return ", or ".join(rule.allowed for rule in self.rules)
 
     def take(self, value: object) -> Any:
@@ -295,7 +295,7 @@ class Setting:
     sentence: str
 
     def take(self, value: object) -> Any:
-        """The value as it is kept; ``InvalidSettingError`` says what is allowed instead."""
+        """The value to store; ``InvalidSettingError`` says what is allowed instead."""
         taken = self.rule.take(value)
         if taken is REFUSED:
             raise refused(self.name, value, self.rule.allowed)

@@ -24,7 +24,7 @@ ANY_AGE_MS: Final = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """Where a partition is led. ``actor`` is ``None`` while nobody leads it or knows it.
+    """The leader of a partition. ``actor`` is ``None`` if there is none, or it is unknown.
 
     ``is_gone``: the controller says that there is no such partition (any more).
     """
@@ -72,7 +72,7 @@ class ClusterView:
         return {name: self._topics[name].topic for name in names if name not in unknown}
 
     async def locate(self, topic_partition: TopicPartition, *, as_of_ms: int) -> Location:
-        """Who leads a partition, as the controller said at ``as_of_ms`` or later."""
+        """The leader of a partition, as the controller said at ``as_of_ms`` or later."""
         topic = topic_partition.topic
         error, topics = await self.topics((topic,), as_of_ms=as_of_ms)
         found = topics.get(topic)

@@ -117,7 +117,7 @@ def _next(left: deque[Callable[[], None]]) -> Callable[[], None] | None:
 
 
 def _help(left: deque[Callable[[], None]], done: SimpleQueue[None]) -> None:
-    """On a thread: run what is left of a turn; a thread that wakes late finds nothing."""
+    """Run what is left of a turn, on a thread; one that wakes late finds nothing."""
     while (task := _next(left)) is not None:
         task()
         done.put(None)

@@ -15,15 +15,14 @@ production (``process/ray_metrics.py``), nothing elsewhere.
   middles of the buckets. So ``Histogram`` counts itself: an observation costs a search among
   fifteen bounds and two additions.
 
-Tags bound how many series there are: by partitions, brokers and their data directories, requests
-and error codes. Only the
-names of groups are given by users.
+Tags bound the number of series: by partitions, brokers and their data directories, requests and
+error codes. Only group names are chosen by users.
 
 A transaction is *late* once it has been open for the longest allowed time plus five minutes: its
 coordinator should have ended it. The time is this process's own, counted from when it first saw
 the transaction: records may carry timestamps of years ago. Source: KIP-98, "Metrics"; KIP-664.
 
-One file: most of it is the one table, and the rest says how a figure of each kind is counted.
+One file: mostly the one table; the rest counts a metric of each kind.
 """
 
 from __future__ import annotations

@@ -371,7 +371,7 @@ BYTES_PER_SECOND: Final = 8_388_608
 
 
 def compaction_settings(topic: TopicConfig) -> CompactionSettings:
-    """How a topic with these settings is compacted."""
+    """The compaction settings of a topic."""
     return CompactionSettings(
         min_dirty_ratio=topic.min_cleanable_dirty_ratio,
         delete_retention_ms=topic.delete_retention_ms,

@@ -74,7 +74,7 @@ class MetadataLog(Replica):
         self._data_dir = own_directory(self.config.data_dir)
 
     def position(self) -> LogPosition:
-        """How new the log is."""
+        """The end and last epoch of the log, by which voters compare logs."""
         machine = self.machine
         epoch = epoch_span(machine.leader_epochs.entries, machine.log_end_offset - 1)[0]
         return LogPosition(NO_LEADER_EPOCH if epoch is None else epoch, machine.log_end_offset)

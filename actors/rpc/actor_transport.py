@@ -53,7 +53,7 @@ _HELLO_ID: Final = 0
 
 
 class RayCalls(Protocol):
-    """What Ray does: it tells where actors listen, and carries calls without a connection."""
+    """Ray's part: tells where actors listen, and carries calls without a connection."""
 
     async def call(
         self,

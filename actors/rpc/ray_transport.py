@@ -95,7 +95,7 @@ class RayTransport:
         return None if answer.error is ErrorCode.UNKNOWN_SERVER_ERROR else answer.error
 
     async def _submit(self, actor: str, method: str, *arguments: Any, timeout_ms: int) -> Any:
-        """What ``method`` of ``actor`` returns, or a ``RayFailure``."""
+        """Call ``method`` of ``actor``; return its result or a ``RayFailure``."""
         if not ray.is_initialized():
             # The handles belong to a Ray that was shut down.
             self._handles.clear()

@@ -222,7 +222,7 @@ Steps: TypeAlias = Generator[Step, None, None]
 
 
 class CleaningRound:
-    """One round; made by ``Cleaner.begin``, run by taking ``steps`` to their end."""
+    """One round; created by ``Cleaner.begin``, run by iterating over ``steps``."""
 
     def __init__(
         self,

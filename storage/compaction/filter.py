@@ -55,7 +55,7 @@ class ProducerTails:
 
 @dataclass(slots=True, kw_only=True)
 class FilterCounts:
-    """What a filter has seen so far."""
+    """Counters of one filter."""
 
     records_kept: int = 0
     records_removed: int = 0

@@ -66,7 +66,7 @@ _TXN_ENTRY: Final = struct.Struct(">hqqqq")
 
 
 class FileKind(enum.Enum):
-    """What a file of a partition directory is, by its name."""
+    """The kinds of files in a partition directory."""
 
     LOG = "log"
     OFFSET_INDEX = "offset index"
@@ -113,7 +113,7 @@ _LEFTOVER_SUFFIXES: Final = (CLEANED_SUFFIX, SWAP_SUFFIX, DELETED_SUFFIX)
 
 
 def kind_of(name: str) -> FileKind | None:
-    """What the file of this name is; None if it is not a partition's."""
+    """The kind of the file with this name; None if it is not a partition's."""
     if name in _BY_NAME:
         return _BY_NAME[name]
     stem, dot, suffix = name.partition(".")
@@ -217,7 +217,7 @@ def txn_index_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
 
 
 def _decoded(filesystem: FileSystem, path: Path, decode: Callable[[bytes], _T]) -> _T:
-    """What ``decode`` makes of a file that is read as a whole; its errors get the path."""
+    """Read and decode a whole file; adds the path to errors."""
     try:
         return decode(filesystem.read_whole(path))
     except CorruptDataError as error:
@@ -254,12 +254,12 @@ def clean_shutdown_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
 
 
 def cleaner_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
-    """Up to where the log has been compacted."""
+    """The first offset that is not compacted yet."""
     yield {"first_dirty_offset": read_first_dirty_offset(filesystem, path.parent)}
 
 
 def offset_gaps_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
-    """Up to where batches that were copied may have gaps between them."""
+    """The offset below which copied batches may have gaps between them."""
     yield {"gaps_end": read_gaps_end(filesystem, path.parent)}
 
 

@@ -87,7 +87,7 @@ class LoadedLog:
     log_start_offset: int
     high_watermark: int
     gaps_end: int
-    """Up to there (exclusive) a gap may begin: see ``read_gaps_end``."""
+    """Exclusive: gaps may begin below this offset; see ``read_gaps_end``."""
     recovery_point: int | None
     snapshot_limit: int
     checked_from: int
@@ -109,7 +109,7 @@ class LogLoader:
     _cut: TailCut | None = None
     _scanned_from: int | None = None
     _known: int = 0
-    """Up to here (exclusive) the log was synced successfully; 0 if unknown."""
+    """Exclusive: the log is synced up to this offset; 0 if unknown."""
     _copied_gaps_end: int = 0
     """See ``read_gaps_end``."""
     _stored_epochs: list[tuple[int, int]] = field(default_factory=list)
@@ -581,7 +581,7 @@ class Tail(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailCut:
-    """What recovery cut: from byte ``position`` of ``path``, where ``offset`` should have begun.
+    """A cut made by recovery, at byte ``position`` of ``path``, where ``offset`` should begin.
 
     ``cut_bytes`` counts the segments after it too. ``is_accepted``: recovery had refused, and an
     operator accepted the cut.

@@ -63,7 +63,7 @@ class LogHead:
 
     @property
     def first_base_offset(self) -> int:
-        """Where the oldest segment begins; at most the log start."""
+        """Base offset of the oldest segment; at most the log start."""
         return self._segments.first.base_offset
 
     def retained_from(
@@ -135,7 +135,7 @@ class LogBody:
 
     @property
     def filesystem(self) -> FileSystem:
-        """Where the files are; its methods may be called in any thread."""
+        """The file system of the log; its methods may be called in any thread."""
         return self._filesystem
 
     @property
@@ -145,7 +145,7 @@ class LogBody:
 
     @property
     def base_offset(self) -> int:
-        """Where the first segment begins."""
+        """Base offset of the first segment."""
         return self._segments.first.base_offset
 
     def sealed_below(self, upper_offset: int) -> tuple[Segment, ...]:

@@ -217,13 +217,15 @@ def state_batches(
     """Header and bytes of the batches from ``position`` that a partition's state needs.
 
     These are data batches of producers, control batches, the first batch of each leader epoch, and
-    the last batch of the file. Some of them may be left out: A producer's non-transactional batch
-    may, if it is not the first one seen and ``DUPLICATE_WINDOW_BATCHES`` later batches of the same
-    epoch follow. Below ``history_end`` (exclusive) only sequences count: control batches may, and
-    transactional batches by the same rule. A committed transaction that lies in ``settled`` may,
-    whole or all but its marker: no state is known in there, and all of it is replicated.
-    ``is_checked``: all were found good since the log was opened. Otherwise CRCs and the known
-    ``leader_epochs`` are checked, and CorruptDataError names file and position.
+    the last batch of the file. Some may be left out. A producer's non-transactional batch is
+    optional if it is not the first one seen and ``DUPLICATE_WINDOW_BATCHES`` later batches of the
+    same epoch follow. Below ``history_end`` (exclusive) only sequences count: control batches are
+    optional, and transactional batches by the same rule. A committed transaction that lies in
+    ``settled`` is optional, as a whole or all but its marker: no state is known in there, and all
+    of it is replicated.
+
+    ``is_checked``: all batches were found good since the log was opened. Otherwise CRCs and the
+    known ``leader_epochs`` are checked, and CorruptDataError names file and position.
     """
     expected, last_epoch = file.base_offset, NO_LEADER_EPOCH
     kernel, packed = compiled.kernel, packed_epochs(leader_epochs)

@@ -79,7 +79,7 @@ def inspect_batch(
 
 
 def find_damage(data: bytes, *, lowest_offset: int) -> tuple[int, int, TailDefect]:
-    """Where whole batches of ``data`` end, the offset after them (exclusive), and why there.
+    """Position where whole batches of ``data`` end, the offset after them (exclusive), and why.
 
     The first may begin at ``lowest_offset`` or later, each other one where the one before it
     ended, or later: compaction leaves gaps. ``TailDefect.NONE``: all of it is good.
@@ -96,7 +96,7 @@ def find_damage(data: bytes, *, lowest_offset: int) -> tuple[int, int, TailDefec
 
 
 def batch_places(data: bytes) -> Iterator[int]:
-    """Where in ``data`` a batch may begin: the magic is in place."""
+    """Positions in ``data`` where a batch may begin, because the magic byte matches."""
     magic_at = data.find(_MAGIC, MAGIC_AT)
     while magic_at >= 0:
         yield magic_at - MAGIC_AT

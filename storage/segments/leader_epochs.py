@@ -27,7 +27,7 @@ UNDEFINED_END: Final = (NO_LEADER_EPOCH, NO_OFFSET)
 def end_of_epoch(
     epochs: LeaderEpochPairs, leader_epoch: int, *, log_end_offset: int
 ) -> tuple[int, int]:
-    """Where this log leaves ``leader_epoch``: (largest known epoch not above it, end, exclusive).
+    """Where ``leader_epoch`` ends in this log: (largest known epoch not above it, exclusive end).
 
     The latest epoch ends at the log end. An epoch above it, or any for an empty list, is undefined.
     One below the first ends where the first begins.

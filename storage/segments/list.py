@@ -76,7 +76,7 @@ class SegmentList:
 
     @property
     def bases(self) -> frozenset[int]:
-        """Where the segments begin."""
+        """The base offsets of all segments."""
         return frozenset(self._bases)
 
     @property
@@ -122,7 +122,7 @@ class SegmentList:
         return offset
 
     def facts(self) -> Iterator[SegmentFacts]:
-        """What retention looks at, oldest first; an active segment without batches is left out."""
+        """The facts that retention needs, oldest first; without an empty active segment."""
         for segment in list(self._segments):
             if segment is self.active and segment.size_bytes == 0:
                 return

@@ -109,7 +109,7 @@ def is_live(broker_id: int, brokers: Brokers) -> bool:
 def candidates(
     partition: PartitionState, brokers: Brokers, *, without: int = NO_LEADER
 ) -> tuple[int, ...]:
-    """Who may be elected, best first, in the order of ``replicas``.
+    """The replicas that may be elected, best first, in the order of preference.
 
     Brokers that drain come later, then those that have not started, last those whose disk refuses
     appends. If nobody in sync is live: of the ELR. A partition that was never led waits for its

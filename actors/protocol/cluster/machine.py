@@ -661,7 +661,7 @@ class ClusterMachine:
         )
 
     def held(self) -> dict[int, Counter[int]]:
-        """How many replicas each host holds, by broker."""
+        """Broker → host → number of replicas."""
         held: dict[int, Counter[int]] = {}
         for placement in self.placements():
             held.setdefault(placement.broker_id, Counter())[placement.host] += 1

@@ -62,7 +62,7 @@ VOTERS_MAX: Final = 3
 NOBODY: Final = -1
 
 Disks: TypeAlias = dict[int, Disk]
-"""By broker, as a log names them."""
+"""Broker → its disk, as the log has it."""
 
 NO_DISKS: Final[Mapping[int, Disk]] = MappingProxyType({})
 

@@ -269,7 +269,7 @@ class GroupMachine(GroupTable):
         return turn.effects
 
     def _refusal_of_join(self, request: JoinGroupRequest) -> JoinGroupReply | None:
-        """What is wrong with a join, whatever its group's state; None if nothing."""
+        """Reject a join that is invalid in any state of its group; None if it is valid."""
         settings = self._settings
         low, high = settings.min_session_timeout_ms, settings.max_session_timeout_ms
         texts = [request.client_id, request.group_instance_id or "", request.protocol_type]

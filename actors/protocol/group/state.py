@@ -311,7 +311,7 @@ class Group:
         )
 
     def value(self, assignments: Mapping[str, bytes] | None = None) -> GroupValue:
-        """What to log: the members with ``assignments``, or with those they have."""
+        """The record to log, with ``assignments`` or the members' current ones."""
         return GroupValue(
             protocol_type=self.protocol_type or "",
             generation_id=self.generation_id,

@@ -255,11 +255,11 @@ class FollowerProgress:
         return not is_refusing and now_ms - self._caught_up_ms <= lag_max_ms
 
     def lag_ms(self, now_ms: int, *, log_end_offset: int) -> int:
-        """How long ago it had everything; 0 if it has."""
+        """Time since it was caught up; 0 if it is."""
         return 0 if self.match_offset >= log_end_offset else now_ms - self._caught_up_ms
 
     def lags_after_ms(self, *, log_end_offset: int, lag_max_ms: int) -> int | None:
-        """When it stops being in sync if nothing is answered; None if it has everything."""
+        """When it leaves the ISR without further answers; None if it is caught up."""
         if self.match_offset >= log_end_offset:
             return None
         return self._caught_up_ms + lag_max_ms + 1

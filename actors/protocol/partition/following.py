@@ -111,7 +111,7 @@ class FollowerReplication:
     # --- decide ------------------------------------------------------------------------------
 
     def decide(self, request: ReplicateRequest) -> ReplicateVerdict:
-        """What to do with a push. Changes nothing."""
+        """Decide about a push. Changes nothing."""
         refusal = self._refusal(request)
         if refusal is not None:
             return refusal

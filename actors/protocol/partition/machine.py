@@ -177,7 +177,7 @@ class PartitionMachine(PartitionBounds):
         batch: Buffer | None = None,
         now_ms: int,
     ) -> AppendVerdict:
-        """What to do with one whole data batch whose bytes have been checked. Changes nothing.
+        """Decide about a whole data batch whose bytes have been checked. Changes nothing.
 
         ``follows_unacknowledged``: see ``ProduceRequest``. ``batch``: see ``find_duplicate``.
         """
@@ -332,12 +332,12 @@ class PartitionMachine(PartitionBounds):
 
     @property
     def producer_count(self) -> int:
-        """How many producers are remembered."""
+        """Number of remembered producers."""
         return len(self.producers)
 
     @property
     def open_transaction_count(self) -> int:
-        """How many transactions wait for their marker here."""
+        """Number of transactions that wait for their marker here."""
         return len(self.producers.transactions)
 
     def snapshot(self) -> list[ProducerSnapshotEntry]:
@@ -347,7 +347,7 @@ class PartitionMachine(PartitionBounds):
     def describe_producers(
         self, producer_ids: Iterable[int] | None
     ) -> tuple[ProducerDescription, ...]:
-        """What is known of the requested producers, or of all; unknown ones are left out."""
+        """Describe the requested producers, or all; unknown ones are left out."""
         return self.producers.describe(producer_ids)
 
     def __str__(self) -> str:

@@ -67,7 +67,7 @@ class OpenTransactions:
         """
 
     def __len__(self) -> int:
-        """How many transactions wait for their marker."""
+        """Number of transactions that wait for their marker."""
         return len(self._ongoing)
 
     @property

@@ -213,7 +213,7 @@ class ProducerEntry:
         self.batches.append(newest)
 
     def to_snapshot(self) -> ProducerSnapshotEntry:
-        """What a producer snapshot stores: only the newest of the remembered batches."""
+        """The entry of a producer snapshot, with only the newest of the remembered batches."""
         newest = self.batches[-1] if self.batches else None
         return ProducerSnapshotEntry(
             producer_id=self.producer_id,
@@ -305,7 +305,7 @@ class ProducerStates:
             self.transactions.begin(entry.producer_id, entry.current_txn_first_offset)
 
     def __len__(self) -> int:
-        """How many producers are remembered."""
+        """Number of remembered producers."""
         return len(self._entries)
 
     @property

@@ -115,7 +115,7 @@ class _Ineligible(msgspec.Struct, frozen=True):
 
 
 class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a leader replicates."""
+    """Settings of replication."""
 
     min_insync_replicas: int = 1
     lag_max_ms: int = LAG_MAX_MS

@@ -211,7 +211,7 @@ def outdated(metadata: TransactionMetadata, producer_id: int, producer_epoch: in
 
 
 def cause_text(metadata: TransactionMetadata) -> str:
-    """What raised the epoch last, in words."""
+    """The reason for the last raise of the epoch, in words."""
     name = repr(metadata.transactional_id)
     return {
         EpochCause.OWNER: f"the transaction of {name} has ended",

@@ -110,15 +110,15 @@ class TransactionalIds:
     # --- questions --------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """How many ids the shard remembers."""
+        """Number of ids of the shard."""
         return len(self._transactions)
 
     def metadata(self, transactional_id: str) -> TransactionMetadata | None:
-        """What is known of an id, or ``None``."""
+        """The state of an id, or ``None``."""
         return self._transactions.get(transactional_id)
 
     def all(self) -> tuple[TransactionMetadata, ...]:
-        """What is known of every id, by id."""
+        """The state of every id, sorted by id."""
         return tuple(metadata for _, metadata in sorted(self._transactions.items()))
 
     def unsettled(self) -> tuple[TransactionMetadata, ...]:
@@ -207,7 +207,7 @@ class RestingIds:
         self._order: list[tuple[int, str]] = []
 
     def __len__(self) -> int:
-        """How many ids are at rest."""
+        """Number of ids at rest."""
         return len(self._since_ms)
 
     def add(self, transactional_id: str, since_ms: int) -> None:

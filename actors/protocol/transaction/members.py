@@ -76,7 +76,7 @@ def free_member(members: Members) -> Member | None:
 
 
 def active_count(members: Members) -> int:
-    """How many members the current transaction has."""
+    """Number of members of the current transaction."""
     return sum(member.status is not MemberStatus.FREE for member in members.values())
 
 

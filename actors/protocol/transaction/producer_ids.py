@@ -45,7 +45,7 @@ class ProducerIdBlocks:
 
     @property
     def remaining(self) -> int:
-        """How many ids are left."""
+        """Number of ids left."""
         return sum(len(block) for block in self._blocks)
 
     @property
