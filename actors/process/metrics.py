@@ -91,12 +91,12 @@ class Metric:
 REPLICA_OFFLINE: Final = Metric(
     name="replica_offline",
     unit="replicas",
-    description="1 while a replica is offline for a reason that `oncelog status` tells, else 0.",
+    description="1 while a replica is offline, else 0; `oncelog status` says why.",
 )
 DISK_REFUSING: Final = Metric(
     name="disk_refusing",
     unit="replicas",
-    description="1 while the disk refuses what a replica is to append, as a full one does, else 0.",
+    description="1 while the disk refuses a replica's appends, such as a full disk, else 0.",
     rests_at_zero=True,
 )
 LEADER_EPOCH: Final = Metric(
@@ -114,7 +114,7 @@ APPENDED_RECORDS: Final = Metric(
     name="appended_records",
     kind=Kind.COUNTER,
     unit="records",
-    description="Records in them, transaction markers included.",
+    description="Records in these batches, transaction markers included.",
 )
 FETCHED_BYTES: Final = Metric(
     name="fetched_bytes",
@@ -126,7 +126,7 @@ FETCHED_RECORDS: Final = Metric(
     name="fetched_records",
     kind=Kind.COUNTER,
     unit="records",
-    description="Offsets that they cover; some hold no record once a log is compacted.",
+    description="Offsets that these batches cover; after compaction some have no record.",
 )
 LOG_SIZE_BYTES: Final = Metric(
     name="log_size_bytes",
@@ -182,13 +182,13 @@ PRODUCER_ID_COUNT: Final = Metric(
 DAMAGED_PLACE_COUNT: Final = Metric(
     name="damaged_place_count",
     unit="places",
-    description="Places of the log found to be unreadable; see `oncelog status`.",
+    description="Unreadable places found in the log; see `oncelog status`.",
     rests_at_zero=True,
 )
 CUT_BYTES: Final = Metric(
     name="cut_bytes",
     unit="bytes",
-    description="What the last start cut from the end of the log; see `oncelog status`.",
+    description="Bytes that the last start cut from the end of the log; see `oncelog status`.",
     rests_at_zero=True,
 )
 UNDER_REPLICATED: Final = Metric(
@@ -206,26 +206,26 @@ UNDER_MIN_ISR: Final = Metric(
 REPLICATION_LAG: Final = Metric(
     name="replication_lag",
     unit="records",
-    description="What the follower furthest behind lacks, as far as its leader knows.",
+    description="Records that the slowest follower lacks, as far as its leader knows.",
     rests_at_zero=True,
 )
 REPLICATION_LAG_MS: Final = Metric(
     name="replication_lag_ms",
     unit="ms",
-    description="How long ago the follower furthest behind had all that there was.",
+    description="Time since the slowest follower had its leader's whole log.",
     rests_at_zero=True,
 )
 ISR_SHRINKS: Final = Metric(
     name="isr_shrinks",
     kind=Kind.COUNTER,
     unit="changes",
-    description="Changes of the ISR that a leader learned of by which it lost a member.",
+    description="Changes of the ISR that removed a member, as the leader learned.",
 )
 ISR_EXPANDS: Final = Metric(
     name="isr_expands",
     kind=Kind.COUNTER,
     unit="changes",
-    description="Changes of the ISR that a leader learned of by which it gained a member.",
+    description="Changes of the ISR that added a member, as the leader learned.",
 )
 PUSHED_BYTES: Final = Metric(
     name="pushed_bytes",
@@ -243,7 +243,7 @@ FOLLOWER_CUTS: Final = Metric(
     name="follower_cuts",
     kind=Kind.COUNTER,
     unit="cuts",
-    description="How often a follower cut or dropped its log, as its leader has another.",
+    description="Times that a follower cut or dropped its log, as it differed from the leader's.",
 )
 OFFLINE_PARTITION_COUNT: Final = Metric(
     name="offline_partition_count",
@@ -279,19 +279,19 @@ VOTER_COUNT: Final = Metric(
 LAGGING_VOTER_COUNT: Final = Metric(
     name="lagging_voter_count",
     unit="brokers",
-    description="Those of them that lack something which is committed.",
+    description="Brokers with a vote whose copy lacks committed records.",
     tags=BROKER_TAGS,
 )
 VOTER_LAG: Final = Metric(
     name="voter_lag",
     unit="records",
-    description="What a voter's copy lacks of the controller's log, as far as that knows.",
+    description="Records of the controller's log that a voter lacks, as far as known.",
     tags=BROKER_TAGS,
 )
 VOTER_LAG_MS: Final = Metric(
     name="voter_lag_ms",
     unit="ms",
-    description="How long ago a voter had all of the controller's log; 0 if it has.",
+    description="Time since a voter had the controller's whole log; 0 if it has.",
     tags=BROKER_TAGS,
 )
 TRANSACTIONAL_ID_COUNT: Final = Metric(
@@ -323,13 +323,13 @@ SYNC_DURATION_MS: Final = Metric(
 DISK_FREE_BYTES: Final = Metric(
     name="disk_free_bytes",
     unit="bytes",
-    description="What is left on the disk of a data directory.",
+    description="Free space on the disk of a data directory.",
     tags=DIRECTORY_TAGS,
 )
 DISK_SIZE_BYTES: Final = Metric(
     name="disk_size_bytes",
     unit="bytes",
-    description="Size of that disk.",
+    description="Size of the disk of a data directory.",
     tags=DIRECTORY_TAGS,
 )
 OFFLINE_DIRECTORY: Final = Metric(
@@ -377,14 +377,14 @@ CALL_DURATION_MS: Final = Metric(
 CONSUMER_LAG: Final = Metric(
     name="consumer_lag",
     unit="records",
-    description="What the reader of a partition has left to read, as of its last fetch.",
+    description="Records that the reader of a partition has left to read, as of its last fetch.",
     tags=GROUP_TAGS,
 )
 CLIENT_OUTAGES: Final = Metric(
     name="client_outages",
     kind=Kind.COUNTER,
     unit="outages",
-    description="Times that a client has told that something does not answer for 5 s.",
+    description="Times that a client reported no answer for 5 s.",
     tags=("what",),
 )
 METRICS: Final = (
