@@ -126,7 +126,7 @@ class Flag:
 
     @property
     def allowed(self) -> str:
-        """ "True or False"."""
+        """The words "True or False"."""
         return "True or False"
 
     def take(self, value: object) -> Any:
