@@ -165,7 +165,7 @@ def test_a_cluster_that_has_to_be_there_is_waited_for(homes: list[Home | str]) -
 
 @pytest.mark.parametrize(
     ("found", "text"),
-    [(home_of(2), "only broker 2 is there .* it takes 2"), ("no node has it", "no node has it")],
+    [(home_of(2), "only broker 2 is up .* it takes 2"), ("no node has it", "no node has it")],
 )
 def test_who_waits_in_vain_is_told_for_whom(
     homes: list[Home | str], found: Home | str, text: str
