@@ -1,7 +1,7 @@
 """Settings of the cluster and of topics, each declared once, with units in their names.
 
-An unknown or impossible setting is refused on construction, with its name, its value and what is
-allowed. Client settings are in ``api/config.py``; ``docs/SETTINGS.md`` shows all of them.
+Construction rejects an unknown or invalid setting, and names it, its value and what is allowed.
+Client settings are in ``api/config.py``; ``docs/SETTINGS.md`` shows all of them.
 """
 
 from __future__ import annotations
@@ -43,29 +43,32 @@ CallTransport = Literal["connections", "ray"]
 """How calls travel to an actor."""
 
 CLUSTER: Final = "cluster"
-"""Of a topic's setting: as the cluster has it."""
+"""Value of a topic's setting: use the cluster's."""
 
 CONNECTIONS: Final = "connections"
 RAY: Final = "ray"
 
 SEGMENT_MIN_BYTES: Final = 4_096
-"""Smaller segments would be files without end."""
+"""Minimum segment size: smaller segments would be too many files."""
 
 INTERNAL_SEGMENT_BYTES: Final = 4_194_304
-"""The active segment is never compacted, and a coordinator reads all of it when it starts:
-this much is some 25,000 records, about a second. The rest, compacted, is one record per key."""
+"""Segment size of internal logs: some 25,000 records, which a coordinator reads in about a second.
+
+The active segment is never compacted, and a coordinator reads all of it when it starts. The rest,
+once compacted, has one record per key.
+"""
 
 PRODUCER_ID_EXPIRATION_MIN_MS: Final = TICKET_LIFETIME_MAX_MS + TICKET_GRACE_MS
-"""No producer is forgotten sooner: tickets live for 12 h, and clocks differ."""
+"""Minimum time before a producer is forgotten: tickets are valid for 12 h, and clocks differ."""
 
 DATA_DIR_SEPARATOR: Final = ","
-"""Between the directories of one ``data_dir``, as between Kafka's ``log.dirs``."""
+"""Separates the directories of one ``data_dir``, as in Kafka's ``log.dirs``."""
 
 DATA_DIRECTORIES_MAX: Final = 64
-"""Directories in one ``data_dir``: a replica that starts may look into each."""
+"""Maximum directories in one ``data_dir``: a replica that starts may look into each."""
 
 FOUNDING_SETTINGS: Final = ("transaction_state_partitions", "offsets_partitions")
-"""Of ``ClusterConfig``: fixed when the cluster is founded."""
+"""Settings in ``ClusterConfig`` that are fixed when the cluster is founded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,7 +381,8 @@ class ClusterConfig(_Settings):
 def internal_topic_config(topic: str, cluster: ClusterConfig) -> TopicConfig:
     """Initial settings of a coordinator's log: it needs only the newest state of each key.
 
-    The records of the metadata log build on each other: what is before a snapshot goes, no other.
+    The metadata log is not compacted: its records build on each other, and only what precedes a
+    snapshot is removed.
     """
     if topic == CLUSTER_METADATA_TOPIC:
         return TopicConfig(retention_ms=UNLIMITED, segment_bytes=cluster.metadata_log_segment_bytes)
@@ -397,13 +401,13 @@ def data_directories(data_dir: str) -> tuple[Path, ...]:
 
 
 def own_directory(data_dir: str) -> Path:
-    """The first of them: the broker's own."""
+    """The broker's own directory: the first that ``data_dir`` names."""
     return data_directories(data_dir)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaConfig:
-    """What a replica's process is started with; it learns the rest from the controller.
+    """Start arguments of a replica's process; it learns the rest from the controller.
 
     ``data_dir`` names the broker's own data directory and, after commas, further ones.
 
@@ -421,18 +425,18 @@ class ReplicaConfig:
 
     @property
     def directory_name(self) -> str:
-        """What the replica's directory is called, in whichever data directory it is."""
+        """The name of the replica's directory, in any data directory."""
         return f"{self.topic}-{self.partition}"
 
     @property
     def directory(self) -> Path:
-        """Where the replica keeps its files, if it has them in the broker's own data directory."""
+        """The replica's directory, if it is in the broker's own data directory."""
         return own_directory(self.data_dir) / self.directory_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostConfig:
-    """What a host is started with; which replicas it holds the controller tells it."""
+    """Start arguments of a host; the controller tells it which replicas to hold."""
 
     number: int
     broker_id: int
@@ -456,7 +460,7 @@ class HostConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
-    """What the actor by which a broker joins is started with."""
+    """Start arguments of a broker's own actor, which registers it."""
 
     broker_id: int
     data_dir: str

@@ -1,4 +1,4 @@
-"""What shells and clients need from the world, so that the simulator can be the world.
+"""What shells and clients need from their environment, so that the simulator can replace it.
 
 Production: ``RayTransport``, ``SystemClock``, ``ThreadBackground``, ``ProcessTable`` and
 ``storage.disk.file_system.FileSystem``.
@@ -28,15 +28,15 @@ class Clock(Protocol):
 
 
 class DriverWatch(Protocol):
-    """Knows whether the process of a driver lives, if it can see it."""
+    """Knows whether a driver's process is alive, if it can see it."""
 
     def is_gone(self, driver: DriverProcess) -> bool:
-        """Whether the process has certainly ended. False also where nothing can be seen of it."""
+        """Whether the process has certainly ended; False if it cannot be seen from here."""
         ...
 
 
 class Transport(Protocol):
-    """Calls to actors by name: no order, no certainty, always an answer."""
+    """Calls actors by name. Order and outcome are not guaranteed, but there is an answer."""
 
     async def call(self, actor: str, request: Request[ReplyT], *, timeout_ms: int) -> ReplyT:
         """Call ``request.method`` of ``actor`` and return its reply. Never raises for a lost call.
@@ -48,13 +48,13 @@ class Transport(Protocol):
 
 
 class Background(Protocol):
-    """Does the blocking work of one log beside the event loop: in order, one piece at a time."""
+    """Runs the blocking work of one log beside the event loop, in order, one piece at a time."""
 
     def run(self, work: Callable[[], ResultT], *, is_small: bool = False) -> Awaitable[ResultT]:
-        """Run ``work`` to its end; what is returned gives its result or raises its exception.
+        """Run ``work``; awaiting what is returned gives its result or raises its exception.
 
-        ``work`` has its place in the order when this returns, or when that is first awaited.
-        ``is_small``: it usually takes so little time that it may be done before this returns.
+        ``work`` is queued when this returns or when the result is first awaited. ``is_small``: it
+        is usually so short that it may run before this returns.
         """
         ...
 
@@ -84,7 +84,7 @@ def actor_of(tp: TopicPartition, broker_id: int) -> str:
 
 
 def broker_actor(broker_id: int) -> str:
-    """Ray name of the actor by which a broker joins."""
+    """Ray name of a broker's own actor, which registers it."""
     return f"broker:{broker_id}"
 
 
@@ -94,14 +94,14 @@ def host_actor(host: int, broker_id: int) -> str:
 
 
 def replica_key(topic_id: str, partition: int) -> str:
-    """Which of its replicas a host is called for; never that of another topic of the same name."""
+    """Names a replica within its host, by topic id: never one of another topic of that name."""
     return f"{topic_id}-{partition}"
 
 
 def address_of(placement: Placement) -> str:
-    """Whom ``Transport`` calls for a replica.
+    """The address of a replica for ``Transport``.
 
-    Its own actor, or its host and, behind a slash, which of the host's replicas.
+    Its own actor, or its host, a slash and the replica's key in the host.
     """
     tp, topic_id, broker_id, host = placement
     if host == OWN_ACTOR:
@@ -125,7 +125,7 @@ def placements_of(topic: TopicMetadata, partition: PartitionMetadata) -> tuple[P
 
 
 def leader_address(topic: TopicMetadata, partition: PartitionMetadata) -> str | None:
-    """Whom to call for the leader of a partition; ``None`` while there is none."""
+    """The address of a partition's leader; ``None`` while there is none."""
     for placement in placements_of(topic, partition):
         if placement.broker_id == partition.leader:
             return address_of(placement)
@@ -136,7 +136,7 @@ def leader_address(topic: TopicMetadata, partition: PartitionMetadata) -> str | 
 
 CONTROLLER_ACTOR = "controller"
 BROKER_ACTORS = "broker:"
-"""How the names of brokers' own actors begin."""
+"""Prefix of the names of brokers' own actors."""
 
 LOG_ACTORS = (
     CONTROLLER_ACTOR,
@@ -146,5 +146,5 @@ LOG_ACTORS = (
     "transaction:",
     "group:",
 )
-"""How the names of actors that hold logs begin."""
+"""Prefixes of the names of actors that hold logs."""
 NAMESPACE = "oncelog"

@@ -1,8 +1,8 @@
-"""Which node the actors of a broker run on: the one that has its data directory, and no other.
+"""Pin the actors of a broker to the node that has its data directory.
 
-Ray's node ids do not outlive the node's start, and Ray ends for good what is pinned to one. So a
-broker is pinned by what lasts: the label ``broker=N`` where nodes have such labels, else the node's
-address. Only where several nodes share an address, as on one machine, it is the node id.
+A node gets a new Ray id at each start, and Ray ends actors for good that are pinned to an old one.
+So a broker is pinned by what stays: the label ``broker=N`` if nodes have such labels, else the
+node's address. Only if several nodes share an address, as on one machine, is it the node id.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 LOCAL_BROKER_ID: Final = 1
-"""The broker on whose node a cluster is founded, and its controller stays."""
+"""The broker on whose node a cluster is founded."""
 
 BROKER_LABEL: Final = "broker"
-"""The node label that says which broker a node is."""
+"""The node label with the broker number."""
 
 RACK_LABEL: Final = "rack"
-"""The node label that says what may fail together."""
+"""The node label with the rack: brokers of one rack may fail together."""
 
 NODE_ID_LABEL: Final = "ray.io/node-id"
 """Set by Ray on every node."""
@@ -28,8 +28,7 @@ BY_ADDRESS: Final = "address"
 BY_NODE_ID: Final = "node id"
 
 _ADDRESS_SHARE: Final = 0.0001
-"""What an actor takes of the resource ``node:<address>``, of which each node has 1. The least that
-Ray counts: so a node without a label holds 10,000 actors."""
+"""Share of the resource ``node:<address>`` per actor: Ray's smallest unit, for 10,000 actors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class Pin:
         }[self.kind]
 
     def options(self) -> dict[str, Any]:
-        """Options that make an actor or task run there and nowhere else."""
+        """Options that make an actor or task run only there."""
         if self.kind == BY_ADDRESS:
             return {"resources": {f"node:{self.value}": _ADDRESS_SHARE}}
         label = BROKER_LABEL if self.kind == BY_LABEL else NODE_ID_LABEL
@@ -64,13 +63,13 @@ class Pin:
 
 
 def broker_of(node: Mapping[str, Any]) -> int | None:
-    """The number that an entry of ``ray.nodes()`` is labelled with; ``None`` if it has none."""
+    """The broker number in the label of an entry of ``ray.nodes()``; ``None`` without a label."""
     label = str(node["Labels"].get(BROKER_LABEL, ""))
     return int(label) if label.isascii() and label.isdecimal() and int(label) > 0 else None
 
 
 def pin_of(node: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> Pin:
-    """What pins actors to ``node``, one of ``nodes``, for as long as possible."""
+    """The most lasting pin for ``node``, one of ``nodes``."""
     if BROKER_LABEL in node["Labels"]:
         return Pin(BY_LABEL, node["Labels"][BROKER_LABEL])
     address = node["NodeManagerAddress"]

@@ -26,7 +26,7 @@ class ErrorCode(enum.IntEnum):
     error_class: ErrorClass
 
     def __new__(cls, value: int, error_class: ErrorClass) -> ErrorCode:
-        """One member: its number on the wire, and what its receiver can do."""
+        """Make a member from its number on the wire and its error class."""
         member = int.__new__(cls, value)
         member._value_ = value
         member.error_class = error_class

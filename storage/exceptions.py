@@ -1,7 +1,7 @@
 """The exception that each error code becomes for a user: one class per code.
 
-Only ``api`` and the bridges above it raise these, and every class pickles. The docstring of each is
-the message of one that was made without, its ``advice`` what to do unless that is given too.
+Only ``api`` and the bridges above it raise these, and every class pickles. The docstring of each
+class is its default message, and ``advice`` its default advice.
 
 One file: a class for each code of the one table, and nothing else.
 """
@@ -19,7 +19,7 @@ class OncelogError(Exception):
     """Base of every error that oncelog raises to a user.
 
     ``code`` is the ``ErrorCode``; ``retriable``, ``abortable`` and ``fatal`` say what a program may
-    do. ``what`` says what is wrong and ``advice`` what a person can do; the error's text is both.
+    do. ``what`` says what is wrong and ``advice`` what to do about it; the error's text is both.
     """
 
     code: ClassVar[ErrorCode] = ErrorCode.UNKNOWN_SERVER_ERROR
@@ -33,7 +33,7 @@ class OncelogError(Exception):
         super().__init__(f"{self.what}; {advice}" if advice else self.what)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As it is: the text is not taken for ``what``."""
+        """Pickle the fields: the text would become ``what``, with the advice in it twice."""
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
     @property
@@ -48,12 +48,12 @@ class OncelogError(Exception):
 
     @property
     def fatal(self) -> bool:
-        """Whether only another argument, or closing the client, helps."""
+        """Whether only a different argument, or closing the client, helps."""
         return self.code.error_class is ErrorClass.FATAL
 
 
 class UnknownServerError(OncelogError):
-    """The server met a condition it has no code for."""
+    """The server failed in a way that has no error code."""
 
     code = ErrorCode.UNKNOWN_SERVER_ERROR
     advice = "see its log"
@@ -177,11 +177,11 @@ class NotEnoughReplicasError(OncelogError):
     """Fewer replicas are in sync than min_insync_replicas; nothing was appended."""
 
     code = ErrorCode.NOT_ENOUGH_REPLICAS
-    advice = "retry, or bring back the brokers that are away"
+    advice = "retry, or restart the brokers that are down"
 
 
 class NotEnoughReplicasAfterAppendError(OncelogError):
-    """Appended, but fewer replicas are in sync than demanded."""
+    """Appended, but fewer replicas are in sync than min_insync_replicas."""
 
     code = ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
     advice = "retry, it is deduplicated"
@@ -265,7 +265,7 @@ class InvalidReplicationFactorError(OncelogError):
 
 
 class InvalidReplicaAssignmentError(OncelogError):
-    """The brokers named for a partition's replicas cannot be those."""
+    """A broker named for a partition's replicas cannot hold one."""
 
     code = ErrorCode.INVALID_REPLICA_ASSIGNMENT
     advice = "give brokers that `oncelog status` shows as alive and not draining"
@@ -288,14 +288,14 @@ class DuplicateBrokerRegistrationError(OncelogError):
     """Another data directory has this broker's number."""
 
     code = ErrorCode.DUPLICATE_BROKER_REGISTRATION
-    advice = "one of them must have another"
+    advice = "give one of them another number"
 
 
 class InvalidUpdateVersionError(OncelogError):
     """The partition has been changed since."""
 
     code = ErrorCode.INVALID_UPDATE_VERSION
-    advice = "look at what it is now and try again"
+    advice = "read its current state, then retry"
 
 
 class IneligibleReplicaError(OncelogError):
@@ -368,7 +368,7 @@ class InvalidTransactionTimeoutError(OncelogError):
     """The transaction timeout is not above 0 or above transaction_max_timeout_ms."""
 
     code = ErrorCode.INVALID_TRANSACTION_TIMEOUT
-    advice = "give one within these"
+    advice = "give a timeout within these limits"
 
 
 class ConcurrentTransactionsError(OncelogError):
@@ -399,7 +399,7 @@ class OperationNotAttemptedError(OncelogError):
 
 
 class KafkaStorageError(OncelogError):
-    """The disk refused; the replica is offline or out of space."""
+    """The disk failed: the replica is offline or out of space."""
 
     code = ErrorCode.KAFKA_STORAGE_ERROR
     advice = "retry: another replica leads once it can"
@@ -452,7 +452,7 @@ class MemberIdRequiredError(OncelogError):
 
 
 class GroupMaxSizeReachedError(OncelogError):
-    """The group has as many members as it may."""
+    """The group has its maximum number of members."""
 
     code = ErrorCode.GROUP_MAX_SIZE_REACHED
     advice = "use another group, or raise group_max_size"
@@ -545,7 +545,7 @@ class OutdatedVersionError(OncelogError):
     """A later version of the application's writes is committed."""
 
     code = ErrorCode.OUTDATED_VERSION
-    advice = "go on above it"
+    advice = "continue with a higher version"
 
 
 class InvalidSettingError(InvalidConfigError, ValueError):
@@ -595,19 +595,19 @@ class CorruptRecordError(CorruptDataError):
 
     @property
     def retriable(self) -> bool:
-        """Never: what is damaged in the log stays so."""
+        """Never: damage in the log is permanent."""
         return False
 
     @property
     def fatal(self) -> bool:
-        """Always: only a seek, another position, helps."""
+        """Always: only a seek past the damage helps."""
         return True
 
 
 EXCEPTIONS: dict[ErrorCode, type[OncelogError]] = {
     exception.code: exception for exception in OncelogError.__subclasses__()
 }
-"""The exception of each code, ``NONE`` excepted."""
+"""The exception class of each code but ``NONE``."""
 
 
 def exception_for(code: ErrorCode, what: str = "", *, advice: str = "") -> OncelogError:

@@ -1,8 +1,8 @@
 """The settings of a log: when its segments roll, how dense their indexes are, and what it keeps.
 
-``removable_count`` decides by these which of the oldest segments may be removed: the decision only,
-not the removal. Whole segments only, the oldest first, so that what is left is one range of
-offsets. The first one that must stay ends the search.
+``removable_count`` decides which of the oldest segments may be removed; it removes nothing. Only
+whole segments go, the oldest first, so that what is left is one range of offsets. The first segment
+that must stay ends the search.
 
 | the segment | goes when |
 |---|---|
@@ -12,8 +12,8 @@ offsets. The first one that must stay ends the search.
 | has no timestamps at all | with the next segment that goes by time |
 | the log without it is not below the size limit | by size |
 
-The last stable offset plays no part: an old hung transaction may lose its head, and readers are
-then held back from the log start on. Source: KIP-107; KIP-32 for timestamps.
+The last stable offset plays no part. A hanging transaction may lose its first batches;
+read_committed readers then wait at the log start. Source: KIP-107; KIP-32 for timestamps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Final
 from oncelog.storage.model import INDEX_INTERVAL_BYTES, INT32_MAX, NO_TIMESTAMP, SEGMENT_BYTES
 
 UNLIMITED: Final = -1
-"""As a retention time or size: keep everything."""
+"""Retention time or size that keeps everything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,20 +38,18 @@ class LogSettings:
 
     def __post_init__(self) -> None:
         if not 1 <= self.segment_bytes <= INT32_MAX:
-            raise ValueError(f"segment_bytes={self.segment_bytes}: allowed are 1 to {INT32_MAX}")
+            raise ValueError(f"segment_bytes={self.segment_bytes}: give 1 to {INT32_MAX}")
         if self.segment_ms < 1:
-            raise ValueError(f"segment_ms={self.segment_ms}: at least 1 is needed")
+            raise ValueError(f"segment_ms={self.segment_ms}: give 1 or more")
         if self.index_interval_bytes < 0:
-            raise ValueError(
-                f"index_interval_bytes={self.index_interval_bytes}: at least 0 is needed"
-            )
+            raise ValueError(f"index_interval_bytes={self.index_interval_bytes}: give 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
     """What a log keeps: batches younger than ``time_ms``, and about the newest ``size_bytes``.
 
-    ``UNLIMITED`` in either removes nothing on its account.
+    ``UNLIMITED`` switches either limit off.
     """
 
     time_ms: int = UNLIMITED
@@ -60,7 +58,7 @@ class RetentionPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFacts:
-    """What ``removable_count`` looks at. ``next_offset`` is exclusive."""
+    """The facts about a segment for ``removable_count``. ``next_offset`` is exclusive."""
 
     next_offset: int
     size_bytes: int
@@ -76,7 +74,7 @@ def removable_count(
     upper_offset: int,
     now_ms: int,
 ) -> int:
-    """How many of ``segments``, oldest first, may go; looks no further than it must.
+    """How many of ``segments``, oldest first, may be removed; stops at the first that must stay.
 
     An empty active segment must not be among them.
 

@@ -30,7 +30,7 @@ SEQUENCE_MAX: Final = INT32_MAX
 """The last sequence number; the next one is 0."""
 
 PRODUCER_EPOCH_MAX: Final = 32_767
-"""Never handed to a client: it lets the coordinator fence an exhausted producer id."""
+"""Never given to a client: the coordinator uses it to fence an exhausted producer id."""
 
 PRODUCER_EPOCH_EXHAUSTED: Final = PRODUCER_EPOCH_MAX - 1
 """From this epoch on, the next transaction gets a new producer id."""
@@ -45,7 +45,7 @@ MAX_TIMESTAMP: Final = -3
 
 MESSAGE_MAX_BYTES: Final = 1_048_588
 MESSAGE_LIMIT_BYTES: Final = 134_217_728
-"""No topic allows larger batches, and no fetch returns more: well below what a call can carry."""
+"""Upper limit of every topic's batch size and of one fetch; well below what a call can carry."""
 
 FETCH_MAX_BYTES: Final = 52_428_800
 SEGMENT_BYTES: Final = 268_435_456
@@ -65,20 +65,20 @@ INTERNAL_TOPICS: Final = frozenset(
 )
 
 TOPIC_NAME_RULE: Final = "1 to 249 of letters, digits, '.', '_' and '-', not '.' or '..'"
-"""What ``is_valid_topic_name`` allows, for people."""
+"""What ``is_valid_topic_name`` allows, in words for error messages."""
 
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 class IsolationLevel(enum.Enum):
-    """What a reader may see: everything replicated, or only decided transactions."""
+    """What a reader may see: all replicated records, or no open and no aborted transactions."""
 
     READ_UNCOMMITTED = "read_uncommitted"
     READ_COMMITTED = "read_committed"
 
 
 class AppendOrigin(enum.Enum):
-    """Who appends, and so how much of a batch is checked (KIP-98, KIP-890)."""
+    """Who appends; decides how much of a batch is checked (KIP-98, KIP-890)."""
 
     CLIENT = "client"
     COORDINATOR = "coordinator"
@@ -109,10 +109,10 @@ class ProducerSnapshotEntry:
     Its epoch, its newest batch and its open transaction. The partition's machine makes these
     entries; a producer snapshot has them as bytes.
 
-    ``last_sequence``, ``last_offset`` (inclusive) and ``offset_delta`` are those of the newest
-    data batch, -1, -1 and 0 if there is none; ``offset_delta`` is the batch's last offset less
-    its first. ``timestamp_ms`` is of the newest batch or marker. ``current_txn_first_offset`` is
-    -1 while no transaction is open.
+    ``last_sequence``, ``last_offset`` (inclusive) and ``offset_delta`` are those of the newest data
+    batch, -1, -1 and 0 if there is none; ``offset_delta`` is the batch's last offset minus its
+    first. ``timestamp_ms`` is of the newest batch or marker. ``current_txn_first_offset`` is -1
+    while no transaction is open.
 
     Source: KIP-98, "Producer state"; the duplicate window is 1 batch right after a reload.
     """
@@ -133,7 +133,7 @@ class ProducerSnapshotEntry:
 
     @property
     def has_open_transaction(self) -> bool:
-        """Whether a transaction of this producer waits for its marker."""
+        """Whether this producer has an open transaction."""
         return self.current_txn_first_offset != NO_OFFSET
 
 
@@ -156,7 +156,7 @@ def utf8_bytes(text: str) -> int | None:
 
 
 def has_utf8_bytes(text: str, bytes_min: int, bytes_max: int) -> bool:
-    """Whether ``text`` has so many bytes of UTF-8; both limits are inclusive."""
+    """Whether ``text`` has ``bytes_min`` to ``bytes_max`` bytes of UTF-8, both inclusive."""
     size_bytes = utf8_bytes(text)
     return size_bytes is not None and bytes_min <= size_bytes <= bytes_max
 

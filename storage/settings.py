@@ -4,9 +4,9 @@
 
 The type says what kind of value it is, ``Meta`` or ``Text`` its limits, and the sentence what it
 does; the unit is in the name, or a ``Unit``. From this follow the check and its error (``check``,
-from ``__post_init__``), the refusal of unknown names (``build``), the keywords that editors know
-(``option_types.py`` of ``actors`` and ``api``) and ``docs/SETTINGS.md`` (``describe``). What a
-setting may be because of another stays code, beside the declarations.
+from ``__post_init__``), the rejection of unknown names (``build``), the keywords for editors
+(``option_types.py`` of ``actors`` and ``api``) and ``docs/SETTINGS.md`` (``describe``). Relations
+between settings are checked by code beside the declarations.
 """
 
 from __future__ import annotations
@@ -39,34 +39,34 @@ from oncelog.storage.model import has_utf8_bytes
 SettingsT = TypeVar("SettingsT")
 
 REFUSED: Final = object()
-"""What a rule makes of a value that it does not allow."""
+"""What ``take`` returns for a value that is not allowed."""
 
 REQUIRED: Final = object()
-"""The default of a setting that has none."""
+"""Marks a setting without a default."""
 
 SHOWN_MAX: Final = 100
-"""How much an error shows of a value: the line is to be read."""
+"""Characters of a value that an error shows."""
 
 _DIGITS_MAX: Final = 19
-"""Of a number that comes as text: as many as an int64 has."""
+"""Digits of a number given as text: as many as an int64 has."""
 
 _UNITS: Final = {"ms": "ms", "bytes": "bytes"}
-"""How names end that tell their unit."""
+"""Suffixes of names that give the unit."""
 
 
 # --- what a value may be ----------------------------------------------------------------------
 
 
 class Rule(Protocol):
-    """What a kind of setting may be: ``allowed`` says it to people, after "give"."""
+    """What a kind of setting allows; errors say "give" and then ``allowed``."""
 
     @property
     def allowed(self) -> str:
-        """What may be given, in words."""
+        """What is allowed, in words."""
         ...
 
     def take(self, value: object) -> Any:
-        """The value as it is kept, or ``REFUSED``."""
+        """The value to store, or ``REFUSED``."""
         ...
 
 
@@ -80,7 +80,7 @@ class Number:
 
     @property
     def allowed(self) -> str:
-        """Its limits."""
+        """The limits, in words."""
         text = "a whole number" if self.kind is int else "a number"
         if self.low is not None:
             text += f" from {self.low} on" if self.high is None else f" from {self.low}"
@@ -105,7 +105,7 @@ class Text:
 
     @property
     def allowed(self) -> str:
-        """How long it may be."""
+        """The length limits, in words."""
         if self.bytes_max is not None:
             return f"text of 1 to {self.bytes_max} bytes of UTF-8"
         return "text that is not empty"
@@ -121,11 +121,11 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """True or False, and nothing that is as good as these."""
+    """True or False; no other truthy or falsy value."""
 
     @property
     def allowed(self) -> str:
-        """Both."""
+        """The words "True or False"."""
         return "True or False"
 
     def take(self, value: object) -> Any:
@@ -163,7 +163,7 @@ class EnumMember:
 
     @property
     def allowed(self) -> str:
-        """All values."""
+        """All values, in words."""
         return Choice(self.choices).allowed
 
     def take(self, value: object) -> Any:
@@ -203,7 +203,7 @@ class Objects:
 
     @property
     def allowed(self) -> str:
-        """Their class."""
+        """The class, in words."""
         return f"a list of {self.kind.__name__} objects"
 
     def take(self, value: object) -> Any:
@@ -243,17 +243,17 @@ class Nothing:
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    """What one of several rules allows. Where words are among them a number may come as text."""
+    """A value that one of several rules allows. If one of them is a word, a number may be text."""
 
     rules: tuple[Rule, ...]
 
     @property
     def allowed(self) -> str:
-        """What each of them allows."""
+        """What each rule allows, joined by "or"."""
         return ", or ".join(rule.allowed for rule in self.rules)
 
     def take(self, value: object) -> Any:
-        """What the first that allows it makes of it."""
+        """The result of the first rule that allows it."""
         if isinstance(value, str) and value.isdecimal() and len(value) <= _DIGITS_MAX:
             is_number = any(isinstance(rule, Number) for rule in self.rules)
             value = int(value) if is_number else value
@@ -263,7 +263,7 @@ class Either:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """Written in a declaration: what is allowed, in words, where code checks it."""
+    """Written in a declaration: what is allowed, in words, if code checks it elsewhere."""
 
     allowed: str
     kind: str = "text"
@@ -275,7 +275,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Written in a declaration: the unit, where the name, as Kafka has it, does not tell it."""
+    """Written in a declaration: the unit, if Kafka's name for the setting does not give it."""
 
     name: str
 
@@ -294,14 +294,14 @@ class Setting:
     sentence: str
 
     def take(self, value: object) -> Any:
-        """The value as it is kept; ``InvalidSettingError`` says what is allowed instead."""
+        """The value to store; ``InvalidSettingError`` says what is allowed instead."""
         taken = self.rule.take(value)
         if taken is REFUSED:
             raise refused(self.name, value, self.rule.allowed)
         return taken
 
     def of_text(self, text: str) -> Any:
-        """What ``text`` stands for, which is still to be checked: numbers are kept as text."""
+        """Convert text to a value, unchecked; numbers stay text."""
         if not isinstance(self.rule, Number):
             return text
         try:
@@ -352,7 +352,7 @@ def _rule(kind: Any, marks: Mapping[type[Any], Any]) -> Rule:
 
 
 def _either(rules: list[Rule]) -> Rule:
-    """One rule for all; of words there is one list, and a word alone is a list of one."""
+    """Merge rules into one; all words go into one list of choices."""
     for rule in rules:
         if isinstance(rule, Several):
             return rule
@@ -396,9 +396,9 @@ def describe(kind: type[Any]) -> tuple[Setting, ...]:
 
 
 def check(settings: Any) -> None:
-    """Check each setting alone, in ``__post_init__``; ``InvalidSettingError`` names the first bad.
+    """Check each setting by itself, from ``__post_init__``; the error names the first bad one.
 
-    Kept is what the rules make of it: a member of an enumeration for its value, a tuple for a list.
+    Each value is normalised: an enumeration's value becomes its member, a list a tuple.
     """
     for name, setting in settings_of(type(settings)).items():
         value = getattr(settings, name)
@@ -408,32 +408,32 @@ def check(settings: Any) -> None:
 
 
 def build(kind: type[SettingsT], values: Mapping[str, Any]) -> SettingsT:
-    """Build a dataclass of settings from keywords; an unknown one is refused."""
+    """Build a dataclass of settings from keywords; reject unknown ones."""
     for name, value in values.items():
         check_name(kind, name, f"{name}={value!r}")
     return kind(**values)
 
 
 def check_name(kind: type[Any], name: str, given: str = "") -> None:
-    """Refuse what is not a setting of the dataclass ``kind``, shown as ``given``."""
+    """Reject a name that is not a setting of the dataclass ``kind``; the error shows ``given``."""
     if name not in settings_of(kind):
         raise unknown(given or name, name, settings_of(kind))
 
 
 def check_range(name: str, value: object, low: int, high: int) -> None:
-    """Refuse anything but a whole number from ``low`` to ``high``, for what is no setting."""
+    """Reject anything but a whole number from ``low`` to ``high``; for arguments, not settings."""
     Setting(name=name, rule=Number(int, low, high), sentence="").take(value)
 
 
 def refused(name: str, value: object, allowed: str) -> InvalidSettingError:
-    """The refusal of a value; ``allowed`` goes on after "give"."""
+    """The error for a value that is not allowed: "give", then ``allowed``."""
     shown = repr(value)
     shown = shown if len(shown) <= SHOWN_MAX else f"{shown[:SHOWN_MAX]}..."
     return InvalidSettingError(f"{name}={shown} is not allowed", advice=f"give {allowed}")
 
 
 def unknown(given: str, name: str, known: Iterable[str]) -> InvalidSettingError:
-    """The refusal of a name, shown as ``given``: with the nearest that is known, else with all."""
+    """The error for an unknown name: suggests the nearest known name, else lists all."""
     names = {one.lower().replace(".", "_"): one for one in known}
     close = difflib.get_close_matches(str(name).lower().replace(".", "_"), names, n=1)
     told = f"did you mean {names[close[0]]}?" if close else f"known are {', '.join(names.values())}"

@@ -1,7 +1,7 @@
-"""Which brokers take part: they register and send heartbeats, and are fenced when they do not.
+"""Cluster membership: brokers register and send heartbeats, and are fenced if they stop.
 
-``BrokerMembership`` decides; ``BrokerWatch`` sees whose nodes are alive, and has the actors started
-by which new brokers join.
+``BrokerMembership`` decides; ``BrokerWatch`` watches nodes, and starts the actors that register new
+brokers.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _logger = logging.getLogger(__name__)
 
 NODES_CHECK_MS: Final = 500
 LONE_NODES_CHECK_MS: Final = 2_000
-"""How often the controller looks for nodes that came or went; alone, it only waits for others."""
+"""Interval of looking for nodes while the controller's broker is the only one."""
 
 SESSION_CHECK_MS: Final = 500
-"""How often it looks for brokers that are not heard."""
+"""Interval of looking for silent brokers."""
 
 _KEEPS_DETAIL: Final = frozenset(
     {ErrorCode.NONE, ErrorCode.INVALID_REQUEST, ErrorCode.DUPLICATE_BROKER_REGISTRATION}
@@ -68,21 +68,21 @@ _KEEPS_DETAIL: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerNode:
-    """A living node that is labelled as a broker's."""
+    """A live node with a broker label."""
 
     broker_id: int
     rack: str = ""
 
 
 class BrokerLauncher(Protocol):
-    """Sees nodes, and starts the actors by which brokers join."""
+    """Lists nodes, and starts the actors that register brokers."""
 
     async def nodes(self) -> Sequence[BrokerNode]:
-        """The living nodes that are labelled with a broker's number, and the controller's own."""
+        """The live nodes with a broker label, and the controller's own."""
         ...
 
     async def start_brokers(self, nodes: Sequence[BrokerNode]) -> None:
-        """Ensure that each of these brokers has its actor. Idempotent."""
+        """Ensure that each of these brokers has its own actor. Idempotent."""
         ...
 
 
@@ -99,7 +99,7 @@ class Execute(Protocol):
 class BrokerMembership:
     """What the controller knows of its brokers.
 
-    ``own`` is the one on whose node it runs, and ``data_dir`` the directory there.
+    ``own`` is the broker on whose node the controller runs, and ``data_dir`` its directory.
     """
 
     def __init__(
@@ -129,19 +129,19 @@ class BrokerMembership:
             session_ms=config.broker_session_timeout_ms,
         )
         self.without_vote: Callable[[int], Records | None] = lambda _broker_id: ()
-        """What takes the vote of a broker that has lost its disk, if that can be now."""
+        """Records that remove the vote of a broker that lost its disk; None if not possible."""
         self.is_current: Callable[[], Awaitable[bool]] = always
-        """Whether nobody else has become the controller."""
+        """Whether this is still the controller."""
         self._own_actors = ActorWatch(
             transport,
             silent_after_ms=config.broker_session_timeout_ms,
             hold_ms=config.broker_heartbeat_interval_ms,
         )
         self._started_ms: dict[tuple[TopicPartition, int], int] = {}
-        """When a replica, by its partition and broker, last asked for its role."""
+        """(Partition, broker) → when the replica last asked for its role."""
 
     def watches(self) -> Sequence[Coroutine[Any, Any, None]]:
-        """What is to run as long as the controller serves, each in a task of its own."""
+        """The loops to run while the controller serves, each in its own task."""
         brokers = self.brokers
         return (
             brokers.watch(),
@@ -151,7 +151,7 @@ class BrokerMembership:
         )
 
     async def register(self, request: RegisterBrokerRequest) -> RegisterBrokerReply:
-        """Let a broker take part, or remember why it may not."""
+        """Register a broker, or remember why it cannot be registered."""
         if request.problem:
             self.brokers.record_problem(request.broker_id, request.problem)
             return RegisterBrokerReply()
@@ -163,12 +163,12 @@ class BrokerMembership:
         return reply
 
     def record_start(self, request: BecomeLeaderRequest) -> None:
-        """A replica has started: whoever found its actor silent may mean the process before."""
+        """A replica has started; reports of a silent actor may be about its previous process."""
         if len(self._machine.broker_states) > 1:
             self._started_ms[request.topic_partition, request.broker_id] = loop_ms()
 
     def _decide_register(self, request: RegisterBrokerRequest) -> Decision[RegisterBrokerReply]:
-        """See ``brokers``; whoever comes with another disk has no vote, or not yet."""
+        """See ``brokers``; a broker with another disk first loses its vote."""
         machine = self._machine
         known = machine.broker_states.get(request.broker_id)
         decided = decide_register(
@@ -184,10 +184,10 @@ class BrokerMembership:
         return structs.replace(decided, records=(*decided.records, *more))
 
     async def heartbeat(self, request: BrokerHeartbeatRequest) -> BrokerHeartbeatReply:
-        """A broker lives: others lead what its silent actors and offline replicas led.
+        """A broker is alive; others lead in place of its silent actors and offline replicas.
 
-        Its session counts from the last answer that it has heard: one that is heard and hears
-        nobody can lead nothing.
+        Its session counts from the last answer that it received: a broker that cannot hear the
+        controller must not lead.
         """
         config = self._config
         is_reached = request.unanswered_ms <= config.broker_session_timeout_ms
@@ -215,7 +215,7 @@ class BrokerMembership:
         return structs.replace(reply, actors=tuple(dict.fromkeys(map(holder_of, placements))))
 
     async def _watch_own_actors(self) -> None:
-        """What other brokers' actors do for theirs; alone, there is nobody else who could lead."""
+        """Watch this node's actors, as other brokers' actors do; only if there are others."""
         machine, interval_ms = self._machine, self._config.broker_heartbeat_interval_ms
         checked_ms, seen = loop_ms(), WatchReport()
         while True:
@@ -234,11 +234,11 @@ class BrokerMembership:
                 await self._log(functools.partial(self._after_check, held, refusing))
 
     async def _watch_silent(self) -> None:
-        """Ask the actors of brokers that miss heartbeats: a broker lives while they all answer.
+        """Ping the actors of brokers that miss heartbeats: if all answer, the broker is alive.
 
-        Its own actor, which sends them, may be away for longer than a session: nobody needs it
-        meanwhile, but for its vote. Or all heartbeats go to another controller: then the question
-        whether there is one ends this one.
+        The broker's own actor, which sends heartbeats, may be down for longer than a session; only
+        its vote is missed. Or all heartbeats go to a newer controller: then ``is_current`` ends
+        this one.
         """
         while True:
             await asyncio.sleep(SESSION_CHECK_MS / 1000)
@@ -264,9 +264,9 @@ class BrokerMembership:
     def _sorted(
         self, placements: Sequence[Placement], seen: WatchReport
     ) -> tuple[list[Placement], list[Placement]]:
-        """Those that a silent actor holds or that are offline, and others whose disk refuses.
+        """Split off the replicas that are silent or offline, and those whose disk refuses appends.
 
-        Not those that were heard here meanwhile: what was seen may be of the process before.
+        Leaves out replicas that have started since: the observation may be of the previous process.
         """
         oldest_ms = loop_ms() - self._config.broker_session_timeout_ms
         self._started_ms = {key: ms for key, ms in self._started_ms.items() if ms >= oldest_ms}
@@ -284,7 +284,7 @@ class BrokerMembership:
         return lost, [one for one in placements if one not in found and is_refusing(one)]
 
     async def _unfence_own(self) -> None:
-        """An earlier controller may have fenced this broker, whose own actor need not run."""
+        """Unfence this broker: an earlier controller may have fenced it."""
         own = self._machine.broker_states.get(self._own)
         if own is not None and own.is_fenced:
             request = BrokerHeartbeatRequest(broker_id=self._own, broker_epoch=own.broker_epoch)
@@ -314,7 +314,7 @@ class BrokerMembership:
         return fence(self._machine.topics, brokers, broker_id)
 
     async def _log(self, records: Callable[[], Records]) -> None:
-        """Log what the controller decides by itself; if it cannot now, it is decided again."""
+        """Log a decision of the controller itself; if that fails, the next pass decides again."""
         await self._execute(
             MetadataRequest(topics=()), lambda _now_ms: decision(MetadataReply(), *records())
         )
@@ -324,12 +324,12 @@ class BrokerMembership:
 
 
 class BrokerWatch:
-    """Knows which brokers live, and has those fenced that do not.
+    """Watches which brokers are alive, and has the others fenced.
 
-    ``own`` is the controller's broker, which is alive as it is, and ``record_own_node`` is given
-    its rack whenever its node is seen; it has an actor as well once it ``is_a_voter`` among others,
-    to vote when the controller is gone, and to follow it; ``fence`` is called for a broker that is
-    not fenced and whose node has died, or that was not heard for a session's time.
+    ``own`` is the controller's broker, which is always alive; ``record_own_node`` gets its rack whenever
+    its node is seen. Once it ``is_a_voter`` among others it has an actor too, which votes and takes
+    over when the controller is gone. ``fence`` is called for an unfenced broker whose node has
+    died, or that was silent for a session.
     """
 
     def __init__(
@@ -345,9 +345,9 @@ class BrokerWatch:
     ) -> None:
         self.live = {own}
         self.gone: set[int] = set()
-        """Brokers whose nodes were seen, and are no longer."""
+        """Brokers whose nodes were seen earlier and are gone."""
         self.problems: dict[int, str] = {}
-        """Why a broker does not take part, by its number."""
+        """Broker number → why it cannot register."""
         self._launcher = launcher
         self._own = own
         self._brokers = brokers
@@ -360,25 +360,25 @@ class BrokerWatch:
         self._has_checked = False
 
     async def watch(self) -> None:
-        """Look again and again; a task of its own."""
+        """Call ``look`` periodically; run it in its own task."""
         while True:
             try:
                 await self.check_nodes()
             except Exception as error:
-                # Ray cannot say: what was seen last holds until it can.
+                # Ray does not answer: the last view stays valid until it does.
                 _logger.warning("the nodes cannot be seen now: %r", error)
             is_alone = len(self._brokers()) <= 1
             await asyncio.sleep((LONE_NODES_CHECK_MS if is_alone else NODES_CHECK_MS) / 1000)
 
     async def watch_sessions(self) -> None:
-        """Fence brokers that are not heard; a task of its own, since looking may hang."""
+        """Fence silent brokers; run it in its own task, since ``look`` may hang."""
         self._sessions = self._new_sessions()
         before_ms = loop_ms()
         while True:
             await asyncio.sleep(SESSION_CHECK_MS / 1000)
             now_ms = loop_ms()
             if now_ms - before_ms > SESSION_CHECK_MS + self._session_ms // 2:
-                # This process stood still: what it was sent meanwhile is still to be read.
+                # This process was stalled: heartbeats sent meanwhile are still unread.
                 self._sessions = self._new_sessions()
             before_ms = now_ms
             self._sessions.record_contact(self._own, now_ms)
@@ -396,7 +396,7 @@ class BrokerWatch:
     def record_contact(self, broker_id: int, ago_ms: int = 0) -> None:
         """A broker has registered or sent a heartbeat of its epoch, or its actors serve.
 
-        ``ago_ms``: how long before now that counts from.
+        ``ago_ms``: how long ago that was.
         """
         self._sessions.record_contact(broker_id, loop_ms() - ago_ms)
 
@@ -410,7 +410,7 @@ class BrokerWatch:
         self._doubles = doubles
         single = [node for node in nodes if counts[node.broker_id] == 1]
         if not self._has_checked:
-            # A controller that follows one whose node has died: others lead what was there at once.
+            # After a controller whose node has died: others lead its partitions at once.
             self._has_checked = True
             self.live |= {one for one, broker in self._brokers().items() if not broker.is_fenced}
         gone = self.live - counts.keys() - {self._own}
@@ -436,7 +436,7 @@ class BrokerWatch:
             self.problems.pop(broker_id, None)
 
     def described(self) -> tuple[BrokerMetadata, ...]:
-        """Every broker that is registered, or alive and not able to take part."""
+        """All brokers that are registered, or alive and unable to register."""
         known = {
             broker_id: BrokerMetadata(
                 broker_id=broker_id,
@@ -467,7 +467,7 @@ def _double(broker_id: int, count: int) -> str:
 
 
 def _named(replicas: Iterable[OfflineReplica]) -> Callable[[Placement], bool]:
-    """Whether a replica is among these, where it may be without the id of its topic."""
+    """A test whether a replica is in ``replicas``, which may lack topic ids."""
     named = {(one.topic_partition, one.topic_id) for one in replicas}
     return lambda one: (
         not named.isdisjoint({(one.topic_partition, one.topic_id), (one.topic_partition, "")})
@@ -475,5 +475,5 @@ def _named(replicas: Iterable[OfflineReplica]) -> Callable[[Placement], bool]:
 
 
 async def always() -> bool:
-    """The answer of a controller that is the only one, as in a test."""
+    """``is_current`` of a controller that is the only one, as in a test."""
     return True

@@ -1,9 +1,9 @@
 """The controller: cluster metadata, leader epochs and producer ids, from its own durable log.
 
-Its log is the source of truth: on each start it ensures that every replica named there is running,
-whether Ray remembered it or not.
+Its log is the source of truth: on each start it ensures that every replica in it is running,
+whether Ray remembers the actor or not.
 
-One file: every request is decided by the one machine, and what follows from it begins here.
+One file: one machine decides every request, and this shell carries out each decision.
 """
 
 from __future__ import annotations
@@ -88,14 +88,14 @@ _logger = logging.getLogger(__name__)
 CLUSTER_KEY_BYTES: Final = 32
 _HOLDERS: Final = ("partition:", "partitions:", "transaction:", "group:")
 _ALL: Final = "cluster"
-"""The one key of the controller's machine: its transitions are serial."""
+"""The only key of the controller's runtime, so that its transitions are serial."""
 
 
 class Controller:
     """Serves cluster metadata; every change is durable before it is answered."""
 
     loaded_election_count = 0
-    """Of the leaders that were ever elected, those elected before this controller."""
+    """Number of elections before this controller loaded the log."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Controller:
         machine_size: MachineSize = SMALL_MACHINE,
         metadata_log: MetadataReplica | None = None,
     ) -> None:
-        # One thing: who takes part, and how they find one another.
+        # One thing: the parts of the controller, and how they are connected.
         self.replica = replica
         self.machine = ClusterMachine()
         self._runtime = CoordinatorRuntime(
@@ -148,7 +148,8 @@ class Controller:
             config=config,
             execute=self._execute,
         )
-        # A topic's actors have its name, so a new topic of that name waits until they are gone.
+        # Actor names contain the topic's name, so a new topic of that name waits until they are
+        # gone.
         self._names = NameLocks()
         self._moves = Moves(
             machine=self.machine,
@@ -175,7 +176,7 @@ class Controller:
         self.loaded_election_count = self.machine.election_count
         if not await self._found():
             return
-        # Before anybody is answered: a topic created meanwhile would be taken for a deleted one.
+        # Before any request: a topic created meanwhile would be mistaken for a deleted one.
         if not await self._end_undeclared():
             return
         self._runtime.is_loaded = True
@@ -189,8 +190,7 @@ class Controller:
     async def _found(self) -> bool:
         """Found the cluster, if its directory says to; return whether it is founded.
 
-        A metadata log of no cluster, or of another one, must not be led: no request is answered
-        from it.
+        A metadata log of no cluster, or of another one, must not be led: no request is answered.
         """
         directory = self.replica.directory
         identity = directory.identity()
@@ -201,8 +201,8 @@ class Controller:
             wanted = "a cluster" if identity is None else f"cluster {identity.cluster_id}"
             found = "none" if founded is None else f"cluster {founded.cluster_id}"
             self.replica.refuse(
-                f"the metadata log in {self.replica.config.directory} should tell of {wanted}, and "
-                f"tells of {found}: put the right one back"
+                f"the metadata log in {self.replica.config.directory} should be of {wanted}, and "
+                f"is of {found}: put the right one back"
             )
             return False
         if identity.is_founding:
@@ -243,15 +243,17 @@ class Controller:
     async def _end_undeclared(self) -> bool:
         """End the replicas of topics whose deletion an earlier controller did not finish.
 
-        Those in hosts end as soon as these look, and those that have moved when they are told.
-        False if this controller leads no more: then what is declared is for others to say.
+        Hosts end theirs as soon as they ask for their list, and replicas that have moved end when
+        told. False if this controller is no longer the leader: then its metadata may be out of
+        date.
         """
         running = await self._launcher.running()
         declared = {holder_of(placement) for placement in self.machine.placements()}
         undeclared = [one for one in running if one.startswith(_HOLDERS) and one not in declared]
         moved = self._moves.leaving.adopt(undeclared)
         found = await self._launcher.find([name for name in undeclared if name not in moved])
-        # Who was there before this is confirmed was started by nobody who follows this controller.
+        # Actors listed before the confirmation cannot have been started by a successor of this
+        # controller.
         while not await self._voters.is_current():
             if self.replica.availability() is not ErrorCode.NONE:
                 return False
@@ -284,7 +286,7 @@ class Controller:
         )
 
     def _settings(self) -> tuple[tuple[str, str], ...]:
-        """The settings in force: a later start cannot change what the founding fixed."""
+        """The settings in force; those fixed at the founding win over later ones."""
         founded = self.machine.founded
         if founded is None:
             return self._config.to_text()
@@ -321,7 +323,8 @@ class Controller:
         request: Request[ReplyT],
         decide: Callable[[int], Decision[ReplyT]],
     ) -> ReplyT:
-        # A topic's actors have its name, so a new topic of that name waits until they are gone.
+        # Actor names contain the topic's name, so a new topic of that name waits until they are
+        # gone.
         async with self._names.hold(name):
             reply = await self._execute(request, decide)
             if reply.error is ErrorCode.NONE:
@@ -329,7 +332,7 @@ class Controller:
             return reply
 
     async def alter_topic(self, request: AlterTopicRequest) -> AlterTopicReply:
-        """Change a topic's settings, then tell its replicas; one that misses it asks later."""
+        """Change a topic's settings, then tell its replicas; one that misses that asks later."""
         reply = await self._execute(
             request, lambda _now_ms: self.machine.decide_alter_topic(request, _checked_settings)
         )
@@ -352,13 +355,13 @@ class Controller:
         )
 
     async def delete_topic(self, request: DeleteTopicRequest) -> DeleteTopicReply:
-        """Delete a topic, then end its replicas and remove their files."""
+        """Delete a topic, end its replicas and remove their files."""
         async with self._names.hold(request.name):
             known = self.machine.metadata([request.name])
             declared = self.machine.placements(request.name) if known else []
             placements = [*declared, *self._moves.leaving.of_topic(request.name)]
-            # Listed until they are shut down: a host that looks now must not end them before they
-            # have removed their files.
+            # Keep them listed until they are shut down: a host that asks now must not end them
+            # before they have removed their files.
             found = await self._actors.find(placements)
             with self._moves.leaving.deleting(request.name, placements):
                 reply = await self._delete(request, placements)
@@ -378,11 +381,11 @@ class Controller:
         return reply
 
     async def register_broker(self, request: RegisterBrokerRequest) -> RegisterBrokerReply:
-        """Let a broker take part, or remember why it may not."""
+        """Register a broker, or remember why it cannot be registered."""
         return await self._members.register(request)
 
     async def broker_heartbeat(self, request: BrokerHeartbeatRequest) -> BrokerHeartbeatReply:
-        """A broker lives, but perhaps not all of its actors."""
+        """Note that a broker is alive, but perhaps not all of its actors."""
         return await self._members.heartbeat(request)
 
     async def drain_broker(self, request: DrainBrokerRequest) -> DrainBrokerReply:
@@ -390,11 +393,11 @@ class Controller:
         return await self._moves.drain(request)
 
     async def reassign_partition(self, request: ReassignPartitionRequest) -> ReassignPartitionReply:
-        """Begin to move a partition, or cancel that."""
+        """Begin or cancel the reassignment of a partition."""
         return await self._moves.reassign(request)
 
     async def alter_isr(self, request: AlterIsrRequest) -> AlterIsrReply:
-        """Change who is in sync, as a leader proposes."""
+        """Change the ISR as its leader proposes."""
         machine = self.machine
         return await self._execute(
             request,
@@ -402,7 +405,7 @@ class Controller:
         )
 
     async def hosted_replicas(self, request: HostedReplicasRequest) -> HostedReplicasReply:
-        """List what a host is to hold."""
+        """List the replicas that a host must hold."""
         error = await self._not_current()
         if error is not ErrorCode.NONE:
             return request.failed(error)
@@ -419,7 +422,7 @@ class Controller:
         )
 
     async def rotate_cluster_key(self, request: RotateClusterKeyRequest) -> RotateClusterKeyReply:
-        """Make a new ticket key, then tell every actor; one that misses it asks later."""
+        """Make a new ticket key, then tell every actor; one that misses the call asks later."""
         cluster_key = self._token_bytes(CLUSTER_KEY_BYTES)
         reply = await self._execute(
             request, lambda now_ms: self.machine.decide_rotate_key(request, cluster_key, now_ms)
@@ -446,7 +449,7 @@ class Controller:
         )
 
     async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
-        """Stop every replica cleanly, then the metadata log. The processes stay, to be killed."""
+        """Stop every replica cleanly, then the metadata log. The caller kills the processes."""
         error = self._unavailable()
         if error is not ErrorCode.NONE:
             return request.failed(error)
@@ -462,7 +465,7 @@ class Controller:
     ) -> ReplyT:
         """Decide a request and log the decision, unless this controller cannot serve.
 
-        Where nothing is logged, others may have decided otherwise: see ``_not_current``.
+        If nothing is logged, another controller may have decided otherwise: see ``_not_current``.
         """
         error = self._unavailable()
         if error is not ErrorCode.NONE:
@@ -481,22 +484,22 @@ class Controller:
         return reply
 
     def _apply(self, record: LogRecord) -> None:
-        """Apply a record that is committed now, and tell the leaders whom it concerns."""
+        """Apply a committed record, and tell the leaders it concerns."""
         self.machine.apply(record)
         changed = self.machine.take_unannounced()
         self._leaders.announce(changed)
         self._moves.on_changed(changed)
 
     async def _record_taken(self, tp: TopicPartition, told: BecomeLeaderReply) -> None:
-        """Log that a leader goes by a higher minimum; if that cannot be, it is told once more."""
+        """Log that a leader uses a higher ``min_insync_replicas``; on failure, announce again."""
         if self.machine.decide_taken(tp, told).records:
             request: Request[MetadataReply] = MetadataRequest(topics=())
             await self._execute(request, lambda _now_ms: self.machine.decide_taken(tp, told))
 
     async def _not_current(self) -> ErrorCode:
-        """``NONE`` if what it knows is the newest that any controller has committed.
+        """``NONE`` if this controller has all that any controller has committed.
 
-        Before this call, that is: it may be read before or after, in the same turn.
+        That is, committed before this call: state may be read before or after it, in the same turn.
         """
         error = self._unavailable()
         if error is ErrorCode.NONE and not await self._voters.is_current():

@@ -1,15 +1,15 @@
-"""The metadata log as its controller sees it: who votes on it, and the snapshots it begins with.
+"""The controller's side of the metadata log: its voters, and the snapshots it begins with.
 
-``Voters`` tells who is to be one, and who lags.
+``Voters`` adds and removes voters; ``Snapshots`` writes snapshots.
 
-A snapshot is records of the log itself (``protocol/cluster/cluster_records``), written in a turn in
-which nothing else is in flight: so it gives what all before it gives. Only when all of it is
-committed does the log start rise to its first record: whoever may lead has the whole snapshot then,
-and all that follows. The voters raise theirs as they are told, and who lacks the first record is
-restarted there, as every follower that is behind its leader's log start. If the controller ends
-before that, its records are passed over, and a later snapshot is written when it is due.
+A snapshot consists of records of the log itself (``protocol/cluster/cluster_records``), written in one turn
+while nothing else is in flight. So it has the same state as everything before it. Only once all of
+it is committed does the log start rise to its first record: then every possible leader has the
+whole snapshot. The voters raise their log start when told. A voter that lacks the first record
+restarts its log there, like any follower behind its leader's log start. If the controller ends
+before that, readers skip the snapshot, and another is written when it is due.
 
-Source: KIP-630, but for the place of a snapshot, which is a file there.
+Source: KIP-630, where a snapshot is a file instead.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from oncelog.storage.model import NO_OFFSET
 _logger = logging.getLogger(__name__)
 
 VOTERS_CHECK_MS: Final = 500
-"""How often the controller looks whether another broker is to be a voter, or has caught up."""
+"""Interval of checking whether a voter is missing or a learner has caught up."""
 
 SNAPSHOT_CHECK_MS: Final = 1_000
-"""How often the controller looks whether a snapshot is due."""
+"""Interval of checking whether a snapshot is due."""
 
 
 class Voters:
-    """``log`` is the controller's replica; without one, as in a test, it is the only voter."""
+    """Manages the voters. ``log`` is the controller's replica; None: it is the only voter."""
 
     def __init__(
         self,
@@ -71,12 +71,12 @@ class Voters:
         self._clock = clock
         self._execute = execute
         self.leave: Callable[[], None] | None = None
-        """Ends this controller for good, to be followed by another voter's, as soon as one can."""
+        """Ends this controller for good once another voter can take over; None: it stays."""
 
     async def begin(self) -> bool:
-        """Commit all that is in the log, by a first record of this epoch; whether that is done.
+        """Commit the whole log with a first record of this epoch; return whether that succeeded.
 
-        It may take until a majority of the voters is there.
+        It waits until a majority of the voters is up.
         """
         log = self._log
         if log is None or len(log.voters) == 1:
@@ -89,14 +89,14 @@ class Voters:
         return error is ErrorCode.NONE
 
     async def is_current(self) -> bool:
-        """Whether nobody else has become the controller before this call."""
+        """Whether this was still the controller at the time of the call."""
         if self._log is None:
             return True
         timeout_ms = self._log.config.cluster.internal_call_timeout_ms
         return await self._log.confirm(timeout_ms) is ErrorCode.NONE
 
     async def watch(self) -> None:
-        """Add voters, one at a time, and leave the rest to them if need be; a task of its own."""
+        """Add voters one at a time, and hand over if that is wanted; run it in its own task."""
         while True:
             await asyncio.sleep(VOTERS_CHECK_MS / 1000)
             if len(self._machine.broker_states) > 1:
@@ -123,7 +123,7 @@ class Voters:
                 await self._name_directory(log)
                 await log.keep_state()
             except OSError as error:
-                _logger.warning("nobody else is given a vote: %s", error)
+                _logger.warning("no voter is added: %s", error)
                 return False
         log.set_learners(learning)
         if self._wanted() is None:
@@ -134,9 +134,9 @@ class Voters:
         return reply.error is ErrorCode.NONE
 
     async def _name_directory(self, log: MetadataReplica) -> None:
-        """A founder of an earlier build has a directory without an id. OSError.
+        """Give an id to the founder's directory of an earlier build, which has none. OSError.
 
-        With one it is known from an empty one that comes in its place.
+        The id tells it from an empty directory that replaces it.
         """
         own, directory = self._machine.broker_states[log.broker_id], log.directory
         identity = directory.identity()
@@ -161,9 +161,9 @@ class Voters:
         )
 
     def without(self, broker_id: int) -> tuple[ClusterRecord, ...] | None:
-        """What takes the vote of a broker that has lost its disk; None if that cannot be now.
+        """Records that remove the vote of a broker that lost its disk; None if not possible now.
 
-        What it voted, and what it acknowledged, is forgotten: it must not be counted any more.
+        It has forgotten its votes and acknowledgements, so they must no longer count.
         """
         if broker_id not in self._machine.voters:
             return ()
@@ -172,7 +172,7 @@ class Voters:
         return (VotersChanged(voters=left),) if left is not None and may_change_voters else None
 
     def _wanted(self) -> tuple[int, ...] | None:
-        """The voters with the next one, if this is the moment to add it."""
+        """The voters plus the next one, if it may be added now."""
         quorum = None if self._log is None else self._log.quorum
         if quorum is None or not quorum.may_change_voters:
             return None
@@ -187,7 +187,7 @@ class Voters:
         return decision(MetadataReply(), VotersChanged(voters=wanted))
 
     def described(self) -> tuple[VoterMetadata, ...]:
-        """Each voter, and whether it lacks something that is committed."""
+        """Each voter, and whether it lacks committed records."""
         quorum = None if self._log is None else self._log.quorum
         own = None if self._log is None else self._log.broker_id
         caught_up = frozenset() if quorum is None else quorum.caught_up()
@@ -202,9 +202,9 @@ class Voters:
 
 
 class Snapshots:
-    """Writes them into the log of ``replica``, which leads it; ``machine`` is what it gives.
+    """Writes snapshots of ``machine`` into the log that ``replica`` leads.
 
-    ``execute`` decides when nothing that was logged is still to be applied.
+    ``execute`` decides at a moment when every logged record is applied.
     """
 
     def __init__(self, machine: ClusterMachine, replica: Replica, *, execute: Execute) -> None:
@@ -212,10 +212,10 @@ class Snapshots:
         self._replica = replica
         self._execute = execute
         self._tried_offset = NO_OFFSET
-        """Where the last attempt ended, which may have failed: the next is not made at once."""
+        """End offset of the last attempt, even a failed one; the next one waits for more."""
 
     async def watch(self) -> None:
-        """Write a snapshot whenever it is due; a task of its own."""
+        """Write a snapshot whenever it is due; run it in its own task."""
         while True:
             await asyncio.sleep(SNAPSHOT_CHECK_MS / 1000)
             if self._is_due():
@@ -227,11 +227,11 @@ class Snapshots:
         count = log.log_end_offset - max(log.log_start_offset, self._tried_offset)
         if count < cluster.metadata_log_max_record_count_between_snapshots:
             return False
-        # So what snapshots write is at most about what is written anyway.
+        # So snapshots at most about double what is written.
         return count >= self._machine.size
 
     async def write(self) -> ErrorCode:
-        """Write one, and drop what is before it, durably on ``NONE``."""
+        """Write a snapshot, and drop what is before it; durable on ``NONE``."""
         replica = self._replica
         appended: list[tuple[int, int]] = []
 

@@ -1,13 +1,13 @@
-"""What moves replicas: people, brokers that drain, partitions that grow, and leaders' balance.
+"""Moves of replicas: reassignments by people, draining, growth, and leader balance.
 
-A move begins with a record; the actors of the new replicas are started and copy the log. When all
-of the target are in sync another record ends it, and the old replicas are removed. Whatever a call,
-or this process, leaves undone is found again by the next pass.
+A move begins with a record; the actors of the new replicas are started and copy the log. When the
+whole target is in sync another record completes it, and the old replicas are removed. The next pass
+continues whatever a lost call or a crash has left undone.
 
-Replicas that are declared no more are held until they have removed their files
-(``LeavingReplicas``): hosts are told to hold them as long, and actors of their own go on. Only
-memory knows of them: what a controller that ends leaves behind stays on the disk until a replica is
-placed there again, which then copies what it lacks.
+Replicas that are no longer in the metadata stay until they have removed their files
+(``LeavingReplicas``): their hosts still hold them, and their own actors go on. They are listed in
+memory only. If the controller ends, their files stay on the disk until a replica is placed there
+again, which then copies what it lacks.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ from oncelog.storage.model import TopicPartition
 _logger = logging.getLogger(__name__)
 
 MOVES_CHECK_MS: Final = 5_000
-"""How often the controller looks for what is to be moved, unless it knows sooner."""
+"""Interval of looking for moves; events trigger an earlier look."""
 
 LEAVING_MAX: Final = 10_000
-"""Replicas that have moved away and are still to be removed, as on brokers that are down."""
+"""Maximum replicas that wait to be removed, for example on brokers that are down."""
 
 REMOVAL_RETRY_MS: Final = 5_000
-"""How soon those that did not answer are told again."""
+"""Delay before a replica that did not answer is told again."""
 
 
 class Moves:
@@ -90,7 +90,7 @@ class Moves:
         self._is_due = asyncio.Event()
 
     def watches(self) -> Sequence[Coroutine[Any, Any, None]]:
-        """What is to run as long as the controller serves, each in a task of its own."""
+        """The loops to run while the controller serves, each in its own task."""
         return self._watch(), self._watch_balance(), self.leaving.watch()
 
     # --- requests -------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class Moves:
     async def reassign(
         self, request: ReassignPartitionRequest, *, is_own: bool = False
     ) -> ReassignPartitionReply:
-        """Begin to move a partition, or cancel that; ``is_own``: nobody has asked for it."""
+        """Begin or cancel a reassignment; ``is_own``: the controller's own decision."""
         tp = request.topic_partition
         async with self._names.hold(tp.topic):
             leaving: list[Placement] = []
@@ -151,7 +151,7 @@ class Moves:
     # --- completion -----------------------------------------------------------------------
 
     def on_changed(self, partitions: Iterable[TopicPartition]) -> None:
-        """The ISR or the leader of these has changed: a move may be complete."""
+        """ISR or leader of these partitions has changed: check whether a move is complete."""
         if any(self._is_complete(tp) for tp in partitions):
             self._is_due.set()
 
@@ -208,7 +208,7 @@ class Moves:
             timer.cancel()
 
     async def move_on(self) -> None:
-        """End what is complete, and begin what draining brokers and few replicas make needed."""
+        """Complete finished moves, and begin those for draining brokers and for growth."""
         machine = self._machine
         moving = [
             TopicPartition(topic.name, number)
@@ -240,7 +240,7 @@ class Moves:
                 await self.balance()
 
     async def balance(self) -> None:
-        """Have preferred leaders lead again."""
+        """Elect preferred leaders again."""
         machine = self._machine
         await self._log(
             lambda _now_ms: decision(
@@ -268,7 +268,7 @@ class Moves:
 
 
 class LeavingReplicas:
-    """What is to be removed; every change of a topic's is made under the lock of its name."""
+    """Replicas to be removed; changes happen under the lock of the topic's name."""
 
     def __init__(
         self,
@@ -284,20 +284,20 @@ class LeavingReplicas:
         self._names = names
         self._placements: dict[Placement, None] = {}
         self._deleted: dict[str, Sequence[Placement]] = {}
-        """The replicas of topics that are being deleted, by name: as many as calls of that."""
+        """Topic name → replicas, for topics being deleted; bounded by the calls in progress."""
         self._is_due = asyncio.Event()
         self.is_current: Callable[[], Awaitable[bool]] = always
-        """Whether nobody else has become the controller, who may have placed them again."""
+        """Whether this is still the controller; a newer one may have placed them again."""
 
     def __len__(self) -> int:
         return len(self._placements)
 
     def add(self, placements: Iterable[Placement]) -> None:
-        """Hold these until they are removed, or declared again."""
+        """List these until they are removed or placed again."""
         self._placements.update(dict.fromkeys(placements))
         while len(self._placements) > LEAVING_MAX:
             forgotten = next(iter(self._placements))
-            _logger.warning("the files of %s stay: too many are to be removed", forgotten)
+            _logger.warning("the files of %s stay: too many replicas wait to be removed", forgotten)
             del self._placements[forgotten]
 
     def discard(self, placements: Iterable[Placement]) -> None:
@@ -307,7 +307,7 @@ class LeavingReplicas:
 
     @contextlib.contextmanager
     def deleting(self, name: str, placements: Sequence[Placement]) -> Iterator[None]:
-        """Hold all replicas of a topic while it is being deleted."""
+        """List all replicas of a topic while it is being deleted."""
         self._deleted[name] = placements
         try:
             yield
@@ -315,18 +315,18 @@ class LeavingReplicas:
             del self._deleted[name]
 
     def of_topic(self, name: str) -> list[Placement]:
-        """Those of a topic of this name."""
+        """The replicas of a topic of this name."""
         return [one for one in self._placements if one.topic_partition.topic == name]
 
     def host_of(self, tp: TopicPartition, broker_id: int) -> int | None:
-        """Where a replica is that has not gone: one that comes back has to be held there too."""
+        """The host of a leaving replica; one that is placed again must be held there too."""
         for placement in self._placements:
             if placement.topic_partition == tp and placement.broker_id == broker_id:
                 return placement.host
         return None
 
     def hosted(self, broker_id: int, host: int) -> tuple[HostedReplica, ...]:
-        """Those that a host is to hold."""
+        """The leaving replicas that a host must hold."""
         return tuple(
             HostedReplica(
                 topic_partition=placement.topic_partition,
@@ -339,7 +339,7 @@ class LeavingReplicas:
         )
 
     def adopt(self, actors: Collection[str]) -> set[str]:
-        """Which of these actors, of nothing declared, hold a replica that has moved elsewhere."""
+        """Of these actors, unknown to the metadata, those that hold a replica that has moved."""
         if not actors:
             return set()
         found = {
@@ -355,11 +355,11 @@ class LeavingReplicas:
     # --- removal --------------------------------------------------------------------------
 
     def remove_soon(self) -> None:
-        """Something can be removed now."""
+        """Wake the removal: something can be removed now."""
         self._is_due.set()
 
     async def watch(self) -> None:
-        """Remove what is to be removed, again and again; a task of its own."""
+        """Call ``remove`` periodically; run it in its own task."""
         loop = asyncio.get_running_loop()
         while True:
             await self.remove()
@@ -369,7 +369,7 @@ class LeavingReplicas:
             self._is_due.clear()
 
     async def remove(self) -> None:
-        """Remove what can be reached; the rest waits for the broker, or the process, to be back."""
+        """Remove the replicas that can be reached; the rest waits for their broker or process."""
         for name in sorted({one.topic_partition.topic for one in self._placements}):
             async with self._names.hold(name):
                 await self._remove(name)

@@ -1,8 +1,8 @@
-"""The actors that hold replicas: which share one, how they are started, and what they are told.
+"""The actors that hold replicas: how they are shared, started and called.
 
-``ReplicaActors`` starts and ends them, and has hosts look what they are to hold. ``ReplicaCalls``
-tells replicas once: a failure is only logged. ``LeaderAnnouncements`` tells leaders what has been
-recorded of their partitions until they have taken it.
+``ReplicaActors`` starts and ends them, and tells hosts to ask for their list. ``ReplicaCalls``
+calls replicas once: a failure is only logged. ``LeaderAnnouncements`` tells leaders the state of
+their partitions until they confirm it.
 """
 
 from __future__ import annotations
@@ -37,45 +37,45 @@ from oncelog.storage.model import TopicPartition
 _logger = logging.getLogger(__name__)
 
 MEMORY_PER_ACTOR_BYTES: Final = 4 * 1_073_741_824
-"""Of the machine's memory, for each replica that has an actor, of 70 MB, of its own."""
+"""Machine memory per replica with its own actor, which takes 70 MB itself."""
 
 FILES_PER_REPLICA: Final = 8
-"""What a replica has open, with room for the segment that is being read or rolled."""
+"""Open files per replica, including the segment being read or rolled."""
 
 HOLD_RETRY_MS: Final = 500
-"""How soon a host that was not reached is told again."""
+"""Delay before a host that was not reached is told again."""
 
 SHUTDOWN_TIMEOUT_MS: Final = 20_000
 
 ANNOUNCE_RETRY_MS: Final = 250
-"""How soon a leader that was not reached is told again."""
+"""Delay before a leader that was not reached is told again."""
 
 ANNOUNCEMENTS_MAX: Final = 100
-"""Calls at once of one broker: a controller that starts has something to tell every leader."""
+"""Concurrent calls to one broker: a controller that starts announces to every leader."""
 
 _TAKEN: Final = frozenset({ErrorCode.NONE, ErrorCode.FENCED_LEADER_EPOCH})
 
 
 class FoundActor(NamedTuple):
-    """An actor as it was found: another one may have its name later."""
+    """A handle to an actor; another actor may have its name later."""
 
     name: str
     handle: Any
 
 
 class Launcher(BrokerLauncher, Protocol):
-    """Starts and ends the actors of replicas, and sees nodes."""
+    """Starts and ends the actors of replicas, and lists nodes."""
 
     async def start(self, placements: Sequence[Placement]) -> None:
-        """Ensure that an actor runs for each replica, its own or its host's. Idempotent."""
+        """Ensure that an actor runs for each replica: its own or its host. Idempotent."""
         ...
 
     async def find(self, actors: Collection[str]) -> Sequence[FoundActor]:
-        """Those of these that exist."""
+        """The actors of these names that exist."""
         ...
 
     async def end(self, actors: Sequence[FoundActor]) -> None:
-        """Kill just these for good: whoever has a name of theirs by then lives on."""
+        """Kill exactly these actors for good, not successors of the same name."""
         ...
 
     async def running(self) -> list[str]:
@@ -85,14 +85,14 @@ class Launcher(BrokerLauncher, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineSize:
-    """What the processes of a broker have to share."""
+    """The resources that the processes of a broker share."""
 
     processor_count: int
     memory_bytes: int
     files_max: int
 
     def rules(self, replicas_per_actor: ReplicasPerActor) -> HostRules:
-        """How replicas share actors here: alone while a processor is left for each, then shared."""
+        """How replicas share actors here: one each while processors last, then shared."""
         spare = self.processor_count - 2
         return HostRules(
             replicas_per_actor=replicas_per_actor,
@@ -103,11 +103,11 @@ class MachineSize:
 
 
 SMALL_MACHINE: Final = MachineSize(processor_count=1, memory_bytes=0, files_max=1_024)
-"""Where nothing is known of the machine."""
+"""Used if nothing is known of the machine."""
 
 
 class ReplicaActors:
-    """Starts the actors of replicas, and tells hosts to look what they are to hold."""
+    """Starts the actors of replicas, and tells hosts to ask which replicas to hold."""
 
     def __init__(
         self,
@@ -126,27 +126,27 @@ class ReplicaActors:
         self._unreached: set[str] = set()
 
     async def start(self, placements: Sequence[Placement]) -> None:
-        """Have each of these held; a host that is not reached is told again until it is."""
+        """Have an actor hold each of these; a host is told until it is reached."""
         await self._launcher.start(placements)
         await self._notify_hosts(placements)
 
     async def find(self, placements: Sequence[Placement]) -> Sequence[FoundActor]:
-        """The actors that hold one of these each, to be ended once they are declared no more.
+        """The actors of these replicas, to be ended once the metadata no longer has them.
 
-        To be found before that is decided, or asked of a replica: it takes long, and afterwards the
-        names may be those of a later topic's, which another controller has started.
+        Find them before that is decided: a decision takes long, and afterwards the names may be
+        those of a later topic's actors, started by another controller.
         """
         return await self._launcher.find(
             [holder_of(one) for one in placements if one.host == OWN_ACTOR]
         )
 
     async def end(self, placements: Sequence[Placement], actors: Sequence[FoundActor]) -> None:
-        """End ``actors``, and what hosts hold of ``placements``, which are declared no more."""
+        """End ``actors``, and the replicas in hosts; the metadata no longer has ``placements``."""
         await self._launcher.end(actors)
         await self._notify_hosts(placements)
 
     async def _notify_hosts(self, placements: Sequence[Placement]) -> None:
-        # In the same order in any process, so that a simulated run can be repeated.
+        # Sorted, so that a simulated run can be repeated.
         hosts = sorted(
             {
                 host_actor(placement.host, placement.broker_id)
@@ -166,8 +166,8 @@ class ReplicaActors:
         return reply.error is ErrorCode.NONE
 
     async def _notify_until_reached(self, host: str) -> None:
-        """The next start of the host would look anyway; this one lives and missed the message."""
-        _logger.warning("%s was not reached and is told again what to hold", host)
+        """Tell a live host that missed the call; one that starts again asks anyway."""
+        _logger.warning("%s was not reached and is told again to ask for its replicas", host)
         while host in {host_actor(one.host, one.broker_id) for one in self._placements()}:
             await asyncio.sleep(HOLD_RETRY_MS / 1000)
             if await self._notify(host):
@@ -176,7 +176,7 @@ class ReplicaActors:
 
 
 class ReplicaCalls:
-    """Calls of replicas, all of them at the same time."""
+    """Concurrent calls to replicas."""
 
     def __init__(self, transport: Transport, *, timeout_ms: int) -> None:
         self._transport = transport
@@ -185,7 +185,7 @@ class ReplicaCalls:
     async def call_all(
         self, messages: Mapping[str, Request[Any]], *, timeout_ms: int | None = None
     ) -> dict[str, Reply]:
-        """Send each actor its message, and return what they answer."""
+        """Send each actor its message, and return the answers."""
         limit_ms = timeout_ms or self._timeout_ms
         replies = await asyncio.gather(
             *(
@@ -216,10 +216,10 @@ class ReplicaCalls:
 
 
 class LeaderAnnouncements:
-    """One task for each leader that has to be told something of a partition; it tells the newest.
+    """One task for each leader to be told about a partition; it tells the newest state.
 
-    One that cannot be reached, and is replaced, holds up neither the next nor other brokers.
-    ``on_taken``: a leader has taken what it was told, and that was still so.
+    A leader that cannot be reached delays neither its successor nor other brokers. ``on_taken``: a
+    leader has confirmed what it was told, and that is still current.
     """
 
     def __init__(
@@ -238,10 +238,10 @@ class LeaderAnnouncements:
         self._on_taken = on_taken
         self._pending: set[tuple[TopicPartition, int]] = set()
         self._calling: dict[int, asyncio.Semaphore] = {}
-        """By broker: as many as there are."""
+        """Broker → limit of concurrent calls; bounded by the number of brokers."""
 
     def announce(self, partitions: Iterable[TopicPartition]) -> None:
-        """Tell the leaders of these partitions, each in a task of its own."""
+        """Tell the leaders of these partitions, each in its own task."""
         for tp in partitions:
             leadership = self._machine.leadership(tp)
             if leadership is None or leadership.leader < 0:
@@ -255,7 +255,7 @@ class LeaderAnnouncements:
         calling = self._calling.setdefault(leader, asyncio.Semaphore(ANNOUNCEMENTS_MAX))
         while True:
             async with calling:
-                # Not before the wait: the topic may have been deleted, and made again, meanwhile.
+                # Read after the wait: the topic may have been deleted and created again meanwhile.
                 leadership = self._machine.leadership(tp)
                 if leadership is None or leadership.leader != leader:
                     break
@@ -275,7 +275,7 @@ class LeaderAnnouncements:
 
 
 def leader_of(tp: TopicPartition, leadership: BecomeLeaderReply) -> str:
-    """Whom to call for the leader."""
+    """The address of the leader."""
     hosts = dict(zip(leadership.replicas, leadership.hosts, strict=True))
     leader = leadership.leader
     return address_of(Placement(tp, leadership.topic_id, leader, hosts[leader]))

@@ -1,7 +1,7 @@
-"""Which actors of a node answer nobody any more, or have replicas that cannot do their work.
+"""Watch the actors of a node: which are silent, or have replicas that cannot serve.
 
-A call to each actor is always open: it ends when its process does, so that an actor that dies is
-told at once. One that hangs is told after a while.
+A call to each actor is always open. It ends when the process does, so a dead actor is noticed at
+once, and a hung one after a while.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from oncelog.actors.protocol.messages.brokers import OfflineReplica, PingReply, 
 from oncelog.storage.errors import ErrorCode
 
 PING_TIMEOUT_MS: Final = 1_000
-"""Beyond the time for which an actor holds the call."""
+"""Added to the time for which an actor holds the call."""
 
 
 class WatchReport(NamedTuple):
     """What a check has found: actors that are silent, and what others say of their replicas.
 
-    ``has_new_death``: an actor has died since the check before.
+    ``has_new_death``: an actor has died since the previous look.
     """
 
     silent_actors: tuple[str, ...] = ()
@@ -34,8 +34,8 @@ class WatchReport(NamedTuple):
 class ActorWatch:
     """Calls actors; *silent* are those that have died, or not answered for ``silent_after_ms``.
 
-    An actor that is new here counts as heard when it is first watched, and as one that still
-    starts until it has answered. ``hold_ms``: how long it holds a call.
+    A new actor counts as heard when it is first watched, and as still starting until it has
+    answered. ``hold_ms``: how long an actor holds a call.
     """
 
     def __init__(self, transport: Transport, *, silent_after_ms: int, hold_ms: int) -> None:
@@ -44,7 +44,7 @@ class ActorWatch:
         self._hold_ms = hold_ms
         self._last_contact_ms: dict[str, int] = {}
         self._replies: dict[str, PingReply] = {}
-        """The last of each actor; those that have never answered have none."""
+        """Actor → its last answer; none for those that have never answered."""
         self._dead: set[str] = set()
         self._calls: dict[str, asyncio.Task[None]] = {}
         self._has_new_death = False
@@ -53,7 +53,7 @@ class ActorWatch:
     async def check(self, actors: Iterable[str]) -> WatchReport:
         """Call all of ``actors``, those watched from now on; return what they are like.
 
-        Once all have answered or failed to, or as soon as one has died.
+        Returns once all have answered or failed, or as soon as one has died.
         """
         self._watch(actors)
         calls = set(self._calls.values())
@@ -72,7 +72,7 @@ class ActorWatch:
     def _watch(self, actors: Iterable[str]) -> None:
         now_ms = loop_ms()
         if now_ms - self._checked_ms > self._silent_after_ms:
-            # This process stood still, and heard nobody: that says nothing of them.
+            # This process was stalled and heard nobody; that says nothing about the actors.
             self._last_contact_ms = {}
         self._checked_ms = now_ms
         self._last_contact_ms = {name: self._last_contact_ms.get(name, now_ms) for name in actors}
@@ -106,7 +106,7 @@ class ActorWatch:
     async def _ask(self, name: str) -> None:
         reply = await self._ping(name, self._hold_ms)
         if reply.error is ErrorCode.NETWORK_EXCEPTION and self._is_alive(name):
-            # Its connection has ended. Perhaps not its process.
+            # Its connection has ended, but perhaps not its process.
             reply = await self._ping(name, 0)
             if reply.error is ErrorCode.NETWORK_EXCEPTION:
                 self._dead.add(name)
@@ -119,7 +119,7 @@ class ActorWatch:
             self._replies[name] = PingReply(error=reply.error)
 
     def _is_alive(self, name: str) -> bool:
-        """Whether it has answered, and has not died since."""
+        """Whether the actor has answered and has not died since."""
         return name in self._replies and name not in self._dead
 
     async def _ping(self, name: str, hold_ms: int) -> PingReply:

@@ -1,8 +1,8 @@
-"""What a coordinator knows of the cluster: topic ids and leaders, as the controller tells.
+"""A coordinator's cache of topic ids and leaders, as answered by the controller.
 
-An answer is cached and reused while it is recent enough for the question. When the
-controller does not answer, an old answer still tells where to try, but never that a topic is gone.
-Ages and ``as_of_ms`` are in ``loop_ms``: a wall clock that is set back would make old answers new.
+An answer is reused while it is recent enough for the question. If the controller does not answer,
+an old answer still tells where to try, but never that a topic is gone. Ages and ``as_of_ms`` are in
+``loop_ms``: a wall clock that is set back would make old answers new.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
 
 ANY_AGE_MS: Final = -1
-"""``as_of_ms`` of a question for which an answer of any age will do."""
+"""``as_of_ms`` if an answer of any age will do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """Where a partition is led. ``actor`` is ``None`` while nobody leads it or knows it.
+    """The leader of a partition. ``actor`` is ``None`` if there is none, or it is unknown.
 
     ``is_gone``: the controller says that there is no such partition (any more).
     """
@@ -72,7 +72,7 @@ class ClusterView:
         return {name: self._topics[name].topic for name in names if name not in unknown}
 
     async def locate(self, topic_partition: TopicPartition, *, as_of_ms: int) -> Location:
-        """Who leads a partition, as the controller said at ``as_of_ms`` or later."""
+        """The leader of a partition, as the controller said at ``as_of_ms`` or later."""
         topic = topic_partition.topic
         error, topics = await self.topics((topic,), as_of_ms=as_of_ms)
         found = topics.get(topic)

@@ -1,7 +1,7 @@
-"""A call to a leader that is given up when another leads: the first may hang, and never answer.
+"""Call a leader, and give the call up once another leads: the first may hang.
 
-A process that hangs takes calls and answers none; its partitions are led elsewhere after the
-session of its broker, long before a call's time is over.
+A hung process accepts calls and answers none. Others lead its partitions after the session of its
+broker, long before the deadline of a call.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.storage.errors import ErrorCode
 
 LEADER_CHECK_MS: Final = 1_000
-"""How long a call is unanswered before it is asked who leads, and how often after that."""
+"""Time without an answer before the leader is looked up, and the interval after that."""
 
 
 class LeaderWatch:
-    """One call to ``actor``. ``leader_now`` asks who is to be called; ``None`` if nobody knows."""
+    """One call to ``actor``. ``leader_now`` looks the leader up; ``None`` if it is unknown."""
 
     def __init__(self, actor: str, leader_now: Callable[[], Awaitable[str | None]]) -> None:
         self._actor = actor
@@ -29,7 +29,7 @@ class LeaderWatch:
         self._check: asyncio.Task[None] | None = None
         self._has_moved = False
         self._bug: BaseException | None = None
-        """What a check has met."""
+        """An exception of a look-up: a bug."""
 
     async def call(
         self, transport: Transport, request: Request[ReplyT], *, timeout_ms: int
@@ -64,7 +64,7 @@ class LeaderWatch:
     def _on_check_end(self, check: asyncio.Task[None]) -> None:
         """A bug would leave the call unwatched: its caller gets it instead of a reply.
 
-        A program that shuts down cancels whatever it finds: then another check comes.
+        A program that shuts down cancels all tasks it finds; then the next look-up follows.
         """
         if self._caller is None or self._has_moved:
             return
@@ -83,6 +83,6 @@ class LeaderWatch:
 
 
 def _is_cancelled_by_others(caller: asyncio.Task[object] | None) -> bool:
-    """Take back our own cancellation; whether there is another. Python 3.10 cannot tell."""
+    """Take back our own cancellation; return whether there is another. Unknown in Python 3.10."""
     uncancel: Callable[[], int] | None = getattr(caller, "uncancel", None)
     return uncancel is not None and uncancel() > 0

@@ -1,8 +1,9 @@
-"""Runs a durable machine on top of the log it leads: decide, append, wait, apply, reply.
+"""Runs a durable machine on the log it leads: decide, append, wait, apply, reply.
 
 One transition is in flight per key. A reply leaves only after its records are committed, and the
-machine changes only through ``apply``, which reload uses as well. A transition is not a task: it is
-decided and appended in the turn of its caller, and applied in the turn in which it is committed.
+machine changes only through ``apply``, which reload uses as well. A transition needs no task: it is
+decided and appended in the caller's turn of the event loop, and applied in the turn in which it is
+committed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_LEADER_EPOCH
 
 WAITING_PER_KEY_MAX: Final = 1_000
-"""Requests that wait for those of their key before them, each for a sync: some seconds' worth."""
+"""Maximum requests that wait for earlier ones of their key: some seconds' worth of syncs."""
 
 APPEND_ERRORS: Final = {
     ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
@@ -35,7 +36,7 @@ APPEND_ERRORS: Final = {
     ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
 }
-"""What a failed append of an internal record means to the client (KIP-98)."""
+"""Error of an append to an internal log → the client's error (KIP-98)."""
 
 
 def client_error_of_append(error: ErrorCode) -> ErrorCode:
@@ -45,7 +46,7 @@ def client_error_of_append(error: ErrorCode) -> ErrorCode:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class _Transition:
-    """A request on its way through the machine; ``answer`` may be given up by its caller."""
+    """A request on its way through the machine; its caller may stop waiting for ``answer``."""
 
     key: str
     decide: Callable[[int], Decision[Any]]
@@ -55,10 +56,10 @@ class _Transition:
 
 
 class CoordinatorRuntime:
-    """The one way from a request to a durable machine and back.
+    """The only way from a request to a durable machine and back.
 
-    ``on_failure`` is given what a committed record met when it was applied: the machine is then no
-    longer what its log says, so the process has to die and load again.
+    ``on_failure`` gets the exception of a committed record that could not be applied. Then the
+    machine differs from its log, so the process must die and load again.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class CoordinatorRuntime:
         self._on_failure = on_failure
         self._reported: BaseException | None = None
         self._queues: dict[str, deque[_Transition]] = {}
-        """By key, the transition in flight and those that wait for it, oldest first."""
+        """Key → the transition in flight and those that wait for it, oldest first."""
 
     @property
     def coordinator_epoch(self) -> int:
@@ -86,7 +87,7 @@ class CoordinatorRuntime:
         return self.replica.leader_epoch
 
     def unavailable(self) -> ErrorCode:
-        """``NONE`` when requests can be served, else what to answer them with."""
+        """``NONE`` if requests can be served, else the error to answer."""
         error = self.replica.availability()
         if error is not ErrorCode.NONE:
             return client_error_of_append(error)
@@ -102,16 +103,18 @@ class CoordinatorRuntime:
     ) -> ReplyT:
         """Run one transition of ``key``: ``decide(now_ms)``, append, wait, apply, reply.
 
-        It begins at once, or when those of its key before it have ended, first come, first served.
-        Beyond ``WAITING_PER_KEY_MAX`` its reply is ``refused``, a request's ``failed``, with an
-        error that is retried later; without ``refused``, for what this process does by itself and
-        for a key at most once at a time, it always waits.
-        When it answers no error the records are durable, unless ``is_durable_before_reply`` is
-        false: then they are in the log, ahead of whatever this coordinator logs later. When the
-        append fails the reply carries why and the machine's pending mark is taken back; the
-        record may still be found by the next coordinator. A caller that is cancelled leaves the
-        transition to run to its end: what is in the log has to be applied. What it raises then is
-        told to ``on_failure``, as there is nobody left to raise it to.
+        It begins at once, or after earlier ones of its key, first come, first served. Beyond
+        ``WAITING_PER_KEY_MAX`` the reply is ``refused`` (a request's ``failed``) with a retriable
+        error. Without ``refused`` it always waits: for this process's own transitions, at most one
+        per key at a time.
+
+        Without an error the records are durable, unless ``is_durable_before_reply`` is false: then
+        they are in the log, before whatever this coordinator logs later. If the append fails the
+        reply carries the error and the machine's pending mark is taken back; the next coordinator
+        may still find the record.
+
+        If the caller is cancelled the transition runs to its end, since what is in the log must be
+        applied. An exception then goes to ``on_failure``.
         """
         queue = self._queues.get(key)
         if refused is not None and queue is not None and len(queue) > WAITING_PER_KEY_MAX:
@@ -132,13 +135,13 @@ class CoordinatorRuntime:
         try:
             return await answer
         except asyncio.CancelledError:
-            # It may have failed in the very turn in which its caller went away.
+            # It may have failed in the same turn in which its caller was cancelled.
             if not answer.cancelled() and (failure := answer.exception()) is not None:
                 self._report(failure)
             raise
 
     def _begin(self, transition: _Transition) -> None:
-        """Decide and append, in one turn."""
+        """Decide and append in one turn."""
         try:
             now_ms = self._clock.now_ms()
             decision = transition.decide(now_ms)
@@ -165,7 +168,7 @@ class CoordinatorRuntime:
             self._conclude(transition, decision, outcome.error)
 
     def _conclude(self, transition: _Transition, decision: Decision[Any], error: ErrorCode) -> None:
-        """The records are committed, or will not be as far as this coordinator knows."""
+        """The records are committed, or as far as this coordinator knows will not be."""
         if error is ErrorCode.NONE and transition.epoch != self.coordinator_epoch:
             error = ErrorCode.NOT_LEADER_OR_FOLLOWER
         if error is not ErrorCode.NONE:
@@ -190,7 +193,7 @@ class CoordinatorRuntime:
         self._end(transition.key)
 
     def _fail(self, transition: _Transition, failure: BaseException) -> None:
-        """Tell the caller of a bug, or the process, if the caller has gone."""
+        """Raise a bug to the caller, or if that has gone, to ``on_failure``."""
         if not transition.answer.done():
             transition.answer.set_exception(failure)
         else:
@@ -203,7 +206,7 @@ class CoordinatorRuntime:
             self._on_failure(failure)
 
     def _end(self, key: str) -> None:
-        """Give the key to the next in its queue, which begins in a turn of its own."""
+        """Begin the next transition of the key, in its own turn."""
         queue = self._queues[key]
         queue.popleft()
         if queue:

@@ -1,11 +1,11 @@
 """The coordinator of one shard's groups: the group machine on the log it leads.
 
 Rules: a request is checked and its records are appended in one turn of the event loop. Records are
-applied in log order once committed, and only then is the request answered. Because the record
-of a new generation follows every offset commit admitted before it, a reader of
-offsets under the new generation sees those commits: as committed, or as unstable.
+applied in log order once committed, and only then is the request answered. The record of a new
+generation follows every offset commit admitted before it. So a reader of offsets in the new
+generation sees those commits, as committed or as unstable.
 
-One file: what the coordinator appends, its queue applies, and its topics say what it may append.
+One file: the coordinator, the queue that applies its appends, and the topics it checks.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ from oncelog.storage.model import (
 )
 
 EXPIRY_SCAN_MS: Final = 600_000
-"""How often unused offsets are looked for."""
+"""Interval of looking for unused offsets."""
 
 DELETED_TOPICS_SCAN_MS: Final = 60_000
-"""How often offsets in deleted topics are looked for; also done at each load."""
+"""Interval of looking for offsets in deleted topics; also done at each load."""
 
 LOAD_BATCHES_PER_TURN: Final = 256
-"""Batches replayed before the event loop's other work gets its turn."""
+"""Batches replayed per turn of the event loop."""
 
 PRODUCER_ERRORS: Final = frozenset(
     {
@@ -92,13 +92,13 @@ PRODUCER_ERRORS: Final = frozenset(
         ErrorCode.TRANSACTION_ABORTABLE,
     }
 )
-"""Refusals of a transactional batch that concern the producer itself: passed on as they are."""
+"""Errors of a transactional batch that concern the producer; passed on unchanged."""
 
 RequestT = TypeVar("RequestT", bound=Request[Any])
 
 
 def group_settings(config: ClusterConfig) -> GroupSettings:
-    """The cluster's bounds for groups."""
+    """The cluster's limits for groups."""
     return GroupSettings(
         min_session_timeout_ms=config.group_min_session_timeout_ms,
         max_session_timeout_ms=config.group_max_session_timeout_ms,
@@ -125,8 +125,8 @@ class GroupCoordinator:
     """Serves the groups of the shard whose log ``replica`` leads.
 
     Once the replica leads, ``load`` must run once; until then requests are told to retry.
-    ``on_failure`` gets what went wrong outside a call, or while a committed record was applied:
-    a bug that leaves the shard unusable, so production ends the process, which then loads again.
+    ``on_failure`` gets an exception outside a call, or of applying a committed record: a bug that
+    leaves the shard unusable. Production ends the process, which then loads again.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class GroupCoordinator:
                 await asyncio.sleep(0)
                 if self.replica.availability() is not ErrorCode.NONE:
                     return  # Stopped meanwhile: nobody needs what was loaded.
-        # A group or an offset that is lost with this leader must not have been told to anybody.
+        # A group or an offset that could be lost with this leader must not be shown to anybody.
         if await self.replica.all_committed() is not ErrorCode.NONE:
             return
         self._machine = machine
@@ -289,7 +289,7 @@ class GroupCoordinator:
 
     @_if_available
     async def offset_fetch(self, request: OffsetFetchRequest) -> OffsetFetchReply:
-        """Return the committed offsets: of all that others may have committed before the call."""
+        """Return the committed offsets, including all commits answered before the call."""
         error = await self.replica.confirm(self._call_timeout_ms)
         if error is not ErrorCode.NONE:
             self._check_leadership()
@@ -301,7 +301,7 @@ class GroupCoordinator:
         return self._machine.offsets.fetch(request)
 
     async def write_txn_markers(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersReply:
-        """Write markers to the offsets log; each result is ``NONE`` only when applied."""
+        """Write markers to the offsets log; a result is ``NONE`` once its marker is applied."""
         appended = [
             (marker, tp, self._append_marker(marker, tp, request.coordinator_epoch))
             for marker in request.markers
@@ -379,7 +379,7 @@ class GroupCoordinator:
             await self.expire_offsets()
 
     async def forget_deleted_topics(self) -> None:
-        """Remove committed offsets in topics deleted by now, durably."""
+        """Remove committed offsets in deleted topics, durably."""
         if self._unavailable(None) is not ErrorCode.NONE:
             return
         self._queue.catch_up()
@@ -406,7 +406,7 @@ class GroupCoordinator:
             await self._committed(outcome)
 
     async def _committed(self, outcome: AppendOutcome) -> ErrorCode:
-        """Wait until an append is durable and applied; returns the client's error."""
+        """Wait until an append is durable and applied; return the client's error."""
         error = await self._queue.applied(outcome)
         if error is ErrorCode.NONE or error in PRODUCER_ERRORS:
             return error
@@ -469,7 +469,7 @@ class GroupCoordinator:
             self._calls.pop(call_id, None)
 
     def _break(self, error: BaseException) -> None:
-        """The shard is unusable: every call raises the reason until the process has ended."""
+        """Make the shard unusable: every call raises ``error`` until the process has ended."""
         self._breakage = error
         for _, reply in self._calls.values():
             if not reply.done():
@@ -490,13 +490,14 @@ class _Entry:
 
 
 class ApplyQueue:
-    """Appends to ``replica`` and applies to ``table``, in the epoch ``replica`` leads with now.
+    """Appends to ``replica`` and applies to ``table``, in the current leader epoch.
 
-    Always in log order, once committed. Any number of appends may be in flight, so that commits
-    share syncs. A waiter for one of them, or a reader, first applies everything committed by then:
-    state never runs ahead of the high watermark, and never depends on which waiter wakes first.
+    Records are applied in log order, once committed. Any number of appends may be in flight, so
+    that commits share syncs. A waiter for one of them, or a reader, first applies everything
+    committed by then. So state is never ahead of the high watermark, and does not depend on which
+    waiter wakes first.
 
-    A coordinator that loads again makes a new queue: what an older one holds is never applied.
+    A coordinator that loads again makes a new queue; records in an older one are never applied.
     ``on_failure`` is called when a committed record could not be applied: the table no longer
     matches the log.
     """
@@ -516,7 +517,7 @@ class ApplyQueue:
         self._is_closed = False
 
     def close(self) -> None:
-        """Nothing more is applied, and every waiter is told that the outcome is unknown."""
+        """Apply nothing more, and tell every waiter that the outcome is unknown."""
         self._is_closed = True
         self._entries.clear()
 
@@ -530,8 +531,8 @@ class ApplyQueue:
         """Append records of one group as one batch; wait for it with ``applied``.
 
         With ``transaction`` the batch belongs to that producer's transaction: its epoch, sequence
-        and ticket are checked, and its offsets are pending until a marker follows. A batch
-        appended before is waited for like a new one, but not applied a second time.
+        and ticket are checked, and its offsets are pending until a marker follows. A duplicate
+        batch is waited for like a new one, but not applied again.
         """
         producer_id = NO_PRODUCER_ID
         if transaction is None:
@@ -623,11 +624,11 @@ class ApplyQueue:
 
 
 class GroupTopics:
-    """The topics that exist, as far as a group coordinator needs to know.
+    """The ids of existing topics, for checks of committed offsets.
 
     Names can be reused, ids never are. A topic that is deleted and created again begins at offset
-    0, with new records. An offset in the old one must neither be taken for one in the new topic,
-    nor replace one.
+    0, with new records. An offset in the old topic must neither count for the new one, nor replace
+    one of it.
     """
 
     def __init__(self, *, transport: Transport, call_timeout_ms: int) -> None:
@@ -638,8 +639,8 @@ class GroupTopics:
     ) -> tuple[ErrorCode, dict[str, str]]:
         """The ids of those topics of a commit that exist, by name.
 
-        What is known is used if it agrees with the caller; otherwise one of the two is out of date,
-        and the controller decides. So once an offset in a topic was accepted, none in an earlier
+        The cache is used if it agrees with the caller; otherwise one of the two is out of date, and
+        the controller is asked. So after an offset in a topic was accepted, none in an earlier
         topic of that name is. ``COORDINATOR_NOT_AVAILABLE`` if the controller does not answer.
         """
         names = {tp.topic for tp, _ in request.offsets}
@@ -655,9 +656,9 @@ class GroupTopics:
         return ErrorCode.NONE, {name: topic.topic_id for name, topic in known.items()}
 
     async def gone(self, named: Mapping[str, frozenset[str]]) -> frozenset[str]:
-        """Those of the ids in ``named``, by topic, whose topic is deleted; none if in doubt.
+        """The ids in ``named`` (topic name → ids) whose topic is deleted; empty if in doubt.
 
-        ``named`` is older than the question, so the controller knows of every topic in it.
+        ``named`` is older than the question, so the controller knows every topic in it.
         """
         if not named:
             return frozenset()
@@ -669,5 +670,5 @@ class GroupTopics:
 
 
 def _after_now_ms() -> int:
-    """A reply from this very millisecond may be older than the question."""
+    """The next millisecond: a reply from this one may be older than the question."""
     return loop_ms() + 1

@@ -1,5 +1,7 @@
-"""Where servers become Ray actors: on which node, under which name, put together from what.
+"""Turns servers into Ray actors: assembles each, and chooses its node and name.
 
-The one room that knows all the others. Start at ``assembly``, of which ``processes`` makes actors;
-``cluster_location`` says where the data is, and ``server_metrics`` what operators watch.
+The only package of ``actors`` that imports all others. Start at ``assembly``, whose servers
+``processes`` makes into actors. ``broker`` and ``metadata_voter`` are a broker's own actor,
+``host`` holds several replicas, ``cluster_location`` finds the data of a cluster, and ``server_metrics`` reports
+metrics.
 """

@@ -1,10 +1,10 @@
-"""How each kind of process is put together, wherever it runs: shell, replica and maintenance.
+"""Assembles each kind of process from its shell, replica and maintenance.
 
-``processes.py`` gives these classes the environment of production and makes Ray actors of them;
-the simulator gives them its own. Constructors only set fields, because an exception there would end
-a Ray actor for good; recovery runs in a task, and while it runs requests are answered with a code.
+``processes.py`` passes production's ``Surroundings`` and makes Ray actors of these classes; the
+simulator passes its own. Constructors only set fields, because an exception there would end a Ray
+actor for good. Recovery runs in a task, and meanwhile requests are answered with an error code.
 
-One file: the servers differ in what is on top of the replica, and all else is the same for all.
+One file: the servers share everything but the shell on top of the replica.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ from oncelog.storage.model import (
 _logger = logging.getLogger(__name__)
 
 DISK_RESTART_MS: Final = 2_000
-"""How long a process waits before it ends, when its replica is offline for a transient reason."""
+"""Delay before a process ends whose replica is offline for a transient reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,36 +110,36 @@ class Environment:
 
 
 class LeadershipLostError(Exception):
-    """No bug: the controller has given a newer epoch, so this process has to begin again."""
+    """Not a bug: the controller has given a newer epoch, so this process must restart."""
 
 
 class DiskRefusedError(Exception):
-    """No bug: the disk refused something that may pass, so this process has to begin again."""
+    """Not a bug: a transient disk error, after which this process must restart."""
 
 
 class ReplicationCalls:
-    """The calls by which a replica replicates: what it answers, and what it asks of others.
+    """A replica's replication calls: those it answers, and those it makes.
 
-    Half of a replica's server. ``only_topic_id``: see ``ReplicaServer``.
+    Base of ``ReplicaServer``, which has ``only_topic_id``.
     """
 
     config: ReplicaConfig
     replica: Replica
     transport: Transport
     is_loaded = False
-    """Whether it has loaded what is on top of the replica."""
+    """Whether the shell on top of the replica is loaded."""
     failure: str
     only_topic_id: str
 
     async def ping(self, request: PingRequest) -> PingReply:
-        """Answer: this process lives."""
+        """Answer that this process is alive."""
         await asyncio.sleep(request.hold_ms / 1000)
         return PingReply(
             offline_replicas=self.offline_replicas(), refusing_replicas=self.refusing_replicas()
         )
 
     def offline_replicas(self) -> tuple[OfflineReplica, ...]:
-        """This replica, if it neither leads nor follows for a reason of its own; else nothing."""
+        """This replica, if it is offline; else empty."""
         replica = self.replica
         reason = self.failure or replica.failure or replica.waits_for
         if not reason or replica.is_following or self.is_serving():
@@ -149,7 +149,7 @@ class ReplicationCalls:
         return (OfflineReplica(topic_partition=replica.topic_partition, topic_id=topic_id),)
 
     def refusing_replicas(self) -> tuple[OfflineReplica, ...]:
-        """This replica, if its disk refuses appends, to a leader for too long; else nothing."""
+        """This replica, if its disk refuses appends (of a leader: for too long); else empty."""
         replica, cluster = self.replica, self.config.cluster
         lasts_ms = replica.refusal.lasts_ms(loop_ms())
         is_leading = replica.availability() is ErrorCode.NONE
@@ -164,13 +164,13 @@ class ReplicationCalls:
         return self.is_loaded and self.replica.availability() is ErrorCode.NONE
 
     async def replicate(self, request: ReplicateRequest) -> ReplicateReply:
-        """Take what the leader pushes."""
+        """Take a push of the leader."""
         if request.topic_partition != self.replica.topic_partition:
             return request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         return await self.replica.replicate(request)
 
     async def leader_and_isr(self, request: LeaderAndIsrRequest) -> LeaderAndIsrReply:
-        """Take what the controller has recorded."""
+        """Take the partition's state from the controller."""
         if request.topic_partition != self.replica.topic_partition:
             return request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         return LeaderAndIsrReply(error=self.replica.learn_leadership(request.leadership))
@@ -203,7 +203,7 @@ class ReplicationCalls:
 
 
 class ReplicaServer(ReplicationCalls):
-    """What every process with a log has: its replica, start, maintenance and metrics."""
+    """What every process with a log has: replica, start, maintenance and metrics."""
 
     replica_class: ClassVar[type[Replica]] = Replica
 
@@ -215,11 +215,11 @@ class ReplicaServer(ReplicationCalls):
         self.failure = ""
         self.is_stopped = False
         self.has_moved = False
-        """Whether it has ended because the partition is elsewhere now."""
+        """Whether it has ended because the partition has moved to other brokers."""
         self.expected_log: ExpectedLog | None = None
-        """What the controller has just said of the log, so that it need not be asked at once."""
+        """The controller's recent answer about the log, which saves the first question."""
         self.only_topic_id = ""
-        """If set, the topic that it serves; to a later one of the same name it is nobody."""
+        """If set, the only topic it serves; calls for another topic of that name are rejected."""
         self.replica: Replica = self.replica_class(
             config=config,
             filesystem=environment.filesystem,
@@ -267,18 +267,18 @@ class ReplicaServer(ReplicationCalls):
         return f"{type(self).__name__}({self.config.topic}-{self.config.partition})"
 
     async def load(self) -> None:
-        """Load what is on top of the replica; for a partition, nothing."""
+        """Load the shell on top of the replica; a partition has none to load."""
 
     async def ask_for_epoch(self, last_epoch: int) -> BecomeLeaderReply:
         """Ask the controller for the epoch after ``last_epoch``, if that is the current one.
 
-        Ends the process if its topic was deleted and another one created under its name.
+        Ends the process if its topic was deleted and created again.
         """
         reply = await self._ask_for_role(self.replica.directory.claimed_topic_id, last_epoch)
         if reply.error in (ErrorCode.NONE, ErrorCode.KAFKA_STORAGE_ERROR):
             self.replica.waits_for = reply.detail
         if reply.error is ErrorCode.UNKNOWN_TOPIC_ID:
-            # The log that was opened is a deleted topic's; a new start takes the directory anew.
+            # The opened log is that of a deleted topic; a new start claims the directory anew.
             claimed = self.replica.directory.claimed_topic_id
             lost = f"{self!r} has the log of {claimed}, another topic of its name"
             self.environment.die(LeadershipLostError(lost))
@@ -291,7 +291,7 @@ class ReplicaServer(ReplicationCalls):
     async def _ask_for_role(
         self, topic_id: str, last_epoch: int, *, has_log: bool = True
     ) -> BecomeLeaderReply:
-        """Ask, and say on which disk: one that was put in the place of another leads nothing."""
+        """Ask for the role, and tell the disk: one that replaced another must not lead."""
         try:
             disk = self.replica.directory.disk()
         except (OSError, CorruptDataError) as error:
@@ -310,7 +310,7 @@ class ReplicaServer(ReplicationCalls):
         )
 
     async def ask_for_log(self) -> ExpectedLog | None:
-        """Ask the controller whether we are in sync, with whom; ``None`` if it does not say."""
+        """Ask the controller what log this replica should have; ``None`` if there is no answer."""
         expected, self.expected_log = self.expected_log, None
         if expected is not None:
             return expected
@@ -339,8 +339,9 @@ class ReplicaServer(ReplicationCalls):
     def _check_given_epoch(self, topic: TopicMetadata) -> None:
         """End the process if the controller has given a newer epoch: the next start asks for one.
 
-        It was given to a later start, beside which this one must not go on; or to a delayed request
-        of an earlier start, and then nobody would lead, as clients look for the newest epoch.
+        It was given to a later start, beside which this one must not go on. Or it was given to a
+        delayed request of an earlier start: then nobody would lead, as clients look for the newest
+        epoch.
         """
         epoch = self.replica.leader_epoch
         for known in topic.partitions:
@@ -351,7 +352,7 @@ class ReplicaServer(ReplicationCalls):
                 self.environment.die(LeadershipLostError(lost))
 
     def restart_later(self, reason: str) -> None:
-        """End the process after ``DISK_RESTART_MS``, unless it is stopped: it starts again."""
+        """Restart the process after ``DISK_RESTART_MS``, unless it is stopped."""
 
         def restart() -> None:
             if not self.is_stopped:
@@ -360,12 +361,12 @@ class ReplicaServer(ReplicationCalls):
         asyncio.get_running_loop().call_later(DISK_RESTART_MS / 1000, restart)
 
     def refresh_keys_soon(self) -> None:
-        """Ask the controller for the keys of tickets, once however often this is called."""
+        """Ask the controller for the ticket keys; concurrent calls share one request."""
         if self._key_task is None or self._key_task.done():
             self._key_task = self._tasks.spawn(self._refresh_keys())
 
     def refresh_settings_soon(self) -> None:
-        """Ask the controller for the settings of the topic, once however often this is called."""
+        """Ask the controller for the topic's settings; concurrent calls share one request."""
         if self._settings_task is None or self._settings_task.done():
             self._settings_task = self._tasks.spawn(
                 self.maintenance.attempt("settings", self.refresh_settings)
@@ -381,7 +382,7 @@ class ReplicaServer(ReplicationCalls):
         return await self.transport.call(CONTROLLER_ACTOR, request, timeout_ms=timeout_ms)
 
     async def learn_keys(self, request: LearnKeysRequest) -> LearnKeysReply:
-        """Use new keys from now on; a replica that is still starting gets them with its epoch."""
+        """Use new keys from now on; a starting replica gets them with its epoch."""
         self.replica.learn_keys(request.keys)
         return LearnKeysReply()
 
@@ -396,7 +397,7 @@ class ReplicaServer(ReplicationCalls):
     async def _start(self) -> None:
         try:
             await self.replica.start()
-            # What is on top may wait for followers; settings and epochs are to be heard meanwhile.
+            # Loading may wait for followers; settings and epochs must be checked meanwhile.
             self.start_upkeep()
             await self.load()
             self.is_loaded = True
@@ -413,12 +414,12 @@ class ReplicaServer(ReplicationCalls):
             self.failure = f"could not start: {error!r}"
 
     def start_upkeep(self) -> None:
-        """Begin what a replica does beside serving, whatever its role."""
+        """Start maintenance and metrics, in any role."""
         if not self.is_stopped:
             self.maintenance.start()
 
     def end_for_another(self, reason: str) -> None:
-        """Begin again, as a follower: another leads."""
+        """Restart as a follower: another replica leads."""
         if not self.is_stopped:
             self.environment.die(LeadershipLostError(reason))
 
@@ -437,7 +438,7 @@ class ReplicaServer(ReplicationCalls):
         )
 
     def active_transactional_id_count(self) -> int | None:
-        """How many transactional ids have a transaction; ``None`` where there are none."""
+        """Number of transactional ids with a transaction; ``None`` except for their coordinator."""
         return None
 
     def report_metrics(self) -> None:
@@ -445,7 +446,7 @@ class ReplicaServer(ReplicationCalls):
         self.metrics.report()
 
     async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
-        """Stop serving, flush and release the directory; the process stays to be killed."""
+        """Stop serving, flush and release the directory; the caller kills the process."""
         if request.topic_id != self.replica.known_topic_id():
             return request.failed(ErrorCode.UNKNOWN_TOPIC_ID)
         if request.is_moved and not await self._has_moved(request.topic_id):
@@ -457,10 +458,10 @@ class ReplicaServer(ReplicationCalls):
         return ShutdownReply()
 
     async def _has_moved(self, topic_id: str) -> bool:
-        """Whether the partition is here no more, asked while nothing is taken; else begin anew.
+        """Whether the partition has moved away, asked while the replica is halted; else restart.
 
-        A message that says so may be late. So may the answer, but what is in sync by then is not
-        this process, and the next one asks for its role before it follows.
+        The call that said so may be late, so ask. The answer may be late too, but only a newer
+        process can be in sync by then, and that one asks for its role before it follows.
         """
         self.replica.halt()
         reply = await self._ask_controller(MetadataRequest(topics=(self.config.topic,)))
@@ -482,7 +483,7 @@ class ReplicaServer(ReplicationCalls):
         await self.stop_serving(remove_data=remove_data)
 
     async def stop_serving(self, *, remove_data: bool) -> None:
-        """Stop what is on top of the replica, then the replica."""
+        """Stop the shell on top of the replica, then the replica."""
         await self.replica.stop(remove_data=remove_data)
 
 
@@ -513,7 +514,7 @@ class TransactionCoordinatorServer(TransactionCoordinator, ReplicaServer):
         self.begin()
 
     async def stop_serving(self, *, remove_data: bool) -> None:
-        """Stop what runs in the background, then the replica."""
+        """Stop background tasks, then the replica."""
         await self.stop()
         await self.replica.stop(remove_data=remove_data)
 
@@ -522,7 +523,7 @@ class TransactionCoordinatorServer(TransactionCoordinator, ReplicaServer):
         return len(self.machine.ids.not_at_rest())
 
     def report_metrics(self) -> None:
-        """Set the metrics of the log and those of the shard."""
+        """Report the metrics of the log and of the shard."""
         super().report_metrics()
         if self.replica.availability() is ErrorCode.NONE:
             self.metrics.set(TRANSACTIONAL_ID_COUNT, len(self.machine.ids))

@@ -1,9 +1,9 @@
-"""A broker joins a cluster and says that it lives.
+"""A broker's own actor: it registers the broker and sends heartbeats.
 
-The controller starts one of these on each node that is labelled ``broker=N``, and on its own once
-others have copies of its log. It takes an empty directory for the cluster and registers the broker;
-replicas are placed on the node from then on. It sends heartbeats, and says in them which actors of
-the node do not answer, and which replicas are offline.
+The controller starts one of these on each node labelled ``broker=N``, and on its own node once
+others have copies of its log. The actor claims an empty data directory for the cluster and
+registers the broker; from then on replicas are placed on the node. Its heartbeats tell which actors
+of the node do not answer, and which replicas are offline.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ _logger = logging.getLogger(__name__)
 
 JOIN_RETRY_MS: Final = 500
 JOIN_RETRY_MAX_MS: Final = 10_000
-"""How soon a broker that may not take part tries again, at first and at most: it may be mended."""
+"""Back-off of a broker that cannot register, first and maximum: the cause may be repaired."""
 
 EPOCH_MAX_MS: Final = 3_600_000
-"""How long a broker has one epoch: an older copy of its directory is known from then on."""
+"""How long a broker keeps an epoch; a copy of its directory from before is then recognised."""
 
 _UNREGISTERED: Final = frozenset({ErrorCode.BROKER_NOT_AVAILABLE, ErrorCode.STALE_BROKER_EPOCH})
-"""Answers to a heartbeat after which the broker registers again."""
+"""Errors of a heartbeat after which the broker registers again."""
 
 _NOT_SERVED: Final = frozenset(
     {ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_CONTROLLER}
 )
-"""What a controller that serves does not answer."""
+"""Errors that do not come from a serving controller."""
 
 
 class Broker:
-    """One broker, registered again and again; ``problem`` says what stands in the way."""
+    """One broker, registered again when needed; ``problem`` says why it cannot be."""
 
     def __init__(
         self,
@@ -91,20 +91,20 @@ class Broker:
         self._tasks.spawn(self.voter.watch())
 
     async def ping(self, request: PingRequest) -> PingReply:  # noqa: ARG002
-        """Answer: this process lives."""
+        """Answer that this process is alive."""
         return PingReply()
 
     async def vote(self, request: VoteRequest) -> VoteReply:
-        """Vote for a controller, or not."""
+        """Answer a candidate for controller."""
         return await self.voter.vote(request)
 
     async def describe_voter(self, request: DescribeVoterRequest) -> DescribeVoterReply:  # noqa: ARG002
-        """Tell what this broker knows of the controller's voters."""
+        """Describe this broker's copy of the metadata log."""
         known = self.voter.described()
         return structs.replace(known, problem=self.problem or known.problem)
 
     async def replicate(self, request: ReplicateRequest) -> ReplicateReply:
-        """Take what the controller pushes of its log."""
+        """Take a push of the controller's log."""
         if request.topic_partition.topic != CLUSTER_METADATA_TOPIC:
             return request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         return await self.voter.replicate(request, is_registered=self.is_registered)
@@ -117,7 +117,7 @@ class Broker:
             await asyncio.sleep(JOIN_RETRY_MS / 1000)
 
     async def _send_heartbeats(self, broker_epoch: int) -> None:
-        """Until the controller does not know this epoch, or it is time for another."""
+        """Send heartbeats until the controller rejects this epoch, or it is time for another."""
         cluster = self.config.cluster
         actors: tuple[str, ...] = ()
         seen = WatchReport()
@@ -155,7 +155,7 @@ class Broker:
                 await asyncio.sleep(next_s - loop_ms() / 1000)
 
     async def _register(self) -> int:
-        """Register until that has succeeded; the broker's epoch."""
+        """Register until that succeeds; return the broker's epoch."""
         delay_ms = JOIN_RETRY_MS
         while True:
             request = await self._joined()
@@ -183,7 +183,7 @@ class Broker:
             self.voter.record_unreachable()
 
     async def _joined(self) -> RegisterBrokerRequest:
-        """What to tell the controller: whose the directory is, or why it cannot be used."""
+        """The registration: the directory's identity, or why it cannot be used."""
         config = self.config
         new_id = self._new_directory_id()
         try:
@@ -201,15 +201,15 @@ class Broker:
         )
 
     async def _is_kept(self, broker_epoch: int) -> bool:
-        """Write the epoch down, by which the directory is told from an older copy; whether it is.
+        """Write down the epoch, which tells the directory from an older copy; return success.
 
-        A disk that is full need not cost the broker its session.
+        A full disk need not cost the broker its session.
         """
         filesystem, own = self.environment.filesystem, own_directory(self.config.data_dir)
         try:
             kept = await self._background.run(lambda: keep_epoch(filesystem, own, broker_epoch))
         except (OSError, CorruptDataError) as error:
-            _logger.warning("%r keeps no epoch: %s", self, error)
+            _logger.warning("%r cannot write its epoch: %s", self, error)
             return False
         self.voter.has_disk(kept)
         return True

@@ -1,10 +1,11 @@
-"""Where the log of a Ray cluster lives: which data directory, on which node.
+"""Find the data of a cluster: which data directory, on which node.
 
-Ray remembers it while its control store lives; the data directory names its cluster permanently.
-So a log is started where its data is, however nodes come back, and a cluster is founded only where
-neither knows of one: on the node labelled ``broker=1``, or without such labels on the node of the
-program that starts the log. Where several brokers have the metadata log, it is started on the one
-that knows the newest epoch; the brokers' own actors are started as well, as it needs their votes.
+Ray's control store remembers it until Ray ends; the data directory names its cluster permanently.
+So a log is started where its data is, in whatever order nodes come back. A cluster is founded only
+if neither knows of one: on the node labelled ``broker=1``, or without such labels on the node of
+the program that starts the log. If several brokers have the metadata log, it is started on the one
+with the newest epoch. The brokers' own actors are started as well, since the controller needs their
+votes.
 """
 
 from __future__ import annotations
@@ -40,12 +41,11 @@ from oncelog.storage.model import NO_LEADER_EPOCH
 _logger = logging.getLogger(__name__)
 
 INSPECT_TIMEOUT_S: Final = 30.0
-"""How long nodes may take to say what is in their data directory."""
+"""Deadline for nodes to say what is in their data directory."""
 
 GATHER_ATTEMPTS: Final = 300
 GATHER_RETRY_S: Final = 1.0
-"""How often, and how long, nodes that have to be there are looked for: those of workers start
-after the head's."""
+"""Interval and number of looks for required nodes: workers start after the head."""
 
 LOCK_ATTEMPTS: Final = 100
 LOCK_RETRY_S: Final = 0.05
@@ -64,7 +64,7 @@ class ClusterLocation:
     data_dir: str
     pin: Pin
     voters: tuple[int, ...] = field(default=(), compare=False)
-    """The brokers that had copies of its metadata log when it was started; none if only one has."""
+    """The brokers with copies of its metadata log at the start; empty if only one has it."""
 
     def __str__(self) -> str:
         return f"cluster {self.cluster_id}, which has its data in {self.data_dir} on {self.pin}"
@@ -78,7 +78,7 @@ class DirectoryReport:
     identity: DirectoryIdentity | None = None
     error: str = ""
     voter: VoterState | None = None
-    """What its voter file says: there is one where the metadata log has been copied."""
+    """The voter file's content; there is one where the metadata log has been copied."""
 
     @property
     def cluster_id(self) -> str | None:
@@ -114,7 +114,7 @@ def is_lost(location: ClusterLocation) -> bool:
 
 
 class VotersAwayError(ConnectionFailedError):
-    """Fewer copies of the metadata log are there than it takes to start it."""
+    """Too few copies of the metadata log are up to start the controller."""
 
 
 def wait_for_location(
@@ -122,8 +122,8 @@ def wait_for_location(
 ) -> ClusterLocation:
     """``find_location``, once a majority of the voters is there, if there are several.
 
-    With a ``cluster_id`` also once nodes that have its data are. Raises what stands in the way
-    after ``GATHER_ATTEMPTS``.
+    With a ``cluster_id`` also once nodes with its data are up. After ``GATHER_ATTEMPTS`` it raises
+    the error of the last attempt.
     """
     transient = VotersAwayError if cluster_id is None else ConnectionFailedError
     for _ in range(GATHER_ATTEMPTS):
@@ -141,7 +141,7 @@ def _find_with_majority(
     needed = majority_of(VOTERS_MAX)
     if found.voters and len(found.voters) < needed:
         raise VotersAwayError(
-            f"of cluster {found.cluster_id} only broker {found.voters[0]} is there with a copy of "
+            f"of cluster {found.cluster_id} only broker {found.voters[0]} is up with a copy of "
             f"the metadata log, and it takes {needed}",
             advice="start Ray on the others' nodes, with their disks, and try again",
         )
@@ -153,11 +153,10 @@ def find_location(
 ) -> ClusterLocation:
     """The node to start the log on, its directory prepared: for a new cluster if there is none.
 
-    ``known`` is where the log was before; only for another ``data_dir`` that does not matter.
-    ``is_ours``: this program has started Ray, so its one node sees the files that we see.
-    ``cluster_id``: the cluster that there has to be; then none is founded.
-    ConnectionFailedError when the data should be there and is not, or is in several places.
-    InvalidSettingError for a directory that cannot be used.
+    ``known`` is where the log was before; ignored for another ``data_dir``. ``is_ours``: this
+    program has started Ray, so its only node sees the files that we see. ``cluster_id``: the
+    cluster that must exist; then none is founded. ConnectionFailedError if the data is missing, or
+    in several places. InvalidSettingError for a directory that cannot be used.
     """
     nodes = [node for node in ray.nodes() if node["Alive"]]
     mine = ray.get_runtime_context().get_node_id()
@@ -200,7 +199,7 @@ def choose_node(
 ) -> Node | None:
     """The node that has the data of a cluster, or the one to found it on.
 
-    ``expected``: the id of the cluster there has to be; ``None`` is returned if no node has it.
+    ``expected``: the id of the cluster that must exist; returns ``None`` if no node has it.
     """
     owners = [
         report

@@ -1,4 +1,4 @@
-"""``ControllerPlace`` on Ray: the one actor that has the controller's name."""
+"""``ControllerPlace`` on Ray: finds, starts and kills the controller's actor."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from oncelog.actors.pin import BROKER_LABEL, BY_LABEL, Pin, broker_of
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC
 
 HEAD: Final = "node:__internal_head__"
-"""The resource by which Ray marks the node of its head."""
+"""The resource that marks the node of Ray's head."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The actor of that name: ``broker_label`` is where it may run, "" if that is no broker."""
+    """The controller's actor; ``broker_label`` is where it may run, "" if not by a label."""
 
     handle: Any
     is_alive: bool
@@ -44,17 +44,17 @@ class _Found:
 
 
 class RayControllerPlace:
-    """Of a broker, whose node has the label of its number; ``launch`` starts the actor."""
+    """For a broker whose node has a label with its number; ``launch`` starts the actor."""
 
     def __init__(self, config: BrokerConfig, launch: Callable[[ReplicaConfig], None]) -> None:
         self._config = config
         self._launch = launch
 
     async def is_gone(self) -> bool:
-        """See ``ControllerPlace``: no such actor, or one that waits for a node that is not there.
+        """See ``ControllerPlace``: there is no such actor, or it waits for a node that is gone.
 
-        An actor that Ray takes for alive is left alone, and so is one whose node is there: Ray
-        starts it again.
+        An actor that Ray considers alive is left alone. So is one whose node is up: Ray restarts
+        it.
         """
         try:
             return await asyncio.to_thread(self._is_gone)
@@ -76,7 +76,7 @@ class RayControllerPlace:
         return found is not None and found.broker_label == str(self._config.broker_id)
 
     async def start(self) -> None:
-        """See ``ControllerPlace``. What waits for a node that is not there is ended first."""
+        """See ``ControllerPlace``. An actor that waits for a node that is gone is killed first."""
         try:
             await asyncio.to_thread(self._start)
         except (RayError, OSError, RuntimeError) as error:
@@ -102,7 +102,7 @@ class RayControllerPlace:
         if found is not None:
             if not _can_never_start(found):
                 return
-            # By its handle: a new one that has taken the name meanwhile is another actor.
+            # By handle: a new actor may have the name by now.
             ray.kill(found.handle)
         pin = Pin(BY_LABEL, str(config.broker_id))
         location = ClusterLocation(
@@ -146,7 +146,7 @@ def _can_never_start(found: _Found) -> bool:
 
 
 def _find() -> _Found | None:
-    """The actor of the controller's name, and where it may run."""
+    """The actor with the controller's name, and where it may run."""
     try:
         handle = ray.get_actor(CONTROLLER_ACTOR, NAMESPACE)
     except ValueError:
@@ -166,7 +166,7 @@ def _find() -> _Found | None:
 
 
 def _kill(process_id: int) -> None:
-    """Kill -9 of a process of this host, if that still is the controller's."""
+    """Kill -9 a process of this host, if it still is the controller's."""
     try:
         command = Path(f"/proc/{process_id}/cmdline").read_bytes()
         if b"Controller" in command:

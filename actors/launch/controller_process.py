@@ -1,6 +1,6 @@
-"""The controller's process, by the name that it had: an earlier version may have started it.
+"""Old import path of the controller's process, for actors that an earlier release started.
 
-Ray starts an actor again by the module that its class was in, also after a rolling upgrade.
+Ray restarts an actor by the module that its class was in, also after a rolling upgrade.
 """
 
 from __future__ import annotations

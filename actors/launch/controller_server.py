@@ -1,4 +1,4 @@
-"""The controller's server: how it comes by its epoch, and all that it serves."""
+"""The controller's server: how it gets its epoch, and when it gives up."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ from oncelog.storage.model import NO_LEADER_EPOCH
 _logger = logging.getLogger(__name__)
 
 USE_CHECK_MS: Final = 500
-"""How often a controller asks itself whether it can decide anything."""
+"""Interval of checking whether the controller can still commit."""
 
 UNELECTED_FACTOR: Final = 5
-"""A start takes longer than an answer: so many times as long it may wait for its election."""
+"""A start may wait this many times as long for its election."""
 
 _UNELECTED: Final = "it has not been elected"
 
 
 class ControllerServer(Controller, ReplicaServer):
-    """The controller: its own log, and an epoch that the voters of that log have given it.
+    """The controller, with its own log and an epoch given by the voters of that log.
 
-    ``resign`` ends the process for good: this broker's log does not let it be the controller, and
-    another's may. Or ``is_on_head``: while Ray's head is away no actor starts, so nobody could
-    follow a controller that is there. Or it has been of no use for as long as after which voters
-    look for another (``controller_session_timeout_ms``): its disk takes nothing, or no majority
-    answers it (raft's CheckQuorum). While it has the name, nobody could follow it.
+    ``resign`` ends the process for good and frees the controller's name, for one of three reasons.
+    This broker's log does not let it be the controller, and another's may. It ``is_on_head``: while
+    Ray's head is down no actor starts, so nobody could replace a controller there. It could not
+    commit for ``controller_session_timeout_ms``: its disk refuses writes, or no majority answers
+    (raft's CheckQuorum).
     """
 
     replica_class = MetadataReplica
@@ -102,7 +102,7 @@ class ControllerServer(Controller, ReplicaServer):
         return "Controller"
 
     def report_metrics(self) -> None:
-        """Set the metrics of the log and those of the cluster."""
+        """Report the metrics of the log and of the cluster."""
         super().report_metrics()
         if self.is_serving() and self.metrics.sink is not NO_METRICS:
             self.cluster_metrics.report(self.loaded_election_count)
@@ -129,7 +129,8 @@ class ControllerServer(Controller, ReplicaServer):
         try:
             await self.replica.run_in_thread(join)
         except (OSError, CorruptDataError) as error:
-            # What was taken before is used; the replicas of the others tell why they are offline.
+            # Directories claimed earlier are used; replicas in the others report why they are
+            # offline.
             _logger.error("not all directories of data_dir=%r can be used: %s", data_dir, error)
 
     async def ask_for_epoch(self, last_epoch: int) -> BecomeLeaderReply:
@@ -141,7 +142,7 @@ class ControllerServer(Controller, ReplicaServer):
         electorate = await log.electorate_in_log()
         voters = electorate.voters
         if not voters and log.machine.log_end_offset == 0:
-            # One that ends elsewhere is a copy that was begun anew, of which nothing came.
+            # Without voters it is a copy that was begun anew and received nothing yet.
             voters = (own,)
         log.voters, log.disks = voters, dict(electorate.disks)
         state = log.load_state()
@@ -153,7 +154,7 @@ class ControllerServer(Controller, ReplicaServer):
         return BecomeLeaderReply(error=ErrorCode.NOT_CONTROLLER)
 
     async def _is_elected(self, epoch: int) -> bool:
-        """Ask for votes, after a trial: an epoch that is not won disturbs the present one."""
+        """Ask for votes, after a trial: a lost election would disturb the current epoch."""
         log, own = self.metadata_log, self.config.broker_id
         if not (await self._ask_voters(epoch, is_trial=True)).is_won:
             return False
@@ -188,7 +189,7 @@ class ControllerServer(Controller, ReplicaServer):
     # --- of no use ------------------------------------------------------------------------
 
     async def _resign_when_useless(self) -> None:
-        """End this controller once it has been of no use for too long; a task of its own."""
+        """Resign once it has been unable to commit for too long; run it in its own task."""
         limit_ms = self.config.cluster.controller_session_timeout_ms
         good_ms = loop_ms()
         while not self.is_stopped:
@@ -207,13 +208,13 @@ class ControllerServer(Controller, ReplicaServer):
                 return
 
     async def _resign_reason(self) -> str:
-        """Why this controller can decide nothing now; "" if it can."""
+        """Why this controller cannot commit now; "" if it can."""
         log = self.metadata_log
         offline = self.failure or log.failure or log.waits_for
         if offline:
             return offline
         if log.refusal.lasts_ms(loop_ms()) is not None:
-            return f"the disk of {log.directory.path} takes nothing more"
+            return f"the disk of {log.directory.path} refuses writes"
         if log.quorum is None:
             return _UNELECTED
         timeout_ms = self.config.cluster.controller_session_timeout_ms
@@ -222,9 +223,9 @@ class ControllerServer(Controller, ReplicaServer):
         return "no majority of the voters answers"
 
     def _others_may_follow(self) -> bool:
-        """Whether there are other voters, as far as the log, or else the voter file, says.
+        """Whether there are other voters, by the log or else the voter file.
 
-        A lone voter stays: while it has the name, it says what is wrong.
+        A lone voter stays, and reports what is wrong.
         """
         if len(self.metadata_log.voters) > 1:
             return True
@@ -235,7 +236,7 @@ class ControllerServer(Controller, ReplicaServer):
             return False
 
     async def _others_know_voters(self) -> bool:
-        """Whether other brokers know of several voters: a disk that is empty tells of nobody."""
+        """Whether other brokers know of several voters; an empty disk here knows none."""
         if self.metadata_log.voters:
             return False
         own, request = broker_actor(self.config.broker_id), DescribeVoterRequest()
@@ -250,7 +251,7 @@ class ControllerServer(Controller, ReplicaServer):
         return any(len(reply.voters) > 1 for reply in replies)
 
     def restart_later(self, reason: str) -> None:
-        """See ``ReplicaServer``; where others may follow, it is for them."""
+        """See ``ReplicaServer``; if others can take over, resign instead."""
         if not self._others_may_follow():
             super().restart_later(reason)
 
@@ -258,25 +259,25 @@ class ControllerServer(Controller, ReplicaServer):
         if self._has_resigned:
             return
         self._has_resigned = True
-        _logger.warning("broker %d is not to be the controller: %s", self.config.broker_id, reason)
+        _logger.warning("broker %d resigns as the controller: %s", self.config.broker_id, reason)
         if self._resign_for_good is None:
             self.environment.die(LeadershipLostError(reason))
         else:
             self._resign_for_good()
 
     async def ask_for_log(self) -> ExpectedLog | None:
-        """There is a metadata log, unless the directory says that the cluster is to be founded."""
+        """The metadata log must exist, unless the cluster is being founded in this directory."""
         identity = self.replica.directory.identity()
         is_new = identity is not None and identity.is_founding
         return ExpectedLog(topic_id="", is_in_sync=not is_new)
 
     async def send_push(self, broker_id: int, request: ReplicateRequest) -> ReplicateReply:
-        """Push to the copy that a broker's own actor holds."""
+        """Push to the copy in a broker's own actor."""
         timeout_ms = self.config.cluster.internal_call_timeout_ms
         return await self.transport.call(broker_actor(broker_id), request, timeout_ms=timeout_ms)
 
     async def refresh_settings(self) -> None:
-        """Nothing to ask for: the metadata log has no settings."""
+        """Do nothing: the metadata log has no settings."""
 
     async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
         """Stop every replica of the cluster, then the metadata log."""

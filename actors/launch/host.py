@@ -1,8 +1,8 @@
 """A host: one process that holds several replicas of a broker.
 
-Each replica starts, fails, restarts and ends alone; they share the event loop, the threads for the
-disk and the connections. The controller's list says which replicas there are: the host asks for it
-when it starts and whenever it is told to look, so a late or lost message does no harm.
+Each replica starts, fails, restarts and ends by itself; they share the event loop, the disk threads
+and the connections. The controller has the list of replicas. The host asks for it when it starts
+and whenever it is told to, so a late or lost call does no harm.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ _logger = logging.getLogger(__name__)
 
 LIST_RETRY_MS: Final = 50
 LIST_RETRY_MAX_MS: Final = 1_000
-"""How soon the controller is asked again when it does not answer, the first time and at most."""
+"""Back-off if the controller does not answer, first and maximum."""
 
 SHARED_ANSWER_MS: Final = 400
-"""How long replicas that look at their topic's settings share an answer."""
+"""How long replicas that ask for their topic's settings share an answer."""
 
 BEGUN_AT_ONCE: Final = 50
-"""So many replicas are begun before calls to the others are answered again."""
+"""Replicas started before calls to the others are answered again."""
 
 
 class Host:
     """Holds the replicas that the controller lists for it; see the module.
 
-    ``environment`` are those of the process. A replica that has to begin again does so alone; a
-    broken invariant or another bug ends the process, as with a replica that is alone.
+    ``environment`` are those of the process. A replica that must restart does so alone. A broken
+    invariant or another bug ends the whole process.
     """
 
     def __init__(self, config: HostConfig, environment: Environment) -> None:
@@ -77,15 +77,15 @@ class Host:
         return f"Host({host_actor(self.config.number, self.config.broker_id)})"
 
     def begin(self) -> None:
-        """Hold what there is to hold, in a task of its own."""
+        """Ask for the list and hold its replicas, in a task of its own."""
         self._tasks.spawn(self._hold_listed())
 
     def find(self, key: str) -> ReplicaServer | None:
-        """The server of the replica ``key``, see ``replica_key``; ``None`` if it is not here."""
+        """The server of replica ``key`` (see ``replica_key``); ``None`` if it is not here."""
         return self._servers.get(key)
 
     def key_for(self, request: Request[Any]) -> str:
-        """Which replica a handle's call is for, by what ``request`` names; "" if it does not."""
+        """The key of the replica that ``request`` names, for a call without a key; "" if none."""
         tp = getattr(request, "topic_partition", None)
         for key, server in self._servers.items():
             leadership = server.replica.leadership
@@ -100,14 +100,14 @@ class Host:
 
     @property
     def servers(self) -> dict[str, ReplicaServer]:
-        """What is held now, by the name that an actor of its own would have."""
+        """The replicas held now, by the name that an actor of their own would have."""
         return {
             actor_of(server.replica.topic_partition, self.config.broker_id): server
             for server in self._servers.values()
         }
 
     async def ping(self, request: PingRequest) -> PingReply:
-        """Answer: this process lives, and perhaps not all of its replicas."""
+        """Answer that this process is alive, and which of its replicas are offline."""
         await asyncio.sleep(request.hold_ms / 1000)
         servers = self._servers.values()
         return PingReply(
@@ -118,14 +118,14 @@ class Host:
         )
 
     async def hold_replicas(self, request: HoldReplicasRequest) -> HoldReplicasReply:  # noqa: ARG002
-        """Hold what the controller lists from now on; those of deleted topics end meanwhile."""
+        """Hold what the controller lists from now on; end replicas of deleted topics."""
         await self._hold_listed()
         return HoldReplicasReply()
 
     async def _metadata(self, request: MetadataRequest) -> MetadataReply:
-        """Ask the controller once for all replicas that ask the same within a while.
+        """Ask the controller, sharing the answer with replicas that ask the same soon after.
 
-        All partitions of a topic ask for it at about the same time, and the answer has them all.
+        All partitions of a topic ask at about the same time, and one answer has them all.
         """
         loop = asyncio.get_running_loop()
         asking = self._asking.get(request)
@@ -139,10 +139,10 @@ class Host:
         # Shielded, since others wait for the same answer.
         return await asyncio.shield(asking)
 
-    # --- what there is to hold ------------------------------------------------------------
+    # --- which replicas to hold -----------------------------------------------------------
 
     async def _hold_listed(self) -> None:
-        """Return when what the controller listed after this call was made is held."""
+        """Return once the host holds what the controller listed after this call was made."""
         self._lists_wanted += 1
         number = self._lists_wanted
         async with self._holding:
@@ -171,7 +171,7 @@ class Host:
             for replica in replicas
         }
         for key, server in list(self._servers.items()):
-            # One that has removed its files, because the partition had moved, may be wanted again.
+            # A replica that has moved and removed its files may be placed here again.
             is_spent = server.has_moved and key in listed and not listed[key].is_leaving
             if key not in listed or is_spent:
                 self._tasks.spawn(self._servers.pop(key).end())
@@ -200,7 +200,7 @@ class Host:
     # --- the end of a replica -------------------------------------------------------------
 
     def _ended(self, key: str, held: list[ReplicaServer], error: BaseException) -> None:
-        """A server cannot go on: it begins again, unless that is a bug or it has ended already."""
+        """A server cannot go on: restart it, unless it met a bug or has ended already."""
         if not isinstance(error, (LeadershipLostError, DiskRefusedError)):
             self.environment.die(error)
         server = held[0] if held else None

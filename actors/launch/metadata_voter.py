@@ -1,13 +1,13 @@
-"""A broker's copy of the metadata log: it votes, and takes over when the controller is gone.
+"""A broker's copy of the metadata log: it votes, and takes over if the controller is gone.
 
-The copy is ended before this broker's node starts the controller, which opens the same directory,
-and begun again once the controller is not here any more. Whether it is gone says Ray, which lets
-only one live actor have its name; whether this broker may follow it say the voters. What Ray says
-is late at times, or wrong, or missing: that delays, and decides nothing. A copy that has the
-directory while the controller waits for it here lets it go, and a controller here that answers
-nobody any more is killed, which a process that hangs cannot do itself.
+The copy stops before this broker's node starts the controller, which opens the same directory. It
+starts again once the controller is no longer here. Ray says whether the controller is gone, since
+only one live actor can have its name. The voters decide whether this broker may be the next. Ray's
+view may be late, wrong or missing: that delays a takeover but never decides one. A copy that holds
+the directory while a controller here waits for it releases it. A controller here that no longer
+answers anything is killed, since a hung process cannot end itself.
 
-``ask_voters`` asks the voters for an epoch, as a starting controller does too: the rules are in
+``ask_voters`` asks the voters for an epoch; a starting controller uses it too. The rules are in
 ``cluster/quorum``.
 """
 
@@ -40,34 +40,34 @@ from oncelog.storage.model import CLUSTER_METADATA_TOPIC, NO_LEADER_EPOCH
 _logger = logging.getLogger(__name__)
 
 NEXT_IN_ORDER_MS: Final = 1_000
-"""How much later each voter takes over than the one before it in order, whom it leaves the time."""
+"""Delay of each voter's takeover after the voter before it in order."""
 
 LAST_IN_ORDER_MS: Final = 5_000
-"""How much later the one on Ray's head does: it would only leave again."""
+"""Extra delay of a voter on Ray's head: a controller there would only resign again."""
 
 HUNG_SESSIONS: Final = 2
-"""After so many sessions of the controller without any answer its process counts as hung."""
+"""Controller sessions without any answer after which its process counts as hung."""
 
 FOLLOWING_CHECK_MS: Final = 200
-"""How often a copy that follows looks whether it is to take over."""
+"""Interval of checking whether to take over."""
 
 MENDED_CHECK_MS: Final = 5_000
-"""How soon a copy is begun again that the disk refused: it may be mended."""
+"""Delay before a copy that failed on its disk starts again: it may be repaired."""
 
 
 class ControllerPlace(Protocol):
-    """Where the controller runs, as far as Ray knows. None of these raises for Ray."""
+    """Where the controller runs, as far as Ray knows. No method raises errors of Ray."""
 
     async def is_gone(self) -> bool:
-        """Whether there is none, and none comes back by itself; false if that is not known."""
+        """Whether there is none and Ray will not restart it; false if unknown."""
         ...
 
     async def is_here(self) -> bool | None:
-        """Whether it is on this broker's node, alive or about to be; ``None`` if not known."""
+        """Whether it is on this broker's node, alive or about to start; ``None`` if unknown."""
         ...
 
     async def is_on_head(self) -> bool:
-        """Whether this broker's node is Ray's head, from which a controller leaves if it can."""
+        """Whether this broker's node is Ray's head, where a controller resigns if it can."""
         ...
 
     async def start(self) -> None:
@@ -75,12 +75,12 @@ class ControllerPlace(Protocol):
         ...
 
     async def kill_process(self) -> None:
-        """Kill -9 of its process on this broker's node, if it is there; Ray starts it again."""
+        """Kill -9 its process on this broker's node, if it is there; Ray restarts it."""
         ...
 
 
 class NoPlace:
-    """Where nothing can be started."""
+    """A place where no controller can be started."""
 
     async def is_gone(self) -> bool:
         """See ``ControllerPlace``."""
@@ -102,11 +102,10 @@ class NoPlace:
 
 
 class MetadataVoter:
-    """Half of a broker.
+    """The part of a broker that votes, copies the metadata log, and takes over.
 
-    ``record_served`` is called whenever a controller that serves has answered it,
-    ``record_answered`` whenever one has that may not, ``record_unreachable`` whenever there was
-    none to be called.
+    The broker calls ``record_served`` when a serving controller has answered it, ``record_answered`` when any
+    controller process has, and ``record_unreachable`` when there was none to call.
     """
 
     def __init__(
@@ -122,10 +121,10 @@ class MetadataVoter:
         self._tasks = tasks
         self._copy: MetadataCopy | None = None
         self._is_wanted = False
-        """A controller has pushed."""
+        """Whether a controller has pushed, so that a copy is needed."""
         self._served_ms = self._answered_ms = self._begun_ms = loop_ms()
         self._reported_epoch = NO_LEADER_EPOCH
-        """The newest that a voter refused this broker with."""
+        """The newest epoch in a voter's rejection."""
 
     def record_served(self) -> None:
         """The controller serves."""
@@ -141,16 +140,16 @@ class MetadataVoter:
         self._served_ms = min(self._served_ms, loop_ms() - session_ms)
 
     def _silent_ms(self) -> int:
-        """For how long beyond its session no controller has served; negative within it."""
+        """Time without a serving controller minus a session; negative within the session."""
         return loop_ms() - self._served_ms - self._config.cluster.controller_session_timeout_ms
 
     def has_disk(self, disk: Disk) -> None:
-        """This is written in the broker's directory now."""
+        """Note the identity that is now written in the broker's directory."""
         if self._copy is not None:
             self._copy.disk = disk
 
     def described(self) -> DescribeVoterReply:
-        """What the copy knows, if there is one that can be read."""
+        """The state of the copy, if there is a readable one."""
         copy, own = self._copy, self._config.broker_id
         if copy is None or not copy.is_following:
             problem = "" if copy is None else copy.failure or copy.waits_for
@@ -163,15 +162,15 @@ class MetadataVoter:
         )
 
     async def vote(self, request: VoteRequest) -> VoteReply:
-        """Vote for a candidate, if there is a copy to tell by."""
+        """Answer a candidate; without a readable copy, do not vote."""
         copy = self._copy
         return request.failed(NOT_NOW) if copy is None else await copy.vote(request)
 
     async def replicate(self, request: ReplicateRequest, *, is_registered: bool) -> ReplicateReply:
         """Take a push.
 
-        One that is not registered, and has no voter file, may have lost its disk: until the
-        controller has taken it off the voters, it must not pass for what it was.
+        An unregistered broker without a voter file may have lost its disk. Until the controller has
+        removed it from the voters, it must not acknowledge.
         """
         copy = self._copy
         if copy is None:
@@ -180,7 +179,7 @@ class MetadataVoter:
         return await copy.replicate(request)
 
     async def watch(self) -> None:
-        """Begin the copy when it is wanted, and take over when that is due; a task of its own."""
+        """Start the copy when needed, and take over when due; run it in its own task."""
         interval_ms = self._config.cluster.broker_heartbeat_interval_ms
         while True:
             await self.check()
@@ -211,13 +210,13 @@ class MetadataVoter:
         await copy.stop()
 
     async def _kill_if_hung(self) -> None:
-        """Kill a controller of this node that has answered nothing at all for too long."""
+        """Kill a controller on this node that has answered nothing for too long."""
         session_ms = self._config.cluster.controller_session_timeout_ms
         if loop_ms() - self._answered_ms > HUNG_SESSIONS * session_ms:
             if await self._place.is_here():
                 _logger.error("the controller on this node answers nothing: it is killed")
                 await self._place.kill_process()
-            # Its successor has as long.
+            # Its successor gets as much time.
             self._answered_ms = loop_ms()
 
     def _has_voted_before(self) -> bool:
@@ -248,7 +247,7 @@ class MetadataVoter:
     # --- taking over ----------------------------------------------------------------------
 
     async def _is_next(self, copy: MetadataCopy) -> bool:
-        """Whether the controller is gone, and the voters would have this broker follow it."""
+        """Whether the controller is gone, and the voters would elect this broker."""
         cluster, own = self._config.cluster, self._config.broker_id
         silent_ms = self._silent_ms()
         voters = copy.electorate.voters
@@ -298,12 +297,12 @@ async def ask_voters(
     timeout_ms: int,
     disks: Mapping[int, Disk] = NO_DISKS,
 ) -> Candidacy:
-    """What the voters answer; as soon as the outcome is clear, or all have answered.
+    """Ask the voters; return when the outcome is clear, or all have answered.
 
     ``disks`` are those of the voters, by the candidate's log.
 
-    It is as soon as a majority is for the candidate, or a voter has a newer log: that one can stand
-    at once, while those that are away would cost the whole time of a call.
+    It is clear once a majority is for the candidate, or a voter has a newer log. Waiting for voters
+    that are down would cost the whole deadline of a call.
     """
     candidacy = Candidacy(voters, request.candidate, request.leader_epoch, disks)
 

@@ -1,12 +1,13 @@
-"""The Ray actors: the class of each process, and how actors are started, found and ended.
+"""The Ray actors: their classes, and how actors are started, found and killed.
 
-A class gives its server the environment of production, and takes its calls. A broken invariant
-ends the process: Ray starts it again and it recovers from its log.
+A class creates its server with production's ``Surroundings``, and receives its calls. A broken
+invariant ends the process: Ray restarts it and it recovers from its log.
 
 ``launch_actor`` turns classes into named, detached, self-restarting Ray actors. The classes are not
-decorated, so a restarted actor runs the code that is installed then.
+decorated with ``ray.remote``, so a restarted actor runs the code installed by then.
 
-One file: the controller's process starts all others, and a broker's starts the controller's.
+One file: the controller's process starts all others, and a broker's process starts the
+controller's.
 """
 
 from __future__ import annotations
@@ -73,17 +74,17 @@ from oncelog.storage.disk.file_system import RealFileSystem
 _logger = logging.getLogger(__name__)
 
 EXIT_STATUS_OF_BUG: Final = 70
-"""Exit status of a process that met a bug of ours (EX_SOFTWARE of sysexits)."""
+"""Exit status of a process after a bug of ours (EX_SOFTWARE of sysexits)."""
 
 MAX_CONCURRENCY: Final = 100_000
-"""Calls one actor may hold at once: most are long polls, which cost nothing while they wait."""
+"""Concurrent calls of one actor: most are long polls, which cost nothing while they wait."""
 
 _UNLIMITED_FILES: Final = 1_048_576
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """What a process reports of itself, even while its data path is busy.
+    """A process's report about itself, answered even while its data path is busy.
 
     ``answered_calls`` counts calls of the data path since the process began.
     """
@@ -95,14 +96,14 @@ class Health:
 
 
 def die_of_bug(error: BaseException) -> NoReturn:
-    """End the process at once; Ray starts it again, and it recovers from its log."""
+    """End the process at once; Ray restarts it, and it recovers from its log."""
     _logger.critical("this process ends: %r", error, exc_info=error)
     logging.shutdown()
     os._exit(EXIT_STATUS_OF_BUG)
 
 
 def call_reports(config: ReplicaConfig | HostConfig | BrokerConfig) -> CallReports:
-    """Where the calls that a process makes and answers are counted."""
+    """The meters of the calls that a process makes and answers."""
     return CallReports(RayMetrics(), config.cluster.metrics_interval_ms)
 
 
@@ -139,10 +140,10 @@ def machine_size() -> MachineSize:
 
 
 def _ray_method(name: str) -> Callable[..., Awaitable[Any]]:
-    """The method ``name`` of a Ray actor: for encoded requests, and for a handle's own.
+    """The method ``name`` of a Ray actor, for encoded requests and for request objects.
 
-    ``key`` is the replica it is for, of those that the actor holds; a handle's own request of a
-    host says it by the partition, transactional id or group that it names.
+    ``key`` is the replica in the actor. For a request object a host finds it by the partition,
+    transactional id or group named there.
     """
 
     async def method(process: ActorProcess, request: bytes | Request[Any], key: str = "") -> Any:
@@ -161,11 +162,11 @@ class ActorProcess:
 
     server_class: ClassVar[type]
     held_classes: ClassVar[tuple[type, ...]] = ()
-    """What else answers, by the key of a call."""
+    """Finds the server for a call with a key."""
 
     def __init_subclass__(cls) -> None:
-        """Give Ray a method for each request that the server, or what it holds, answers."""
-        # Ray makes a subclass of its own, which has them: it is pickled whole, they are not.
+        """Give Ray a method for each request that the server, or a replica in it, answers."""
+        # Ray derives a subclass, which inherits the methods: it is pickled by value, they are not.
         for name in REQUESTS:
             answering = (cls.server_class, *cls.held_classes)
             is_answered = any(hasattr(server_class, name) for server_class in answering)
@@ -184,7 +185,7 @@ class ActorProcess:
         self.dispatch = Dispatch(server, on_bug=die_of_bug, reports=reports, find=find)
         self.listener: Listener | None = None
         if calls == CONNECTIONS:
-            # At the address by which Ray knows this node.
+            # Listen at the address by which Ray knows this node.
             host, token = ray.util.get_node_ip_address(), secrets.token_bytes(TOKEN_BYTES)
             self.listener = Listener(self.dispatch, host=host, token=token)
 
@@ -192,11 +193,11 @@ class ActorProcess:
         return repr(self.server)
 
     async def listener_address(self) -> ListenerAddress | None:
-        """Where this process takes calls over connections; ``None`` if only Ray carries them."""
+        """Where this process listens for connections; ``None`` if only Ray carries calls."""
         return None if self.listener is None else await self.listener.address()
 
     def key_for(self, request: Request[Any]) -> str:  # noqa: ARG002
-        """Which of the replicas that the actor holds ``request`` is for; "" where it is alone."""
+        """The key of the replica that ``request`` is for; "" if the actor holds just one."""
         return ""
 
     async def answer(self, name: str, message: bytes) -> tuple[int, bytes]:
@@ -216,12 +217,12 @@ class ReplicaProcess(ActorProcess):
         )
 
     def make_server(self, config: ReplicaConfig) -> ReplicaServer:
-        """The server in the environment of production."""
+        """Create the server with production's ``Surroundings``."""
         return self.server_class(config, production(config))
 
     @ray.method(concurrency_group="health")
     async def health(self) -> Health:
-        """Tell whether this process serves; answered beside the data path."""
+        """Report whether this process serves; answered beside the data path."""
         server: ReplicaServer = self.server
         return Health(
             process_id=os.getpid(),
@@ -274,7 +275,7 @@ class HostProcess(ActorProcess):
 
     @ray.method(concurrency_group="health")
     async def health(self) -> Health:
-        """Tell whether this process serves; answered beside the data path."""
+        """Report whether this process serves; answered beside the data path."""
         host: Host = self.server
         idle = [
             f"{name}: {server.failure or server.replica.failure or 'starting'}"
@@ -290,7 +291,7 @@ class HostProcess(ActorProcess):
 
 
 class BrokerProcess(ActorProcess):
-    """The process by which a broker joins."""
+    """The process of a broker's own actor."""
 
     server_class = Broker
 
@@ -302,7 +303,7 @@ class BrokerProcess(ActorProcess):
 
     @ray.method(concurrency_group="health")
     async def health(self) -> Health:
-        """Tell whether the broker is registered."""
+        """Report whether the broker is registered."""
         broker: Broker = self.server
         return Health(
             process_id=os.getpid(),
@@ -332,7 +333,7 @@ class ControllerProcess(ReplicaProcess):
 
 
 def remember_location(config: ReplicaConfig) -> None:
-    """Where the log is now: of several brokers that would start it at once, only one has."""
+    """Remember where the log is: if several brokers start the controller, only one succeeds."""
     if config.pin is None:
         return
     location = ClusterLocation(
@@ -349,9 +350,9 @@ def remember_location(config: ReplicaConfig) -> None:
 
 
 def resign() -> None:
-    """End this actor for good, so that its name is free for the controller of another broker.
+    """End this actor for good, so that the name is free for another broker's controller.
 
-    If Ray is not reached it takes the node for dead soon, and its name is free by that.
+    If Ray cannot be reached, it will soon consider the node dead, which frees the name too.
     """
     try:
         ray.kill(ray.get_runtime_context().current_actor)
@@ -375,10 +376,10 @@ def launch_actor(
 ) -> Any:
     """Start the actor ``name`` if it does not run yet, pinned to its broker's node.
 
-    It outlives its creator. Ray restarts it on that node only, and never repeats a call by itself.
+    It outlives its creator. Ray restarts it only on that node, and never retries a call by itself.
     """
     if config.pin is None:
-        raise ValueError(f"{name} has to be pinned to the node of its data directory")
+        raise ValueError(f"{name} must be pinned to the node of its data directory")
     options: dict[str, Any] = {
         "name": name,
         "namespace": NAMESPACE,
@@ -400,14 +401,14 @@ def launch_actor(
 def launch_controller(config: ReplicaConfig, voters: Collection[int] = ()) -> None:
     """Start the controller if it does not run yet; it starts everything else.
 
-    But for the ``voters`` whom it asks for its epoch, which are started first.
+    The ``voters``, which it asks for its epoch, are started first.
     """
     RayLauncher(config).start_voters([one for one in voters if one != config.broker_id])
     launch_actor(ControllerProcess, CONTROLLER_ACTOR, config)
 
 
 class RayLauncher:
-    """``Launcher`` on Ray: an actor is on its broker's node; ``config`` is the controller's."""
+    """``Launcher`` on Ray: each actor runs on its broker's node; ``config`` is the controller's."""
 
     def __init__(self, config: ReplicaConfig) -> None:
         self._config = config
@@ -456,7 +457,7 @@ class RayLauncher:
             await asyncio.to_thread(self._start_brokers, new)
 
     def start_voters(self, broker_ids: Collection[int]) -> None:
-        """Ensure that these brokers, where their nodes are alive, can vote for a controller."""
+        """Start the actors of these brokers, where their nodes are alive, so that they can vote."""
         self._start_brokers(
             [
                 BrokerNode(broker_id=number, rack=node["Labels"].get(RACK_LABEL, ""))
@@ -481,7 +482,7 @@ class RayLauncher:
             self._begun_brokers.add(node.broker_id)
 
     def _pin_of(self, broker_id: int) -> Pin | None:
-        """The controller's own node; of others, the one with their label, wherever that is."""
+        """The pin of a broker: the controller's own node, or the node with the broker's label."""
         if broker_id == self._config.broker_id:
             return self._config.pin
         return Pin(BY_LABEL, str(broker_id))
@@ -502,7 +503,7 @@ class RayLauncher:
 def broker_nodes(
     nodes: Sequence[Mapping[str, Any]], *, own: int, pin: Pin | None
 ) -> list[BrokerNode]:
-    """The living nodes of brokers. That of ``own`` needs no label if ``pin`` tells which it is."""
+    """The live nodes of brokers. That of ``own`` needs no label if ``pin`` identifies it."""
     numbers = [(broker_of(node), node) for node in nodes if node["Alive"]]
     if pin is not None and own not in [number for number, _ in numbers]:
         pinned = [node for number, node in numbers if number is None and pin.is_at(node)]
@@ -521,7 +522,7 @@ def running_actors() -> list[str]:
 
 
 def end_actors(actors: Collection[str]) -> None:
-    """Kill actors for good, by name; a name nobody has is fine."""
+    """Kill actors for good, by name; an unknown name is ignored."""
     _end_found(_find_actors(actors))
 
 

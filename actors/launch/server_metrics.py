@@ -1,7 +1,7 @@
-"""The metrics that operators watch: of one replica, of the disk it is on, and of the cluster.
+"""Report the metrics of one replica, of its disk, and of the cluster.
 
-What ``process/metrics.py`` has a name for. A report of an idle replica takes some 30 µs; those of
-a process are spread over the interval, so that many do not hold up its event loop together.
+``process/metrics.py`` defines them. A report of an idle replica takes some 30 µs. The reports of a
+process are spread over the interval, so that they do not block its event loop together.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ from oncelog.storage.errors import ErrorCode
 _logger = logging.getLogger(__name__)
 
 PHASES: Final = 2**32
-"""How many moments of the interval a replica's reports may come at."""
+"""Number of different moments in the interval for a replica's reports."""
 
 
 def _offline(data_dir: str) -> Mapping[Path, str]:
@@ -80,10 +80,10 @@ def _offline(data_dir: str) -> Mapping[Path, str]:
 
 
 class DiskMetrics:
-    """The space on the disks of the data directories: once per interval for all replicas there.
+    """Reports the disk space of the data directories, once per interval for all replicas.
 
-    ``space_of`` is None where there is no disk to look at; ``offline`` tells which of several
-    directories cannot be used, and why.
+    ``space_of`` is None if there is no real disk; ``offline`` tells which of several directories
+    cannot be used, and why.
     """
 
     def __init__(
@@ -122,9 +122,9 @@ NO_DISK: Final = DiskMetrics(None)
 
 
 class ReplicaMetrics:
-    """Reports the metrics of one replica, every ``metrics_interval_ms``, also while it is offline.
+    """Reports the metrics of one replica every ``metrics_interval_ms``, also while it is offline.
 
-    ``has_failed`` says that its server could not start; ``on_bug`` gets what a report raises.
+    ``has_failed``: its server could not start. ``on_bug`` gets an exception of a report.
     """
 
     def __init__(
@@ -153,15 +153,15 @@ class ReplicaMetrics:
             "broker": str(config.broker_id),
         }
         self._reported: dict[str, int] = {}
-        """What was reported of each counter, by its name."""
+        """Counter name → total already reported."""
         self._raised: set[str] = set()
-        """Which of those gauges that rest at zero are above it."""
+        """The gauges that rest at zero and are above it now."""
         self._timer: asyncio.TimerHandle | None = None
 
     # --- when -----------------------------------------------------------------------------
 
     def start(self, report: Callable[[], None]) -> None:
-        """Call ``report`` once an interval from now on; the first time within one."""
+        """Call ``report`` once per interval; the first time within one interval."""
         phase = crc32(repr(sorted(self._tags.items())).encode())
         self._wait(report, (phase + 1) / PHASES)
 
@@ -178,7 +178,7 @@ class ReplicaMetrics:
             self._wait(report, 1.0)
 
     def stop(self) -> None:
-        """Report no more. A second call does nothing."""
+        """Stop reporting. A second call does nothing."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -198,7 +198,7 @@ class ReplicaMetrics:
             )
 
     def report(self) -> None:
-        """Report what every replica has."""
+        """Report the metrics that every replica has."""
         replica = self._replica
         is_offline = bool(replica.failure or replica.waits_for) or self._has_failed()
         self.set(REPLICA_OFFLINE, int(is_offline))
@@ -244,7 +244,7 @@ class ReplicaMetrics:
             self.set(REPLICATION_LAG_MS, lag_ms)
 
     def _report_log(self) -> None:
-        """What a log has in whichever role."""
+        """Report the metrics of a log in any role."""
         replica, machine, log = self._replica, self._replica.machine, self._replica.log
         self.set(LOG_SIZE_BYTES, log.size_bytes)
         self.set(SEGMENT_COUNT, log.segment_count)
@@ -253,7 +253,7 @@ class ReplicaMetrics:
         self.set(CUT_BYTES, 0 if cut is None else cut.cut_bytes)
 
     def set(self, metric: Metric, value: float) -> None:
-        """Set one gauge of this replica, unless it rests at zero and has said so."""
+        """Set one gauge of this replica, unless it rests at zero and that was reported."""
         if metric.rests_at_zero:
             if value:
                 self._raised.add(metric.name)
@@ -264,7 +264,7 @@ class ReplicaMetrics:
         self.sink.set(metric, value, self._tags)
 
     def _add(self, metric: Metric, total: int) -> None:
-        """Add to a counter by how much ``total`` has grown since it was last reported."""
+        """Add what ``total`` has grown by since the last report to a counter."""
         amount = total - self._reported.get(metric.name, 0)
         if amount:
             self._reported[metric.name] = total
@@ -272,7 +272,7 @@ class ReplicaMetrics:
 
 
 class ControllerMetrics:
-    """What the controller alone knows of the cluster: brokers, leaders, moves, voters.
+    """Reports what only the controller knows: brokers, leaders, moves, voters.
 
     ``broker_id`` is the controller's own. A report looks at every partition.
     """

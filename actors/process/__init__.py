@@ -1,5 +1,5 @@
-"""What surrounds the server in an actor's process: clock, threads, metrics, environment.
+"""What every process needs around its server or client: clock, threads, metrics, environment.
 
-No protocol here. Start at ``background``, which does blocking work beside the event loop; ``clock``
-is all that knows the time, and ``metrics`` all metrics.
+No protocol here; ``api`` uses it too. Start at ``background``, which runs blocking work beside the
+event loop. ``clock`` is the only source of time, and ``metrics`` has the table of all metrics.
 """

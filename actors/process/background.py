@@ -1,7 +1,7 @@
-"""What runs beside a server's calls: blocking work on threads, and tasks of its own.
+"""Work beside a server's calls: blocking work on threads, and background tasks.
 
-``ThreadBackground`` is ``Background`` in production. No task outlives its ``OwnTasks``, or fails
-unseen.
+``ThreadBackground`` is ``Background`` in production. No task outlives its ``OwnTasks`` or fails
+silently.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from oncelog.actors.process.clock import monotonic_s
 _logger = logging.getLogger(__name__)
 
 THREADS_MAX: Final = 4
-"""How many logs of one process use the disk at a time; the others wait their turn."""
+"""Logs of one process that use the disk at a time; the others wait."""
 
 OPENING_THREADS_MAX: Final = 2
-"""How many logs of one process are opened at a time: each may have to be read through."""
+"""Logs of one process that are opened at a time: each may have to be read through."""
 
 SHORT_WORK_S: Final = 0.001
-"""Work that takes less is short: the loop may block for it rather than wait for a thread."""
+"""Work below this is short: blocking the loop costs less than switching to a thread."""
 
 STALL_S: Final = 0.01
-"""Work that takes longer shows at once that the disk has become slow."""
+"""A single piece of work above this shows that the disk has become slow."""
 
 SHORT_POINTS: Final = 4
-"""Short work scores one point, any other costs two; from this score on work counts as short."""
+"""Short work adds a point, other work takes two; from this score on work runs on the loop."""
 
 _POINTS_MAX: Final = 8
 
 
 class DiskThreads:
-    """The threads that do the blocking work of one process, started when they are needed.
+    """The threads for the blocking work of one process, started on demand.
 
-    Every sync passes here, so it is a bare queue: half the delay of an executor.
+    Every sync passes here, so it is a bare queue, with half the latency of an executor.
     """
 
     def __init__(self, count_max: int = THREADS_MAX) -> None:
         self.user_count = 0
-        """How many logs have their work done here."""
+        """Number of logs that use these threads."""
         self._count_max = count_max
         self._count = 0
         self._under_way = 0
@@ -55,7 +55,7 @@ class DiskThreads:
         weakref.finalize(self, _end_threads, self._queue, count_max)
 
     def begin(self, task: Callable[[], None]) -> None:
-        """Run ``task``, which raises nothing, on a thread. Call ``ended`` after it has ended."""
+        """Run ``task``, which must not raise, on a thread. Call ``ended`` after it has ended."""
         if self._count < min(self._under_way + 1, self._count_max):
             name = f"oncelog-disk-{self._count + 1}"
             threading.Thread(target=_work, args=(self._queue,), name=name, daemon=True).start()
@@ -68,9 +68,9 @@ class DiskThreads:
         self._under_way -= 1
 
     def add_to_turn(self, task: Callable[[], None]) -> None:
-        """Run ``task``, which is short and raises nothing, in the next turn of the running loop.
+        """Run ``task``, which is short and must not raise, in the next turn of the running loop.
 
-        All that is added in one turn is done together, on several threads while the loop waits.
+        Tasks added in one turn run together, on several threads, while the loop waits.
         """
         if not self._turn:
             asyncio.get_running_loop().call_soon(self._do_turn)
@@ -78,7 +78,7 @@ class DiskThreads:
 
     def _do_turn(self) -> None:
         turn, self._turn = self._turn, []
-        # Only threads that have nothing else to do: the loop waits for what they take.
+        # Only idle threads may help: the loop waits for what they take.
         helper_count = min(len(turn) - 1, self._count_max - self._under_way)
         left = deque(turn)
         done: SimpleQueue[None] = SimpleQueue()
@@ -88,7 +88,7 @@ class DiskThreads:
                 self.begin(lambda: _help(left, done))
                 begun_count += 1
         except RuntimeError as error:
-            _logger.warning("the loop does without another thread: %s", error)
+            _logger.warning("no further thread can be started: %s", error)
         own_count = 0
         while (task := _next(left)) is not None:
             task()
@@ -104,7 +104,7 @@ def _work(queue: SimpleQueue[Callable[[], None] | None]) -> None:
         try:
             task()
         except Exception:
-            # A bug, as each raises nothing. What waits behind it is done even so.
+            # A bug, since tasks must not raise. The tasks behind it still run.
             _logger.exception("work on a thread of the disk met a bug")
         del task
 
@@ -117,7 +117,7 @@ def _next(left: deque[Callable[[], None]]) -> Callable[[], None] | None:
 
 
 def _help(left: deque[Callable[[], None]], done: SimpleQueue[None]) -> None:
-    """On a thread: take what is left of a turn; one that wakes late finds nothing."""
+    """Run what is left of a turn, on a thread; one that wakes late finds nothing."""
     while (task := _next(left)) is not None:
         task()
         done.put(None)
@@ -137,11 +137,11 @@ class _Work(NamedTuple):
 class ThreadBackground:
     """``Background`` of one log, on the threads of its process.
 
-    Two switches between threads take longer than a short sync, so small work is done at once as
-    long as most of the recent pieces were short; where several logs share the threads, at the end
-    of the turn, together with theirs. A disk that becomes slow holds up the loop once,
-    or a few times if it is only a little slower. Small work is timed on a thread too, so as to
-    notice when the disk becomes fast again.
+    Two thread switches take longer than a short sync. So small work runs on the loop as long as
+    most recent pieces were short: at once, or if several logs share the threads, at the end of the
+    turn together with theirs. A disk that becomes slow blocks the loop once, or a few times if it
+    is only a little slower. Small work is timed on a thread too, to notice when the disk becomes
+    fast again.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class ThreadBackground:
     def run(
         self, work: Callable[[], ResultT], *, is_small: bool = False
     ) -> asyncio.Future[ResultT]:
-        """See ``Background.run``; ``work`` is done even if its caller is cancelled."""
+        """See ``Background.run``; ``work`` runs even if its caller is cancelled."""
         future: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
         piece = _Work(work, future, is_small)
         if self._is_busy:
@@ -186,12 +186,12 @@ class ThreadBackground:
         def end() -> None:
             self._end(piece, *outcomes[0], was_in_thread=False)
 
-        # Both in the next turn, the end after all that the turn does.
+        # Both in the next turn; the end comes after all tasks of that turn.
         self._threads.add_to_turn(do)
         loop.call_soon(end)
 
     def _do_in_thread(self, piece: _Work) -> None:
-        """On a thread."""
+        """Run a piece on a thread."""
         outcome = self._do(piece)
         try:
             piece.future.get_loop().call_soon_threadsafe(self._end, piece, *outcome)
@@ -214,7 +214,7 @@ class ThreadBackground:
         resolve_future(piece.future, result, error)
 
     def _do(self, piece: _Work) -> tuple[Any, BaseException | None]:
-        """Its result or its exception. One piece runs at a time, so the points need no lock."""
+        """Run a piece; return result and exception. One runs at a time, so points need no lock."""
         begun_s = self._now_s()
         result, error = None, None
         try:
@@ -237,14 +237,14 @@ class OwnTasks:
         self.running: set[asyncio.Task[Any]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, ResultT]) -> asyncio.Task[ResultT]:
-        """Start a task, and keep it from being collected while it runs."""
+        """Start a task, and keep a reference while it runs."""
         task = asyncio.get_running_loop().create_task(work)
         self.running.add(task)
         task.add_done_callback(self._ended)
         return task
 
     def cancel(self) -> list[asyncio.Task[Any]]:
-        """Cancel what runs; await what is returned to see it end."""
+        """Cancel the running tasks; await those returned to see them end."""
         tasks = list(self.running)
         for task in tasks:
             task.cancel()

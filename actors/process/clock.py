@@ -1,6 +1,6 @@
-"""Time: the machine's clock, what has elapsed, and the pause before a repeated call.
+"""Time: the wall clock, monotonic time, and back-off before a retry.
 
-``SystemClock`` is ``Clock`` in production; elapsed time is unaffected by changes of it.
+``SystemClock`` is ``Clock`` in production; changes of it do not affect monotonic time.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Final
 
 
 def loop_ms() -> int:
-    """Monotonic milliseconds of the running event loop, since an unspecified moment."""
+    """Monotonic time of the running event loop in ms."""
     return int(1_000 * asyncio.get_running_loop().time())
 
 
 def monotonic_s() -> float:
-    """Seconds since an unspecified moment, in any thread; an event loop's may only tick in ms."""
+    """Monotonic time in seconds, in any thread; finer than an event loop's."""
     return time.perf_counter()
 
 
 class SystemClock:
-    """``Clock`` of the machine."""
+    """The system's wall clock."""
 
     def now_ms(self) -> int:
         """Milliseconds since the Unix epoch."""
@@ -31,12 +31,12 @@ class SystemClock:
 
 BACKOFF_FIRST_MS: Final = 20
 BACKOFF_MAX_MS: Final = 1_000
-"""How long a server waits before it repeats an internal call, the first time and at most."""
+"""Back-off before an internal call is repeated: first, and maximum."""
 
 _DOUBLINGS_MAX: Final = 16
 
 
 def backoff_ms(attempt: int, rng: random.Random) -> float:
-    """The pause after failed attempt number ``attempt`` (from 0): doubling, bounded, jittered."""
+    """Back-off after failed attempt number ``attempt`` (from 0): doubling, bounded, with jitter."""
     longest_ms = min(BACKOFF_FIRST_MS << min(attempt, _DOUBLINGS_MAX), BACKOFF_MAX_MS)
     return longest_ms * rng.uniform(0.5, 1.0)

@@ -1,7 +1,7 @@
-"""What an operator watches: names, kinds, units and meaning of the metrics, and where they go.
+"""The metrics: names, kinds, units and meanings, and where they are sent.
 
-``METRICS`` is the one table. ``oncelog metrics list`` prints it, docs/OPERATIONS.md repeats it, and
-dashboards and alerts name nothing else. ``MetricSink`` is where metrics go: Ray's metrics in
+``METRICS`` is the only table. ``oncelog metrics list`` prints it, docs/OPERATIONS.md repeats it,
+and dashboards and alerts use only these names. ``MetricSink`` receives the values: Ray's metrics in
 production (``process/ray_metrics.py``), nothing elsewhere.
 
 * A *gauge* is set every ``metrics_interval_ms``. Ray forgets one that is not set again within
@@ -15,15 +15,14 @@ production (``process/ray_metrics.py``), nothing elsewhere.
   middles of the buckets. So ``Histogram`` counts itself: an observation costs a search among
   fifteen bounds and two additions.
 
-Tags bound how many series there are: by partitions, brokers and their data directories, requests
-and error codes. Only the
-names of groups are given by users.
+Tags bound the number of series: by partitions, brokers and their data directories, requests and
+error codes. Only group names are chosen by users.
 
 A transaction is *late* once it has been open for the longest allowed time plus five minutes: its
 coordinator should have ended it. The time is this process's own, counted from when it first saw
 the transaction: records may carry timestamps of years ago. Source: KIP-98, "Metrics"; KIP-664.
 
-One file: most of it is the one table, and the rest says how a metric of each kind is counted.
+One file: mostly the one table; the rest counts a metric of each kind.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ from itertools import accumulate
 from typing import Final, Protocol
 
 LATE_GRACE_MS: Final = 300_000
-"""How far beyond the longest transaction timeout an open transaction is late."""
+"""Time beyond the longest transaction timeout after which a transaction is late."""
 
 PREFIX: Final = "oncelog_"
 RAY_PREFIX: Final = "ray_"
-"""What Ray puts before the name of every metric."""
+"""Ray's prefix of every metric name."""
 
 TAGS: Final = ("topic", "partition", "broker")
 BROKER_TAGS: Final = ("broker",)
@@ -53,11 +52,11 @@ STEP_TAGS: Final = ("step", "broker")
 DURATION_BOUNDS_MS: Final = (
     *(0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000, 30_000),
 )
-"""Upper bounds, inclusive, of how long something took; one more bucket has what took longer."""
+"""Inclusive upper bounds of duration buckets; a last bucket has what took longer."""
 
 
 class Kind(enum.Enum):
-    """What may be asked of a metric."""
+    """The kind of a metric, which decides how to query it."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -66,7 +65,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One metric. ``unit`` ends the name where it is not a plain count or an offset."""
+    """One metric. ``unit`` ends the name, unless it is a plain count or an offset."""
 
     name: str
     kind: Kind = Kind.GAUGE
@@ -76,11 +75,11 @@ class Metric:
     bounds: tuple[float, ...] = ()
     """The upper bounds of a histogram's buckets, inclusive."""
     rests_at_zero: bool = False
-    """It is 0 nearly everywhere, and then not exported: of a thousand partitions few say more."""
+    """Not exported while it is 0, as it nearly always is."""
 
     @property
     def exported_names(self) -> tuple[str, ...]:
-        """The names that Prometheus knows it by: one, or the three of a histogram."""
+        """Its names in Prometheus: one, or three for a histogram."""
         name = RAY_PREFIX + PREFIX + self.name
         if self.kind is Kind.GAUGE:
             return (name,)
@@ -92,12 +91,12 @@ class Metric:
 REPLICA_OFFLINE: Final = Metric(
     name="replica_offline",
     unit="replicas",
-    description="1 while a replica is offline for a reason that `oncelog status` tells, else 0.",
+    description="1 while a replica is offline, else 0; `oncelog status` says why.",
 )
 DISK_REFUSING: Final = Metric(
     name="disk_refusing",
     unit="replicas",
-    description="1 while the disk refuses what a replica is to append, as a full one does, else 0.",
+    description="1 while the disk refuses a replica's appends, such as a full disk, else 0.",
     rests_at_zero=True,
 )
 LEADER_EPOCH: Final = Metric(
@@ -115,7 +114,7 @@ APPENDED_RECORDS: Final = Metric(
     name="appended_records",
     kind=Kind.COUNTER,
     unit="records",
-    description="Records in them, transaction markers included.",
+    description="Records in these batches, transaction markers included.",
 )
 FETCHED_BYTES: Final = Metric(
     name="fetched_bytes",
@@ -127,7 +126,7 @@ FETCHED_RECORDS: Final = Metric(
     name="fetched_records",
     kind=Kind.COUNTER,
     unit="records",
-    description="Offsets that they cover; some hold no record once a log is compacted.",
+    description="Offsets that these batches cover; after compaction some have no record.",
 )
 LOG_SIZE_BYTES: Final = Metric(
     name="log_size_bytes",
@@ -183,13 +182,13 @@ PRODUCER_ID_COUNT: Final = Metric(
 DAMAGED_PLACE_COUNT: Final = Metric(
     name="damaged_place_count",
     unit="places",
-    description="Places of the log found to be unreadable; see `oncelog status`.",
+    description="Unreadable places found in the log; see `oncelog status`.",
     rests_at_zero=True,
 )
 CUT_BYTES: Final = Metric(
     name="cut_bytes",
     unit="bytes",
-    description="What the last start cut from the end of the log; see `oncelog status`.",
+    description="Bytes that the last start cut from the end of the log; see `oncelog status`.",
     rests_at_zero=True,
 )
 UNDER_REPLICATED: Final = Metric(
@@ -207,26 +206,26 @@ UNDER_MIN_ISR: Final = Metric(
 REPLICATION_LAG: Final = Metric(
     name="replication_lag",
     unit="records",
-    description="What the follower furthest behind lacks, as far as its leader knows.",
+    description="Records that the slowest follower lacks, as far as its leader knows.",
     rests_at_zero=True,
 )
 REPLICATION_LAG_MS: Final = Metric(
     name="replication_lag_ms",
     unit="ms",
-    description="How long ago the follower furthest behind had all that there was.",
+    description="Time since the slowest follower had its leader's whole log.",
     rests_at_zero=True,
 )
 ISR_SHRINKS: Final = Metric(
     name="isr_shrinks",
     kind=Kind.COUNTER,
     unit="changes",
-    description="Changes of the ISR that a leader learned of by which it lost a member.",
+    description="Changes of the ISR that removed a member, as the leader learned.",
 )
 ISR_EXPANDS: Final = Metric(
     name="isr_expands",
     kind=Kind.COUNTER,
     unit="changes",
-    description="Changes of the ISR that a leader learned of by which it gained a member.",
+    description="Changes of the ISR that added a member, as the leader learned.",
 )
 PUSHED_BYTES: Final = Metric(
     name="pushed_bytes",
@@ -244,7 +243,7 @@ FOLLOWER_CUTS: Final = Metric(
     name="follower_cuts",
     kind=Kind.COUNTER,
     unit="cuts",
-    description="How often a follower cut or dropped its log, as its leader has another.",
+    description="Times that a follower cut or dropped its log, as it differed from the leader's.",
 )
 OFFLINE_PARTITION_COUNT: Final = Metric(
     name="offline_partition_count",
@@ -280,19 +279,19 @@ VOTER_COUNT: Final = Metric(
 LAGGING_VOTER_COUNT: Final = Metric(
     name="lagging_voter_count",
     unit="brokers",
-    description="Those of them that lack something which is committed.",
+    description="Brokers with a vote whose copy lacks committed records.",
     tags=BROKER_TAGS,
 )
 VOTER_LAG: Final = Metric(
     name="voter_lag",
     unit="records",
-    description="What a voter's copy lacks of the controller's log, as far as that knows.",
+    description="Records of the controller's log that a voter lacks, as far as known.",
     tags=BROKER_TAGS,
 )
 VOTER_LAG_MS: Final = Metric(
     name="voter_lag_ms",
     unit="ms",
-    description="How long ago a voter had all of the controller's log; 0 if it has.",
+    description="Time since a voter had the controller's whole log; 0 if it has.",
     tags=BROKER_TAGS,
 )
 TRANSACTIONAL_ID_COUNT: Final = Metric(
@@ -324,13 +323,13 @@ SYNC_DURATION_MS: Final = Metric(
 DISK_FREE_BYTES: Final = Metric(
     name="disk_free_bytes",
     unit="bytes",
-    description="What is left on the disk of a data directory.",
+    description="Free space on the disk of a data directory.",
     tags=DIRECTORY_TAGS,
 )
 DISK_SIZE_BYTES: Final = Metric(
     name="disk_size_bytes",
     unit="bytes",
-    description="Size of that disk.",
+    description="Size of the disk of a data directory.",
     tags=DIRECTORY_TAGS,
 )
 OFFLINE_DIRECTORY: Final = Metric(
@@ -378,14 +377,14 @@ CALL_DURATION_MS: Final = Metric(
 CONSUMER_LAG: Final = Metric(
     name="consumer_lag",
     unit="records",
-    description="What the reader of a partition has left to read, as of its last fetch.",
+    description="Records that the reader of a partition has left to read, as of its last fetch.",
     tags=GROUP_TAGS,
 )
 CLIENT_OUTAGES: Final = Metric(
     name="client_outages",
     kind=Kind.COUNTER,
     unit="outages",
-    description="Times that a client has told that something does not answer for 5 s.",
+    description="Times that a client reported no answer for 5 s.",
     tags=("what",),
 )
 METRICS: Final = (
@@ -442,10 +441,10 @@ METRICS: Final = (
 
 
 class MetricSink(Protocol):
-    """Takes metrics; never raises and never waits."""
+    """Receives metric values; never raises and never waits."""
 
     def set(self, metric: Metric, value: float, tags: Mapping[str, str]) -> None:
-        """Set a gauge; ``tags`` has a text for each of those of ``metric``."""
+        """Set a gauge; ``tags`` has a value for each tag of ``metric``."""
         ...
 
     def add(self, metric: Metric, amount: float, tags: Mapping[str, str]) -> None:
@@ -457,19 +456,19 @@ class NoMetrics:
     """A sink for processes without monitoring."""
 
     def set(self, metric: Metric, value: float, tags: Mapping[str, str]) -> None:
-        """Forget the metric."""
+        """Do nothing."""
 
     def add(self, metric: Metric, amount: float, tags: Mapping[str, str]) -> None:
-        """Forget the metric."""
+        """Do nothing."""
 
 
 NO_METRICS: Final = NoMetrics()
 
 
 class TransactionAges:
-    """For how long transactions of one partition have been seen open, by this process's clock.
+    """How long transactions of one partition have been seen open, by this process's clock.
 
-    Bounded by what is open. A clock that steps back makes a transaction young again.
+    Bounded by the open transactions. If the clock steps back their age restarts.
     """
 
     def __init__(self, *, late_after_ms: int) -> None:
@@ -479,7 +478,7 @@ class TransactionAges:
         self.late_count = 0
 
     def observe(self, open_transactions: Mapping[int, int], now_ms: int) -> None:
-        """Note what is open: first offset → producer id."""
+        """Note the open transactions: first offset → producer id."""
         since_ms: dict[tuple[int, int], int] = {}
         for transaction in open_transactions.items():
             since_ms[transaction] = min(self._since_ms.get(transaction, now_ms), now_ms)
@@ -490,7 +489,7 @@ class TransactionAges:
 
 
 class Histogram:
-    """What was observed of one series of ``metric`` since the last report."""
+    """The values of one series of ``metric`` observed since the last report."""
 
     __slots__ = ("_bounds", "_buckets", "_metric", "_total")
 
@@ -505,7 +504,7 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many values were observed."""
+        """Number of observed values."""
         return sum(self._buckets)
 
     def observe(self, value: float) -> None:
@@ -514,7 +513,7 @@ class Histogram:
         self._total += value
 
     def report(self, metrics: MetricSink, tags: Mapping[str, str]) -> None:
-        """Report what was observed, and begin again; nothing if there was nothing."""
+        """Report the observed values, if any, and reset."""
         counts = list(accumulate(self._buckets))
         if not counts[-1]:
             return

@@ -1,10 +1,9 @@
-"""Processes of this machine as the kernel reports them: who a driver is, and whether it has ended.
+"""Processes of this machine, from ``/proc``: identify a driver, and tell whether it has ended.
 
-A process is identified by its id, its start time, and where both are valid: the host, the boot and
-the pid namespace, of which a container may have its own. So a later process with the same id is
-another one, and a process that cannot be seen never counts as ended. Without ``/proc``, nothing is
-known.
-Source: proc(5), ``/proc/pid/stat``; namespaces(7).
+A process is identified by pid, start time, and the scope of both: host, boot and pid namespace, of
+which a container may have its own. So a later process with the same pid is another one, and a
+process that cannot be seen never counts as ended. Without ``/proc`` nothing is known. Source:
+proc(5), ``/proc/pid/stat``; namespaces(7).
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ _ANCESTORS_MAX: Final = 16
 
 
 class ProcessTable:
-    """``DriverWatch`` by ``/proc``; also names processes, for callers that begin a run.
+    """``DriverWatch`` by ``/proc``; also identifies processes, for callers that begin a run.
 
-    ``host`` distinguishes this host from all others of the cluster: cloned virtual machines even
+    ``host`` distinguishes this host from all others of the cluster: cloned virtual machines can
     have the same boot id.
     """
 
@@ -64,7 +63,7 @@ class ProcessTable:
         return None
 
     def _machine(self) -> str | None:
-        """Where ids and start times of processes are valid, or ``None`` if that is unknown."""
+        """The scope in which pids and start times are valid, or ``None`` if unknown."""
         try:
             if os.readlink(_PROC / "self") != str(os.getpid()):
                 # This /proc belongs to another pid namespace: it shows other processes.
@@ -77,7 +76,7 @@ class ProcessTable:
 
 
 def boot_id() -> str:
-    """What the operating system calls its present boot; "" if it does not say."""
+    """The id of the operating system's current boot; "" if unknown."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -85,13 +84,13 @@ def boot_id() -> str:
 
 
 class _Stat:
-    """What ``/proc/<id>/stat`` says: the command is in parentheses and may hold any character."""
+    """Parsed ``/proc/<id>/stat``; the command is in parentheses and may contain any character."""
 
     def __init__(self, text: str) -> None:
         begin, end = text.index("("), text.rindex(")")
         fields = text[end + 2 :].split()
         self.command = text[begin + 1 : end]
-        # The first thread of a living process may have ended: it is gone only with the last one.
+        # The first thread of a live process may have ended: the process ends with its last thread.
         self.is_dead = fields[0] in ("X", "x") or (fields[0] == "Z" and int(fields[17]) <= 1)
         self.parent_id = int(fields[1])
         self.start_ticks = int(fields[19])

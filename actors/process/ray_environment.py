@@ -1,6 +1,6 @@
-"""What must be set before Ray is imported: authentication, and the tuning of our clusters.
+"""Environment to set before Ray is imported: authentication, and the tuning of our clusters.
 
-And what ``ray.init`` changes in a process that is to stay as it was.
+Also protects signal handlers that ``ray.init`` would replace.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ SYSTEM_CONFIG: Final[dict[str, Any]] = {
     # Batches travel inside the call up to 2 MB: two to three times faster than the object store.
     "max_direct_call_object_size": 2_000_000,
     "task_rpc_inlined_bytes_limit": 64_000_000,
-    # A dead node is known in about a second, a hung one in about four.
+    # A dead node is noticed in about a second, a hung one in about four.
     "health_check_initial_delay_ms": 1_000,
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 1_000,
     "health_check_failure_threshold": 3,
-    # Calls to a killed actor fail within 0.3 s, and it is back in about one.
+    # Calls to a killed actor fail within 0.3 s, and it is back after about one second.
     "timeout_ms_task_wait_for_death_info": 200,
     "core_worker_internal_heartbeat_ms": 200,
 }
@@ -39,16 +39,16 @@ QUIET_PATTERN: Final = "|".join(
         "Raylet is terminated",
     )
 )
-"""Ray prints these to every driver's standard output, which a command needs for its own."""
+"""Messages that Ray prints to every driver's standard output, which commands use themselves."""
 
 
 def keep_output_clean() -> None:
-    """Keep Ray's own warnings out of this program's output. Call it before Ray is imported."""
+    """Keep Ray's warnings out of this program's output. Call it before Ray is imported."""
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", QUIET_PATTERN)
 
 
 def prepare_to_join() -> None:
-    """Let this process join a cluster that demands a token, if there is a token to show.
+    """Let this process join a cluster that requires a token, if one is available.
 
     A process that joins by address never turns authentication on by itself, and Ray reads the
     variable when it is imported: if it is imported already, it is made to read it again.
@@ -65,7 +65,7 @@ def prepare_to_join() -> None:
 
 
 def prepare_to_start() -> None:
-    """Set what the processes of a cluster started here inherit."""
+    """Set the environment for the processes of a cluster started here."""
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -73,11 +73,11 @@ def prepare_to_start() -> None:
 
 @contextlib.contextmanager
 def own_termination() -> Iterator[None]:
-    """What the program does at SIGTERM is given back after the block, in which Ray replaces it.
+    """Restore the program's SIGTERM handler after the block, in which Ray replaces it.
 
-    A program may have a transaction to finish. One that does nothing of its own ends in order by
-    Ray's handler, and one whose handler is not Python's cannot be told. Only in the main thread:
-    in others Ray changes nothing.
+    A program may have a transaction to finish. Without a handler of its own it ends cleanly by
+    Ray's, and a handler that is not Python's cannot be restored. Only in the main thread: in others
+    Ray changes nothing.
     """
     before = signal.getsignal(signal.SIGTERM)
     try:

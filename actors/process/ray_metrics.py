@@ -1,8 +1,8 @@
-"""Metrics as Ray's own: on its dashboard, and for Prometheus at each node's endpoint.
+"""Metrics through Ray: on its dashboard, and for Prometheus at each node's endpoint.
 
 Ray prefixes names with ``ray_``, ends those of counters with ``_total``, exports every ten seconds,
-and keeps the gauges of a process that ended for some seconds more. What a process adds after it has
-disconnected from Ray is lost.
+and keeps the gauges of an ended process for some seconds. Values added after a process has
+disconnected from Ray are lost.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class RayMetrics:
         self._counters: dict[str, Counter] = {}
 
     def set(self, metric: Metric, value: float, tags: Mapping[str, str]) -> None:
-        """Set the gauge, made on first use."""
+        """Set the gauge, created on first use."""
         _instrument(Gauge, self._gauges, metric).set(value, tags=dict(tags))
 
     def add(self, metric: Metric, amount: float, tags: Mapping[str, str]) -> None:
-        """Add to the counter, made on first use; two of one name, in two threads, add up."""
+        """Add to the counter, created on first use; two of one name, in two threads, add up."""
         if amount:
             _instrument(Counter, self._counters, metric).inc(amount, tags=dict(tags))
 

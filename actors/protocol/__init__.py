@@ -1,4 +1,5 @@
-"""The rules: pure, deterministic machines and the messages they exchange.
+"""The protocol rules: pure, deterministic state machines, and the messages between actors.
 
-Nothing here knows Ray, asyncio, a clock, a disk or randomness; time arrives as an argument.
+Nothing here uses Ray, asyncio, a clock, a disk or randomness; time is an argument. Shells in
+``actors`` call the machines and do the I/O.
 """

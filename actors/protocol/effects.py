@@ -1,7 +1,7 @@
-"""What a machine may ask its shell for.
+"""What a machine asks of its shell.
 
-A durable machine *decides* (records and a reply, nothing changed yet) and later *applies* each
-record, once it is committed to the log: the same ``apply`` live and on reload.
+A durable machine first *decides*: it returns records and a reply and changes nothing. Once a record
+is committed to the log the machine *applies* it, by the same ``apply`` live and on reload.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class LogRecord(msgspec.Struct, frozen=True):
 class Decision(msgspec.Struct, Generic[ReplyT], frozen=True, kw_only=True):
     """What to write before answering, and the answer.
 
-    With no records the reply may be sent at once: nothing changes. Otherwise the shell appends
+    Without records nothing changes, and the reply may be sent at once. Otherwise the shell appends
     all records as one batch, waits until it is committed, applies each and then replies.
     """
 

@@ -1,7 +1,7 @@
 """The numbered rules that must hold at every step; ``docs/INVARIANTS.md`` explains each.
 
-A rule that is about to be broken is a bug of ours: the actor dies and recovers from its log.
-What a client or a peer does wrong is never an invariant; it is answered with an ``ErrorCode``.
+A violation is a bug of ours: the actor dies and recovers from its log. What a client or a peer does
+wrong never violates an invariant; it is answered with an ``ErrorCode``.
 """
 
 from __future__ import annotations

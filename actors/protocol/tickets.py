@@ -1,12 +1,12 @@
-"""Tickets: proof that a producer id is its sender's, for a transaction or for plain production.
+"""Tickets: proof that a producer id is the sender's, for a transaction or for plain produces.
 
 *Enrolment tickets.* The coordinator enrols a partition durably and only then issues a ticket: a MAC
-under the cluster key. The partition's leader requires it with each transactional batch, and so
-knows without a call what KIP-890 makes a broker ask its coordinator.
-``docs/adr/0002-enrolment-tickets.md`` proves that a ticket is dead once its transaction has ended.
+under the cluster key. The partition's leader requires it with each transactional batch. So it needs
+no call to the coordinator, unlike a broker in KIP-890. ``docs/adr/0002-enrolment-tickets.md``
+proves that a ticket is useless once its transaction has ended.
 
 *Plain tickets.* A producer without transactions gets one with its id, for every partition and
-epoch. Ids with plain tickets are never those of transactions, so neither can write as the other.
+epoch. An id with a plain ticket is never used for transactions, so neither can write as the other.
 
 ======  ====  ==============================================================
 offset  size  field (big-endian)
@@ -18,13 +18,13 @@ offset  size  field (big-endian)
 17      32    HMAC-SHA256 over label, these fields, producer and partition
 ======  ====  ==============================================================
 
-A plain ticket has a label of its own, and no epoch or partition (-1) and no topic. It never
-expires by age: it proves whose the id is, which never changes. It expires with its key, so its
-producer renews it when a leader says that the key is no longer the current one.
+A plain ticket has its own label, and no epoch, partition (both -1) or topic. It proves who owns the
+id, which never changes, so it does not expire by age. It expires with its key: the producer renews
+it when a leader says that the key is no longer current.
 
-The cluster key can be changed. Tickets under the previous key stay valid until every one of them
-would have expired. One under a key newer than any the leader knows is not yet a forgery: the
-leader asks for the newer key, and the client retries.
+The cluster key can be rotated. Tickets under the previous key stay valid until the last of them
+would have expired. A ticket under a newer key than the leader knows need not be forged: the leader
+asks for the newer key, and the client retries.
 
 Source: KIP-890, "Server side verification"; KIP-98, "Future work" (hijacked producer ids).
 """
@@ -40,13 +40,13 @@ import msgspec
 
 TICKET_BYTES: Final = 49
 TICKET_GRACE_MS: Final = 3_600_000
-"""How long after the transaction timeout a ticket is still honoured."""
+"""How long after the transaction timeout a ticket is still accepted."""
 
 TICKET_LIFETIME_MAX_MS: Final = 43_200_000
-"""No ticket lives longer, whatever the timeout: half of what a leader remembers a producer for."""
+"""Maximum age of a ticket, whatever the timeout: half the expiration time of producer ids."""
 
 TRANSACTION_TIMEOUT_LIMIT_MS: Final = TICKET_LIFETIME_MAX_MS - TICKET_GRACE_MS
-"""No transaction may last longer: its tickets, valid from its start, must outlive it."""
+"""Maximum transaction timeout: tickets, valid from its start, must outlive a transaction."""
 
 _VERSION: Final = 2
 _LABEL: Final = b"oncelog enrolment ticket\x00"
@@ -57,7 +57,7 @@ _CLAIM = struct.Struct(">BIqiqhi")
 
 
 class TicketVerdict(enum.Enum):
-    """What a leader makes of a ticket."""
+    """A leader's verdict on a ticket."""
 
     VALID = "valid"
     INVALID = "invalid"
@@ -68,10 +68,10 @@ class TicketVerdict(enum.Enum):
 
 
 class ClusterKeys(msgspec.Struct, frozen=True, kw_only=True):
-    """The secret that tickets are made with, and the one before it.
+    """The current cluster key, which signs tickets, and the previous one.
 
-    ``version`` counts the changes of the key. ``rotated_ms`` is when ``previous`` was replaced:
-    it is honoured until every ticket made with it before has expired.
+    ``version`` counts the rotations. ``rotated_ms`` is when ``previous`` was replaced: it is
+    accepted until every ticket made with it has expired.
     """
 
     version: int = 0
@@ -89,7 +89,7 @@ class ClusterKeys(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
     def rotated(self, cluster_key: bytes, now_ms: int) -> ClusterKeys:
-        """These keys once ``cluster_key`` has become the current one."""
+        """The keys after ``cluster_key`` becomes the current one."""
         return ClusterKeys(
             version=self.version + 1,
             current=cluster_key,
@@ -99,7 +99,7 @@ class ClusterKeys(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NO_KEYS: Final = ClusterKeys()
-"""What a replica knows before it has asked the controller."""
+"""The keys of a replica that has not asked the controller yet."""
 
 
 def issue_ticket(
@@ -116,7 +116,7 @@ def issue_ticket(
     """The ticket of one partition; issue it only once the enrolment is durable.
 
     ``producer_epoch`` is that of the transaction's data. ``issued_ms`` is milliseconds since the
-    Unix epoch. The topic is named by id, so that a topic recreated under an old name is another.
+    Unix epoch. The topic is given by id, so a recreated topic of the same name does not match.
     """
     claim = _CLAIM.pack(
         _VERSION,
@@ -141,10 +141,10 @@ def check_ticket(
     partition: int,
     now_ms: int,
 ) -> TicketVerdict:
-    """Whether ``ticket`` was issued for exactly this producer, epoch and partition, and is alive.
+    """Whether ``ticket`` was issued for exactly this producer, epoch and partition, and is valid.
 
-    Alive: not older than its transaction timeout plus an hour, by the caller's clock. Bytes of
-    any length and content may be given. The comparison takes the same time for every wrong MAC.
+    Valid: not older than its transaction timeout plus an hour, by the caller's clock. ``ticket``
+    may be any bytes. The comparison takes constant time.
     """
     verdict = _check_mac(
         ticket,
@@ -165,7 +165,7 @@ def check_ticket(
 def issue_plain_ticket(
     *, cluster_key: bytes, producer_id: int, issued_ms: int, key_version: int = 0
 ) -> bytes:
-    """The ticket of a producer without transactions; its id must never be one of transactions."""
+    """The ticket of a producer without transactions; its id must never be used for them."""
     claim = _CLAIM.pack(_VERSION, key_version, issued_ms, 0, producer_id, *_ANY_EPOCH_AND_PARTITION)
     mac = _mac(cluster_key, _PLAIN_LABEL, claim, "")
     return _TICKET.pack(_VERSION, key_version, issued_ms, 0, mac)
@@ -174,9 +174,9 @@ def issue_plain_ticket(
 def check_plain_ticket(
     ticket: bytes, *, keys: ClusterKeys, producer_id: int, now_ms: int
 ) -> TicketVerdict:
-    """Whether ``ticket`` gives ``producer_id`` to plain production, under a key that still counts.
+    """Whether ``ticket`` allows plain produces with ``producer_id``, under a key still accepted.
 
-    Bytes of any length and content may be given, as to ``check_ticket``.
+    ``ticket`` may be any bytes, as for ``check_ticket``.
     """
     return _check_mac(
         ticket,
@@ -197,7 +197,7 @@ def _check_mac(
     topic_id: str,
     now_ms: int,
 ) -> TicketVerdict:
-    """Whether the MAC covers these, whatever its age. ``owner``: id, epoch and partition."""
+    """Check the MAC, at any age. ``owner``: producer id, epoch and partition."""
     if len(ticket) != TICKET_BYTES:
         return TicketVerdict.INVALID
     version, key_version, issued_ms, transaction_timeout_ms, mac = _TICKET.unpack(ticket)
@@ -220,5 +220,5 @@ def key_version_of(ticket: bytes) -> int:
 
 
 def _mac(cluster_key: bytes, label: bytes, claim: bytes, topic_id: str) -> bytes:
-    """Every field but the last has a fixed size, so no two claims have the same bytes."""
+    """The MAC. Every field but the last has a fixed size, so no two claims have the same bytes."""
     return hmac.digest(cluster_key, label + claim + topic_id.encode(), "sha256")

@@ -1,4 +1,4 @@
-"""Kafka's primitive types as bytes: what the records of internal logs are made of.
+"""Kafka's primitive types as bytes, for the records of internal logs.
 
 Big-endian. ``string``: int16 length and UTF-8; ``bytes``: int32 length; ``array``: int32 count;
 length -1 is null. The *compact* forms of flexible versions carry length + 1 as an unsigned varint,
@@ -79,7 +79,7 @@ class WireWriter:
         self.buffer += value
 
     def tagged_fields(self, fields: Sequence[tuple[int, bytes]]) -> None:
-        """The tagged fields that end a structure; ``fields`` rise by tag."""
+        """The tagged fields that end a structure; ``fields`` are sorted by tag."""
         self.unsigned_varint(len(fields))
         for tag, value in fields:
             self.unsigned_varint(tag)
@@ -96,8 +96,8 @@ class WireWriter:
 class WireReader:
     """Reads primitive values in turn; every read is checked against the end of the buffer.
 
-    ``flexible`` makes strings, byte strings and arrays be read in their compact form; it may be
-    set once the version is known. Raises ``CorruptDataError`` for anything that does not fit.
+    With ``flexible`` strings, byte strings and arrays are read in compact form; set it once the
+    version is known. Raises ``CorruptDataError`` for anything that does not fit.
     """
 
     __slots__ = ("_buffer", "_position", "flexible")
@@ -185,7 +185,7 @@ class WireReader:
         self.tagged_fields()
 
     def expect_end(self) -> None:
-        """Refuse bytes after the last field."""
+        """Raise if bytes follow the last field."""
         if self.remaining:
             raise CorruptDataError(f"{self.remaining} bytes follow the last field")
 

@@ -1,13 +1,13 @@
-"""Whose a data directory is: the cluster and the broker that it says in ``meta.properties``.
+"""The identity of a data directory: its cluster and broker, in ``meta.properties``.
 
-Nothing founds a cluster or leads a partition in a directory that is not its own. A launcher, which
-somebody called, prepares the directory (``prepare``) before any actor runs; an actor only looks. So
-one that Ray restarts on another disk, or on one that is not mounted, finds nothing to lead.
+Nothing founds a cluster or leads a partition in a directory of another owner. The launcher prepares
+the directory (``prepare``) before any actor runs; an actor only reads the identity. So an actor
+that Ray restarts on another disk, or on an unmounted one, finds nothing to lead.
 
-While a cluster is being founded its directory says so (``is_founding``), and only then may a
-metadata log be begun. The mark goes once the first record of that log is durable.
+While a cluster is being founded its directory says so (``is_founding``); only then may a metadata
+log begin. The mark is removed once the first record of that log is durable.
 
-A second file of the directory has what a voter of the metadata log must not forget.
+A second file of the directory has the durable state of a voter of the metadata log.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from oncelog.storage.records.batch import iterate_batches
 from oncelog.storage.records.codec import decode_records
 
 IDENTITY_FILE: Final = "meta.properties"
-"""Of the data directory itself; Kafka's name and form."""
+"""The identity file of a data directory; Kafka's name and format."""
 
 METADATA_LOG: Final = f"{CLUSTER_METADATA_TOPIC}-0"
 LOG_SUFFIX: Final = ".log"
@@ -39,21 +39,21 @@ _FURTHER: Final = "further."
 _EPOCH: Final = "broker.epoch"
 
 NO_BROKER_EPOCH: Final = -1
-"""The broker epoch of a directory that has been given none."""
+"""The broker epoch of a directory that has none yet."""
 
 
 class MissingLogError(Exception):
-    """The log should be here and is not; the start of the replica is tried again."""
+    """The log should be here and is missing; the replica's start is retried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectoryIdentity:
-    """Whose a data directory is. ``is_founding``: its metadata log may still have to be begun.
+    """The identity of a data directory. ``is_founding``: its metadata log may begin.
 
-    ``directory_id`` is its own, drawn once; "" in one that an earlier build made. ``is_further``:
-    it is not the broker's own, which knows of the further ones: ``further`` is (id, path) of each.
-    ``broker_epoch`` is the newest that the controller gave the broker with this directory: an older
-    copy of it has an older one.
+    ``directory_id`` is random and permanent; "" in a directory of an earlier build. ``is_further``:
+    it is not the broker's own directory, which lists the further ones in ``further``, as (id,
+    path). ``broker_epoch`` is the newest that the controller gave the broker with this directory;
+    an older copy has an older one.
     """
 
     cluster_id: str
@@ -66,7 +66,7 @@ class DirectoryIdentity:
 
     @property
     def disk(self) -> Disk:
-        """What it tells of itself to others."""
+        """The identity as told to other actors."""
         return Disk(directory_id=self.directory_id, broker_epoch=self.broker_epoch)
 
     def to_bytes(self) -> bytes:
@@ -111,7 +111,7 @@ class DirectoryIdentity:
 
 
 def read_identity(filesystem: FileSystem, data_dir: Path) -> DirectoryIdentity | None:
-    """Whose the directory is; ``None`` if it does not say. OSError, CorruptDataError."""
+    """The directory's identity; ``None`` without the file. OSError, CorruptDataError."""
     try:
         return DirectoryIdentity.from_bytes(filesystem.read_whole(data_dir / IDENTITY_FILE))
     except FileNotFoundError:
@@ -119,18 +119,18 @@ def read_identity(filesystem: FileSystem, data_dir: Path) -> DirectoryIdentity |
 
 
 def write_identity(filesystem: FileSystem, data_dir: Path, identity: DirectoryIdentity) -> None:
-    """Say whose the directory is, durably."""
+    """Write the identity, durably."""
     filesystem.write_atomically(data_dir / IDENTITY_FILE, identity.to_bytes())
 
 
 def prepare(
     filesystem: FileSystem, data_dir: Path, *, broker_id: int, new_cluster_id: str
 ) -> DirectoryIdentity:
-    """Whose the directory is; an empty one becomes that of a new cluster, to be founded in it.
+    """The directory's identity; an empty one is claimed for a new cluster, to be founded in it.
 
-    One of an earlier build, which has no mark, belongs to the cluster named in its metadata log.
+    One of an earlier build, without the file, belongs to the cluster named in its metadata log.
     Durable on return. CorruptDataError for a directory that has logs but no metadata log: part of
-    it is missing, and another cluster would take what is left for its own. OSError.
+    it is missing, and a new cluster would mistake the rest for its own. OSError.
     """
     filesystem.make_directory(data_dir)
     lock = filesystem.lock(data_dir / LOCK_FILE)
@@ -155,7 +155,7 @@ def prepare(
 
 
 def founders_directory(cluster_id: str) -> str:
-    """The id of the directory in which a cluster was founded: every other is drawn."""
+    """The id of the directory in which a cluster was founded; all others are random."""
     return cluster_id
 
 
@@ -167,9 +167,10 @@ def join(
     broker_id: int,
     new_directory_id: str,
 ) -> DirectoryIdentity:
-    """Whose the directory is; an empty one becomes that of this broker. Durable on return.
+    """The directory's identity; an empty one is claimed for this broker. Durable on return.
 
-    CorruptDataError for one with logs that names nobody, or another cluster or broker. OSError.
+    CorruptDataError for one that has logs but no identity, or another cluster's or broker's.
+    OSError.
     """
     filesystem.make_directory(data_dir)
     lock = filesystem.lock(data_dir / LOCK_FILE)
@@ -190,9 +191,9 @@ def join(
 
 
 def keep_epoch(filesystem: FileSystem, data_dir: Path, broker_epoch: int) -> Disk:
-    """Write down which epoch the broker was given with this directory. Durable on return.
+    """Write down the epoch that the broker got with this directory. Durable on return.
 
-    OSError; CorruptDataError if the directory does not say whose it is.
+    OSError; CorruptDataError if the directory has no identity.
     """
     lock = filesystem.lock(data_dir / LOCK_FILE)
     try:
@@ -216,7 +217,7 @@ def owned(
         identity = read_identity(filesystem, data_dir)
     except CorruptDataError as error:
         raise MissingLogError(
-            f"{data_dir} cannot be told to be that of {wanted}: {error}"
+            f"cannot tell whether {data_dir} is that of {wanted}: {error}"
         ) from None
     if identity is None:
         raise MissingLogError(
@@ -232,7 +233,7 @@ def owned(
 def _difference(
     data_dir: Path, identity: DirectoryIdentity, *, cluster_id: str, broker_id: int
 ) -> str | None:
-    """Why a directory is not a broker's own; ``None`` if it is."""
+    """Why a directory is not that broker's own; ``None`` if it is."""
     if (identity.cluster_id, identity.broker_id) == (cluster_id, broker_id):
         return further_first(data_dir) if identity.is_further else None
     wanted = f"cluster {cluster_id}, broker {broker_id}"
@@ -289,7 +290,7 @@ def refuse_leftovers(filesystem: FileSystem, data_dir: Path) -> None:
 
 
 VOTER_FILE: Final = "quorum-state"
-"""Of the data directory, which it shares the disk with; Kafka's name."""
+"""The voter file, in the data directory, so on the same disk; Kafka's name."""
 
 _VOTER_FILE_VERSION: Final = 1
 
@@ -302,7 +303,7 @@ class _Contents(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def read_voter_state(filesystem: FileSystem, data_dir: Path) -> VoterState | None:
-    """What the file says; None without one. OSError, CorruptDataError."""
+    """The content of the voter file; None without one. OSError, CorruptDataError."""
     try:
         data = filesystem.read_whole(data_dir / VOTER_FILE)
     except FileNotFoundError:

@@ -1,11 +1,11 @@
-"""One log in the follower role: it takes what the leader pushes, and acknowledges what is synced.
+"""A replica in the follower role: it takes the leader's pushes, and acknowledges what is synced.
 
-What of a push to take is decided in ``protocol/partition/following``. Decision, cut and append are
-one turn of the event loop, unless there is something to cut: then other pushes are refused until
-that is done, as if it were one turn.
+``protocol/partition/following`` decides what of a push to take. Decision and append are one turn of
+the event loop. If there is something to cut, other pushes are rejected until that is done, as if it
+were one turn.
 
 The leader epoch is not written down here. A replica that starts takes no push before the controller
-has told it the current epoch, and that is not older than any it has taken a push of.
+has told it the current epoch, which is not older than that of any push it took.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from oncelog.storage.records.control import decode_control
 _logger = logging.getLogger(__name__)
 
 NOT_NOW: Final = ErrorCode.NOT_LEADER_OR_FOLLOWER
-"""What a push is answered with by a replica that does not follow, or not yet."""
+"""The answer to a push while the replica does not follow."""
 
 
 class FollowerLog(ReplicaLog):
@@ -42,24 +42,24 @@ class FollowerLog(ReplicaLog):
         self._elected: asyncio.Future[BecomeLeaderReply] | None = None
         self._is_cutting = False
         self._kept_log_start = 0
-        """Durably. What a start found may be in the kernel's memory only."""
+        """The log start that is durable; one found at start may be only in the page cache."""
         self._last_refusal = ""
-        """What was logged: the leader tries the same again and again."""
+        """The last error logged, to log it once: the leader retries the same push."""
 
     @property
     def is_following(self) -> bool:
-        """Whether it takes what a leader pushes."""
+        """Whether it takes pushes of a leader."""
         return self._follower is not None and self.failure is None
 
     def upkeep_error(self) -> ErrorCode:
-        """See ``ReplicaLog``; a follower keeps its log too."""
+        """See ``ReplicaLog``; a follower maintains its log too."""
         return ErrorCode.NONE if self.is_following and not self._is_cutting else self.availability()
 
     # --- role -----------------------------------------------------------------------------
 
     async def _follow(self, leadership: BecomeLeaderReply) -> None:
         """Take pushes from now on. OSError."""
-        # Epochs that this replica led without a batch are no part of its log.
+        # Drop epochs in which this replica led but wrote no batch.
         self.log.truncate_to(self.log.log_end_offset)
         self.machine.become_follower(max(leadership.leader_epoch, self.machine.leader_epoch))
         self.leadership = leadership
@@ -67,7 +67,7 @@ class FollowerLog(ReplicaLog):
             self._follower = FollowerReplication(self.machine, leadership.topic_id)
 
     async def _election(self, timeout_ms: int | None) -> BecomeLeaderReply | None:
-        """Wait until this replica is elected; ``None`` after ``timeout_ms``, or if it ended."""
+        """Wait until this replica is elected; ``None`` after ``timeout_ms`` or if stopped."""
         self._elected = asyncio.get_running_loop().create_future()
         timeout_s = None if timeout_ms is None else timeout_ms / 1000
         await asyncio.wait({self._elected}, timeout=timeout_s)
@@ -75,7 +75,7 @@ class FollowerLog(ReplicaLog):
         return elected.result() if elected.done() and not elected.cancelled() else None
 
     def learn_leadership(self, leadership: BecomeLeaderReply) -> ErrorCode:
-        """The controller has told who leads now; if it is this replica, it has been elected."""
+        """Take news of the current leader; it may be this replica."""
         follower = self._follower
         if follower is None or self._is_cutting or self.failure is not None:
             return NOT_NOW
@@ -88,7 +88,7 @@ class FollowerLog(ReplicaLog):
         if leadership.leader == self.config.broker_id:
             if self._elected is None:
                 return NOT_NOW
-            # From here on no push is taken that the election would have to know of.
+            # From here on take no push: the election was decided without it.
             self._end_following()
             resolve_future(self._elected, leadership)
         return ErrorCode.NONE
@@ -100,7 +100,7 @@ class FollowerLog(ReplicaLog):
     # --- pushes ---------------------------------------------------------------------------
 
     async def replicate(self, request: ReplicateRequest) -> ReplicateReply:
-        """Take a push; what is acknowledged is synced, and as the leader has it."""
+        """Take a push; what is acknowledged is synced and equal to the leader's log."""
         follower = self._follower
         if follower is None or self._is_cutting or self.failure is not None:
             return ReplicateReply(error=NOT_NOW)
@@ -134,7 +134,7 @@ class FollowerLog(ReplicaLog):
         return reply if error is ErrorCode.NONE else ReplicateReply(error=error)
 
     def _append_pushed(self, batches: memoryview) -> None:
-        """Append whole batches as they are. OSError: those before the one that failed are there."""
+        """Append whole batches as they are. OSError: those before the failed one are appended."""
         size_bytes = 0
         try:
             for position, header in iterate_batches(batches):
@@ -152,11 +152,11 @@ class FollowerLog(ReplicaLog):
     async def _cut(self, verdict: ReplicateVerdict) -> None:
         """Cut the log and rebuild the machine from what is left, durably.
 
-        OSError: then the replica is offline until it has started again.
+        OSError: the replica is offline until it has restarted.
         """
         log, epoch = self.log, self.machine.leader_epoch
         _logger.warning(
-            "%s cuts its log at %d, which ended at %d, as its leader has another",
+            "%s cuts its log at %d, which ended at %d: it conflicts with the leader's",
             self.topic_partition,
             max(verdict.restart_offset, verdict.truncate_offset),
             log.log_end_offset,
@@ -174,11 +174,11 @@ class FollowerLog(ReplicaLog):
         try:
             await self._sync.drain()
             self._sync_waiters.fail_all(NOT_NOW)
-            # Of what is left nothing counts as synced before the cut is done.
+            # Nothing counts as synced until the cut is done.
             self._synced_offset = self._kept_log_start = 0
             await self.run_in_thread(cut)
         except OSError as error:
-            # Log and machine may be at different places: only a start makes them equal again.
+            # Log and machine may differ now: only a restart makes them equal again.
             self._on_disk_failure("cut", error)
             raise
         finally:
@@ -188,7 +188,7 @@ class FollowerLog(ReplicaLog):
             self._sync.begin(log)
 
     async def _until_synced(self, offset: int) -> ErrorCode:
-        """Wait until all below ``offset`` (exclusive) is synced."""
+        """Wait until everything below ``offset`` (exclusive) is synced."""
         if self._synced_offset >= offset:
             return ErrorCode.NONE
         waiter: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
@@ -196,10 +196,10 @@ class FollowerLog(ReplicaLog):
         return await waiter
 
     async def _keep_bounds(self) -> ErrorCode:
-        """The log start and high watermark that the leader told are for the next start too.
+        """Keep the leader's log start and high watermark for the next start.
 
-        On ``NONE`` the log start is durable: records count as deleted once all in sync hide them,
-        and none of these may lose power and lead from below.
+        On ``NONE`` the log start is durable: records count as deleted once all in-sync replicas
+        hide them, and none of these may lead with a lower log start after a power loss.
         """
         self.log.high_watermark = self.machine.high_watermark
         log_start_offset = self.machine.log_start_offset

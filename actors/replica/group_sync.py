@@ -1,14 +1,14 @@
-"""Group sync: all appends of one turn of the event loop, and all that come meanwhile, share a sync.
+"""Group sync: all appends of one turn of the event loop, and those during a sync, share a sync.
 
-What counts as synced, and so every acknowledgement and every reader, is on disk; with
-``flush="os"`` it was handed to the operating system, and the sync goes on behind.
+Only what is on disk counts as synced, and so is acknowledged and readable. With ``flush="os"`` it
+only was handed to the operating system, and the sync follows.
 
-A *round* takes all that is unsynced at the end of a turn; one round is under way at a time, and the
-next takes everything that was appended meanwhile.
+A *round* syncs all that is unsynced at the end of a turn. One round runs at a time, and the next
+one takes everything appended meanwhile.
 
-A round that fails for want of something transient, such as a descriptor or room for an index entry,
-is repeated: with the next append, or after ``DISK_RETRY_MS``. The table in
-``storage.disk.disk_errors`` says which errors are permanent.
+A round that fails with a transient error, such as no descriptors or no room for an index entry, is
+repeated with the next append, or after ``DISK_RETRY_MS``. The table in ``storage.disk.disk_errors`` says
+which errors are permanent.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from oncelog.storage.log.partition import PartitionLog
 _logger = logging.getLogger(__name__)
 
 UNAWAITED_SYNC_MS: Final = 20
-"""How long what no caller waits for may stay unsynced: time for others to share a sync."""
+"""How long bytes without a waiting caller may stay unsynced, so that others share the sync."""
 
 DISK_RETRY_MS: Final = 1_000
-"""How soon a transient refusal of the disk is tried again."""
+"""Delay before a round with a transient disk error is repeated."""
 
 SEND_TURNS: Final = 2
-"""How many turns of the loop calls need to leave that are made at the end of this one."""
+"""Turns of the loop until calls made at the end of this turn have been sent."""
 
 SMALL_BYTES: Final = 32 * 1024
-"""Beyond this a sync is not small: writing takes the disk longer than waking a thread."""
+"""Syncs up to this are small; beyond it writing takes longer than waking a thread."""
 
 
 REFUSAL_MEMORY_MS: Final = 30_000
-"""After what time a refusal of the disk that nobody has met again says nothing any more."""
+"""A disk error that has not occurred again for this long no longer counts."""
 
 
 class DiskRefusal:
-    """Since when the disk has refused appends, or syncs that are repeated, and how it puts it.
+    """Since when, and with what error, the disk refuses appends or repeated syncs.
 
-    Only a sync ends that, of an append made since, or of what it refused to sync.
+    Only a successful sync ends that: of a later append, or of what it refused to sync.
     """
 
     def __init__(self) -> None:
@@ -69,19 +69,18 @@ class DiskRefusal:
             self.reason = ""
 
     def lasts_ms(self, now_ms: int) -> int | None:
-        """For how long it has refused; ``None`` if it does not, for all that is known."""
+        """How long it has been refusing; ``None`` if it is not, as far as is known."""
         if not self.reason or now_ms - self._refused_ms > REFUSAL_MEMORY_MS:
             return None
         return now_ms - self._since_ms
 
 
 class GroupSync:
-    """Syncs one replica's log; ``on_synced`` is told how far, exclusive, each time it has risen.
+    """Syncs one replica's log; ``on_synced`` gets each new synced end (exclusive).
 
-    ``on_failure`` takes the replica offline; ``is_offline`` says whether it is. ``refusal`` hears
-    of rounds that are repeated, and of what is synced. ``on_bug`` gets any
-    other exception of a round, as there is no caller to raise it to. ``durations`` gets how long
-    each round took that succeeded.
+    ``on_failure`` takes the replica offline; ``is_offline`` says whether it is. ``refusal`` is told
+    of repeated rounds and of what is synced. ``on_bug`` gets any other exception of a round, as
+    there is no caller to raise it to. ``durations`` gets the duration of each successful round.
     """
 
     def __init__(
@@ -108,21 +107,21 @@ class GroupSync:
         self._begun_offset = 0
         """Everything below is durable, or in a round that has begun."""
         self._begun_generation = 0
-        """The log's at that time; once it was truncated, the offset says nothing."""
+        """The log's generation at that time; after a truncation the offset is invalid."""
         self._is_refused = False
-        """The last round was refused, which has been logged."""
+        """Whether the last round failed with a transient error, which has been logged."""
         self._unbegun_bytes = 0
         self._is_due = False
-        """The next round must not wait: a power loss would lose what it would sync."""
+        """Whether the next round must not be delayed: a power loss would lose what it covers."""
         self._is_awaited = False
-        """A caller is answered after the next round."""
+        """Whether a caller waits for the next round."""
         self._round: asyncio.Future[None] | None = None
         self._next: asyncio.Handle | None = None
-        """The end of this turn or, if no caller waits, a timer: then the next round begins."""
+        """Begins the next round: at the end of this turn or, if no caller waits, by a timer."""
         self._is_next_later = False
 
     def begin(self, log: PartitionLog) -> None:
-        """Take all that is in the machine for durable: its log was synced when it was opened."""
+        """Start with everything durable: the log was synced when it was opened."""
         self._begun_offset = self._machine.log_end_offset
         self._begun_generation = log.generation
         self._on_synced(self._begun_offset)
@@ -130,24 +129,24 @@ class GroupSync:
     def request(
         self, log: PartitionLog, size_bytes: int, *, is_awaited: bool, is_pushed: bool = False
     ) -> None:
-        """Have ``size_bytes`` that were appended synced soon.
+        """Request a sync of ``size_bytes`` just appended.
 
-        Unless ``is_awaited``, readers need not wait. What ``is_pushed`` leaves for followers first,
-        as a small sync holds up the loop, and they sync meanwhile.
+        Unless ``is_awaited``, readers need not wait. With ``is_pushed`` the batches are sent to
+        followers first: a small sync blocks the loop, and they sync meanwhile.
         """
         if not is_awaited:
-            # The sync goes on behind, so that a restart has little to scan.
+            # The sync follows anyway, so that a restart has little to scan.
             self._on_synced(log.indexed_end_offset)
         self._is_due = True
         self._is_awaited |= is_awaited
         self._unbegun_bytes += size_bytes
         if self._round is None and (self._next is None or self._is_next_later):
-            # When all callers that are ready now have made their appends.
+            # After all callers that are ready now have made their appends.
             self._forget_next()
             self._begin_after(SEND_TURNS if is_pushed else 0, log)
 
     def _begin_after(self, turns: int, log: PartitionLog) -> None:
-        """Begin the next round at the end of this turn and of so many more."""
+        """Begin the next round after ``turns`` further turns."""
         loop = asyncio.get_running_loop()
         if turns:
             self._next = loop.call_soon(self._begin_after, turns - 1, log)
@@ -155,16 +154,16 @@ class GroupSync:
             self._next = loop.call_soon(self._begin_round, log)
 
     def request_later(self, log: PartitionLog, size_bytes: int) -> None:
-        """Have what no caller waits for synced with the next append or in a while.
+        """Request a sync that no caller waits for: with the next append, or in a while.
 
-        The high watermark passes it then.
+        The high watermark passes these bytes then.
         """
         self._unbegun_bytes += size_bytes
         if self._round is None:
             self._begin_later(log)
 
     async def drain(self) -> None:
-        """Wait for the sync under way, if there is one; closing the log syncs what is left."""
+        """Wait for the running sync, if any; closing the log syncs what is left."""
         while self._round is not None:
             await asyncio.wait({self._round})
         self._forget_next()
@@ -215,7 +214,7 @@ class GroupSync:
             round_.add_done_callback(end)
 
     def _end_round(self, log: PartitionLog, point: SyncPoint, round_: asyncio.Future[None]) -> None:
-        """The point is durable, so readers may see what it covers; or its sync has failed."""
+        """The sync has ended: on success readers may see what it covers."""
         self._round = None
         point.discard()
         if round_.cancelled():
@@ -237,7 +236,7 @@ class GroupSync:
             self._go_on(log)
 
     def _go_on(self, log: PartitionLog) -> None:
-        """A round has ended: begin the next one, with all appends made meanwhile."""
+        """Begin the next round, with all appends made meanwhile."""
         if self._round is not None or not self._is_unbegun(log):
             return
         if self._begun_offset == log.indexed_end_offset < log.log_end_offset:
@@ -248,7 +247,7 @@ class GroupSync:
             self._begin_later(log)
 
     def _repeat_or_fail(self, log: PartitionLog, error: OSError) -> None:
-        """Repeat a refused round later, unless the log is lost."""
+        """Repeat the round later, unless the error took the log offline."""
         if self._is_offline():
             return
         if log.failure is not None or not is_transient(error):

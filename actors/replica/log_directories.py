@@ -1,9 +1,10 @@
-"""The further data directories of a broker, and in which of all of them a replica is.
+"""The data directories of a broker beyond its own, and which one a replica is in.
 
 The broker's own directory, the first, has the list of the others (``further`` in its
-``meta.properties``) and says which replicas are in them, a small file each; a replica without one
-is in the own directory. ``join_further`` keeps the list, whenever the broker starts. A replica that
-starts only reads it, and decides where it is alone, under one lock of the broker (``place``).
+``meta.properties``), and a small file for each replica that is in one of them. A replica without
+such a file is in the own directory. ``join_further`` updates the list when the broker starts. A
+replica that starts only reads the list, and decides where it is under one lock of the broker
+(``place``).
 
 The rules are in ``protocol/partition/log_directory``. With one directory there is no list, no lock
 and no file.
@@ -40,28 +41,29 @@ from oncelog.storage.model import INTERNAL_TOPICS
 _logger = logging.getLogger(__name__)
 
 ASSIGNED_DIRECTORY: Final = "assigned"
-"""Of the broker's own directory: a file for each replica that is in a further one."""
+"""Subdirectory of the own directory: a file for each replica that is in a further one."""
 
 ASSIGNING_LOCK_FILE: Final = ".assigning.lock"
-"""Held by the one replica of the broker that decides where it is."""
+"""Held by the replica of the broker that currently decides where it is."""
 
 DIRECTORY_ID_BYTES: Final = 16
 
 _VERSION: Final = "0"
 
 OWN: Final = ""
-"""The own directory, among the ids of directories: what is in it is assigned nowhere else."""
+"""Stands for the own directory among directory ids."""
 
 
 def join_further(
     filesystem: FileSystem, data_dir: str, *, new_directory_id: Callable[[], str]
 ) -> None:
-    """Take the further directories of ``data_dir`` for the broker whose own is the first.
+    """Claim the further directories of ``data_dir`` for the broker whose own one is the first.
 
-    A new one gets an identity, and so does an empty one where another was: its disk has been
-    replaced. One that was in use and is not to be had now stays on the list, and one that is no
-    longer named as long as replicas are in it. Durable on return. CorruptDataError for one that is
-    another broker's, named twice, or has logs of nobody; OSError for a new one that cannot be used.
+    A new directory gets an identity. So does an empty one in the place of another: its disk has
+    been replaced. One that was in use and cannot be read now stays on the list, and one that is no
+    longer named stays as long as replicas are in it. Durable on return. CorruptDataError for one
+    that is another broker's, named twice, or has logs but no identity; OSError for a new one that
+    cannot be used.
     """
     own, *others = data_directories(data_dir)
     identity = read_identity(filesystem, own)
@@ -69,7 +71,7 @@ def join_further(
         return
     lock = filesystem.lock(own / LOCK_FILE)
     try:
-        # Again: whoever had the lock may have written it.
+        # Read again: the previous holder of the lock may have written it.
         identity = read_identity(filesystem, own) or identity
         before = {path: one for one, path in identity.further}
         now: dict[str, str] = {}
@@ -118,7 +120,7 @@ def _joined(
             )
             write_identity(filesystem, path, found)
             if known_id is not None:
-                _logger.warning("%s is empty: its disk was replaced, for all we know", path)
+                _logger.warning("%s is empty: its disk seems to have been replaced", path)
     except (OSError, CorruptDataError) as error:
         if known_id is None:
             raise
@@ -131,7 +133,7 @@ def _joined(
 
 
 def _refused(path: Path, found: DirectoryIdentity, own: DirectoryIdentity) -> str:
-    """Why a directory is no further one of the broker; "" if it is."""
+    """Why a directory is not a further one of the broker; "" if it is."""
     if not found.is_further:
         return (
             f"{path} is the own data directory of broker {found.broker_id}, or the same as the "
@@ -161,7 +163,7 @@ def offline_directories(filesystem: FileSystem, data_dir: str) -> dict[Path, str
 def _find_directories(
     filesystem: FileSystem, others: Sequence[Path], own: DirectoryIdentity
 ) -> tuple[dict[str, Path], dict[str, tuple[str, str]]]:
-    """The further directories that are there, by id; of those away (path, why)."""
+    """The further directories: id → path of the usable ones; id → (path, why) of those away."""
     there: dict[str, Path] = {}
     problems: dict[str, str] = {}
     known = dict(own.further)
@@ -184,7 +186,7 @@ def _find_directories(
 
 
 class LogDirectories:
-    """Where one replica is, among the data directories of its broker."""
+    """Places one replica in a data directory of its broker."""
 
     def __init__(self, config: ReplicaConfig, filesystem: FileSystem) -> None:
         self._config = config
@@ -197,22 +199,22 @@ class LogDirectories:
         """What ``place`` decided; ``None`` is the own directory."""
 
     def has_several(self, own: DirectoryIdentity) -> bool:
-        """Whether the replica may be elsewhere than in the own directory.
+        """Whether the replica may be in another directory than the broker's own.
 
-        That of a coordinator is not: a program connects once all of them lead, so another disk that
-        fails would keep everybody out where they have no other replica.
+        Not that of a coordinator: a program connects once all coordinators lead, so if they have no
+        other replica, one more disk that can fail would lock everybody out.
         """
         return self._config.topic not in INTERNAL_TOPICS and bool(self._others or own.further)
 
     def lock(self) -> Lock:
-        """Decide alone. DirectoryLockedError while another does; OSError."""
+        """Take the lock for ``place``. DirectoryLockedError while another has it; OSError."""
         return self._filesystem.lock(self._own / ASSIGNING_LOCK_FILE)
 
     def place(self, own: DirectoryIdentity, topic_id: str, *, is_in_sync: bool) -> Path:
         """The replica's directory, which need not exist; ``lock`` is held.
 
-        What is decided is durable on return. MissingLogError, OSError; CorruptDataError if what
-        says where it is, or whose the files there are, cannot be read.
+        The decision is durable on return. MissingLogError, OSError; CorruptDataError if the
+        assignment, or the topic id of the files, cannot be read.
         """
         there, away = _find_directories(self._filesystem, self._others, own)
         assigned = read_assignment(self._filesystem, self._assignment_file)
@@ -234,24 +236,24 @@ class LogDirectories:
 
     @property
     def is_in_further(self) -> bool:
-        """Whether ``place`` decided for another than the own directory."""
+        """Whether ``place`` chose a further directory."""
         return self._placed is not None
 
     def is_in_assigned_directory(self) -> bool:
         """Whether the replica is still assigned where ``place`` put it. OSError, CorruptDataError.
 
-        True, and the replica's directory locked: it stays so until this one forgets it, as others
-        forget theirs before they let the directory go.
+        If true while the replica's directory is locked, it stays so until this replica forgets it:
+        others forget their assignment before they release the directory.
         """
         if not self._has_placed:
             return True
         return self._placed == read_assignment(self._filesystem, self._assignment_file)
 
     def forget(self) -> None:
-        """The replica's files were removed for good, durably; ``lock`` and its directory are held.
+        """Remove the assignment, after the files were removed; ``lock`` and the directory are held.
 
-        What another incarnation was assigned stays, unless that is the same: it will notice once it
-        has the directory (``is_in_assigned_directory``). Durable on return. OSError,
+        The assignment of another incarnation stays, unless it is the same directory: that one will
+        notice once it has locked the directory (``is_in_assigned_directory``). Durable on return. OSError,
         CorruptDataError.
         """
         if self._placed is not None and self.is_in_assigned_directory():
@@ -264,7 +266,7 @@ class LogDirectories:
         away: dict[str, tuple[str, str]],
         assigned: DirectoryAssignment | None,
     ) -> dict[str, str | None]:
-        """Whose files each directory has; one that cannot be read is put among those ``away``."""
+        """Directory id → topic id of the replica's files; adds unreadable ones to ``away``."""
         found: dict[str, str | None] = {}
         for one, path in paths.items():
             try:
@@ -308,7 +310,7 @@ class LogDirectories:
 
 
 def _is_replica(name: str) -> bool:
-    """Whether that is what the directory of a replica is called that may be in any of them."""
+    """Whether ``name`` is that of a replica that may be in any data directory."""
     topic, _, partition = name.rpartition("-")
     return bool(topic) and partition.isdecimal() and topic not in INTERNAL_TOPICS
 

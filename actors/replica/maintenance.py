@@ -1,4 +1,4 @@
-"""The periodic work of a replica, in the order in which it is due.
+"""The periodic work of a replica.
 
 | work | how often | setting |
 |---|---|---|
@@ -8,26 +8,25 @@
 | compaction, of a compacted topic | 15 s | log_cleaner_backoff_ms |
 | a piece of the log read through for damage | 10 s, after all of it a day of rest | |
 
-Compaction takes long and runs beside the rest. Only the removal of segments must not meet it: when
-there are any to remove, compaction gives way, and goes on when it is due again with what it has not
-done yet.
+Compaction takes long and runs beside the rest. Only the removal of segments must not run at the
+same time. If there are segments to remove, compaction stops, and continues with the rest when it is
+due again.
 
-Removing segments waits for the disk, so what was true before a wait is checked again after it.
+Removing segments waits for the disk, so conditions are checked again after each wait.
 
-Compaction goes in small pieces, never faster than a fixed rate. Each reads a quarter of a megabyte
-in the background thread, whose queue the group sync shares, so a sync waits for one piece at most;
-then compaction rests long enough to keep to ``BYTES_PER_SECOND``. On the event loop it only swaps
-files by name.
+Compaction works in small pieces, at a limited rate. Each reads a quarter of a megabyte in the
+background thread, whose queue the group sync shares, so a sync waits for at most one piece. Then
+compaction pauses to keep to ``BYTES_PER_SECOND``. On the event loop it only renames files.
 
 The scrub reads a log through, to find damage before a reader does: ``PIECE_BYTES`` every
 ``SCRUB_PIECE_INTERVAL_MS``, from the log start to the high watermark; then it rests for a day. What
 it finds is in ``status`` and in the metrics.
 
-A replica that is idle costs a look at its checkpoint a second, by a bare timer, and little else:
-a process may hold a thousand.
+An idle replica costs one look at its checkpoint per second, by a bare timer, and little else: a
+process may hold a thousand replicas.
 
-Intervals are in the event loop's time; the clock decides what is old. A piece of work
-that fails on the disk or on damaged bytes is logged, and tried again when it is due.
+Intervals are in the event loop's time; the wall clock decides what is old. Work that fails on a
+disk error or on damaged bytes is logged, and retried when it is due again.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ Work = Callable[[], Awaitable[None]]
 
 @dataclass(slots=True)
 class _PeriodicTask:
-    """One kind of work; ``due_s`` is in the event loop's time."""
+    """One kind of periodic work; ``due_s`` is in the event loop's time."""
 
     name: str
     interval_s: float
@@ -73,10 +72,9 @@ class _PeriodicTask:
 class Maintenance:
     """Runs the periodic work of one replica in a task of its own, whether it leads or follows.
 
-    ``is_serving``: a replica that leads has loaded what is on top of its log.
-    ``refresh`` asks the controller for the topic's settings. ``compact`` compacts the log once if
-    that is worth while; it is only called for a compacted topic. ``on_failure`` is given what no
-    work may raise: a broken invariant or a bug.
+    ``is_serving``: a leader has loaded the shell on top of its log. ``refresh`` asks the controller
+    for the topic's settings. ``compact`` compacts the log once if that is worthwhile; it is only
+    called for a compacted topic. ``on_failure`` gets a broken invariant or another bug.
     """
 
     def __init__(
@@ -105,7 +103,7 @@ class Maintenance:
         self._is_checkpoint_due = False
 
     def start(self) -> None:
-        """Begin, unless it has begun; the first round of each work is one interval away."""
+        """Start, unless started; each kind of work is first due after one interval."""
         if self.is_running:
             return
         cluster = self.replica.config.cluster
@@ -128,13 +126,13 @@ class Maintenance:
 
     @property
     def may_compact(self) -> bool:
-        """Whether a compaction may go on: it gives up, between two pieces, when it may not."""
+        """Whether a compaction may continue; it is asked between two pieces."""
         return self.is_running and not self._is_removing
 
     async def stop(self) -> None:
-        """End, after the piece of work that is under way; call it before the replica stops.
+        """Stop after the running piece of work; call it before the replica stops.
 
-        A second call waits for the same: a repeated shutdown must not take the log from this work.
+        A second call waits as well: a repeated shutdown must not close the log under this work.
         """
         self.is_running = False
         if self._tick is not None:
@@ -152,12 +150,12 @@ class Maintenance:
         self._wake()
 
     async def _run(self) -> None:
-        """Do what is due, then sleep until the next work is or somebody calls."""
+        """Do what is due, then sleep until the next work is due or requested."""
         loop = asyncio.get_running_loop()
         while self.is_running:
             if self._is_checkpoint_due:
                 self._is_checkpoint_due = False
-                # Then what else is due: on a slow disk the next one may be due already.
+                # Then other due work: on a slow disk the next checkpoint may be due already.
                 await self.attempt("checkpoint", self._checkpoint)
             task = min(self._periodic, key=lambda task: task.due_s)
             if task.due_s <= loop.time():
@@ -178,9 +176,9 @@ class Maintenance:
         self._tick = asyncio.get_running_loop().call_later(interval_ms / 1_000, self._on_tick)
 
     def _on_tick(self) -> None:
-        """The older the checkpoint is when power fails, the less is known of what was acknowledged.
+        """Keep the checkpoint recent: after a power loss it says what was acknowledged.
 
-        Looked at without waking the task: most replicas have nothing to write most of the time.
+        Checked without waking the task: most replicas have nothing to write most of the time.
         """
         self._tick_later()
         if self._may_work() and self.replica.log.has_old_checkpoint:
@@ -197,7 +195,7 @@ class Maintenance:
             await self.attempt(task.name, task.work)
 
     async def attempt(self, name: str, work: Work) -> None:
-        """Do ``work``; what may pass, and what the disk refuses, is logged. A bug is raised."""
+        """Do ``work``; log a transient error or a disk error, raise a bug."""
         try:
             await work()
         except (OSError, CorruptDataError, InvalidSettingError) as error:
@@ -235,7 +233,7 @@ class Maintenance:
         self.replica.machine.expire(self._clock.now_ms(), expiration_ms)
 
     async def _clean(self) -> None:
-        """Begin a compaction, unless one is still under way."""
+        """Begin a compaction, unless one is still running."""
         if self._compact is None or not self.replica.topic.is_compacted or self._compaction:
             return
         loop = asyncio.get_running_loop()
@@ -260,7 +258,7 @@ def has_old_segments(replica: Replica, now_ms: int) -> bool:
 
 
 def _retained_from(replica: Replica, now_ms: int) -> int:
-    """Inclusive offset from which the log is kept: by the topic's retention, or by the leader's."""
+    """Inclusive offset from which to keep the log: by retention, or the leader's log start."""
     log = replica.log
     is_leading = replica.availability() is ErrorCode.NONE
     return log.retention.retained_from(
@@ -272,10 +270,10 @@ def _retained_from(replica: Replica, now_ms: int) -> int:
 
 
 async def remove_old_segments(replica: Replica, now_ms: int) -> int:
-    """Apply the topic's retention once; returns how many segments are gone.
+    """Apply the topic's retention once; return how many segments were removed.
 
-    The active segment is rolled when it is to go as well. An error of the disk while files are
-    removed is logged and no more: the files are below the log start, and found again later.
+    The active segment is rolled if it must go as well. A disk error while files are removed is only
+    logged: the files are below the log start, and a later pass removes them.
     """
     log, machine = replica.log, replica.machine
     retained_from = _retained_from(replica, now_ms)
@@ -295,7 +293,8 @@ async def remove_old_segments(replica: Replica, now_ms: int) -> int:
     try:
         for files in removed:
             if log.generation != generation:
-                # A log that began anew meanwhile removed them itself, and may have such names.
+                # The log was restarted meanwhile: it removed them itself, and may reuse their
+                # names.
                 break
             await replica.run_in_thread(files.run)
     except OSError as failure:
@@ -309,14 +308,14 @@ async def remove_old_segments(replica: Replica, now_ms: int) -> int:
 SCRUB_PIECE_INTERVAL_MS: Final = 10_000
 PIECE_BYTES: Final = 2_097_152
 SLICE_BYTES: Final = 262_144
-"""Read and checked in one turn of the event loop: as much as a small fetch."""
+"""Bytes read and checked in one turn of the event loop: as much as a small fetch."""
 
 REST_PIECES: Final = 8_640
-"""Pieces left out between two rounds: a day."""
+"""Pieces skipped between two rounds: a day's worth."""
 
 
 class LogScrub:
-    """One walk after the other over the log of one replica."""
+    """Reads the log of one replica from start to end, again and again."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
@@ -324,7 +323,7 @@ class LogScrub:
         self._pieces_to_rest = 0
 
     async def piece(self) -> None:
-        """Check the next piece. OSError: no file can be opened; it goes on where it was."""
+        """Check the next piece. OSError: no file can be opened; the next call tries there again."""
         if self._pieces_to_rest:
             self._pieces_to_rest -= 1
             return
@@ -338,7 +337,7 @@ class LogScrub:
             await asyncio.sleep(0)
 
     def _slice(self) -> int:
-        """Check one slice; the bytes that were read, 0 at the end."""
+        """Check one slice; return the bytes read, 0 at the end."""
         replica = self._replica
         log, end = replica.log, replica.machine.high_watermark
         offset = max(self._offset, log.log_start_offset)
@@ -351,7 +350,7 @@ class LogScrub:
         except OSError as refusal:
             if not is_unreadable(refusal):
                 raise
-            # Nothing is known of the file: readers retry, and operators see that it is damaged.
+            # Nothing of the file can be read: readers retry, and operators see it as damage.
             end = min(log.segment_end(offset), end)
             lost = CorruptRecordError(str(refusal), offset=offset, next_offset=end)
             return self._pass_over(lost)
@@ -368,11 +367,11 @@ class LogScrub:
 # --- compaction -----------------------------------------------------------------------------------
 
 BYTES_PER_SECOND: Final = 8_388_608
-"""What compaction reads at most. A coordinator with 1,000 transactions a second writes a tenth."""
+"""Rate limit of compaction's reads; 1,000 transactions a second write a tenth of it."""
 
 
 def compaction_settings(topic: TopicConfig) -> CompactionSettings:
-    """How a topic with these settings is compacted."""
+    """The compaction settings of a topic."""
     return CompactionSettings(
         min_dirty_ratio=topic.min_cleanable_dirty_ratio,
         delete_retention_ms=topic.delete_retention_ms,
@@ -427,10 +426,10 @@ async def clean_if_dirty(
 
 
 async def _make_recovery_point_durable(replica: Replica) -> bool:
-    """Have even a power loss leave it at the log end of now; false if the log is offline.
+    """Make the current recovery point survive a power loss; false if the log is offline.
 
-    Producer snapshots go with the segments that are rewritten: one that a load may use, which is
-    none beyond the recovery point, might be the only one that knows some producers.
+    Producer snapshots are removed with rewritten segments. A load may only use snapshots up to the
+    recovery point, and an old one could be the only one with some producers.
     """
     error = await replica.sync_all()
     if error is ErrorCode.NONE:
@@ -446,7 +445,7 @@ async def _run(
     may_go_on: Callable[[], bool],
     bytes_per_second: int,
 ) -> bool:
-    """Run one round; whether it came to its end."""
+    """Run one round; return whether it was completed."""
     steps = cleaning.steps()
     while True:
         step = await replica.run_in_thread(functools.partial(next, steps, None))

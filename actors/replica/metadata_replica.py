@@ -1,8 +1,8 @@
-"""The controller's replica of the metadata log, and the copies of it on other brokers.
+"""The controller's replica of the metadata log, and the copies on other brokers.
 
-The rules are in ``protocol/cluster/quorum`` and ``protocol/partition/quorum_replication``. While a
-broker's copy takes part in a vote or a push it does nothing else, so that what it knows of epochs
-is written down before any answer that relies on it.
+The rules are in ``protocol/cluster/quorum`` and ``protocol/partition/quorum_replication``. A
+broker's copy handles one vote or push at a time, so that its epoch is written down before any
+answer that relies on it.
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ from oncelog.storage.segments.leader_epochs import epoch_span
 _logger = logging.getLogger(__name__)
 
 ROOM_BYTES: Final = 1 << 20
-"""Room without which a voter's disk counts as full: the controller would end itself again."""
+"""Free space below which a voter's disk counts as full: a controller there would resign again."""
 
 _ROOM_FILE: Final = "quorum-room"
 
 _ANOTHER: Final = 0
-"""Who leads, as a copy has it: no broker has this number, and which one pushes will tell."""
+"""Placeholder for the leader at a copy: no broker has this number; a push names the real one."""
 
 
 class MetadataLog(Replica):
-    """The log of the cluster's metadata, whoever leads it; ``state`` is in the voter file."""
+    """The metadata log, at the controller or a copy; ``state`` is in the voter file."""
 
     def __init__(self, *, filesystem: FileSystem, **arguments: Any) -> None:
         super().__init__(filesystem=filesystem, **arguments)
@@ -78,25 +78,25 @@ class MetadataLog(Replica):
         self._data_dir = own_directory(self.config.data_dir)
 
     def position(self) -> LogPosition:
-        """How new the log is."""
+        """The end and last epoch of the log, by which voters compare logs."""
         machine = self.machine
         epoch = epoch_span(machine.leader_epochs.entries, machine.log_end_offset - 1)[0]
         return LogPosition(NO_LEADER_EPOCH if epoch is None else epoch, machine.log_end_offset)
 
     async def electorate_in_log(self) -> Electorate:
-        """Whom the log names; nobody if it tells of no cluster. OSError, CorruptDataError."""
+        """The voters and disks in the log; none without a cluster. OSError, CorruptDataError."""
         found = Electorate()
         async for batch in self.replay_in_slices():
             found = electorate_in((record.value for record in batch.records), found)
         return found
 
     def load_state(self) -> VoterState:
-        """What the voter file says, or what holds without one. OSError, CorruptDataError."""
+        """The state in the voter file, or the initial one. OSError, CorruptDataError."""
         found = read_voter_state(self._filesystem, self._data_dir)
         return VoterState() if found is None else found
 
     async def can_write(self) -> bool:
-        """Whether the disk takes what a controller logs: that is tried, with ``ROOM_BYTES``."""
+        """Whether the disk accepts writes: tries to write ``ROOM_BYTES``."""
         path = self._data_dir / _ROOM_FILE
 
         def attempt() -> None:
@@ -111,29 +111,29 @@ class MetadataLog(Replica):
         return True
 
     async def write_state(self, state: VoterState) -> None:
-        """Durably. OSError."""
+        """Write the voter file, durably. OSError."""
         await self.run_in_thread(lambda: write_voter_state(self._filesystem, self._data_dir, state))
 
 
 class MetadataReplica(MetadataLog):
-    """The controller's; ``voters`` are known before it begins to lead."""
+    """The controller's replica; ``voters`` are known before it begins to lead."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.voters: tuple[int, ...] = ()
         self.disks: Disks = {}
-        """By broker, as the log has them: only what these say counts."""
+        """Broker → disk, by the log: answers from other disks do not count."""
         self._learners: tuple[int, ...] = ()
 
     @property
     def quorum(self) -> QuorumReplication | None:
-        """The rules of the present epoch, while it leads."""
+        """The replication of the current epoch, while it leads."""
         replicator = self.replicator
         found = None if replicator is None else replicator.replication
         return found if isinstance(found, QuorumReplication) else None
 
     def _begin_replication(self) -> None:
-        """See ``Replica``; a log that names no voter yet has its founder."""
+        """See ``Replica``; if the log names no voters yet, its founder is the only one."""
         self.voters = self.voters or (self.broker_id,)
         replicator = Replicator(
             QuorumReplication(
@@ -158,7 +158,7 @@ class MetadataReplica(MetadataLog):
         replicator.appended()
 
     def append(self, records: Sequence[LogRecord], **arguments: Any) -> AppendOutcome:
-        """See ``ReplicaLog``; voters are in force from where they are appended."""
+        """See ``ReplicaLog``; new voters are in force as soon as they are appended."""
         outcome = super().append(records, **arguments)
         if outcome.error is ErrorCode.NONE:
             for record in records:
@@ -182,7 +182,7 @@ class MetadataReplica(MetadataLog):
         return self.quorum is not None and self.quorum.may_change_voters
 
     async def keep_state(self) -> None:
-        """Write down in which epoch it leads, for when others have copies. OSError."""
+        """Write down the epoch in which it leads, for the time when others have copies. OSError."""
         state = self.load_state()
         if state.epoch < self.leader_epoch:
             state = with_epoch(state, self.leader_epoch)
@@ -205,7 +205,7 @@ class MetadataReplica(MetadataLog):
 
 
 class MetadataCopy(MetadataLog):
-    """A broker's; it follows, and votes. It never leads: it ends before the controller begins."""
+    """A broker's copy, which follows and votes. It stops before a controller starts there."""
 
     def __init__(
         self,
@@ -225,25 +225,25 @@ class MetadataCopy(MetadataLog):
         )
         self.state = VoterState()
         self.disk = NO_DISK
-        """What it tells of its disk; its broker keeps it up to date."""
+        """The identity of its disk; the broker keeps it up to date."""
         self.electorate = Electorate()
-        """Whom its log names; nobody while that is not known."""
+        """The voters and disks in its log; empty while unknown."""
         self._turn = asyncio.Lock()
         self._maintenance = Maintenance(
             replica=self, clock=clock, on_failure=lambda bug: self.on_bug(bug)
         )
 
     async def _expected(self) -> ExpectedLog:
-        """A copy that has heard of any epoch has a log."""
+        """A copy that knows any epoch must have a log."""
         state = self.load_state()
         return ExpectedLog(topic_id="", is_in_sync=state.epoch != NO_LEADER_EPOCH)
 
     async def _known_epoch(self, last_epoch: int) -> BecomeLeaderReply:
-        """Another leads: from now on, what it knows of epochs is what the file says."""
+        """Follow, with the epoch in the voter file."""
         try:
             found = read_voter_state(self._filesystem, self._data_dir)
             if found is None:
-                # Without a file the log is the founder's, or there is none.
+                # Without a file the log is the founder's, or empty.
                 found = VoterState(is_copied=self.log.log_end_offset == 0)
                 await self.write_state(found)
             self.disk = self.directory.disk()
@@ -261,7 +261,7 @@ class MetadataCopy(MetadataLog):
         )
 
     async def vote(self, request: VoteRequest) -> VoteReply:
-        """Vote for a candidate, or not."""
+        """Answer a candidate."""
         async with self._turn:
             if not self.is_following or self._is_cutting:
                 return request.failed(NOT_NOW)
@@ -275,7 +275,7 @@ class MetadataCopy(MetadataLog):
             return structs.replace(vote.reply, disk=self.disk)
 
     async def replicate(self, request: ReplicateRequest) -> ReplicateReply:
-        """See ``FollowerLog``; an epoch that is new is written down first."""
+        """See ``FollowerLog``; a new epoch is written down first."""
         async with self._turn:
             if not self.is_following or self._is_cutting:
                 return ReplicateReply(error=NOT_NOW)
@@ -289,7 +289,7 @@ class MetadataCopy(MetadataLog):
         self._maintenance.start()
 
     def _append_pushed(self, batches: memoryview) -> None:
-        """See ``FollowerLog``; voters are in force from where they are appended."""
+        """See ``FollowerLog``; new voters are in force as soon as they are appended."""
         try:
             super()._append_pushed(batches)
         finally:
@@ -301,7 +301,7 @@ class MetadataCopy(MetadataLog):
                     self.electorate = electorate_in(values, self.electorate)
 
     async def _cut(self, verdict: ReplicateVerdict) -> None:
-        """See ``FollowerLog``; what is left names the voters."""
+        """See ``FollowerLog``; then read the voters from what is left."""
         self.electorate = Electorate()
         await super()._cut(verdict)
         try:
@@ -316,7 +316,7 @@ class MetadataCopy(MetadataLog):
         await super().stop(remove_data=remove_data)
 
     async def _is_remembered(self, state: VoterState) -> bool:
-        """Write down what is new; false if the disk refuses, and then nothing is promised."""
+        """Write down a new state; false on a disk error, and then nothing may be promised."""
         if state == self.state:
             return True
         try:

@@ -1,8 +1,8 @@
-"""What is observed of one replica, for operators: what happened, added up, and what is damaged.
+"""Observations of one replica, for operators: counters, and known damage.
 
-Counters are whole numbers, a few per batch and none per record. They only grow;
-``launch/server_metrics.py`` reports by how much. Damage is what readers met or the scrub found:
-readers get an error for every damaged place, and status, metric and log file tell it.
+Tallies are integers, a few per batch and none per record. They only grow, and ``launch/server_metrics.py``
+reports their growth. Damage is found by readers or by the scrub. Readers get an error for every
+damaged place; status, metric and log file show it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from oncelog.storage.model import TopicPartition
 _logger = logging.getLogger(__name__)
 
 PLACES_MAX: Final = 1_000
-"""Of more damaged places the first are remembered; the others are logged all the same."""
+"""Damaged places remembered, the first ones; others are only logged."""
 
 
 class ReplicaCounters:
@@ -50,7 +50,7 @@ class ReplicaCounters:
 
 
 class FoundDamage:
-    """The damaged places of one partition that its log still has, by offset."""
+    """The damaged places in the log of one partition, by offset."""
 
     def __init__(self, topic_partition: TopicPartition) -> None:
         self._topic_partition = topic_partition
@@ -67,7 +67,7 @@ class FoundDamage:
             self._places[error.offset] = error.next_offset
 
     def places(self, log_start_offset: int) -> list[tuple[int, int]]:
-        """(first offset, next offset) of each, ascending; those below the log start are gone."""
+        """(first offset, next offset) of each, ascending; those below the log start are dropped."""
         self._places = {
             offset: next_offset
             for offset, next_offset in self._places.items()

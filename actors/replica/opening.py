@@ -1,13 +1,14 @@
-"""How a replica comes by its log: whose files they are, the lock on its directory, and recovery.
+"""Open the log of a replica: check the owner of its files, lock its directory, and recover.
 
-``check_owner``, ``find``, ``lock``, ``claim``, ``open``; ``close`` and ``release`` at the end, with
-``forget`` and ``remove`` between them if nothing is to stay. ``claim``, ``open``, ``close`` and
-``remove`` may block for long: the caller runs them beside the event loop.
+The order is ``check_owner``, ``find``, ``lock``, ``claim``, ``open``; at the end ``close`` and
+``release``, with ``forget`` and ``remove`` between them if the replica is removed. ``claim``,
+``open``, ``close`` and ``remove`` may block for long: the caller runs them beside the event loop.
 
-A log that is in sync and is not there is missing, never empty: the directory bears the id of its
-topic, durably, before its replica asks the controller for its role. Those that have never asked are
-in sync, as the partition was made, without a log: nothing is committed that they have not
-acknowledged. Where the directory does not bear the id, it is another disk's, or has lost its files.
+The log of an in-sync replica cannot be empty; if it is not there, it is missing: the directory has
+the topic id, durably, before its replica asks the controller for its role. Replicas that have never
+asked are in sync without a log, since the partition was created that way: nothing is committed
+before they have acknowledged. A directory without the topic id is on another disk, or has lost its
+files.
 """
 
 from __future__ import annotations
@@ -63,24 +64,25 @@ _logger = logging.getLogger(__name__)
 DecisionT = TypeVar("DecisionT")
 
 HISTORY_BYTES_MAX: Final = 16 * 1024 * 1024
-"""How far a start looks back behind the snapshot: about 16 batches of the largest size."""
+"""How far a start reads back before the snapshot: about 16 batches of the largest size."""
 
 LOCK_RETRY_MS: Final = 50
-"""How often a starting replica looks whether a process of an earlier incarnation let go."""
+"""Interval of checking whether an earlier incarnation has released the lock."""
 
 EPOCH_RETRY_MAX_MS: Final = 1_000
-"""The longest pause between two questions for an epoch."""
+"""Maximum back-off between requests for an epoch."""
 
 
 class DirectoryRemovedError(FileNotFoundError):
-    """An earlier incarnation, whose topic was deleted, removed the directory before we had it."""
+    """An earlier incarnation, whose topic was deleted, removed the directory before our lock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedLog:
-    """What the controller knows of the log of a partition.
+    """The controller's knowledge of the log of a partition.
 
-    ``is_in_sync``: the replica is, so that there are files that bear ``topic_id``. Others copy all.
+    ``is_in_sync``: the replica is in the ISR, so it must have files of ``topic_id``. Other replicas
+    may copy everything.
     """
 
     topic_id: str
@@ -89,7 +91,7 @@ class ExpectedLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedBatch:
-    """One batch of the log as a coordinator reads it back."""
+    """One batch of the log, decoded for a coordinator."""
 
     header: BatchHeader
     records: Sequence[Record]
@@ -97,7 +99,7 @@ class ReplayedBatch:
 
 
 class ReplicaDirectory:
-    """The directory of one replica; opening rebuilds ``machine`` from what is in it."""
+    """The directory of one replica; ``open`` rebuilds ``machine`` from it."""
 
     def __init__(
         self,
@@ -117,34 +119,34 @@ class ReplicaDirectory:
         self._lock: Lock | None = None
         self._owner: DirectoryIdentity | None = None
         self.claimed_topic_id = ""
-        """The topic whose files these were made, once they are."""
+        """The topic that the files were claimed for; set by ``claim``."""
         self.cut: TailCut | None = None
-        """What the attempts to open the log have cut from its end."""
+        """What attempts to open the log have cut from its end."""
 
     @property
     def path(self) -> Path:
-        """Where the files are, once that is known; until then, in the broker's own directory."""
+        """The replica's directory; until it is known, in the broker's own data directory."""
         return self._path
 
     def identity(self) -> DirectoryIdentity | None:
-        """Whose the broker's own data directory is. OSError, CorruptDataError."""
+        """The identity of the broker's own data directory. OSError, CorruptDataError."""
         return read_identity(self._filesystem, self._own)
 
     def disk(self) -> Disk:
-        """What is told to others of the broker's own data directory. OSError, CorruptDataError."""
+        """The broker's own data directory as told to other actors. OSError, CorruptDataError."""
         identity = self.identity()
         return NO_DISK if identity is None else identity.disk
 
     def finish_founding(self, identity: DirectoryIdentity) -> None:
-        """Take the mark away that lets a metadata log be begun, durably. OSError."""
+        """Remove the founding mark, which lets a metadata log begin, durably. OSError."""
         self.write_identity(replace(identity, is_founding=False))
 
     def write_identity(self, identity: DirectoryIdentity) -> None:
-        """Say whose the data directory is, durably. OSError."""
+        """Write the identity of the data directory, durably. OSError."""
         write_identity(self._filesystem, self._own, identity)
 
     def check_owner(self) -> None:
-        """MissingLogError if the data directory is not that of our cluster and broker. OSError."""
+        """MissingLogError unless the data directory is our cluster's and broker's. OSError."""
         if self._config.cluster_id:
             self._owner = owned(
                 self._filesystem,
@@ -154,9 +156,9 @@ class ReplicaDirectory:
             )
 
     async def find(self, expected: ExpectedLog, *, is_wanted: Callable[[], bool]) -> None:
-        """Know in which data directory the files are, or are to be made; after ``check_owner``.
+        """Find the data directory that has the files or should get them; after ``check_owner``.
 
-        MissingLogError if that is away, or there are none and they should be; OSError,
+        MissingLogError if the directory is away, or if files should exist and do not; OSError,
         CorruptDataError.
         """
         owner = self._owner
@@ -173,7 +175,7 @@ class ReplicaDirectory:
     async def _decide_alone(
         self, decide: Callable[[], DecisionT], *, is_wanted: Callable[[], bool]
     ) -> DecisionT | None:
-        """Decide as the one replica of the broker that does so; ``None`` if wanted no more."""
+        """Decide under the broker's lock; ``None`` if the replica is no longer wanted."""
         while is_wanted():
             try:
                 turn = self._directories.lock()
@@ -187,7 +189,7 @@ class ReplicaDirectory:
         return None
 
     def check_log(self, expected: ExpectedLog) -> None:
-        """MissingLogError if the replica is in sync and these are not its files. OSError."""
+        """Raise MissingLogError if the replica is in sync and these are not its files. OSError."""
         found = read_topic_id(self._filesystem, self._path)
         if expected.is_in_sync and found != expected.topic_id:
             what = "has no log" if found is None else f"has the log of another topic ({found})"
@@ -197,14 +199,15 @@ class ReplicaDirectory:
             )
 
     def has_log(self, expected: ExpectedLog) -> bool:
-        """Whether the files bear the topic's id; else to ``claim`` them is to begin a log."""
+        """Whether the files have the topic's id; if not, ``claim`` begins a new log."""
         return self.topic_id() == expected.topic_id
 
     async def lock(self, *, is_wanted: Callable[[], bool]) -> None:
-        """Take the directory for this process, waiting until an earlier incarnation let go.
+        """Lock the directory for this process; wait until an earlier incarnation releases it.
 
-        DirectoryRemovedError if that one removed it: then what is known of the log is old, and
-        whether to make a directory, and where, is to be found out anew. OSError, CorruptDataError.
+        DirectoryRemovedError if that one removed it: then the knowledge of the log is out of date,
+        and the start must find out again whether and where to create a directory. OSError,
+        CorruptDataError.
         """
         self._filesystem.make_directory(self._path)
         while self._lock is None and is_wanted():
@@ -215,21 +218,21 @@ class ReplicaDirectory:
             except FileNotFoundError as error:
                 raise DirectoryRemovedError(*error.args, str(self._path)) from error
         if self._lock is not None and not self._directories.is_in_assigned_directory():
-            # Before it was made here it was forgotten, or a successor was sent elsewhere: nothing
-            # says that we are here.
+            # The assignment was removed, or a successor was placed elsewhere, before this directory
+            # was created: no file says that we are here.
             self.release()
             raise DirectoryRemovedError(errno.ENOENT, "no longer assigned", str(self._path))
 
     def release(self) -> None:
-        """Let the directory go; also what the end of the process does."""
+        """Release the lock; the end of the process does that too."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
     def open(self, topic: TopicConfig) -> PartitionLog:
-        """Recover the log and rebuild the machine from it. Durable to its end on return.
+        """Recover the log and rebuild the machine from it. The whole log is durable on return.
 
-        The machine's high watermark is the one that the log remembers.
+        The machine's high watermark is the one in the log's checkpoint.
         """
         log = PartitionLog.open(
             filesystem=self._filesystem,
@@ -247,16 +250,16 @@ class ReplicaDirectory:
         return log
 
     def _record_cut(self, cut: TailCut) -> None:
-        """Of attempts that failed half-way the first one met the most."""
+        """Keep the cut of the first attempt: later ones, after a failure half-way, find less."""
         if self.cut is None or cut.cut_bytes > self.cut.cut_bytes:
             self.cut = cut
 
     def rebuild(self, log: PartitionLog) -> None:
-        """The log was cut or restarted: rebuild the machine from what is left, in one turn.
+        """Rebuild the machine in one turn, after the log was cut or restarted.
 
-        Durable to its end on return. A follower still follows in its epoch, and its high
-        watermark stays, unless the log now ends below it. CorruptDataError and OSError as for
-        ``open``: the machine is then good for nothing but another attempt.
+        The whole log is durable on return. A follower stays in its epoch, and its high watermark
+        stays, unless the log now ends below it. CorruptDataError and OSError as for ``open``: then
+        the machine is only usable for another attempt.
         """
         machine = self._machine
         role, high_watermark = machine.role, machine.high_watermark
@@ -266,14 +269,14 @@ class ReplicaDirectory:
         machine.advance_high_watermark(min(high_watermark, log.log_end_offset))
 
     def _restore(self, log: PartitionLog) -> None:
-        """Rebuild the machine and what of the log a load does not trust; make it all durable."""
+        """Rebuild the machine, and the parts of the log that a load does not trust; sync it all."""
         machine = self._machine
         snapshot_offset, entries = log.latest_snapshot()
         # A snapshot below the log start needs the batches between the two.
         first_offset = min(log.log_start_offset, snapshot_offset)
         machine.load(first_offset, snapshot_offset, entries, leader_epochs=log.leader_epochs)
-        # A snapshot remembers one batch per producer, also that of a clean stop; the batches
-        # before it restore the other four, so that the retry of any that was in flight is known.
+        # A snapshot has one batch per producer, even after a clean stop. The batches before it
+        # restore the other four, so that a retry of any batch in flight is recognised.
         history_from = min(
             machine.replay_from, log.offset_before(snapshot_offset, HISTORY_BYTES_MAX)
         )
@@ -287,8 +290,8 @@ class ReplicaDirectory:
             is_lost = isinstance(damage, CorruptDataError) or is_unreadable(damage)
             if not is_lost or history_from == snapshot_offset:
                 raise
-            # Before the snapshot only this is missing, and readers get an error for it: retries
-            # of these batches, and their records in the count of a transaction that is open.
+            # Damage before the snapshot only costs the recognition of retries of these batches, and
+            # their part in an open transaction's record count. Readers get an error.
             _logger.error(
                 "%s: batches before the last snapshot are damaged: %s", self._path, damage
             )
@@ -310,9 +313,9 @@ class ReplicaDirectory:
             index_if_aborted(log, self._machine.apply(header, control))
 
     def claim(self, expected: ExpectedLog) -> None:
-        """Make sure that the files are those of this topic, durably, before the log is opened.
+        """Make the files this topic's, durably, before the log is opened.
 
-        Those of a deleted topic of its name go. MissingLogError: see ``check_log``.
+        Files of a deleted topic of this name are removed. MissingLogError: see ``check_log``.
         """
         self.check_log(expected)
         found = read_topic_id(self._filesystem, self._path)
@@ -321,13 +324,13 @@ class ReplicaDirectory:
         elif found != expected.topic_id:
             _logger.warning("%s: removing the log of a deleted topic of this name", self._path)
             self._remove_files()
-        # The directory may have been made by a start that then failed to sync its name.
+        # An earlier start may have created the directory and failed to sync its name.
         self._filesystem.sync_directory(self._path.parent)
         write_topic_id(self._filesystem, self._path, expected.topic_id)
         self.claimed_topic_id = expected.topic_id
 
     def _refuse_unnamed_records(self) -> None:
-        """A new partition begins with nothing; records that say no topic are not thrown away."""
+        """Raise if a new partition's directory has records without a topic id: keep these."""
         for name in self._filesystem.list_directory(self._path):
             path = self._path / name
             if path.suffix == LOG_SUFFIX and self._filesystem.file_size(path):
@@ -337,18 +340,18 @@ class ReplicaDirectory:
                 )
 
     def topic_id(self) -> str:
-        """The id of the topic whose files these are; "" if they have none or it is unreadable."""
+        """The topic id of the files; "" if there is none or it is unreadable."""
         try:
             return read_topic_id(self._filesystem, self._path) or ""
         except (OSError, CorruptDataError) as error:
-            _logger.warning("%s: these files name no topic: %s", self._path, error)
+            _logger.warning("%s: these files have no readable topic id: %s", self._path, error)
             return ""
 
     def close(self, log: PartitionLog | None, *, is_sound: bool, remove_data: bool) -> None:
-        """Flush and write the clean-shutdown mark, unless the log failed; or remove the files.
+        """Flush and write the clean-shutdown file, unless the log failed; or remove the files.
 
-        They are gone for good on return. Without the lock nothing is touched. OSError: the shutdown
-        is not a clean one.
+        A removal is durable on return. Without the lock nothing is touched. OSError: the shutdown
+        is not clean.
         """
         if log is not None:
             log.close(self._machine.snapshot() if is_sound else None)
@@ -356,30 +359,30 @@ class ReplicaDirectory:
             self._remove_files()
 
     async def forget(self) -> None:
-        """Let nothing say any more that the replica is here, durably; its files are removed.
+        """Remove the replica's assignment, durably, after its files were removed.
 
-        After them, as a further directory is not to be had at times: what is in it must be known
-        without it. Before the directory, as a successor that has locked it relies on what it was
-        assigned. OSError, CorruptDataError.
+        After the files: a further directory may be away at times, and its replicas must be known
+        without it. Before the directory: a successor that has locked it relies on its own
+        assignment. OSError, CorruptDataError.
         """
         if self._lock is not None and self._directories.is_in_further:
             await self._decide_alone(self._directories.forget, is_wanted=lambda: True)
 
     def remove(self) -> None:
-        """Remove the directory and its lock file, if that is held. OSError.
+        """Remove the directory and its lock file, if the lock is held. OSError.
 
-        Once the lock file is gone a successor may make its own: then the directory stays, and that
-        is an error too.
+        Once the lock file is removed a successor may create its own: then the directory stays,
+        which is an OSError too.
         """
         if self._lock is not None:
             self._filesystem.remove_tree(self._path)
 
     def _remove_files(self) -> None:
-        """Remove all but the lock; what is left if the process dies meanwhile can be opened.
+        """Remove all files but the lock; after a crash in between, the rest can still be opened.
 
-        In three steps, each gone for good before the next: what says how much there must be; the
-        log, its oldest segment first; what says of which topic they are, as lost power may bring
-        back any file of a step, and nobody's records would be refused.
+        In three steps, each durable before the next, since a power loss may bring back any file of
+        the current step. First the files that say how much there must be; then the log, oldest
+        segment first; last the topic id, since records without one would be rejected.
         """
         sized = (RECOVERY_FILE, CLEAN_SHUTDOWN_FILE)
         named = (TOPIC_ID_FILE, PARTITION_METADATA_FILE)
@@ -392,7 +395,7 @@ class ReplicaDirectory:
 
 
 def index_if_aborted(log: PartitionLog, completed: CompletedTransaction | None) -> None:
-    """Enter a transaction in the aborted index, if that is how it ended."""
+    """Add a transaction to the aborted index if it was aborted."""
     if completed is not None and completed.is_aborted:
         log.append_aborted(
             producer_id=completed.producer_id,
@@ -403,7 +406,7 @@ def index_if_aborted(log: PartitionLog, completed: CompletedTransaction | None) 
 
 
 def log_settings(topic: TopicConfig) -> LogSettings:
-    """What the log itself needs to know of its topic's settings."""
+    """The settings of the log, from those of its topic."""
     return LogSettings(
         segment_bytes=topic.segment_bytes,
         segment_ms=topic.segment_ms,
@@ -421,7 +424,7 @@ def read_back(log: PartitionLog) -> Iterator[ReplayedBatch]:
 
 
 def is_leader(leadership: BecomeLeaderReply, broker_id: int) -> bool:
-    """Whether the replica on ``broker_id`` is to lead."""
+    """Whether ``leadership`` makes the replica on ``broker_id`` the leader."""
     return not leadership.replicas or leadership.leader == broker_id
 
 
@@ -431,10 +434,10 @@ async def ask_until_answered(
     *,
     is_wanted: Callable[[], bool],
 ) -> BecomeLeaderReply:
-    """Ask for the epoch to lead with, ever less often, until it is given or no longer wanted.
+    """Ask for the role, with back-off, until it is given or no longer wanted.
 
-    Another epoch than the log's last one may be current: one that was given to an earlier start,
-    which died before it wrote it down, or that of a new topic beside the log of a deleted one.
+    The current epoch may differ from the log's last one: an earlier start may have got one and died
+    before it wrote it down, or this is the log of a deleted topic.
     """
     delay_ms = LOCK_RETRY_MS
     while True:

@@ -1,12 +1,11 @@
-"""The leader of one partition: what clients and coordinators call.
+"""The leader of one partition, which serves clients and coordinators.
 
-Nothing is per record: a batch's 61-byte header is all that a leader looks at. Compiled calls check
-its CRC, and that uncompressed records can be decoded.
+No work is done per record: a leader reads only a batch's 61-byte header. Compiled calls check its
+CRC, and that uncompressed records can be decoded.
 
-``check_topic_rules`` is what the settings of a topic ask of a client's batch beyond its header's
-shape. It is the one place where a leader looks at records, and only if it must: for the keys of a
-compacted topic, for the timestamps of one that refuses old ones, and to tell whose timestamp was
-refused.
+``check_topic_rules`` checks a client's batch against the settings of the topic. Only there does a
+leader decode records, and only if it must: for the keys of a compacted topic, for the timestamps of
+one that rejects old ones, and to name records with a rejected timestamp.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ ACKS: Final = (-1, 0, 1)
 TO_HIGH_WATERMARK: Final = -1
 
 REFUSED_RECORDS_MAX: Final = 1_000
-"""So many records of a batch are named as those that it is refused for; of more, none is."""
+"""A reply lists up to this many invalid records; if there are more, it lists none."""
 
 _NAMED_RECORDS_MAX: Final = 10
 
@@ -80,7 +79,7 @@ class PartitionLeader:
         self.replica = replica
         self._clock = clock
         self._early: defaultdict[int, dict[asyncio.Future[None], None]] = defaultdict(dict)
-        """By producer id; dicts, so that those that wait are woken in the order they came."""
+        """Producer id → waiting batches; dicts, so that they are woken in order of arrival."""
         self.on_log_start_raised: Callable[[], None] = lambda: None
 
     # --- produce --------------------------------------------------------------------------
@@ -88,13 +87,13 @@ class PartitionLeader:
     async def produce(self, request: ProduceRequest) -> ProduceReply:
         """Append one batch. With acks -1 it is durable when this answers ``NONE``.
 
-        A retry of a batch that is in the log is answered with its original offset.
+        A retry of a batch that is in the log gets the original offset.
         """
         replica = self.replica
         error = self._check(request.topic_partition, request.leader_epoch)
         if error is ErrorCode.NONE and request.acks not in ACKS:
             return request.failed(
-                ErrorCode.INVALID_REQUIRED_ACKS, f"acks={request.acks}: allowed are -1, 0 and 1"
+                ErrorCode.INVALID_REQUIRED_ACKS, f"acks={request.acks}: give -1, 0 or 1"
             )
         if error is ErrorCode.NONE and request.topic_partition.topic in INTERNAL_TOPICS:
             error = ErrorCode.INVALID_TOPIC_EXCEPTION
@@ -175,7 +174,7 @@ class PartitionLeader:
         return outcome
 
     async def _predecessor(self, header: BatchHeader, timeout_ms: int) -> bool:
-        """Wait for another batch of the producer; false when it waits long or too many wait."""
+        """Wait for another batch of the producer; false after a timeout or if too many wait."""
         waiting = self._early[header.producer_id]
         if timeout_ms <= 0 or len(waiting) >= DUPLICATE_WINDOW_BATCHES:
             if not waiting:
@@ -186,7 +185,7 @@ class PartitionLeader:
         try:
             await asyncio.wait({waiter}, timeout=timeout_ms / 1000)
         finally:
-            # Also when the caller is cancelled: its place must not be taken for ever.
+            # Also if the caller is cancelled: its slot must be freed.
             waiting.pop(waiter, None)
             if not waiting and self._early.get(header.producer_id) is waiting:
                 del self._early[header.producer_id]
@@ -195,7 +194,7 @@ class PartitionLeader:
     # --- fetch ----------------------------------------------------------------------------
 
     async def fetch(self, request: FetchRequest) -> FetchReply:
-        """Return batches from ``fetch_offset`` on, as soon as there are enough or time is over."""
+        """Return batches from ``fetch_offset`` on, once there are enough or the time is over."""
         replica = self.replica
         deadline_ms = loop_ms() + request.max_wait_ms
         while True:
@@ -265,7 +264,7 @@ class PartitionLeader:
     # --- life-cycle -----------------------------------------------------------------------
 
     async def delete_records(self, request: DeleteRecordsRequest) -> DeleteRecordsReply:
-        """Raise the log start, durably, on all in-sync replicas; hidden files go later."""
+        """Raise the log start, durably, on all in-sync replicas; the files are removed later."""
         replica = self.replica
         error = self._check(request.topic_partition, request.leader_epoch)
         if error is not ErrorCode.NONE:
@@ -286,13 +285,13 @@ class PartitionLeader:
         if error is not ErrorCode.NONE:
             return request.failed(error, replica.failure or "")
         if replica.replicator is not None and not await replica.replicator.have_log_start(offset):
-            # Whoever leads next may not have heard of it.
+            # The next leader may not know the new log start.
             return request.failed(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         self.on_log_start_raised()
         return DeleteRecordsReply(log_start_offset=replica.machine.log_start_offset)
 
     async def configure(self, request: ConfigureRequest) -> ConfigureReply:
-        """Follow new settings of the topic from now on, as a leader or as a follower."""
+        """Use new settings of the topic from now on, as a leader or as a follower."""
         replica = self.replica
         error = ErrorCode.NONE if replica.is_following else replica.availability()
         is_ours = request.topic_partition == replica.topic_partition
@@ -308,7 +307,7 @@ class PartitionLeader:
     # --- offsets, markers, producers ------------------------------------------------------
 
     async def list_offsets(self, request: ListOffsetsRequest) -> ListOffsetsReply:
-        """Answer a position for a time, or the earliest, latest or newest-timestamp one."""
+        """Return the offset for a timestamp, or the earliest, latest or max-timestamp one."""
         error = self._check(request.topic_partition, request.leader_epoch)
         if error is not ErrorCode.NONE:
             return request.failed(error)
@@ -324,7 +323,7 @@ class PartitionLeader:
         if request.timestamp_ms < 0 and request.timestamp_ms != MAX_TIMESTAMP:
             return request.failed(
                 ErrorCode.INVALID_REQUEST,
-                f"timestamp_ms={request.timestamp_ms}: allowed are -3, -2, -1 and times from 0 on",
+                f"timestamp_ms={request.timestamp_ms}: give -3, -2, -1 or a time from 0 on",
             )
         try:
             found = self._find_time(request.timestamp_ms, bound)
@@ -333,13 +332,13 @@ class PartitionLeader:
         except OSError as refusal:
             return request.failed(ErrorCode.KAFKA_STORAGE_ERROR, str(refusal))
         if found is None:
-            # Right after a failover the record may be there and not yet be readable.
+            # Right after a failover the record may exist and not be readable yet.
             error = machine.check_latest()
             return ListOffsetsReply() if error is ErrorCode.NONE else request.failed(error)
         return ListOffsetsReply(offset=found[0], timestamp_ms=found[1])
 
     def _find_time(self, timestamp_ms: int, bound: int) -> tuple[int, int] | None:
-        """(offset, timestamp) of what was asked for, below ``bound`` (exclusive); reads the log."""
+        """(offset, timestamp) of the record, below ``bound`` (exclusive); reads the log."""
         log = self.replica.log
         if timestamp_ms != MAX_TIMESTAMP:
             return log.offset_for_timestamp(timestamp_ms, bound)
@@ -347,7 +346,7 @@ class PartitionLeader:
         return found if found is not None and found[0] < bound else None
 
     async def write_txn_markers(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersReply:
-        """Write markers; each result is ``NONE`` only when its marker is committed."""
+        """Write markers; a result is ``NONE`` once its marker is committed."""
         now_ms = self._clock.now_ms()
         appended: list[tuple[TxnMarker, TopicPartition, AppendOutcome]] = []
         for marker in request.markers:
@@ -368,7 +367,7 @@ class PartitionLeader:
         return WriteTxnMarkersReply(results=tuple(results))
 
     async def describe_producers(self, request: DescribeProducersRequest) -> DescribeProducersReply:
-        """Describe the producers this leader has state of."""
+        """Describe the producers with state at this leader."""
         error = self._check(request.topic_partition, -1)
         if error is not ErrorCode.NONE:
             return request.failed(error)
@@ -386,7 +385,7 @@ class PartitionLeader:
 
 
 class RuleCheck(NamedTuple):
-    """``NONE``, or why the whole batch is refused, in words, and for which of its records."""
+    """``NONE``, or the error for the whole batch, a text, and the invalid records."""
 
     error: ErrorCode = ErrorCode.NONE
     detail: str = ""
@@ -396,10 +395,10 @@ class RuleCheck(NamedTuple):
 def check_topic_rules(
     batch: Buffer, header: BatchHeader, topic: TopicConfig, now_ms: int
 ) -> RuleCheck:
-    """Whether ``topic`` takes the batch; the text names what is wrong, and of which records.
+    """Check the batch against the settings of ``topic``; the text names the error and the records.
 
-    ``INVALID_TIMESTAMP`` comes before ``INVALID_RECORD``. Records without a timestamp are as old
-    as may be. With LogAppendTime the client's timestamps do not matter.
+    ``INVALID_TIMESTAMP`` comes before ``INVALID_RECORD``. Records without a timestamp count as
+    infinitely old. With LogAppendTime the client's timestamps are ignored.
     """
     keeps_client_time = topic.message_timestamp_type == "CreateTime"
     if (
@@ -423,7 +422,7 @@ def check_topic_rules(
 
 
 def _whose_future(batch: Buffer, header: BatchHeader, topic: TopicConfig, now_ms: int) -> RuleCheck:
-    """Refuse what the header says is in the future, even if no record can be found for it."""
+    """Reject a header with a future timestamp, even if no record has it."""
     newest_ms = now_ms + topic.message_timestamp_after_max_ms
     with contextlib.suppress(CorruptDataError):
         found = _check_times(decode_records(batch), topic, now_ms, lambda time: time > newest_ms)
@@ -441,7 +440,7 @@ def _check_times(
         return RuleCheck()
     first = f"record {wrong[0]} of {len(records)}: "
     first += _wrong_time(records[wrong[0]].timestamp_ms, topic, now_ms)
-    others = "" if len(wrong) == 1 else f"; refused are {_named(wrong)}"
+    others = "" if len(wrong) == 1 else f"; rejected records: {_named(wrong)}"
     return RuleCheck(ErrorCode.INVALID_TIMESTAMP, first + others, _refused_records(wrong))
 
 
@@ -457,12 +456,12 @@ def _check_keys(records: list[Record]) -> RuleCheck:
     keyless = [number for number, record in enumerate(records) if record.key is None]
     if not keyless:
         return RuleCheck()
-    detail = f"records of a compacted topic need keys; without one are {_named(keyless)}"
+    detail = f"records of a compacted topic need keys; these have none: {_named(keyless)}"
     return RuleCheck(ErrorCode.INVALID_RECORD, detail, _refused_records(keyless))
 
 
 def _named(numbers: list[int]) -> str:
-    """The first of ``numbers``, for people."""
+    """The first few of ``numbers``, for an error text."""
     named = ", ".join(map(str, numbers[:_NAMED_RECORDS_MAX]))
     return named if len(numbers) <= _NAMED_RECORDS_MAX else f"{named} and {len(numbers)} in all"
 

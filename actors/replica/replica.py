@@ -1,8 +1,9 @@
-"""One replica of a partition: how it comes to lead, what it learns meanwhile, and how it stops.
+"""One replica of a partition: how it starts, becomes leader or follower, and stops.
 
-What every log-holding actor is made of. What it does while it leads is in ``replica.log``.
+Every actor with a log has one. The leader role is in ``replica.log``, the follower role in
+``replica.follower_log``.
 
-One file: each step of a start looks at what the steps before it have left.
+One file: each step of a start depends on the steps before it.
 """
 
 from __future__ import annotations
@@ -52,12 +53,13 @@ from oncelog.storage.records.batch import Buffer
 _logger = logging.getLogger(__name__)
 
 MISSING_LOG_RETRY_MS: Final = 1_000
-"""How often a replica whose log is missing looks whether it is there again."""
+"""Interval of checking whether a missing log is back."""
 
 REMOVALS_MAX: Final = 10
-"""How often one start begins anew as its directory went: each time another incarnation removed it.
+"""How often one start may find that an earlier incarnation removed its directory.
 
-There are few of those; a directory that goes without end is another fault, and told."""
+There are few incarnations; more removals are another fault, which is reported.
+"""
 
 _NO_BEGINNING: Final = frozenset(
     {
@@ -67,23 +69,23 @@ _NO_BEGINNING: Final = frozenset(
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     }
 )
-"""Answers of the controller after which what was known of the log is old."""
+"""The controller's answers that mean that the expected log is out of date."""
 
 LEADERLESS_ASK_MS: Final = 500
-"""How often a follower that has no leader asks whether it is to lead."""
+"""Interval at which a follower without a leader asks whether it should lead."""
 
 START_RETRY_MAX_MS: Final = 10_000
-"""The longest pause between two attempts of a start that the disk refused, as a full one does."""
+"""Maximum back-off of a start after transient disk errors, such as a full disk."""
 
 
 class Replica(FollowerLog):
     """The log of one partition with its directory and its role.
 
-    ``epoch_source`` asks for the replica's role, given the newest epoch that it knows; it is
-    asked again until it answers ``NONE``. ``log_source`` asks what the controller knows of the log,
-    ``None`` when it did not say; a log that no controller knows of is given none. Before it begins
-    a log of the topic with an id, ``beginning_source`` asks whether it may. ``opener`` does
-    what may take minutes, so that it does not keep syncs of other logs waiting.
+    ``epoch_source`` asks for the replica's role, given the newest epoch that it knows; it is asked
+    until it answers ``NONE``. ``log_source`` asks the controller what log to expect; it gives
+    ``None`` if there is no answer, and is None itself for a log that no controller knows.
+    ``beginning_source`` asks whether the replica may begin a log for a topic id. ``opener`` runs
+    work that may take minutes, so that it does not delay syncs of other logs.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class Replica(FollowerLog):
         self._log_source = log_source
         self._beginning_source = beginning_source
         self.waits_for = ""
-        """What a start, which goes on, is refused by the disk at present."""
+        """The disk error that a start is currently retrying after."""
         self._is_stopped = False
         self._expected_topic_id = ""
         self._opening = asyncio.Lock()
@@ -149,21 +151,21 @@ class Replica(FollowerLog):
         )
 
     def known_topic_id(self) -> str:
-        """The id of the topic it leads or, before it leads, of the one that it is to have a log of.
+        """The id of the topic it leads or, before it leads, of the topic it should have a log of.
 
-        Until it has been told that, of the one whose files it has: those may be of a deleted topic
-        of its name, whose end is none of it.
+        Until it has been told that, the topic id of its files. These may be of a deleted topic of
+        this name, whose shutdown does not concern this replica.
         """
         return self.leadership.topic_id or self._expected_topic_id or self.directory.topic_id()
 
     # --- start and stop -------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Take the directory, recover the log, sync it, follow until elected, and lead.
+        """Lock the directory, recover and sync the log, follow until elected, and lead.
 
-        Never raises for the disk: what may pass is tried again, less and less often, and any other
-        failure leaves the replica offline with its reason. One whose log is missing is offline
-        until it is there. ``stop`` ends it early, once no file of the log is in use.
+        Never raises for the disk: transient errors are retried with back-off, and any other leaves
+        the replica offline with a reason. A replica whose log is missing is offline until it is
+        back. ``stop`` ends a start early, once no file of the log is in use.
         """
         if not await self._manage("open", self._open):
             return
@@ -179,13 +181,13 @@ class Replica(FollowerLog):
         self._begin_replication()
 
     async def _until_elected(self) -> None:
-        """Ask for a role, and follow as long as it is not to lead."""
+        """Ask for a role, and follow until elected."""
         while self._may_go_on():
             told = await ask_until_answered(
                 self._epoch_source, self._newest_epoch(), is_wanted=self._may_go_on
             )
             if self.is_following and told.leader_epoch < self._newest_epoch():
-                # Another has been elected meanwhile, and has pushed.
+                # Another has been elected meanwhile and has pushed.
                 await asyncio.sleep(LEADERLESS_ASK_MS / 1000)
                 continue
             self.leadership = told
@@ -199,7 +201,7 @@ class Replica(FollowerLog):
                 return
             self.configure(self.leadership.settings, self.leadership.settings_version)
             self.on_following()
-            # With a leader the controller tells when there is another; without, ask again.
+            # If there is a leader, the controller announces the next one; if not, ask again.
             has_leader = self.leadership.leader >= 0
             elected = await self._election(None if has_leader else LEADERLESS_ASK_MS)
             if elected is not None:
@@ -215,7 +217,7 @@ class Replica(FollowerLog):
         return max(in_log, self.machine.leader_epoch)
 
     def _begin_replication(self) -> None:
-        """Push to the followers from now on, if there are any; commit what is synced."""
+        """Replicate to followers from now on, if there are any; commit what is synced."""
         assignment = assignment_of(self.leadership, self.broker_id)
         replication = LeaderReplication(
             self.machine,
@@ -223,7 +225,7 @@ class Replica(FollowerLog):
             broker_id=self.broker_id,
             synced_end_offset=self._synced_offset,
             settings=self._replication_settings(),
-            # Only followers can be late.
+            # The time matters only for followers.
             now_ms=loop_ms() if len(assignment.replicas) > 1 else 0,
         )
         self.replicator = Replicator(
@@ -241,7 +243,7 @@ class Replica(FollowerLog):
 
     @property
     def _min_insync_replicas(self) -> int:
-        """What follows from the newest settings and the newest replicas that are known."""
+        """``min_insync_replicas`` by the newest known settings and replicas."""
         known = self.leadership
         replication_factor = known.replication_factor or len(known.replicas) or 1
         return min_insync_of(self._settings, replication_factor)
@@ -286,7 +288,7 @@ class Replica(FollowerLog):
         )
 
     async def replicate(self, request: ReplicateRequest) -> ReplicateReply:
-        """See ``FollowerLog``; a push of a newer epoch ends what this replica leads."""
+        """See ``FollowerLog``; a push of a newer epoch deposes this leader."""
         if self.replicator is None:
             if request.settings_version > self._settings_version:
                 self.on_newer_settings()
@@ -297,7 +299,7 @@ class Replica(FollowerLog):
         return ReplicateReply(error=NOT_NOW)
 
     def learn_leadership(self, leadership: BecomeLeaderReply) -> ErrorCode:
-        """The controller has told who leads now, and who is in sync."""
+        """Take the controller's news of leader and ISR."""
         replicator = self.replicator
         if replicator is None:
             return super().learn_leadership(leadership)
@@ -314,11 +316,11 @@ class Replica(FollowerLog):
         return ErrorCode.NONE
 
     async def confirm(self, timeout_ms: int) -> ErrorCode:
-        """``NONE`` if no other leads before this call; followers have to be asked.
+        """``NONE`` if this was still the newest leader at the time of the call; asks followers.
 
-        A process that stood still believes that it leads until it is told. So what is answered
-        from memory alone, and of which nothing is logged, is confirmed before it is read.
-        ``NOT_ENOUGH_REPLICAS`` if one who is not in sync may lead.
+        A process that was stalled believes that it leads until it is told otherwise. So an answer
+        from memory alone, of which nothing is logged, must be confirmed before it is read.
+        ``NOT_ENOUGH_REPLICAS`` if a replica outside the ISR may lead.
         """
         replicator = self.replicator
         error = self.availability()
@@ -333,13 +335,13 @@ class Replica(FollowerLog):
         return ErrorCode.NONE if is_confirmed else ErrorCode.NOT_LEADER_OR_FOLLOWER
 
     def _lose_leadership(self) -> None:
-        """Another leads, or may: answer whoever waits, and begin again."""
+        """Another leads, or may: answer all waiters and restart."""
         epoch = self.leader_epoch
         self._end_leading(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         self.on_loss(f"{self.topic_partition} was led in epoch {epoch}, and a newer one was given")
 
     async def _manage(self, doing: str, attempt: Callable[[], Awaitable[None]]) -> bool:
-        """Attempt it until it succeeds; false if the replica is offline or stopped instead."""
+        """Retry ``attempt`` until it succeeds; false if the replica goes offline or is stopped."""
         delay_ms = DISK_RETRY_MS
         while self._may_go_on():
             try:
@@ -366,13 +368,13 @@ class Replica(FollowerLog):
         await self._use(lambda: self.directory.open(self.topic))
 
     def refuse(self, reason: str) -> None:
-        """Do not lead: the log is not what it should be."""
+        """Go offline: the log is not what it should be."""
         self._go_offline(reason)
 
     async def _take_directory(self) -> None:
-        """Take the directory for this process and this topic, once the log is known to be there.
+        """Lock the directory and claim it for this topic, once the log is known to be there.
 
-        Nothing is made in a directory that may be another's, or a disk's that is not mounted.
+        Nothing is created in a directory that may be another's, or on an unmounted disk.
         """
         removals = 0
         while not self._is_stopped:
@@ -403,7 +405,7 @@ class Replica(FollowerLog):
             await asyncio.sleep(delay_ms / 1000)
 
     async def _expected_log(self) -> ExpectedLog | None:
-        """What the controller knows of the log; ``None`` if it is none of a controller's."""
+        """The controller's knowledge of the log; ``None`` for a log that no controller knows."""
         delay_ms = LOCK_RETRY_MS
         while self._log_source is not None and not self._is_stopped:
             expected = await self._log_source()
@@ -414,11 +416,12 @@ class Replica(FollowerLog):
         return None
 
     async def _confirm(self, expected: ExpectedLog) -> None:
-        """Ask whether to begin a log, now that nobody else can have or make one here.
+        """Ask whether to begin a log, now that the directory is locked.
 
-        What was expected may be old. The topic was deleted, and made again elsewhere, while this
-        replica waited for the directory; or what an earlier life has acknowledged has brought the
-        replica into the ISR. MissingLogError: then no file is ours to make or remove. OSError.
+        ``expected`` may be out of date. The topic may have been deleted and created again elsewhere
+        while this replica waited for the directory. Or acknowledgements of an earlier process have
+        brought the replica into the ISR. MissingLogError: then no file may be created or removed.
+        OSError.
         """
         delay_ms = LOCK_RETRY_MS
         while self._beginning_source is not None and not self._is_stopped:
@@ -441,7 +444,7 @@ class Replica(FollowerLog):
                 await self._background.run(lambda: self.directory.claim(expected))
 
     def _check_epoch(self) -> None:
-        """Go offline if the log knows an epoch that the controller, by what it gave, does not."""
+        """Go offline if the log has a newer epoch than the controller gave."""
         if not self._may_go_on():
             return
         newest = self._newest_epoch()
@@ -457,13 +460,13 @@ class Replica(FollowerLog):
         self.log.assign_leader_epoch(self.leader_epoch, self.machine.log_end_offset)
 
     def learn_keys(self, keys: ClusterKeys) -> None:
-        """Issue and judge tickets by these keys from now on, unless newer ones are known."""
+        """Issue and check tickets with these keys from now on, unless newer ones are known."""
         if keys.version >= self.keys.version:
             self.keys = keys
             self.machine.learn_keys(keys)
 
     def configure(self, settings: Sequence[tuple[str, str]], version: int) -> None:
-        """Follow the settings of the topic, unless newer ones than ``version`` are known."""
+        """Use these settings of the topic, unless newer ones than ``version`` are known."""
         if version >= self._settings_version:
             self._settings, self._settings_version = tuple(settings), version
             if self.config.topic in INTERNAL_TOPICS:
@@ -472,11 +475,11 @@ class Replica(FollowerLog):
                 self.topic = TopicConfig.from_text(dict(settings))
             self.log.settings = log_settings(self.topic)
         if self.replicator is not None:
-            # The count of replicas may be newer also where the settings are not.
+            # The number of replicas may be newer even if the settings are not.
             self.replicator.configure(self._replication_settings())
 
     async def _use(self, opened: Callable[[], PartitionLog]) -> None:
-        """Open a log beside the event loop and take it, which is durable to its end, for ours."""
+        """Open a log beside the event loop and use it; all of it is durable."""
         async with self._opening:
             if not self._is_stopped:
                 self._log = await self._opener.run(opened)
@@ -486,7 +489,7 @@ class Replica(FollowerLog):
         return self.failure is None and not self._is_stopped
 
     def halt(self) -> None:
-        """Lead and follow no longer: from now on nothing is taken, and ``start`` ends early."""
+        """Stop leading and following: accept nothing from now on, and end ``start`` early."""
         self._is_stopped = True
         self._end_following()
         self._end_leading(ErrorCode.NOT_LEADER_OR_FOLLOWER)
@@ -494,10 +497,10 @@ class Replica(FollowerLog):
             self._elected.cancel()
 
     async def stop(self, *, remove_data: bool = False) -> None:
-        """Stop leading, flush, write the snapshot and the clean-shutdown mark, release the lock.
+        """Stop leading, flush, write the snapshot and the clean-shutdown file, release the lock.
 
-        ``remove_data`` deletes the directory afterwards: its topic is gone. While ``start`` has
-        files in work, that is waited for.
+        ``remove_data`` deletes the directory afterwards: its topic is gone. Waits while ``start``
+        is working on files.
         """
         self.halt()
         await self._sync.drain()
@@ -505,7 +508,7 @@ class Replica(FollowerLog):
             log, self._log = self._log, None
             is_sound = self.failure is None
             try:
-                # Not by the opener: other logs may be in line there for minutes.
+                # Not on the opener: other logs may occupy it for minutes.
                 await self._background.run(
                     lambda: self.directory.close(log, is_sound=is_sound, remove_data=remove_data)
                 )

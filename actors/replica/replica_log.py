@@ -1,12 +1,11 @@
-"""One log and its machine in the leader role: append, wait until it is durable, read it back.
+"""A log and its machine in the leader role: append, wait until durable, read back.
 
-Rules: a batch is checked, written and applied in one turn of the event loop, with no wait in
-between. The high watermark, and so every acknowledgement and every reader, covers only what is on
-disk: see ``group_sync``. A failed write or sync takes the replica offline, unless it may pass by
-itself (``storage.disk.disk_errors``): there is no guessing what reached the disk. ``replica`` has
-how it comes to lead and how it stops.
+Rules: a batch is checked, written and applied in one turn of the event loop, without a wait. The
+high watermark, and so every acknowledgement and every read, covers only what is on disk: see
+``group_sync``. A failed write or sync takes the replica offline, since it is unknown what reached
+the disk, unless the error is transient (``storage.disk.disk_errors``). ``replica`` has start and stop.
 
-One file: an append, those who wait for it, and what a reader then sees are one order of events.
+One file: appends, their waiters and the readers depend on one order of events.
 """
 
 from __future__ import annotations
@@ -60,10 +59,10 @@ from oncelog.storage.records.control import ControlRecord, encode_marker
 _logger = logging.getLogger(__name__)
 
 REPLAY_SLICE_BYTES: Final = 65_536
-"""Of the log, decoded in one turn of the event loop: some milliseconds' worth."""
+"""Bytes decoded in one turn of the event loop: some milliseconds."""
 
 SendPush = Callable[[int, ReplicateRequest], Awaitable[ReplicateReply]]
-"""Pushes to the follower on a broker."""
+"""Sends a push to the follower on a broker."""
 
 ProposeIsr = Callable[[IsrProposal], Awaitable[AlterIsrReply]]
 
@@ -71,25 +70,25 @@ _NEXT_OFFSET: Final = itemgetter(0)
 
 
 class AppendOutcome(NamedTuple):
-    """Where a batch stands; with an error nothing was written. A tuple: one is made per append."""
+    """The result of an append; with an error nothing was written. A tuple, for speed."""
 
     error: ErrorCode
     base_offset: int = NO_OFFSET
     next_offset: int = NO_OFFSET
     log_append_time_ms: int = NO_TIMESTAMP
     is_duplicate: bool = False
-    """The batch was in the log already: its first copy has the outcome."""
+    """Whether the batch was in the log already; the outcome is that of the original."""
     is_ticket_old: bool = False
-    """Its producer should renew its plain ticket."""
+    """Whether the producer should renew its plain ticket."""
 
 
 class ReplicaLog:
-    """The log of one partition and everything that is known about it.
+    """The log of one partition, its machine, and those who wait for it.
 
-    ``failure`` says why it is offline. ``on_bug`` ends the process; ``on_restart`` too, when the
-    replica is offline for something that may pass, and ``on_loss`` when another leads.
-    ``send_push`` and ``propose_isr`` make calls, and never raise for one that is lost. Opening the
-    log sets ``_log``, ``_is_leading`` and ``leadership``.
+    ``failure`` says why it is offline. ``on_bug`` ends the process. So do ``on_restart``, if the
+    replica is offline for a transient reason, and ``on_loss``, if another leads. ``send_push`` and
+    ``propose_isr`` make calls, and never raise for a lost one. Opening the log sets ``_log``,
+    ``_is_leading`` and ``leadership``.
     """
 
     directory: ReplicaDirectory
@@ -118,9 +117,9 @@ class ReplicaLog:
         self._is_leading = False
         self._waiters = ReplicaWaiters()
         self._sync_waiters = ReplicaWaiters()
-        """Pushes that are answered once they are synced."""
+        """Pushes that wait for a sync before they are answered."""
         self.replicator: Replicator | None = None
-        """What it does for its followers, while it leads."""
+        """The replication to its followers, while it leads."""
         self._synced_offset = 0
         """Exclusive."""
         self._sync = GroupSync(
@@ -149,13 +148,13 @@ class ReplicaLog:
         return self._log
 
     def availability(self) -> ErrorCode:
-        """``NONE`` when this replica leads, else what to answer requests with."""
+        """``NONE`` if this replica leads, else the error to answer requests with."""
         if self.failure is not None:
             return ErrorCode.KAFKA_STORAGE_ERROR
         return ErrorCode.NONE if self._is_leading else ErrorCode.NOT_LEADER_OR_FOLLOWER
 
     def upkeep_error(self) -> ErrorCode:
-        """``NONE`` when the log may be worked on beside serving, whatever the role."""
+        """``NONE`` if maintenance may work on the log, in any role."""
         return self.availability()
 
     def _go_offline(self, reason: str) -> None:
@@ -164,7 +163,7 @@ class ReplicaLog:
         self._end_leading(ErrorCode.KAFKA_STORAGE_ERROR)
 
     def _end_leading(self, error: ErrorCode) -> None:
-        """Lead no longer; whoever waits is answered with ``error``."""
+        """Stop leading; answer all waiters with ``error``."""
         self._is_leading = False
         if self.replicator is not None:
             self.replicator.stop()
@@ -173,7 +172,7 @@ class ReplicaLog:
         self._sync_waiters.fail_all(error)
 
     def _on_disk_failure(self, doing: str, error: OSError) -> None:
-        """Go offline for an error of the disk: until a restart, which it asks for if that helps."""
+        """Go offline after a disk error; request a restart if that can help."""
         if self.failure is not None:
             return
         self._go_offline(f"cannot {doing} {self.directory.path}: {error}")
@@ -182,7 +181,7 @@ class ReplicaLog:
             self.on_restart(f"cannot {doing} {self.directory.path}: {error}")
 
     def _on_disk_refusal(self, doing: str, error: OSError) -> None:
-        """The disk refused something that is done again when it is due: give up only if it must."""
+        """Log a disk error of work that is retried; give up only if the log is offline."""
         if self._log is None or self._log.failure is not None or not is_transient(error):
             self._on_disk_failure(doing, error)
         else:
@@ -193,9 +192,9 @@ class ReplicaLog:
     # --- append ---------------------------------------------------------------------------
 
     def check_append(self) -> ErrorCode:
-        """Whether what must be on all in-sync replicas may be appended now; see ``availability``.
+        """Whether a batch with acks -1 may be appended now; see ``availability``.
 
-        ``NOT_ENOUGH_REPLICAS``: there are fewer of them than ``min_insync_replicas``.
+        ``NOT_ENOUGH_REPLICAS``: fewer replicas are in sync than ``min_insync_replicas``.
         """
         error = self.availability()
         if error is ErrorCode.NONE and self.replicator is not None:
@@ -214,10 +213,10 @@ class ReplicaLog:
         ticket: bytes | None = None,
         is_awaited: bool = True,
     ) -> AppendOutcome:
-        """Append records of a coordinator as one batch; transactional iff it names a producer.
+        """Append records of a coordinator as one batch; transactional if it has a producer id.
 
-        In the log, not yet durable, on return: wait with ``committed``, or say that nobody will
-        (not ``is_awaited``). With a sequence a batch that is there already is not appended again.
+        On return it is in the log and not yet durable: wait with ``committed``, or pass
+        ``is_awaited`` false. With a sequence, a duplicate is not appended again.
         """
         error = self.check_append()
         if error is not ErrorCode.NONE:
@@ -253,7 +252,7 @@ class ReplicaLog:
     def append_marker(
         self, marker: TxnMarker, coordinator_epoch: int, now_ms: int
     ) -> AppendOutcome:
-        """Append the verdict on one producer's transaction (KIP-98, strict epochs of KIP-890)."""
+        """Append the marker of one producer's transaction (KIP-98, strict epochs of KIP-890)."""
         error = self.check_append()
         if error is ErrorCode.NONE:
             error = self.machine.decide_marker(
@@ -280,12 +279,13 @@ class ReplicaLog:
         now_ms: int,
         is_awaited: bool = True,
     ) -> AppendOutcome:
-        """Give a checked batch its offset, write it, apply it and ask for a sync. Never waits.
+        """Assign a checked batch its offset, write it, apply it and request a sync. Never waits.
 
-        ``batch`` is not changed: its bytes go to the disk as they are, but for what a leader sets.
+        ``batch`` is not changed: its bytes are written as they are, except for what a leader
+        assigns.
 
-        An error of the disk that may pass, as a full one, refuses the batch and leaves the replica
-        as it was; any other takes it offline.
+        A transient disk error, such as a full disk, rejects the batch and leaves the replica as it
+        was; any other takes it offline.
         """
         log, machine = self._log or self.log, self.machine
         base_offset = machine.log_end_offset
@@ -321,7 +321,7 @@ class ReplicaLog:
     def _roll_if_needed(self, size_bytes: int, header: BatchHeader, now_ms: int) -> None:
         """Begin a new segment for a batch that the active one cannot take. OSError."""
         log = self.log
-        # On a follower it may begin beyond the log end: compaction has left a gap there.
+        # On a follower the batch may begin beyond the log end: compaction has left a gap.
         delta = header.base_offset + header.last_offset_delta - log.log_end_offset
         if log.needs_roll(size_bytes, header.max_timestamp_ms, now_ms, last_offset_delta=delta):
             log.roll(self.machine.snapshot())
@@ -335,7 +335,7 @@ class ReplicaLog:
             self.replicator.synced(offset)
 
     def _on_rise(self) -> None:
-        """Readers and waiters may have what lies below the high watermark."""
+        """The high watermark has risen: answer waiters and wake readers."""
         high_watermark = self.machine.high_watermark
         if self._log is not None:
             self._log.high_watermark = high_watermark
@@ -349,9 +349,9 @@ class ReplicaLog:
     def committed(self, next_offset: int) -> asyncio.Future[ErrorCode]:
         """Wait until everything below ``next_offset`` is durable on every in-sync replica.
 
-        ``NOT_ENOUGH_REPLICAS_AFTER_APPEND``: these have become fewer than ``min_insync_replicas``;
-        it is in the log, and a retry is recognised. Anything else but ``NONE`` means that the
-        outcome is unknown to this replica.
+        ``NOT_ENOUGH_REPLICAS_AFTER_APPEND``: fewer replicas are in sync now than
+        ``min_insync_replicas``; the batch is in the log, and a retry is recognised. With any other
+        error the outcome is unknown.
         """
         waiter: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
         done = functools.partial(resolve_future, waiter)
@@ -367,10 +367,10 @@ class ReplicaLog:
         return waiter
 
     def when_committed(self, next_offset: int, done: Callable[[ErrorCode], None]) -> None:
-        """As ``committed``, but call ``done``, in the very turn in which the answer is known.
+        """Like ``committed``, but call ``done``, in the same turn in which the outcome is known.
 
-        It waits as long as this replica leads: whoever knows only what is in the log cannot try
-        again what may be in it already.
+        It waits as long as this replica leads: coordinators cannot retry a record that may be in
+        the log already.
         """
         if self.machine.high_watermark >= next_offset:
             done(ErrorCode.NONE)
@@ -382,10 +382,10 @@ class ReplicaLog:
             self._waiters.when_committed(next_offset, done)
 
     async def all_committed(self) -> ErrorCode:
-        """Wait, for as long as this replica leads, until all that is in the log now is committed.
+        """Wait, as long as this replica leads, until all that is in the log now is committed.
 
-        What its predecessor had appended and not committed is lost if this leader is, so nothing
-        may be done, or answered, on the strength of it before.
+        Records that its predecessor appended and did not commit may be lost with this leader. So
+        nothing may be done or answered based on them before.
         """
         waiter: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
         self.when_committed(self.machine.log_end_offset, functools.partial(resolve_future, waiter))
@@ -393,13 +393,13 @@ class ReplicaLog:
         return error if error is not ErrorCode.NONE else self.availability()
 
     async def progress(self, timeout_ms: int) -> None:
-        """Wait until a reader may see more than now, the role changes or the time is over."""
+        """Wait until a reader can see more, the role changes, or the time is over."""
         await self._waiters.progress(timeout_ms)
 
     async def sync_all(self) -> ErrorCode:
         """Make all that is unsynced now durable, the checkpoint included, and wait for it.
 
-        ``KAFKA_STORAGE_ERROR`` also for what may pass: the replica serves on then.
+        ``KAFKA_STORAGE_ERROR`` also for a transient error: then the replica still serves.
         """
         error = self.upkeep_error()
         if error is not ErrorCode.NONE:
@@ -422,7 +422,7 @@ class ReplicaLog:
     async def raise_log_start(self, offset: int) -> ErrorCode:
         """Hide what lies below ``offset`` (at most what is synced), durably on ``NONE``.
 
-        A lower offset than the log start changes nothing. Producers are remembered all the same.
+        An offset below the log start changes nothing. Producers are not forgotten.
         """
         if offset > self.log.recovery_point:
             # Only with ``flush="os"``: readers may be ahead of the disk, the log start may not.
@@ -435,8 +435,8 @@ class ReplicaLog:
     def advance_log_start(self, offset: int) -> ErrorCode:
         """Hide what lies below ``offset`` from readers; durable after ``sync_all``.
 
-        At most the recovery point; a lower one than now changes nothing. With an error nothing
-        has changed.
+        At most the recovery point; an offset below the log start changes nothing. On an error
+        nothing has changed.
         """
         try:
             if not self.log.advance_log_start(offset):
@@ -445,12 +445,12 @@ class ReplicaLog:
             self._on_disk_refusal("write to", error)
             return ErrorCode.KAFKA_STORAGE_ERROR
         self.machine.advance_log_start(offset)
-        # The last stable offset may have risen over a transaction whose first records are gone.
+        # The last stable offset may have risen: a transaction may have lost its first batches.
         self._waiters.wake_readers()
         return ErrorCode.NONE
 
     def check_ends(self) -> None:
-        """What is acknowledged, or led, by the machine is what is in the log."""
+        """Check I-26: machine and log end at the same offset."""
         machine_end, log_end = self.machine.log_end_offset, self.log.log_end_offset
         invariant(
             machine_end == log_end,
@@ -459,12 +459,12 @@ class ReplicaLog:
         )
 
     def check_log(self) -> None:
-        """Go offline if the log went: work beside appends has met an error of the disk."""
+        """Go offline if the log is: background work has met a disk error."""
         if self._log is not None and self._log.failure is not None and self.failure is None:
             self._on_disk_failure("use", self._log.failure)
 
     async def run_in_thread(self, work: Callable[[], ResultT]) -> ResultT:
-        """Run work with files beside the event loop; its result and its errors are the caller's."""
+        """Run file work beside the event loop; return its result or raise its error."""
         return await self._background.run(work)
 
     # --- reload ---------------------------------------------------------------------------
@@ -474,9 +474,9 @@ class ReplicaLog:
         return read_back(self.log)
 
     async def replay_in_slices(self) -> AsyncIterator[ReplayedBatch]:
-        """As ``replay``; others have their turns of the event loop meanwhile.
+        """Like ``replay``, but yields to the event loop in between.
 
-        Nobody may cut the log before the end. OSError if the replica goes offline or stops.
+        The log must not be cut meanwhile. OSError if the replica goes offline or stops.
         """
         size_bytes, log = 0, self._log
         for batch in self.replay():
@@ -502,33 +502,33 @@ async def _change_nothing(_proposal: IsrProposal) -> AlterIsrReply:
 
 
 class ReplicaWaiters:
-    """Who waits at one replica: appends for the high watermark, readers for something new.
+    """The waiters of one replica: appends for the high watermark, readers for something new.
 
     It belongs to one event loop.
     """
 
     def __init__(self) -> None:
         self._commits: deque[tuple[int, Callable[[ErrorCode], None], bool]] = deque()
-        """By offset, and in the order they came."""
+        """Sorted by offset, then by arrival."""
         self._readers: dict[asyncio.Future[None], None] = {}
-        """A dict, so that they are woken in the order they came."""
+        """A dict, so that they are woken in order of arrival."""
 
     def when_committed(
         self, next_offset: int, done: Callable[[ErrorCode], None], *, is_patient: bool = True
     ) -> None:
-        """Call ``done`` when ``release`` reaches ``next_offset``, or ``fail_all`` is called.
+        """Call ``done`` when ``release`` reaches ``next_offset``, or on ``send_away``.
 
-        Unless ``is_patient``, also by ``fail_impatient_waiters``.
+        Unless ``is_patient``, also on ``fail_impatient_waiters``.
         """
         commits, waiter = self._commits, (next_offset, done, is_patient)
         if commits and next_offset < commits[-1][0]:
-            # A retry of a batch that is in the log already: all others come in order.
+            # A retry of a batch that is in the log already; all others arrive in order.
             insort(commits, waiter, key=_NEXT_OFFSET)
         else:
             commits.append(waiter)
 
     async def progress(self, timeout_ms: int) -> None:
-        """Wait until ``wake_readers``, or until the time is over."""
+        """Wait for ``wake_readers``, or until the time is over."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._readers[waiter] = None
         try:
@@ -553,7 +553,7 @@ class ReplicaWaiters:
         self.wake_readers()
 
     def fail_impatient_waiters(self, error: ErrorCode) -> None:
-        """Answer the appends of callers that rather try again than wait."""
+        """Answer the appends of callers that would rather retry than wait."""
         commits, self._commits = self._commits, deque()
         self._commits.extend(waiter for waiter in commits if waiter[2])
         for _, done, is_patient in commits:

@@ -1,7 +1,8 @@
-"""What a leader sends its followers and the controller, as ``protocol/partition/replication`` says.
+"""Makes a leader's calls to followers and controller, by ``protocol/partition/replication``.
 
-Appends of a turn of the event loop leave together at its end, beside the leader's own sync. Each
-call that fails is answered here, with its code, so that the machine never waits for one.
+Appends of one turn of the event loop are pushed together at its end, beside the leader's own sync.
+A failed call is reported to the machine with an error code, so that the machine never waits for
+one.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from oncelog.actors.replica.observations import ReplicaCounters
 from oncelog.storage.errors import ErrorCode
 
 SETTLING: Final = ErrorCode.NOT_LEADER_OR_FOLLOWER
-"""What a push is answered with that cannot be read, so that it is tried again."""
+"""The answer for a push whose batches cannot be read, so that it is retried."""
 
 
 class Replicator:
     """The calls of one leader in one epoch; ``stop`` ends them.
 
-    ``request_of`` reads a push's batches; ``send`` and ``propose`` make calls and never raise for
-    one that is lost. ``on_rise`` is called when the high watermark has risen or the ISR changed,
-    ``on_loss`` once, when another leads. What happens is added up in ``counters``.
+    ``request_of`` reads a push's batches; ``send`` and ``propose`` make calls and never raise for a
+    lost one. ``on_rise`` is called when the high watermark has risen or the ISR changed,
+    ``on_loss`` once, when another leads. ``counters`` counts events.
     """
 
     def __init__(
@@ -59,19 +60,19 @@ class Replicator:
         self._timer: asyncio.TimerHandle | None = None
         self._is_stopped = False
         self._answers: list[asyncio.Future[None]] = []
-        """Who looks again after the next answer: as many as wait in ``_until``."""
+        """Waiters in ``_until``, which check again after the next answer."""
 
     async def have_log_start(self, offset: int) -> bool:
-        """Wait until all that are in sync hide what lies below; false if another leads."""
+        """Wait until all in-sync replicas have this log start; false if another leads."""
         return await self._until(lambda: self.replication.have_log_start(offset))
 
     async def confirm(self) -> bool:
-        """Wait until this leader is known to have been the newest after this call; else false."""
+        """Wait for a confirmation requested now; false if another leads."""
         number = self.replication.ask_to_confirm()
         return await self._until(lambda: self.replication.confirmed >= number)
 
     async def _until(self, holds: Callable[[], bool]) -> bool:
-        """Push until ``holds``, which answers and news of the ISR may bring about."""
+        """Push until ``holds`` is true; checked after each answer and change of the ISR."""
         while not self._is_stopped and not holds():
             self.appended()
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -95,17 +96,17 @@ class Replicator:
         return tuple(sorted(self.replication.in_sync.isr))
 
     def configure(self, settings: ReplicationSettings) -> None:
-        """Follow other settings from now on."""
+        """Use new settings from now on."""
         self._change(lambda: self.replication.configure(settings))
 
     def appended(self) -> None:
-        """There may be something to push: at the end of this turn, with what else it appends."""
+        """Push at the end of this turn, together with other appends of it."""
         if self._next is None and not self._is_stopped and self.replication.has_followers:
             self._next = asyncio.get_running_loop().call_soon(self._go_on)
 
     @property
     def is_pushing(self) -> bool:
-        """Whether something is pushed at the end of this turn."""
+        """Whether a push is scheduled for the end of this turn."""
         return self._next is not None
 
     def synced(self, end_offset: int) -> None:
@@ -117,7 +118,7 @@ class Replicator:
         self._change(lambda: self.replication.learn(assignment, loop_ms()))
 
     def _change(self, change: Callable[[], bool]) -> None:
-        """Whoever waits must hear of a changed ISR or minimum, also if the high watermark stays."""
+        """Make a change; waiters hear of a changed ISR even if the high watermark stays."""
         replication = self.replication
         isr, had_too_few = replication.in_sync.isr, replication.has_too_few
         has_risen = change()
@@ -127,7 +128,7 @@ class Replicator:
         self.appended()
 
     def _count_change_from(self, isr: frozenset[int]) -> bool:
-        """Whether the in-sync replicas are others than they were."""
+        """Count and return whether the ISR has changed."""
         now = self.replication.in_sync.isr
         self._counters.isr_shrinks += bool(isr - now)
         self._counters.isr_expands += bool(now - isr)
@@ -140,7 +141,7 @@ class Replicator:
             self._lose()
         elif has_risen:
             self._on_rise()
-            # Followers are told soon: a reader of theirs, once elected, must not see less.
+            # Tell followers soon: after an election their readers must not see less.
             self.appended()
 
     def _wake_answers(self) -> None:

@@ -1,7 +1,7 @@
-"""How calls travel between processes: Ray finds an actor, and a connection or Ray carries the call.
+"""Calls between processes: Ray finds an actor, and a connection or Ray carries the call.
 
-Callers see only ``Transport`` (``actors.interfaces``). Start at ``actor_transport`` for the
-caller's side and ``dispatch`` for the other, where both paths end; ``listener`` takes what comes
-over a connection, within the bounds of ``admission``; ``frames`` and ``message_codec`` have the
-bytes.
+Callers use only ``Transport`` (``actors.interfaces``). Start at ``actor_transport`` for the
+caller's side and at ``dispatch`` for the called side, where both ways end. ``listener`` accepts
+calls over connections, within the limits of ``admission``; ``frames`` and ``message_codec`` have
+the bytes.
 """

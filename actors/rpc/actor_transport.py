@@ -1,7 +1,7 @@
-"""``Transport`` to actors, the caller's side: Ray finds them, connections of ours carry the calls.
+"""``Transport`` to actors, the caller's side: Ray finds them, our connections carry the calls.
 
-``ActorTransport`` finds the ``ActorConnection`` for a call, which carries many at a time. A call to
-a replica of the same process is a call of its method (``LocalTransport``).
+``ActorTransport`` finds the ``ActorConnection`` for a call; a connection carries many at a time. A call
+to a replica of the same process is a direct method call (``LocalTransport``).
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ _logger = logging.getLogger(__name__)
 CONNECT_TIMEOUT_MS: Final = 10_000
 
 FAILURES_BEFORE_RAY: Final = 2
-"""One may be due to a process dying meanwhile; after two in a row Ray carries the calls."""
+"""Failed connection attempts in a row before Ray carries the calls; one may be a dying process."""
 
 UNREACHABLE_MAX: Final = 1_000
-"""How many unreachable actors are remembered; beyond that all are tried again."""
+"""Unreachable actors remembered; beyond that all are tried again."""
 
 UNREACHABLE_RETRY_S: Final = 30.0
-"""How long an actor that Ray reaches but a connection does not is called through Ray."""
+"""How long an actor is called through Ray before a connection is tried again."""
 
 SILENCE_MS: Final = 1_000
-"""A connection silent for less may just have a slow call."""
+"""Silence on a connection below this may just be a slow call."""
 
 _HELLO_ID: Final = 0
 
 
 class RayCalls(Protocol):
-    """What Ray is asked for: where actors listen, and calls to those without a connection."""
+    """Ray's part: tells where actors listen, and carries calls without a connection."""
 
     async def call(
         self,
@@ -66,22 +66,22 @@ class RayCalls(Protocol):
     ) -> ReplyT:
         """Call ``request.method`` of ``actor``, see ``Transport.call``; report the sizes.
 
-        ``key`` is the replica it is for, of those that the actor holds.
+        ``key`` is the called replica in an actor that holds several.
         """
         ...
 
     async def listener_of(
         self, actor: str, *, timeout_ms: int
     ) -> ListenerAddress | ErrorCode | None:
-        """Where ``actor`` listens; ``None`` if it does not; or why Ray does not know."""
+        """Where ``actor`` listens; ``None`` if it does not; or an error if Ray does not know."""
         ...
 
 
 class ActorTransport:
-    """Calls actors by name over one connection per actor and event loop, made at the first call.
+    """Calls actors by name, over one connection per actor and event loop, opened on first use.
 
-    A connection ends with its actor's process, and then all its calls at once. The next call asks
-    Ray where the actor listens now. Where no connection can be made, calls go through Ray.
+    When the actor's process ends, so do the connection and all its calls. The next call asks Ray
+    where the actor listens now. If no connection can be made, calls go through Ray.
     """
 
     def __init__(self, ray_calls: RayCalls, reports: CallReports = NO_REPORTS) -> None:
@@ -106,7 +106,7 @@ class ActorTransport:
         timeout_ms: int,
         metered: MeteredCall,
     ) -> ReplyT:
-        """Call over a connection, through Ray without one, or answer why neither is possible."""
+        """Call over a connection, or else through Ray, or answer why neither is possible."""
         actor, _, key = actor.partition("/")
         connection: ActorConnection | ErrorCode | None = None
         if answers_on_connections(request):
@@ -135,15 +135,15 @@ class ActorTransport:
                 loop.call_soon_threadsafe(connections.keeper.cancel)
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> _LoopConnections:
-        """The first call on ``loop``; drops what is left of loops closed without their tasks."""
+        """Prepare for calls on ``loop``; drop the connections of loops that were closed."""
         for known in [known for known in self._of_loop if known.is_closed()]:
             del self._of_loop[known]
         connections = self._of_loop[loop] = _LoopConnections(self._ray_calls, self._reports)
         keeper: Any = loop.create_task(_until_cancelled())
-        # No warning for a program that closes its loop without its tasks: this one is not its own.
+        # Do not warn a program that closes its loop with pending tasks: this task is ours.
         keeper._log_destroy_pending = False
-        # A callback of the loop: the task may be cancelled before its first step, and what it does
-        # when it is collected may run in any thread, or in the child of a fork.
+        # A callback, since the task may be cancelled before its first step, and its cleanup on
+        # garbage collection may run in any thread, or in the child of a fork.
         keeper.add_done_callback(functools.partial(self._end, loop, connections))
         connections.keeper = keeper
         return connections
@@ -154,14 +154,14 @@ class ActorTransport:
         connections: _LoopConnections,
         _keeper: asyncio.Task[None],
     ) -> None:
-        """The loop ends, which cancels its tasks: close what was opened on it."""
+        """The loop ends and cancels its tasks: close its connections."""
         if self._of_loop.get(loop) is connections:
             del self._of_loop[loop]
         connections.close()
 
 
 async def _until_cancelled() -> None:
-    """Body of the task by which the end of a loop is noticed."""
+    """Body of the task that detects the end of a loop."""
     await asyncio.get_running_loop().create_future()
 
 
@@ -190,11 +190,11 @@ class _LoopConnections:
         if making is None:
             making = asyncio.ensure_future(self._make(actor))
             self._making[actor] = making
-            # Not by the task itself: one that is cancelled before its first step does nothing.
+            # Not in the task itself: if it is cancelled before its first step, it does nothing.
             making.add_done_callback(lambda made: self._made(actor, made))
         done, _ = await asyncio.wait([making], timeout=timeout_ms / 1000)
         if making.cancelled():
-            # Not by its callers: by a program that shuts down, and may yet go on.
+            # Cancelled not by its callers but by a program that shuts down, and may still go on.
             return ErrorCode.NETWORK_EXCEPTION
         return making.result() if done else ErrorCode.REQUEST_TIMED_OUT
 
@@ -223,7 +223,7 @@ class _LoopConnections:
         return connection
 
     def _failed(self, actor: str, address: ListenerAddress) -> ErrorCode | None:
-        """Ray reached the actor, we did not: it has just died, or it is unreachable from here."""
+        """Ray reached the actor but we did not: it has just died, or is unreachable from here."""
         if len(self._failures) >= UNREACHABLE_MAX:
             self._failures.clear()
         failures = self._failures[actor] = self._failures.get(actor, 0) + 1
@@ -249,16 +249,16 @@ class _LoopConnections:
 
 
 def _soon() -> float:
-    """When an actor that is called through Ray is tried again, on the loop's clock."""
+    """When to try a connection again to an actor called through Ray, in loop time."""
     return asyncio.get_running_loop().time() + UNREACHABLE_RETRY_S
 
 
 class ActorConnection(FramedProtocol):
     """Made by ``connect``. Calls that are open when it breaks end with ``NETWORK_EXCEPTION``.
 
-    ``is_usable`` says whether new calls may be made on it. It turns false for good once the
-    connection breaks, or a call gets no answer while nothing else comes in either: the process
-    may be stopped, or Ray may have replaced it.
+    ``is_usable`` says whether new calls may be made on it. It becomes false for good once the
+    connection breaks, or once a call times out and nothing else arrives: the process may be
+    stopped, or Ray may have replaced it.
     """
 
     def __init__(self) -> None:
@@ -273,7 +273,7 @@ class ActorConnection(FramedProtocol):
         ] = {}
         self._accepted: asyncio.Future[bool] = self.loop.create_future()
         self._drained: asyncio.Future[None] = self.loop.create_future()
-        """Done when calls that waited for the actor to read may continue."""
+        """Done when calls that wait for the actor to read may continue."""
 
     async def call(
         self,
@@ -283,9 +283,9 @@ class ActorConnection(FramedProtocol):
         metered: MeteredCall = UNMETERED,
         key: str = "",
     ) -> ReplyT:
-        """Send ``request`` and return its reply; see ``Transport.call`` for what may happen.
+        """Send ``request`` and return its reply; see ``Transport.call`` for errors.
 
-        ``key`` is the replica it is for, of those that the actor holds.
+        ``key`` is the called replica in an actor that holds several.
         """
         began = self.loop.time()
         deadline = began + timeout_ms / 1000
@@ -322,7 +322,7 @@ class ActorConnection(FramedProtocol):
             await asyncio.wait({self._drained}, timeout=deadline - self.loop.time())
 
     def drained(self) -> None:
-        """Resume the waiting calls; those that fill the connection again wait again."""
+        """Resume the waiting calls; if the connection fills again, the rest wait again."""
         drained, self._drained = self._drained, self.loop.create_future()
         resolve_future(drained, None)
 
@@ -332,7 +332,7 @@ class ActorConnection(FramedProtocol):
         return request.failed(ErrorCode.REQUEST_TIMED_OUT)
 
     def retire(self) -> None:
-        """Take no more calls; close when the last open one has ended."""
+        """Accept no new calls; close when the last open one has ended."""
         self.is_usable = False
         self._close_when_idle()
 
@@ -341,13 +341,13 @@ class ActorConnection(FramedProtocol):
             self.close()
 
     async def greet(self, token: bytes) -> bool:
-        """Show the token; return whether it was accepted and calls may be made."""
+        """Send the token; return whether it was accepted."""
         method = HELLO.encode("ascii")
         self.send(_HELLO_ID, len(method), method, token)
         return await self._accepted
 
     def received(self, correlation_id: int, kind: int, body: memoryview) -> None:
-        """A reply; it is dropped if no call waits for it any more."""
+        """Take a reply; it is dropped if no call waits for it any more."""
         self._last_received = self.loop.time()
         if correlation_id == _HELLO_ID:
             self.is_usable = kind == Outcome.REPLY
@@ -361,7 +361,7 @@ class ActorConnection(FramedProtocol):
                 answer.set_result(read_answer(request, kind, body))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Every open call may have run or not: its caller decides what that means."""
+        """End all open calls; each may have run or not."""
         self.error = exc
         self.is_usable = False
         if self.on_lost is not None:
@@ -375,7 +375,7 @@ class ActorConnection(FramedProtocol):
 async def connect(address: ListenerAddress, *, timeout_ms: int) -> ActorConnection | None:
     """Open a connection; ``None`` if no listener that accepts the token answers in time.
 
-    Also ``None`` if Ray's certificates should secure it and cannot: then a warning says why.
+    Also ``None`` if Ray's certificates cannot secure it although they should: a warning says why.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_ms / 1000
@@ -411,14 +411,14 @@ def _warn_insecure(address: ListenerAddress, error: Exception | str) -> None:
 
 
 class LocalTransport:
-    """Calls the replicas that the actor ``name`` holds directly, and all others by ``others``.
+    """Calls replicas in the actor ``name`` directly, and all others by ``others``.
 
-    As with a call that travels, its caller may give up while it goes on.
+    As with a remote call, the caller may give up while the call goes on.
     """
 
     def __init__(self, name: str, others: Transport) -> None:
         self.dispatch: Dispatch | None = None
-        """Set by the process, once it has what answers calls."""
+        """Set by the process once it can answer calls."""
         self._name = name
         self._others = others
         self._tasks: set[asyncio.Task[None]] = set()
@@ -450,7 +450,7 @@ class LocalTransport:
         resolve_future(answer, await dispatch.answer_here(key, request))
 
     def _answered(self, answer: asyncio.Future[ReplyT], task: asyncio.Task[None]) -> None:
-        """A caller that waits hears of a bug too."""
+        """Pass a bug on to a caller that still waits."""
         self._tasks.discard(task)
         bug = None if task.cancelled() else task.exception()
         if bug is not None and not answer.done():

@@ -1,7 +1,7 @@
-"""Bounds on all callers of one actor together: connections, requests in progress, bytes.
+"""Limits on all callers of one actor together: connections, requests in progress, bytes.
 
-Exceeding a bound is not an error: reading from that caller pauses until there is room, first come,
-first served. Only connections beyond their bound are closed.
+Exceeding a limit is not an error: reading from that caller pauses until there is room, first come,
+first served. Only connections beyond their limit are closed.
 """
 
 from __future__ import annotations
@@ -11,27 +11,30 @@ from typing import Final, Protocol
 from oncelog.storage.records.batch import Buffer
 
 CONNECTIONS_MAX: Final = 4_000
-"""Of callers that have shown the token. Kafka's ``max.connections``."""
+"""Maximum connections with a verified token. Kafka's ``max.connections``."""
 
 HALF_OPEN_MAX: Final = 64
-"""Connections that have not shown the token yet: strangers never take a caller's place."""
+"""Maximum connections without a token yet; strangers never take a caller's place."""
 
 REQUESTS_PER_CONNECTION_MAX: Final = 1_000
-"""In progress, calls that are parked or wait for records included."""
+"""Maximum requests in progress per connection, including parked calls and long polls."""
 
 REQUESTS_MAX: Final = 10_000
-"""In progress, of all connections."""
+"""Maximum requests in progress on all connections."""
 
 REQUEST_BYTES_MAX: Final = 512 * 1_048_576
-"""Of requests beyond 64 KiB, from first byte to answer. Kafka's ``queued.max.request.bytes``."""
+"""Maximum bytes of requests beyond 64 KiB, from first byte to answer.
+
+Kafka's ``queued.max.request.bytes``.
+"""
 
 
 UNREAD_MAX_BYTES: Final = 512 * 1_048_576
-"""Of unread answers on all paused connections; beyond it the one with the most is closed."""
+"""Maximum unread bytes on paused connections; beyond it the one with the most is closed."""
 
 
 class Caller(Protocol):
-    """Whose requests are answered, and what they take up."""
+    """A connection whose requests are answered."""
 
     in_progress: int
     last_used: float
@@ -39,7 +42,7 @@ class Caller(Protocol):
 
     @property
     def unread_bytes(self) -> int:
-        """Of answers that it has not read."""
+        """Bytes of answers that it has not read."""
         ...
 
     def send(self, correlation_id: int, kind: int, *parts: Buffer) -> None:
@@ -51,16 +54,16 @@ class Caller(Protocol):
         ...
 
     def go_on(self) -> None:
-        """Check again whether the next frame may be taken."""
+        """Check again whether the next frame may be read."""
         ...
 
     def has_room(self, size_bytes: int) -> None:
-        """The bytes the caller waited for are now its own."""
+        """The room that the caller waited for is now reserved."""
         ...
 
 
 class Places:
-    """The connections of one actor. A method that makes room returns the one to close for it."""
+    """The connections of one actor. Methods return a connection to close to make room, if any."""
 
     def __init__(self) -> None:
         self._half_open: dict[Caller, None] = {}
@@ -68,9 +71,9 @@ class Places:
         self._slow: dict[Caller, None] = {}
 
     def begin(self, caller: Caller) -> Caller | None:
-        """A new connection; beyond ``HALF_OPEN_MAX`` the oldest without its token shown is closed.
+        """Add a connection; beyond ``HALF_OPEN_MAX`` the oldest one without a token is closed.
 
-        Our own callers show it at once, and so are never among those for long.
+        Our own callers send the token at once, so they are never among these for long.
         """
         self._half_open[caller] = None
         if len(self._half_open) <= HALF_OPEN_MAX:
@@ -80,9 +83,9 @@ class Places:
         return oldest
 
     def trust(self, caller: Caller) -> Caller | None:
-        """A connection has shown the token; beyond ``CONNECTIONS_MAX`` the idlest is closed.
+        """The token is verified; beyond ``CONNECTIONS_MAX`` the longest idle connection is closed.
 
-        If none is idle, the new one is.
+        If none is idle, the new one is closed.
         """
         self._half_open.pop(caller, None)
         if len(self._trusted) < CONNECTIONS_MAX:
@@ -95,21 +98,21 @@ class Places:
         return gone
 
     def slow_down(self, caller: Caller) -> None:
-        """A connection is paused, because its caller does not read."""
+        """Note a paused connection, whose caller does not read."""
         self._slow[caller] = None
 
     def speed_up(self, caller: Caller) -> None:
-        """Its caller has read its answers."""
+        """The caller has read its answers."""
         self._slow.pop(caller, None)
 
     def slowest(self) -> Caller | None:
-        """Whose connection to close for its unread bytes, if those are too many."""
+        """The connection to close if there are too many unread bytes."""
         if sum(caller.unread_bytes for caller in self._slow) <= UNREAD_MAX_BYTES:
             return None
         return max(self._slow, key=lambda caller: caller.unread_bytes)
 
     def end(self, caller: Caller) -> None:
-        """A connection is lost."""
+        """Remove a lost connection."""
         self._slow.pop(caller, None)
         self._half_open.pop(caller, None)
         self._trusted.pop(caller, None)
@@ -123,19 +126,19 @@ class RequestsInProgress:
         self._held: dict[Caller, None] = {}
 
     def begin(self, caller: Caller) -> None:
-        """One more request."""
+        """Count a request."""
         self.count += 1
         caller.in_progress += 1
 
     def is_full(self, caller: Caller) -> bool:
-        """Whether no more requests of ``caller`` are to be read before others have ended."""
+        """Whether no more requests of ``caller`` may be read before others have ended."""
         if self.count < REQUESTS_MAX:
             return caller.in_progress >= REQUESTS_PER_CONNECTION_MAX
         self._held[caller] = None
         return True
 
     def end(self, caller: Caller) -> None:
-        """One request fewer; a caller that waited for it resumes."""
+        """A request has ended; a caller that waited for that resumes."""
         self.count -= 1
         caller.in_progress -= 1
         if caller.is_held and caller not in self._held:
@@ -147,14 +150,14 @@ class RequestsInProgress:
 
 
 class RequestRoom:
-    """The bytes of large requests. A frame has all its bytes before it is read, so it can end."""
+    """Room for large requests. A frame reserves all its bytes before it is read, so it can end."""
 
     def __init__(self) -> None:
         self.used_bytes = 0
         self._waiting: dict[Caller, int] = {}
 
     def take(self, caller: Caller, size_bytes: int) -> bool:
-        """Take room for a frame; if there is none ``caller.has_room`` is called when there is."""
+        """Reserve room for a frame; if there is none, ``caller.has_room`` is called later."""
         if self._waiting or self.used_bytes + size_bytes > REQUEST_BYTES_MAX:
             self._waiting[caller] = size_bytes
             return False
@@ -162,7 +165,7 @@ class RequestRoom:
         return True
 
     def give(self, size_bytes: int) -> None:
-        """Give room back, to those who have waited longest."""
+        """Release room, to those that have waited longest."""
         self.used_bytes -= size_bytes
         while self._waiting:
             caller, wanted_bytes = next(iter(self._waiting.items()))
@@ -173,6 +176,6 @@ class RequestRoom:
             caller.has_room(wanted_bytes)
 
     def forget(self, caller: Caller) -> None:
-        """A connection is lost: it no longer waits."""
+        """Remove a lost connection from those that wait."""
         if self._waiting.pop(caller, None) is not None:
             self.give(0)

@@ -1,8 +1,7 @@
 """Counts the calls of one event loop: how many, their outcomes, sizes and durations.
 
-They pass over connections of our own, so Ray's timeline does not show them. Counting must cost far
-less than a call: whole numbers are added up here, and the sums go to Ray's
-counters every ``metrics_interval_ms``.
+Calls over our own connections are not in Ray's timeline. Counting must cost far less than a call:
+integers are summed up here, and the sums go to Ray's counters every ``metrics_interval_ms``.
 """
 
 from __future__ import annotations
@@ -30,23 +29,23 @@ CALLER: Final = "caller"
 CALLEE: Final = "callee"
 
 OTHER: Final = "other"
-"""Where calls of methods not in ``REQUESTS`` are counted: such names are unbounded."""
+"""Name under which calls of unknown methods are counted: such names are unbounded."""
 
 
 @dataclass(slots=True)
 class CallReports:
-    """Where the meters of a process report to, and how often; they follow a change of it."""
+    """Where, and how often, the meters of a process report; may be changed later."""
 
     metrics: MetricSink
     interval_ms: int
 
 
 NO_REPORTS: Final = CallReports(NO_METRICS, 0)
-"""For meters that report nowhere."""
+"""Reports of meters that report nowhere."""
 
 
 class MeteredCall:
-    """One call under way; the code that encodes and decodes its messages sets their sizes."""
+    """One open call; the code that encodes and decodes its messages sets the sizes."""
 
     __slots__ = ("began_s", "method", "reply_bytes", "request_bytes")
 
@@ -72,8 +71,8 @@ class _MethodCalls:
 class CallMeter:
     """Counts calls on one side, ``CALLER`` or ``CALLEE``, and reports them from its event loop.
 
-    Bounded by the methods there are. It asks for a turn of the loop only once there is something to
-    report, so a process without calls does nothing, and a loop that ends has nothing to stop.
+    Bounded by the number of methods. It sets a timer only once there is something to report, so a
+    process without calls does nothing, and a loop that ends has nothing to stop.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class CallMeter:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, method: str, request_bytes: int = 0) -> MeteredCall:
-        """A call begins; hand it to ``end``. One that never ends is not counted."""
+        """Begin a call; pass it to ``end``. A call that never ends is not counted."""
         return MeteredCall(method, self._now_s(), request_bytes)
 
     def end(self, call: MeteredCall, error: ErrorCode) -> None:
@@ -109,7 +108,7 @@ class CallMeter:
         return self._by_method.setdefault(method if method in REQUESTS else OTHER, _MethodCalls())
 
     def report(self) -> None:
-        """Report now what was counted since the last report; called last before a loop ends."""
+        """Report what was counted since the last report; also called before a loop ends."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -126,4 +125,4 @@ class CallMeter:
 
 
 UNMETERED: Final = MeteredCall(OTHER, 0.0)
-"""For calls that are not counted: its sizes mean nothing."""
+"""Used for calls that are not counted; its sizes are ignored."""

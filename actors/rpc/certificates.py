@@ -1,7 +1,7 @@
-"""Ray's certificates: where they secure its own calls they secure connections too.
+"""Ray's certificates: if they secure Ray's calls, they secure our connections too.
 
-The variables are Ray's and mean what they mean there: both sides show a certificate of the one
-authority, and the caller checks that the address it called is in that of the other side.
+The environment variables are Ray's, with the same meaning. Both sides show a certificate of one
+authority, and the caller checks that the other side's certificate has the address it called.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FILES: Final = (CERTIFICATE, KEY, AUTHORITY)
 
 
 def secure_context(*, is_caller: bool) -> ssl.SSLContext | None:
-    """What secures a connection; ``None`` only where Ray does not secure its own.
+    """The TLS context of a connection; ``None`` only if Ray does not secure its own.
 
     ``InvalidSettingError`` names the variable and the file that cannot be used.
     """

@@ -1,8 +1,8 @@
-"""A call at the actor that is called, whether it comes through Ray or a connection.
+"""Answers a call at the called actor, whether it came through Ray or over a connection.
 
-A request comes as the bytes of ``message_codec``, a method of the actor's server answers it, and
-an ``Outcome`` goes back with the bytes that it describes. Log lines about what others do wrong are
-limited per minute.
+A request arrives as bytes of ``message_codec``, a method of the actor's server answers it, and an
+``Outcome`` goes back with the bytes that it describes. Log lines about faulty callers are limited
+per minute.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from oncelog.storage.records.batch import Buffer
 _logger = logging.getLogger(__name__)
 
 Answer: TypeAlias = tuple[Outcome, tuple[Buffer, ...]]
-"""The outcome of a call, and the bytes that belong to it."""
+"""The outcome of a call and its bytes."""
 
 LINES_PER_MINUTE_MAX: Final = 60
 _MINUTE_MS: Final = 60_000
 
 
 class Dispatch:
-    """Answers calls with those methods of ``server`` that are request methods.
+    """Answers calls with the request methods of ``server``.
 
-    A call of ``method/key`` is for one of the replicas that ``server`` holds: ``find`` gives it.
-    ``on_bug`` ends the process when a call meets a broken invariant.
+    A call of ``method/key`` is for a replica in ``server``, which ``find`` returns. ``on_bug`` ends
+    the process if a call meets a broken invariant.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class Dispatch:
         self._on_bug = on_bug
 
     async def answer(self, name: str, message: bytes | memoryview) -> Answer:
-        """Answer one call of the method ``name``. Each begins and ends here."""
+        """Answer one call of the method ``name``."""
         name, _, key = name.partition("/")
         call = self.meter.begin(name, len(message))
         is_known = name in message_codec.REQUESTS
         server = self._server(key)
         if server is None and is_known:
-            # As if its own actor were not there: the caller looks where it is now.
+            # As if its actor did not exist: the caller then looks up where it is now.
             absent = message_codec.REQUESTS[name].reply_type(error=ErrorCode.NETWORK_EXCEPTION)
             return self._ended(call, absent.error, Outcome.REPLY, (message_codec.encode(absent),))
         method = getattr(server, name, None) if is_known else None
@@ -80,7 +80,7 @@ class Dispatch:
         return self._ended(call, reply.error, Outcome.REPLY, parts)
 
     async def answer_here(self, key: str, request: Request[ReplyT]) -> ReplyT:
-        """Answer a call of this very process."""
+        """Answer a call from this same process."""
         server = self._server(key)
         if server is None:
             return request.failed(ErrorCode.NETWORK_EXCEPTION)
@@ -112,7 +112,7 @@ class Dispatch:
 
 
 def read_answer(request: Request[Any], outcome: int, body: bytes | memoryview) -> Reply:
-    """The reply to ``request`` in what ``Dispatch.answer`` gave."""
+    """Decode the reply to ``request`` from the result of ``Dispatch.answer``."""
     if outcome == Outcome.REPLY:
         try:
             return message_codec.decode_reply(request.method, body)
@@ -129,7 +129,7 @@ def _failed(request: Request[Any], error: ErrorCode, detail: str) -> Reply:
 
 
 class LogBudget:
-    """Warnings of one kind, which a misbehaving peer could repeat without end."""
+    """Limits warnings of one kind, which a faulty peer could repeat without end."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
@@ -137,7 +137,7 @@ class LogBudget:
         self._line_count = 0
 
     def warn(self, line: str, *arguments: object) -> None:
-        """Log a line, unless this minute had too many; the next one counts those dropped."""
+        """Log a line, unless this minute had too many; the next line says how many were dropped."""
         if loop_ms() >= self._minute_end_ms:
             if self._line_count > LINES_PER_MINUTE_MAX:
                 left_out = self._line_count - LINES_PER_MINUTE_MAX

@@ -1,4 +1,4 @@
-"""Frames: how messages follow each other on a connection between two processes of the cluster.
+"""Frames: the messages on a connection between two processes of the cluster.
 
 ======  ====  =================================================================
 offset  size  field (big-endian)
@@ -27,16 +27,16 @@ from oncelog.storage.records.batch import Buffer
 _logger = logging.getLogger(__name__)
 
 FRAME_MAX_BYTES: Final = 256 * 1_048_576
-"""Far above the largest message, so that a greater length is not one of our frames."""
+"""Far above the largest message, so a greater length is not a frame of ours."""
 
 FRAME_STEP_BYTES: Final = 2 * 1_048_576
-"""Allocated at first for a claimed length; more only as bytes arrive. A default batch fits."""
+"""First allocation for a claimed length; more only as bytes arrive. A default batch fits."""
 
 OUTGOING_PAUSE_BYTES: Final = 8 * 1_048_576
-"""With more than this unread by the peer none of its requests is read, and it is sent no calls."""
+"""Unread bytes at the peer above which its requests are not read, and no calls are sent."""
 
 OUTGOING_MAX_BYTES: Final = FRAME_MAX_BYTES + OUTGOING_PAUSE_BYTES
-"""With more than this unread by the peer its connection is closed."""
+"""Unread bytes at the peer above which its connection is closed."""
 
 HELLO: Final = "hello"
 
@@ -48,10 +48,10 @@ _KEEPALIVE: Final = {
     "TCP_KEEPCNT": 3,
     "TCP_USER_TIMEOUT": 4_000,
 }
-"""In seconds, the last in milliseconds: how soon a machine that vanished silently counts as gone.
+"""Keep-alive options in seconds, the last in ms: when a silently vanished machine counts as gone.
 
-The last also counts against a process that is stopped and whose buffers are full: its connections
-end, and its callers come back when it resumes.
+The last also applies to a stopped process whose buffers are full: its connections end, and its
+callers reconnect when it resumes.
 """
 
 _LENGTH = struct.Struct(">I")
@@ -60,7 +60,7 @@ _BODY_HEAD = struct.Struct(">QB")
 
 
 class Outcome(enum.IntEnum):
-    """What the body of a reply frame is."""
+    """The kind of a reply frame's body."""
 
     REPLY = 0
     """The reply message."""
@@ -73,12 +73,12 @@ class Outcome(enum.IntEnum):
 
 
 class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
-    """Cuts the input into frames and gathers the output; subclasses implement ``received``.
+    """Splits input into frames and gathers output; subclasses implement ``received``.
 
-    Small frames sent in one turn of the loop leave in one write. Later input
-    does not overwrite the body that ``received`` was passed.
+    Small frames sent in one turn of the loop are written together. Later input does not overwrite a
+    body passed to ``received``.
 
-    A subclass may ``hold`` the connection: what comes in then stays where it is until ``go_on``.
+    A subclass may ``hold`` the connection: further input is not processed until ``go_on``.
     """
 
     def __init__(self, *, frame_max_bytes: int = FRAME_MAX_BYTES) -> None:
@@ -95,7 +95,7 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
         self._outgoing_bytes = 0
         self._is_paused = False
         self.is_congested = False
-        """More than ``OUTGOING_PAUSE_BYTES`` are unread by the peer."""
+        """Whether more than ``OUTGOING_PAUSE_BYTES`` are unread by the peer."""
         self.is_held = False
 
     @abc.abstractmethod
@@ -107,7 +107,7 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
     def send(self, correlation_id: int, kind: int, *parts: Buffer) -> None:
         """Send one frame at the end of this turn; it is lost if the connection is closing.
 
-        ``parts`` must not change any more: long ones are not copied. ``ValueError`` if the frame
+        ``parts`` must not change afterwards: long ones are not copied. ``ValueError`` if the frame
         is longer than ``FRAME_MAX_BYTES``.
         """
         length = _BODY_HEAD.size + sum(map(len, parts))
@@ -124,31 +124,31 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
 
     @property
     def unread_bytes(self) -> int:
-        """What was written but not yet taken by the system, because the peer does not read."""
+        """Bytes written but not accepted by the system yet, because the peer does not read."""
         if self.transport is None or self.is_closing:
             return 0
         return self.transport.get_write_buffer_size()
 
     def pause_writing(self) -> None:
-        """The peer does not read as fast as it is written to."""
+        """asyncio: the peer reads too slowly."""
         self._is_paused = self.is_congested = True
         self.check_unread()
 
     def check_unread(self) -> None:
-        """Close the connection of a peer that leaves too much unread."""
+        """Close the connection if the peer leaves too much unread."""
         unread_bytes = self.unread_bytes
         if unread_bytes > OUTGOING_MAX_BYTES:
             self.close()
             _logger.warning("a connection with %d unread bytes was closed", unread_bytes)
 
     def resume_writing(self) -> None:
-        """The peer has read most of what was written."""
+        """asyncio: the peer has read most of what was written."""
         self._is_paused = self.is_congested = False
         self.drained()
 
     @abc.abstractmethod
     def drained(self) -> None:
-        """Resume what ``is_congested`` held up."""
+        """Resume what ``is_congested`` paused."""
 
     def _flush(self) -> None:
         outgoing, self._outgoing = self._outgoing, []
@@ -176,7 +176,7 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
     # --- what comes in --------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Remember what to write to; have the system notice a machine that is gone."""
+        """Store the transport; enable keep-alive, to detect a machine that is gone."""
         self.transport = cast("asyncio.Transport", transport)
         self.transport.set_write_buffer_limits(high=OUTGOING_PAUSE_BYTES)
         opened = transport.get_extra_info("socket")
@@ -187,22 +187,22 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
 
     @property
     def is_closing(self) -> bool:
-        """Whether the connection is lost or about to be: nothing more gets through."""
+        """Whether the connection is lost or closing."""
         return self.transport is None or self.transport.is_closing()
 
     def close(self) -> None:
-        """Close the connection at once; what was not sent yet is lost."""
+        """Close the connection at once; unsent data is lost."""
         if self.transport is not None:
             self.transport.abort()
 
     def hold(self) -> None:
-        """Take no more frames and read no more; the system then slows the peer down."""
+        """Stop processing and reading; TCP back-pressure then slows the peer down."""
         if not self.is_held and self.transport is not None and not self.is_closing:
             self.is_held = True
             self.transport.pause_reading()
 
     def go_on(self) -> None:
-        """Take what had come before ``hold``, and then, unless held again, what comes."""
+        """Process what arrived before ``hold``, then, unless held again, continue reading."""
         if not self.is_held or self.transport is None or self.is_closing:
             return
         self.is_held = False
@@ -211,11 +211,11 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
             self.transport.resume_reading()
 
     def may_begin(self, length: int) -> bool:  # noqa: ARG002
-        """Whether a frame that is longer than the read buffer may come in now, or is held."""
+        """Whether a frame longer than the read buffer may be read now; if not, it is held."""
         return True
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
-        """Where the next bytes go: behind those of a frame that is not whole yet."""
+        """The buffer for the next bytes: after those of an incomplete frame."""
         large = self._large
         if large is not None:
             if self._large_filled == len(large):
@@ -226,7 +226,7 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
         return memoryview(self._buffer)[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Cut what has come into frames, as far as they are complete."""
+        """Process the complete frames received so far."""
         if self._large is not None:
             self._large_filled += nbytes
             if self._large_filled == self._large_length:
@@ -262,7 +262,7 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
         self._start, self._end = 0, rest
 
     def _begin_large(self, length: int, known: memoryview) -> None:
-        """Read the rest of a frame that is longer than the buffer into a buffer of its own."""
+        """Read the rest of a frame longer than the read buffer into its own buffer."""
         self._large = bytearray(min(length, max(len(known), FRAME_STEP_BYTES)))
         self._large_length = length
         self._large_filled = len(known)

@@ -1,7 +1,7 @@
-"""Takes the calls that reach an actor over connections of its own.
+"""Accepts the calls to an actor over connections.
 
-Ray starts, names, places and restarts the actor; its task calls cost a millisecond of processor
-time each, which is many times what the work of a small call costs (``docs/adr/0010``).
+Ray starts, names, places and restarts the actor. But a call through Ray costs a millisecond of CPU
+time, many times the work of a small call (``docs/adr/0010``).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _logger = logging.getLogger(__name__)
 TOKEN_BYTES: Final = 32
 FIRST_FRAME_TIMEOUT_S: Final = 10.0
 LARGE_FRAME_TIMEOUT_S: Final = 30.0
-"""A frame that takes longer loses its room: its caller has given up by then."""
+"""A large frame that takes longer loses its room: its caller has given up by then."""
 
 FIRST_FRAME_MAX_BYTES: Final = 1_024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerAddress:
-    """Where one incarnation of an actor listens, and the token it demands first."""
+    """Where one incarnation of an actor listens, and the token it requires."""
 
     host: str
     port: int
@@ -38,9 +38,9 @@ class ListenerAddress:
 
 
 class Listener:
-    """Takes calls over connections, for ``dispatch`` to answer.
+    """Accepts calls over connections; ``dispatch`` answers them.
 
-    Only processes that may call the actor through Ray learn ``token``; each start makes a new one.
+    Only processes that can call the actor through Ray get ``token``, which is new at each start.
     """
 
     def __init__(self, dispatch: Dispatch, *, host: str, token: bytes) -> None:
@@ -55,10 +55,10 @@ class Listener:
         self._tasks = OwnTasks(_log_bug)
 
     async def address(self) -> ListenerAddress:
-        """Where to connect to; begins to listen, on the running loop, at the first call.
+        """The address; the first call begins to listen, on the running loop.
 
-        ``OSError`` if the address cannot be listened on, ``InvalidSettingError`` if Ray's
-        certificates are asked for and cannot be used.
+        ``OSError`` if listening fails, ``InvalidSettingError`` if Ray's certificates are required
+        and cannot be used.
         """
         if self._opening is None or (self._opening.done() and self._opening.exception()):
             self._opening = asyncio.ensure_future(self._listen())
@@ -91,7 +91,7 @@ class Listener:
         message: memoryview,
         room_bytes: int = 0,
     ) -> None:
-        """Answer one call in a task of its own; then its ``room_bytes`` are given back."""
+        """Answer one call in its own task; then release its ``room_bytes``."""
         self.progress.begin(caller)
         self._tasks.spawn(self._answer(caller, correlation_id, method, message, room_bytes))
 
@@ -111,12 +111,12 @@ class Listener:
 
 
 def _log_bug(bug: BaseException) -> None:
-    """A call has no answer, and its caller waits until its time is over."""
+    """Log a bug: the call gets no answer, and its caller waits until its deadline."""
     _logger.error("a call met a bug: %r", bug, exc_info=bug)
 
 
 class _Caller(FramedProtocol):
-    """One connection of one caller. Nothing else is read before its token is verified."""
+    """One connection of one caller. No request is read before its token is verified."""
 
     def __init__(self, listener: Listener) -> None:
         super().__init__(frame_max_bytes=FIRST_FRAME_MAX_BYTES)
@@ -125,18 +125,18 @@ class _Caller(FramedProtocol):
         self._listener = listener
         self._is_trusted = False
         self._room_bytes = 0
-        """Reserved for the incoming frame."""
+        """Bytes reserved for the incoming frame."""
         self._is_without_room = False
         self._first_frame_timer: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take a place among those that have not shown the token yet."""
+        """Join the connections without a verified token."""
         super().connection_made(transport)
         self._first_frame_timer = self.loop.call_later(FIRST_FRAME_TIMEOUT_S, self.close)
         self._close_displaced(self._listener.places.begin(self), "connections without a token")
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """Its requests run on: the caller may have given up on the answers only."""
+        """Its requests run on: the caller may only have given up on the answers."""
         self._first_frame_timer.cancel()
         self._listener.places.end(self)
         self._listener.room.forget(self)
@@ -148,7 +148,7 @@ class _Caller(FramedProtocol):
             gone.close()
 
     def received(self, correlation_id: int, kind: int, body: memoryview) -> None:
-        """A request; ``kind`` is the length of its method's name."""
+        """Take a request; ``kind`` is the length of its method's name."""
         method = bytes(body[:kind]).decode("ascii", "replace")
         message = body[kind:]
         if not self._is_trusted:
@@ -163,7 +163,7 @@ class _Caller(FramedProtocol):
             self.hold()
 
     def _admit(self, correlation_id: int, method: str, message: memoryview) -> None:
-        """The first frame: the token, or the connection is closed."""
+        """Check the first frame: close the connection unless it is the token."""
         if method == HELLO and hmac.compare_digest(bytes(message), self._listener.token):
             self._is_trusted = True
             self._first_frame_timer.cancel()
@@ -180,18 +180,18 @@ class _Caller(FramedProtocol):
         return self.is_congested or self._is_without_room or self._listener.progress.is_full(self)
 
     def go_on(self) -> None:
-        """Take more requests, if nothing prevents it any more."""
+        """Read more requests, unless something still prevents it."""
         if self.is_held and not self._must_wait():
             super().go_on()
 
     def pause_writing(self) -> None:
-        """Read no more requests of a caller that does not read its answers."""
+        """Stop reading requests of a caller that does not read its answers."""
         self._listener.places.slow_down(self)
         super().pause_writing()
         self.hold()
 
     def check_unread(self) -> None:
-        """If all callers together leave too much unread, the slowest of them is closed as well."""
+        """Also close the slowest caller if all together leave too much unread."""
         super().check_unread()
         self._close_displaced(self._listener.places.slowest(), "connections with unread answers")
 
@@ -201,7 +201,7 @@ class _Caller(FramedProtocol):
         self.go_on()
 
     def may_begin(self, length: int) -> bool:
-        """Take room for a large request; without it the connection waits."""
+        """Reserve room for a large request; without room the connection waits."""
         if not self._room_bytes:
             if not self._listener.room.take(self, length):
                 self._is_without_room = True

@@ -1,7 +1,7 @@
-"""Messages as bytes: MessagePack, checked against the declared types when they are read.
+"""Messages as bytes: MessagePack, validated against the declared types when decoded.
 
-Unlike with ``pickle``, reading a message runs no code of the sender. Fields travel by name, so a
-reader skips those it does not know and uses the default of those that are missing.
+Unlike with ``pickle``, decoding runs no code of the sender. Fields are sent by name, so a reader
+skips unknown fields and uses the defaults of missing ones.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 LONG_BYTES: Final = 16_384
-"""A longer last field is a part of its own."""
+"""A last field longer than this becomes a separate part."""
 
 _LAST_FIELDS: Final[dict[type[Any], str]] = {
     ProduceRequest: "batch",
     ReplicateRequest: "batches",
     FetchReply: "records",
 }
-"""Of the messages that carry batches: fields are written in the order of their declaration."""
+"""Messages that carry batches, in their last field: fields are written in order of declaration."""
 
 _BIN32: Final = struct.Struct(">BI")
 _BIN32_TAG: Final = 0xC6
@@ -65,11 +65,11 @@ def _requests_of(module: ModuleType) -> dict[str, type[Request[Any]]]:
 REQUESTS: Final[dict[str, type[Request[Any]]]] = functools.reduce(
     lambda known, module: known | _requests_of(module), _MODULES, {}
 )
-"""Every request an actor of the log answers, by its method."""
+"""Method → request, for all requests to actors of the log."""
 
 
 def answers_on_connections(request: Request[Any]) -> bool:
-    """Whether ``request`` is one of ``REQUESTS``, not of an actor with other messages."""
+    """Whether ``request`` is in ``REQUESTS``; other actors have other messages."""
     return REQUESTS.get(request.method) is type(request)
 
 
@@ -82,9 +82,9 @@ def encode(message: Request[Any] | Reply) -> bytes:
 
 
 def encode_in_parts(message: Request[Any] | Reply) -> tuple[Buffer, ...]:
-    """``encode``, cut before the batches that ``message`` carries, so that they are not copied.
+    """Like ``encode``, but batches are separate parts, which are not copied.
 
-    What is returned refers to them: they must not change until it is sent.
+    The parts refer to the batches, which must not change until they are sent.
     """
     name = _LAST_FIELDS.get(type(message), "")
     content = getattr(message, name, None)
@@ -97,7 +97,7 @@ def encode_in_parts(message: Request[Any] | Reply) -> tuple[Buffer, ...]:
 def decode_request(method: str, data: bytes | memoryview) -> Request[Any]:
     """The request to ``method``, one of ``REQUESTS``; ``ValueError`` if ``data`` is none.
 
-    A batch in it is a view of ``data``, which must not change any more.
+    A batch in it is a view of ``data``, which must not change afterwards.
     """
     request: Request[Any] = _decode(REQUESTS[method], data)
     return request
@@ -117,7 +117,7 @@ def _decode(kind: type[Any], data: bytes | memoryview) -> Any:
 
 
 def _decoder(kind: type[Any]) -> msgspec.msgpack.Decoder[Any]:
-    """The decoder of ``kind``, made at its first use: there are many, and a process needs few."""
+    """The decoder of ``kind``, created on first use: a process needs few of them."""
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)

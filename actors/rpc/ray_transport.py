@@ -1,8 +1,8 @@
-"""Calls of Ray actors by name, with deadlines; Ray's failures become retriable codes.
+"""Calls to Ray actors by name, with deadlines; Ray's failures become retriable codes.
 
-The only file that submits calls to Ray: to actors that do not listen themselves, to ask where the
-others listen, and to those that cannot be connected to (``actor_transport.py``). A failed call may
-have run, and an abandoned one may still run: every request is made so that neither matters.
+The only file that submits calls to Ray: to actors that do not listen, to ask where others listen,
+and to those that cannot be connected to (``actor_transport.py``). A failed call may have run, and
+an abandoned one may still run; every request is idempotent, so neither matters.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RayFailure:
-    """Why there is no answer."""
+    """The error code and text of a call without an answer."""
 
     error: ErrorCode
     detail: str = ""
@@ -91,13 +91,13 @@ class RayTransport:
         if not isinstance(answer, RayFailure):
             address: ListenerAddress = answer
             return address
-        # An actor that fails at it, or is not ours, may still answer calls.
+        # An actor that fails here, or is not ours, may still answer calls.
         return None if answer.error is ErrorCode.UNKNOWN_SERVER_ERROR else answer.error
 
     async def _submit(self, actor: str, method: str, *arguments: Any, timeout_ms: int) -> Any:
-        """What ``method`` of ``actor`` returns, or a ``RayFailure``."""
+        """Call ``method`` of ``actor``; return its result or a ``RayFailure``."""
         if not ray.is_initialized():
-            # Handles are of the Ray that was shut down.
+            # The handles belong to a Ray that was shut down.
             self._handles.clear()
         try:
             handle = self._handles.get(actor)
@@ -110,13 +110,13 @@ class RayTransport:
                 return RayFailure(ErrorCode.UNKNOWN_SERVER_ERROR, f"it has no method {method!r}")
             return await _within(timeout_ms, remote.remote(*arguments).future())
         except RayTaskError as error:
-            # Caught first: the error of a ValueError is a ValueError as well.
+            # Caught first: Ray's wrapper of a ValueError is a ValueError as well.
             _logger.exception("%s.%s raised", actor, method)
             return RayFailure(ErrorCode.UNKNOWN_SERVER_ERROR, str(error.cause))
         except ActorUnavailableError:
             return RayFailure(ErrorCode.NETWORK_EXCEPTION)
         except (ActorDiedError, RayActorError, ValueError):
-            # The name is free, or belongs to a new actor: look it up again next time.
+            # The name is free or has a new actor: look it up again next time.
             self._handles.pop(actor, None)
             return RayFailure(ErrorCode.NETWORK_EXCEPTION)
         except (RayError, ConnectionFailedError) as error:
@@ -126,25 +126,25 @@ class RayTransport:
 
 
 def find_actor(actor: str, namespace: str | None = NAMESPACE) -> Any:
-    """The Ray handle of a named actor, ``ValueError`` if there is none. Never starts Ray.
+    """The Ray handle of a named actor; ``ValueError`` if there is none. Never starts Ray.
 
-    ``namespace`` ``None`` is the program's. ``ray.get_actor`` does start it, where it is not
-    initialized: another, empty one inside a program that has shut its own down.
-    ``ConnectionFailedError`` instead.
+    ``namespace`` ``None`` is the program's. ``ray.get_actor`` starts Ray if it is not initialized:
+    a new, empty one in a program that has shut Ray down. This raises ``ConnectionFailedError``
+    instead.
     """
     if not ray.is_initialized():
         raise ConnectionFailedError("Ray is not initialized in this process: was it shut down?")
-    # Without the wrapper that starts it, as it may be shut down at this moment.
+    # Without the wrapper that starts Ray, which may be shut down at this moment.
     get_actor = getattr(ray.get_actor, "__wrapped__", ray.get_actor)
     return get_actor(actor, namespace)
 
 
 async def _within(timeout_ms: int, answer: concurrent.futures.Future[ResultT]) -> ResultT | None:
-    """The value of ``answer``; ``asyncio.TimeoutError`` when it does not come in time.
+    """The value of ``answer``; ``asyncio.TimeoutError`` if it does not arrive in time.
 
-    One future and one timer, where asyncio's own helpers make a task and more of each. Awaiting a
-    bare future also lets a cancellation win over an answer of the same turn: a cancelled task does
-    not continue with it.
+    It needs one future and one timer; asyncio's helpers need a task and more of each. Awaiting a
+    bare future also lets a cancellation win over an answer in the same turn: a cancelled task does
+    not continue with the answer.
     """
     loop = asyncio.get_running_loop()
     waiting: asyncio.Future[ResultT | None] = loop.create_future()

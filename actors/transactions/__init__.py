@@ -1,5 +1,4 @@
-"""The transaction coordinator's shell: calls in, markers out, and what it looks for by itself.
+"""The transaction coordinator's shell: it answers calls, sends markers, and runs timeouts.
 
-Start at ``transaction_coordinator``; ``completions`` has the last step of every transaction, its
-markers.
+Start at ``transaction_coordinator``; ``completions`` sends the markers and completes transactions.
 """

@@ -1,12 +1,12 @@
-"""Sees decided transactions through: markers to every partition, then COMPLETE, one task per id.
+"""Complete decided transactions: markers to every partition, then COMPLETE, one task per id.
 
 Rules. A task runs for each prepared transaction while this coordinator is the newest of its shard.
-One that finds a newer coordinator leaves the transaction to that one, for good: an epoch that is
-over does not come back.
+If it finds a newer coordinator it leaves the transaction to that one for good, since old epochs
+never return.
 
-All partitions are called in parallel, each with the verdicts on all its producers, and each is
-retried forever: one that is unreachable delays no other. Before each call the coordinator must
-still be the one that decided. Repeating a marker is harmless.
+All partitions are called in parallel, each with the markers of all its producers. Each is retried
+forever, and an unreachable one delays no other. Before each call the coordinator must still be the
+one that decided. Repeating a marker is harmless.
 
 | partition answers | then |
 |---|---|
@@ -55,7 +55,7 @@ SUPERSEDED: Final = frozenset(
 
 
 class TransactionCompletions:
-    """The completions of one coordinator. ``spawn`` starts a task that ends with it."""
+    """Runs the completions of one coordinator. ``spawn`` starts a task that ends with it."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class TransactionCompletions:
         self._left_to_successor: set[str] = set()
 
     def resume(self) -> None:
-        """Complete whatever is decided, unless it was left to a newer coordinator."""
+        """Complete all decided transactions, except those left to a newer coordinator."""
         unfinished = self._machine.upkeep.unfinished()
         self._left_to_successor.intersection_update(unfinished)
         for transactional_id in unfinished:
@@ -87,7 +87,7 @@ class TransactionCompletions:
                 self.ensure(transactional_id)
 
     def ensure(self, transactional_id: str) -> asyncio.Task[bool] | None:
-        """The task that completes the id's transaction if it is decided, started if need be."""
+        """The task that completes the id's decided transaction, started if needed."""
         running = self._running.get(transactional_id)
         if self._machine.upkeep.is_prepared(transactional_id) and (
             running is None or running.done()
@@ -102,10 +102,10 @@ class TransactionCompletions:
             del self._running[transactional_id]
 
     async def _complete(self, transactional_id: str) -> bool:
-        """Send the markers, log COMPLETE; false when a newer coordinator has taken over.
+        """Send the markers, then log COMPLETE; false if a newer coordinator has taken over.
 
-        COMPLETE is not waited for: it precedes in the log whatever the next transaction logs, and
-        a lost one only makes the next coordinator repeat harmless markers.
+        It does not wait for COMPLETE, which precedes the next transaction's records in the log. If
+        it is lost, the next coordinator only repeats harmless markers.
         """
         epoch = self._runtime.coordinator_epoch
 
@@ -138,7 +138,7 @@ class TransactionCompletions:
         return False
 
     async def is_visible(self, completion: asyncio.Task[bool] | None) -> bool:
-        """Wait a moment for the completion; whether every marker is written."""
+        """Wait a moment for the completion; return whether every marker is written."""
         if completion is None:
             return True
         await asyncio.wait({completion}, timeout=self._visibility_wait_ms / 1000)
@@ -152,12 +152,12 @@ class Delivery(enum.Enum):
     DONE = "done"
     """Every partition that exists has its markers, durably."""
     DROPPED = "dropped"
-    """This coordinator must not go on: a newer one does."""
+    """This coordinator must stop: a newer one continues."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Sending:
-    """What the deliveries of one transaction share: one that is superseded drops them all."""
+    """Shared by the deliveries of one transaction: if one is superseded, all are dropped."""
 
     coordinator_epoch: int
     is_current: Callable[[], bool]
@@ -165,7 +165,7 @@ class _Sending:
 
 
 class MarkerSender:
-    """Sends markers, in the name of the coordinator that leads the log partition ``shard``."""
+    """Sends markers for the coordinator that leads the log partition ``shard``."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class MarkerSender:
                 waiting.setdefault(tp, {})[marker.producer_id] = alone
         sending = _Sending(coordinator_epoch=coordinator_epoch, is_current=is_current)
         deliveries = [self._deliver(tp, due, sending) for tp, due in waiting.items()]
-        if len(deliveries) == 1:  # Most transactions of one record: no task of its own.
+        if len(deliveries) == 1:  # As most transactions: no separate task.
             await deliveries[0]
         else:
             await asyncio.gather(*deliveries)
@@ -209,7 +209,7 @@ class MarkerSender:
     async def _deliver(
         self, tp: TopicPartition, due: dict[int, TxnMarker], sending: _Sending
     ) -> None:
-        """Send what is ``due`` to one partition until nothing is left, or all is dropped."""
+        """Send the ``due`` markers to one partition until none is left, or all are dropped."""
         attempt = 0
         while due:
             as_of_ms = loop_ms() if attempt else ANY_AGE_MS
@@ -234,7 +234,7 @@ class MarkerSender:
         markers: Mapping[int, TxnMarker],
         coordinator_epoch: int,
     ) -> Mapping[int, ErrorCode]:
-        """One call: what a leader answers to each of ``markers``, by producer id."""
+        """Make one call; return producer id → the leader's answer."""
         request = WriteTxnMarkersRequest(
             coordinator_epoch=coordinator_epoch, markers=tuple(markers.values())
         )
@@ -258,7 +258,7 @@ class MarkerSender:
         answers: Mapping[int, ErrorCode],
         sending: _Sending,
     ) -> None:
-        """Take the markers that need no more sending out of ``due``; see whether to go on."""
+        """Remove the finished markers from ``due``; note if all must be dropped."""
         refused: dict[int, ErrorCode] = {}
         for producer_id, error in answers.items():
             if error is ErrorCode.NONE:
@@ -270,7 +270,7 @@ class MarkerSender:
                 _logger.error("%s answers %s to a marker; sending again", tp, error.name)
         if not refused:
             return
-        # Asked after the refusal: a coordinator that caused it had its epoch before that.
+        # Ask after the rejection: a coordinator that caused it had its epoch before that.
         as_of_ms = loop_ms() + 1
         newest_epoch = await self._cluster.leader_epoch(self._shard, as_of_ms=as_of_ms)
         if newest_epoch is None:
@@ -280,14 +280,14 @@ class MarkerSender:
             return
         for producer_id, error in refused.items():
             if error is ErrorCode.INVALID_PRODUCER_EPOCH:
-                # I-06: the newer epoch could only begin there once this transaction was closed.
-                # A coordinator that died before COMPLETE was on disk leaves such repetitions.
+                # I-06: the newer epoch could only begin there after this transaction was closed.
+                # Such repeats follow a coordinator that died before COMPLETE was on disk.
                 _logger.warning("%s is past the marker of producer %d: left out", tp, producer_id)
                 del due[producer_id]
 
 
 class EndStep(enum.Enum):
-    """A step; the value is its tag."""
+    """A step of an end; the value is its metric tag."""
 
     DECISION = "decision"
     MARKERS = "markers"
@@ -295,7 +295,7 @@ class EndStep(enum.Enum):
 
 
 class EndDurations:
-    """How long the steps of ending transactions take at one coordinator: a histogram for each.
+    """Durations of the steps of ending transactions at one coordinator, a histogram for each.
 
     | step, of a commit or an abort | from | to |
     |---|---|---|
@@ -308,13 +308,13 @@ class EndDurations:
         self._of = {step: Histogram(TRANSACTION_END_DURATION_MS) for step in EndStep}
 
     def observe(self, step: EndStep, began_s: float) -> float:
-        """A step that began at ``began_s`` has ended now, which is returned."""
+        """Note that a step that began at ``began_s`` ends now; return the current time."""
         now_s = monotonic_s()
         self._of[step].observe(1_000 * (now_s - began_s))
         return now_s
 
     def count(self, step: EndStep) -> int:
-        """How many of these steps have ended since the last report."""
+        """Number of these steps that have ended since the last report."""
         return self._of[step].count
 
     def report(self, metrics: MetricSink, broker_id: int) -> None:

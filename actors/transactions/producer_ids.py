@@ -1,8 +1,8 @@
-"""Producer ids: blocks of them from the controller, and one for each producer without transactions.
+"""Producer ids: blocks from the controller, and ids for producers without transactions.
 
-The latter comes with the ticket that proves whose it is. Nothing of it is logged. An id is fresh
-out of a reserved block, so it never was and never will be one of a transactional id: that is what a
-plain ticket says.
+The latter come with a plain ticket, which proves their owner; nothing is logged. An id is taken
+from a reserved block, so it never belongs to a transactional id: that is what a plain ticket
+proves.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from oncelog.storage.model import NO_PRODUCER_ID
 _logger = logging.getLogger(__name__)
 
 SPARE_PRODUCER_IDS: Final = 3
-"""The most producer ids one decision can take."""
+"""Maximum producer ids that one decision can take."""
 
 
 class ProducerIdReservation:
@@ -55,7 +55,7 @@ class ProducerIdReservation:
         self._asking: asyncio.Task[None] | None = None
 
     async def ensure(self) -> None:
-        """Request the next block in time; wait only if the remaining ids may not suffice."""
+        """Request the next block early; wait only if the remaining ids may not suffice."""
         if not self._producer_ids.needs_block:
             return
         if self._asking is None or self._asking.done():
@@ -90,7 +90,7 @@ class PlainProducers:
         self._reservation = reservation
 
     async def identity(self, request: InitProducerIdRequest) -> InitProducerIdReply:
-        """A fresh producer id that only ever de-duplicates, or a newer ticket of one."""
+        """A new producer id for deduplication only, or a newer ticket for one."""
         if request.producer_id != NO_PRODUCER_ID:
             return self._renewed(request)
         await self._reservation.ensure()
@@ -103,7 +103,7 @@ class PlainProducers:
         )
 
     def _renewed(self, request: InitProducerIdRequest) -> InitProducerIdReply:
-        """The ticket under the current key, for whoever has a sound one."""
+        """A ticket under the current key, for a caller with a valid one."""
         verdict = check_plain_ticket(
             request.ticket,
             keys=self._replica.keys,
@@ -117,7 +117,7 @@ class PlainProducers:
             )
         if verdict is TicketVerdict.INVALID:
             return request.failed(
-                ErrorCode.UNKNOWN_PRODUCER_ID, f"no sound ticket of producer {request.producer_id}"
+                ErrorCode.UNKNOWN_PRODUCER_ID, f"no valid ticket of producer {request.producer_id}"
             )
         return InitProducerIdReply(
             producer_id=request.producer_id,

@@ -1,10 +1,10 @@
-"""The coordinator of one shard of transactional ids, on the log partition it leads.
+"""The transaction coordinator of one shard, on the log partition it leads.
 
-Decisions are the machine's. This shell brings what they need (producer ids, topics, what the
-leaders hold), has them logged, issues tickets only afterwards, and sees every decided transaction
-through to COMPLETE. By itself it looks for transactions left open, and for idle ids.
+The machine decides. This shell provides what decisions need (producer ids, topics, record counts at
+the leaders), logs them, issues tickets only afterwards, and completes every decided transaction. It
+also looks for transactions left open, and for idle ids.
 
-One file: the requests, and what is looked for or asked of leaders to decide on them.
+One file: the requests, and the scans and questions to leaders that they share a log with.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ from oncelog.storage.model import (
 _logger = logging.getLogger(__name__)
 
 TOPIC_AGE_MAX_MS: Final = 1_000
-"""How old the topic ids may be that go into tickets."""
+"""Maximum age of the topic ids in tickets."""
 
 LOAD_BATCHES_PER_TURN: Final = 500
-"""Batches read back before the event loop gets a turn."""
+"""Batches replayed per turn of the event loop."""
 
 
 class TransactionCoordinator:
@@ -100,7 +100,7 @@ class TransactionCoordinator:
         drivers: DriverWatch,
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        # One thing: who takes part, and what each is given.
+        # One thing: the parts of the coordinator, and what each gets.
         cluster = replica.config.cluster
         self.replica = replica
         self._tasks = OwnTasks(on_failure)
@@ -151,16 +151,16 @@ class TransactionCoordinator:
         )
         self._is_stopped = False
         self._refresh: asyncio.Task[Any] | None = None
-        """Refreshes what is known of topics beside commits, one at a time."""
+        """The task that refreshes topics beside commits, one at a time."""
 
     # --- start and stop -------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Load the log, resume what is decided but not complete, then serve.
+        """Load the log, resume decided transactions that are not complete, then serve.
 
-        Only once all of it is committed: markers of a PREPARE that is lost with this leader could
-        contradict the next one's. Does nothing when the replica does not lead; a stop meanwhile
-        discards what is loaded. Raises ``CorruptDataError``.
+        It resumes only once the whole log is committed: markers of a PREPARE that is lost with this
+        leader could contradict the next coordinator's. Does nothing if the replica does not lead; a
+        stop meanwhile discards what is loaded. Raises ``CorruptDataError``.
         """
         if self.replica.availability() is not ErrorCode.NONE:
             return
@@ -234,7 +234,7 @@ class TransactionCoordinator:
         )
 
     async def renew_run(self, request: RenewRunRequest) -> Reply:
-        """Note, durably, that a task of a distributed write lives."""
+        """Note, durably, that a task of a distributed write is alive."""
         return await self._execute(
             request,
             request.transactional_id,
@@ -285,7 +285,7 @@ class TransactionCoordinator:
         )
 
     async def end_txn(self, request: EndTxnRequest) -> EndTxnReply:
-        """Decide a transaction, durably; answer once it is visible, or soon if that takes long."""
+        """Commit or abort, durably; answer once it is visible, or after a while."""
         transactional_id = request.transactional_id
         refusal = self._refusal(transactional_id)
         if refusal is not None:
@@ -318,9 +318,9 @@ class TransactionCoordinator:
         return structs.replace(reply, visible=visible, enrolments=enrolments)
 
     def _counts_ahead(self, request: EndTxnRequest) -> Mapping[str, int]:
-        """Partitions of the topics that a commit enrols ahead, as far as they are known.
+        """Partition counts of the topics that a commit enrols ahead, if they are known.
 
-        A commit never waits for the controller: what is old is asked for anew beside it.
+        A commit never waits for the controller: old entries are refreshed in the background.
         """
         names = {tp.topic for tp in request.next_partitions}
         as_of_ms = loop_ms() - TOPIC_AGE_MAX_MS
@@ -333,10 +333,10 @@ class TransactionCoordinator:
     def _enrolled_ahead(
         self, request: EndTxnRequest, reply: EndTxnReply
     ) -> tuple[PartitionEnrolment, ...]:
-        """What the commit has enrolled in the transaction after it, durable with the decision.
+        """The partitions that the commit has enrolled in the next transaction, durably.
 
-        Nothing if that has ended meanwhile. With tickets once it is open, which is after every
-        marker of the commit, and if the ids of the topics are new enough.
+        Empty if that transaction has ended meanwhile. With tickets if it is open, which is after
+        every marker of the commit, and if the topic ids are recent enough.
         """
         metadata = self.machine.ids.metadata(request.transactional_id)
         if not request.next_partitions or metadata is None:
@@ -413,7 +413,7 @@ class TransactionCoordinator:
         transactional_id: str,
         decide: Callable[[int], Decision[ReplyT]],
     ) -> ReplyT:
-        """Decide a request, durably, unless it is refused; see through what that has prepared."""
+        """Decide a request, durably, unless it is rejected; then complete what was prepared."""
         refusal = self._refusal(transactional_id)
         if refusal is not None:
             return request.failed(*refusal)
@@ -423,7 +423,7 @@ class TransactionCoordinator:
         return reply
 
     def _refusal(self, transactional_id: str) -> Refusal | None:
-        """Why a request is refused: its id is invalid, or not of a shard that is served here."""
+        """Reject a request whose id is invalid or belongs to another shard."""
         refusal = check_transactional_id(transactional_id)
         if refusal is not None:
             return refusal
@@ -445,7 +445,7 @@ class TransactionCoordinator:
         reply: AddPartitionsToTxnReply,
         topics: Mapping[str, TopicMetadata],
     ) -> AddPartitionsToTxnReply:
-        """Add the tickets: the enrolment is durable now."""
+        """Add tickets to the reply, now that the enrolment is durable."""
         metadata = self.machine.ids.metadata(request.transactional_id)
         if metadata is None:
             return request.failed(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
@@ -463,7 +463,7 @@ class TransactionCoordinator:
         metadata: TransactionMetadata,
         owner: tuple[int, int],
     ) -> PartitionEnrolment:
-        """A durable enrolment of ``owner``, a producer id and epoch, with its ticket."""
+        """The enrolment of ``owner`` (producer id, epoch) with its ticket; it must be durable."""
         ticket = issue_ticket(
             cluster_key=self.replica.keys.current,
             key_version=self.replica.keys.version,
@@ -471,7 +471,7 @@ class TransactionCoordinator:
             producer_epoch=owner[1],
             topic_id=topic_id,
             partition=tp.partition,
-            # The logged start, not now: no coordinator can freshen an old ticket.
+            # The logged start, not the current time: no coordinator can extend a ticket.
             issued_ms=metadata.start_ms,
             transaction_timeout_ms=self.machine.upkeep.longest_ms(metadata),
         )
@@ -479,10 +479,10 @@ class TransactionCoordinator:
 
 
 class TransactionScans:
-    """What one coordinator looks for by itself: transactions left open, and idle ids.
+    """A coordinator's periodic scans: for transactions left open, and for idle ids.
 
-    Run each loop as a task that ends with it. A transaction is left open when it has timed out, or
-    when the driver it is tied to is gone. A driver counts as gone only if this process can see that
+    Run each loop as a task that ends with the coordinator. A transaction is left open if it has
+    timed out, or if its driver is gone. A driver counts as gone only if this process can see that
     for certain; otherwise the timeout ends the transaction. Only undecided transactions are
     aborted: their commit then fails cleanly.
     """
@@ -507,7 +507,7 @@ class TransactionScans:
         self._clock = clock
 
     async def abort_left_open(self) -> None:
-        """Abort what is left open, and complete whatever is decided."""
+        """Abort transactions left open, and complete decided ones."""
         while True:
             await asyncio.sleep(max(self._config.transaction_abort_scan_ms, 1) / 1000)
             if self._runtime.unavailable() is not ErrorCode.NONE:
@@ -556,10 +556,10 @@ class TransactionScans:
 
 
 class HeldRecordsReader:
-    """Asks partition leaders how many records they hold of open transactions, all at once.
+    """Asks partition leaders concurrently how many records they hold of open transactions.
 
-    The end of a distributed write names its winners and their counts; before it is decided the
-    leaders must agree. An incomplete answer decides nothing.
+    The end of a distributed write names its winners and their record counts, which the leaders must
+    confirm before it is decided. Without all answers nothing is decided.
     """
 
     def __init__(
@@ -578,7 +578,7 @@ class HeldRecordsReader:
     async def read(
         self, partitions: Sequence[TopicPartition], producer_ids: Sequence[int]
     ) -> HeldRecords | None:
-        """What ``partitions`` hold of ``producer_ids``; ``None`` if one did not answer in time."""
+        """Record counts of ``producer_ids`` in ``partitions``; ``None`` if one did not answer."""
         deadline_ms = loop_ms() + self._call_timeout_ms
         answers = await asyncio.gather(
             *(self._ask(tp, tuple(producer_ids), deadline_ms) for tp in partitions)
@@ -595,7 +595,7 @@ class HeldRecordsReader:
     async def _ask(
         self, tp: TopicPartition, producer_ids: tuple[int, ...], deadline_ms: int
     ) -> tuple[ProducerDescription, ...] | None:
-        """The producers of one partition; none when it is gone, ``None`` when time is over."""
+        """The producers of one partition; empty if it is gone, ``None`` after the deadline."""
         request = DescribeProducersRequest(topic_partition=tp, producer_ids=producer_ids)
         attempt = 0
         while (remaining_ms := deadline_ms - loop_ms()) > 0:

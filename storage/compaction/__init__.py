@@ -1,5 +1,5 @@
-"""Compaction: keep the latest record of each key, honouring what transactions decided.
+"""Compaction: keep the latest record of each key, and no record of an aborted transaction.
 
-Works on a log's sealed segments, in small steps, and swaps what it wrote for what it read. Start
-at ``compactor``; ``filter`` says what becomes of a batch.
+It rewrites sealed segments in small steps and swaps each result in for the originals. Start at
+``compactor``; ``filter`` decides what becomes of each batch.
 """

@@ -1,19 +1,18 @@
-"""Compaction of one log: keep the latest record of each key, honouring what transactions decided.
+"""Compact one log: keep the latest record of each key, and no record of an aborted transaction.
 
-A round reads keys from the first dirty offset on, as many as its map holds, skipping aborted
-records; then it reads the log again from its start and writes smaller segments; each is swapped in
-as soon as it is durable. A crash at any point leaves a log that reads the same. Only sealed
-segments below ``upper_offset``, the last stable offset, are considered: there every transaction is
-decided. Offsets and sequences never change, and a replay gives the same producers as before.
+A round first reads keys from the first dirty offset on, as many as its map holds, skipping aborted
+records. Then it reads the log from its start and writes smaller segments. Each is swapped in as
+soon as it is durable. A crash at any point leaves a log that reads the same. Only sealed segments
+below ``upper_offset``, the last stable offset, are compacted: below it every transaction is
+decided. Offsets and sequences never change, and a replay gives the same producer state as before.
 
-A round is an iterator of small steps, so its owner decides where they run: ``Cleaner.clean``
-runs them in place; a server runs each in a background thread and rests in between. The owner of
-the log makes the changes to its state, in ``Cleaner.begin`` and for each
-``Replacement`` that the steps yield.
+A round is an iterator of small steps, and the caller decides where they run. ``Cleaner.clean`` runs
+them in place; a server runs each in a background thread and pauses in between. Only the owner of
+the log changes its state: in ``Cleaner.begin``, and for each ``Replacement`` that a step yields.
 
 Source: KIP-58 for the lag, KIP-98 for transactions, KIP-534 for the delete horizon.
 
-One file: what the owner of a log prepares for a round, the round does and hands back.
+One file: the steps of one round, and what the owner of the log does before and after each.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from oncelog.storage.segments.segment import Segment
 from oncelog.storage.segments.swap import CLEANED_SUFFIX, discard_swap, prepare_swap
 
 DELETE_RETENTION_MS: Final = 86_400_000
-"""How long a reader has to read a tombstone or marker once what it refers to is gone."""
+"""How long tombstones and markers stay readable after what they refer to is gone."""
 
 LAG_MAX_MS: Final = 2**63 - 1
 
@@ -57,9 +56,9 @@ LAG_MAX_MS: Final = 2**63 - 1
 class CompactionSettings:
     """When a log is compacted and how long tombstones and markers outlive their meaning.
 
-    A log is due when more than ``min_dirty_ratio`` of the bytes that may be compacted never
-    were, or the oldest of those is older than ``max_lag_ms``. Records younger than
-    ``min_lag_ms`` are left alone.
+    A log is due when the dirty share of the bytes that may be compacted exceeds
+    ``min_dirty_ratio``, or when the oldest dirty record is older than ``max_lag_ms``. Records
+    younger than ``min_lag_ms`` are not compacted.
     """
 
     min_dirty_ratio: float = 0.5
@@ -70,16 +69,16 @@ class CompactionSettings:
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_dirty_ratio <= 1:
-            raise ValueError(f"min_dirty_ratio={self.min_dirty_ratio}: allowed are 0 to 1")
+            raise ValueError(f"min_dirty_ratio={self.min_dirty_ratio}: give 0 to 1")
         if self.delete_retention_ms < 0 or self.min_lag_ms < 0 or self.keys_max < 1:
-            raise ValueError("times must not be negative, and a round needs one key at least")
+            raise ValueError("times must not be negative, and a round needs at least one key")
         if self.max_lag_ms < self.min_lag_ms:
             raise ValueError(f"max_lag_ms={self.max_lag_ms} is below min_lag_ms={self.min_lag_ms}")
 
 
 @dataclass(slots=True, kw_only=True)
 class CleanResult:
-    """What a compaction did; ``bytes_read`` counts a byte each time it was read."""
+    """What a compaction did; ``bytes_read`` counts every read, also of the same bytes."""
 
     first_dirty_offset: int
     round_count: int = 0
@@ -93,14 +92,14 @@ class CleanResult:
 
 @dataclass(slots=True)
 class Cleaner:
-    """Compacts one log. Everything here is for the owner of the log, on its loop."""
+    """Compacts one log. Call its methods only on the event loop that owns the log."""
 
     log: PartitionLog
     settings: CompactionSettings = field(default_factory=CompactionSettings)
 
     @property
     def first_dirty_offset(self) -> int:
-        """Records from here on were never compacted; survives a restart.
+        """The first offset that was never compacted; survives a restart.
 
         The log start if the checkpoint does not fit the log.
         """
@@ -134,10 +133,10 @@ class Cleaner:
     def clean(
         self, *, upper_offset: int, now_ms: int, producers: Iterable[ProducerSnapshotEntry]
     ) -> CleanResult:
-        """Compact what may be compacted below ``upper_offset`` (exclusive), due or not.
+        """Compact all that may be compacted below ``upper_offset`` (exclusive), due or not.
 
-        ``producers`` are those live at the log end. CorruptDataError names the damage;
-        OSError: the disk. After either the log is as it was, or offline if it says so.
+        ``producers`` are those live at the log end. CorruptDataError names the damage; OSError: the
+        disk. After either the log is unchanged, or offline if ``failure`` is set.
         """
         result = CleanResult(first_dirty_offset=self.first_dirty_offset)
         producers = tuple(producers)
@@ -223,7 +222,7 @@ Steps: TypeAlias = Generator[Step, None, None]
 
 
 class CleaningRound:
-    """One round; made by ``Cleaner.begin``, run by taking ``steps`` to their end."""
+    """One round; created by ``Cleaner.begin``, run by iterating over ``steps``."""
 
     def __init__(
         self,
@@ -274,7 +273,7 @@ class CleaningRound:
         self.is_stale = removed is None
 
     def steps(self) -> Steps:
-        """Do the work. CorruptDataError or OSError: what was not swapped in is discarded."""
+        """Run the round. CorruptDataError or OSError: what was not swapped in is discarded."""
         if not self._segments:
             return
         if read_first_dirty_offset(self._filesystem, self._directory) is None:
@@ -342,7 +341,7 @@ class CleaningRound:
     # Writing
 
     def _rewrite(self, batches: BatchFilter) -> Steps:
-        """Rewrite the segments up to the end of the keys and have them swapped in."""
+        """Rewrite the segments up to the last key read, yielding each one to be swapped in."""
         for group in self._groups(batches.keys_end):
             yield from self._rewrite_group(group, batches)
             if self.is_stale:
@@ -352,7 +351,7 @@ class CleaningRound:
                 self._removed = None
 
     def _groups(self, keys_end: int) -> Iterator[list[Segment]]:
-        """Adjacent segments that together fit in one; they can only shrink."""
+        """Groups of adjacent segments that fit into one segment."""
         group: list[Segment] = []
         size_bytes = 0
         for segment in self._segments:
@@ -424,7 +423,7 @@ class CleaningRound:
 
 
 class _SegmentReader(Segment):
-    """The batches of a segment, through its own file handle beside the log's."""
+    """A segment read through its own file handle, not the log's."""
 
     def __init__(self, filesystem: FileSystem, directory: Path, segment: Segment) -> None:
         super().__init__(
@@ -444,7 +443,7 @@ class _SegmentReader(Segment):
 
 
 def _epochs_of(group: list[Segment]) -> list[tuple[int, int]]:
-    """The leader epochs of consecutive segments; none if one does not know its own."""
+    """The leader epochs of consecutive segments; empty if any segment does not know its own."""
     if not all(segment.summary and segment.summary.leader_epochs for segment in group):
         return []
     pairs = {pair for each in group if each.summary for pair in each.summary.leader_epochs}
@@ -463,10 +462,10 @@ def _record_keys(keys: KeyOffsets, header: BatchHeader, frame: memoryview) -> No
 
 
 _WRITE_BYTES: Final = 262_144
-"""Batches are gathered into writes of this size: most batches of an internal log are small."""
+"""Size of one write: batches are gathered, since most batches of an internal log are small."""
 
 _SYNC_BYTES: Final = 4_194_304
-"""Synced as it grows, so that no single sync keeps the disk, and its other users, busy long."""
+"""Sync after this many bytes, so that no single sync blocks other users of the disk for long."""
 
 
 class CleanedSegment:
@@ -528,7 +527,7 @@ class CleanedSegment:
         prepare_swap(self._filesystem, self._directory, self._segment.base_offset)
 
     def discard(self) -> None:
-        """Close and remove whatever there is, unless it has been committed."""
+        """Close and remove the files, unless they have been committed."""
         self._segment.close()
         discard_swap(self._filesystem, self._directory, self._segment.base_offset)
 

@@ -11,8 +11,8 @@
 | removable marker, horizon passed | nothing |
 | newest marker of a live producer | as above, but never removed: it holds the producer's epoch |
 
-Where the answer is "nothing", an empty batch stays if it is the last data batch of a live
-producer, whose sequence it holds, or the last batch of a segment, so that a segment always ends
+Where the answer is "nothing", an empty batch stays in two cases. It is the last data batch of a
+live producer, whose sequence it holds. Or it is the last batch of a segment: a segment must end
 where the next one begins. Source: KIP-98, KIP-534, KAFKA-4586 for the empty batch.
 """
 
@@ -55,7 +55,7 @@ class ProducerTails:
 
 @dataclass(slots=True, kw_only=True)
 class FilterCounts:
-    """What a filter has met so far."""
+    """Counters of one filter."""
 
     records_kept: int = 0
     records_removed: int = 0
@@ -75,7 +75,7 @@ class BatchFilter:
     counts: FilterCounts = field(default_factory=FilterCounts)
 
     def apply(self, batch: memoryview, header: BatchHeader, *, ends_segment: bool) -> Buffer | None:
-        """What replaces ``batch``, whose CRC is right, in the cleaned log; None: nothing.
+        """What replaces ``batch``, whose CRC was checked, in the cleaned log; None: nothing.
 
         ``ends_segment``: its offsets must not be lost. Raises ``CorruptDataError``.
         """
@@ -167,11 +167,11 @@ _DIGEST_BYTES: Final = 16
 
 
 class KeyOffsets:
-    """The latest offset of each key of the dirty part that has been read, in bounded memory.
+    """The latest offset of each key read from the dirty part, in bounded memory.
 
-    A long key is represented by 128 bits of BLAKE2b: two colliding keys would lose a record, and
-    at that width none collide. A key shorter than the digest represents itself; the two kinds
-    cannot be confused because they differ in length.
+    A long key is stored as a 128-bit BLAKE2b digest. Two colliding keys would lose a record, but at
+    that width none collide. A key shorter than the digest is stored as it is; length tells the two
+    kinds apart.
     """
 
     __slots__ = ("_keys_max", "_offsets")
@@ -243,7 +243,7 @@ class CleanedTransactions:
         self._needed: list[AbortedIndexEntry] = []
 
     def observe_data(self, header: BatchHeader) -> bool:
-        """Pass a data batch; whether its records were aborted."""
+        """Visit a data batch; return whether its records were aborted."""
         self._advance_to(header.last_offset)
         if not header.is_transactional:
             return False
@@ -255,7 +255,7 @@ class CleanedTransactions:
         return True
 
     def observe_control(self, header: BatchHeader, control: ControlRecord | None) -> bool:
-        """Pass a control batch; whether it may go once slow readers have had their time."""
+        """Visit a control batch; return whether it may be removed after the delete horizon."""
         self._advance_to(header.last_offset)
         if control is None:
             return True
@@ -272,7 +272,7 @@ class CleanedTransactions:
         return False
 
     def take_needed(self) -> list[AbortedIndexEntry]:
-        """The entries of the markers passed since the last call, in the order of the markers."""
+        """The entries of the markers visited since the last call, in the order of the markers."""
         needed, self._needed = self._needed, []
         return needed
 
@@ -291,7 +291,7 @@ class CleanedTransactions:
 
 
 class RecordSpan(NamedTuple):
-    """One record in a block: bytes [start, end), its numbers, and what compaction needs of it.
+    """One record in a block: bytes [start, end), and the fields that compaction needs.
 
     ``body`` and ``rest`` are where the attributes and the offset delta begin.
     """
@@ -309,7 +309,8 @@ class RecordSpan(NamedTuple):
 def record_spans(block: bytes, header: BatchHeader) -> list[RecordSpan]:
     """The records of the uncompressed ``block``, which belongs to ``header``.
 
-    Raises ``CorruptDataError`` if a field leaves its record, or the records do not fill the block.
+    Raises ``CorruptDataError`` if a field extends past its record, or the records do not fill the
+    block.
     """
     spans: list[RecordSpan] = []
     size = len(block)

@@ -1,5 +1,5 @@
-"""The disk as the log sees it: files, syncs, and the consequences of errors.
+"""Files and syncs, and what to do after a disk error.
 
-All access to the operating system goes through ``file_system``, where the simulator substitutes
-its own disk. Knows nothing of batches. Start at ``file_system``, then ``sync_point``.
+All file access goes through ``file_system``, which the simulator replaces by a disk of its own.
+Nothing here knows about batches. Start at ``file_system``, then ``sync_point``.
 """

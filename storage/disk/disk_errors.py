@@ -6,17 +6,17 @@ error                                      of a write, an open,   of a sync
 =========================================  =====================  ======================
 EMFILE, ENFILE: no descriptors left        REPEAT                 REPEAT
 ENOSPC, EDQUOT, ENOMEM, EAGAIN, EINTR      REPEAT                 RESTART
-all others, as EIO and EROFS               OFFLINE                OFFLINE
+all others, such as EIO and EROFS          OFFLINE                OFFLINE
 =========================================  =====================  ======================
 
-A failed write has changed nothing that cannot be repeated. After a failed sync the kernel may
-have dropped pages and marked them clean, so only a recovery, which rewrites everything that was
-never synced, makes them durable. A sync itself never ends with EMFILE or ENFILE: a directory could
-not be opened, and nothing was begun. Where a step must not be left half done, such as the commit of
-a compaction, a transient write error is RESTART too: the next open finishes it.
+A failed write can be repeated. After a failed sync the kernel may have dropped pages and marked
+them clean, so only a recovery, which rewrites everything that was never synced, makes them durable.
+EMFILE or ENFILE from a sync means that a directory could not be opened, so nothing was begun. Where
+a step must not be left half done, such as the commit of a compaction, a transient write error is
+RESTART too: the next open finishes it.
 
-A read error is no reason to go offline: the bytes are damaged, like any that have changed. Only if
-no part of a file can be read is the disk itself suspected.
+After a read error the replica stays online: the bytes count as damaged, as if they had changed.
+Only if no part of a file can be read is the disk itself suspected.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TRANSIENT: Final = _NO_DESCRIPTORS | {
     errno.EAGAIN,
     errno.EINTR,
 }
-"""Error numbers of conditions that may pass."""
+"""Errors that may be transient."""
 
 
 def is_transient(error: OSError) -> bool:

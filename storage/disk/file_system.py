@@ -1,4 +1,4 @@
-"""The file system as the log sees it, and the only module that calls the operating system.
+"""The file system that logs use; the only module that makes system calls for files.
 
 Everything above takes a ``FileSystem``, so tests and the simulator can supply one that
 loses unsynced bytes or fails on demand.
@@ -24,7 +24,7 @@ _datasync = getattr(os, "fdatasync", os.fsync)
 
 
 class DiskSpace(NamedTuple):
-    """Bytes of a disk: what we may still write, and all."""
+    """Bytes of a disk: available to this process, and total."""
 
     free_bytes: int
     size_bytes: int
@@ -81,7 +81,7 @@ class FileHandle(Protocol):
         ...
 
     def close(self) -> None:
-        """Give the file back; does not sync. A second call does nothing."""
+        """Close the file without syncing it. A second call does nothing."""
         ...
 
 
@@ -89,7 +89,7 @@ class Lock(Protocol):
     """A held lock of a directory."""
 
     def release(self) -> None:
-        """Let others lock it. A second call does nothing."""
+        """Release the lock. A second call does nothing."""
         ...
 
 
@@ -143,8 +143,8 @@ class FileSystem(Protocol):
     def lock(self, path: Path) -> Lock:
         """Take the exclusive lock file ``path``; DirectoryLockedError if another holds it.
 
-        Its holder may remove the file, also while others try: then they are refused too, once.
-        The lock ends with the process at the latest, however it dies.
+        The holder may remove the file. Whoever tries to lock it at that moment gets the error once
+        and may retry. The lock ends with the process, however it dies.
         """
         ...
 
@@ -198,7 +198,7 @@ class RealFileHandle:
         while written < len(view):
             count = os.pwrite(self._descriptor, view[written:], position + written)
             if count == 0:
-                raise OSError(errno.EIO, "the disk took no bytes")
+                raise OSError(errno.EIO, "the disk wrote no bytes")
             written += count
         return written
 
@@ -214,11 +214,11 @@ class RealFileHandle:
         _datasync(self._descriptor)
 
     def duplicate(self) -> RealFileHandle:
-        """Another handle of the same open file, so sync errors are reported to either."""
+        """Another handle of the same open file; a sync error is reported to both."""
         return RealFileHandle(os.dup(self._descriptor), self._size)
 
     def close(self) -> None:
-        """Give the file back; does not sync. A second call does nothing."""
+        """Close the file without syncing it. A second call does nothing."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -233,14 +233,14 @@ class RealLock:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Let others lock it. A second call does nothing."""
+        """Release the lock. A second call does nothing."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
 
 class RealFileSystem:
-    """The machine's own file system."""
+    """The operating system's file system."""
 
     def open(self, path: Path, *, create: bool) -> RealFileHandle:
         """Open for reading and writing; a missing file is made or raises FileNotFoundError."""
@@ -321,7 +321,7 @@ class RealFileSystem:
 
 
 def _take(descriptor: int, path: Path) -> None:
-    """Lock the open file, and see that it is the one that others will try. OSError."""
+    """Lock the open file and check that ``path`` still names it. OSError."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -343,45 +343,45 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 
 class ReadOnlyFileSystem(RealFileSystem):
-    """The machine's file system for tools that inspect directories others may be writing to.
+    """A read-only file system for tools that inspect directories which others may be writing to.
 
-    Every method that would change something raises OSError (EROFS), as do the files it opens.
+    Every method that would change something raises OSError (EROFS); so do the files it opens.
     """
 
     def open(self, path: Path, *, create: bool) -> RealFileHandle:
-        """Open for reading; ``create`` is refused."""
+        """Open for reading; ``create`` raises OSError."""
         if create:
             _refuse_change(path)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         return RealFileHandle(descriptor, os.fstat(descriptor).st_size)
 
     def identity(self, path: Path) -> tuple[int, int]:
-        """Distinguishes this file from a later one of the same name; OSError if it is gone."""
+        """Inode and change time: tell the file from a later one of its name. OSError if missing."""
         status = path.stat()
         return status.st_ino, status.st_ctime_ns
 
     def make_directory(self, path: Path) -> None:
-        """Refused."""
+        """Raise OSError: read-only."""
         _refuse_change(path)
 
     def remove(self, path: Path) -> None:
-        """Refused."""
+        """Raise OSError: read-only."""
         _refuse_change(path)
 
     def rename(self, source: Path, target: Path) -> None:  # noqa: ARG002
-        """Refused."""
+        """Raise OSError: read-only."""
         _refuse_change(source)
 
     def remove_tree(self, path: Path) -> None:
-        """Refused."""
+        """Raise OSError: read-only."""
         _refuse_change(path)
 
     def write_atomically(self, path: Path, data: Buffer) -> None:  # noqa: ARG002
-        """Refused."""
+        """Raise OSError: read-only."""
         _refuse_change(path)
 
     def lock(self, path: Path) -> RealLock:
-        """Refused: a lock needs its file, and reading needs no lock."""
+        """Raise OSError: taking a lock creates its file, and reading needs no lock."""
         _refuse_change(path)
 
 

@@ -1,9 +1,9 @@
-"""Which bytes are not durable yet, and how a background thread makes them so.
+"""Track the bytes of a log that are not durable yet, and sync them in a background thread.
 
-The event loop appends and marks the file; ``SyncLedger.capture`` takes all that is unsynced now;
-``SyncPoint.run`` syncs it in another thread while appends continue; back on the loop,
-``SyncLedger.mark_synced`` forgets what has not been written again since. A sync point holds its own
-duplicates of the open files: rolling or closing the log under it closes other descriptors.
+The event loop appends and notes the file. ``SyncLedger.capture`` takes all that is unsynced now.
+``SyncPoint.run`` syncs it in another thread while appends continue. Back on the loop,
+``SyncLedger.settle`` forgets what has not been written again since. A sync point holds duplicates
+of the file descriptors, so the log may roll or close meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from oncelog.storage.disk.file_system import FileHandle, FileSystem
 class SyncPoint:
     """All bytes of a log up to ``log_end_offset`` (exclusive), to be made durable once.
 
-    Sync it at most once; then, or instead, ``discard`` must close its files.
+    Sync it at most once; ``discard`` must close its files, synced or not.
     """
 
     __slots__ = (
@@ -58,10 +58,11 @@ class SyncPoint:
             self.discard()
 
     def sync(self) -> None:
-        """Sync, in any thread. After an OSError it is unknown what is durable: the log is offline.
+        """Sync, in any thread. After an OSError the log is offline: it is unknown what is durable.
 
-        Unless the process merely ran out of descriptors: then all of it can be synced again.
-        The files are not closed: on a thread that would mean waiting for the GIL once more.
+        If the process merely ran out of descriptors, the log stays online and all of it can be
+        synced again. The files are not closed here: a thread would have to wait for the GIL once
+        more.
         """
         try:
             for file in self._files:
@@ -107,7 +108,7 @@ class SyncLedger:
             self.failure = error
 
     def fail_unless_transient(self, error: OSError) -> None:
-        """A write failed that may be retried: a full disk is no reason to go offline."""
+        """A write failed: take the log offline, unless the error is transient (a full disk)."""
         if not is_transient(error):
             self.fail(error)
 
@@ -117,7 +118,7 @@ class SyncLedger:
             self.fail(error)
 
     def check(self) -> None:
-        """OSError if a write or a sync has ever failed."""
+        """Raise OSError if a write or a sync has ever failed for good."""
         if self.failure is not None:
             raise OSError(
                 self.failure.errno or errno.EIO, f"the log is offline after: {self.failure}"
@@ -163,8 +164,8 @@ class SyncLedger:
     def mark_synced(self, point: SyncPoint) -> None:
         """The point has run: forget what was not written again since.
 
-        OSError if any sync has failed: the kernel reports a lost page to one sync only, so a
-        later success proves nothing.
+        OSError if any sync has failed: the kernel reports a lost page to one sync only, so a later
+        success proves nothing about it.
         """
         self.check()
         for file, serial in point.marks.items():
@@ -175,11 +176,11 @@ class SyncLedger:
                     file.close()
 
     def forget(self, file: FileHandle | None) -> None:
-        """The file is being removed: it need no longer be synced."""
+        """The file is being removed and need not be synced."""
         self._marks.pop(file, None)
 
     def close(self) -> None:
-        """Close the files that the ledger has taken over, synced or not."""
+        """Close the files that the ledger owns, synced or not."""
         for file in self._close_when_synced:
             file.close()
         self._close_when_synced.clear()

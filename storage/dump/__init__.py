@@ -1,5 +1,5 @@
-"""What the files of a log contain, for people and tools, and whether it is consistent.
+"""Print and verify the files of a log, for people and tools.
 
-Only reads, even beside a running replica. Start at ``contents`` for the one, at ``verify`` for the
-other.
+Nothing here writes, so it is safe beside a running replica. Start at ``contents`` for printing, at
+``verify`` for checking.
 """

@@ -1,9 +1,9 @@
-"""The files beside a log checked: by themselves, against each other and against its batches.
+"""Check the files beside a log: each alone, against each other and against the batches.
 
 The checkpoints are read first; they say how far to trust the log. Indexes and snapshots are checked
-while its batches pass by, once and in order.
+during one ordered pass over its batches.
 
-One file: a check for each kind of file, and what all of them find.
+One file: one check for each kind of file, and the findings that all of them yield.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from oncelog.storage.segments.summary import SUMMARY_SUFFIX, SegmentSummary
 class Finding:
     """Something wrong at byte ``position`` of a file.
 
-    ``is_problem`` False: a note; the next open repairs it without loss.
+    With ``is_problem`` False it is a note: the next open repairs it without loss.
     """
 
     path: Path
@@ -55,10 +55,10 @@ class Finding:
 
 
 class Checkpoints:
-    """The checkpoints of one directory, and what they imply for a place in its log.
+    """The checkpoints of one directory, and what they say about a position in its log.
 
-    They must be read before the log: while an actor writes, the log only runs ahead of them.
-    ``flag`` is what a clean close left; None: the process is running, or died.
+    Read them before the log: while an actor writes, the log may only be ahead of them. ``flag`` is
+    what a clean close left; None: the process is running, or it crashed.
     """
 
     def __init__(self, filesystem: FileSystem, directory: Path) -> None:
@@ -108,7 +108,7 @@ class Checkpoints:
 
 
 def check_summary(filesystem: FileSystem, log_path: Path) -> Iterator[Finding]:
-    """What differs from the summary of the segment whose ``.log`` is ``log_path``.
+    """Compare the segment of ``log_path`` and the files beside it with its summary.
 
     The next open rebuilds all of it except the log itself.
     """
@@ -162,7 +162,7 @@ Fault: TypeAlias = tuple[int, str]
 
 
 class IndexFile:
-    """The rows of one index in order; the first fault of the file itself ends them."""
+    """The rows of one index in order, up to the first fault of the file itself."""
 
     def __init__(self, filesystem: FileSystem, path: Path, *rising: str) -> None:
         self.path = path
@@ -184,7 +184,7 @@ class IndexFile:
         return self.row[field]
 
     def advance(self) -> None:
-        """Go to the next row; one that does not rise is a fault."""
+        """Go to the next row; a row that does not increase is a fault."""
         before = self.row
         assert before is not None
         try:
@@ -203,7 +203,7 @@ class IndexFile:
                     return
 
     def faults(self) -> Iterator[Fault]:
-        """What ended the file early, once."""
+        """The fault that ended the file early; yielded once."""
         if self._fault is not None:
             yield self._fault
             self._fault = None
@@ -228,7 +228,7 @@ class OffsetIndexCheck:
         self.file = file
 
     def batch(self, position: int, header: BatchHeader) -> Iterator[Fault]:
-        """The batch at ``position`` of the log passes."""
+        """Visit the batch at ``position`` of the log."""
         file = self.file
         while file.row is not None and file["batch_position"] <= position:
             if file["batch_position"] < position:
@@ -242,7 +242,7 @@ class OffsetIndexCheck:
             file.advance()
 
     def skip(self, position: int) -> None:
-        """A batch whose header cannot be trusted passes at ``position``."""
+        """Visit a batch at ``position`` whose header cannot be trusted."""
         while self.file.row is not None and self.file["batch_position"] <= position:
             self.file.advance()
 
@@ -267,7 +267,7 @@ class TimeIndexCheck:
         self._last_ms = NO_TIMESTAMP
 
     def batch(self, header: BatchHeader) -> Iterator[Fault]:
-        """A batch passes."""
+        """Visit a batch."""
         file = self.file
         self._largest_ms = max(self._largest_ms, header.max_timestamp_ms)
         while file.row is not None and file["offset"] <= header.last_offset:
@@ -307,10 +307,10 @@ class TxnIndexCheck:
     def abort(
         self, offset: int, expected: AbortedIndexEntry | None, *, is_exact: bool
     ) -> Iterator[Fault]:
-        """The ABORT marker at ``offset`` passes; ``expected`` None: it closed nothing known.
+        """Visit the ABORT marker at ``offset``; ``expected`` None: it closed no known transaction.
 
-        Unless ``is_exact``, batches of the transaction, or of one open at the same time, may be
-        gone from the log: an entry may then say more than the log does, or be gone with them.
+        Unless ``is_exact``, batches of this or of a concurrent transaction may be gone from the
+        log. Then an entry may say more than the log does, or be gone as well.
         """
         file = self.file
         yield from self._unexpected_entries(offset, is_exact=is_exact)
@@ -357,8 +357,7 @@ class TxnIndexCheck:
 
 
 # --- producer snapshots -------------------------------------------------------------------------
-# They are checked against replay of the log, and what replay says of transactions against the
-# aborted index.
+# A replay of the log checks them, and it checks the aborted index.
 
 
 class ProducerReplay(Protocol):
@@ -378,7 +377,7 @@ class ProducerReplay(Protocol):
 
 
 class ProducerCheck:
-    """One replay of one directory. It ends, silently, at the first damage of the log."""
+    """One replay of one directory. It ends at the first damage of the log, without a finding."""
 
     def __init__(
         self,
@@ -399,7 +398,7 @@ class ProducerCheck:
 
     @property
     def is_exact(self) -> bool:
-        """Whether every transaction open at this place is known."""
+        """Whether every transaction open at this offset is known."""
         return self.is_replaying and self._knows_all
 
     def begin(
@@ -408,8 +407,8 @@ class ProducerCheck:
         """Begin at the first batch: with its snapshot, or with nothing if the log begins at 0.
 
         ``offsets`` are those of the snapshots, ascending. Up to ``cleaned_offset`` compaction has
-        removed what most of them were made from: they are read, and the last one restarts the
-        replay.
+        removed batches that most of them were made from. Those snapshots are only read, and the
+        last one restarts the replay.
         """
         self._cleaned_offset = cleaned_offset
         entries = None
@@ -427,7 +426,7 @@ class ProducerCheck:
     def batch(
         self, path: Path, position: int, header: BatchHeader, control: ControlRecord | None
     ) -> Generator[Finding, None, AbortedIndexEntry | None]:
-        """A batch passes: first the snapshots before it, then its own effect.
+        """Visit a batch: check the snapshots before it, then apply it.
 
         Returns what the aborted index must say about it.
         """
@@ -442,7 +441,7 @@ class ProducerCheck:
             return None
 
     def end(self, log_end_offset: int) -> Iterator[Finding]:
-        """The log ends: check the snapshot of its end, and those that belong to no state."""
+        """The log ends: check the snapshot at its end, and report those beyond it."""
         yield from self._check_before(log_end_offset, log_end_offset + 1)
         for offset in self._offsets:
             yield Finding(
@@ -453,7 +452,7 @@ class ProducerCheck:
             )
 
     def _check_before(self, base_offset: int, next_offset: int) -> Iterator[Finding]:
-        """Compare those up to ``base_offset``; one within the batch fits no state at all."""
+        """Compare the snapshots up to ``base_offset``; one inside a batch is wrong in any case."""
         while self._offsets and self._offsets[0] < next_offset:
             offset = self._offsets.pop(0)
             if offset > base_offset:
@@ -489,7 +488,7 @@ class ProducerCheck:
     def _differences(
         self, stored: ProducerSnapshotEntry, replayed: ProducerSnapshotEntry | None
     ) -> Iterator[str]:
-        """Where an entry differs from the log; what the log cannot say is accepted."""
+        """Where an entry differs from the log; what the log cannot tell is accepted."""
         if not self._knows_all and stored.last_offset < self._start:
             return
         if replayed is None:

@@ -1,10 +1,9 @@
-"""What the files of a partition directory contain, row by row, for people and programs.
+"""Read the files of a partition directory row by row, for people and programs.
 
-A row maps field names to numbers and texts, in the order of the bytes; ``position``
-is the byte at which it begins. Files are read in pieces, a log batch by batch, so no file costs
-more memory than one piece. Damage of a small file raises ``CorruptDataError``, which names file and
-position, after the rows before it. Nothing here writes: use it with ``ReadOnlyFileSystem``, even on
-a directory whose actor is running.
+A row maps field names to numbers and texts, in the order of the bytes; ``position`` is the byte at
+which it begins. Files are read in pieces, a log batch by batch, so only one piece is in memory.
+Damage in a small file raises ``CorruptDataError`` with file and position, after the rows before it.
+Nothing here writes: use it with ``ReadOnlyFileSystem``, even on a directory whose actor is running.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ _TXN_ENTRY: Final = struct.Struct(">hqqqq")
 
 
 class FileKind(enum.Enum):
-    """What a file of a partition directory is, by its name."""
+    """The kinds of files in a partition directory."""
 
     LOG = "log"
     OFFSET_INDEX = "offset index"
@@ -114,7 +113,7 @@ _LEFTOVER_SUFFIXES: Final = (CLEANED_SUFFIX, SWAP_SUFFIX, DELETED_SUFFIX)
 
 
 def kind_of(name: str) -> FileKind | None:
-    """What the file of this name is; None if it is not a partition's."""
+    """The kind of the file with this name; None if it is not a partition's."""
     if name in _BY_NAME:
         return _BY_NAME[name]
     stem, dot, suffix = name.partition(".")
@@ -122,9 +121,9 @@ def kind_of(name: str) -> FileKind | None:
 
 
 def leftover_kind_of(name: str) -> FileKind | None:
-    """What kind of file a crash has left: of an unfinished compacted segment, or half written.
+    """The kind of a file left by a crash: part of an unfinished compacted segment, or half written.
 
-    None if it is neither. The next open of the log finishes or removes it.
+    None if it is no such file. The next open of the log finishes or removes it.
     """
     if name.endswith(TEMPORARY_SUFFIX):
         is_ours = kind_of(name.removesuffix(TEMPORARY_SUFFIX)) is not None
@@ -171,7 +170,7 @@ def _entries(
                 position += layout.size
             if whole < len(piece):
                 raise CorruptDataError(
-                    f"{path} at byte {position}: {len(piece) - whole} bytes are no whole entry"
+                    f"{path} at byte {position}: {len(piece) - whole} bytes of an incomplete entry"
                 )
     finally:
         handle.close()
@@ -218,7 +217,7 @@ def txn_index_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
 
 
 def _decoded(filesystem: FileSystem, path: Path, decode: Callable[[bytes], _T]) -> _T:
-    """What ``decode`` makes of a file that is read as a whole; its errors get the path."""
+    """Read and decode a whole file; adds the path to errors."""
     try:
         return decode(filesystem.read_whole(path))
     except CorruptDataError as error:
@@ -255,17 +254,17 @@ def clean_shutdown_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
 
 
 def cleaner_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
-    """Up to where the log has been compacted."""
+    """The first offset that is not compacted yet."""
     yield {"first_dirty_offset": read_first_dirty_offset(filesystem, path.parent)}
 
 
 def offset_gaps_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
-    """Up to where batches that were copied may have gaps between them."""
+    """The offset below which copied batches may have gaps between them."""
     yield {"gaps_end": read_gaps_end(filesystem, path.parent)}
 
 
 def restart_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
-    """Where the log begins anew, once the restart is finished."""
+    """Where the new log begins, once the restart is finished."""
     yield {"restart_offset": _decoded(filesystem, path, decode_restart)}
 
 
@@ -283,7 +282,7 @@ def topic_id_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
 
 
 def no_rows(_filesystem: FileSystem, _path: Path) -> Iterator[Row]:
-    """For a file without content, or whose content means nothing yet."""
+    """For a file without content, or with content that means nothing yet."""
     return iter(())
 
 
@@ -309,14 +308,14 @@ _READERS: Final[Mapping[FileKind, Callable[[FileSystem, Path], Iterator[Row]]]] 
 
 
 # --- the batches of a log -----------------------------------------------------------------------
-# As they are, intact or not. One batch is in memory at a time. A batch that fails its CRC is
-# yielded, marked as such; where no batch can begin, or the file ends inside one, the scan ends
-# with a ``LogEnd`` that names the place.
+# Intact or not. One batch is in memory at a time. A batch that fails its CRC is yielded and marked
+# as such. Where no batch can begin, or the file ends inside one, the scan ends with a ``LogEnd``
+# that gives the position.
 
 
 @dataclass(frozen=True, slots=True)
 class ScannedBatch:
-    """One whole batch; ``frame`` are its bytes and ``position`` where they begin."""
+    """One whole batch; ``frame`` is its bytes and ``position`` where they begin."""
 
     position: int
     header: BatchHeader
@@ -326,7 +325,7 @@ class ScannedBatch:
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """Where the scan ended. ``unread_bytes`` are what follows; 0 without a defect."""
+    """Where the scan ended. ``unread_bytes`` counts what follows; 0 without a defect."""
 
     position: int
     unread_bytes: int

@@ -1,4 +1,4 @@
-"""Everything in a partition directory checked against everything else, in one pass over its log.
+"""Check the files of a partition directory against each other, in one pass over its log.
 
 ========================  =====================================================================
 file                      checked against
@@ -13,10 +13,9 @@ recovery-checkpoint       the log end: synced records must be there
 ========================  =====================================================================
 
 Damage where the log was synced, or in what a clean close left, is a *problem*. What the next open
-will repair without loss is a *note*: the torn tail of a log whose process is running or died,
-indexes of its active segment, producers that a snapshot has forgotten. In a compacted part, gaps
-and missing transactions are neither. Nothing is written, no lock is taken, and memory holds one
-batch and the producers.
+repairs without loss is a *note*: a torn tail after a crash, indexes of the active segment,
+producers that a snapshot has forgotten. In a compacted part, gaps and missing transactions are
+neither. Nothing is written, no lock is taken, and memory holds one batch and the producer state.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ from oncelog.storage.segments.segment import (
 )
 
 _TORN: Final = frozenset({TailDefect.SHORT_HEADER, TailDefect.SHORT_BATCH, TailDefect.ZEROS})
-"""What the end of a log looks like after a crash, even if nothing else is known about it."""
+"""Defects at the end of a log that a crash explains, even without a checkpoint."""
 
 _KNOWN_ATTRIBUTES: Final = 0x7F
 _CODEC_MASK: Final = 0x07
@@ -89,7 +88,7 @@ def verify_directory(
 
 
 class _SegmentIndexes:
-    """The three indexes of one segment, and the batches that pass them."""
+    """The three indexes of one segment, checked during a pass over its batches."""
 
     def __init__(self, filesystem: FileSystem, stem: Path, checkpoints: Checkpoints) -> None:
         self._checkpoints = checkpoints
@@ -113,7 +112,7 @@ class _SegmentIndexes:
             yield from _findings(self.times.file, self.times.batch(header), is_problem=must_fit)
 
     def skip(self, position: int) -> None:
-        """A damaged batch passes; only where it begins is known."""
+        """Visit a damaged batch, of which only the position is known."""
         self.offsets.skip(position)
         self._sees_times = False
 
@@ -157,7 +156,7 @@ class _DirectoryCheck:
         self._is_over = False
 
     def run(self) -> Iterator[Finding]:
-        """The checks, in an order in which a running actor cannot make them fail."""
+        """Run the checks, in an order that a running actor cannot make fail."""
         yield from self._checkpoints.read()
         names = self._filesystem.list_directory(self._directory)
         segments = _offsets(names, FileKind.LOG)
@@ -188,7 +187,7 @@ class _DirectoryCheck:
         yield from self._check_end(segments[-1])
 
     def _check_sealed(self, base_offset: int, *, is_active: bool) -> Iterator[Finding]:
-        """Check the batches with their indexes, then what no batch says about these files."""
+        """Check the batches with their indexes, then the files by themselves."""
         named = set()
         for finding in self._check_segment(base_offset, is_active=is_active):
             named.add(finding.path)
@@ -249,7 +248,7 @@ class _DirectoryCheck:
         self._next_offset = max(self._next_offset, header.next_offset)
 
     def _read_control(self, batch: ScannedBatch) -> ControlRecord | None:
-        """What a control batch says; CorruptDataError if a rule of the format is broken."""
+        """Decode a control batch; CorruptDataError if a batch breaks a rule of the format."""
         header = batch.header
         if header.last_offset_delta < 0:
             raise CorruptDataError(f"last offset delta {header.last_offset_delta}")
@@ -292,7 +291,7 @@ class _DirectoryCheck:
             yield from self._damage(path, position, reason)
 
     def _damage(self, path: Path, position: int, reason: str) -> Iterator[Finding]:
-        """A batch is damaged: loss where it was synced, else a tail to be cut."""
+        """A batch is damaged: data loss where it was synced, else a tail to be cut."""
         self._producers.is_replaying = False
         checkpoints = self._checkpoints
         if checkpoints.recovery_point is None or checkpoints.is_synced(self._next_offset):

@@ -2,12 +2,12 @@
 
 After a clean close the records are trusted. Otherwise the last segment, and every segment that
 reaches beyond the recovery point, is read batch by batch with its CRC (``SegmentScan``). Where that
-ends, what follows is kept or cut, or the log refused (``decide_tail``, by the table of
-``recovery``). Aborted-transaction entries and producer state from the recovery point on are not
-trusted either: the caller's replay of the log restores them. Files beside the records are only
-trusted as far as the summary of their segment vouches for them.
+ends, the rest is kept or cut, or the open fails (``decide_tail``, by the table in ``recovery``).
+Aborted-transaction entries and producer state from the recovery point on are not trusted either:
+the caller's replay of the log restores them. Files beside the records are only trusted as far as
+the summary of their segment vouches for them.
 
-One file: each step of an opening depends on what the ones before it have found.
+One file: each step of an open depends on what earlier steps found.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class LoadedLog:
-    """A log as it was loaded. ``recovery_point`` None: no readable checkpoint.
+    """The result of a load. ``recovery_point`` None: no readable checkpoint.
 
     ``checked_from``: every batch of the segments from that base offset on has been found good.
     ``snapshot_limit``: the newest offset at which a producer snapshot may be used, so that the
@@ -80,13 +80,13 @@ class LoadedLog:
 
     segments: list[Segment]
     unsealed: list[Segment]
-    """Sealed segments, sound and read again, whose index files and summary are to be written."""
+    """Sealed segments, read again and sound, that need new index files and a summary."""
     snapshots: SnapshotStore
     leader_epochs: list[tuple[int, int]]
     log_start_offset: int
     high_watermark: int
     gaps_end: int
-    """Up to there (exclusive) a gap may begin: see ``read_gaps_end``."""
+    """Exclusive: gaps may begin below this offset; see ``read_gaps_end``."""
     recovery_point: int | None
     snapshot_limit: int
     checked_from: int
@@ -97,24 +97,24 @@ class LoadedLog:
 
 @dataclass(slots=True, kw_only=True)
 class LogLoader:
-    """Loads one directory once. What it writes is marked in the ledger and synced with it."""
+    """Loads one directory once. Files it writes go into the ledger, which syncs them."""
 
     filesystem: FileSystem
     directory: Path
     index_interval_bytes: int
     ledger: SyncLedger
     on_cut: Callable[[TailCut], None] = lambda _cut: None
-    """Called before anything is cut: if the rest fails, the next attempt finds no trace of it."""
+    """Called before anything is cut: if the open then fails, no other record of the cut remains."""
     _cut: TailCut | None = None
     _scanned_from: int | None = None
     _known: int = 0
-    """Up to here (exclusive) the log was synced successfully; 0 if unknown."""
+    """Exclusive: the log is synced up to this offset; 0 if unknown."""
     _copied_gaps_end: int = 0
     """See ``read_gaps_end``."""
     _stored_epochs: list[tuple[int, int]] = field(default_factory=list)
     _unsealed: list[Segment] = field(default_factory=list)
     _summaries: dict[int, SegmentSummary] = field(default_factory=dict)
-    """By base offset, of the segments that are not read again."""
+    """Summaries of the segments that are not read again, by base offset."""
     _epochs_seen: list[tuple[int, int]] = field(default_factory=list)
 
     def load(self) -> LoadedLog:
@@ -228,7 +228,7 @@ class LogLoader:
         return segment
 
     def _check_head(self, first: Segment, checkpoint: RecoveryCheckpoint | None) -> None:
-        """The log start is raised durably before what lies below it is removed."""
+        """Check the log start: it is raised durably before anything below it is removed."""
         if checkpoint is not None and checkpoint.log_start_offset < first.base_offset:
             raise CorruptDataError(
                 f"{first.path_of(LOG_SUFFIX)} at byte 0, offset {checkpoint.log_start_offset}: "
@@ -236,7 +236,7 @@ class LogLoader:
             )
 
     def _load_summaries(self, segments: list[Segment]) -> None:
-        """Load what was recorded about segments when they were sealed."""
+        """Load the summaries, written when the segments were sealed."""
         for segment in segments:
             segment.load_summary()
             is_sealed = segment is not segments[-1]
@@ -244,7 +244,7 @@ class LogLoader:
                 segment.summary = None
 
     def _load_clean(self, segments: list[Segment], flag: CleanShutdown) -> bool:
-        """Trust the files if they are what the clean close left."""
+        """Trust the files if they are as the clean close left them."""
         active = segments[-1]
         summary = active.summary
         if summary is None or summary.next_offset != flag.log_end_offset:
@@ -262,7 +262,7 @@ class LogLoader:
     # Recovery
 
     def _recover(self, segments: list[Segment], checkpoint: RecoveryCheckpoint | None) -> None:
-        """Read what is not known to be good, and cut or refuse where that ends."""
+        """Read what is not known to be good; where that ends, cut or fail."""
         known = self._known = checkpoint.recovery_point if checkpoint is not None else 0
         first = next(
             (slot for slot, segment in enumerate(segments[:-1]) if segment.next_offset > known),
@@ -304,9 +304,9 @@ class LogLoader:
     ) -> None:
         """Read the sealed segments that recovery does not, and that have no summary.
 
-        The summary was damaged or lost, or an earlier build wrote the segment, or nothing written
-        after the records was synced. Damage is left to whoever reads there: these segments are
-        not part of recovery.
+        The summary is damaged or lost, an earlier build wrote the segment, or nothing written after
+        the records was synced. Damage found here is only logged and left to readers: these segments
+        are not part of recovery.
         """
         known = checkpoint.recovery_point if checkpoint is not None else 0
         log_start_offset = checkpoint.log_start_offset if checkpoint is not None else 0
@@ -348,9 +348,9 @@ class LogLoader:
         segment.end_scan(size_bytes, next_offset)
 
     def _gaps_end(self, segment: Segment, *, is_last: bool) -> int:
-        """Up to which offset (exclusive) compaction may have removed batches of the segment.
+        """Offset (exclusive) up to which compaction may have removed batches of the segment.
 
-        Here, or at the leader that this log was copied from.
+        Compaction here, or at the leader that this log was copied from.
         """
         first_dirty = read_first_dirty_offset(self.filesystem, self.directory)
         if first_dirty is None:
@@ -358,7 +358,7 @@ class LogLoader:
         return max(first_dirty if is_last else segment.next_offset, self._copied_gaps_end)
 
     def _scan(self, segment: Segment, gaps_end: int) -> tuple[int, int, TailDefect]:
-        """Read all batches; return where that ended, the offset expected there, and why."""
+        """Read all batches; return the end position, the offset expected there, and the defect."""
         segment.begin_scan()
         scan = SegmentScan(
             segment,
@@ -373,7 +373,7 @@ class LogLoader:
     def _cut_after(
         self, segments: list[Segment], slot: int, position: int, next_offset: int
     ) -> None:
-        """End the log at ``position`` of one segment: what is not there is removed for good."""
+        """End the log at ``position`` of one segment; everything after it is removed for good."""
         segments[slot].end_scan(position, next_offset)
         for later in reversed(segments[slot + 1 :]):
             later.remove()
@@ -384,9 +384,9 @@ class LogLoader:
     def _load_txn_indexes(self, segments: list[Segment], trusted_offset: int) -> int:
         """Read all aborted entries; return the offset from which the replay must restore them.
 
-        The index only repeats what the markers in the log say. One that does not match the
-        summary is not trusted, and neither are those of segments that were read again. They
-        are written when the replay has ended: if it is refused, nothing has changed.
+        The index only repeats what the markers in the log say. An index that does not match the
+        summary is not trusted, nor is that of a segment that was read again. These are rewritten
+        after the replay: if the replay fails, nothing has changed.
         """
         limit = trusted_offset if self._scanned_from is None else self._scanned_from
         for segment in segments:
@@ -402,10 +402,10 @@ class LogLoader:
         return min(limit, trusted_offset)
 
     def _load_snapshots(self, segments: list[Segment]) -> SnapshotStore:
-        """All snapshots except those of a state that the log has never been in.
+        """Load the snapshots, and remove those of a state that the log was never in.
 
-        Those of the segments that were read again may be torn or not durable: one may be all that
-        is known of the producers before it, once the segments there are removed.
+        Snapshots of the segments that were read again may be torn or not durable. One may be all
+        that is known of earlier producers, once the segments there are removed.
         """
         store = SnapshotStore(self.filesystem, self.directory)
         log_end_offset = segments[-1].next_offset
@@ -419,7 +419,7 @@ class LogLoader:
         return store
 
     def _read_leader_epochs(self) -> list[tuple[int, int]]:
-        """The pairs of the file; none if it is lost or unreadable: the log has them too."""
+        """The pairs of the file; empty if it is missing or unreadable: the log has them too."""
         try:
             return read_leader_epochs(self.filesystem, self.directory)
         except CorruptDataError as error:
@@ -441,7 +441,7 @@ class LogLoader:
         return epochs
 
     def _begin_use(self) -> None:
-        """From here on the log is not clean; remove leftovers of an earlier life."""
+        """Mark the log as in use, so no longer clean; remove leftovers of earlier processes."""
         names = self.filesystem.list_directory(self.directory)
         for name in names:
             if name.endswith(TEMPORARY_SUFFIX):
@@ -460,17 +460,17 @@ class LogLoader:
 class SegmentScan:
     """Takes the intact batches of ``segment`` into its indexes, from ``begin_scan`` on.
 
-    ``position`` and ``expected_offset`` (exclusive) are its progress. ``leader_epochs``
-    grows by (epoch, its first offset) for each higher epoch. Below ``gaps_end`` (exclusive)
-    compaction may have removed batches, so the next one may begin later than expected. Of batches
-    whose epoch is known, others are not good.
+    ``position`` and ``expected_offset`` (exclusive) are its progress. ``leader_epochs`` grows by
+    (epoch, its first offset) for each higher epoch; a batch must be of the epoch known for its
+    offset. Below ``gaps_end`` (exclusive) compaction may have removed batches, so the next one may
+    begin later than expected.
 
-    The kernel takes whole runs of batches that are plainly good. What it does not take,
-    ``inspect_batch`` judges one by one.
+    The compiled kernel takes whole runs of batches that are plainly good. Without the kernel, and
+    for batches it does not take, ``inspect_batch`` judges one by one.
 
-    What reaches beyond ``synced_offset`` (exclusive) is written over itself, from the very bytes
-    that were found good. After a failed sync Linux keeps showing the pages that the disk refused,
-    but marks them clean: a later sync does nothing, and reading them again may return what is on
+    Batches that reach beyond ``synced_offset`` (exclusive) are rewritten in place, from the very
+    bytes that were found good. After a failed sync Linux keeps the dirty pages in its cache but
+    marks them clean. A later sync then does nothing, and a later read may return the old bytes from
     the disk.
     """
 
@@ -578,7 +578,7 @@ class Tail(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailCut:
-    """What recovery cut: from byte ``position`` of ``path``, where ``offset`` should have begun.
+    """A cut made by recovery, at byte ``position`` of ``path``, where ``offset`` should begin.
 
     ``cut_bytes`` counts the segments after it too. ``is_accepted``: recovery had refused, and an
     operator accepted the cut.
@@ -605,10 +605,10 @@ def decide_tail(
     tail: Tail,
     checkpoint: RecoveryCheckpoint | None,
 ) -> TailCut | None:
-    """Look the tail up in the table; return what the caller must cut, None if nothing.
+    """Look the tail up in the table; return the cut that the caller must make, if any.
 
-    CorruptDataError if it is refused and no operator has accepted the cut. Before an
-    accepted one the checkpoint is lowered, durably.
+    CorruptDataError if the table refuses and no operator has accepted the cut. Before an accepted
+    cut the checkpoint is lowered, durably.
     """
     recovery_point = checkpoint.recovery_point if checkpoint is not None else None
     durability = durability_of(tail.offset, recovery_point)
@@ -624,10 +624,10 @@ def decide_tail(
     is_accepted = row.action is TailAction.REFUSE and _is_accepted(filesystem, tail, checkpoint)
     if row.action is TailAction.REFUSE and not is_accepted:
         known = "unknown" if recovery_point is None else str(recovery_point)
-        hint = f"; to lose all from there on: oncelog accept-cut {directory} {tail.offset}"
+        hint = f"; to lose all from there on, run: oncelog accept-cut {directory} {tail.offset}"
         if tail.defect is TailDefect.WRONG_EPOCH:
-            # Nobody can tell which of the two is wrong; each kind of damage is one bit away.
-            hint += f"; without {directory / LEADER_EPOCH_FILE} its epoch is believed"
+            # Nobody can tell which of the two is wrong: one flipped bit explains either.
+            hint += f"; without {directory / LEADER_EPOCH_FILE} the batch's epoch is trusted"
         raise CorruptDataError(
             f"{tail.path} at byte {tail.position}, offset {tail.offset}: {tail.defect.value} "
             f"(recovery point {known}, rule {row.label}){hint}"

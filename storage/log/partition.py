@@ -1,15 +1,15 @@
 """The log of one partition replica: ordered segments behind one set of offsets, and their writer.
 
-One owner, one event loop: no two methods may run at the same time, except
-``SyncPoint.run``, which is made for another thread. An OSError from a write or a sync takes the log
-offline: it is unknown what reached the disk, so later appends raise and only reads go on. Transient
-errors are the exception, such as a full disk: what a failed append left is truncated and the
-next one may succeed. ``disk.errors`` has the table.
+One owner, one event loop: no two methods may run at the same time. Only ``SyncPoint.run`` may run
+in another thread. An OSError from a write or a sync takes the log offline: it is unknown what
+reached the disk, so later appends raise and only reads go on. After a transient error, such as a
+full disk, the failed append is truncated and the next one may succeed. ``disk.errors`` has the
+table.
 
 Invariant: log_start_offset <= recovery_point <= log_end_offset, and every byte below the
 recovery point is durable.
 
-One file: every method moves the same few offsets, and says what is durable when.
+One file: every method changes the same few offsets, and says what is durable when.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from oncelog.storage.segments.list import LogSlice, SegmentList
 __all__ = ["LogSettings", "LogSlice", "PartitionLog"]
 
 _ROUNDS_PER_CHECKPOINT_SYNC: Final = 256
-"""Sync rounds by which a power loss, but not a process crash, may set the checkpoint back."""
+"""Sync rounds that the checkpoint may lose in a power loss; a process crash loses none."""
 
 
 class PartitionLog(ReadableLog):
-    """One partition's log; make it with ``open``."""
+    """One partition's log; create it with ``open``."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class PartitionLog(ReadableLog):
         self._rounds_since_checkpoint_sync = 0
         self._recorded_recovery_point = -1
         self.generation = 0
-        """Rises with each truncation: a sync point of an older generation proves nothing."""
+        """Incremented by each truncation; a sync point of an older generation is ignored."""
         self._active_since_ms = now_ms
         self.was_clean = loaded.was_clean
         self._unsealed = loaded.unsealed
@@ -109,8 +109,8 @@ class PartitionLog(ReadableLog):
         """Open the log in ``directory``; a missing one is made, a dirty one is recovered.
 
         After a recovery (``was_clean`` is False) the caller replays from ``latest_snapshot`` and
-        calls ``append_aborted`` for each aborted transaction it completes, then syncs: only then
-        is what was found durable, and so fit to be read. ``cut`` says what was cut, and
+        calls ``append_aborted`` for each aborted transaction it completes, then syncs: only then is
+        what was found durable, so only then may it be read. ``cut`` says what was cut, and
         ``on_cut`` is called beforehand, even if the open then fails.
 
         CorruptDataError names file and position of damage in synced data; OSError: the disk.
@@ -147,9 +147,9 @@ class PartitionLog(ReadableLog):
     ) -> bool:
         """Whether ``roll`` must be called before a batch of this size and time is appended.
 
-        ``last_offset_delta``: its last offset, less the log end.
-        Because of size; age, by record timestamps if there are any, else the wall clock;
-        a full index; or an offset that would not fit an index entry. Source: KIP-32.
+        ``last_offset_delta``: the batch's last offset minus the log end. Reasons to roll: size;
+        age, by record timestamps if there are any, else by wall clock; a full index; an offset that
+        does not fit an index entry. Source: KIP-32.
         """
         active, settings = self._segments.active, self.settings
         size_bytes = active.size_bytes
@@ -191,7 +191,7 @@ class PartitionLog(ReadableLog):
             raise
 
     def write_snapshot(self, snapshot: Sequence[ProducerSnapshotEntry]) -> None:
-        """Keep the state at the log end; durable with the next sync point."""
+        """Write a snapshot of the state at the log end; durable with the next sync point."""
         handle = self._snapshots.write(self.log_end_offset, snapshot)
         if handle is not None:
             self._ledger.mark_written(handle, close_when_synced=True)
@@ -200,9 +200,9 @@ class PartitionLog(ReadableLog):
     def append(self, batch: Buffer, header: BatchHeader) -> None:
         """Write one batch; durable with the next sync point.
 
-        ``header`` is that of ``batch`` with what the leader assigns: the log end offset and its
-        epoch. These are written from it, so ``batch`` need not be patched, and is not changed.
-        OSError: nothing was appended; the log is offline unless the error is transient.
+        ``header`` is that of ``batch`` with the base offset and leader epoch that the leader
+        assigns. Both are written from ``header``; ``batch`` itself is not changed. OSError: nothing
+        was appended; the log is offline unless the error is transient.
         """
         ledger = self._ledger
         if ledger.failure is not None:
@@ -221,16 +221,16 @@ class PartitionLog(ReadableLog):
                 f"does not fit the log end {self.log_end_offset}"
             )
         if header.leader_epoch > self._epochs.latest_epoch:
-            # Before the batch: recovery takes a batch of an unknown epoch for damage.
+            # Before the batch: recovery treats a batch of an unknown epoch as damage.
             self.assign_leader_epoch(header.leader_epoch, header.base_offset)
         self._write(batch, header)
 
     def append_as_is(self, batch: Buffer, header: BatchHeader) -> None:
         """Write one batch as the leader's log has it; durable with the next sync point.
 
-        ``header`` is its own. It may begin beyond the log end: compaction has left a gap there.
-        A batch of a newer leader epoch begins that epoch here. For ``needs_roll`` the gap counts
-        as part of ``last_offset_delta``. OSError as for ``append``.
+        ``header`` is that of ``batch``. It may begin beyond the log end: compaction has left a gap
+        there. A batch of a newer leader epoch begins that epoch here. For ``needs_roll`` the gap
+        counts as part of ``last_offset_delta``. OSError as for ``append``.
         """
         ledger = self._ledger
         ledger.check()
@@ -271,9 +271,9 @@ class PartitionLog(ReadableLog):
     ) -> None:
         """Index an aborted transaction whose marker, at ``last_offset``, has been appended.
 
-        Known ones are ignored, so recovery may replay them. Durable with the next sync
-        point, or pending if there is no room: see ``indexed_end_offset``. OSError: the log is
-        offline, and the last stable offset must not move.
+        A known transaction is ignored, so recovery may replay it. Durable with the next sync point,
+        or owed if the disk is full: see ``indexed_end_offset``. OSError: the log is offline, and
+        the last stable offset must not move.
         """
         self._ledger.check()
         self._aborted.enter(
@@ -287,7 +287,7 @@ class PartitionLog(ReadableLog):
 
     @property
     def indexed_end_offset(self) -> int:
-        """Exclusive: no reader or sync may go past it. The log end unless an entry is pending."""
+        """Exclusive upper limit of reads and syncs: the log end, unless an index entry is owed."""
         return self._aborted.covered_end(self.log_end_offset)
 
     def assign_leader_epoch(self, epoch: int, start_offset: int) -> None:
@@ -302,8 +302,8 @@ class PartitionLog(ReadableLog):
     def _undo_append(self, error: OSError) -> None:
         """After a failed append: a transient error leaves the log usable, others take it offline.
 
-        The truncation is synced before anything is written there: a power loss must find sectors
-        as they are or empty, never those of an abandoned batch (``recovery``).
+        The truncation is synced before anything is written there. After a power loss a sector must
+        hold its new content or zeros, never part of an abandoned batch (see ``recovery``).
         """
         self._ledger.fail_unless_transient(error)
         if self.failure is None:
@@ -316,11 +316,11 @@ class PartitionLog(ReadableLog):
     # Making it durable
 
     def begin_restore(self) -> None:
-        """A replay of what the load did not trust begins, perhaps again: nothing is written yet."""
+        """Begin, or begin again, to replay what the load did not trust; nothing is written yet."""
         self._aborted.begin_replay()
 
     def end_restore(self) -> None:
-        """The state of everything the load did not trust is known: index it, seal it, tidy up.
+        """The replay is done: write the aborted indexes, then the summaries of unsealed segments.
 
         Durable with the next sync point. OSError as for ``append``.
         """
@@ -339,11 +339,11 @@ class PartitionLog(ReadableLog):
             raise
 
     def sync_point(self) -> SyncPoint:
-        """All that is not durable yet, up to the current log end offset; cheap.
+        """Capture all that is not durable yet, up to the current log end offset; cheap.
 
-        Only up to a marker whose index entry is pending, if another attempt fails. Run it in
-        any thread while appends go on, then call ``mark_synced``. OSError: offline, or no
-        descriptors are left.
+        It ends before a marker whose index entry is owed and still cannot be written. Run it in any
+        thread while appends go on, then call ``mark_synced``. OSError: offline, or no descriptors
+        are left.
         """
         if self._aborted.pending:
             try:
@@ -355,9 +355,9 @@ class PartitionLog(ReadableLog):
     def mark_synced(self, point: SyncPoint) -> bool:
         """The point has run without error: the recovery point rises to its log end offset.
 
-        False: the log was truncated meanwhile, so that end may name other, unsynced records.
-        The new recovery point survives a process crash at once, a power loss later.
-        OSError: nothing has changed; offline unless the error is transient.
+        False: the log was truncated meanwhile, so records below that end may be newer and unsynced.
+        The new recovery point survives a process crash at once, a power loss later. OSError:
+        nothing has changed; offline unless the error is transient.
         """
         self._ledger.mark_synced(point)
         if point.generation != self.generation:
@@ -396,7 +396,7 @@ class PartitionLog(ReadableLog):
             raise
 
     def record_checkpoint(self) -> None:
-        """The next sync point makes the checkpoint survive a power loss too.
+        """Sync the checkpoint too with the next sync point, so that it survives a power loss.
 
         OSError: nothing has changed; offline unless the error is transient.
         """
@@ -407,14 +407,14 @@ class PartitionLog(ReadableLog):
     # Cutting at either end
 
     def advance_log_start(self, offset: int) -> bool:
-        """Records below ``offset`` are never read again; a lower offset changes nothing.
+        """Raise the log start to ``offset``; a lower offset changes nothing.
 
-        Only durable records can be hidden: ValueError beyond the recovery point. Survives a process
-        crash at once, a power loss with the next sync point. OSError: nothing has
-        changed; offline unless the error is transient.
+        ValueError beyond the recovery point: only durable records can be hidden. Survives a process
+        crash at once, a power loss with the next sync point. OSError: nothing has changed; offline
+        unless the error is transient.
         """
         if offset > self.recovery_point:
-            raise ValueError(f"log start {offset} is past the recovery point {self.recovery_point}")
+            raise ValueError(f"log start {offset} above the recovery point {self.recovery_point}")
         if offset <= self.log_start_offset:
             return False
         self._ledger.check()
@@ -427,9 +427,10 @@ class PartitionLog(ReadableLog):
     def truncate_to(self, offset: int) -> None:
         """Remove every batch that ends at ``offset`` or later; durable on return.
 
-        And every leader epoch that begins there, even if the log already ends there: one that
-        never wrote is not the leader's. The caller rebuilds producer state from
-        ``latest_snapshot``, which is then at or below the new log end. OSError: offline.
+        Also remove every leader epoch that begins at or after ``offset``, even if the log already
+        ends there: an epoch without batches here may be unknown to the leader. The caller rebuilds
+        producer state from ``latest_snapshot``, which is then at or below the new log end. OSError:
+        offline.
         """
         self._ledger.check()
         if offset >= self.log_end_offset:
@@ -437,23 +438,24 @@ class PartitionLog(ReadableLog):
             return
         end, next_offset = self._segments.holding(offset).position_after(offset)
         if min(offset, next_offset) < self.log_start_offset:
-            raise ValueError(f"a cut at {offset} reaches below the log start")
+            raise ValueError(f"offset {offset} to cut at is below the log start")
         self.generation += 1
         try:
             self._lower_recovery_point(next_offset)
             self._cut_segments(offset, end, next_offset)
             self._sync_now()
-            # Last: lost power may bring batches back, and those of an unknown epoch are damage.
+            # Last: a power loss may bring batches back, and batches of an unknown epoch count as
+            # damage.
             self._epochs.cut_end(next_offset)
         except OSError as error:
             self._ledger.fail(error)
             raise
 
     def restart_at(self, offset: int) -> None:
-        """Drop the whole log, which then begins and ends at ``offset``; durable on return.
+        """Drop the whole log; the new, empty one begins and ends at ``offset``. Durable on return.
 
-        The next open finds the old log or the new one, never less. No ``RemovedFiles`` may run
-        meanwhile: the new log may have files of the old names. OSError: offline.
+        After a crash the next open finds the old log or the new one. No ``RemovedFiles`` may run
+        meanwhile: the new log may reuse file names. OSError: offline.
         """
         if offset < 0:
             raise ValueError(f"offset={offset}: offsets begin at 0")
@@ -503,9 +505,9 @@ class PartitionLog(ReadableLog):
         self._snapshots.remove_above(next_offset)
 
     def close(self, snapshot: Sequence[ProducerSnapshotEntry] | None) -> None:
-        """Close all files. With the state at the log end: sync all and leave a clean log.
+        """Close all files. With a ``snapshot`` of the log end: sync all and leave a clean log.
 
-        Without it, or after a failure, the next open recovers. OSError: closed, but not clean.
+        Without one, or after a failure, the next open recovers. OSError: closed, but not clean.
         """
         try:
             if snapshot is not None and self.failure is None:
@@ -537,13 +539,12 @@ class PartitionLog(ReadableLog):
 
 
 class AbortedEntries:
-    """The aborted transactions of one log that are still to be entered; oldest marker first.
+    """Aborted transactions that are still to be written to an index; oldest marker first.
 
-    Each goes into the index of its segment at once, or when the disk has room. The marker is in the
-    log first. An entry for which the disk has no room is *pending*: it is retried with every append
-    and every sync, nothing is appended behind its marker meanwhile, and no sync point reaches past
-    it. So neither the recovery point nor the high watermark passes the marker, and its transaction
-    holds back the last stable offset.
+    Once its marker is in the log, each goes into the index of its segment. If the disk is full, the
+    entry is *owed*: it is retried with every append and every sync. Until then nothing is appended
+    after its marker, and no sync point reaches past it. So neither the recovery point nor the high
+    watermark passes the marker, and its transaction holds back the last stable offset.
     """
 
     __slots__ = ("_is_replaying", "_ledger", "_segments", "pending")
@@ -556,12 +557,12 @@ class AbortedEntries:
         """Bounded by what a recovery replays; while a log is led there is at most one."""
 
     def begin_replay(self) -> None:
-        """Keep every entry pending from here to ``end_replay``: the replay may yet be refused."""
+        """Owe every entry until ``end_replay``: the replay may still fail."""
         self._is_replaying = True
         self.pending.clear()
 
     def end_replay(self) -> None:
-        """Enter what the replay found, and nothing else that is not trusted. OSError."""
+        """Write what the replay found in place of index files that are not trusted. OSError."""
         self._is_replaying = False
         self.enter_pending()
         for segment in self._segments.from_offset(self._segments.first.base_offset):

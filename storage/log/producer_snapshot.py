@@ -103,8 +103,8 @@ class SnapshotStore:
     def write(self, offset: int, entries: Sequence[ProducerSnapshotEntry]) -> FileHandle | None:
         """Write the state before ``offset``; durable once the returned file is synced.
 
-        An existing one is of the same batches, and may be all that is known of them: overwriting
-        it would risk that. It is left, and None returned, unless it is damaged.
+        An undamaged existing one is kept, and None returned: it describes the same batches, and if
+        they are removed it may be the only copy.
         """
         if offset in self._offsets and self.is_readable(offset):
             return None
@@ -141,11 +141,11 @@ class SnapshotStore:
         return tuple(self.path_of(known) for known in stale)
 
     def restart(self) -> None:
-        """The log was dropped, and all its snapshots with it."""
+        """Forget all snapshots: the log was dropped, and they with it."""
         self._offsets = []
 
     def thin_out(self, bases: Collection[int]) -> None:
-        """Keep those of ``bases``, where segments begin, and the newest."""
+        """Keep the snapshots at ``bases``, the base offsets of segments, and the newest one."""
         for offset in self.offsets[:-1]:
             if offset not in bases:
                 self.remove(offset)
@@ -157,7 +157,7 @@ class SnapshotStore:
                 self.remove(known)
 
     def has_open_transaction(self, offset: int) -> bool:
-        """Whether the snapshot at ``offset`` shows one; a damaged snapshot counts as well."""
+        """Whether the snapshot at ``offset`` shows an open transaction, or is damaged."""
         try:
             entries = self._read(offset)
         except CorruptDataError:

@@ -1,8 +1,8 @@
-"""The read side of a log: one set of offsets, and the segments, snapshots and epochs below them.
+"""The read side of a log: one set of offsets over segments, snapshots and leader epochs.
 
 Nothing here changes the log; ``partition`` writes it.
 
-One file: it is all the ways to read a log, by offset, by timestamp and around damage.
+One file: all ways to read a log, by offset, by timestamp and around damage.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ReadableLog:
         self.log_start_offset = loaded.log_start_offset
         self.log_end_offset = loaded.segments[-1].next_offset
         self.high_watermark = loaded.high_watermark
-        """Exclusive; the owner of the true one copies it here, for the next checkpoint."""
+        """Exclusive. A copy for the next checkpoint; the replica keeps the authoritative one."""
 
     @property
     def leader_epochs(self) -> list[tuple[int, int]]:
@@ -62,12 +62,12 @@ class ReadableLog:
     ) -> LogSlice:
         """Whole batches from the one that holds ``offset``, all below ``upper_offset``.
 
-        ``upper_offset`` is exclusive and a batch that straddles it is left out. As many as fit
-        into ``max_bytes``, but at least one if there is any; if none: empty, with ``offset``. Never
-        reaches into the next segment unless this one has nothing. ``is_checked``: verify the CRC
-        even of what this process wrote. ValueError for an offset outside [log start, log
-        end]; CorruptRecordError if what is at ``offset`` is damaged: sound batches before
-        damage are returned first. OSError if no part of a file can be read.
+        ``upper_offset`` is exclusive; a batch that straddles it is left out. Returns as many
+        batches as fit into ``max_bytes``, at least one if there is any; if none: empty, with
+        ``offset``. A read ends with its segment, unless that has nothing left to read.
+        ``is_checked``: verify the CRC even of what this process wrote. ValueError for an offset
+        outside [log start, log end]; CorruptRecordError if the batch at ``offset`` is damaged;
+        sound batches before damage are returned first. OSError if no part of a file can be read.
         """
         if not self.log_start_offset <= offset <= self.log_end_offset:
             raise ValueError(
@@ -134,13 +134,13 @@ class ReadableLog:
     def replay_state(
         self, from_offset: int, *, snapshot_offset: int = 0, history_end: int = 0
     ) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """``replay`` of only what producer state is made of, and the last batch.
+        """Replay only the batches that producer state needs, and the last batch.
 
-        The caller knows the state before ``snapshot_offset`` already. Of batches below
-        ``history_end`` (exclusive), which is not above it, it needs sequences; of transactions
-        between it and the high watermark that the log remembers, of those committed, the newest.
-        What is left out may mention leader epochs: all of them are in ``leader_epochs``.
-        For use right after ``open``: what that has read and checked is not checked again.
+        The caller already knows the state before ``snapshot_offset``. Below ``history_end``
+        (exclusive, at most ``snapshot_offset``) it needs only sequences. From there to the stored
+        high watermark it needs, of committed transactions, only the newest. Batches left out may
+        have leader epochs of their own: all epochs are in ``leader_epochs``. For use right after
+        ``open``: what that has checked is not checked again.
         """
         pairs = self._epochs.pairs
         settled = range(snapshot_offset, max(snapshot_offset, self.high_watermark))
@@ -174,14 +174,14 @@ class ReadableLog:
                     yield header, memoryview(records)[position : position + header.size_bytes]
 
     def offset_before(self, offset: int, bytes_max: int) -> int:
-        """Where to read from to meet the last ``bytes_max`` before ``offset``, or a bit more."""
+        """An offset to read from to get the last ``bytes_max`` before ``offset``, or a bit more."""
         return self._segments.offset_before(offset, bytes_max)
 
     def latest_snapshot(self) -> tuple[int, list[ProducerSnapshotEntry]]:
         """The newest readable state and its offset, from which the caller must replay.
 
-        It may lie below the log start, whose segment still has all its batches: they are replayed
-        for their producers. Without one: where the first segment begins, no entries.
+        It may lie below the log start: the first segment still has those batches, which are
+        replayed for their producers. Without a snapshot: the first base offset and no entries.
         """
         lowest_offset = self._segments.first.base_offset
         found = self._snapshots.newest(
@@ -190,7 +190,7 @@ class ReadableLog:
         return found if found is not None else (lowest_offset, [])
 
 
-# --- by timestamp: the index finds the batch, decoding it the record ----------------------------
+# --- by timestamp: the index finds the batch, decoding finds the record -------------------------
 
 
 def find_timestamp(
@@ -209,8 +209,8 @@ def find_timestamp(
 def find_max_timestamp(segments: SegmentList, *, lowest_offset: int) -> tuple[int, int] | None:
     """(offset, timestamp) of the first record with the largest timestamp; None without any.
 
-    A segment's largest timestamp is an upper bound: the record itself may have
-    been compacted away, and the next best may be in another segment.
+    A segment's largest timestamp is an upper bound: its record may have been compacted away, and
+    then the largest that is left may be in another segment.
     """
     candidates = []
     for segment in segments.opened_from(lowest_offset):
@@ -241,7 +241,7 @@ def _find_record(segment: Segment, timestamp_ms: int, lowest_offset: int) -> tup
             continue
         batch = segment.read_batch(place)
         header = parse_header(batch)
-        # Of a compacted batch the first record may be anywhere.
+        # In a compacted batch the first record may have any offset delta.
         is_whole = header.record_count == header.last_offset_delta + 1
         if is_whole and header.is_log_append_time:
             return max(header.base_offset, lowest_offset), header.max_timestamp_ms
@@ -260,7 +260,7 @@ def _find_record(segment: Segment, timestamp_ms: int, lowest_offset: int) -> tup
 
 
 def _find_largest(segment: Segment, lowest_offset: int) -> tuple[int, int] | None:
-    """The same for the largest timestamp, from every batch: for a compacted segment."""
+    """Like ``_find_record`` for the largest timestamp, for a compacted segment: reads all of it."""
     best: tuple[int, int] | None = None
     for place in segment.walk(0):
         if best is not None and place.max_timestamp_ms <= best[1]:
@@ -276,35 +276,34 @@ def _times_of(batch: bytes) -> list[tuple[int, int]]:
 
 
 # --- around damage ------------------------------------------------------------------------------
-# The sound batches before the damage, then where it ends.
+# Return the sound batches before the damage, then say where the damage ends.
 #
 # This is the slow path, batch by batch with every check, taken only after the fast one has failed.
 # The CRC of a batch does not cover its base offset and length, so a wrong one shows only by the
-# batches around it: the one that directly follows a sound batch is believed, and of two that
-# overlap the other one is damaged. Beyond the damage, the next sound batch is sought first where
-# the damaged one claims to end, then in the bytes before the next index entry whose batch is
-# sound. What the disk cannot read is damage as well, unless it can read nothing of the file: then
-# the disk itself may be failing, perhaps only for a while.
+# batches around it. The batch that directly follows a sound one is trusted; of two that overlap,
+# the other one is damaged. The next sound batch is searched first where the damaged one claims to
+# end, then in the bytes before the next index entry whose batch is sound. What the disk cannot read
+# is damage as well. If it can read nothing of the file, the disk itself may be failing, perhaps
+# only for a while.
 #
-# A search over long damage takes long, so its result is kept with the segment for as long as
-# the damage is there. So are the places where sound batches were last read, since the index may
-# end at the damage.
+# A search over long damage is slow, so its result is kept with the segment. So are the positions
+# where sound batches were last read, since the index may end at the damage.
 
 
 SEARCH_BYTES_MAX: Final = 8_388_608
-"""How far beyond damage every byte is tried for the beginning of a batch."""
+"""How far beyond damage each byte is tried as the start of a batch."""
 
 KNOWN_GAPS_MAX: Final = 64
 """Damaged places remembered per segment; beyond that the oldest is forgotten."""
 
 SOUND_PLACES_MAX: Final = 64
-"""The same for places beyond damage where a sound batch begins, or should."""
+"""Positions remembered per segment, beyond damage, where a sound batch begins or should."""
 
 BLOCK_BYTES = 4_096
-"""What a disk that cannot read one sector fails to return: a whole page of memory."""
+"""Unit of a failed read: one bad sector makes the whole page unreadable."""
 
 _BAD_BLOCKS_MAX: Final = 16
-"""A disk may take seconds over each block that it cannot read."""
+"""Give up after this many: a disk may take seconds for each block that it cannot read."""
 
 
 class _Sound(NamedTuple):
@@ -318,7 +317,7 @@ class _Sound(NamedTuple):
 def read_sound(
     segment: Segment, offset: int, *, max_bytes: int, upper_offset: int
 ) -> tuple[bytes, int]:
-    """As ``Segment.read``, but sound batches that end before damage are given.
+    """Like ``Segment.read``, but return the sound batches that end before damage.
 
     CorruptRecordError if ``offset`` itself is damaged: it says where to resume.
     """
@@ -363,7 +362,7 @@ def _error(segment: Segment, gap: Gap, offset: int) -> CorruptRecordError:
 
 
 def _start_before(segment: Segment, offset: int) -> tuple[int, int]:
-    """Position and least offset of a batch, or of damage, at or before what holds ``offset``."""
+    """Position and lowest offset of a batch, or of damage, at or before the one with ``offset``."""
     known = (0, segment.base_offset)
     for gap in segment.known_gaps:
         if gap.next_offset <= offset:
@@ -383,7 +382,7 @@ def _start_before(segment: Segment, offset: int) -> tuple[int, int]:
 
 
 def _scan_sound(segment: Segment, start: tuple[int, int]) -> Iterator[_Sound | Gap]:
-    """Sound batches and what is damaged between them, up to the end of the segment."""
+    """Sound batches, and the gaps between them, up to the end of the segment."""
     position, expected = start
     while position < segment.size_bytes:
         found = _judge(segment, position, expected)
@@ -455,7 +454,7 @@ def _find_sound(segment: Segment, position: int, expected: int) -> tuple[int, in
 def _search(
     segment: Segment, position: int, limit: int, lowest_offset: int, upper_offset: int
 ) -> tuple[int, int] | None:
-    """The same among the bytes from ``position`` to ``limit``."""
+    """Like ``_find_sound``, between ``position`` and ``limit``."""
     end = min(limit, position + SEARCH_BYTES_MAX)
     data = _read_blocks(segment, position, end - position)
     for at in batch_places(data):
@@ -476,7 +475,7 @@ def _sound_at(
         header = parse_header(head or b"")
     except CorruptDataError:
         return None
-    # These bytes may claim any size, which is not worth reading for a wrong offset.
+    # Check the offset first: garbage may claim any size, and reading it would be wasted.
     if not lowest_offset <= header.base_offset < header.next_offset <= segment.next_offset:
         return None
     if last_offset is not None and header.last_offset != last_offset:

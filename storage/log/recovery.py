@@ -1,9 +1,9 @@
-"""What to do where the readable part of a log ends: one pure table, and what is *torn* in it.
+"""What to do where the readable part of a log ends: one table, and the test for a *torn* batch.
 
-After an unclean stop every batch from the last segment's start, or from the recovery point if
-that is earlier, is read again. The scan ends at the end of the files or at a *defect*. What
-follows depends on whether the place was already synced, because a reader may have seen synced
-records and a producer may have been told that they are safe:
+After an unclean stop every batch from the last segment's start, or from the recovery point if that
+is earlier, is read again. The scan ends at the end of the files or at a *defect*. What follows
+depends on whether the place was already synced: synced records may have been read, and acknowledged
+to a producer.
 
 ======  ==========  ==============  ========  =====  ============================================
 row     place       found           intact    torn   action
@@ -29,22 +29,22 @@ none    any         nothing wrong   yes       any    impossible: nothing follows
 ======  ==========  ==============  ========  =====  ============================================
 
 A place is *synced* below the recovery point of the checkpoint, *unsynced* at or beyond it and
-*unknown* if there is no readable checkpoint. The recovery point never claims too much; after a
-power loss it may claim too little, by what was synced since the checkpoint itself was.
-An operator can accept a cut that is refused (``accept_cut``).
+*unknown* if there is no readable checkpoint. The recovery point is never too high. After a power
+loss it may be too low, by what was synced since the checkpoint itself was. An operator can accept a
+cut that is refused (``accept_cut``).
 
-What was written and not synced is lost in whole sectors: each has its new content or its old,
-and since a log only grows, its old content is empty. A dying process leaves a file that ends inside
-a batch. So a *torn* batch extends past the end of its file, or has a sector that is zeros to its
-end. Anything else wrong, such as a flipped bit or foreign bytes, was written whole and
-may have been acknowledged, however old the checkpoint is.
+A power loss loses unsynced writes in whole sectors: each has its new or its old content, and since
+a log only grows, the old content is zeros. A process crash leaves a file that ends inside a batch.
+So a *torn* batch extends past the end of its file, or has a sector that is zeros to its end. A
+batch with any other defect, such as a flipped bit or foreign bytes, was written whole. It may have
+been acknowledged, however old the checkpoint is.
 
-A batch may well contain a whole sector of zeros. Therefore what one flipped bit explains
-was written whole, whatever zeros there are: the CRC says where that bit would be, if anywhere. For
-a torn batch it says so by chance, once in 2^32 / (8 * its size).
+A batch may well contain a whole sector of zeros. Therefore a defect that one flipped bit explains
+does not count as torn, whatever zeros there are: the CRC tells whether there is such a bit. For a
+torn batch the CRC says so by chance, once in 2^32 / (8 * its size).
 
-Two things look torn but need not be: a page of the medium that reads as zeros, and several flipped
-bits in a batch with a sector of zeros. Then only the checkpoint says which of them were synced.
+Two kinds of damage also look torn: a page of the medium that reads as zeros, and several flipped
+bits in a batch with a sector of zeros. There only the checkpoint tells whether it was synced.
 """
 
 from __future__ import annotations
@@ -158,25 +158,25 @@ def decide(
 
 
 SECTOR_BYTES: Final = 512
-"""The least that a disk writes wholly or not at all; aligned in the file as on the disk."""
+"""The unit that a disk writes atomically; aligned in the file as on the disk."""
 
 _OFFSET_BYTES: Final = LENGTH_AT
 _ZEROS: Final = bytes(SECTOR_BYTES)
 
 _POLYNOMIAL: Final = 0x82F63B78
-"""That of CRC-32C, reflected: what the last bit under a CRC contributes to it."""
+"""The reflected CRC-32C polynomial: what flipping the last bit changes in the CRC."""
 _ALL_BITS: Final = 0xFFFF_FFFF
 
 
 def looks_torn(defect: TailDefect, data: Buffer, position: int, expected_offset: int) -> bool:
-    """Whether a power loss or the death of a writer may have left ``defect``.
+    """Whether a power loss or a process crash may have left ``defect``.
 
     ``data``: all bytes of the file from ``position`` on, where the batch of ``expected_offset``
     should begin.
     """
     match defect:
         case TailDefect.NONE | TailDefect.WRONG_EPOCH:
-            # An intact CRC: no sector is lost that holds more than a part of the base offset.
+            # The CRC is intact, so no sector is lost that holds more than part of the base offset.
             return False
         case TailDefect.UNREADABLE:
             # The medium has failed, which a power loss does not cause.
@@ -202,9 +202,9 @@ def _has_lost_offset(data: Buffer, position: int, expected_offset: int) -> bool:
 
 
 def _has_empty_sector(data: Buffer, position: int, size_bytes: int) -> bool:
-    """Whether in one of its sectors a batch, and all after it, is only zeros.
+    """Whether some sector of the batch is zeros to its end.
 
-    The sector before would lose at most part of its base offset, which no CRC covers.
+    A sector with only part of the base offset does not count: the CRC does not cover that.
     """
     view = memoryview(data)
     at = 0
@@ -217,9 +217,9 @@ def _has_empty_sector(data: Buffer, position: int, size_bytes: int) -> bool:
 
 
 def _is_whole_but_one_bit(data: Buffer) -> bool:
-    """Whether ``data`` begins with a batch that one flipped bit has spoilt.
+    """Whether ``data`` begins with a batch that has exactly one flipped bit.
 
-    Not in its base offset and leader epoch: these leave the CRC intact.
+    Flips in the base offset and leader epoch do not count: the CRC does not cover them.
     """
     view = memoryview(data)
     length = claimed_bytes(data) - LENGTH_END
@@ -235,7 +235,7 @@ def _is_whole_but_one_bit(data: Buffer) -> bool:
 
 
 def _syndrome(view: memoryview, length: int) -> int | None:
-    """In which bits the CRC of a batch of ``length`` is wrong; ``None``: it cannot be so long."""
+    """Stored CRC xor computed CRC of a batch of ``length``; ``None`` if it cannot be that long."""
     if not HEADER_BYTES <= LENGTH_END + length <= len(view):
         return None
     found = crc32c(view[CHECKED_AT : LENGTH_END + length])
@@ -243,10 +243,11 @@ def _syndrome(view: memoryview, length: int) -> int | None:
 
 
 def _is_one_bit(syndrome: int, checked_bytes: int) -> bool:
-    """Whether a bit flipped in the CRC, or in the bytes under it, makes it wrong like this.
+    """Whether one flipped bit, in the CRC or in the bytes it covers, gives this syndrome.
 
-    A bit counts as the last one does, shifted by the bits after it. All these shifts are walked
-    in strides; the syndrome is shifted on until it must meet one of them, if it is one.
+    Flipping a bit gives the syndrome of the last bit, shifted once for each bit after it. The
+    search is baby-step giant-step: shift the syndrome bit by bit through one stride, and the
+    syndrome of the last bit stride by stride, until the two meet.
     """
     if syndrome.bit_count() == 1:
         return True

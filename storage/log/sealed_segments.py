@@ -1,13 +1,13 @@
-"""The sealed segments of a log: which retention removes, and which compaction replaces.
+"""The sealed segments of a log: retention removes the oldest, compaction replaces some.
 
-Removing the oldest (``LogRetention``) takes several steps, and a crash after any is safe: retention
-names the offset to keep from; the log start is raised to it and made durable; the segments below
-are dropped; their files are removed, in another thread if need be. The next open finds any
-leftovers below the log start, and the next retention removes them.
+Removing the oldest (``LogRetention``) takes several steps, and a crash after any is safe. Retention
+chooses the offset to keep from, and the log start is raised to it, durably. Then the segments below
+are dropped, and their files removed, in another thread if need be. After a crash the next retention
+removes any segments left below the log start.
 
-Replacing some (``CompactionView``) is done in two places. All methods here run on the loop that
-owns the log. ``compaction`` reads, filters and writes in between, in any thread, on its own files:
-its result is only accepted if the segments it was made from are still there.
+Replacing some (``CompactionView``) is shared with ``compaction``. All methods here run on the loop that
+owns the log. In between, ``compaction`` reads, filters and writes its own files in any thread. Its
+result is accepted only if the segments it was made from are still there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from oncelog.storage.segments.swap import commit_swap, finish_swap
 
 
 class RemovedFiles:
-    """Closed files of one directory that nothing refers to any more."""
+    """Closed files of one directory that are no longer used."""
 
     __slots__ = ("_directory", "_filesystem", "paths")
 
@@ -63,7 +63,7 @@ class LogRetention:
 
     @property
     def first_base_offset(self) -> int:
-        """Where the oldest segment begins; at most the log start."""
+        """Base offset of the oldest segment; at most the log start."""
         return self._segments.first.base_offset
 
     def retained_from(
@@ -72,8 +72,8 @@ class LogRetention:
         """Base offset of the first segment to keep, never below the first segment's.
 
         Nothing that reaches beyond ``upper_offset`` (exclusive) is dropped: pass the lower of the
-        high watermark and the recovery point. The log end offset if the active segment is to go
-        as well: roll it first. CorruptDataError or OSError if a time index can neither be read
+        high watermark and the recovery point. Returns the log end offset if the active segment must
+        go as well: roll it first. CorruptDataError or OSError if a time index can neither be read
         nor rebuilt.
         """
         count = removable_count(
@@ -135,7 +135,7 @@ class CompactionView:
 
     @property
     def filesystem(self) -> FileSystem:
-        """Where the files are; its methods may be called in any thread."""
+        """The file system of the log; its methods may be called in any thread."""
         return self._filesystem
 
     @property
@@ -145,7 +145,7 @@ class CompactionView:
 
     @property
     def base_offset(self) -> int:
-        """Where the first segment begins."""
+        """Base offset of the first segment."""
         return self._segments.first.base_offset
 
     def sealed_below(self, upper_offset: int) -> tuple[Segment, ...]:
@@ -183,7 +183,7 @@ class CompactionView:
     def drop_open_snapshots(self, upper_offset: int) -> None:
         """Remove producer snapshots below ``upper_offset`` that show an open transaction.
 
-        Its marker may be removed before the snapshot is, and a replay from there would then leave
+        Compaction may remove the marker before the snapshot, and a replay from there would leave
         the transaction open forever. Any other snapshot gives the same state as before.
         """
         for offset in self._snapshots.offsets:

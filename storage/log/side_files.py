@@ -1,4 +1,4 @@
-"""The small files beside the segments of one partition: what each says, and its bytes.
+"""The small files beside the segments of one partition: their meaning and their bytes.
 
 | file | says | form |
 |---|---|---|
@@ -12,7 +12,7 @@
 | ``restart-offset`` | that the log is being dropped, and where it begins anew | ours |
 | ``.lock`` | nothing: it is held with ``flock`` | |
 
-All are a few lines of ASCII, and but for the first each is replaced whole.
+All are a few lines of ASCII. Each but the first is replaced atomically.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ _RECOVERY_TEXT: Final = (
 
 
 class RecoveryCheckpoint(NamedTuple):
-    """How far the log is known to be good. A tuple, because one is written after each sync.
+    """How far the log is known to be good. A tuple for speed: one is written after each sync.
 
     ``recovery_point`` (exclusive): everything below is synced. ``log_start_offset`` (inclusive).
-    ``high_watermark`` (exclusive): the last one known; it may be behind the true one.
+    ``high_watermark`` (exclusive): the last one known; the current one may be higher.
     """
 
     recovery_point: int
@@ -93,7 +93,7 @@ class RecoveryCheckpoint(NamedTuple):
 
 
 def read_recovery_checkpoint(filesystem: FileSystem, directory: Path) -> RecoveryCheckpoint | None:
-    """The checkpoint; None if there is none or it is damaged: then nothing is known."""
+    """The checkpoint; None if it is missing or damaged."""
     try:
         return RecoveryCheckpoint.from_bytes(read_small_file(filesystem, directory / RECOVERY_FILE))
     except (FileNotFoundError, CorruptDataError):
@@ -137,7 +137,7 @@ class RecoveryCheckpointFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanShutdown:
-    """The log as it was closed; if it is not the same at open, the close was not clean."""
+    """The log as it was closed. If it differs at the next open, the close was not clean."""
 
     log_end_offset: int
     active_base_offset: int
@@ -223,10 +223,10 @@ class LeaderEpochFile:
         self._replace(with_leader_epoch(self.pairs, epoch, start_offset))
 
     def assign_copied(self, epoch: int, start_offset: int, log_end_offset: int) -> None:
-        """A leader's batch of ``epoch`` is to follow the log end at ``start_offset``.
+        """Assign the epoch of a copied batch at ``start_offset``, at or after the log end.
 
-        Epochs that begin at the log end or later, and so never wrote, give way. ValueError if one
-        that did write is newer.
+        Epochs that begin at the log end or later have no batches and are dropped. ValueError if an
+        epoch with batches is newer.
         """
         latest_start = self.pairs[-1][1] if self.pairs else -1
         if epoch == self.latest_epoch and latest_start <= start_offset:
@@ -237,7 +237,7 @@ class LeaderEpochFile:
         self._replace(with_leader_epoch(kept, epoch, start_offset))
 
     def restart(self) -> None:
-        """The log was dropped, and the file with it."""
+        """Forget all pairs: the log was dropped, and the file with it."""
         self._take([])
 
     def cut_end(self, offset: int) -> None:
@@ -247,7 +247,7 @@ class LeaderEpochFile:
     def cut_start(self, offset: int) -> None:
         """The log now begins at ``offset``.
 
-        The file keeps the old epochs until the next one is written; a load drops them again.
+        The file keeps the old epochs until the next epoch is written; a load drops them again.
         """
         self._take(without_start(self.pairs, offset))
 
@@ -263,15 +263,15 @@ class LeaderEpochFile:
 
 
 # --- how far the log has been compacted ---------------------------------------------------------
-# A version, a count, then ``topic partition offset`` lines: one, for the partition whose directory
-# the file is in. The offset is the first dirty one. The file is written before anything is first
-# replaced, so it also shows that batches of sealed segments may have gaps between them.
+# A version, a count of 1, then one line ``topic partition offset`` for this partition. The offset
+# is the first dirty one. The file is written before anything is first replaced, so it also shows
+# that batches of sealed segments may have gaps between them.
 
 
 def read_first_dirty_offset(filesystem: FileSystem, directory: Path) -> int | None:
     """The first dirty offset; None if the log was never compacted, 0 if the file is damaged.
 
-    Zero is always safe: compaction merely looks at everything again.
+    Zero is always safe: compaction merely reads everything again.
     """
     try:
         data = read_small_file(filesystem, directory / CLEANER_CHECKPOINT_FILE)
@@ -302,10 +302,10 @@ def write_first_dirty_offset(filesystem: FileSystem, directory: Path, offset: in
 
 
 # --- gaps that were copied ----------------------------------------------------------------------
-# A version and an offset (exclusive), a line each. A follower takes the leader's batches as they
+# A version and an offset (exclusive), a line each. A follower copies the leader's batches as they
 # are, also where compaction has removed some between them. The file is written, durably, before the
-# first batch behind a gap, and then speaks for its whole segment: recovery takes a gap anywhere
-# else for damage.
+# first batch after a gap, and covers the whole segment. Recovery treats a gap anywhere else as
+# damage.
 
 
 def read_gaps_end(filesystem: FileSystem, directory: Path) -> int:
@@ -329,9 +329,9 @@ def write_gaps_end(filesystem: FileSystem, directory: Path, offset: int) -> None
 
 
 # --- a cut that an operator accepts -------------------------------------------------------------
-# It names the one offset at which, as a refusal said, the intact part of the log ends. The next
-# recovery that would refuse at exactly this offset cuts there instead. The file is removed as soon
-# as the log is open again, so it is never taken for the answer to another refusal.
+# It holds the offset at which, as the failed open said, the intact part of the log ends. The next
+# recovery that would fail at exactly this offset cuts there instead. The file is removed as soon as
+# the log is open, so it never applies to a later failure.
 
 
 def accept_cut(filesystem: FileSystem, directory: Path, offset: int) -> None:
@@ -411,7 +411,7 @@ def read_topic_id(filesystem: FileSystem, directory: Path) -> str | None:
 
 
 def write_topic_id(filesystem: FileSystem, directory: Path, topic_id: str) -> None:
-    """Make both files say it; durable on return. Nothing is written if they do."""
+    """Write the topic id to both files, unless they have it; durable on return."""
     metadata = f"version: 0\ntopic_id: {topic_id}\n".encode()
     for name, data in (
         (PARTITION_METADATA_FILE, metadata),
@@ -426,12 +426,12 @@ def write_topic_id(filesystem: FileSystem, directory: Path, topic_id: str) -> No
 
 
 # --- dropping the whole log ---------------------------------------------------------------------
-# It then begins and ends at another offset; one file makes that crash-safe. ``restart-offset`` is
-# written first, durably: from then on the log is dropped. Then everything but what says whose files
-# these are is removed, the checkpoint of an empty log written, and ``restart-offset`` removed. The
-# next open does all of that again if a crash left that file, so that it finds either the old log or
-# the empty one. The file: ``0`` (version), ``restart_offset N`` and ``crc32c X`` (8 hex digits, of
-# both lines before), a line each.
+# The new log is empty and begins at another offset; one file makes that crash-safe.
+# ``restart-offset`` is written first, durably: from then on the old log counts as dropped. Then
+# every file but the topic id's is removed, the checkpoint of an empty log is written, and
+# ``restart-offset`` is removed. If a crash left that file, the next open repeats these steps, so it
+# finds either the old log or the empty one. The file: ``0`` (version), ``restart_offset N`` and
+# ``crc32c X`` (8 hex digits, of both lines before), a line each.
 
 
 _KEPT: Final = frozenset({LOCK_FILE, TOPIC_ID_FILE, PARTITION_METADATA_FILE, RESTART_FILE})
@@ -463,7 +463,7 @@ def begin_restart(filesystem: FileSystem, directory: Path, offset: int) -> None:
 def finish_restart(filesystem: FileSystem, directory: Path) -> None:
     """Finish a restart that was begun, durably; nothing if there is none.
 
-    CorruptDataError if the file is damaged: what is left of the log is nobody's any more.
+    CorruptDataError if the file is damaged: it is unknown where the new log begins.
     """
     path = directory / RESTART_FILE
     try:

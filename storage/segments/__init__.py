@@ -1,5 +1,5 @@
-"""One ``.log`` file of whole batches, the indexes beside it, and the row of such files.
+"""One ``.log`` file of whole batches, the indexes beside it, and the list of such segments.
 
-Reads and writes through ``storage.disk``; knows nothing of producers, leaders or transactions but
-what a batch header says. Start at ``segment``; ``frames`` and ``inspection`` walk its batches.
+Reads and writes through ``storage.disk``. Knows of producers, leaders and transactions only what a
+batch header says. Start at ``segment``; ``frames`` and ``inspection`` walk its batches.
 """

@@ -36,10 +36,9 @@ _VERSION: Final = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortedIndexEntry:
-    """One aborted transaction; offsets inclusive but ``last_stable_offset``, which is exclusive.
+    """One aborted transaction. Offsets are inclusive; ``last_stable_offset`` is exclusive.
 
-    ``last_stable_offset`` lets a search stop: every later entry's transaction began at or after
-    it.
+    ``last_stable_offset`` lets a search stop: transactions of later entries began at or after it.
     """
 
     producer_id: int
@@ -61,7 +60,7 @@ class AbortedIndexEntry:
 def decode_entries(data: bytes) -> list[AbortedIndexEntry]:
     """All entries of a file; CorruptDataError for a torn, unknown or disordered entry."""
     if len(data) % ENTRY_BYTES:
-        raise CorruptDataError(f"aborted index of {len(data)} bytes is not whole entries")
+        raise CorruptDataError(f"aborted index of {len(data)} bytes ends inside an entry")
     entries: list[AbortedIndexEntry] = []
     for version, producer_id, first_offset, last_offset, stable_offset in _ENTRY.iter_unpack(data):
         if version != _VERSION:
@@ -105,7 +104,7 @@ class TxnIndex:
         self._last_offsets: list[int] = []
         self._is_stale = False
         self.is_complete = False
-        """Known to be complete: what a replay finds is in it, or compaction has dropped it."""
+        """Whether it is complete for sure: what a replay finds is in it or was compacted away."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -132,11 +131,11 @@ class TxnIndex:
 
     @property
     def crc32c(self) -> int:
-        """CRC of the file's bytes, as they should be; 0 without entries."""
+        """CRC of the bytes that the file should have; 0 without entries."""
         return crc32c(b"".join([entry.to_bytes() for entry in self._entries]))
 
     def load_if(self, expected_crc32c: int) -> bool:
-        """Read the file; False if it is not what it was when that CRC was taken."""
+        """Read the file; False if its CRC is not the expected one."""
         try:
             self.load()
         except CorruptDataError:
@@ -146,8 +145,8 @@ class TxnIndex:
     def append(self, entry: AbortedIndexEntry) -> FileHandle | None:
         """Add an entry and return the file to sync; None if the index has it already.
 
-        Recovery replays markers whose entries survived, so a known one is not an error. One
-        that would break the order is: CorruptDataError.
+        Recovery replays markers whose entries survived, so a known entry is not an error. One that
+        would break the order is: CorruptDataError.
         """
         if self.is_complete:
             return None
@@ -169,7 +168,7 @@ class TxnIndex:
         self, fetch_offset: int, upper_offset: int, found: list[AbortedTransaction]
     ) -> bool:
         """Add what touches [fetch_offset, upper_offset) to ``found``; True: stop searching."""
-        # By place: a copy of what follows could have a million entries, and a few are looked at.
+        # By position: a slice could copy a million entries, and only a few are looked at.
         for place in range(bisect_left(self._last_offsets, fetch_offset), len(self._entries)):
             entry = self._entries[place]
             if entry.first_offset < upper_offset:
@@ -196,8 +195,8 @@ class TxnIndex:
     def distrust(self) -> None:
         """Forget what the file says, readable or not, so that replay can fill the index anew.
 
-        Its bytes go with the first entry or with ``drop_stale``: a start refused before that
-        leaves the file as it was.
+        The file is emptied by the first entry or by ``drop_stale``. If the open fails before that,
+        the file is unchanged.
         """
         self.is_complete = False
         self._set_entries([])

@@ -1,8 +1,9 @@
-"""Walking the batches of one ``.log`` file: by their headers alone, or with all their bytes.
+"""Walk the batches of one ``.log`` file: headers only, or with all bytes.
 
-Or only those that producer state is made of (``state_batches``). A log without producers has next
-to none, and one of many small batches from a few producers has few: batches that later ones push
-out of the state are left out. The kernel selects them; Python judges what it stops at.
+``state_batches`` walks only those that producer state needs. A log without producers has almost
+none. One of many small batches from a few producers has few: batches that later ones push out of
+the state are left out. The compiled kernel selects them. Python judges what the kernel stops at,
+and everything where there is no kernel.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from oncelog.storage.segments.inspection import TailDefect, inspect_batch
 from oncelog.storage.segments.leader_epochs import OFFSET_MAX, LeaderEpochPairs, packed_epochs
 
 WALK_BYTES: Final = 8_192
-"""How much a walk by headers reads at once."""
+"""Bytes that a walk by headers reads at once."""
 
 SCAN_BYTES: Final = 1_048_576
-"""How much is read at once when a log is read from end to end."""
+"""Bytes read at once when a log is read from end to end."""
 
 
 class BatchPlace(NamedTuple):
@@ -80,8 +81,8 @@ class LogFile(NamedTuple):
 def walk_batches(file: LogFile, position: int, head: bytes = b"") -> Iterator[BatchPlace]:
     """The places of all batches from the one at ``position``; reads headers only.
 
-    ``head``: the bytes there, as far as they have been read already. CorruptDataError where
-    headers are not those of batches one after the other.
+    ``head``: the bytes there, as far as they have been read already. CorruptDataError where the
+    headers are not those of consecutive batches.
     """
     start, size_bytes, read = position, file.size_bytes, file.handle.read
     expected = 0 if position else file.base_offset
@@ -106,7 +107,7 @@ def walk_batches(file: LogFile, position: int, head: bytes = b"") -> Iterator[Ba
 
 
 def _refuse_walk(file: LogFile, start: int, position: int, defect: TailDefect) -> NoReturn:
-    """A walk from ``start`` went astray by ``position``: name the batch that led it there."""
+    """A walk from ``start`` failed at ``position``: name the batch that led it there."""
     for _ in sound_batches(file, start, file.base_offset):
         pass
     file.refuse(position, defect.value)
@@ -128,10 +129,10 @@ def check_batches(
     gaps_end: int = OFFSET_MAX,
     leader_epochs: LeaderEpochPairs = (),
 ) -> Iterator[tuple[int, BatchHeader | TailDefect, memoryview]]:
-    """Position, header and bytes of each batch from ``position``: see ``inspect_batch``.
+    """Position, header and bytes of each batch from ``position``, checked by ``inspect_batch``.
 
-    Ends after the first defect, which stands for its header. Below ``gaps_end`` (exclusive)
-    compaction may have removed batches. The views stay valid.
+    Ends after the first defect, which is yielded in place of the header. Below ``gaps_end``
+    (exclusive) compaction may have removed batches. The views stay valid.
     """
     expected, highest = expected_offset, file.base_offset + RELATIVE_OFFSET_MAX
 
@@ -168,7 +169,7 @@ def sound_batches(
 def read_batches(
     file: LogFile, position: int, judge: Callable[[memoryview], BatchHeader | TailDefect]
 ) -> Iterator[tuple[int, BatchHeader | TailDefect, memoryview]]:
-    """The same, as decided by ``judge``: it gets the bytes of a batch and some that follow."""
+    """Like ``check_batches``, with ``judge``, which gets a batch's bytes and some that follow."""
     while position < file.size_bytes:
         run = memoryview(read_run(file, position))
         at = 0
@@ -195,7 +196,7 @@ def read_run(file: LogFile, position: int) -> bytes:
     wanted = min(rest, SCAN_BYTES)
     run = file.handle.read(position, wanted)
     claimed = claimed_bytes(run) if len(run) >= LENGTH_END else 0
-    # A length beyond the file is damage: its bytes are not worth the memory.
+    # A length beyond the file is damage: do not allocate memory for it.
     if wanted < claimed <= rest:
         wanted = claimed
         run = file.handle.read(position, wanted)
@@ -215,14 +216,16 @@ def state_batches(
 ) -> Iterator[tuple[BatchHeader, memoryview]]:
     """Header and bytes of the batches from ``position`` that a partition's state needs.
 
-    Data of producers and control batches, and of each leader epoch the first and the last batch
-    of the file. May be left out: plain data of a producer that is not the first seen of it, and
-    that ``DUPLICATE_WINDOW_BATCHES`` later batches of the same epoch follow. Below ``history_end``,
-    exclusive, only sequences count: control batches may be left out, and transactional data as if
-    it were plain. Committed transactions that lie in ``settled`` may be left out as a whole, or all
-    of it but the marker: no state is known within, and all is replicated.
-    ``is_checked``: all were found good since the log was opened; else CRCs and ``leader_epochs``,
-    as far as they are known, are checked, and CorruptDataError names file and position.
+    These are data batches of producers, control batches, the first batch of each leader epoch, and
+    the last batch of the file. Some may be left out. A producer's non-transactional batch is
+    optional if it is not the first one seen and ``DUPLICATE_WINDOW_BATCHES`` later batches of the
+    same epoch follow. Below ``history_end`` (exclusive) only sequences count: control batches are
+    optional, and transactional batches by the same rule. A committed transaction that lies in
+    ``settled`` is optional, as a whole or all but its marker: no state is known in there, and all
+    of it is replicated.
+
+    ``is_checked``: all batches were found good since the log was opened. Otherwise CRCs and the
+    known ``leader_epochs`` are checked, and CorruptDataError names file and position.
     """
     expected, last_epoch = file.base_offset, NO_LEADER_EPOCH
     packed = packed_epochs(leader_epochs)

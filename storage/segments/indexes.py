@@ -1,9 +1,8 @@
-"""Both sparse indexes of one segment, their files, and the times that retention needs.
+"""The offset and time index of one segment, their files, and the times that retention needs.
 
 Both can always be rebuilt from the log, so their bytes need not be durable before the segment is
-sealed. Batches are counted one by one as they are appended, or many at once after a scan: the
-entries are the same. An entry is made before the first batch that begins more than the index
-interval after the last entry.
+sealed. Batches are counted one by one as they are appended, or many at once after a scan, with the
+same entries. A batch gets an entry if it begins more than the index interval after the last entry.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class OffsetIndex:
     def from_bytes(cls, base_offset: int, data: bytes) -> OffsetIndex:
         """Read a file's bytes; CorruptDataError if they cannot be an index."""
         if len(data) % _OFFSET_ENTRY_BYTES:
-            raise CorruptDataError(f"offset index of {len(data)} bytes is not whole entries")
+            raise CorruptDataError(f"offset index of {len(data)} bytes ends inside an entry")
         columns = array("I", data)
         if sys.byteorder == "little":
             columns.byteswap()
@@ -92,7 +91,7 @@ class OffsetIndex:
         self._positions.append(position)
 
     def extend(self, relative_offsets: bytes, positions: bytes) -> None:
-        """Append entries at once: unsigned 32-bit numbers of this machine."""
+        """Append entries at once: unsigned 32-bit numbers in native byte order."""
         self._relative_offsets.frombytes(relative_offsets)
         self._positions.frombytes(positions)
 
@@ -126,7 +125,7 @@ class OffsetIndex:
             return None
         last_offset = self._base_offset + self._relative_offsets[slot]
         position = self._positions[slot]
-        # True but for a damaged file, which must never show a reader more than it may see.
+        # False only for a damaged file, which must never show a reader more than it may see.
         is_within = position <= limit_position and last_offset < upper_offset
         return (last_offset, position) if is_within else None
 
@@ -155,7 +154,7 @@ class TimeIndex:
     def from_bytes(cls, base_offset: int, data: bytes) -> TimeIndex:
         """Read a file's bytes; CorruptDataError if they cannot be an index."""
         if len(data) % _TIME_ENTRY_BYTES:
-            raise CorruptDataError(f"time index of {len(data)} bytes is not whole entries")
+            raise CorruptDataError(f"time index of {len(data)} bytes ends inside an entry")
         count = len(data) // _TIME_ENTRY_BYTES
         timestamps = bytearray(_TIMESTAMP_BYTES * count)
         offsets = bytearray(4 * count)
@@ -201,7 +200,7 @@ class TimeIndex:
             self._relative_offsets.append(offset - self._base_offset)
 
     def extend(self, timestamps_ms: bytes, relative_offsets: bytes) -> None:
-        """Append entries that rise, at once: 64 and 32-bit numbers of this machine."""
+        """Append increasing entries at once: 64 and 32-bit numbers in native byte order."""
         self._timestamps_ms.frombytes(timestamps_ms)
         self._relative_offsets.frombytes(relative_offsets)
 
@@ -215,7 +214,7 @@ class TimeIndex:
 
 
 def _from_big_endian(values: array[int]) -> array[int]:
-    """Swap the bytes where the machine is little-endian; its own inverse."""
+    """Swap the bytes on a little-endian machine; its own inverse."""
     if sys.byteorder == "little":
         values.byteswap()
     return values
@@ -233,7 +232,7 @@ class IndexCount(NamedTuple):
 
 
 class IndexRun(NamedTuple):
-    """Entries in the order of an ``array``'s bytes; offsets are relative to the segment's.
+    """Index entries as ``array`` bytes, in native byte order; offsets relative to the base offset.
 
     The first two columns, the offset index, and the last two, the time index, are equally long.
     """
@@ -245,7 +244,7 @@ class IndexRun(NamedTuple):
 
 
 class SegmentIndexes:
-    """Entries, which may be dropped and loaded again, and times, which stay."""
+    """The entries, which may be dropped and loaded again, and the times, which stay in memory."""
 
     __slots__ = (
         "_base_offset",
@@ -287,11 +286,11 @@ class SegmentIndexes:
             self.max_timestamp_ms, self._max_timestamp_offset = times.last_entry
 
     def set_last_time(self, max_timestamp_ms: int, last_offset: int) -> None:
-        """The largest timestamp is known from elsewhere."""
+        """Set the largest timestamp, known from the summary."""
         self.max_timestamp_ms, self._max_timestamp_offset = max_timestamp_ms, last_offset
 
     def begin_tail(self, bytes_since_entry: int) -> None:
-        """Continue after loaded entries, ``bytes_since_entry`` after the last of them."""
+        """Continue counting after loaded entries, ``bytes_since_entry`` after the last one."""
         self._bytes_since_entry = bytes_since_entry
 
     def record_time(self, max_timestamp_ms: int, last_offset: int) -> None:
@@ -342,7 +341,7 @@ class SegmentIndexes:
         return NO_TIMESTAMP if entry is None else entry[0]
 
     def take_run(self, run: IndexRun, count: IndexCount) -> None:
-        """Take over the entries of batches that a scan has counted on from ``count``."""
+        """Append the entries of a scan that continued counting from ``count``."""
         assert self.entries is not None
         offsets, times = self.entries
         offsets.extend(run.last_offsets, run.positions)
@@ -350,6 +349,6 @@ class SegmentIndexes:
         self._bytes_since_entry, self.max_timestamp_ms, self._max_timestamp_offset = count
 
     def enter_last_time(self) -> None:
-        """Give the largest timestamp its entry: the segment is sealed."""
+        """Add an entry for the largest timestamp: the segment is being sealed."""
         assert self.entries is not None
         self.entries[1].maybe_append(self.max_timestamp_ms, self._max_timestamp_offset)

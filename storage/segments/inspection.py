@@ -1,9 +1,8 @@
-"""Whether bytes of a log are its next batch, and if not, why.
+"""Decide whether bytes of a log are its next batch, and if not, why.
 
-Everything that walks the batches of a file asks here: reads, replay, recovery and dump. A disk may
-change what it holds long after the write. The CRC of a batch covers all of it but base offset,
-length, leader epoch, magic and the CRC itself: of these, offset and epoch are checked against what
-is known of the batches around.
+Reads, replay, recovery and dump all use it. A disk may change bytes long after the write. The CRC
+of a batch covers all of it but base offset, length, leader epoch, magic and the CRC itself. Of
+these, offset and epoch are checked against the batches around it.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ class TailDefect(enum.Enum):
     BAD_CRC = "the batch does not match its CRC"
     WRONG_OFFSET = "the batch does not begin at the next offset"
     WRONG_EPOCH = "the batch is not of the leader epoch that wrote at its offset"
-    UNREADABLE = "the disk does not give these bytes back"
+    UNREADABLE = "the disk cannot read these bytes"
     MISSING_RECORDS = "the next segment does not begin at the next offset"
 
 
 def whole_header(frame: Buffer) -> BatchHeader | TailDefect:
-    """The header of the batch in ``frame`` if it may be one and is whole; no CRC is looked at."""
+    """The header in ``frame`` if it is plausible and the batch is whole; the CRC is not checked."""
     if len(frame) < HEADER_BYTES:
         return TailDefect.SHORT_HEADER if any(frame) else TailDefect.ZEROS
     try:
@@ -58,10 +57,9 @@ def inspect_batch(
 ) -> BatchHeader | TailDefect:
     """The header of the batch in ``frame`` if it is whole, intact and the next one.
 
-    ``frame`` holds the bytes that the batch claims, or all that the file has left.
-    ``may_skip``: compaction may have removed batches before it, so it may begin later.
-    ``leader_epochs``: as far as they are known; each was durable before its first batch was
-    written.
+    ``frame`` holds the bytes that the batch claims, or all that the file has left. ``may_skip``:
+    compaction may have removed batches before it, so it may begin later. ``leader_epochs``: those
+    known; each was durable before its first batch was written.
     """
     header = whole_header(frame)
     if isinstance(header, TailDefect):
@@ -81,7 +79,7 @@ def inspect_batch(
 
 
 def find_damage(data: bytes, *, lowest_offset: int) -> tuple[int, int, TailDefect]:
-    """Where whole batches of ``data`` end, the offset after them (exclusive), and why there.
+    """Position where whole batches of ``data`` end, the offset after them (exclusive), and why.
 
     The first may begin at ``lowest_offset`` or later, each other one where the one before it
     ended, or later: compaction leaves gaps. ``TailDefect.NONE``: all of it is good.
@@ -97,7 +95,7 @@ def find_damage(data: bytes, *, lowest_offset: int) -> tuple[int, int, TailDefec
 
 
 def batch_places(data: bytes) -> Iterator[int]:
-    """Where in ``data`` a batch may begin: the magic is in place."""
+    """Positions in ``data`` where a batch may begin, because the magic byte matches."""
     magic_at = data.find(_MAGIC, MAGIC_AT)
     while magic_at >= 0:
         yield magic_at - MAGIC_AT

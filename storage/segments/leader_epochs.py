@@ -1,4 +1,4 @@
-"""Sorted (leader epoch, start offset inclusive) pairs: what cuts at either end leave of them.
+"""Sorted (leader epoch, inclusive start offset) pairs, and how to cut them at either end.
 
 Both rise strictly from pair to pair. Source: KIP-101, KIP-279.
 """
@@ -21,16 +21,16 @@ _START = itemgetter(1)
 OFFSET_MAX: Final = 2**63 - 1
 
 UNDEFINED_END: Final = (NO_LEADER_EPOCH, NO_OFFSET)
-"""The log knows nothing of such an epoch."""
+"""The answer for an epoch that the log does not know."""
 
 
 def end_of_epoch(
     epochs: LeaderEpochPairs, leader_epoch: int, *, log_end_offset: int
 ) -> tuple[int, int]:
-    """Where this log leaves ``leader_epoch``: (largest known epoch not above it, end, exclusive).
+    """Where ``leader_epoch`` ends in this log: (largest known epoch not above it, exclusive end).
 
-    The latest epoch ends at the log end; one above it, or any of an empty list, is undefined; one
-    below the first ends where the first begins.
+    The latest epoch ends at the log end. An epoch above it, or any for an empty list, is undefined.
+    One below the first ends where the first begins.
     """
     if not epochs or not 0 <= leader_epoch <= epochs[-1][0]:
         return UNDEFINED_END
@@ -50,7 +50,7 @@ def epoch_span(epochs: LeaderEpochPairs, offset: int) -> tuple[int | None, int]:
 
 
 def record_epoch(epochs: list[tuple[int, int]], epoch: int, base_offset: int) -> None:
-    """A batch of ``epoch`` begins at ``base_offset``: it begins there if it is a higher one."""
+    """A batch of ``epoch`` is at ``base_offset``: if the epoch is higher, it begins there."""
     if epoch > (epochs[-1][0] if epochs else NO_LEADER_EPOCH):
         epochs.append((epoch, base_offset))
 
@@ -76,9 +76,9 @@ def packed_epochs(epochs: LeaderEpochPairs) -> array[int]:
 def with_leader_epoch(
     epochs: Sequence[tuple[int, int]], epoch: int, start_offset: int
 ) -> list[tuple[int, int]]:
-    """The list after ``epoch`` begins at ``start_offset``; pairs that conflict give way.
+    """Add ``epoch``, which begins at ``start_offset``, and drop the pairs that conflict with it.
 
-    An epoch that is there already keeps its earlier start. Source: KIP-101.
+    An epoch that is already there keeps its earlier start. Source: KIP-101.
     """
     if epochs and epochs[-1][0] == epoch and epochs[-1][1] <= start_offset:
         return list(epochs)

@@ -31,9 +31,10 @@ class LogSlice:
 class SegmentList:
     """At least one segment; the last is the active one.
 
-    At most ``open_sealed_max`` sealed segments, with ``index_bytes_max`` of indexes but for the
-    one in use, stay open between uses, so that a random read of a long log opens no file. Those
-    that are not durable yet stay in any case: closing could lose the report of a failed write.
+    Up to ``open_sealed_max`` sealed segments stay open, so that random reads of a long log need not
+    open files. Their indexes, except those of the one in use, take at most ``index_bytes_max``.
+    Segments that are not durable yet always stay open: closing could lose the report of a failed
+    write.
     """
 
     __slots__ = (
@@ -58,7 +59,7 @@ class SegmentList:
         self._index_bytes_max = index_bytes_max
         self._segments = segments
         self.active = segments[-1]
-        """The segment that takes appends; an attribute, as each append asks for it."""
+        """The segment that takes appends; an attribute for speed, since each append needs it."""
         self._bases = [segment.base_offset for segment in segments]
         self._ledger = ledger
         self._recent: OrderedDict[int, Segment] = OrderedDict(
@@ -75,7 +76,7 @@ class SegmentList:
 
     @property
     def bases(self) -> frozenset[int]:
-        """Where the segments begin."""
+        """The base offsets of all segments."""
         return frozenset(self._bases)
 
     @property
@@ -92,9 +93,9 @@ class SegmentList:
         yield from self._segments[self._slot_of(offset) :]
 
     def opened_from(self, offset: int) -> Iterator[Segment]:
-        """The same, for reading: each is open when it is given, and kept open for a while.
+        """Like ``from_offset``, but each is open when it is yielded, and stays open for a while.
 
-        Mostly the first is all that is wanted, so no other is touched before it is asked for.
+        Lazy: most callers need only the first.
         """
         first = self.holding(offset)
         self._keep_open(first)
@@ -107,7 +108,7 @@ class SegmentList:
     def offset_before(self, offset: int, bytes_max: int) -> int:
         """An offset whose batch begins about ``bytes_max`` before the one that holds ``offset``.
 
-        Exact to the interval of the index; the log's first one if there are fewer bytes.
+        Accurate to the index interval; the log's first offset if there are fewer bytes.
         """
         left = bytes_max
         while offset > self.first.base_offset:
@@ -121,7 +122,7 @@ class SegmentList:
         return offset
 
     def facts(self) -> Iterator[SegmentFacts]:
-        """What retention looks at, oldest first; an active segment without batches is left out."""
+        """The facts that retention needs, oldest first; without an empty active segment."""
         for segment in list(self._segments):
             if segment is self.active and segment.size_bytes == 0:
                 return

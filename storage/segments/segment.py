@@ -1,13 +1,13 @@
 """One segment of a log: a ``.log`` file of whole batches with its sparse indexes.
 
-The *active* segment is the last one and takes appends; the others are *sealed*. The indexes of
-the active segment live in memory and become files when it is sealed or the log is closed: after
-a crash they are rebuilt from the batches, which must be read again then anyway.
+The *active* segment is the last one and takes appends; the others are *sealed*. The indexes of the
+active segment are in memory and become files when it is sealed or the log is closed. After a crash
+they are rebuilt from the batches, which must be read again anyway.
 
-A read finds its first and last byte by the index and a walk over a few headers, and then takes
+A read finds its first and last byte by the index and a walk over a few headers, then reads
 everything between in one ``pread``. Records are never decoded here.
 
-One file: what is appended, indexed and read are the same few positions.
+One file: appending, indexing and reading share the same few positions.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ _NOTHING: Final = 2**63 - 1
 class Segment:
     """One ``.log`` file and its indexes. ``next_offset`` is exclusive.
 
-    For a sealed segment ``next_offset`` is the base offset of the next one.
-    ``state_suffix`` ends the names of files that are not part of the log yet.
+    For a sealed segment ``next_offset`` is the base offset of the next one. ``state_suffix`` is
+    appended to the names of files that are not part of the log yet.
     """
 
     def __init__(
@@ -85,15 +85,15 @@ class Segment:
         self.next_offset = next_offset
         self.size_bytes = 0
         self.summary: SegmentSummary | None = None
-        """What the files were when they were sealed; None: nothing beside the log is trusted."""
+        """The state of the files when they were sealed; None: only the ``.log`` is trusted."""
         self.txn_index = TxnIndex(filesystem, self.path_of(TXN_INDEX_SUFFIX))
         self._log: FileHandle | None = None
         self._indexes = SegmentIndexes(base_offset, index_interval_bytes)
         self.known_gaps: list[Gap] = []
-        """What reads have found to be damaged since the file was opened."""
+        """Damage that reads have found since the file was opened."""
         self.sound_places: dict[int, int] = {}
-        """By offset, where reads beyond damage have been."""
-        # What was written through the open file needs no check: its CRCs were checked before.
+        """Offset → position of batches that reads beyond damage have found."""
+        # Bytes written through the open file are not checked again: their CRCs were checked before.
         self._own_from = _NOTHING
         self._is_closed = False
 
@@ -114,11 +114,11 @@ class Segment:
         self._reset()
 
     def attach(self) -> None:
-        """Take an existing file as it is; the indexes are read when they are needed."""
+        """Use an existing file as it is; the indexes are read when they are needed."""
         self.size_bytes = self._filesystem.file_size(self.path_of(LOG_SUFFIX))
 
     def load_summary(self) -> None:
-        """Read the summary of an attached file; one that does not fit the log counts as none."""
+        """Read the summary of an attached file; ignore one that does not fit the log."""
         try:
             data = read_small_file(self._filesystem, self.path_of(SUMMARY_SUFFIX))
             summary = SegmentSummary.from_bytes(data)
@@ -129,7 +129,7 @@ class Segment:
             self._indexes.record_time(summary.max_timestamp_ms, summary.max_timestamp_offset)
 
     def begin_scan(self) -> None:
-        """Take an existing file whose batches the caller will check and ``account`` for anew."""
+        """Use an existing file whose batches the caller will check and ``account`` for anew."""
         self.attach()
         self.next_offset = self.base_offset
         self.summary = None
@@ -143,7 +143,7 @@ class Segment:
         self.next_offset = next_offset
 
     def load_tail(self) -> None:
-        """Take an existing, trusted file as the active segment: find its end and its times."""
+        """Use an existing, trusted file as the active segment: find its end and its times."""
         self.attach()
         offsets, times = self.indexes
         self.summary = None
@@ -218,7 +218,7 @@ class Segment:
 
     @property
     def indexes(self) -> tuple[OffsetIndex, TimeIndex]:
-        """Both sparse indexes; missing or impossible files are replaced by a new walk."""
+        """Both sparse indexes; missing or damaged files are rebuilt from the log."""
         if self._indexes.entries is None:
             self._indexes.entries = self._read_indexes() or self._rebuild_indexes()
         return self._indexes.entries
@@ -229,7 +229,7 @@ class Segment:
         return (self._indexes.entries or self.indexes)[0].is_full
 
     def write_sealed(self, leader_epochs: LeaderEpochPairs) -> list[FileHandle]:
-        """Write both index files and the summary: to be synced and closed by the caller.
+        """Write both index files and the summary; the caller syncs and closes them.
 
         The aborted index must be complete. ``leader_epochs``: those of the log; none if unknown.
         """
@@ -268,7 +268,7 @@ class Segment:
         return handles
 
     def _read_indexes(self) -> tuple[OffsetIndex, TimeIndex] | None:
-        """Both files, if they are what they were when the segment was sealed."""
+        """Both files, if they are as they were when the segment was sealed."""
         if self.summary is None:
             return None
         try:
@@ -285,7 +285,7 @@ class Segment:
         return offsets, times
 
     def _rebuild_indexes(self) -> tuple[OffsetIndex, TimeIndex]:
-        """Walk the log; if that ends at damage, its largest timestamp is unknown."""
+        """Rebuild both from the log; if damage ends the walk, the largest timestamp is unknown."""
         known = self._indexes.count
         self._reset()
         try:
@@ -307,7 +307,7 @@ class Segment:
 
     @property
     def counting(self) -> SegmentIndexes:
-        """For those who count batches themselves, from ``create`` or ``begin_scan`` on."""
+        """For callers that count batches themselves, after ``create`` or ``begin_scan``."""
         return self._indexes
 
     @property
@@ -317,13 +317,13 @@ class Segment:
 
     @property
     def first_timestamp_ms(self) -> int:
-        """The largest timestamp of the first batch; only known of a segment that takes appends."""
+        """The largest timestamp of the first batch; known only for a segment that takes appends."""
         return self._indexes.first_timestamp_ms
 
     # Writing
 
     def append(self, batch: Buffer, header: BatchHeader) -> FileHandle:
-        """Write one batch with one system call; what the leader assigns is taken from ``header``.
+        """Write one batch with one system call; base offset and leader epoch come from ``header``.
 
         Returns the file, which is unsynced now. OSError: ``discard_partial_append`` or give up.
         """
@@ -367,9 +367,9 @@ class Segment:
     ) -> tuple[bytes, int]:
         """Whole batches from the one that holds ``offset``, and the offset after them.
 
-        Only batches that end below ``upper_offset`` (exclusive); at least one if there is any,
-        then as many as fit into ``max_bytes``. Nothing: ``(b"", offset)``. ``is_checked``: also
-        what this process wrote. CorruptDataError for damage, and nothing of what is sound.
+        Only batches that end below ``upper_offset`` (exclusive): as many as fit into ``max_bytes``,
+        at least one if there is any. If none: ``(b"", offset)``. ``is_checked``: verify CRCs also
+        of what this process wrote. CorruptDataError for any damage, even after sound batches.
         """
         start = self._find_start(offset)
         if start is None:
@@ -389,7 +389,7 @@ class Segment:
         return data, next_offset
 
     def _check_run(self, data: bytes, start: int, offset: int) -> None:
-        """Refuse what is not as it was written: CRCs, and offsets against the batch after it."""
+        """Reject damage: check CRCs, and offsets against the batch that follows."""
         at, expected, defect = find_damage(data, lowest_offset=self.base_offset)
         if defect is not TailDefect.NONE:
             self._refuse(start + at, defect.value)
@@ -449,8 +449,8 @@ class Segment:
     ) -> Iterator[tuple[BatchHeader, memoryview]]:
         """What ``batches_from`` gives from the position of ``from_offset`` to the end.
 
-        Refuses a file that has lost its last batches, or whose last one claims too many offsets:
-        compaction keeps the last batch of a segment, so nothing may be missing after it.
+        Rejects a file that has lost its last batches, or whose last batch claims too many offsets.
+        Compaction keeps the last batch of a segment, so the segment must end with it.
         """
         if from_offset >= self.next_offset:
             return
@@ -467,7 +467,7 @@ class Segment:
             self._refuse(self.size_bytes, TailDefect.WRONG_OFFSET.value)
 
     def offset_before(self, offset: int, bytes_max: int) -> int | None:
-        """The last offset indexed ``bytes_max`` or more before ``offset``; None if none is."""
+        """The last indexed offset that is ``bytes_max`` or more before ``offset``; None if none."""
         index = self.indexes[0]
         entry = index.lookup(offset) if offset < self.next_offset else None
         end = self.size_bytes if entry is None else entry[1]
@@ -495,8 +495,8 @@ class Segment:
     ) -> Iterator[BatchPlace]:
         """Walk from what ``find`` finds, or from ``lowest``.
 
-        ``lowest`` is the position of a batch; an entry before it is of no use. CorruptDataError
-        if the log has no such batch where the index says.
+        ``lowest`` is the position of a batch; an entry before it is ignored. CorruptDataError if
+        the log has no such batch where the index says.
         """
         entry, head = find(self.indexes[0]), b""
         if entry is not None and entry[1] > lowest:
@@ -517,13 +517,13 @@ class Segment:
                     return found
                 break
             before = place
-        # Compaction leaves gaps; so does a batch whose damaged header claims too few offsets.
+        # Compaction leaves gaps, and so does a damaged header that claims too few offsets.
         if before is not None:
             self._check_run(self.read_batch(before), before.position, before.base_offset)
         return found
 
     def _find_end(self, start: int, *, max_bytes: int, upper_offset: int) -> tuple[int, int]:
-        """Where the last batch ends that may be read from ``start``, and the offset after it."""
+        """End of the last batch that may be read from ``start``, and the offset after it."""
         limit = start + max_bytes
         if upper_offset >= self.next_offset and self.size_bytes <= limit:
             return self.size_bytes, self.next_offset
@@ -543,7 +543,7 @@ class Segment:
 
     @property
     def log_file(self) -> LogFile:
-        """The ``.log`` file for those who walk it."""
+        """The ``.log`` file, for walks over it."""
         return LogFile(self.log, self.log_path, self.base_offset, self.size_bytes)
 
     def _refuse(self, position: int, reason: str) -> NoReturn:

@@ -1,9 +1,9 @@
 """The state of a segment and the files beside it when it was sealed: ``<base>.summary``.
 
-Kafka's indexes have no checksum, and an aborted index without entries may be absent: so damage
-or loss of one cannot be told from its bytes. The summary holds the CRC of each, and of itself. A
-segment whose summary is sound needs no scan when the log is opened; whatever disagrees with it,
-or a segment without one, is built anew from the log.
+Kafka's indexes have no checksum, and an empty aborted index may have no file, so their bytes do not
+show damage or loss. The summary holds the CRC of each, and its own. A segment with a sound summary
+needs no scan when the log is opened. Files that disagree with the summary, or have none, are
+rebuilt from the log.
 
 ASCII lines of fixed order: ``0``, the fields by name, ``leader_epochs epoch:start,…``, ``crc32c X``
 (8 hex digits, of all lines before).
@@ -79,7 +79,7 @@ class SegmentSummary(NamedTuple):
 def epochs_within(
     pairs: LeaderEpochPairs, base_offset: int, next_offset: int
 ) -> tuple[tuple[int, int], ...]:
-    """The pairs that reach into [base, next), each with the start that it has."""
+    """The pairs that reach into [base, next), with their start offsets unchanged."""
     below = without_end(pairs, next_offset)
     return tuple(below[len(below) - len(without_start(below, base_offset)) :])
 
@@ -91,9 +91,9 @@ def epochs_of(
 ) -> list[tuple[int, int]]:
     """The leader epochs of a log whose segments, in order, are (base, next offset, summary).
 
-    A segment without a summary has those that were ``seen`` when it was read, and those of the
-    ``stored`` checkpoint, which knows when an epoch began whose first batches were compacted away.
-    Of an epoch without batches, at the end of the log, only the checkpoint can know.
+    A segment without a summary has the epochs ``seen`` when it was read, and those of the
+    ``stored`` checkpoint, which knows where an epoch began whose first batches were compacted away.
+    Only the checkpoint knows an epoch without batches, at the end of the log.
     """
     epochs: list[tuple[int, int]] = []
     log_end_offset = 0

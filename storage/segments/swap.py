@@ -1,4 +1,4 @@
-"""Replacing adjacent segments by one cleaned segment, so that a crash leaves the old or the new.
+"""Replace adjacent segments by one cleaned segment; a crash leaves the old or the new.
 
 The files of the cleaned segment go through three names, as in Kafka:
 
@@ -32,7 +32,7 @@ _SUFFIXES: Final = (LOG_SUFFIX, *INDEX_SUFFIXES)
 
 
 def prepare_swap(filesystem: FileSystem, directory: Path, base_offset: int) -> None:
-    """Step 2, in any thread: everything is ready but the commit."""
+    """Do step 2, in any thread: prepare everything but the commit."""
     for suffix in INDEX_SUFFIXES:
         path = _path(directory, base_offset, suffix)
         filesystem.rename(_with(path, CLEANED_SUFFIX), _with(path, SWAP_SUFFIX))
@@ -40,7 +40,7 @@ def prepare_swap(filesystem: FileSystem, directory: Path, base_offset: int) -> N
 
 
 def discard_swap(filesystem: FileSystem, directory: Path, base_offset: int) -> None:
-    """Give up before the commit: remove what steps 1 and 2 have left."""
+    """Give up before the commit: remove the files of steps 1 and 2."""
     for suffix in _SUFFIXES:
         path = _path(directory, base_offset, suffix)
         filesystem.remove(_with(path, CLEANED_SUFFIX))
@@ -48,7 +48,7 @@ def discard_swap(filesystem: FileSystem, directory: Path, base_offset: int) -> N
 
 
 def commit_swap(filesystem: FileSystem, directory: Path, base_offset: int) -> None:
-    """Step 3: durable on return. After an OSError it is unknown which segments hold."""
+    """Do step 3; durable on return. After an OSError it is unknown which segments are valid."""
     path = _path(directory, base_offset, LOG_SUFFIX)
     filesystem.rename(_with(path, CLEANED_SUFFIX), _with(path, SWAP_SUFFIX))
     filesystem.sync_directory(directory)
@@ -57,10 +57,10 @@ def commit_swap(filesystem: FileSystem, directory: Path, base_offset: int) -> No
 def finish_swap(
     filesystem: FileSystem, directory: Path, base_offset: int, replaced: Iterable[Path]
 ) -> tuple[Path, ...]:
-    """Steps 4 and 5; the last rename is durable with the next sync of the directory.
+    """Do steps 4 and 5; the last rename is durable with the next sync of the directory.
 
-    ``replaced`` are the files of the old segments but the first, whose names are taken over.
-    Returns what is left of them, to be removed at leisure.
+    ``replaced`` are the files of the old segments except the first, whose names are reused. Returns
+    what is left of them, to be removed at any time.
     """
     deleted = []
     for path in replaced:
@@ -78,14 +78,14 @@ def finish_swap(
 
 
 def complete_swaps(filesystem: FileSystem, directory: Path) -> None:
-    """Bring a directory that is being opened to the state before or after each replacement.
+    """Finish or undo each interrupted replacement in a directory that is being opened.
 
     Raises ``CorruptDataError`` if a ``.log.swap`` has no whole batches: it was synced.
     """
     names = filesystem.list_directory(directory)
     committed = [name for name in names if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)]
     if committed:
-        # The process may have died before its own sync: the commit comes before what follows it.
+        # The process may have died before its own sync; the commit must be durable before step 4.
         filesystem.sync_directory(directory)
     for name in committed:
         base_offset = int(name.partition(".")[0])

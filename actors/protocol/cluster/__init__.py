@@ -1,5 +1,5 @@
-"""The rules of the controller: topics, leaders, epochs, producer ids, and their log.
+"""The controller's rules: topics, leaders, epochs, producer ids, and the metadata log.
 
-Start at ``cluster_machine``. ``elections``, ``brokers``, ``placement`` and ``reassignment`` are the
-rules of several brokers, ``quorum`` those of several controllers.
+Start at ``cluster_machine``. ``elections``, ``brokers``, ``placement`` and ``reassignment`` have the rules
+for several brokers, ``quorum`` those for electing a controller.
 """

@@ -1,38 +1,37 @@
-"""Which brokers there are, and which of them live.
+"""Which brokers are registered, and which of them are live.
 
-Rules. A broker is the directory that it writes to: another directory under its number is refused
-while any partition still counts on the first. Registering fences it, until its first heartbeat, and
-gives it a broker epoch; calls that name an older one are late. A broker that is not heard for
-a session is fenced. Sessions are in memory only: a controller that starts gives every broker a
-whole one.
+Rules. A broker is identified by its data directory: another directory under its number is rejected
+while any partition depends on the first. Registering gives the broker an epoch and fences it until
+its first heartbeat; calls with an older epoch are stale. A broker that is silent for a session is
+fenced. Sessions are in memory only: a controller that starts gives every broker a full one.
 
 | request | state | answer |
 |---|---|---|
 | register_broker | unknown, or known without a directory id | registered, fenced |
 | register_broker | known, the same directory, fenced | registered anew, with a newer epoch |
-| register_broker | the same, not fenced, its epoch is on the disk | a newer epoch |
-| register_broker | the same, not fenced, it is not | its epoch again, nothing logged |
-| register_broker | the same, after another boot | likewise; others lead what does not sync |
+| register_broker | the same, not fenced, its epoch is on its disk | a newer epoch |
+| register_broker | the same, not fenced, its epoch is not | its epoch again, nothing logged |
+| register_broker | the same, after a reboot | likewise; others lead topics that do not sync |
 | register_broker | an older copy of the directory | as another directory |
-| register_broker | another directory, the last copy | DUPLICATE_BROKER_REGISTRATION, and where |
+| register_broker | another directory, the first has a last copy | DUPLICATE_BROKER_REGISTRATION |
 | register_broker | another directory, fenced, no last copy | registered, fenced: a new disk |
 | register_broker | another directory, not fenced | DUPLICATE_BROKER_REGISTRATION |
 | register_broker | no directory id, or another cluster's | INVALID_REQUEST |
 | broker_heartbeat | unknown | BROKER_NOT_AVAILABLE |
 | broker_heartbeat | of another epoch | STALE_BROKER_EPOCH |
-| broker_heartbeat | fenced | unfenced, durably; unless its node is gone, or no answer gets there |
-| broker_heartbeat | its epoch is on the disk now | that is noted, durably |
-| broker_heartbeat | some of its actors are silent | others lead what these hold |
+| broker_heartbeat | fenced | unfenced, durably, unless its node is gone or not reached |
+| broker_heartbeat | its epoch is on its disk now | that is logged |
+| broker_heartbeat | some of its actors are silent | others lead their partitions |
 | broker_heartbeat | some of its replicas are offline | likewise |
-| broker_heartbeat | its disk refuses appends to some | others that can lead these |
+| broker_heartbeat | its disk refuses appends to some | others lead these, if they can |
 | broker_heartbeat | else | nothing logged |
 | drain_broker | unknown | BROKER_NOT_AVAILABLE |
 | drain_broker | too few would be left for a user topic | INVALID_REPLICATION_FACTOR, and which |
 | drain_broker | none would be left for an internal topic | likewise |
 | drain_broker | as it is already (a retry) | nothing logged |
-| broker_heartbeat | it has had no answer for a while | its session counts from that answer |
+| broker_heartbeat | it had no answer for a while | its session counts from the last answer |
 | session over | not fenced | fenced |
-| all its actors answer, as long as its own is away | not fenced | its session begins anew |
+| its actors answer, but not the broker's own | not fenced | its session begins anew |
 
 Source: KIP-631, KIP-841, KIP-858.
 """
@@ -77,7 +76,7 @@ Topics = Mapping[str, TopicState]
 
 
 class BrokerSessions:
-    """When each broker was last heard, by the controller's clock; decides nothing durable."""
+    """When each broker was last heard, by the controller's clock; not durable."""
 
     __slots__ = ("_last_contact_ms", "_session_ms")
 
@@ -119,7 +118,7 @@ def decide_register(
 ) -> Decision[RegisterBrokerReply]:
     """Register a broker, fenced until its first heartbeat, unless it is registered already.
 
-    The actor by which it registers may start again alone: that is no news of its replicas.
+    The broker's actor may restart alone; that says nothing about its replicas.
     """
     if not request.directory_id or request.cluster_id != cluster_id:
         detail = (
@@ -161,7 +160,7 @@ def decide_register(
 
 
 def own_node(brokers: Brokers, broker_id: int, *, data_dir: str, rack: str) -> Records:
-    """What the controller knows of its own broker, which does not register, if that is news."""
+    """Update the controller's own broker, which does not register; () if nothing changed."""
     known = brokers.get(broker_id)
     if known is None or (known.data_dir, known.rack) == (data_dir, rack):
         return ()
@@ -181,7 +180,7 @@ def own_node(brokers: Brokers, broker_id: int, *, data_dir: str, rack: str) -> R
 def _registration_refusal(
     topics: Topics, known: BrokerState, request: RegisterBrokerRequest
 ) -> str:
-    """Why another directory cannot take a broker's number; "" if it can."""
+    """Why another directory cannot take over the broker's number; "" if it can."""
     who = (
         f"broker {known.broker_id} has the directory {known.directory_id} in {known.data_dir!r}, "
         f"and a node of that number came with {request.directory_id}: is its disk mounted, and do "
@@ -211,12 +210,12 @@ def decide_heartbeat(
     *,
     is_reached: bool = True,
 ) -> Decision[BrokerHeartbeatReply]:
-    """A broker lives: if it was fenced it is so no longer, and leads what only it can.
+    """A broker is alive: unfence it if it was fenced, and let it lead what only it can.
 
-    ``silent``: the replicas that ``request.silent_actors`` hold, and those that are offline. Others
-    lead what they led, and what others of them lead, ``refusing`` appends. Unless it
-    ``is_reached`` it stays fenced: no answer gets there, or Ray has given its node up and ends its
-    processes soon.
+    ``silent``: the replicas in ``request.silent_actors`` and those that are offline. ``refusing``:
+    those whose disk refuses appends. Other replicas lead in place of both. Unless it ``is_reached``
+    the broker stays fenced: answers do not reach it, or Ray has given up its node and will end its
+    processes.
     """
     broker = brokers.get(request.broker_id)
     if broker is None:
@@ -240,7 +239,7 @@ def decide_heartbeat(
 
 
 def fence(topics: Topics, brokers: Brokers, broker_id: int) -> Records:
-    """The session of a broker is over: it is fenced, and others lead what it led."""
+    """Fence a broker whose session is over; others lead what it led."""
     broker = brokers[broker_id]
     record = _changed(broker, is_fenced=True)
     return (record, *after_fencing(topics.values(), broker_id, brokers))
@@ -249,7 +248,7 @@ def fence(topics: Topics, brokers: Brokers, broker_id: int) -> Records:
 def decide_drain(
     topics: Topics, brokers: Brokers, request: DrainBrokerRequest
 ) -> Decision[DrainBrokerReply]:
-    """Leaders move off the broker at once; its replicas follow by ``reassignment.drained``."""
+    """Move leaders off the broker at once; ``reassignment.drained`` moves its replicas later."""
     broker = brokers.get(request.broker_id)
     if broker is None:
         detail = f"broker {request.broker_id} is not registered"
@@ -280,7 +279,7 @@ def _changed(
     is_draining: bool | None = None,
     disk_epoch: int | None = None,
 ) -> BrokerChanged:
-    """The broker with what is given, and else as it is."""
+    """A record of the broker with the given values changed."""
     return BrokerChanged(
         broker_id=broker.broker_id,
         broker_epoch=broker.broker_epoch,

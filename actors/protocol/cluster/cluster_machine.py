@@ -1,10 +1,10 @@
 """The controller's machine: the cluster's identity, leaders, epochs and producer ids.
 
-Rules. Whatever an answer hands out (an epoch, a block of ids, a topic) is durable first.
-A leader epoch only rises, by compare-and-set: an election names the epoch it follows. One
-start of a replica gets one epoch, however often it asks. A topic id is never used twice.
+Rules. What an answer hands out (an epoch, a block of ids, a topic) is durable first. A leader epoch
+only increases, by compare-and-set: an election names the epoch before it. One start of a replica
+gets one epoch, however often it asks. A topic id is never used twice.
 
-One file: ``apply`` is the only thing that changes what every decision here looks at.
+One file: every decision reads the state that only ``apply`` changes.
 
 | request | state | answer |
 |---|---|---|
@@ -13,20 +13,20 @@ One file: ``apply`` is the only thing that changes what every decision here look
 | become_leader | caller is no replica of it | NOT_LEADER_OR_FOLLOWER |
 | become_leader | on another disk than its broker's, or an older copy | KAFKA_STORAGE_ERROR |
 | become_leader | it has no log, and must have one | KAFKA_STORAGE_ERROR |
-| become_leader | it has no log, and need not | who leads: it may begin one, see ``elections`` |
+| become_leader | it has no log, and need not have one | who leads: it may begin one |
 | become_leader | same incarnation leads | its epoch again, nothing logged |
 | become_leader | another epoch than expected is current | FENCED_LEADER_EPOCH, and which |
-| become_leader | it is to lead, see ``elections`` | epoch + 1 |
-| become_leader | it has never asked, and is in sync | who leads, and that it has begun |
+| become_leader | it must lead, see ``elections`` | epoch + 1 |
+| become_leader | its first start, and it is in sync | who leads; logged that it has started |
 | become_leader | else | who leads, nothing logged; but see ``elections`` |
 | create_topic | same name and id | its id again (a retry) |
 | create_topic | same name | TOPIC_ALREADY_EXISTS |
 | create_partitions | unknown, internal | as alter_topic |
-| create_partitions | as many as there are (a retry) | NONE, nothing logged |
+| create_partitions | the current number (a retry) | NONE, nothing logged |
 | create_partitions | fewer, or too many | INVALID_PARTITIONS |
 | alter_topic | unknown | UNKNOWN_TOPIC_OR_PARTITION |
 | alter_topic | internal | INVALID_TOPIC_EXCEPTION |
-| alter_topic | a setting is unknown or impossible | INVALID_CONFIG |
+| alter_topic | a setting is unknown or invalid | INVALID_CONFIG |
 | alter_topic | nothing changes (a retry) | NONE, nothing logged |
 | delete_topic | unknown | UNKNOWN_TOPIC_OR_PARTITION |
 | delete_topic | internal | INVALID_TOPIC_EXCEPTION |
@@ -132,7 +132,7 @@ from oncelog.storage.model import (
 PRODUCER_ID_BLOCK_COUNT: Final = 1_000
 
 DELETED_TOPICS_MAX: Final = 10_000
-"""Topic ids that stay known once their topics are deleted: a late call must not create one again.
+"""Deleted topic ids that are remembered, so that a late call cannot create one again.
 
 Calls are late by minutes at most.
 """
@@ -142,7 +142,7 @@ ALONE: Final = HostRules()
 
 Settings: TypeAlias = tuple[tuple[str, str], ...]
 SettingsCheck: TypeAlias = Callable[[dict[str, str]], Settings]
-"""All settings of a topic as text → those worth keeping; raises ``InvalidSettingError``."""
+"""Checks all settings of a topic; returns those to store, or raises ``InvalidSettingError``."""
 
 
 class ClusterMachine:
@@ -157,14 +157,14 @@ class ClusterMachine:
         self._topics: dict[str, TopicState] = {}
         self._names_by_id: dict[str, str] = {}
         self._deleted: dict[str, None] = {}
-        """Ids of topics that are deleted, the newest ``DELETED_TOPICS_MAX``, oldest first."""
+        """Ids of the last ``DELETED_TOPICS_MAX`` deleted topics, oldest first."""
         self._next_producer_id = 0
         self._unannounced: dict[TopicPartition, None] = {}
         self._refusing: frozenset[int] = frozenset()
         self.election_count = 0
         """Leaders elected since the cluster was founded."""
         self._next_part: int | None = None
-        """Of the snapshot with which the log begins, while it is being read."""
+        """The next part of the snapshot at the start of the log, while it is being read."""
 
     # --- decide ---------------------------------------------------------------------------
 
@@ -200,7 +200,7 @@ class ClusterMachine:
         request: CreateTopicRequest,
         rules: HostRules = ALONE,
     ) -> Decision[CreateTopicReply]:
-        """Place a new topic's partitions on brokers, and there by ``rules``."""
+        """Create a topic: place its partitions on brokers, and on hosts by ``rules``."""
         error, detail = check_new_topic(request, self._topics, self._brokers)
         if error is not ErrorCode.NONE:
             return refused(request, error, detail)
@@ -224,7 +224,7 @@ class ClusterMachine:
     def decide_alter_topic(
         self, request: AlterTopicRequest, check: SettingsCheck
     ) -> Decision[AlterTopicReply]:
-        """Change some settings of a topic that users own; ``check`` sees all of its settings."""
+        """Change settings of a user topic; ``check`` gets all of its settings."""
         topic = self._topics.get(request.name)
         if request.name in INTERNAL_TOPICS:
             return refused(request, ErrorCode.INVALID_TOPIC_EXCEPTION)
@@ -252,7 +252,7 @@ class ClusterMachine:
         request: CreatePartitionsRequest,
         rules: HostRules = ALONE,
     ) -> Decision[CreatePartitionsReply]:
-        """Place more partitions of a topic that users own; see ``decide_create_topic``."""
+        """Add partitions to a user topic; see ``decide_create_topic``."""
         error, detail = check_new_partitions(request, self._topics, self._brokers)
         if error is not ErrorCode.NONE:
             return refused(request, error, detail)
@@ -272,7 +272,7 @@ class ClusterMachine:
         return decision(CreatePartitionsReply(), record)
 
     def decide_delete_topic(self, request: DeleteTopicRequest) -> Decision[DeleteTopicReply]:
-        """Delete a topic that users own."""
+        """Delete a user topic."""
         topic = self._topics.get(request.name)
         if request.name in INTERNAL_TOPICS:
             return refused(request, ErrorCode.INVALID_TOPIC_EXCEPTION)
@@ -321,12 +321,12 @@ class ClusterMachine:
         return decision(elected, record)
 
     def is_on_its_disk(self, request: BecomeLeaderRequest) -> bool:
-        """Whether that may be the disk that its broker has, by what is known of that."""
+        """Whether the request's disk may be the one that its broker registered."""
         broker = self._brokers.get(request.broker_id)
         return broker is None or request.disk.may_be(broker.disk)
 
     def _is_of_its_boot(self, request: BecomeLeaderRequest) -> bool:
-        """Whether its broker has registered since the host booted, by what is known of that."""
+        """Whether its broker has registered since the host booted, as far as is known."""
         broker = self._brokers.get(request.broker_id)
         known = "" if broker is None else broker.boot_id
         return "" in (known, request.boot_id) or known == request.boot_id
@@ -336,8 +336,8 @@ class ClusterMachine:
     ) -> Decision[BecomeLeaderReply]:
         """Let a replica begin its log, unless it had one that counts.
 
-        A leader may be about to propose that it joins the ISR, as it had a log before: the new
-        version refuses that.
+        A leader may be about to propose it for the ISR because of its former log; the new version
+        rejects that proposal.
         """
         number, broker_id = request.topic_partition.partition, request.broker_id
         if topic.partitions[number].has_log(broker_id):
@@ -356,12 +356,12 @@ class ClusterMachine:
         return decision(structs.replace(leadership, partition_version=version), record)
 
     def leadership(self, tp: TopicPartition) -> BecomeLeaderReply | None:
-        """Who leads a partition now, as its replicas are told; ``None`` if it is unknown."""
+        """Who leads a partition now, as told to its replicas; ``None`` if it is unknown."""
         found = self._find(tp)
         return None if found is None else self._leadership(*found)
 
     def decide_taken(self, tp: TopicPartition, told: BecomeLeaderReply) -> Decision[MetadataReply]:
-        """A leader has taken what it was told; see ``elections.after_announcement``."""
+        """A leader has confirmed what it was told; see ``elections.after_announcement``."""
         found = self._find(tp)
         if found is None or found[0].topic_id != told.topic_id:
             return Decision(reply=MetadataReply())
@@ -390,7 +390,7 @@ class ClusterMachine:
     def decide_rotate_key(
         self, request: RotateClusterKeyRequest, cluster_key: bytes, now_ms: int
     ) -> Decision[RotateClusterKeyReply]:
-        """Make ``cluster_key`` current, replacing the one that the caller knows."""
+        """Make ``cluster_key`` current, replacing the key that the caller knows."""
         version = self.keys.version
         if request.key_version == version - 1:
             return Decision(reply=RotateClusterKeyReply(key_version=version))
@@ -435,7 +435,7 @@ class ClusterMachine:
         )
 
     def _apply_part(self, part: SnapshotPart) -> None:
-        """Load the snapshot with which the log begins; any other tells nothing new."""
+        """Load the snapshot at the start of the log; later ones say nothing new."""
         if self._next_part is None:
             if self.founded is not None:
                 return
@@ -470,7 +470,7 @@ class ClusterMachine:
                 topic = self._topics[self._names_by_id[topic_id]]
                 topic.settings = settings
                 topic.settings_version += 1
-                # Lone leaders too: they do not ask again.
+                # Announce to lone leaders too: they do not ask again.
                 for number, partition in enumerate(topic.partitions):
                     partition.minimum_changed(
                         min_insync_of(settings, partition.original_replica_count)
@@ -575,9 +575,9 @@ class ClusterMachine:
             self._unannounced[TopicPartition(topic.name, number)] = None
 
     def take_unannounced(self) -> list[TopicPartition]:
-        """The partitions that have changed since the last call, whose leaders are to be told.
+        """The partitions changed since the last call; their leaders must be told.
 
-        A lone replica that has just asked for its epoch knows.
+        Without lone replicas that have just asked for their epoch: they know.
         """
         unannounced, self._unannounced = list(self._unannounced), {}
         return unannounced
@@ -585,7 +585,7 @@ class ClusterMachine:
     # --- read -----------------------------------------------------------------------------
 
     def snapshot(self) -> Iterator[ClusterRecord]:
-        """Records that give a machine that knows nothing this state; the voters come first."""
+        """Records that give an empty machine this state; the voters come first."""
         yield VotersChanged(voters=self.voters)
         yield self._cluster()
         for broker in self._brokers.values():
@@ -604,7 +604,7 @@ class ClusterMachine:
 
     @property
     def size(self) -> int:
-        """How much a snapshot has to tell: brokers, topics and partitions."""
+        """Size of a snapshot: the number of brokers, topics and partitions."""
         partitions = sum(len(topic.partitions) for topic in self._topics.values())
         return len(self._brokers) + len(self._topics) + partitions
 
@@ -621,12 +621,12 @@ class ClusterMachine:
 
     @property
     def topics(self) -> Mapping[str, TopicState]:
-        """Every topic by name: for the rules of elections and reassignments, which only read."""
+        """All topics by name; elections and reassignments only read it."""
         return self._topics
 
     @property
     def broker_states(self) -> Mapping[int, BrokerState]:
-        """Every broker by id, likewise."""
+        """All brokers by id; read-only."""
         if not self._refusing:
             return self._brokers
         return {
@@ -635,12 +635,12 @@ class ClusterMachine:
         }
 
     def record_refusing(self, broker_id: int, *, is_refusing: bool) -> None:
-        """A broker has told whether its disk refuses appends; not recorded, see ``BrokerState``."""
+        """Note whether a broker's disk refuses appends; not logged, see ``BrokerState``."""
         others = self._refusing - {broker_id}
         self._refusing = others | {broker_id} if is_refusing else others
 
     def placements(self, name: str | None = None) -> list[Placement]:
-        """Every replica that should run, or those of one topic."""
+        """All replicas that should run, or those of one topic."""
         topics = self._topics.values() if name is None else [self._topics[name]]
         return [
             Placement(TopicPartition(topic.name, number), topic.topic_id, broker_id, host)
@@ -650,7 +650,7 @@ class ClusterMachine:
         ]
 
     def hosted(self, broker_id: int, host: int) -> tuple[HostedReplica, ...]:
-        """The replicas that one host is to hold."""
+        """The replicas that one host should hold."""
         return tuple(
             HostedReplica(
                 topic_partition=TopicPartition(topic.name, number),
@@ -663,7 +663,7 @@ class ClusterMachine:
         )
 
     def held(self) -> dict[int, Counter[int]]:
-        """How many replicas each host holds, by broker."""
+        """Broker → host → number of replicas."""
         held: dict[int, Counter[int]] = {}
         for placement in self.placements():
             held.setdefault(placement.broker_id, Counter())[placement.host] += 1

@@ -1,7 +1,7 @@
 """Records of the cluster metadata log: msgpack maps, each with its kind and version.
 
-A reader skips a kind or version it does not know only if the record says it may (``optional``);
-none does so far, so an unknown one is corrupt.
+A reader skips an unknown kind or version only if the record is marked ``optional``. So far none is,
+so an unknown one counts as corrupt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from oncelog.storage.exceptions import CorruptDataError
 VERSION: Final = 1
 
 SNAPSHOT_PART_BYTES: Final = 65_536
-"""Records in one part of a snapshot, unless a single one is larger."""
+"""Bytes of records in one part of a snapshot, unless a single record is larger."""
 
 
 class ClusterFounded(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,9 +44,9 @@ class BrokerRegistered(msgspec.Struct, frozen=True, kw_only=True):
     """A broker and the data directory it writes to; replaces an earlier registration of it.
 
     ``directory_id`` is in a file there, "" if the record is older than such ids. ``broker_epoch``
-    rises over all registrations of all brokers. ``disk_epoch`` is the newest that was written in
-    that directory, as far as is known: an older copy of it has an older one. ``boot_id`` is that of
-    the operating system then, "" if it is not known.
+    increases over all registrations of all brokers. ``disk_epoch`` is the newest epoch known to be
+    written in that directory; an older copy of the directory has an older one. ``boot_id`` is the
+    operating system's at that time, "" if unknown.
     """
 
     broker_id: int
@@ -60,7 +60,7 @@ class BrokerRegistered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BrokerChanged(msgspec.Struct, frozen=True, kw_only=True):
-    """A registered broker was fenced or unfenced, or is to be drained or no longer.
+    """A registered broker was fenced or unfenced, or a drain began or was cancelled.
 
     ``disk_epoch``: as in ``BrokerRegistered``, if it is newer.
     """
@@ -75,8 +75,9 @@ class BrokerChanged(msgspec.Struct, frozen=True, kw_only=True):
 class TopicCreated(msgspec.Struct, frozen=True, kw_only=True):
     """A topic, with the replicas (broker ids, preferred leader first) of each partition.
 
-    ``hosts`` are those of the replicas, in the same order; none of them has one if it is empty.
-    ``replication_factor`` is how many each is to have once there are brokers; 0: as many as it has.
+    ``hosts`` are those of the replicas, in the same order; empty: every replica has its own actor.
+    ``replication_factor`` is how many replicas each partition gets once there are brokers; 0: as
+    many as it has.
     """
 
     name: str
@@ -114,7 +115,7 @@ class LeaderElected(msgspec.Struct, frozen=True, kw_only=True):
     """A new leader epoch of one partition, given to one start of one replica.
 
     ``incarnation`` is "" if the controller elected by itself. ``leader`` -1: nobody could be
-    elected, and ``isr`` has those who can be when they are back. For ``lost`` see ``IsrChanged``.
+    elected; members of ``isr`` can be when they are back. For ``lost`` see ``IsrChanged``.
     """
 
     topic_id: str
@@ -129,9 +130,9 @@ class LeaderElected(msgspec.Struct, frozen=True, kw_only=True):
 class IsrChanged(msgspec.Struct, frozen=True, kw_only=True):
     """The in-sync replicas under the current leader; ``partition_version`` is the new one.
 
-    ``started``, if not -1, is a broker whose replica has asked for its role for the first time, and
-    ``lost`` one whose replica may lack what it had: it is not eligible to lead.
-    ``follows_minimum``: the leader has taken what ``min_insync_replicas`` is at this moment.
+    ``started``, if not -1, is a broker whose replica has started for the first time. ``lost`` is
+    one whose replica may have lost data: it leaves the ELR. ``follows_minimum``: the leader uses
+    the current ``min_insync_replicas``.
     """
 
     topic_id: str
@@ -144,10 +145,10 @@ class IsrChanged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicasChanged(msgspec.Struct, frozen=True, kw_only=True):
-    """All replicas of a partition, in a step of a reassignment; see ``TopicCreated``.
+    """All replicas of a partition after a step of a reassignment; see ``TopicCreated``.
 
     ``adding`` and ``removing`` are among ``replicas`` until the reassignment is complete. For
-    ``replication_factor`` see ``TopicCreated``; 0: as many as there are when it is complete.
+    ``replication_factor`` see ``TopicCreated``; 0: the number of replicas at its end.
     """
 
     topic_id: str
@@ -168,7 +169,7 @@ class ProducerIdsAllocated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ControllerElected(msgspec.Struct, frozen=True, kw_only=True):
-    """The first record of a controller that was voted for: once it is committed, so is all before.
+    """The first record of an elected controller: once it is committed, so is everything before.
 
     A controller that is the only voter logs none.
     """
@@ -178,7 +179,7 @@ class ControllerElected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VotersChanged(msgspec.Struct, frozen=True, kw_only=True):
-    """The brokers that have a copy of this log and elect the controller, from this record on.
+    """The brokers that replicate this log and elect the controller, from this record on.
 
     Before the first such record the broker that founded the cluster is the only one.
     """
@@ -187,7 +188,7 @@ class VotersChanged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic as it is: each row of ``partitions`` has the values of ``fields``, in that order."""
+    """A topic's state; each row of ``partitions`` has the values of ``fields``, in that order."""
 
     name: str
     topic_id: str
@@ -198,7 +199,7 @@ class TopicSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What else no other record tells by itself: the ticket keys, counts, deleted topics."""
+    """State that no other record of a snapshot has: ticket keys, counters, deleted topics."""
 
     key_version: int
     cluster_key: bytes
@@ -209,10 +210,11 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SnapshotPart(msgspec.Struct, frozen=True, kw_only=True):
-    """Some of the records that give the state as it was where part 0 begins.
+    """Part of a snapshot: records that give the state at the offset where part 0 begins.
 
-    The log may begin there. Who has read what is before passes over all parts. Parts without the
-    last one are of a controller that did not come to an end; another has then followed it.
+    The log may begin there. A reader that has applied everything before skips all parts. Parts
+    without the last one are from a controller that was interrupted; its successor writes a whole
+    snapshot.
     """
 
     part: int
@@ -262,7 +264,7 @@ _KINDS: Final[dict[str, type[ClusterRecord]]] = {
 _NAMES: Final = {kind: name for name, kind in _KINDS.items()}
 
 ELECTORATE_KINDS: Final = (b"broker_registered", b"broker_changed", b"voters_changed")
-"""What a record that names voters or disks has in its bytes; others may have it too."""
+"""Bytes that every record naming voters or disks contains; other records may too."""
 
 
 def decision(reply: ReplyT, *records: ClusterRecord) -> Decision[ReplyT]:
@@ -271,7 +273,7 @@ def decision(reply: ReplyT, *records: ClusterRecord) -> Decision[ReplyT]:
 
 
 def encode_cluster_record(record: ClusterRecord) -> LogRecord:
-    """One record of the metadata log; without a key, as the log is not compacted."""
+    """Encode a record of the metadata log; it has no key, since the log is not compacted."""
     fields = structs.asdict(record)
     value = msgpack.packb({"kind": _NAMES[type(record)], "version": VERSION, **fields})
     return LogRecord(None, value)
@@ -291,7 +293,7 @@ def decode_cluster_record(value: bytes) -> ClusterRecord:
 
 
 def with_parts_opened(record: ClusterRecord) -> Iterator[ClusterRecord]:
-    """The record, or those in it if it is a part of a snapshot."""
+    """The record itself, or the records in it if it is part of a snapshot."""
     if isinstance(record, SnapshotPart):
         yield from map(decode_cluster_record, record.records)
     else:

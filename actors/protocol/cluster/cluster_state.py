@@ -1,7 +1,7 @@
-"""What the controller's machine knows of brokers, topics and their partitions.
+"""The controller's state: brokers, topics and their partitions.
 
-The methods that take a record are its application, the same live and on replay. Each record of a
-partition raises its version by one, those of earlier releases too, which do not name it.
+A method that takes a record applies it, the same live and on replay. Each record of a partition
+raises its version by one; records of earlier releases do too, although they do not name it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_LEADER_EPOCH
 
 NO_LEADER: Final = -1
-"""The leader of a partition that nobody can lead now."""
+"""``leader`` of a partition that has none."""
 
 
 @dataclass(slots=True, kw_only=True)
 class BrokerState:
-    """One broker as registered. *Fenced*: it leads nothing and is in sync with nothing.
+    """One registered broker. *Fenced*: it leads no partition and joins no ISR.
 
-    ``is_refusing``: a disk of it takes no appends, as it has told last. That is never recorded, and
-    only says whom to prefer: whoever asks ``elections`` fills it in.
+    ``is_refusing``: one of its disks refuses appends, by its last heartbeat. That is never logged;
+    elections only prefer others.
     """
 
     broker_id: int
@@ -53,7 +53,7 @@ class BrokerState:
 
     @property
     def disk(self) -> Disk:
-        """Its data directory, and how new a copy that must be."""
+        """Its data directory, and the newest broker epoch written there."""
         return Disk(directory_id=self.directory_id, broker_epoch=self.disk_epoch)
 
     def changed(self, record: BrokerChanged) -> None:
@@ -65,7 +65,7 @@ class BrokerState:
 
 
 def registered(record: BrokerRegistered, earlier: BrokerState | None) -> BrokerState:
-    """The broker as ``record`` has it; a drain outlasts a start of the broker."""
+    """The broker of ``record``; a drain continues after a restart of the broker."""
     return BrokerState(
         broker_id=record.broker_id,
         data_dir=record.data_dir,
@@ -80,7 +80,7 @@ def registered(record: BrokerRegistered, earlier: BrokerState | None) -> BrokerS
 
 
 def registrations_of(broker: BrokerState) -> tuple[BrokerRegistered, BrokerChanged]:
-    """The records that give the broker as it is."""
+    """The records that restore this broker."""
     return (
         BrokerRegistered(
             broker_id=broker.broker_id,
@@ -106,14 +106,14 @@ class PartitionState:
     """One partition: its replicas with their hosts, and who leads in which epoch.
 
     ``adding`` and ``removing`` are those of a reassignment in progress. All replicas begin in sync,
-    as they begin empty. ``unstarted`` are those in sync that have never asked for their role: they
-    have no log yet, and what they have not acknowledged is not committed. ``replication_factor`` is
-    how many replicas there are to be, as soon as there are brokers for them.
+    as they begin empty. ``unstarted`` are members of the ISR that have never started: they have no
+    log yet, and nothing is committed before they have acknowledged. ``replication_factor`` is the
+    number of replicas once there are brokers for them.
 
-    ``elr``: who has left an ISR that has fewer than ``held_minimum`` members since. The leader
-    commits nothing meanwhile, so they have all that is committed, and may lead if nobody in sync
-    can. ``held_minimum`` is the least ``min_insync_replicas`` that the leader may go by: a higher
-    one it has to have taken.
+    ``elr``: the eligible leader replicas, which left the ISR when it fell below ``held_minimum``.
+    The leader has committed nothing since, so they have all that is committed, and may lead if
+    nobody in sync can. ``held_minimum`` is the lowest ``min_insync_replicas`` that the leader may
+    be using: a higher value counts once the leader has confirmed it.
     """
 
     replicas: tuple[int, ...]
@@ -131,7 +131,7 @@ class PartitionState:
     held_minimum: int = 1
 
     def has_log(self, broker_id: int) -> bool:
-        """Whether the replica there is in sync and must have its log: one that is gone is lost."""
+        """Whether the replica there is in sync and must have a log: without one it lost data."""
         has_started = broker_id in self.isr and broker_id not in self.unstarted
         return has_started and self.has_been_led
 
@@ -147,7 +147,7 @@ class PartitionState:
 
     @property
     def original_replica_count(self) -> int:
-        """How many replicas it has without those that a reassignment is adding."""
+        """Number of replicas without those that a reassignment is adding."""
         return len(self.replicas) - len(self.adding)
 
     @property
@@ -190,16 +190,16 @@ class PartitionState:
         self._changed(record.partition_version, record.isr)
 
     def minimum_changed(self, minimum: int) -> None:
-        """Apply what ``min_insync_replicas`` is now; the leader hears of it later."""
+        """Apply a new ``min_insync_replicas``, which the leader does not know yet."""
         self.held_minimum = min(self.held_minimum, minimum)
         self._keep_eligible(self.elr)
 
     def minimum_followed(self, minimum: int) -> None:
-        """Apply that the leader goes by what ``min_insync_replicas`` is now, and nothing lower."""
+        """Apply that the leader uses the current ``min_insync_replicas``."""
         self.held_minimum = minimum
 
     def _keep_eligible(self, possible: Collection[int], lost: int = NO_LEADER) -> None:
-        """Of these, the replicas that have all that is committed stay eligible."""
+        """Recompute the ELR: of ``possible``, those that have all that is committed."""
         is_held = len(self.isr) < self.held_minimum
         outside = set(possible) - {*self.isr, lost} if is_held else ()
         self.elr = tuple(n for n in self.replicas if n in outside)
@@ -212,7 +212,7 @@ class PartitionState:
         started: int = NO_LEADER,
         lost: int = NO_LEADER,
     ) -> None:
-        """I-22: replicas differ, the ISR is among them, and the leader in the ISR."""
+        """Set version and ISR; check I-22: distinct replicas, ISR among them, leader in the ISR."""
         had_all = {*self.elr, *self.isr} - set(self.unstarted)
         self.isr = isr
         self._keep_eligible(had_all, lost)
@@ -222,7 +222,7 @@ class PartitionState:
         if not (follows and is_distinct and is_led and set(self.isr) <= set(self.replicas)):
             invariant(False, "I-22", f"version {version} of {self}")
         self.version = version
-        # Whoever has left the ISR comes back by acknowledging, for which it has to start.
+        # A replica outside the ISR rejoins by acknowledging, so it must have started by then.
         self.unstarted = tuple(n for n in self.unstarted if n in self.isr and n != started)
 
 
@@ -238,12 +238,12 @@ class TopicState:
 
     @property
     def is_unsynced(self) -> bool:
-        """Whether replicas acknowledge what a boot of their host may take."""
+        """Whether replicas acknowledge data that a reboot of their host may lose."""
         return ("flush", "os") in self.settings
 
 
 def partitions_of(record: TopicCreated | PartitionsCreated) -> list[PartitionState]:
-    """New partitions; a record without hosts is of replicas that are alone."""
+    """New partitions; without hosts in the record every replica has its own actor."""
     hosts = record.hosts or tuple((OWN_ACTOR,) * len(ids) for ids in record.replicas)
     return [
         PartitionState(
@@ -262,7 +262,7 @@ _partition_values = operator.attrgetter(*_PARTITION_FIELDS)
 
 
 def snapshot_of(topic: TopicState) -> TopicSnapshot:
-    """The record that gives the topic as it is."""
+    """The record that restores the topic."""
     return TopicSnapshot(
         name=topic.name,
         topic_id=topic.topic_id,
@@ -274,7 +274,7 @@ def snapshot_of(topic: TopicState) -> TopicSnapshot:
 
 
 def topic_in(record: TopicSnapshot) -> TopicState:
-    """The topic as ``record`` has it; what its release did not know is as by default."""
+    """The topic of ``record``; fields that its release did not know get defaults."""
     names = record.fields
     if not set(names) <= set(_PARTITION_FIELDS):
         raise CorruptDataError(f"not all fields of {record.name} are known: {names}")
@@ -290,7 +290,7 @@ def topic_in(record: TopicSnapshot) -> TopicState:
 
 
 def described(topic: TopicState, brokers: Mapping[int, BrokerState]) -> TopicMetadata:
-    """The topic as metadata tells it; its replicas are too few only if there are more brokers."""
+    """The topic's metadata; the replication factor is at most the number of brokers."""
     broker_count = sum(not broker.is_draining for broker in brokers.values())
     return TopicMetadata(
         name=topic.name,

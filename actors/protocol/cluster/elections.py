@@ -1,17 +1,17 @@
 """Who leads a partition, and who is in sync with its leader.
 
-Rules. A leader is elected from the live members of the ISR, with an epoch one above. *Live* is a
-broker that is not fenced. If there is none, a live member of the ELR is elected, alone in sync: who
-left an ISR of fewer than ``min_insync_replicas`` has all that is committed (``PartitionState``).
-The ISR never becomes empty: its last member stays, and without it and the ELR the partition has no
-leader until one of these is back. A replica that may have lost what it had leaves the ELR; if it is
-the last of the ISR, one of the ELR takes its place. A member that is fenced leaves the ISR in the
-same decision; its leader learns of it by the version, and until then waits for more members than it
-must. Nothing here changes state: each function gives records.
+Rules. A leader is elected from the live members of the ISR, with the next epoch. A broker is *live*
+if it is not fenced. If no member is live, a live member of the ELR (eligible leader replicas) is
+elected and is then the whole ISR: a replica that left an ISR of fewer than ``min_insync_replicas``
+has all that is committed (``PartitionState``). The ISR never becomes empty: its last member stays.
+While no member of ISR or ELR is live the partition has no leader. A replica that may have lost data
+leaves the ELR; if it is the last of the ISR, one of the ELR takes its place. A member that is
+fenced leaves the ISR in the same decision. The leader learns of it with the new version; until then
+it waits for more members than it must. Nothing here changes state: each function returns records.
 
 All replicas of a new partition begin in the ISR, as all are empty. One that has not *started* yet
-has no log; what it has not acknowledged is not committed. What was never led is empty everywhere,
-so that any live replica may lead it.
+has no log; nothing is committed before it has acknowledged. A partition that was never led is empty
+everywhere, so any live replica may lead it.
 
 =====================  =============================  ==========================================
 event                  partition                      records
@@ -27,7 +27,7 @@ broker fenced          never led                      none
 broker unfenced        no leader, it is in sync       it leads; ISR as it was
 broker unfenced        no leader, it is in the ELR    it leads, alone in sync
 broker unfenced        another leads, it is not in    a new version, ISR as it was: it may join, and
-                       sync                           what was refused before cannot be accepted
+                       sync                           proposals made before are rejected
 replica started        led by it                      it leads, epoch + 1; ISR as it was
 replica started        no leader, it is in sync and   it leads, epoch + 1; ISR as it was
                        live
@@ -36,18 +36,17 @@ replica started        never led, it is the first     it leads; ISR as it was, w
                        live replica                   are not live
 replica started        for the first time, in sync    a new version: it has a log from now on
                        and not to lead
-replica started        else, another leads, it is     a new version, ISR as it was: what it had said
-                       not in sync                    before is worth nothing, and it may have lost
-                                                      its log
+replica started        else, another leads, it is     a new version, ISR as it was: earlier
+                       not in sync                    acknowledgements no longer count, as it may
+                                                      have lost its log
 replica started        else                           none: it follows
 replica without a log  led by another, not in sync,   likewise, before it begins one; it leaves
                        or in the ELR                  the ELR
 new directory          likewise                       likewise
 new directory          last in sync, others in the    the first live one of these leads, alone in
                        ELR                            sync; or nobody, and one of these is in sync
-its host has booted    the topic does not sync: as    it is not eligible
-again                  if its broker were fenced,
-                       where others can lead
+its host rebooted      the topic does not sync, and   as if its broker were fenced; it leaves the
+                       others can lead                ELR
 actor is silent, or    led by it, others in the ISR   as if its broker were fenced
 replica offline        or eligible are live; or in
                        sync
@@ -95,7 +94,7 @@ from oncelog.actors.protocol.messages.cluster import (
 from oncelog.storage.errors import ErrorCode
 
 BALANCE_ELECTIONS_MAX: Final = 100
-"""Leaders moved in one pass of balancing: each is a short pause of its partition."""
+"""Leaders moved in one pass of balancing; each move pauses its partition for a moment."""
 
 Brokers = Mapping[int, BrokerState]
 Records = tuple[ClusterRecord, ...]
@@ -110,11 +109,11 @@ def is_live(broker_id: int, brokers: Brokers) -> bool:
 def candidates(
     partition: PartitionState, brokers: Brokers, *, without: int = NO_LEADER
 ) -> tuple[int, ...]:
-    """Who may be elected, best first: preferred leaders first, then those that drain.
+    """The replicas that may be elected, best first, in the order of preference.
 
-    Then those that have not started, and last those whose disk refuses. Of the ELR, if nobody in
-    sync may. What was never led waits for its preferred leader, unless that one is not in sync, as
-    it was silent.
+    Brokers that drain come later, then those that have not started, last those whose disk refuses
+    appends. If nobody in sync is live: of the ELR. A partition that was never led waits for its
+    preferred leader, unless that one left the ISR because it was silent.
     """
     live = [n for n in partition.replicas if is_live(n, brokers) and n != without]
     if not partition.has_been_led:
@@ -129,9 +128,9 @@ def candidates(
 def elect(
     topic: TopicState, number: int, leader: int, isr: tuple[int, ...] | None = None
 ) -> LeaderElected:
-    """The record that makes ``leader`` lead (-1: nobody), with this ISR or as it is.
+    """The record that makes ``leader`` lead (-1: nobody), with this or the current ISR.
 
-    One that is not in sync was eligible, and is alone in sync.
+    A leader that is not in sync was in the ELR, and becomes the whole ISR.
     """
     partition = topic.partitions[number]
     isr = partition.isr if isr is None else isr
@@ -151,7 +150,7 @@ def elect(
 
 
 def after_fencing(topics: Iterable[TopicState], broker_id: int, brokers: Brokers) -> Records:
-    """What follows from fencing a broker, for every partition that it leads or is in sync in."""
+    """Records after a broker is fenced, for each partition that it leads or is in sync in."""
     records = [
         _without(topic, number, broker_id, brokers)
         for topic, number, partition in _partitions(topics)
@@ -180,10 +179,10 @@ def _without(
 
 
 def after_unfencing(topics: Iterable[TopicState], broker_id: int) -> Records:
-    """The broker leads what nobody leads and it is in sync in, from the first election on.
+    """The broker leads each partition without a leader that it is in sync in and that was once led.
 
-    Leaders that have proposed in vain that it joins learn by the version that it may now. They
-    count on that they would: a late copy of such a proposal names an older one.
+    Other partitions get a new version, by which their leaders learn that it may join the ISR again.
+    A late copy of an earlier proposal names an older version and is rejected.
     """
     records: list[ClusterRecord | None] = []
     for topic, number, partition in _partitions(topics):
@@ -199,9 +198,9 @@ def after_unfencing(topics: Iterable[TopicState], broker_id: int) -> Records:
 def after_start(
     topic: TopicState, number: int, request: BecomeLeaderRequest, brokers: Brokers
 ) -> LeaderElected | None:
-    """The election of a replica that has started, if it is the one to lead; else None.
+    """The election of a replica that has started, if it should lead; else None.
 
-    A leader that starts again gets another epoch: what it had not synced is gone.
+    A leader that restarts gets a new epoch: what it had not synced is gone.
     """
     partition, broker_id = topic.partitions[number], request.broker_id
     possible, isr = candidates(partition, brokers), partition.isr
@@ -218,10 +217,9 @@ def after_start(
 
 
 def after_follower_start(topic: TopicState, number: int, broker_id: int) -> IsrChanged | None:
-    """See ``after_return``; also a new version, if one in sync begins for the first time.
+    """See ``after_return``; also a new version if a replica in sync starts for the first time.
 
-    From then on it has a log, which it has made durable before it asked: should it be without one
-    later, that was lost.
+    From then on it has a log, made durable before it asked. If it has none later, the log was lost.
     """
     partition = topic.partitions[number]
     if broker_id not in partition.unstarted:
@@ -238,10 +236,10 @@ def after_follower_start(topic: TopicState, number: int, broker_id: int) -> IsrC
 def after_return(
     topic: TopicState, number: int, broker_id: int, *, lost: int = NO_LEADER
 ) -> IsrChanged | None:
-    """A new version, if a replica begins again that is not in sync and that a leader pushes to.
+    """A new version, if a replica that is not in sync restarts under a leader that pushes to it.
 
-    A proposal that rests on what an earlier life of it has acknowledged is refused by that. If it
-    has ``lost`` its log, also if it is eligible, which it is no longer.
+    The version rejects a proposal based on what an earlier process acknowledged. A replica that has
+    ``lost`` its log also leaves the ELR.
     """
     partition = topic.partitions[number]
     is_pushed_to = partition.leader not in (NO_LEADER, broker_id)
@@ -259,9 +257,9 @@ def after_return(
 def after_announcement(
     topic: TopicState, number: int, told: BecomeLeaderReply
 ) -> IsrChanged | None:
-    """A new version, if the leader has taken a higher minimum than it may have gone by before.
+    """A new version, if the leader now uses a higher ``min_insync_replicas`` than before.
 
-    Nothing, if the partition or its settings have changed since it was told.
+    None if the partition or its settings have changed since the leader was told.
     """
     partition = topic.partitions[number]
     is_current = (
@@ -282,9 +280,9 @@ def after_announcement(
 
 
 def after_new_directory(topics: Iterable[TopicState], broker_id: int, brokers: Brokers) -> Records:
-    """What follows from a fenced broker with another disk than before: it has lost its logs.
+    """Records after a fenced broker registered with a new disk: it has lost its logs.
 
-    Where it is the last in sync the ELR takes over (``is_last_copy``: there is one).
+    Where it was the last in sync, one of the ELR takes over (``is_last_copy`` was false).
     """
     records: list[LeaderElected | IsrChanged | None] = []
     for topic, number, partition in _partitions(topics):
@@ -296,7 +294,7 @@ def after_new_directory(topics: Iterable[TopicState], broker_id: int, brokers: B
 
 
 def _inherited(topic: TopicState, number: int, broker_id: int, brokers: Brokers) -> LeaderElected:
-    """The last member of the ISR may lack what it had: one of the ELR takes its place."""
+    """The last member of the ISR may have lost data: one of the ELR takes its place."""
     partition = topic.partitions[number]
     live = candidates(partition, brokers, without=broker_id)
     leader = live[0] if live else NO_LEADER
@@ -307,9 +305,9 @@ def _inherited(topic: TopicState, number: int, broker_id: int, brokers: Brokers)
 def after_reboot(
     topics: Iterable[TopicState], broker: BrokerState, boot_id: str, brokers: Brokers
 ) -> Records:
-    """What follows if a broker registers after another boot: topics that do not sync lack a tail.
+    """Records after a broker's host rebooted: topics that do not sync may lack their tail.
 
-    What only it can lead stays as it is: ``flush="os"`` promises no more.
+    Partitions that only it can lead stay as they are: ``flush="os"`` promises no more.
     """
     if "" in (broker.boot_id, boot_id) or broker.boot_id == boot_id:
         return ()
@@ -328,17 +326,17 @@ def after_reboot(
 
 
 def is_last_copy(partition: PartitionState, broker_id: int) -> bool:
-    """Whether nobody can lead if the broker has lost its disk, which is fenced."""
+    """Whether nobody could lead if the broker, which is fenced, had lost its disk."""
     return partition.has_log(broker_id) and not partition.elr
 
 
 def after_silence(
     topics: Iterable[TopicState], silent: Collection[Placement], brokers: Brokers
 ) -> Records:
-    """What follows when actors of a live broker do not answer it: others lead what these hold.
+    """Records after actors of a live broker stopped answering it: others lead their partitions.
 
-    Likewise for replicas that are offline. As after fencing, but for these alone, and only where
-    another is in sync and live.
+    The same for replicas that are offline. As after fencing, but only for these replicas, and only
+    where another is in sync and live.
     """
     records: list[ClusterRecord] = []
     known = {topic.name: topic for topic in topics}
@@ -352,7 +350,7 @@ def after_silence(
         if not partition.has_been_led:
             others -= set(partition.unstarted)
         if broker_id in partition.isr and others:
-            # Else two that are silent would be elected in turn.
+            # Otherwise two silent replicas would be elected in turn.
             lost = broker_id if others <= set(partition.elr) else NO_LEADER
             record = _without(topic, tp.partition, broker_id, brokers, lost=lost)
             records += [] if record is None else [record]
@@ -362,9 +360,9 @@ def after_silence(
 def after_refusal(
     topics: Iterable[TopicState], refusing: Collection[Placement], brokers: Brokers
 ) -> Records:
-    """What follows when a disk refuses appends for too long: others lead what these lead.
+    """Records after a disk refused appends for too long: others lead in place of ``refusing``.
 
-    Only where another is in sync, live, and not refused by its disk.
+    Only where another is in sync and live, and its disk accepts appends.
     """
     known = {topic.name: topic for topic in topics}
     resigning = []
@@ -384,7 +382,7 @@ def after_refusal(
 
 
 def after_draining(topics: Iterable[TopicState], broker_id: int, brokers: Brokers) -> Records:
-    """Leaders move off a broker that drains, where another may lead that does not."""
+    """Move leaders off a draining broker, where one that is not draining may lead."""
     records = []
     for topic, number, partition in _partitions(topics):
         if partition.leader == broker_id:
@@ -399,7 +397,7 @@ def after_draining(topics: Iterable[TopicState], broker_id: int, brokers: Broker
 
 
 def balance(topics: Iterable[TopicState], brokers: Brokers) -> Records:
-    """Preferred leaders lead again where they can; at most ``BALANCE_ELECTIONS_MAX`` at once."""
+    """Elect preferred leaders again where they can lead; at most ``BALANCE_ELECTIONS_MAX``."""
     records = []
     for topic, number, partition in _partitions(topics):
         preferred = partition.target[0]
@@ -418,7 +416,7 @@ def balance(topics: Iterable[TopicState], brokers: Brokers) -> Records:
 def decide_alter_isr(
     topics: Mapping[str, TopicState], brokers: Brokers, request: AlterIsrRequest
 ) -> Decision[AlterIsrReply]:
-    """A leader's change of the ISR, if what it names is current; else why not, and what is."""
+    """Accept a leader's change of the ISR if it names the current epoch and version."""
     topic = topics.get(request.topic_partition.topic)
     number = request.topic_partition.partition
     if topic is None or not 0 <= number < len(topic.partitions):
@@ -480,7 +478,7 @@ def _check_isr(
 def _fenced(
     partition: PartitionState, brokers: Brokers, request: AlterIsrRequest
 ) -> tuple[int, ...]:
-    """Who is to join and cannot."""
+    """The brokers that would join but are fenced."""
     joining = set(request.isr) - set(partition.isr)
     return tuple(sorted(n for n in joining if not is_live(n, brokers)))
 

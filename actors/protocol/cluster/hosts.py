@@ -1,7 +1,7 @@
 """Which actor holds a replica: one of its own, or a *host* that holds several of its broker.
 
-A host has a number, from 1, on its broker; ``OWN_ACTOR`` stands for no host. Where a replica is
-held is fixed with its placement. Machines, logs and epochs know nothing of it.
+A host has a number, from 1, on its broker; ``OWN_ACTOR`` stands for no host. The host is fixed when
+the replica is placed. Partition machines, logs and epochs do not depend on it.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Final, Literal, NamedTuple
 from oncelog.storage.model import TopicPartition
 
 OWN_ACTOR: Final = 0
-"""The number of no host: the replica is alone in an actor."""
+"""Host number of a replica that is alone in its actor."""
 
 HOST_REPLICAS_MAX: Final = 1_000
-"""How many replicas a host holds before another is begun, whatever the machine has."""
+"""Replicas that a host holds before another host is started, on any machine."""
 
 SPREAD_REPLICAS: Final = 8
-"""A host that holds fewer is not worth a second one, which costs memory and calls."""
+"""A host with fewer replicas is not split: a second one costs memory and calls."""
 
 AUTO: Final = "auto"
 
 ReplicasPerActor = int | Literal["auto"]
-"""How many replicas an actor holds: at most a number, or as many as suits the machine."""
+"""Replicas per actor: a maximum, or "auto" for what suits the machine."""
 
 
 class Placement(NamedTuple):
@@ -39,10 +39,10 @@ class Placement(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRules:
-    """What the machine of a broker allows, by default that every replica is alone.
+    """Hosts that a broker's machine allows; by default every replica has its own actor.
 
-    ``own_max`` replicas have an actor of their own before the first host is begun; there are up to
-    ``hosts_max`` hosts, and more only when each holds ``replicas_max`` (with ``"auto"``).
+    The first ``own_max`` replicas have an actor of their own. Then there are up to ``hosts_max``
+    hosts, and more only when each holds ``replicas_max`` (with ``"auto"``).
     """
 
     replicas_per_actor: ReplicasPerActor = 1
@@ -53,7 +53,7 @@ class HostRules:
     def choose(
         self, replicas: Iterable[tuple[int, ...]], held: Mapping[int, Counter[int]]
     ) -> tuple[tuple[int, ...], ...]:
-        """The hosts of new partitions, for the brokers of each; ``held``: broker, host → count."""
+        """Hosts of new partitions, one for each of ``replicas``; ``held``: broker, host → count."""
         loads = {broker_id: Counter(counts) for broker_id, counts in held.items()}
         return tuple(
             tuple(self._choose(loads.setdefault(broker_id, Counter())) for broker_id in brokers)

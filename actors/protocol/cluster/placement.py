@@ -1,9 +1,9 @@
-"""Whether a topic, or more of its partitions, can be created, and on which brokers they are placed.
+"""Check that a topic or more partitions can be created, and choose their brokers.
 
 Rules. Only *usable* brokers, neither fenced nor draining, get replicas. The replicas of a partition
-are on different brokers, and on different racks as long as there are any. The first replica is
-the preferred leader. Each is placed where there is least: leaders first by leaders, followers first
-by replicas. Nothing is chosen by chance, so the same state gives the same placement. Nothing here
+are on different brokers, and on different racks while there are unused ones. The first replica is
+the preferred leader. Each replica goes to the least loaded broker: leaders by number of leaders,
+followers by number of replicas. The same state always gives the same placement. Nothing here
 changes state.
 
 Source: KIP-36 (racks).
@@ -26,11 +26,13 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import INTERNAL_TOPICS, TOPIC_PARTITIONS_MAX, is_valid_topic_name
 
 REPLICATION_FACTOR_DEFAULT: Final = 3
-"""Of topics whose creator leaves it open: so many, or for now one for each usable broker."""
+"""Default replication factor; with fewer usable brokers, one replica on each for now."""
 
 MIN_INSYNC_REPLICAS_DEFAULT: Final = 2
-"""Of topics that do not set it and have more replicas than that. With fewer it is 1: two replicas
-that need each other stand still oftener than one."""
+"""Default ``min_insync_replicas`` of topics with more replicas than this; else it is 1.
+
+Two replicas that need each other are unavailable more often than one.
+"""
 
 MIN_INSYNC_REPLICAS: Final = "min_insync_replicas"
 
@@ -51,7 +53,7 @@ def usable_brokers(brokers: Mapping[int, BrokerState]) -> dict[int, BrokerState]
 def check_replication(
     replication_factor: int, min_insync_replicas: int, brokers: Mapping[int, BrokerState]
 ) -> tuple[ErrorCode, str]:
-    """Whether partitions can have so many replicas; the text names the value and what may be."""
+    """Whether partitions can have that many replicas; the text names the value and the limits."""
     count = len(usable_brokers(brokers))
     if not 1 <= replication_factor <= count:
         allowed = f"give 1 to {count}" if count else "none can be given"
@@ -68,7 +70,7 @@ def check_replication(
 
 
 class Placer:
-    """Places replicas one partition after another, counting what it has placed."""
+    """Places replicas partition by partition, and keeps count per broker."""
 
     __slots__ = ("_brokers", "_leaders", "_racks", "_replicas")
 
@@ -90,7 +92,7 @@ class Placer:
         return self.fill((leader,), replication_factor)
 
     def fill(self, kept: tuple[int, ...], replication_factor: int) -> tuple[int, ...]:
-        """``kept`` and as many more brokers as are missing, if there are so many."""
+        """``kept`` plus brokers up to ``replication_factor``, if there are enough."""
         chosen = list(kept)
         if kept:
             self._leaders[kept[0]] += 1
@@ -111,7 +113,7 @@ class Placer:
         return self._replicas[broker_id], self._leaders[broker_id], broker_id
 
     def forget(self, replicas: tuple[int, ...]) -> None:
-        """These replicas of one partition are about to be placed anew."""
+        """Uncount these replicas of one partition, which will be placed anew."""
         self._leaders[replicas[0]] -= 1
         self._replicas.subtract(replicas)
 
@@ -122,7 +124,7 @@ def place_partitions(
     brokers: Mapping[int, BrokerState],
     topics: Iterable[TopicState] = (),
 ) -> tuple[tuple[int, ...], ...]:
-    """The replicas of ``count`` new partitions; ``check_replication`` has said that it can be."""
+    """The replicas of ``count`` new partitions, once ``check_replication`` has passed."""
     placer = Placer(brokers, topics)
     return tuple(placer.place(replication_factor) for _ in range(count))
 
@@ -140,14 +142,14 @@ def min_insync_of(settings: Settings, replication_factor: int) -> int:
 
 
 def replication_of(request: CreateTopicRequest, brokers: Brokers) -> int:
-    """The replication factor that a new topic is to have."""
+    """The number of replicas that a new topic gets now."""
     if request.replication_factor != ANY_REPLICATION:
         return request.replication_factor
     return max(1, min(REPLICATION_FACTOR_DEFAULT, len(usable_brokers(brokers))))
 
 
 def wanted_of(request: CreateTopicRequest) -> int:
-    """How many replicas its partitions are to have once there are brokers: see ``grown``."""
+    """The replication factor it gets once there are brokers: see ``reassignment.grown``."""
     is_open = request.replication_factor == ANY_REPLICATION
     return REPLICATION_FACTOR_DEFAULT if is_open else request.replication_factor
 
@@ -155,7 +157,7 @@ def wanted_of(request: CreateTopicRequest) -> int:
 def check_new_topic(
     request: CreateTopicRequest, topics: Topics, brokers: Brokers
 ) -> tuple[ErrorCode, str]:
-    """Whether a topic can be created; ``NONE`` also for the retry of one that was."""
+    """Whether a topic can be created; ``NONE`` also for a retry after success."""
     existing = topics.get(request.name)
     if existing is not None and existing.topic_id == request.topic_id:
         return ErrorCode.NONE, ""
@@ -178,7 +180,7 @@ def check_new_topic(
 def check_new_partitions(
     request: CreatePartitionsRequest, topics: Topics, brokers: Brokers
 ) -> tuple[ErrorCode, str]:
-    """Whether a topic can have more partitions; ``NONE`` also if it has so many already."""
+    """Whether a topic can have more partitions; ``NONE`` also if it already has that many."""
     if request.name in INTERNAL_TOPICS:
         return ErrorCode.INVALID_TOPIC_EXCEPTION, f"{request.name!r} is an internal topic"
     topic = topics.get(request.name)

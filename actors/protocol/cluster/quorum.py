@@ -1,13 +1,13 @@
-"""Who may be the controller: the voters of the metadata log, their votes, and who is to be one.
+"""Electing the controller: the voters of the metadata log, their votes, and changing voters.
 
-Rules. An epoch has at most one controller: one that a majority of voters has voted for, each for
-one candidate per epoch, durably before it answers. None is elected whose log is older than that of
-a voter who votes for it, so it has all that a majority ever synced. A voter that knows an epoch
-obeys no older one. The voters are a record of the log itself, in force from where it is appended,
-and change by one at a time: any majority before and any after have a voter in common. A voter is a
-disk, the one that its broker has registered in the log: another one under its number, or an older
-copy of it, has forgotten votes and acknowledgements, so it is not voted for, and nothing that it
-votes or acknowledges counts, until it has been taken off the voters and added again.
+Rules, as in raft. An epoch has at most one controller, elected by a majority of voters. A voter
+votes for one candidate per epoch, durably before it answers, and only if the candidate's log is not
+older than its own. So a controller has all that a majority ever synced. A voter that knows an epoch
+obeys no older one. The voters are a record of the log, in force as soon as it is appended. They
+change by one at a time: any majority before and any after have a voter in common. A voter is
+identified by the disk that its broker registered in the log. Another disk under its number, or an
+older copy, has lost votes and acknowledgements. Nobody votes for such a broker, and its votes and
+acknowledgements do not count, until it has been removed from the voters and added again.
 
 ==========================================  =====================================================
 vote for, or push of                        answer of a voter
@@ -57,20 +57,20 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_LEADER_EPOCH
 
 VOTERS_MAX: Final = 3
-"""One of three may be down. Two would need each other, so there are two only in passing."""
+"""With three voters one may be down. Two are worse than one, so two occur only in transition."""
 
 NOBODY: Final = -1
 
 Disks: TypeAlias = dict[int, Disk]
-"""By broker, as a log names them."""
+"""Broker → its disk, as the log has it."""
 
 NO_DISKS: Final[Mapping[int, Disk]] = MappingProxyType({})
 
 
 class VoterState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a voter must not forget: the newest epoch it knows, and whom it voted for in it.
+    """A voter's durable state: the newest epoch it knows, and whom it voted for in it.
 
-    ``is_copied``: its log was not begun with the cluster, but with nothing, to become a copy.
+    ``is_copied``: its log began empty and is copied, not founded with the cluster.
     """
 
     epoch: int = NO_LEADER_EPOCH
@@ -79,21 +79,21 @@ class VoterState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogPosition(NamedTuple):
-    """How new a log is: the epoch of its last batch, and then where that ends (exclusive)."""
+    """How new a log is: compared by the epoch of its last batch, then by its end (exclusive)."""
 
     epoch: int
     end_offset: int
 
 
 class Vote(NamedTuple):
-    """The answer, which leaves only after ``state``, if it is another one, is durable."""
+    """The answer; a changed ``state`` must be durable before it is sent."""
 
     state: VoterState
     reply: VoteReply
 
 
 def majority_of(voter_count: int) -> int:
-    """How many of so many voters are a majority."""
+    """Majority of ``voter_count``."""
     return voter_count // 2 + 1
 
 
@@ -108,7 +108,7 @@ def decide_vote(
     cluster_id: str,
     disk: Disk = NO_DISK,
 ) -> Vote:
-    """Whether to vote for a candidate; ``log`` is the voter's own, by which it has ``disk``."""
+    """Whether to vote for a candidate; ``log`` is the voter's, ``disk`` the candidate's by it."""
     if request.cluster_id != cluster_id:
         detail = f"this is a voter of cluster {cluster_id}, not of {request.cluster_id}"
         return Vote(state, request.failed(ErrorCode.INVALID_REQUEST, detail))
@@ -128,17 +128,17 @@ def decide_vote(
 
 
 def with_epoch(state: VoterState, epoch: int) -> VoterState:
-    """The voter once it knows ``epoch``, from whomever; it has not voted in a newer one."""
+    """The voter's state once it knows ``epoch``; in a newer epoch it has not voted yet."""
     if epoch <= state.epoch:
         return state
     return structs.replace(state, epoch=epoch, voted_for=NOBODY)
 
 
 def may_be_candidate(state: VoterState, voters: Collection[int], broker_id: int) -> bool:
-    """Whether the log of a broker, which names ``voters``, lets it become the controller.
+    """Whether a broker whose log names ``voters`` may become a candidate.
 
-    Half of a copy may end where the founder was alone: a founder that has lost its disk since, and
-    is given a copy again, must not believe that.
+    A partial copy may end where the founder was the only voter. A founder that lost its disk and is
+    being sent a copy must not act on that.
     """
     return broker_id in voters and not (state.is_copied and len(voters) == 1)
 
@@ -156,7 +156,7 @@ def _answer(
 
 
 class Electorate(NamedTuple):
-    """Who votes by a log, committed or not, and which disk each broker has by it."""
+    """The voters and each broker's disk, by the last records of a log, committed or not."""
 
     voters: tuple[int, ...] = ()
     disks: Mapping[int, Disk] = NO_DISKS
@@ -166,11 +166,11 @@ def electorate_in(
     values: Iterable[bytes | None],
     before: Electorate = Electorate(),  # noqa: B008
 ) -> Electorate:
-    """The voters and disks that a log names last, up to these records; ``before`` them, as given.
+    """The voters and disks after these records; ``before`` has those before them.
 
-    At first the broker that founded the cluster votes.
+    At first only the broker that founded the cluster votes.
     """
-    # Most records name none, and a copy is sent them all.
+    # Decode only records that may name some: a copy receives the whole log.
     decoded = [
         record
         for value in values
@@ -189,7 +189,7 @@ def electorate_in(
 
 
 def disks_of(records: Iterable[ClusterRecord], disks: Mapping[int, Disk] = NO_DISKS) -> Disks:
-    """The disks that a log names last, by broker; ``disks`` are those before these records."""
+    """Each broker's disk after these records; ``disks`` has those before them."""
     found = dict(disks)
     for record in records:
         if isinstance(record, BrokerRegistered):
@@ -206,9 +206,9 @@ def disks_of(records: Iterable[ClusterRecord], disks: Mapping[int, Disk] = NO_DI
 
 
 class Candidacy:
-    """One candidate in one epoch, which has voted for itself, durably, before it asks others.
+    """One candidate in one epoch. It votes for itself, durably, before it asks others.
 
-    ``disks`` are those of the voters by its log.
+    ``disks`` are those of the voters in its log.
     """
 
     def __init__(
@@ -220,9 +220,9 @@ class Candidacy:
     ) -> None:
         self.epoch = epoch
         self.newest_epoch = NO_LEADER_EPOCH
-        """The newest that a voter told: the next candidacy must be beyond it."""
+        """The newest epoch that a voter replied; the next candidacy must be above it."""
         self.is_behind = False
-        """A voter has a newer log, so another should stand."""
+        """A voter has a newer log, so another broker should be the candidate."""
         self._voters = frozenset(voters)
         self._disks = disks
         self._granted = {broker_id} & self._voters
@@ -233,7 +233,7 @@ class Candidacy:
         return len(self._granted) >= majority_of(len(self._voters))
 
     def answered(self, broker_id: int, reply: VoteReply) -> None:
-        """A voter has answered, or its call failed with a code; each may answer repeatedly."""
+        """Count a voter's answer, or its failed call; a voter may answer repeatedly."""
         self.newest_epoch = max(self.newest_epoch, reply.leader_epoch)
         if not reply.disk.may_be(self._disks.get(broker_id, NO_DISK)):
             return
@@ -242,13 +242,13 @@ class Candidacy:
             self._granted.add(broker_id)
 
 
-# --- who is to be a voter --------------------------------------------------------------------
+# --- changing voters -------------------------------------------------------------------------
 
 
 def learners(voters: Sequence[int], brokers: Mapping[int, BrokerState]) -> tuple[int, ...]:
-    """The brokers that are to become voters, and get a copy for it: all that lack, or none.
+    """The brokers that become voters and get a copy first: all that are missing, or none.
 
-    With two voters either is needed, which is worse than one, so with two brokers there is one.
+    With two voters both are needed, which is worse than one, so two brokers have one voter.
     """
     lacking = VOTERS_MAX - len(voters)
     racks = {brokers[voter].rack for voter in voters if voter in brokers}
@@ -269,18 +269,18 @@ def learners(voters: Sequence[int], brokers: Mapping[int, BrokerState]) -> tuple
 def next_voters(
     voters: Sequence[int], learning: Sequence[int], caught_up: Collection[int]
 ) -> tuple[int, ...] | None:
-    """The voters with one more; None while it is not time for that."""
+    """The voters plus one learner; None while none may be added."""
     if not learning or not set(learning) <= set(caught_up):
         return None
     return (*voters, learning[0])
 
 
 def may_leave(voters: Collection[int], own: int, caught_up: Collection[int]) -> bool:
-    """Whether the controller can end at any moment: each other voter could follow it at once."""
+    """Whether the controller may stop at any moment: every other voter could succeed it at once."""
     return len(voters) == VOTERS_MAX and set(voters) - {own} <= set(caught_up)
 
 
 def voters_without(voters: Sequence[int], broker_id: int) -> tuple[int, ...] | None:
-    """The voters once one has lost its disk; None if too few would be left to go on alone."""
+    """The voters without one that has lost its disk; None if too few would be left."""
     left = tuple(voter for voter in voters if voter != broker_id)
     return left if len(left) >= majority_of(VOTERS_MAX) else None

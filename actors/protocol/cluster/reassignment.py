@@ -1,10 +1,10 @@
-"""Moving a partition to other brokers, or to more, without ever having fewer copies than before.
+"""Move a partition to other or more brokers, never with fewer copies than before.
 
 Rules. The new replicas are added first, and the old ones stay. Once every replica of the target is
-in sync the old ones are removed, and a leader among them gives way. At each step the leader is in
-the ISR and the ISR among the replicas. Whoever asks for a target, or cancels one, also says how
-many replicas there are to be; what the controller moves by itself leaves that as it is. Nothing
-here changes state: each function gives records, or what to begin.
+in sync the old ones are removed; if one of them leads, a new leader is elected. At each step the
+leader is in the ISR, and the ISR among the replicas. A request for a target, or to cancel one, also
+sets the replication factor; moves by the controller itself keep it. Nothing here changes state:
+each function returns records, or what to begin.
 
 =============  ===================================  ============================================
 event          state                                answer
@@ -14,24 +14,24 @@ begin          only the order differs               the new order: another prefe
 begin          another is in progress               REASSIGNMENT_IN_PROGRESS
 begin          else                                 ``adding`` and ``removing``
 begin          impossible brokers, or fewer than    INVALID_REPLICA_ASSIGNMENT, INVALID_CONFIG,
-               the minimum in sync                  with the value and what may be given
-begin (none)   in progress                          cancelled: without the added
+               min_insync_replicas                  with the value and what is allowed
+begin (none)   in progress                          cancelled: the added ones are removed
 begin (none)   in progress, only added in sync      INELIGIBLE_REPLICA
 begin (none)   not in progress                      nothing logged (a retry)
 complete       all of the target in sync, and one   the old are removed; if the leader was one of
                of them live                         them, another leads, epoch + 1
 complete       else                                 nothing
 drained        a broker drains                      targets for some of its partitions
-grown          fewer replicas than there are to be  targets for some of these partitions
+grown          fewer replicas than its factor       targets for some of these partitions
 =============  ===================================  ============================================
 
-*Growth*. A topic whose creator left its replication factor open is to have as many replicas as are
-the default: it may have been made while a broker was away, or before there were so many. So are the
-topics of the coordinators, which are founded with one replica, on the first broker. Wherever people
-say how many, by a number or by a reassignment, that holds. A few partitions grow at a time. Nothing
-makes them fewer, but a broker that drains, where no other can take its replica (``drained``). A
-partition that has enough stays where it is, and new replicas come last; only preferred leaders of
-internal topics go round the usable brokers, by their number.
+*Growth*. A topic created without a replication factor gets the default number of replicas, if need
+be later: it may have been created while a broker was down, or with too few brokers. So do the
+internal topics, which are founded with one replica on the first broker. A number given by people,
+at creation or by a reassignment, is kept. A few partitions grow at a time. Replicas are removed
+only when their broker drains and no other can take them (``drained``). A partition that has enough
+stays where it is. New replicas come last in the order of preference. Only the preferred leaders of
+internal topics are spread over the usable brokers, by partition number.
 
 Source: KIP-455.
 """
@@ -67,24 +67,24 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
 
 DRAIN_MOVES_MAX: Final = 10
-"""Partitions that move off draining brokers at once: each is copied as a whole."""
+"""Partitions that move off draining brokers at a time; each is copied as a whole."""
 
 GROWING_MAX: Final = 4
-"""Partitions that are given more replicas at once: each is copied as a whole."""
+"""Partitions that get more replicas at a time; each is copied as a whole."""
 
 HostChoice = Callable[[int], int]
-"""The host that is to hold a new replica, by its broker."""
+"""Chooses the host of a new replica on a broker."""
 
 
 class Move(msgspec.Struct, frozen=True, kw_only=True):
-    """A partition and the replicas that it is to have."""
+    """A partition and its new replicas."""
 
     topic_partition: TopicPartition
     replicas: tuple[int, ...]
 
 
 def in_own_actor(_broker_id: int) -> int:
-    """Every new replica alone."""
+    """Give every new replica its own actor."""
     return OWN_ACTOR
 
 
@@ -99,7 +99,7 @@ def decide_reassign(
 ) -> Decision[ReassignPartitionReply]:
     """Begin a reassignment, or cancel one that is in progress.
 
-    With ``keeps_factor`` nobody has said how many replicas there are to be.
+    With ``keeps_factor`` the replication factor stays as it is.
     """
     topic, number = topics.get(request.topic_partition.topic), request.topic_partition.partition
     if topic is None or not 0 <= number < len(topic.partitions):
@@ -168,7 +168,7 @@ def _cancel(
 
 
 def complete(topic: TopicState, number: int, brokers: Brokers) -> Records:
-    """End a reassignment whose target is in sync; ask after each change of the ISR."""
+    """Complete a reassignment whose target is in sync; call it after each change of the ISR."""
     partition = topic.partitions[number]
     if not partition.is_moving or not set(partition.target) <= set(partition.isr):
         return ()
@@ -184,7 +184,7 @@ def _reduced(
     *,
     factor: int = 0,
 ) -> Records:
-    """Only ``replicas`` are left; nothing if none of them could lead where one must."""
+    """Reduce the partition to ``replicas``; no records if none of them could lead."""
     partition = topic.partitions[number]
     isr = tuple(n for n in partition.isr if n in replicas)
     if not isr:
@@ -226,10 +226,11 @@ def _changed(
 
 
 def drained(topics: Mapping[str, TopicState], brokers: Brokers) -> tuple[Move, ...]:
-    """The next partitions to move off draining brokers, and where to.
+    """The next partitions to move off draining brokers, and their targets.
 
-    So many that ``DRAIN_MOVES_MAX`` are in progress. What has nowhere to go stays, but a partition
-    of an internal topic does with fewer replicas, and is given more when brokers are usable again.
+    Up to ``DRAIN_MOVES_MAX`` are in progress. A replica that has nowhere to go stays. A partition
+    of an internal topic then goes on with fewer replicas, and gets more when brokers are usable
+    again.
     """
     draining = {n for n, broker in brokers.items() if broker.is_draining}
     placer = Placer(brokers, topics.values())
@@ -256,7 +257,7 @@ def drained(topics: Mapping[str, TopicState], brokers: Brokers) -> tuple[Move, .
 
 
 def grown(topics: Mapping[str, TopicState], brokers: Brokers) -> tuple[Move, ...]:
-    """The next partitions to give more replicas, and which; those of internal topics first."""
+    """The next partitions that get more replicas, and their targets; internal topics first."""
     usable = list(usable_brokers(brokers))
     internal = sorted(INTERNAL_TOPICS & topics.keys())
     owned = [name for name in topics if name not in internal]
@@ -267,7 +268,7 @@ def grown(topics: Mapping[str, TopicState], brokers: Brokers) -> tuple[Move, ...
     for topic in ordered:
         for number, partition in enumerate(topic.partitions):
             target, wanted = partition.target, min(_wanted(topic, partition), len(usable))
-            # What is on a broker that drains moves first, with as many replicas as it has.
+            # A partition on a draining broker moves first, with as many replicas as it has.
             is_stable = not partition.is_moving and set(target) <= set(usable)
             if not is_stable or len(target) >= wanted:
                 continue

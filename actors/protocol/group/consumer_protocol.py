@@ -1,16 +1,16 @@
-"""What the members of a group settle among themselves: who wants what, and who reads what.
+"""What group members exchange: subscriptions and assignments.
 
-The group coordinator carries it as opaque bytes; only members read them. They are exactly those of
+The group coordinator passes them on as opaque bytes; only members read them. The bytes are those of
 Kafka's consumer protocol. Layouts, big-endian::
 
     subscription   version i16 · topics [string] · user_data bytes?
                    from version 1: owned_partitions [topic string · partitions [i32]]
     assignment     version i16 · partitions [topic string · partitions [i32]] · user_data bytes?
 
-Written: subscription version 1, assignment version 0. Of a newer version
-only the known fields are read: new ones are only ever appended.
+Subscription version 1 and assignment version 0 are written. Of a newer version only the known
+fields are read: new fields are only ever appended.
 
-An *assignor* is a pure function from members and topics to who reads what. It runs in the client
+An *assignor* is a pure function from members and topics to an assignment. It runs in the client
 that leads the group, so its result must depend only on the arguments. Each partition of a known
 topic that has a subscriber goes to exactly one member; unknown topics are left out. Members are
 taken in a fixed order: those with a ``group_instance_id`` first, by it, then the others by
@@ -40,7 +40,7 @@ ASSIGNMENT_VERSION: Final = 0
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
-    """What a member asks for, and what it holds at that moment (empty before version 1)."""
+    """The topics a member asks for, and the partitions it holds (empty before version 1)."""
 
     topics: tuple[str, ...]
     owned_partitions: tuple[TopicPartition, ...] = ()
@@ -177,7 +177,7 @@ def assign_round_robin(
 def assign_sticky(
     subscribers: Sequence[Subscriber], partition_counts: Mapping[str, int]
 ) -> AssignmentPlan:
-    """Keep what members hold, deal out the rest, and even out until no single move helps.
+    """Keep what members hold, deal out the rest, then move single partitions while that evens out.
 
     With equal subscriptions no two shares then differ by more than one. A partition that two
     members claim stays with neither: one of them missed a rebalance, and it is unknown which.

@@ -1,12 +1,12 @@
 """The groups of one shard: what every request does in every state.
 
 *Durable*: committed positions and the last record of each group, changed only by ``apply`` and
-``apply_marker`` in log order, live and on reload. *Volatile*: the ``Group`` objects that the
-rebalance works on, which may be lost in a failover; ``finish_load`` makes them from the durable
-part. A request changes them and returns effects for the shell, in order. A group loads as stable,
-with all session timers restarted, or as empty.
+``apply_marker`` in log order, live and on reload. *Volatile*: the ``Group`` objects used by
+rebalances, which a failover loses; ``finish_load`` makes new ones from the durable part. A request
+changes them and returns effects for the shell, in order. A group loads as stable, with all session
+timers restarted, or as empty.
 
-One file: a request, the log and a removal all work on the same groups.
+One file: requests, the log and removals all change the same groups.
 
 ===========  ==================  ====================  ====================  ==================
 request      Empty               PreparingRebalance    CompletingRebalance   Stable
@@ -151,7 +151,7 @@ class GroupTable:
         return effects
 
     def _forget_if_unused(self, group_id: str) -> None:
-        """Drop a group that has no members, and nothing in the log or on the way there."""
+        """Drop a group without members, without records in the log, and without pending appends."""
         group = self._groups.get(group_id)
         if (
             group is not None
@@ -179,11 +179,11 @@ class GroupTable:
         return ErrorCode.NONE
 
     def tombstones(self, group_id: str) -> tuple[LogRecord, ...]:
-        """Everything that must be written to remove a group; the group's own record last."""
+        """The tombstones that remove a group; the group's own comes last."""
         return (*self.offsets.tombstones(group_id), group_tombstone(group_id))
 
     def reopen(self, group_id: str, now_ms: int) -> None:
-        """The tombstones of a deletion could not be written: the group serves again."""
+        """Serve the group again: the tombstones of its deletion could not be written."""
         group = self._groups.get(group_id)
         if group is not None and group.state is GroupState.DEAD:
             group.move(GroupState.EMPTY, now_ms)
@@ -219,7 +219,7 @@ class GroupTable:
     ) -> list[tuple[str, tuple[LogRecord, ...]]]:
         """Tombstones of committed positions in topics whose ids are ``gone``, group by group.
 
-        Not of ``busy`` groups, with records still being appended, nor of those that an open
+        Leaves out ``busy`` groups, which have records still being appended, and groups that an open
         transaction commits to: a tombstone would remove newer positions as well.
         """
         found = (
@@ -269,7 +269,7 @@ class GroupMachine(GroupTable):
         return turn.effects
 
     def _refusal_of_join(self, request: JoinGroupRequest) -> JoinGroupReply | None:
-        """What is wrong with a join, whatever its group's state; None if nothing."""
+        """Reject a join that is invalid in any state of its group; None if it is valid."""
         settings = self._settings
         low, high = settings.min_session_timeout_ms, settings.max_session_timeout_ms
         texts = [request.client_id, request.group_instance_id or "", request.protocol_type]
@@ -278,7 +278,7 @@ class GroupMachine(GroupTable):
         if not low <= request.session_timeout_ms <= high:
             return request.failed(
                 ErrorCode.INVALID_SESSION_TIMEOUT,
-                f"session_timeout_ms={request.session_timeout_ms}: allowed are {low} to {high}",
+                f"session_timeout_ms={request.session_timeout_ms}: give {low} to {high}",
             )
         if not request.protocol_type or not request.protocols:
             return request.failed(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
@@ -315,8 +315,8 @@ class GroupMachine(GroupTable):
                 turn.add_member(request, member_id, call_id)
             return ErrorCode.NONE
         if request.is_first and instance_id is not None and member_id not in group.members:
-            # Handed out before a failover or too long ago, or the call is late: the caller
-            # was never a member under this id, so it may have another one.
+            # The id was handed out before a failover or too long ago, or the call is late. The
+            # caller was never a member under this id, so it may get a new one.
             return self._join_new(turn, request, call_id, fresh_id)
         error = group.check_member(member_id, instance_id)
         if error is ErrorCode.NONE:
@@ -330,9 +330,9 @@ class GroupMachine(GroupTable):
         count = len(group.members) + len(group.pending_member_ids)
         if instance_id not in group.static_members and count >= self._settings.members_max:
             return ErrorCode.GROUP_MAX_SIZE_REACHED
-        # A lost reply to a new member would leave a ghost that stalls each rebalance. So the
-        # member id comes first, and costs nothing if it is never used (KIP-394). Kafka exempts
-        # static members; here a late duplicate of a first join must not take a live one's place.
+        # A lost reply to a new member would leave a ghost that delays each rebalance. So it gets a
+        # member id first, which costs nothing if it is never used (KIP-394). Kafka exempts static
+        # members; we do not, since a late duplicate of a first join must not replace a live member.
         member_id = f"{instance_id or request.client_id}-{fresh_id}"
         turn.add_pending_member_id(member_id, request)
         turn.reply(call_id, JoinGroupReply(error=ErrorCode.MEMBER_ID_REQUIRED, member_id=member_id))
@@ -429,9 +429,9 @@ class GroupMachine(GroupTable):
     ) -> tuple[ErrorCode, list[Effect]]:
         """Whether the caller may commit offsets of the group now.
 
-        In a transaction the group's generation fences a zombie that lost its partitions,
-        since a producer is no longer tied to an input partition (KIP-447). So a group with members
-        accepts no commit without a member, even in a transaction: Kafka would.
+        In a transaction the group's generation fences a zombie that lost its partitions, since a
+        producer is no longer tied to an input partition (KIP-447). So, unlike Kafka, a group with
+        members accepts no commit without a member id, even in a transaction.
         """
         in_transaction = isinstance(request, TxnOffsetCommitRequest)
         if not is_valid_group_id(request.group_id):
@@ -477,7 +477,7 @@ class GroupMachine(GroupTable):
             self._forget_if_unused(timer.group_id)
         else:
             member = group.members.get(timer.member_id)
-            # A parked member waits for us and sends nothing; only a new one waits too long.
+            # A parked member waits for us and sends no heartbeats; only a new one can time out.
             if member is not None and (member.is_new or not member.is_parked):
                 turn.remove_member(member)
                 turn.rebalance()

@@ -3,9 +3,9 @@
 Durable: changed only by ``apply`` and ``apply_marker``, in log order, live and on reload, and only
 for what is committed to the offsets log. A position in a batch with a producer id is *pending*
 until a marker of that producer id follows in the log; because both are in the log, pending
-positions survive a failover. Of two positions the one with the greater *record offset* wins: what
-counts is when a position was written, not when its transaction ended.
-Source: KIP-98 (offsets in transactions), KIP-447 (stable reads), KIP-211 (expiry).
+positions survive a failover. Of two positions the one with the higher *record offset* wins: the
+order of writing counts, not the order in which transactions ended. Source: KIP-98 (offsets in
+transactions), KIP-447 (stable reads), KIP-211 (expiry).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ OFFSETS_PER_COMMIT_MAX: Final = 10_000
 """Positions in one request; more is ``INVALID_REQUEST``."""
 
 Refusal = tuple[ErrorCode, str]
-"""Why something is refused: its code, and a sentence that names the value and what is allowed."""
+"""A rejection: the code, and a sentence that names the value and what is allowed."""
 
 ACCEPTED: Final[Refusal] = (ErrorCode.NONE, "")
 
@@ -87,14 +87,14 @@ class GroupOffsets:
         now_ms: int,
         topic_ids: Mapping[str, str],
     ) -> Decision[OffsetCommitReply]:
-        """One record per acceptable position; the others are refused one by one.
+        """One record per valid position; invalid ones are rejected individually.
 
-        In a transaction one refusal refuses all: a retry once what was missing exists has the same
-        sequence, so it must be the same batch or the first.
+        In a transaction one rejection rejects all: a retry has the same sequence, so it must append
+        the same batch or the first one.
 
         ``topic_ids`` has the id of each existing topic: a position in a deleted topic must not
-        be mistaken for one in the next topic of that name. Whether the group lets the caller commit
-        at all is not decided here.
+        count for a new topic of that name. ``admit_commit`` decides whether the caller may commit
+        at all.
         """
         error, detail = refusal_of_count(len(request.offsets))
         if error is not ErrorCode.NONE:
@@ -281,7 +281,7 @@ def _not_attempted(result: PartitionResult) -> PartitionResult:
 
 
 def refusal_of_count(position_count: int) -> Refusal:
-    """Whether one commit may have so many positions."""
+    """Reject a commit with too many positions."""
     if position_count <= OFFSETS_PER_COMMIT_MAX:
         return ACCEPTED
     return ErrorCode.INVALID_REQUEST, (
@@ -290,7 +290,7 @@ def refusal_of_count(position_count: int) -> Refusal:
 
 
 def refusal_of_position(tp: TopicPartition, position: OffsetAndMetadata) -> Refusal:
-    """Why no coordinator takes ``position`` of ``tp``, whatever topics there are."""
+    """Reject ``position`` of ``tp`` if it is invalid whatever topics exist."""
     if not is_valid_topic_name(tp.topic):
         return ErrorCode.INVALID_TOPIC_EXCEPTION, (
             f"{tp.topic!r:.80} is not a topic name: {TOPIC_NAME_RULE}"
@@ -323,7 +323,7 @@ def _impossible(what: str, low: int, high: int) -> Refusal:
 def _refusal(
     tp: TopicPartition, position: OffsetAndMetadata, topic_ids: Mapping[str, str]
 ) -> Refusal:
-    """Why one position cannot be committed, with the topics that there are."""
+    """Reject a position that is invalid with the existing topics."""
     refusal = refusal_of_position(tp, position)
     if refusal is not ACCEPTED:
         return refusal

@@ -39,7 +39,7 @@ FLEXIBLE_VALUE_VERSION: Final = 4
 _TOPIC_ID_TAG: Final = 0
 _TOPIC_ID_BYTES: Final = 16
 CLIENT_HOST: Final = "/ray"
-"""The caller's host is not known; the field may not be null."""
+"""Written as ``client_host``: the caller's host is unknown, and the field may not be null."""
 
 
 class OffsetKey(msgspec.Struct, frozen=True):
@@ -242,6 +242,6 @@ def _value_reader(value: bytes) -> tuple[WireReader, int]:
     reader = WireReader(value)
     version = reader.int16()
     if not 0 <= version <= FLEXIBLE_VALUE_VERSION:
-        raise CorruptDataError(f"value of version {version}, known are 0 to 4")
+        raise CorruptDataError(f"value of version {version}, not one of 0 to 4")
     reader.flexible = version == FLEXIBLE_VALUE_VERSION
     return reader, version

@@ -1,4 +1,4 @@
-"""A consumer group as its coordinator sees it: states, members, votes, and who may call.
+"""A consumer group at its coordinator: states, members, votes, and who may call.
 
 ======================  ====================================================================
 state                   meaning
@@ -82,7 +82,7 @@ class GroupMember:
 
     @property
     def is_parked(self) -> bool:
-        """Whether it awaits our answer, and so cannot be expected to send heartbeats."""
+        """Whether it waits for our answer, and so sends no heartbeats."""
         return self.join_call is not None or self.sync_call is not None
 
     def metadata(self, protocol_name: str | None) -> bytes:
@@ -125,7 +125,7 @@ class Group:
     is_assigning: bool = False
     """Whether the leader's assignment of this generation is being logged."""
     unapplied: list[GroupValue] = field(default_factory=list)
-    """What was given to the log and not applied yet, in that order: it may survive or not."""
+    """Records given to the log and not applied yet, in order; they may be lost."""
 
     @classmethod
     def restored(cls, group_id: str, value: GroupValue) -> Group:
@@ -213,7 +213,7 @@ class Group:
     def have_all_joined(self) -> bool:
         """Whether every member is parked in its join and no handed-out member id is unused.
 
-        Ids handed out to static members are not waited for: a late duplicate may have asked.
+        It does not wait for ids handed out to static members: a late duplicate may have asked.
         """
         return None not in self.pending_member_ids.values() and all(
             member.join_call is not None for member in self.members.values()
@@ -232,7 +232,7 @@ class Group:
     # --- records --------------------------------------------------------------------------
 
     def applied(self, value: GroupValue) -> None:
-        """``value`` is applied: what was given to the log before it is so too, or never will be."""
+        """``value`` is applied: records given to the log before it are applied too, or lost."""
         if value in self.unapplied:
             del self.unapplied[: self.unapplied.index(value) + 1]
 
@@ -277,7 +277,7 @@ class Group:
     # --- who may call ---------------------------------------------------------------------
 
     def check_member(self, member_id: str, group_instance_id: str | None) -> ErrorCode:
-        """Whether the caller is a member: instance id first, which fences replaced members."""
+        """Whether the caller is a member; checks the instance id first, to fence replaced ones."""
         if group_instance_id is not None:
             current = self.static_members.get(group_instance_id)
             if current is None:
@@ -311,7 +311,7 @@ class Group:
         )
 
     def value(self, assignments: Mapping[str, bytes] | None = None) -> GroupValue:
-        """What to log: the members with ``assignments``, or with those they have."""
+        """The record to log, with ``assignments`` or the members' current ones."""
         return GroupValue(
             protocol_type=self.protocol_type or "",
             generation_id=self.generation_id,
@@ -337,7 +337,7 @@ class Group:
         )
 
     def with_present_ids(self, logged: GroupValue) -> GroupValue:
-        """A record of this group, with its static members under their current ids."""
+        """``logged`` with static members under their current member ids."""
         present_ids = {
             each.member_id: self.static_members.get(each.group_instance_id or "", each.member_id)
             for each in logged.members

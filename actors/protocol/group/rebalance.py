@@ -1,4 +1,4 @@
-"""How one group moves from generation to generation: one turn of the group machine.
+"""How one group moves to its next generation: one turn of the group machine.
 
 A turn works on one group at one moment and collects effects, which the shell carries out in order.
 Timers are identified by value: setting one again replaces it, cancelling one that is not set does
@@ -12,7 +12,7 @@ nothing. Rules:
 4. The join of a static member counts once no record knows it by another member id, neither the
    last one nor those on their way: the next coordinator would fence it. Repeated joins, too.
 
-One file: a turn, and the settings and effects that say what it may ask for.
+One file: a turn, its settings and its effects.
 
 Source: Kafka's classic group protocol; KIP-345 (static members), KIP-394 (pending member ids),
 KIP-559 (protocol in replies), KIP-814 (a returning static leader does not assign).
@@ -56,7 +56,7 @@ class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimerKind(enum.Enum):
-    """What a timer bounds."""
+    """What a timer limits."""
 
     JOIN = "join"
     """The members' time to rejoin, or the initial delay of an empty group."""
@@ -104,7 +104,7 @@ class WriteReason(enum.Enum):
     REPLACED = "replaced"
     """A static member came back under a new member id: its join is answered."""
     RENAMED = "renamed"
-    """The same in a rebalance: its join counts."""
+    """The same during a rebalance: its join counts."""
     EMPTIED = "emptied"
     """The last member left: nothing waits for the write."""
 
@@ -151,7 +151,7 @@ class GroupTurn:
     def add_member(self, request: JoinGroupRequest, member_id: str, call_id: int) -> None:
         """Add a new member and rebalance.
 
-        A static one may have left, or have been put out, since the last record.
+        A static member may have left, or have been removed, since the last record.
         """
         group = self.group
         if not group.members:
@@ -182,7 +182,7 @@ class GroupTurn:
     def _keeps_generation(self, member: GroupMember) -> bool:
         """Whether the generation goes on when a member joins again as it was.
 
-        When the leader of a stable one does, it wants to assign anew.
+        Not for the leader of a stable group: it rejoins in order to assign anew.
         """
         group = self.group
         return group.state is GroupState.COMPLETING_REBALANCE or (
@@ -201,8 +201,8 @@ class GroupTurn:
     def replace_static(self, request: JoinGroupRequest, new_member_id: str, call_id: int) -> None:
         """Let a restarted static member take its old place under a new member id.
 
-        Its former incarnation is fenced at once. In a stable group whose protocol stays the same
-        there is no rebalance: the new member id is logged and then the join answered.
+        Its former incarnation is fenced at once. A stable group whose protocol stays the same does
+        not rebalance: the new member id is logged, then the join is answered.
         """
         group = self.group
         old_member_id = group.static_members[request.group_instance_id or ""]
@@ -238,7 +238,7 @@ class GroupTurn:
 
     @property
     def _records(self) -> list[GroupValue]:
-        """What the next coordinator may find last, the newest at the end."""
+        """The records that may be the last one a new coordinator finds; newest last."""
         return [value for value in (self._logged, *self.group.unapplied) if value is not None]
 
     def _has_durable_id(self, member: GroupMember) -> bool:
@@ -283,7 +283,7 @@ class GroupTurn:
     def add_pending_member_id(self, member_id: str, request: JoinGroupRequest) -> None:
         """Remember a handed-out member id until it is used or times out.
 
-        A static member's earlier one is dropped: it may be from an earlier life.
+        A static member's earlier pending id is dropped: it may be from an earlier process.
         """
         pending, instance_id = self.group.pending_member_ids, request.group_instance_id
         for former_id in [each for each, owner in pending.items() if owner is not None]:
@@ -360,7 +360,7 @@ class GroupTurn:
         group.initial_delay = None
         self._cancel(TimerKind.JOIN)
         if group.members and not group.elect_joined_leader():
-            # No one rejoined, perhaps because the whole group paused; their sessions decide.
+            # No one rejoined; perhaps the whole group paused. Session timeouts decide.
             self._set(TimerKind.JOIN, group.rebalance_timeout_ms)
             return
         for member in list(group.members.values()):
@@ -463,8 +463,8 @@ class GroupTurn:
     ) -> GroupMember | None:
         """Whose join waited for this; None, and it is refused, if it failed or is in vain.
 
-        Meanwhile another life may have taken the place, which fences this one, or its session
-        may have ended, so that it may join anew.
+        Meanwhile another incarnation may have taken its place, which fences this one. Or its
+        session ended, and it may join anew.
         """
         if error is ErrorCode.NONE:
             instance_ids = {each.member_id: each.group_instance_id for each in write.value.members}
@@ -484,7 +484,7 @@ class GroupTurn:
     # --- small steps ----------------------------------------------------------------------
 
     def _answer_syncs(self, error: ErrorCode) -> None:
-        """Answer every parked sync, with the assignment or with why there is none."""
+        """Answer every parked sync with the assignment or an error."""
         for member in self.group.members.values():
             if member.sync_call is not None:
                 is_assigned = error is ErrorCode.NONE

@@ -1,9 +1,9 @@
-"""What every request and every reply has.
+"""The base of every request and reply.
 
 Rules: a request names its actor method (``method``) and its reply (``reply_type``). A reply begins
 with ``error`` and every other field has a default, so a lost call can be answered by
-``request.failed(code)``. Several partitions in one message have one ``ErrorCode`` each. Times are
-milliseconds since the Unix epoch, durations milliseconds, sizes bytes.
+``request.failed(code)``. In a message about several partitions each has its own ``ErrorCode``.
+Times are milliseconds since the Unix epoch, durations milliseconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from oncelog.storage.errors import ErrorCode
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """What every reply has: the error code of the whole request.
+    """Base of every reply: the error code of the whole request.
 
-    ``detail`` is for people: it may name the refused value, and is never interpreted.
+    ``detail`` is for people: it may name the rejected value. Programs never interpret it.
     """
 
     error: ErrorCode = ErrorCode.NONE
@@ -35,6 +35,6 @@ class Request(msgspec.Struct, Generic[ReplyT], frozen=True, kw_only=True):
     reply_type: ClassVar[type[Any]]
 
     def failed(self, error: ErrorCode, detail: str = "") -> ReplyT:
-        """The reply that carries only ``error``, as when the call never reached its actor."""
+        """A reply with only ``error``, for example if the call never reached its actor."""
         reply: ReplyT = self.reply_type(error=error, detail=detail)
         return reply

@@ -1,4 +1,4 @@
-"""What brokers, and people about them, ask of the controller. See ``base`` for the rules."""
+"""Requests of brokers, and about brokers, to the controller. See ``base`` for the rules."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from oncelog.storage.model import TopicPartition
 
 
 class Disk(msgspec.Struct, frozen=True, kw_only=True):
-    """Which data directory a broker has, and how new a copy of it.
+    """A broker's data directory, and how new that copy of it is.
 
-    ``broker_epoch`` is the newest that is written there, -1 for none: a copy that was taken before,
-    and put back, has an older one. Without an id nothing is known, as from an earlier build.
+    ``broker_epoch`` is the newest one written there, -1 if none: a restored backup has an older
+    one. Without an id nothing is known, as from an earlier build.
     """
 
     directory_id: str = ""
     broker_epoch: int = -1
 
     def may_be(self, known: Disk) -> bool:
-        """Whether it is neither another than ``known`` nor an older copy, as far as they tell."""
+        """Whether this may be the directory ``known`` and no older copy, as far as both tell."""
         if "" in (self.directory_id, known.directory_id):
             return True
         is_same = self.directory_id == known.directory_id
@@ -29,27 +29,27 @@ class Disk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NO_DISK: Final = Disk()
-"""What an earlier build tells of its disk."""
+"""The disk of an earlier build, which says nothing about it."""
 
 
 class RegisterBrokerReply(Reply, frozen=True, kw_only=True):
-    """The broker's epoch, to be named in each heartbeat, and to be written down before the first.
+    """The broker's epoch; it must be durable at the broker before the first heartbeat names it.
 
-    It is fenced until then.
+    The broker is fenced until that heartbeat.
     """
 
     broker_epoch: int = -1
 
 
 class RegisterBrokerRequest(Request[RegisterBrokerReply], frozen=True, kw_only=True):
-    """A broker has started. ``directory_id`` is in a file of its data directory, as ``cluster_id``.
+    """A broker has started. Its data directory has ``directory_id`` and ``cluster_id`` in a file.
 
-    ``problem``: why it has no directory that it may use; then only its number means anything.
+    ``problem``: why it has no usable directory; then only its number is valid.
 
-    ``directory_epoch``: the newest broker epoch that is written there; if that is the current one
-    the broker gets a newer one. ``rack``: brokers of one rack may fail
-    together; "" is a rack like others. ``boot_id`` is of the operating system, "" if that does not
-    say: after another one, what was not synced may be gone. Source: KIP-631, KIP-858.
+    ``directory_epoch``: the newest broker epoch written there; if that is the current one the
+    broker gets a newer one. ``rack``: brokers of one rack may fail together; "" is a rack like
+    others. ``boot_id`` is the operating system's, "" if unknown: if it changes, data that was not
+    synced may be lost. Source: KIP-631, KIP-858.
     """
 
     method = "register_broker"
@@ -66,14 +66,14 @@ class RegisterBrokerRequest(Request[RegisterBrokerReply], frozen=True, kw_only=T
 
     @property
     def disk(self) -> Disk:
-        """What the broker came with."""
+        """The disk that the broker reports."""
         return Disk(directory_id=self.directory_id, broker_epoch=self.directory_epoch)
 
 
 class OfflineReplica(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica that cannot use its log, or not append to it.
+    """A replica that cannot use its log, or cannot append to it.
 
-    ``topic_id`` is "" where it does not know its topic's.
+    ``topic_id`` is "" if the replica does not know it.
     """
 
     topic_partition: TopicPartition
@@ -81,21 +81,22 @@ class OfflineReplica(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BrokerHeartbeatReply(Reply, frozen=True, kw_only=True):
-    """On ``NONE`` the broker is not fenced, and its session begins anew.
+    """On ``NONE`` the broker is not fenced, and its session restarts.
 
-    ``actors``: the Ray names of those that hold its replicas, for it to watch.
+    ``actors``: the Ray names of the actors that hold its replicas, for the broker to watch.
     """
 
     actors: tuple[str, ...] = ()
 
 
 class BrokerHeartbeatRequest(Request[BrokerHeartbeatReply], frozen=True, kw_only=True):
-    """A registered broker lives.
+    """A registered broker is alive.
 
-    ``silent_actors``: those that have not answered it for a session's time. ``offline_replicas``
-    and ``refusing_replicas``: what the others have answered. ``unanswered_ms``: how long ago it
-    last heard the controller; one that is heard and hears nobody can lead nothing. ``is_kept``: its
-    epoch is written in its data directory. Source: KIP-631, KIP-858.
+    ``silent_actors``: actors that have not answered it for the time of a session.
+    ``offline_replicas`` and ``refusing_replicas``: what the other actors answered.
+    ``unanswered_ms``: time since it last heard the controller; a broker that cannot hear the
+    controller must not lead. ``is_kept``: its epoch is written in its data directory. Source:
+    KIP-631, KIP-858.
     """
 
     method = "broker_heartbeat"
@@ -111,10 +112,10 @@ class BrokerHeartbeatRequest(Request[BrokerHeartbeatReply], frozen=True, kw_only
 
 
 class PingReply(Reply, frozen=True, kw_only=True):
-    """The actor's loop turns, and these of its replicas are offline.
+    """The actor's event loop runs; ``offline_replicas`` lists its replicas that are offline.
 
-    ``refusing_replicas`` are not, but their disk refuses what they are to append: to a leader for
-    so long that another should lead.
+    ``refusing_replicas`` are online, but their disk refuses appends; a leader is listed once
+    another should lead.
     """
 
     offline_replicas: tuple[OfflineReplica, ...] = ()
@@ -122,9 +123,9 @@ class PingReply(Reply, frozen=True, kw_only=True):
 
 
 class PingRequest(Request[PingReply], frozen=True, kw_only=True):
-    """A broker asks an actor of its node whether it lives.
+    """A broker asks an actor of its node whether it is alive.
 
-    The answer comes after ``hold_ms``: meanwhile the end of the call tells the end of the process.
+    The answer comes after ``hold_ms``; if the call ends earlier, the process has died.
     """
 
     method = "ping"
@@ -134,11 +135,11 @@ class PingRequest(Request[PingReply], frozen=True, kw_only=True):
 
 
 class DrainBrokerReply(Reply, frozen=True, kw_only=True):
-    """On ``NONE`` the broker leads nothing that another can, and its replicas are being moved."""
+    """On ``NONE`` the broker leads only what no other can, and its replicas are being moved."""
 
 
 class DrainBrokerRequest(Request[DrainBrokerReply], frozen=True, kw_only=True):
-    """Move everything off a broker, or, if not ``is_draining``, use it again. Safe to repeat."""
+    """Move everything off a broker; with ``is_draining`` False, use it again. Safe to repeat."""
 
     method = "drain_broker"
     reply_type = DrainBrokerReply
@@ -152,7 +153,7 @@ class ReassignPartitionReply(Reply, frozen=True, kw_only=True):
 
 
 class ReassignPartitionRequest(Request[ReassignPartitionReply], frozen=True, kw_only=True):
-    """Move a partition to ``replicas``, preferred leader first; none: cancel what is in progress.
+    """Move a partition to ``replicas``, preferred leader first; empty: cancel the reassignment.
 
     Safe to repeat. Source: KIP-455.
     """

@@ -12,18 +12,18 @@ from oncelog.actors.protocol.tickets import NO_KEYS, ClusterKeys
 from oncelog.storage.model import NO_LEADER_EPOCH, NO_PRODUCER_ID, TopicPartition
 
 ANY_REPLICATION: Final = -1
-"""A replication factor that is left to the controller."""
+"""Let the controller choose the replication factor."""
 
 
 class PartitionMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """Where a partition is led. ``leader`` is a broker id, -1 if there is none.
 
     ``hosts`` has for each of ``replicas`` the host that holds it, 0 for an actor of its own.
-    ``adding`` and ``removing`` are those of ``replicas`` that a reassignment in progress adds, and
-    those that it will remove. ``unstarted`` are those of ``isr`` that have never begun.
-    ``replication_factor`` is how many replicas it is to have with the brokers that are known: fewer
-    if it was made while one of these was away, until that one is back. ``elr``: others that have
-    all that is committed, and may lead if nobody of ``isr`` can.
+    ``adding`` and ``removing`` are those of ``replicas`` that a reassignment in progress adds or
+    will remove. ``unstarted`` are those of ``isr`` that have never started. ``replication_factor``
+    is how many replicas the partition should have with the known brokers; it may have fewer for
+    now. ``elr``: replicas outside ``isr`` that have all that is committed, and may lead if none of
+    ``isr`` can.
     """
 
     partition: int
@@ -39,7 +39,7 @@ class PartitionMetadata(msgspec.Struct, frozen=True, kw_only=True):
     elr: tuple[int, ...] = ()
 
     def has_log(self, broker_id: int) -> bool:
-        """Whether the replica there is in sync and must have its log: one that is gone is lost."""
+        """Whether the replica there is in sync and must have a log: without one it lost data."""
         has_started = broker_id in self.isr and broker_id not in self.unstarted
         return has_started and self.leader_epoch != NO_LEADER_EPOCH
 
@@ -60,7 +60,7 @@ class TopicMetadata(msgspec.Struct, frozen=True, kw_only=True):
     settings_version: int = 0
 
     def find(self, number: int) -> PartitionMetadata | None:
-        """One partition: found by its place, since they are in order, or by a search."""
+        """One partition: by its index, since they are in order, or else by a search."""
         partitions = self.partitions
         if 0 <= number < len(partitions) and partitions[number].partition == number:
             return partitions[number]
@@ -71,10 +71,10 @@ class BrokerMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """One broker: a Ray node with a data directory.
 
     ``is_live``: its node was alive when the controller last looked, and it is not fenced.
-    ``is_fenced``: it was not heard for a session, and leads nothing. ``is_draining``: it is being
-    emptied, and is given nothing new.
-    ``is_refusing``: its disk refuses appends, as it has told in its last heartbeat.
-    ``problem``: why it may not take part, "" if it does; one that never did has no ``data_dir``.
+    ``is_fenced``: it was silent for a session, and leads nothing. ``is_draining``: its replicas are
+    moved off, and it gets no new ones. ``is_refusing``: its disk refuses appends, by its last
+    heartbeat. ``problem``: why it may not join the cluster, "" if it has; a broker that never
+    joined has no ``data_dir``.
     """
 
     broker_id: int
@@ -88,9 +88,9 @@ class BrokerMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VoterMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """A broker with a vote on who is the controller, and so with a copy of its log.
+    """A broker that votes for the controller, and so has a copy of the metadata log.
 
-    ``is_behind``: it lacks something that is committed, as when it is down.
+    ``is_behind``: it lacks committed records, for example because it is down.
     """
 
     broker_id: int
@@ -136,7 +136,7 @@ class CreateTopicRequest(Request[CreateTopicReply], frozen=True, kw_only=True):
 
     ``replication_factor`` -1: three, or as many as there are brokers.
 
-    ``topic_id`` is chosen by the caller (32 hexadecimal digits), so that a retry is recognised.
+    The caller chooses ``topic_id`` (32 hexadecimal digits), so that a retry is recognised.
     """
 
     method = "create_topic"
@@ -154,7 +154,7 @@ class AlterTopicReply(Reply, frozen=True, kw_only=True):
 
 
 class AlterTopicRequest(Request[AlterTopicReply], frozen=True, kw_only=True):
-    """Change some settings of a topic. ``None``: back to the default."""
+    """Change some settings of a topic. ``None`` resets one to its default."""
 
     method = "alter_topic"
     reply_type = AlterTopicReply
@@ -164,7 +164,7 @@ class AlterTopicRequest(Request[AlterTopicReply], frozen=True, kw_only=True):
 
 
 class CreatePartitionsReply(Reply, frozen=True, kw_only=True):
-    """On ``NONE`` the partitions are durable; the actors of new ones are being started."""
+    """On ``NONE`` the partitions are durable; actors of the new ones are being started."""
 
 
 class CreatePartitionsRequest(Request[CreatePartitionsReply], frozen=True, kw_only=True):
@@ -193,14 +193,14 @@ class DeleteTopicRequest(Request[DeleteTopicReply], frozen=True, kw_only=True):
 class BecomeLeaderReply(Reply, frozen=True, kw_only=True):
     """Who leads in which epoch, durable before the reply, and what a leader needs to know.
 
-    With ``FENCED_LEADER_EPOCH`` ``leader_epoch`` is the current one: what to expect instead.
+    With ``FENCED_LEADER_EPOCH`` ``leader_epoch`` is the current one, to be expected next time.
     ``leader`` is a broker id, -1 if nobody can lead now; ``hosts`` as in ``PartitionMetadata``.
-    Without ``replicas`` there is one, and it leads. ``replication_factor`` counts those that a
-    reassignment adds only once it is complete; 0: all of ``replicas``.
+    Empty ``replicas``: there is one replica, and it leads. ``replication_factor`` counts those that
+    a reassignment adds only once it is complete; 0: all of ``replicas``.
 
-    ``settings`` are of ``settings_version``, everything else of the partition is of
-    ``partition_version``. ``min_insync_replicas`` follows from both, and is only for leaders of an
-    earlier version of this program, in a rolling upgrade.
+    ``settings`` have ``settings_version``; everything else of the partition has
+    ``partition_version``. ``min_insync_replicas`` follows from both; only leaders of an earlier
+    release read it, in a rolling upgrade.
     """
 
     leader_epoch: int = NO_LEADER_EPOCH
@@ -220,15 +220,15 @@ class BecomeLeaderReply(Reply, frozen=True, kw_only=True):
 
 
 class BecomeLeaderRequest(Request[BecomeLeaderReply], frozen=True, kw_only=True):
-    """A started replica asks for its role; if it is to lead, it gets a new leader epoch.
+    """A started replica asks for its role; if it should lead, it gets a new leader epoch.
 
     ``incarnation`` is unique per process start, so retries of one start get one epoch.
-    ``expected_epoch`` is the newest epoch the caller knows, -1 for none: if another is current,
-    no leader is elected. So neither a late copy of an earlier start's request elects one, nor a
-    start with the log of an earlier topic (``topic_id``) of this name.
-    ``has_log``: it has one that bears ``topic_id``. Without one it asks whether it may begin one,
-    which ``NONE`` allows: then nothing that it has said before counts any more, durably.
-    ``disk`` is that of its broker, as it finds it, and ``boot_id`` as in ``RegisterBrokerRequest``.
+    ``expected_epoch`` is the newest epoch the caller knows, -1 for none: if another is current, no
+    leader is elected. So neither a late copy of an earlier start's request elects one, nor a start
+    with the log of an earlier topic (``topic_id``) of this name. ``has_log``: it has a log of
+    ``topic_id``. Without one it asks whether it may begin one, and ``NONE`` allows it: then no
+    earlier acknowledgement of it counts any more, durably. ``disk`` is its broker's, as found, and
+    ``boot_id`` as in ``RegisterBrokerRequest``.
     """
 
     method = "become_leader"
@@ -262,10 +262,10 @@ class LeaderAndIsrRequest(Request[LeaderAndIsrReply], frozen=True, kw_only=True)
 
 
 class AlterIsrReply(Reply, frozen=True, kw_only=True):
-    """What the controller has recorded of the partition, also when it refuses.
+    """The partition's state at the controller, also if the change is rejected.
 
-    ``partition_version`` rises with each record of the partition; on ``NONE`` it is the new one.
-    ``ineligible``, with ``INELIGIBLE_REPLICA``: who cannot join now.
+    ``partition_version`` increases with each record of the partition; on ``NONE`` it is the new
+    one. ``ineligible``, with ``INELIGIBLE_REPLICA``: the brokers that cannot join now.
     """
 
     leader_epoch: int = NO_LEADER_EPOCH
@@ -276,7 +276,7 @@ class AlterIsrReply(Reply, frozen=True, kw_only=True):
 
 
 class AlterIsrRequest(Request[AlterIsrReply], frozen=True, kw_only=True):
-    """A leader wants ``isr`` to be the in-sync replicas, durably; itself is among them.
+    """A leader proposes ``isr``, which includes itself, as the in-sync replicas, durably.
 
     Nothing changes unless ``leader_epoch`` and ``partition_version`` are the current ones, so a
     late copy does no harm. Source: KIP-497.
@@ -315,7 +315,7 @@ class ClusterKeysReply(Reply, frozen=True, kw_only=True):
 
 
 class ClusterKeysRequest(Request[ClusterKeysReply], frozen=True, kw_only=True):
-    """A leader or coordinator asks for the keys: it has seen a newer key's version."""
+    """A leader or coordinator asks for the keys: it has seen a newer key version."""
 
     method = "cluster_keys"
     reply_type = ClusterKeysReply
@@ -351,10 +351,10 @@ class AllocateProducerIdsRequest(Request[AllocateProducerIdsReply], frozen=True,
 
 
 class HostedReplica(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica that a host is to hold; ``is_in_sync``: it is, and so has a log.
+    """A replica that a host must hold; ``is_in_sync``: it is in the ISR, so it has a log.
 
-    Any other may be empty: it copies what it lacks, or nothing was committed without it.
-    ``is_leaving``: it is held only until it has removed its files.
+    Any other replica may start empty: it copies what it lacks. ``is_leaving``: the host holds it
+    only until it has removed its files.
     """
 
     topic_partition: TopicPartition
@@ -364,13 +364,13 @@ class HostedReplica(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostedReplicasReply(Reply, frozen=True, kw_only=True):
-    """All replicas that the host is to hold."""
+    """All replicas that the host must hold."""
 
     replicas: tuple[HostedReplica, ...] = ()
 
 
 class HostedReplicasRequest(Request[HostedReplicasReply], frozen=True, kw_only=True):
-    """A host asks which replicas it is to hold: when it starts, and when it is told to look."""
+    """A host asks which replicas it must hold: when it starts, and after ``hold_replicas``."""
 
     method = "hosted_replicas"
     reply_type = HostedReplicasReply
@@ -384,7 +384,7 @@ class HoldReplicasReply(Reply, frozen=True, kw_only=True):
 
 
 class HoldReplicasRequest(Request[HoldReplicasReply], frozen=True, kw_only=True):
-    """The controller tells a host to ask for its replicas: a late copy can do no harm."""
+    """The controller tells a host to ask for its replicas; a late copy is harmless."""
 
     method = "hold_replicas"
     reply_type = HoldReplicasReply
@@ -398,9 +398,10 @@ class ShutdownRequest(Request[ShutdownReply], frozen=True, kw_only=True):
     """Stop cleanly. To the controller: stop every actor of the log, then itself.
 
     ``remove_data`` also deletes the replica's directory, because its topic was deleted. A replica
-    of another topic than ``topic_id`` refuses: a late copy must not end, or empty, the next topic
-    of that name. "" is only for the controller. ``is_moved``: the partition has moved elsewhere;
-    the replica serves no longer, asks whether that is still so, and begins again if it is not.
+    of another topic than ``topic_id`` rejects it: a late copy must not stop or delete the next
+    topic of that name. "" is only for the controller. ``is_moved``: the partition has moved to
+    other brokers. The replica stops serving, asks the controller whether that is still so, and
+    starts again if not.
     """
 
     method = "shutdown"

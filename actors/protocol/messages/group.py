@@ -49,7 +49,7 @@ class JoinGroupRequest(Request[JoinGroupReply], frozen=True, kw_only=True):
     """Join or rejoin a group; answered when the rebalance has collected its members.
 
     ``is_first`` until a join with this ``member_id`` is answered: if the id is no longer known, a
-    static member is given another one, whereas one that had been a member is fenced.
+    static member gets another one, but one that was a member is fenced.
     """
 
     method = "join_group"
@@ -137,7 +137,7 @@ class LeaveGroupRequest(Request[LeaveGroupReply], frozen=True, kw_only=True):
 class OffsetAndMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """A committed position: the next offset to read.
 
-    ``topic_id`` says in which topic of that name; "" for the one that exists at the commit.
+    ``topic_id`` tells topics of one name apart; "" means the topic that exists at the commit.
     """
 
     offset: int
@@ -176,8 +176,8 @@ class TxnOffsetCommitRequest(Request[OffsetCommitReply], frozen=True, kw_only=Tr
     """Commit positions as part of a transaction: pending until its marker arrives (KIP-447).
 
     ``ticket`` enrols the group's offsets partition, as for ``produce``. ``base_sequence`` counts
-    the positions that the transaction has already sent, in any group, and wraps as sequences do:
-    a delayed request cannot undo what a later one of its transaction has set.
+    the positions that the transaction has already sent, in any group, and wraps as sequences do. So
+    a delayed request cannot undo a later one of its transaction.
     """
 
     method = "txn_offset_commit"
@@ -215,8 +215,8 @@ class OffsetFetchReply(Reply, frozen=True, kw_only=True):
 class OffsetFetchRequest(Request[OffsetFetchReply], frozen=True, kw_only=True):
     """Committed positions of a group; ``partitions`` ``None`` means all it has.
 
-    With ``require_stable`` a partition that an open transaction commits is answered with
-    ``UNSTABLE_OFFSET_COMMIT``: ask again.
+    With ``require_stable`` a partition with a pending commit of an open transaction is answered
+    with ``UNSTABLE_OFFSET_COMMIT``: retry.
     """
 
     method = "offset_fetch"

@@ -25,13 +25,13 @@ else:
 
 
 class ProduceReply(Reply, frozen=True, kw_only=True):
-    """``base_offset`` is where the batch is: the original place if it was a duplicate.
+    """``base_offset`` is the batch's offset; for a duplicate, that of the original.
 
     On ``NONE`` with acks -1 the batch is durable on every in-sync replica. ``log_append_time_ms``
-    is -1 if the topic keeps the client's timestamps. ``is_ticket_old``: the key of the plain
-    ticket is not the current one; a producer that renews it in time keeps its id. A batch is
-    refused as a whole; ``refused_records`` are those of its records, counted from 0, that are why,
-    or nothing if that is not said (KIP-467).
+    is -1 if the topic keeps the client's timestamps. ``is_ticket_old``: the key of the plain ticket
+    is not the current one; a producer that renews the ticket in time keeps its id. A batch is
+    rejected as a whole; ``refused_records`` are the indexes (from 0) of the records that caused it,
+    empty if unknown (KIP-467).
     """
 
     base_offset: int = NO_OFFSET
@@ -44,12 +44,12 @@ class ProduceReply(Reply, frozen=True, kw_only=True):
 class ProduceRequest(Request[ProduceReply], frozen=True, kw_only=True):
     """Append one record batch v2 (with base offset 0) to one partition.
 
-    ``ticket`` proves that the partition is enrolled in the transaction or, without one, that the
+    ``ticket`` proves that the partition is enrolled in the transaction or, outside of one, that the
     producer id is the sender's; every batch with a producer id needs it. Safe to retry with the
-    same bytes: the sequence numbers inside make it land once. ``follows_unacknowledged`` means that
-    earlier batches are not yet acknowledged, so a leader that does not know the producer
-    must not begin with this one. ``batch`` never changes; one that came over a connection
-    is a view, which can be neither hashed nor pickled.
+    same bytes: the sequence numbers deduplicate. ``follows_unacknowledged``: earlier batches are
+    not acknowledged yet, so a leader that does not know the producer must not accept this one
+    first. ``batch`` never changes. From a connection of our own it is a view, which can be neither
+    hashed nor pickled.
     """
 
     method = "produce"
@@ -68,10 +68,10 @@ class ProduceRequest(Request[ProduceReply], frozen=True, kw_only=True):
 class FetchReply(Reply, frozen=True, kw_only=True):
     """Raw batches, starting with the one that holds ``fetch_offset``, and the log's bounds.
 
-    ``aborted_transactions`` is ``None`` for read_uncommitted. ``records`` holds whole batches; a
-    reply that came over a connection has a view of them, which can be neither hashed nor pickled.
-    With ``CORRUPT_MESSAGE`` the records from ``fetch_offset`` to ``resume_offset`` (exclusive)
-    cannot be read; -1 if the leader cannot tell.
+    ``aborted_transactions`` is ``None`` for read_uncommitted. ``records`` holds whole batches; from
+    a connection of our own it is a view, which can be neither hashed nor pickled. With
+    ``CORRUPT_MESSAGE`` the records from ``fetch_offset`` to ``resume_offset`` (exclusive) cannot be
+    read; -1 if the leader cannot tell.
     """
 
     high_watermark: int = NO_OFFSET
@@ -85,9 +85,9 @@ class FetchReply(Reply, frozen=True, kw_only=True):
 class FetchRequest(Request[FetchReply], frozen=True, kw_only=True):
     """Read from ``fetch_offset`` (inclusive); waits up to ``max_wait_ms`` for ``min_bytes``.
 
-    At least one batch is returned if one is readable, even beyond ``max_bytes``. A leader does
-    not recheck what it wrote itself, unless ``is_checked`` is set. If
-    ``topic_id`` is not the leader's nothing is read: the offset is one in a deleted topic.
+    At least one batch is returned if one is readable, even beyond ``max_bytes``. A leader does not
+    recheck CRCs of what it wrote itself, unless ``is_checked`` is set. If ``topic_id`` is not the
+    leader's nothing is read: the offset is from a deleted topic.
     """
 
     method = "fetch"
@@ -194,10 +194,9 @@ class DescribeReplicaReply(Reply, frozen=True, kw_only=True):
     """A replica's bounds, role and process, for people, metrics and fault tests.
 
     ``isr`` is what a leader knows. ``active_transactional_id_count`` is ``None`` except for
-    transaction coordinators.
-    ``damaged_offset`` is the first known to be unreadable; -1 if none is. The start of this
-    process cut ``cut_bytes`` from the log, which was torn or given up from ``cut_offset`` on;
-    -1: it cut nothing.
+    transaction coordinators. ``damaged_offset`` is the first offset known to be unreadable, -1 if
+    none. At start this process cut ``cut_bytes`` from the log, from ``cut_offset`` on: a torn tail,
+    or a cut that an operator accepted. -1: it cut nothing.
     """
 
     topic_partition: TopicPartition | None = None
@@ -245,7 +244,7 @@ class DeleteRecordsReply(Reply, frozen=True, kw_only=True):
 
 
 class DeleteRecordsRequest(Request[DeleteRecordsReply], frozen=True, kw_only=True):
-    """Delete records below ``offset`` (exclusive); -1 is the high watermark.
+    """Delete records below ``offset`` (exclusive); -1 means the high watermark.
 
     Source: KIP-107. Repeating it is harmless: the log start never goes back.
     """
@@ -265,7 +264,7 @@ class ConfigureReply(Reply, frozen=True, kw_only=True):
 class ConfigureRequest(Request[ConfigureReply], frozen=True, kw_only=True):
     """The controller sends a replica all settings of its topic, as text values.
 
-    ``settings_version`` rises with each change, so calls may overtake each other.
+    ``settings_version`` increases with each change, so calls may overtake each other.
     """
 
     method = "configure"

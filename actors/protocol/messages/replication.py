@@ -1,6 +1,6 @@
-"""What a leader sends followers, and a candidate voters, with the answers.
+"""Calls of a leader to followers and of a candidate to voters, with the answers.
 
-Also what a voter tells people while no controller answers. See ``base`` for the rules.
+Also what a voter reports while no controller answers. See ``base`` for the rules.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ else:
 
 
 class ReplicateReply(Reply, frozen=True, kw_only=True):
-    """How far the follower has come.
+    """How far the follower has copied the leader's log.
 
     On ``NONE`` everything below ``log_end_offset`` (exclusive) is synced at the follower and equal
-    to the leader's log, unless ``diverging_end_offset`` is set. Then nothing was appended: the
-    follower's log leaves ``diverging_epoch`` at that offset (KIP-101, KIP-279), and the leader
-    looks further back. ``diverging_epoch`` -1: the follower knows no epochs, has cut its log to
-    its high watermark, and ends there. With ``FENCED_LEADER_EPOCH`` ``leader_epoch`` is the newer
-    one. ``disk`` is the follower's.
+    to the leader's log, unless ``diverging_end_offset`` is set. Then nothing was appended: in the
+    follower's log ``diverging_epoch`` ends at that offset (KIP-101, KIP-279), and the leader probes
+    further back. ``diverging_epoch`` -1: the follower knows no epochs and has cut its log to its
+    high watermark. With ``FENCED_LEADER_EPOCH`` ``leader_epoch`` is the newer one. ``disk`` is the
+    follower's.
     """
 
     log_end_offset: int = NO_OFFSET
@@ -37,15 +37,14 @@ class ReplicateReply(Reply, frozen=True, kw_only=True):
 
 
 class ReplicateRequest(Request[ReplicateReply], frozen=True, kw_only=True):
-    """Whole batches for a follower, which follow those before ``previous_end_offset``.
+    """Whole batches for a follower, from ``previous_end_offset`` on.
 
-    ``previous_leader_epoch`` is that of the batch that ends at ``previous_end_offset``
-    (exclusive), -1 if the leader's log begins there: the follower takes the batches only where
-    its own log agrees. ``epoch_start_offset`` is where ``leader_epoch`` began: a follower keeps
-    nothing of older epochs from there on. Without batches it asks whether the logs agree, and
-    tells the high watermark and the log start. ``settings_version`` is that of the leader: a
-    follower that knows only older settings of the topic asks for them. Late and repeated copies
-    are harmless.
+    ``previous_leader_epoch`` is that of the batch that ends at ``previous_end_offset`` (exclusive),
+    -1 if the leader's log begins there: the follower appends the batches only if its own log agrees
+    there. ``epoch_start_offset`` is where ``leader_epoch`` began: a follower keeps no batch of
+    older epochs from there on. Without batches the call asks whether the logs agree, and tells the
+    high watermark and the log start. ``settings_version`` is the leader's: a follower with older
+    settings of the topic asks for the new ones. Late and repeated copies are harmless.
     """
 
     method = "replicate"
@@ -68,11 +67,10 @@ class ReplicateRequest(Request[ReplicateReply], frozen=True, kw_only=True):
 
 
 class VoteReply(Reply, frozen=True, kw_only=True):
-    """``is_granted``: the voter follows the candidate in that epoch, durably, and nobody before it.
+    """``is_granted``: the voter has voted for the candidate in that epoch, durably.
 
-    ``leader_epoch`` is the newest that the voter knows. ``is_behind``: not granted because the
-    voter's log is newer than the candidate's, which cannot win against it in any epoch; or it
-    knows a newer disk of the candidate.
+    ``leader_epoch`` is the newest that the voter knows. ``is_behind``: not granted in any epoch,
+    because the voter's log is newer than the candidate's or names another or newer disk of it.
     """
 
     is_granted: bool = False
@@ -85,9 +83,9 @@ class VoteReply(Reply, frozen=True, kw_only=True):
 class VoteRequest(Request[VoteReply], frozen=True, kw_only=True):
     """A broker wants to lead the metadata log in ``leader_epoch``. Safe to repeat.
 
-    ``log_end_offset`` (exclusive) and ``log_epoch`` are those of its last batch. ``is_trial``: it
-    asks what the answer would be, before it gives up its copy; nothing is promised.
-    Source: raft's RequestVote, and its PreVote.
+    ``log_end_offset`` (exclusive) and ``log_epoch`` are those of its last batch. ``is_trial``: asks
+    what the answer would be; the voter promises nothing. Source: raft's RequestVote, and its
+    PreVote.
     """
 
     method = "vote"
@@ -104,9 +102,9 @@ class VoteRequest(Request[VoteReply], frozen=True, kw_only=True):
 
 
 class DescribeVoterReply(Reply, frozen=True, kw_only=True):
-    """What a broker's copy of the metadata log knows; ``voters`` is empty if it has no copy.
+    """The state of a broker's copy of the metadata log; ``voters`` is empty if it has no copy.
 
-    ``problem``: why the copy cannot be used, or why the broker takes no part; "" if nothing is
+    ``problem``: why the copy cannot be used, or why the broker has not joined; "" if nothing is
     wrong. ``log_end_offset`` is exclusive.
     """
 
@@ -118,7 +116,7 @@ class DescribeVoterReply(Reply, frozen=True, kw_only=True):
 
 
 class DescribeVoterRequest(Request[DescribeVoterReply], frozen=True, kw_only=True):
-    """Tell people what a voter knows while no controller answers. Source: KIP-836, KIP-853."""
+    """Ask what a voter knows while no controller answers. Source: KIP-836, KIP-853."""
 
     method = "describe_voter"
     reply_type = DescribeVoterReply

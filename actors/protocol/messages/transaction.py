@@ -1,7 +1,7 @@
 """Requests and replies of the transaction coordinator: producers, runs, enrolment, ends, operators.
 
-Source of what operators ask: KIP-664 (finding and aborting hanging transactions), KIP-994 (filters
-of a listing). See ``base`` for the rules.
+Source of the operators' requests: KIP-664 (finding and aborting hanging transactions), KIP-994
+(filters of a listing). See ``base`` for the rules.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP, TopicPartition
 
 NO_RUN: Final = 0
-"""Below the number of every run."""
+"""Lower than the number of every run."""
 
 ANY_DURATION_MS = -1
-"""``running_longer_than_ms`` of a request for every transactional id."""
+"""Value of ``running_longer_than_ms`` that matches every transactional id."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt at a whole distributed write, numbered by the coordinator in rising order.
+    """One attempt at a whole distributed write; the coordinator numbers runs in increasing order.
 
-    ``id`` is random, chosen by the caller that began the run: it tells a retry from another run.
+    ``id`` is random, chosen by the caller that begins the run: it tells a retry from another run.
     """
 
     number: int
@@ -32,11 +32,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DriverProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """The process whose death ends a distributed write.
+    """The driver of a distributed write, whose death ends the write.
 
-    ``machine`` names a boot of an operating system and a pid namespace in it: only a process
-    in the same one can see it. ``start_ticks`` tells the process from a later one with the
-    same id.
+    ``machine`` names a boot of an operating system and a pid namespace: only processes in the same
+    namespace can see the driver. ``start_ticks`` tells it from a later process with the same pid.
     """
 
     machine: str
@@ -45,9 +44,9 @@ class DriverProcess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BeginRunReply(Reply, frozen=True, kw_only=True):
-    """The run's number. With ``CONCURRENT_TRANSACTIONS``: the newest run's, if given.
+    """The run's number. With ``CONCURRENT_TRANSACTIONS``: the newest run's, if there is one.
 
-    ``commit_token`` is that of the id's last committed transaction, if the run has begun.
+    ``commit_token`` is that of the last committed transaction, if the run has begun.
     """
 
     number: int = NO_RUN
@@ -55,12 +54,12 @@ class BeginRunReply(Reply, frozen=True, kw_only=True):
 
 
 class BeginRunRequest(Request[BeginRunReply], frozen=True, kw_only=True):
-    """Begin a run of a distributed write: older ones are fenced, what is open is aborted.
+    """Begin a run of a distributed write: fence older runs and abort what is open.
 
-    ``after`` is the number of the newest run the caller knows of. It must really be the newest,
-    so that a late copy of this call begins nothing. Safe to repeat with the same
-    ``run_id``. ``ALREADY_COMMITTED`` if the token is decided, ``OUTDATED_VERSION`` if it names
-    a version below the one committed last; then nothing changes.
+    ``after`` is the newest run the caller knows of. It must be the newest, so that a late copy of
+    this call begins nothing. Safe to repeat with the same ``run_id``. ``ALREADY_COMMITTED`` if the
+    token is decided, ``OUTDATED_VERSION`` if it names a version lower than the last committed one;
+    then nothing changes.
     """
 
     method = "begin_run"
@@ -112,7 +111,7 @@ class EnlistReply(Reply, frozen=True, kw_only=True):
 
 
 class EnlistRequest(Request[EnlistReply], frozen=True, kw_only=True):
-    """Join the transaction of a distributed write as one more member.
+    """Join the transaction of a distributed write as a new member.
 
     Not idempotent: a lost reply leaves a member that never wins, and is aborted.
     """
@@ -126,10 +125,10 @@ class EnlistRequest(Request[EnlistReply], frozen=True, kw_only=True):
 
 
 class LeaveRunRequest(Request[Reply], frozen=True, kw_only=True):
-    """A member's attempt has failed: it can win no more. Safe to repeat, and at any time.
+    """A member's attempt has failed: it can no longer win. Safe to repeat, and at any time.
 
-    Once no member of its run is left what they wrote is aborted, and the run waits for its first
-    member again: a failed write must not hold up readers for as long as its driver lives.
+    Once no member of the run is left, what they wrote is aborted, and the run waits for new
+    members: a failed write must not block readers while its driver lives.
     """
 
     method = "leave_run"
@@ -142,7 +141,7 @@ class LeaveRunRequest(Request[Reply], frozen=True, kw_only=True):
 
 
 class RenewRunRequest(Request[Reply], frozen=True, kw_only=True):
-    """A task of a distributed write lives: its transaction is not to time out. Safe to repeat.
+    """A task of a distributed write is alive: its transaction must not time out. Safe to repeat.
 
     ``PRODUCER_FENCED``: the run is over.
     """
@@ -155,7 +154,7 @@ class RenewRunRequest(Request[Reply], frozen=True, kw_only=True):
 
 
 class PartitionEnrolment(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer for one partition: its ticket, or why it was not enrolled."""
+    """One partition's ticket, or the error code if it was not enrolled."""
 
     topic_partition: TopicPartition
     error: ErrorCode
@@ -195,8 +194,8 @@ class AddOffsetsToTxnRequest(Request[AddPartitionsToTxnReply], frozen=True, kw_o
 class EndTxnReply(Reply, frozen=True, kw_only=True):
     """The producer id and epoch of the next transaction.
 
-    ``visible`` says whether every marker was written before the reply: read your commits.
-    ``enrolments`` are those of the request's ``next_partitions``; none if they are not enrolled,
+    ``visible``: every marker was written before the reply, so readers see the commit.
+    ``enrolments`` are those of the request's ``next_partitions``: empty if they are not enrolled,
     and without tickets if the next transaction is not open yet or its topics must be looked up.
     """
 
@@ -207,21 +206,21 @@ class EndTxnReply(Reply, frozen=True, kw_only=True):
 
 
 class Winner(msgspec.Struct, frozen=True, kw_only=True):
-    """A member whose records count, and how many records it had acknowledged."""
+    """A member that is committed, and the number of its acknowledged records."""
 
     producer_id: int
     record_count: int
 
 
 class EndTxnRequest(Request[EndTxnReply], frozen=True, kw_only=True):
-    """Commit or abort. The decision is durable when answered with ``NONE``; safe to repeat.
+    """Commit or abort. On ``NONE`` the decision is durable; safe to repeat.
 
-    With a ``run`` the transaction of a distributed write ends: ``winners`` are committed, every
-    other member is aborted; producer id and epoch are then not given.
+    With a ``run`` it ends the transaction of a distributed write: ``winners`` are committed, every
+    other member is aborted. Producer id and epoch are then left out.
 
-    A commit may enrol ``next_partitions`` in the next transaction, which is then open from the
-    moment the current one is complete, and must be ended like any other. If some cannot be
-    enrolled, none is, and the commit does not fail.
+    A commit may enrol ``next_partitions`` in the next transaction. That one opens when the current
+    one is complete, and must be ended like any other. If some partition cannot be enrolled none is,
+    and the commit still succeeds.
     """
 
     method = "end_txn"
@@ -281,11 +280,11 @@ class DescribeTransactionsReply(Reply, frozen=True, kw_only=True):
 class DescribeTransactionsRequest(Request[DescribeTransactionsReply], frozen=True, kw_only=True):
     """Describe transactional ids; ``None`` means all of the shard that pass the filters.
 
-    An id requested by name that is unknown makes the error
-    ``TRANSACTIONAL_ID_NOT_FOUND``. An empty filter passes everything: ``states`` are Kafka's
-    names, ``producer_ids`` also finds members, ``running_longer_than_ms`` (exclusive) passes
-    only open or undecided transactions, by the coordinator's clock, and ``app_id`` only ids whose
-    commit token names a version of that application. Source: KIP-994.
+    An id requested by name that is unknown makes the error ``TRANSACTIONAL_ID_NOT_FOUND``. An empty
+    filter passes everything: ``states`` are Kafka's names, ``producer_ids`` also finds members,
+    ``running_longer_than_ms`` (exclusive) passes only open or undecided transactions, by the
+    coordinator's clock. ``app_id`` passes only ids whose commit token names a version of that
+    application. Source: KIP-994.
     """
 
     method = "describe_transactions"

@@ -55,7 +55,7 @@ from oncelog.storage.segments.leader_epochs import (
 
 
 class Role(enum.Enum):
-    """What a replica is to its partition."""
+    """The role of a replica."""
 
     LOADING = "loading"
     FOLLOWER = "follower"
@@ -69,16 +69,16 @@ LEGAL_ROLES: Final = MappingProxyType(
         Role.LEADER: frozenset({Role.LEADER, Role.FOLLOWER}),
     }
 )
-"""Role → roles it may take; ``load`` leads back to LOADING from each."""
+"""Role → roles it may change to; ``load`` returns to LOADING from any."""
 
 
 LOADING: Final = Role.LOADING
 LEADER: Final = Role.LEADER
-"""For checks made per batch: looking up an enum member in its class is slow."""
+"""Module constants for checks per batch: an attribute lookup on an enum class is slow."""
 
 
 class PartitionBounds:
-    """The offsets of one replica. As their names say: starts inclusive, ends exclusive.
+    """The offsets of one replica: starts are inclusive, ends exclusive.
 
     ``log_start_offset`` moves only by retention, ``log_end_offset`` only by a batch,
     ``high_watermark`` only by ``advance_high_watermark``; ``last_stable_offset`` is derived.
@@ -111,10 +111,10 @@ class PartitionBounds:
         *,
         leader_epochs: Iterable[tuple[int, int]] = (),
     ) -> None:
-        """Forget everything and begin at a producer snapshot; then replay from ``replay_from``.
+        """Reset to a producer snapshot; then replay from ``replay_from``.
 
         ``snapshot_offset`` is exclusive: ``entries`` is the state before that offset. Also used
-        after a truncation: nothing is ever undone.
+        after a truncation: changes are never undone one by one.
         """
         self.role = Role.LOADING
         self.producers = ProducerStates(entries)
@@ -133,8 +133,8 @@ class PartitionBounds:
     def replay_from(self) -> int:
         """Inclusive offset from which the log must be replayed after ``load``.
 
-        Before the snapshot if it has open transactions: a snapshot does not have their record
-        counts. Replaying from further back is harmless, and restores remembered batches.
+        Lower than the snapshot if that has open transactions: it lacks their record counts.
+        Replaying from further back is harmless, and fills the duplicate window.
         """
         return self._replay_from
 
@@ -143,8 +143,8 @@ class PartitionBounds:
     def advance_high_watermark(self, offset: int) -> bool:
         """Everything below ``offset`` (exclusive) is synced on every in-sync replica.
 
-        A lower offset changes nothing; one past the log end is refused as our bug
-        (I-04). Returns whether the high watermark moved, and so whether to wake readers.
+        A lower offset changes nothing; one past the log end violates I-04. Returns whether the high
+        watermark moved, and so whether to wake readers.
         """
         if offset > self._log_end_offset:
             invariant(False, "I-04", f"{self}: high watermark {offset} is past the log end")
@@ -218,7 +218,7 @@ class PartitionBounds:
         return self._high_watermark
 
     def check_fetch(self, offset: int) -> ErrorCode:
-        """Whether a fetch may begin at ``offset``; between bound and log end it waits, empty."""
+        """Whether a fetch may begin at ``offset``; between its bound and the log end it waits."""
         if self._log_start_offset <= offset <= self._log_end_offset:
             return ErrorCode.NONE
         return ErrorCode.OFFSET_OUT_OF_RANGE
@@ -226,7 +226,7 @@ class PartitionBounds:
     def check_latest(self) -> ErrorCode:
         """Whether "latest" may be answered: once the high watermark reached this epoch's start.
 
-        Otherwise a reader could see it go back after a failover. Source: KIP-207.
+        Otherwise a reader could see "latest" go back after a failover. Source: KIP-207.
         """
         if self._high_watermark < self.leader_epochs.latest_start_offset:
             return ErrorCode.OFFSET_NOT_AVAILABLE
@@ -240,7 +240,7 @@ class PartitionBounds:
         self._stable_seen = self.last_stable_offset
 
     def _check_bounds(self) -> None:
-        """I-01 after every change, I-03 on a leader; the text is built only when needed."""
+        """Check I-01 after every change, and I-03 on a leader; texts are built only on failure."""
         stable = self.last_stable_offset
         if not self._log_start_offset <= stable <= self._high_watermark <= self._log_end_offset:
             invariant(False, "I-01", str(self))
@@ -261,7 +261,7 @@ class EpochEnd(msgspec.Struct, frozen=True):
 
 
 UNDEFINED_EPOCH_END: Final = EpochEnd(*UNDEFINED_END)
-"""The log knows nothing of such an epoch."""
+"""The end of an epoch that the log does not know."""
 
 
 class LeaderEpochs:
@@ -304,7 +304,7 @@ class LeaderEpochs:
         return True
 
     def end_offset_for(self, leader_epoch: int, *, log_end_offset: int) -> EpochEnd:
-        """Where this log leaves ``leader_epoch``: a follower with more of it must truncate."""
+        """Where ``leader_epoch`` ends in this log; a follower with more of it must truncate."""
         return EpochEnd(*end_of_epoch(self._entries, leader_epoch, log_end_offset=log_end_offset))
 
     def truncate_end(self, offset: int) -> None:
@@ -312,5 +312,5 @@ class LeaderEpochs:
         self._entries = without_end(self._entries, offset)
 
     def truncate_start(self, offset: int) -> None:
-        """Forget what is before ``offset``, the new log start, where its epoch now begins."""
+        """Forget epochs before ``offset``, the new log start, where the first one now begins."""
         self._entries = without_start(self._entries, offset)

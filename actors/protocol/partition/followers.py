@@ -1,6 +1,6 @@
-"""What a leader knows of those that copy from it: how far each has come, and who is in sync.
+"""What a leader knows of its followers: the progress of each, and who is in sync.
 
-*Progress* is how far one follower has come, and what is on its way to it:
+*Progress* is how far one follower's log matches the leader's, and the push in flight:
 
 ==============  ==============================  ==================================================
 state           event                           answer
@@ -12,33 +12,32 @@ REPLICATING     push                            what follows ``next_offset``
 REPLICATING     acknowledged                    ``next_offset`` is the follower's synced end
 REPLICATING     they diverge (its disk is not   PROBING; nothing counts as replicated
                 what it was)
-any             an error                        no push until the back-off has passed, twice as
-                                                long each time
-any             it is not in sync, and the      PROBING; nothing counts as replicated, whatever is
-                partition has changed           answered to an earlier push
-any             an error of its disk            likewise; not in sync as long as it lacks any,
-                                                until it has synced what follows the refused
+any             an error                        no push until the back-off has passed, which
+                                                doubles each time
+any             it is not in sync, and the      PROBING; nothing counts as replicated, whatever
+                partition has changed           the answer to an earlier push says
+any             an error of its disk            back-off; not in sync while it lacks batches,
+                                                until it has synced those that were refused
 any             an answer to an earlier push    ignored
 ==============  ==============================  ==================================================
 
-One push at a time is in flight, so ``next_offset`` moves only when one is answered. A follower is
-*caught up* at the latest moment of which it has all that the leader's log then held.
+One push at a time is in flight, so ``next_offset`` moves only when a push is answered. The time at
+which a follower was last *caught up* is the latest at which it had the leader's whole log.
 
-*In-sync replicas* are those of the partition as its leader knows them, and what it proposes to
-change. The controller's record alone decides who is in sync. A change is proposed by
-compare-and-set on (leader epoch, partition version), one at a time. Until its outcome is known both
-sets may be the controller's, so the high watermark waits for all of both: the *maximal* ISR. A
-proposal can still be accepted as long as the version that it names is current, however often its
-call failed; only a newer version ends that. One that was refused because a member is fenced is over
-at once: the controller raises the version before that member could be accepted
-(``cluster.elections``).
+*In-sync replicas* are the ISR as the leader knows it, and the change it proposes. Only the
+controller's record decides who is in sync. A change is proposed by compare-and-set on (leader
+epoch, partition version), one at a time. Until its outcome is known either set may be the
+controller's, so the high watermark waits for both: the *maximal* ISR. A proposal can still be
+accepted while the version that it names is current, however often its call failed; only a newer
+version ends that. One that was rejected because a member is fenced is over at once: the controller
+raises the version before that member could be accepted (``cluster.elections``).
 
 ====================================  ============================================================
 answer                                effect
 ====================================  ============================================================
 NONE, or INVALID_UPDATE_VERSION, with what the controller has is learned; all proposals are over
 a newer version
-INELIGIBLE_REPLICA                    nothing is proposed any more
+INELIGIBLE_REPLICA                    the proposal is over
 an older or equal version, or an      the same proposal is made again
 error of the call
 ====================================  ============================================================
@@ -59,7 +58,7 @@ from oncelog.storage.model import NO_LEADER_EPOCH, NO_OFFSET
 
 BACKOFF_MIN_MS: Final = 50
 BACKOFF_MAX_MS: Final = 1_000
-"""How long no push follows an error: the first time, and at most."""
+"""Back-off after an error: the first, and the maximum."""
 
 _NOT_IN_FLIGHT: Final = -1
 _NEVER_MS: Final = -1
@@ -118,9 +117,9 @@ class FollowerProgress:
     )
 
     def __init__(self, *, next_offset: int, now_ms: int, number: int = 0) -> None:
-        """A follower of which nothing is known; it counts as caught up until now.
+        """A follower of unknown progress; it counts as caught up now.
 
-        ``number`` is the newest that a push to it may have had before.
+        ``number`` is the highest that an earlier push may have had.
         """
         self.state = FollowerState.PROBING
         self.next_offset = next_offset
@@ -133,7 +132,7 @@ class FollowerProgress:
         self._sent_bounds = self._acknowledged_bounds = PushedBounds()
         self._backoff_ms = 0
         self._refused_offset = NO_OFFSET
-        """Where what its disk has refused begins; -1 once it has taken something there."""
+        """Start of the batches that its disk refused; -1 once it has accepted some."""
         self._retry_ms = _NEVER_MS
         self._caught_up_ms = now_ms
         self._goal_offset = NO_OFFSET
@@ -145,7 +144,7 @@ class FollowerProgress:
     def acknowledged_log_start_offset(self) -> int:
         """The log start that it has acknowledged, -1 if none.
 
-        It hides nothing that it lacks, and what was told to another disk it may not know.
+        At most what it has synced, so -1 while that is unknown, as after a new disk.
         """
         return min(self._acknowledged_bounds.log_start_offset, self.match_offset)
 
@@ -174,12 +173,12 @@ class FollowerProgress:
         return max(self._retry_ms, self._sent_ms + bounds_push_ms)
 
     def may_push(self, now_ms: int) -> bool:
-        """Whether a push may go out now, whatever it is for."""
+        """Whether a push may be sent now, for whatever reason."""
         return self._in_flight == _NOT_IN_FLIGHT and now_ms >= self._retry_ms
 
     @property
     def may_push_ms(self) -> int | None:
-        """When it may; None while one is in flight."""
+        """When a push may be sent; None while one is in flight."""
         return self._retry_ms if self._in_flight == _NOT_IN_FLIGHT else None
 
     def sent(self, now_ms: int, *, log_end_offset: int, bounds: PushedBounds) -> int:
@@ -189,7 +188,7 @@ class FollowerProgress:
         self._sent_ms = now_ms
         self._sent_bounds = bounds
         if self._had_all:
-            # However long nothing came: it lacks only what came just now.
+            # However long the pause was, it lacks only the batches that arrived just now.
             self._had_all = False
             self._caught_up_ms = max(now_ms, self._caught_up_ms)
         if self._goal_offset == NO_OFFSET:
@@ -197,7 +196,7 @@ class FollowerProgress:
         return self._number
 
     def answered(self, number: int) -> bool:
-        """Whether ``number`` is in flight; if so it no longer is. Others were given up."""
+        """End the push ``number``; False if it was given up already."""
         if number != self._in_flight:
             return False
         self._in_flight = _NOT_IN_FLIGHT
@@ -221,7 +220,7 @@ class FollowerProgress:
             self._goal_offset = NO_OFFSET
 
     def diverged(self, next_offset: int) -> None:
-        """The logs may agree at ``next_offset``; nothing counts as replicated until they do."""
+        """Probe at ``next_offset``; nothing counts as replicated until the logs agree."""
         self._recovered()
         self.state = FollowerState.PROBING
         self.next_offset = next_offset
@@ -229,7 +228,7 @@ class FollowerProgress:
         self._had_all = False
 
     def reset(self) -> None:
-        """It may have another disk by now: what it has said so far counts no longer."""
+        """Forget what it has acknowledged: it may have another disk now."""
         self.state = FollowerState.PROBING
         self.match_offset = NO_OFFSET
         self._in_flight = _NOT_IN_FLIGHT
@@ -241,9 +240,9 @@ class FollowerProgress:
         self._retry_ms = now_ms + self._backoff_ms
 
     def refused(self, now_ms: int) -> None:
-        """Its disk has refused the push: it is not in sync if it lacks any, until it takes that.
+        """Its disk refused the push: it is not in sync while it lacks batches, until it takes one.
 
-        A push without batches needs no room, and says nothing of the disk.
+        A push without batches needs no disk space, so success says nothing about the disk.
         """
         self._refused_offset = max(self.next_offset, self._refused_offset, 0)
         self.failed(now_ms)
@@ -255,18 +254,18 @@ class FollowerProgress:
     # --- in sync -----------------------------------------------------------------------------
 
     def is_in_sync(self, now_ms: int, *, log_end_offset: int, lag_max_ms: int) -> bool:
-        """Whether it has everything, or had everything at most ``lag_max_ms`` ago and tries."""
+        """Whether it is caught up, or was at most ``lag_max_ms`` ago and still accepts pushes."""
         if self.match_offset >= log_end_offset:
             return True
         is_refusing = self._refused_offset != NO_OFFSET
         return not is_refusing and now_ms - self._caught_up_ms <= lag_max_ms
 
     def lag_ms(self, now_ms: int, *, log_end_offset: int) -> int:
-        """How long ago it had everything; 0 if it has."""
+        """Time since it was caught up; 0 if it is."""
         return 0 if self.match_offset >= log_end_offset else now_ms - self._caught_up_ms
 
     def lags_after_ms(self, *, log_end_offset: int, lag_max_ms: int) -> int | None:
-        """When it stops being in sync if nothing is answered; None if it has everything."""
+        """When it leaves the ISR without further answers; None if it is caught up."""
         if self.match_offset >= log_end_offset:
             return None
         return self._caught_up_ms + lag_max_ms + 1
@@ -305,18 +304,18 @@ class InSyncReplicas:
 
     @property
     def maximal(self) -> frozenset[int]:
-        """Everyone who may be in the controller's ISR now: the high watermark waits for them."""
+        """All that may be in the controller's ISR now; the high watermark waits for them."""
         return self._possible
 
     @property
     def proposal(self) -> IsrProposal | None:
-        """What to propose, again and again until it is answered; None if nothing is pending."""
+        """The pending proposal, to be repeated until it is answered; None if there is none."""
         if self._proposal is None:
             return None
         return IsrProposal(isr=tuple(sorted(self._proposal)), partition_version=self._version)
 
     def propose(self, isr: frozenset[int]) -> None:
-        """Want ``isr``; nothing happens if it is the ISR, or while a proposal is pending."""
+        """Propose ``isr``; does nothing if it is the ISR, or while a proposal is pending."""
         if self._proposal is None and isr != self._isr:
             self._proposal = isr
             self._possible |= isr
@@ -328,7 +327,7 @@ class InSyncReplicas:
             self._possible = self._isr
 
     def learn(self, isr: Iterable[int], partition_version: int) -> bool:
-        """Take what the controller has, if it is newer than what is known; whether it was."""
+        """Take over the controller's state if it is newer; return whether it was."""
         if partition_version <= self._version:
             return False
         self._isr = self._possible = frozenset(isr)

@@ -1,16 +1,16 @@
-"""The follower's side of replication: what of a push to take, and what to cut for it.
+"""The follower's side of replication: what to append of a push, and what to cut first.
 
-Rules. A follower takes batches only where its log agrees with the leader's at the batch before
-(log matching), keeps what both have, and cuts only what the leader cannot have: a batch in the
-place of another of the leader's, or one of an older epoch from where the leader's epoch began.
-So a late or repeated push cuts nothing. It never cuts below its high watermark. What it
+Rules. A follower appends batches only where its log agrees with the leader's at the batch before
+(log matching). It keeps what both have and cuts only what the leader cannot have: a batch that
+conflicts with one of the leader's, or one of an older epoch at or after the start of the leader's
+epoch. So a late or repeated push cuts nothing. It never cuts below its high watermark. What it
 acknowledges is synced, and its high watermark covers nothing else.
 
-A newer leader epoch is taken over from the push itself: the controller gave it to the leader
-before that could send it. A follower that forgot it could take batches from an older leader again,
-and cut what the newer one counts on; so a replica that starts is LOADING until the controller has
-told it the current epoch, which is not older than any it has taken a push of. How far the logs
-agree is known only in memory: a replica that starts again begins anew.
+A follower adopts a newer leader epoch from the push itself: the controller gave it to the leader
+before that could push. A follower that forgot it could accept batches from an older leader again,
+and cut what the newer one relies on. So a replica that starts is LOADING until the controller has
+told it the current epoch, which is not older than that of any push it accepted. How far the logs
+agree is only in memory: a replica that restarts begins anew.
 
 =========  ============================================  ========================================
 role       push                                          answer
@@ -24,7 +24,7 @@ FOLLOWER   of its epoch, by another leader               INVALID_REQUEST
 FOLLOWER   with a batch that is damaged, out of order,   CORRUPT_MESSAGE
            or of a newer epoch than the push
 FOLLOWER   from beyond the log end                       diverging: where its log ends
-FOLLOWER   where the epoch before is another             diverging: where its log leaves that epoch
+FOLLOWER   where the epoch before is another             diverging: where that epoch ends in its log
 FOLLOWER   where its log knows no epoch                  diverging: cut to the high watermark
 FOLLOWER   from the leader's log start, beyond the log   drops its log and restarts there
            end or with a first batch that it lacks,
@@ -60,12 +60,11 @@ from oncelog.storage.segments.leader_epochs import (
 class ReplicateVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What to do with a push, in this order, in one turn; then sync, and ``acknowledge``.
 
-    ``adopts_epoch``: become a follower in the push's epoch.
-    ``restart_offset``: drop the whole log, which then begins and ends there. ``truncate_offset``
-    (exclusive): cut every batch that reaches beyond it. Both rebuild the machine from what is
-    left. ``append_position``: where in ``batches`` the bytes to append begin.
-    ``agreed_offset`` (exclusive): up to there the log then equals the leader's. ``error`` is not
-    ``NONE``: nothing to do but to answer.
+    ``adopts_epoch``: become a follower in the push's epoch. ``restart_offset``: drop the whole log;
+    the new one begins and ends there. ``truncate_offset`` (exclusive): cut every batch that reaches
+    beyond it. Both rebuild the machine from what is left. ``append_position``: where in ``batches``
+    the bytes to append begin. ``agreed_offset`` (exclusive): up to there the log then equals the
+    leader's. With an ``error`` there is nothing to do but answer.
     """
 
     error: ErrorCode = ErrorCode.NONE
@@ -101,7 +100,7 @@ class FollowerReplication:
         self._topic_id = topic_id
         self._agreed_epoch = NO_LEADER_EPOCH
         self._agreed_offset = NO_OFFSET
-        """Exclusive: in the epoch that goes with it, the log equals the leader's up to here."""
+        """Exclusive: up to here the log equals that of the leader in ``_agreed_epoch``."""
         self._leader = -1
 
     @property
@@ -112,7 +111,7 @@ class FollowerReplication:
     # --- decide ------------------------------------------------------------------------------
 
     def decide(self, request: ReplicateRequest) -> ReplicateVerdict:
-        """What to do with a push. Changes nothing."""
+        """Decide about a push. Changes nothing."""
         refusal = self._refusal(request)
         if refusal is not None:
             return refusal
@@ -139,10 +138,10 @@ class FollowerReplication:
         return verdict
 
     def _is_unproven(self, log: _Log, request: ReplicateRequest) -> bool:
-        """Whether only the leader's log start says that the logs agree where the push begins.
+        """Whether only the leader's log start, and no batch, shows that the logs agree there.
 
-        Unless the first batch is there already, what is below may be another's: producers
-        known from it must not be believed.
+        Unless the first batch is there already, what is below may be from another log, and producer
+        state from it must not be trusted.
         """
         offset = request.previous_end_offset
         if self._agreed_epoch == request.leader_epoch and offset <= self._agreed_offset:
@@ -213,7 +212,7 @@ class FollowerReplication:
 
 
 def _checked_batches(request: ReplicateRequest) -> list[tuple[int, BatchHeader]]:
-    """Position and header of every batch; raises ``CorruptDataError`` if one cannot be."""
+    """Position and header of each batch; ``CorruptDataError`` if one is damaged or misplaced."""
     found: list[tuple[int, BatchHeader]] = []
     end_offset, epoch, position = request.previous_end_offset, request.previous_leader_epoch, 0
     for position, header in iterate_batches(request.batches):
@@ -224,20 +223,20 @@ def _checked_batches(request: ReplicateRequest) -> list[tuple[int, BatchHeader]]
         if not epoch <= header.leader_epoch <= request.leader_epoch:
             raise CorruptDataError(f"batch of epoch {header.leader_epoch} after {epoch}")
         if not crc_matches(request.batches, header, position):
-            raise CorruptDataError(f"batch at {header.base_offset} has not the CRC it says")
+            raise CorruptDataError(f"batch at {header.base_offset} does not match its CRC")
         found.append((position, header))
         end_offset, epoch = header.next_offset, header.leader_epoch
         position += header.size_bytes
     if position != len(request.batches):
-        raise CorruptDataError(f"{len(request.batches) - position} bytes are no batch")
+        raise CorruptDataError(f"{len(request.batches) - position} bytes are not a whole batch")
     return found
 
 
 def _agrees(log: _Log, request: ReplicateRequest) -> bool:
     """Whether the log equals the leader's up to where the push begins.
 
-    Two batches of one epoch at one offset are the same, and so is all before them. Below either
-    log start everything is committed, or gone.
+    Two batches of one epoch at one offset are the same, and so is everything before them. Below
+    either log start everything was committed.
     """
     offset = request.previous_end_offset
     if offset > log.end_offset:
@@ -251,7 +250,7 @@ def _agrees(log: _Log, request: ReplicateRequest) -> bool:
 
 
 def _diverged(log: _Log, request: ReplicateRequest, *, adopts: bool) -> ReplicateVerdict:
-    """Tell the leader where to look; without epochs only what is committed is known to agree."""
+    """Tell the leader where to probe; without epochs only committed batches are known to agree."""
     offset = request.previous_end_offset
     if not log.epochs or (offset <= log.end_offset and log.epoch_at(offset - 1) is None):
         cuts = log.high_watermark < log.end_offset
@@ -279,7 +278,7 @@ def _diverged(log: _Log, request: ReplicateRequest, *, adopts: bool) -> Replicat
 def _restarted(
     request: ReplicateRequest, batches: list[tuple[int, BatchHeader]], *, adopts: bool
 ) -> ReplicateVerdict:
-    """All that the follower has is gone at the leader: begin where the leader's log begins."""
+    """The leader no longer has anything of this log: restart at the leader's log start."""
     start_offset, end_offset = request.log_start_offset, request.previous_end_offset
     if batches:
         start_offset = min(start_offset, batches[0][1].base_offset)

@@ -1,8 +1,8 @@
-"""In which of its broker's data directories a replica is.
+"""Which of its broker's data directories a replica is in.
 
-A replica stays where it was assigned. *Away* is a directory that belongs to the broker and is not
-to be had now: nobody knows what is in it, so what it holds is made nowhere else. *Given up* is one
-whose place another disk has taken: what it held is copied anew, unless it may be the last copy.
+A replica stays where it was assigned. A directory is *away* if it belongs to the broker but cannot
+be read now: nobody knows what is in it, so its replicas are not created elsewhere. It is *given up*
+if another disk has replaced it: its replicas are copied anew, unless one may be the last copy.
 
 ===================  ====================================  ========================================
 assigned to          replica                               where it is
@@ -50,7 +50,7 @@ def possible_directories(
     topic_id: str,
     is_in_sync: bool,
 ) -> Sequence[str] | NoDirectory:
-    """The ids of those in which the replica is or, of several, may be made; see the module.
+    """The ids of directories where the replica is, or may be created; see the module.
 
     ``found``: by the id of each directory that can be used, at least one and in the broker's order,
     the topic id of the files under the replica's name, ``None`` if there are none. ``away``: ids of

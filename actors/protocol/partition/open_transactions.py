@@ -35,8 +35,8 @@ class CompletedTransaction(msgspec.Struct, frozen=True, kw_only=True):
     """A transaction that a marker has just closed: what the aborted index stores if it aborts.
 
     ``first_offset`` and ``last_offset`` (the marker) are inclusive. ``last_stable_offset`` is the
-    first offset of the oldest transaction still ongoing, else the one after the marker; it
-    ignores the high watermark, for it says where a scan of the index may stop.
+    first offset of the oldest transaction still ongoing, else the one after the marker. It ignores
+    the high watermark, since it only tells where a scan of the index may stop.
     """
 
     producer_id: int
@@ -49,8 +49,8 @@ class CompletedTransaction(msgspec.Struct, frozen=True, kw_only=True):
 class OpenTransactions:
     """Ongoing and unreplicated transactions, by first offset.
 
-    Invariant: I-10. First offsets only rise as transactions begin, so the insertion order of
-    ``_ongoing`` is the order of first offsets and its first key is the oldest.
+    Invariant: I-10. Each transaction begins at a higher offset than those before, so ``_ongoing``
+    is in the order of first offsets and its first key is the oldest.
     """
 
     __slots__ = ("_ongoing", "_unreplicated", "first_unstable_offset")
@@ -63,11 +63,11 @@ class OpenTransactions:
         self.first_unstable_offset = NO_OFFSET
         """Inclusive first offset of the oldest ongoing or unreplicated transaction, else -1.
 
-        An attribute, because it is read after every batch.
+        An attribute for speed: it is read after every batch.
         """
 
     def __len__(self) -> int:
-        """How many transactions wait for their marker."""
+        """Number of transactions that wait for their marker."""
         return len(self._ongoing)
 
     @property

@@ -1,9 +1,9 @@
-"""One replica of a partition: its role, its offsets, and what may be appended and read.
+"""One replica of a partition: its role and offsets, and what may be appended and read.
 
-Rules. ``decide_append`` and ``decide_marker`` change nothing; ``apply`` is the only mutator for log
-content, the same live, on recovery and on a follower. The shell checks, writes and applies in one
-turn of its loop, with no wait in between, so the next batch sees the result.
-What may be read, and the offsets that bound it, are in ``partition.bounds``.
+Rules. ``decide_append`` and ``decide_marker`` change nothing; only ``apply`` applies log content,
+the same live, on recovery and on a follower. The shell checks, writes and applies in one turn of
+its loop, without a wait, so the next batch sees the result. What may be read, and the offsets that
+bound it, are in ``partition.bounds``.
 
 ========  ====================  =================================================================
 role      event                 answer
@@ -71,15 +71,15 @@ __all__ = ["ACCEPTED", "AppendVerdict", "CompletedTransaction", "PartitionMachin
 
 
 class AppendVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a leader does with a batch.
+    """What a leader must do with a batch.
 
     ``duplicate_base_offset`` is set when the batch is already in the log, up to
     ``duplicate_next_offset`` (exclusive): nothing is appended, and with acks -1 the reply still
-    waits until the high watermark has reached that offset. ``is_early`` means that earlier batches
-    may still be in flight: the shell may hold this one back for a short, bounded time,
-    asking again after each append, and finally does what ``error`` says; ``NONE`` is append.
-    ``needs_keys``: its ticket was made with a cluster key that the shell must ask for.
-    ``is_ticket_old``: accepted, but the key of its plain ticket is not the current one.
+    waits until the high watermark has reached that offset. ``is_early``: earlier batches may still
+    be in flight. The shell may hold this one back for a short, bounded time and ask again after
+    each append; then it does what ``error`` says, where ``NONE`` means append. ``needs_keys``: the
+    ticket's cluster key is unknown, and the shell must ask for it. ``is_ticket_old``: accepted, but
+    the plain ticket's key is not the current one.
     """
 
     error: ErrorCode = ErrorCode.NONE
@@ -95,7 +95,7 @@ ACCEPTED: Final = AppendVerdict()
 """Append it now."""
 
 VERIFIED_TICKETS_MAX: Final = 10_000
-"""Tickets that a leader remembers as verified; beyond that it forgets all and verifies again."""
+"""Verified tickets that a leader remembers; beyond that it forgets all and verifies again."""
 
 _NONE: Final = ErrorCode.NONE
 _CLIENT: Final = AppendOrigin.CLIENT
@@ -114,13 +114,12 @@ class PartitionMachine(PartitionBounds):
         self._keys = NO_KEYS
         self._latest_ms = NO_TIMESTAMP
         self._verified: dict[int, bytes] = {}
-        """By producer id, the ticket verified for its current epoch, under the current
-        key. It only saves verifying again, and decides nothing."""
+        """Producer id → ticket verified for its current epoch under the current key; a cache."""
 
     # --- role --------------------------------------------------------------------------------
 
     def become_leader(self, leader_epoch: int, topic_id: str, keys: ClusterKeys) -> None:
-        """Lead from now on; the epoch begins at the log end, even if nothing is ever written.
+        """Lead from now on; the epoch begins at the log end, even if no batch follows.
 
         Nothing is truncated; the high watermark stays. The shell makes the epoch's start durable.
         """
@@ -143,8 +142,8 @@ class PartitionMachine(PartitionBounds):
     def become_follower(self, leader_epoch: int) -> None:
         """Follow the leader of ``leader_epoch``; the shell must fail waiting client requests.
 
-        An epoch that this replica led without writing is no part of its log any more: what it
-        takes from its leader may be of an older one.
+        An epoch that this replica led without writing is dropped: batches from the new leader may
+        be of an older epoch.
         """
         invariant(
             leader_epoch >= self.leader_epoch,
@@ -178,7 +177,7 @@ class PartitionMachine(PartitionBounds):
         batch: Buffer | None = None,
         now_ms: int,
     ) -> AppendVerdict:
-        """What to do with one whole data batch whose bytes have been checked. Changes nothing.
+        """Decide about a whole data batch whose bytes have been checked. Changes nothing.
 
         ``follows_unacknowledged``: see ``ProduceRequest``. ``batch``: see ``find_duplicate``.
         """
@@ -224,7 +223,7 @@ class PartitionMachine(PartitionBounds):
         return self.producers.check_marker(producer_id, producer_epoch, coordinator_epoch)
 
     def _check_client(self, header: BatchHeader, transactional_id: str | None) -> ErrorCode:
-        """Refuse what only a coordinator may write, or a transaction without its id."""
+        """Reject what only a coordinator may write, and a transaction without its id."""
         if self._is_internal:
             return ErrorCode.INVALID_TOPIC_EXCEPTION
         if header.is_control:
@@ -238,10 +237,10 @@ class PartitionMachine(PartitionBounds):
     def _check_owner(
         self, header: BatchHeader, ticket: bytes | None, is_verified: bool, now_ms: int
     ) -> AppendVerdict | None:
-        """None if the plain batch's id is the sender's, and not a transactional producer's."""
+        """None if the plain batch's producer id is the sender's and not transactional."""
         if self.producers.is_transactional(header.producer_id):
             return AppendVerdict(error=ErrorCode.INVALID_TXN_STATE)
-        # For an id that has not written yet, the verified ticket may be a transaction's.
+        # If the id has not written here yet, the verified ticket may be that of a transaction.
         if is_verified and self.producers.is_known(header.producer_id):
             return None
         if ticket is None:
@@ -256,8 +255,8 @@ class PartitionMachine(PartitionBounds):
     ) -> AppendVerdict | None:
         """None if the batch may belong to an open or a properly enrolled transaction.
 
-        The clock never goes back past a scan that forgot producers: a ticket too
-        old for that scan stays too old.
+        The time used is never before the last scan that forgot producers: a ticket too old for that
+        scan stays too old.
         """
         enrolment = self.producers.check_enrolment(header)
         if enrolment is BatchEnrolment.OPEN and is_verified:
@@ -284,7 +283,7 @@ class PartitionMachine(PartitionBounds):
     ) -> AppendVerdict | None:
         """The verdict on a checked ticket; ``invalid`` is the code for an invalid one."""
         if verdict is TicketVerdict.NEWER_KEY:
-            # As KIP-890 answers while it cannot verify: the client retries the batch.
+            # As in KIP-890 while verification is impossible: the client retries the batch.
             return AppendVerdict(error=ErrorCode.NOT_ENOUGH_REPLICAS, needs_keys=True)
         if verdict is TicketVerdict.INVALID:
             return AppendVerdict(error=invalid)
@@ -299,7 +298,7 @@ class PartitionMachine(PartitionBounds):
     def apply(
         self, header: BatchHeader, control: ControlRecord | None
     ) -> CompletedTransaction | None:
-        """A batch is in the log at ``header.base_offset``; ``control`` is a marker's content.
+        """Apply a batch in the log at ``header.base_offset``; ``control`` is a marker's content.
 
         Returns the transaction that a marker closed. An aborted one must be in the aborted index
         before the high watermark may pass the marker. A control batch with ``control`` ``None``
@@ -324,7 +323,7 @@ class PartitionMachine(PartitionBounds):
     # --- producers ---------------------------------------------------------------------------
 
     def expire(self, now_ms: int, expiration_ms: int = PRODUCER_ID_EXPIRATION_MS) -> int:
-        """Forget producers silent for so long; returns how many. Call it periodically."""
+        """Forget producers silent for ``expiration_ms``; return how many. Call it periodically."""
         expired_count = self.producers.expire(now_ms, expiration_ms)
         if expired_count:
             self._latest_ms = max(self._latest_ms, now_ms)
@@ -333,12 +332,12 @@ class PartitionMachine(PartitionBounds):
 
     @property
     def producer_count(self) -> int:
-        """How many producers are remembered."""
+        """Number of remembered producers."""
         return len(self.producers)
 
     @property
     def open_transaction_count(self) -> int:
-        """How many transactions wait for their marker here."""
+        """Number of transactions that wait for their marker here."""
         return len(self.producers.transactions)
 
     def snapshot(self) -> list[ProducerSnapshotEntry]:
@@ -348,7 +347,7 @@ class PartitionMachine(PartitionBounds):
     def describe_producers(
         self, producer_ids: Iterable[int] | None
     ) -> tuple[ProducerDescription, ...]:
-        """What is known of the requested producers, or of all; unknown ones are left out."""
+        """Describe the requested producers, or all; unknown ones are left out."""
         return self.producers.describe(producer_ids)
 
     def __str__(self) -> str:
@@ -361,9 +360,9 @@ class PartitionMachine(PartitionBounds):
     # --- invariants --------------------------------------------------------------------------
 
     def _check_place(self, header: BatchHeader) -> None:
-        """I-02, I-08: a leader writes its own epoch at its log end; a replayed log may have gaps.
+        """Check I-02 and I-08: a leader writes its own epoch at its log end; replay may have gaps.
 
-        On replay an epoch begins with its first batch, unless known to have begun before.
+        On replay an epoch begins with its first batch, unless it is known to have begun earlier.
         """
         base_offset, log_end_offset = header.base_offset, self._log_end_offset
         is_leader = self.role is LEADER

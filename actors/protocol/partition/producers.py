@@ -30,15 +30,16 @@ higher epoch                        marker                    INVALID_PRODUCER_E
 higher coordinator epoch            marker                    TRANSACTION_COORDINATOR_FENCED
 ==================================  ========================  =================================
 
-*Early* means that the batches in between may still be in flight: a producer's calls overtake
-each other. Whether the batch then waits, and how long, is up to the shell.
+*Early* means that the batches in between may still be in flight: a producer's calls overtake each
+other. The shell decides whether the batch then waits, and how long.
 
-An unknown producer may begin at any sequence, because an entry is forgotten after a day of silence
-and refusing would kill a healthy producer. A transaction is never that old, so it begins at 0.
+An unknown producer may begin at any sequence: its entry may have been forgotten after a day of
+silence, and an error would kill a healthy producer. A transaction is never that old, so it begins
+at 0.
 
-What is remembered of one producer is its epoch, its newest batches and its transaction. Only log
-content changes an entry, so every replica and every replay arrives at the same entry. Another epoch
-clears the remembered batches: sequences restart at 0.
+An entry has a producer's epoch, its newest batches and its transaction. Only log content changes an
+entry, so every replica and every replay arrives at the same one. Another epoch clears the
+remembered batches: sequences restart at 0.
 
 ============================  =============================================================
 event                         answer
@@ -51,7 +52,7 @@ marker, same epoch            transaction closed
 marker, another epoch         batches cleared, epoch taken, transaction closed
 ============================  =============================================================
 
-One file: every answer is given from the entry of one producer.
+One file: every answer depends on the entry of one producer.
 
 Source: KIP-98; KIP-360; KIP-890 and KIP-1228 for markers.
 """
@@ -91,17 +92,17 @@ PRODUCER_ID_EXPIRATION_MS: Final = 86_400_000
 
 _SEQUENCE_COUNT: Final = SEQUENCE_MAX + 1
 _AHEAD_MAX: Final = _SEQUENCE_COUNT // 2
-"""Half the circle: a sequence less than this far above is ahead, any other is behind."""
+"""Half the sequence range: a sequence less than this far above is ahead, any other is behind."""
 
 NO_CRC: Final = -1
-"""The content of a remembered batch is not known."""
+"""``crc`` of a remembered batch whose content is unknown."""
 
 
 class AppendedBatch(NamedTuple):
     """One remembered batch; sequences and offsets are inclusive.
 
-    ``crc`` is that of its bytes in the log, -1 if that does not show what its producer sent: it is
-    known only from a snapshot, or compaction has rewritten the batch.
+    ``crc`` is that of its bytes in the log, or -1 if what the producer sent is unknown: the batch
+    is only in a snapshot, or compaction has rewritten it.
     """
 
     last_sequence: int
@@ -129,9 +130,9 @@ def _empty_window() -> deque[AppendedBatch]:
 class ProducerEntry:
     """One producer of one partition. ``batches`` holds the newest five, oldest first.
 
-    ``current_txn_first_offset`` is -1 while no transaction is open; ``open_record_count`` sums
-    the records of the open one. ``idle_since_ms`` is when an expiry scan first saw the entry
-    unchanged: by this replica's clock, and the only field that is not from the log.
+    ``current_txn_first_offset`` is -1 while no transaction is open; ``open_record_count`` sums the
+    records of the open one. ``idle_since_ms`` is when an expiry scan first saw the entry unchanged,
+    by this replica's clock; the only field that does not come from the log.
     """
 
     producer_id: int
@@ -150,9 +151,9 @@ class ProducerEntry:
 
     @property
     def is_transactional(self) -> bool:
-        """Whether its id is a transactional producer's: it has had a marker here, or awaits one.
+        """Whether its id is transactional: it has had a marker here, or waits for one.
 
-        A snapshot keeps both facts. An id is either transactional or plain, never both.
+        A snapshot stores both. An id is either transactional or plain, never both.
         """
         return (
             self.coordinator_epoch != NO_COORDINATOR_EPOCH
@@ -184,7 +185,7 @@ class ProducerEntry:
             self.batches.clear()
 
     def add_batch(self, header: BatchHeader) -> None:
-        """Apply a data batch: its epoch, and its place if it has a sequence to recognise it by."""
+        """Apply a data batch: take its epoch, and remember it if it has a sequence."""
         if header.producer_epoch != self.producer_epoch:
             self.take_epoch(header.producer_epoch)
         if header.base_sequence != NO_SEQUENCE:
@@ -193,10 +194,10 @@ class ProducerEntry:
         self.idle_since_ms = NO_TIMESTAMP
 
     def add_older_batch(self, header: BatchHeader) -> None:
-        """Remember a batch for which the snapshot behind this entry had no room.
+        """Remember a batch older than the one that the snapshot of this entry stored.
 
-        Called in offset order, so it belongs right before the newest one. For the newest one, a
-        snapshot may have the timestamp of a later marker instead of its own.
+        Called in offset order, so it goes right before the newest one. If it is the newest one
+        itself, take its timestamp: the snapshot may have that of a later marker.
         """
         if header.base_sequence == NO_SEQUENCE or header.producer_epoch != self.producer_epoch:
             return
@@ -212,7 +213,7 @@ class ProducerEntry:
         self.batches.append(newest)
 
     def to_snapshot(self) -> ProducerSnapshotEntry:
-        """What a producer snapshot stores: only the newest of the remembered batches."""
+        """The entry of a producer snapshot, with only the newest of the remembered batches."""
         newest = self.batches[-1] if self.batches else None
         return ProducerSnapshotEntry(
             producer_id=self.producer_id,
@@ -247,7 +248,7 @@ class ProducerEntry:
         return entry
 
     def describe(self) -> ProducerDescription:
-        """The view for an operator, or for a coordinator that counts a winner's records."""
+        """The description for operators, and for a coordinator that counts a winner's records."""
         return ProducerDescription(
             producer_id=self.producer_id,
             producer_epoch=self.producer_epoch,
@@ -304,7 +305,7 @@ class ProducerStates:
             self.transactions.begin(entry.producer_id, entry.current_txn_first_offset)
 
     def __len__(self) -> int:
-        """How many producers are remembered."""
+        """Number of remembered producers."""
         return len(self._entries)
 
     @property
@@ -315,11 +316,11 @@ class ProducerStates:
     # --- decide ------------------------------------------------------------------------------
 
     def is_continued_by(self, header: BatchHeader) -> bool:
-        """Whether the batch simply follows its producer's newest one: the table accepts it.
+        """Whether the batch simply follows its producer's newest one, so that the table accepts it.
 
-        In the same epoch and transaction, or outside one: no duplicate, no ticket needed, nothing
-        out of order. This is a fast path: a producer's first batch, and one after sequences
-        wrap, take the slow one.
+        That is: the same epoch, the same transaction or none, no duplicate, no ticket needed, and
+        in order. A fast path; a producer's first batch, and one after sequences wrap, take the slow
+        one.
         """
         entry = self._entries.get(header.producer_id)
         if entry is None:
@@ -338,9 +339,9 @@ class ProducerStates:
     ) -> AppendedBatch | None:
         """The appended batch that ``header`` repeats, if it is still remembered.
 
-        With ``batch``, a client's bytes, the content must match too, as far as it
-        is known: a batch of other content that took the sequence must not pass for this one. A
-        coordinator's retry contains other times and so has other bytes.
+        With ``batch``, a client's bytes, the content must match too, if it is known: another batch
+        that used the sequence must not count as this one. A coordinator passes none: its retry has
+        other timestamps and so other bytes.
         """
         entry = self._entries.get(header.producer_id)
         if entry is None or header.is_transactional is not entry.is_transactional:
@@ -356,7 +357,7 @@ class ProducerStates:
         return producer_id in self._entries
 
     def is_transactional(self, producer_id: int) -> bool:
-        """Whether the id is known to be a transactional producer's."""
+        """Whether the id is known to be transactional."""
         entry = self._entries.get(producer_id)
         return entry is not None and entry.is_transactional
 
@@ -381,9 +382,8 @@ class ProducerStates:
     ) -> tuple[ErrorCode, bool]:
         """Check epoch, sequence and transaction of a data batch that is not a duplicate.
 
-        Returns the error and whether the batch came early: before it is a gap that batches
-        still in flight may fill. An early batch with ``NONE`` may be appended if they do
-        not arrive.
+        Returns the error and whether the batch is early: batches still in flight may fill the gap
+        before it. An early batch with ``NONE`` may be appended if they do not arrive.
         """
         entry = self._entries.get(header.producer_id)
         if entry is not None and entry.is_transactional is not header.is_transactional:
@@ -398,7 +398,8 @@ class ProducerStates:
             if error is not ErrorCode.NONE:
                 return error, is_early
         elif header.base_sequence != NO_SEQUENCE:
-            # Offsets that the transaction commits in other shards count too: gaps are normal.
+            # The sequence also counts offsets that the transaction commits in other shards: gaps
+            # are normal.
             error, is_ahead = _check_sequence(entry, header)
             if error is not ErrorCode.NONE and not is_ahead:
                 return error, False
@@ -409,8 +410,8 @@ class ProducerStates:
     ) -> ErrorCode:
         """Whether a marker may be appended. ``producer_epoch`` is one above that of the data.
 
-        An equal epoch is a repeat of the last marker, and harmless only while the next
-        transaction, whose data carries that very epoch, has not begun. Source: KIP-1228.
+        An equal epoch is a repeat of the last marker. It is harmless only until the next
+        transaction begins, whose data has that epoch. Source: KIP-1228.
         """
         entry = self._entries.get(producer_id)
         if entry is None:
@@ -426,12 +427,12 @@ class ProducerStates:
     # --- apply -------------------------------------------------------------------------------
 
     def apply_plain_data(self, header: BatchHeader) -> None:
-        """A producer's data batch is in the log, outside any transaction."""
+        """Apply a producer's data batch outside any transaction."""
         producer_id = header.producer_id
         (self._entries.get(producer_id) or self._entry_of(producer_id)).add_batch(header)
 
     def apply_data(self, header: BatchHeader) -> None:
-        """A producer's data batch is in the log."""
+        """Apply a producer's data batch."""
         entry = self._entry_of(header.producer_id)
         entry.add_batch(header)
         if not header.is_transactional:
@@ -444,10 +445,10 @@ class ProducerStates:
     def apply_marker(
         self, header: BatchHeader, control: ControlRecord
     ) -> CompletedTransaction | None:
-        """A marker is in the log; returns the transaction it closed, None if none was open.
+        """Apply a marker; return the transaction it closed, None if none was open.
 
-        It creates an entry even for an unknown producer, so that older epochs arriving later
-        are refused.
+        It creates an entry even for an unknown producer, so that older epochs that arrive later are
+        rejected.
         """
         entry = self._entry_of(header.producer_id)
         first_offset = entry.current_txn_first_offset
@@ -467,7 +468,7 @@ class ProducerStates:
         )
 
     def apply_history(self, header: BatchHeader) -> None:
-        """A batch from before the loaded snapshot: restore what a snapshot has no field for.
+        """Apply a batch from before the loaded snapshot: restore what a snapshot does not store.
 
         That is the record count of a transaction open at the snapshot, and the
         remembered batches before the newest one.
@@ -484,11 +485,10 @@ class ProducerStates:
             entry.open_record_count += header.record_count
 
     def expire(self, now_ms: int, expiration_ms: int = PRODUCER_ID_EXPIRATION_MS) -> int:
-        """Forget producers silent for so long by this replica's clock; returns how many.
+        """Forget producers silent for ``expiration_ms`` by this replica's clock; return how many.
 
-        The silence starts at the first scan that finds the entry unchanged, not at a record's
-        timestamp: that is the client's, and may be years old. An open transaction keeps its
-        producer forever.
+        Silence is counted from the first scan that finds the entry unchanged, not from a record's
+        timestamp, which the client sets. A producer with an open transaction is never forgotten.
         """
         expired = []
         for producer_id, entry in self._entries.items():
@@ -526,9 +526,9 @@ def _check_sequence(
 ) -> tuple[ErrorCode, bool]:
     """The sequence rules for a client's batch whose epoch is not below the entry's.
 
-    An unknown producer may be a forgotten one: it continues at any sequence. But while
-    earlier batches are in flight, it may as well be a new one whose calls have
-    overtaken each other, and starting with this one would shut those out.
+    An unknown producer may be a forgotten one, which continues at any sequence. But while earlier
+    batches are in flight it may also be a new one whose calls overtook each other. Starting with
+    this batch would then reject the earlier ones.
     """
     if entry is None:
         if header.base_sequence == 0:

@@ -1,13 +1,13 @@
-"""The leader's side of replication where a majority decides: that of the controller's log.
+"""The leader's side of replication for the controller's log, where a majority commits.
 
-As ``replication``, but for what is committed: what a majority of the *voters* has synced, the
-leader included, once that covers a batch of its own epoch (raft §5.4.2: a majority may have an
-older epoch's batch, and one who lacks it still be elected). A lone voter needs nobody. Nothing is
-proposed to anybody: who votes is for the controller to log, and is told by ``set_voters``.
-*Learners* get copies and do not count. Nor does what another disk answers than the one that is
-known of the broker, or an older copy of it: a disk that comes back has forgotten what it voted.
+Like ``replication``, but records are committed once a majority of the *voters*, the leader
+included, has synced them. That must cover a batch of the leader's own epoch (raft §5.4.2: a
+majority may have a batch of an older epoch, and a voter that lacks it can still be elected). A lone
+voter commits alone. There are no ISR proposals: the controller logs the voters and passes them to
+``set_voters``. *Learners* get copies and do not count. Answers from another disk than the broker
+registered, or from an older copy of it, do not count: such a disk has forgotten its votes.
 
-A *confirmation* takes a majority of the voters too.
+A *confirmation* needs a majority of the voters too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from oncelog.storage.model import NO_OFFSET
 
 
 class QuorumReplication(LeaderReplication):
-    """A leader of voters in one epoch."""
+    """The leader of the metadata log in one epoch."""
 
     __slots__ = ("_disks",)
 
@@ -61,19 +61,19 @@ class QuorumReplication(LeaderReplication):
 
     @property
     def voters(self) -> frozenset[int]:
-        """Those whose majority commits."""
+        """The brokers whose majority commits."""
         return self._in_sync.isr
 
     @property
     def may_change_voters(self) -> bool:
-        """Whether the voters may change: something of this epoch is committed, and all is."""
+        """Whether the voters may change: all is committed, and some of it in this epoch."""
         high_watermark = self._bounds.high_watermark
         if high_watermark < self._bounds.log_end_offset:
             return False
         return len(self.voters) == 1 or high_watermark > self._epoch_start_offset
 
     def set_voters(self, voters: Iterable[int], learners: Iterable[int], now_ms: int) -> bool:
-        """Count these from now on; returns whether the high watermark rose."""
+        """Replicate to these from now on; return whether the high watermark rose."""
         members = frozenset(voters)
         if members != self.voters:
             self._in_sync = InSyncReplicas(members, self._in_sync.version + 1)
@@ -89,7 +89,7 @@ class QuorumReplication(LeaderReplication):
         )
 
     def voter_lags(self, now_ms: int) -> dict[int, tuple[int, int]]:
-        """How far each other voter is behind: in offsets, as far as known, and in ms."""
+        """Each other voter's lag in offsets, as far as known, and in ms."""
         start, end = self._bounds.log_start_offset, self._bounds.log_end_offset
         return {
             broker_id: (
@@ -101,7 +101,7 @@ class QuorumReplication(LeaderReplication):
         }
 
     def has_other_disk(self, broker_id: int) -> None:
-        """A broker has registered with another disk: what it had said counts no more."""
+        """A broker has registered with another disk: its acknowledgements no longer count."""
         progress = self._followers.get(broker_id)
         if progress is not None:
             progress.reset()

@@ -1,11 +1,10 @@
 """The leader's side of replication: what to push, what is committed, and who is in sync.
 
-Rules. The high watermark is the lowest synced end over the maximal ISR (``followers``), it
-only rises, and it stands still while the committed ISR has fewer members than
-``min_insync_replicas``. The leader's own end counts only as far as it is synced. What it may lead
-is what the controller gave it: a refusal by a newer epoch, from whomever, ends it at once, and
-for good. The shell reports what happened, each time with the present time, and then asks for
-``pushes`` and for the ``proposal``; nothing here waits, and nothing is sent by itself.
+Rules. The high watermark is the lowest synced end over the maximal ISR (``followers``). It only
+rises, and stands still while the committed ISR has fewer members than ``min_insync_replicas``. The
+leader's own end counts only as far as it is synced. Whoever answers with a newer epoch, the leader
+steps down at once and for good. The shell reports each event with the current time, then asks for
+``pushes`` and the ``proposal``; nothing here waits or sends.
 
 ==============  =========================  =====================================================
 state           event                      answer
@@ -21,25 +20,25 @@ LEADING         time passes                the ISR may be shrunk; bounds are tol
 LEADING         proposal answered          as the table of ``followers``;
                                            FENCED_LEADER_EPOCH, UNKNOWN_TOPIC_ID and
                                            NOT_LEADER_OR_FOLLOWER: FENCED
-LEADING         INELIGIBLE_REPLICA         who was refused is proposed again after a back-off
-LEADING         a newer version            who is not in sync is probed anew; what it said before
-                                           counts no longer: it may have lost its log since.
-                                           Back-offs end: who was fenced may join by now
-LEADING         ask_to_confirm             who may be in sync is due, also with nothing to tell
+LEADING         INELIGIBLE_REPLICA         the replica is proposed again after a back-off
+LEADING         a newer version            replicas not in sync are probed anew; their earlier
+                                           answers no longer count: they may have lost their
+                                           log since. Back-offs end: a fenced one may join now
+LEADING         ask_to_confirm             a push is due to all that may be in sync, even empty
 LEADING         step_down                  FENCED
-FENCED          any                        nothing; NOT_LEADER_OR_FOLLOWER for whoever waits
+FENCED          any                        nothing; waiters get NOT_LEADER_OR_FOLLOWER
 ==============  =========================  =====================================================
 
-A *confirmation* says that this leader still was the newest after the moment in which it was asked
-for: all who may be in sync, of whom any other leader would be one, have acknowledged a push that
-was sent since. So whoever has it confirmed, and then reads, has read what was current, by no clock
-(raft §6.4, ReadIndex). With fewer in sync than the minimum none comes: one who was may lead.
+A *confirmation* proves that this leader was still the newest one after it was requested: every
+replica that may be in sync has acknowledged a push sent since, and any other leader would be one of
+them. So a read that follows a confirmation is current, without relying on clocks (raft §6.4,
+ReadIndex). With fewer replicas in sync than the minimum none comes: a member of the ELR may lead.
 
-Where a follower diverges: the leader takes the largest epoch of its own that is not above the
-follower's, and probes where the shorter of the two ends. The follower answers likewise, so each
-probe is further back, until they agree or reach the log start, where they agree by definition.
+If a follower diverges, the leader takes its own largest epoch that is not above the follower's, and
+probes where that epoch ends first in either log. The follower answers likewise. So each probe is
+further back, until the logs agree or the log start is reached, where they agree by definition.
 
-One file: each rule reads what is known of followers, of the ISR, and of this epoch's beginning.
+One file: every rule uses the followers' progress, the ISR, and the start of this epoch.
 
 Source: KIP-101, KIP-207, KIP-279, KIP-497, KIP-966 (the minimum for the high watermark).
 """
@@ -68,20 +67,20 @@ from oncelog.storage.model import NO_LEADER_EPOCH, NO_OFFSET
 from oncelog.storage.segments.leader_epochs import epoch_span
 
 PUSH_MAX_BYTES: Final = 1_048_576
-"""Batches in one push, unless a single one is larger."""
+"""Bytes of batches in one push, unless a single batch is larger."""
 
 LAG_MAX_MS: Final = 30_000
-"""How long a follower may lack something and stay in sync."""
+"""How long a follower may lag and stay in sync."""
 
 BOUNDS_PUSH_MS: Final = 500
-"""How soon a follower that lacks no batch is told a new high watermark or log start."""
+"""Delay until a caught-up follower is told a new high watermark or log start."""
 
 NEVER: Final = 0
-"""No confirmation: their numbers begin after it."""
+"""Number of no confirmation; theirs are higher."""
 
 INELIGIBLE_MIN_MS: Final = 1_000
 INELIGIBLE_MAX_MS: Final = 30_000
-"""How soon a follower that may not join the ISR is proposed again, at first and at most."""
+"""Back-off before an ineligible follower is proposed for the ISR again: first, and maximum."""
 
 _FENCING: Final = frozenset(
     {
@@ -91,12 +90,12 @@ _FENCING: Final = frozenset(
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     }
 )
-"""Answers of the controller after which this leader leads no longer."""
+"""The controller's answers that depose this leader."""
 
 _TELLING: Final = frozenset(
     {ErrorCode.NONE, ErrorCode.INVALID_UPDATE_VERSION, ErrorCode.INELIGIBLE_REPLICA}
 )
-"""Answers of the controller that tell what it has recorded; another may tell what it could not."""
+"""The controller's answers that contain the committed state of the partition."""
 
 
 class PartitionAssignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,14 +108,14 @@ class PartitionAssignment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Ineligible(msgspec.Struct, frozen=True):
-    """A follower that may not join, and until when it is not proposed."""
+    """A follower that may not join, and when it may be proposed again."""
 
     until_ms: int
     backoff_ms: int
 
 
 class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a leader replicates."""
+    """Settings of replication."""
 
     min_insync_replicas: int = 1
     lag_max_ms: int = LAG_MAX_MS
@@ -125,7 +124,7 @@ class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaderReplication:
-    """A leader in one epoch. Made when it begins to lead; ``bounds`` are those of its machine."""
+    """The leader in one epoch, created when it begins to lead; ``bounds`` are its machine's."""
 
     __slots__ = (
         "_asked",
@@ -175,10 +174,10 @@ class LeaderReplication:
         self._ineligible: dict[int, _Ineligible] = {}
         self._synced_end_offset = synced_end_offset
         self._newest_number = 0
-        """Of all pushes: one who is removed and added again must not be taken for what it was."""
+        """The last number of any push; a follower that is added again starts above it."""
         self._asked = NEVER
         self._sent: dict[int, int] = {}
-        """By follower: the newest confirmation asked for when its push in flight was sent."""
+        """Follower → the newest confirmation requested when its push in flight was sent."""
         self._confirmed: dict[int, int] = {}
         self._assign(assignment.replicas, now_ms)
         self._advance()
@@ -187,9 +186,9 @@ class LeaderReplication:
 
     @property
     def is_leading(self) -> bool:
-        """False once a newer epoch was seen: fail whoever waits, and ask the controller.
+        """False once a newer epoch was seen: fail waiting requests and ask the controller.
 
-        Also when the replica leads in a newer epoch itself, with another object than this.
+        Also if this replica leads in a newer epoch, with another object.
         """
         return self._is_leading and self._bounds.leader_epochs.latest_epoch == self._leader_epoch
 
@@ -200,15 +199,15 @@ class LeaderReplication:
 
     @property
     def in_sync(self) -> InSyncReplicas:
-        """The in-sync replicas, and what is proposed."""
+        """The in-sync replicas, and the proposal."""
         return self._in_sync
 
     def progress(self, broker_id: int) -> FollowerProgress | None:
-        """What is known of a follower."""
+        """A follower's progress."""
         return self._followers.get(broker_id)
 
     def have_log_start(self, offset: int) -> bool:
-        """Whether every follower that may be in sync hides what lies below ``offset``."""
+        """Whether every follower that may be in sync has this log start or a higher one."""
         followers = self._in_sync.maximal - {self._broker_id}
         return all(
             (progress := self._followers.get(broker_id)) is not None
@@ -218,11 +217,11 @@ class LeaderReplication:
 
     @property
     def is_under_replicated(self) -> bool:
-        """Whether a replica is not in sync, be it one that a reassignment adds."""
+        """Whether any replica is not in sync, those that a reassignment adds included."""
         return not self._followers.keys() <= self._in_sync.isr
 
     def lag(self, now_ms: int) -> tuple[int, int]:
-        """How far the followers are behind at most: in offsets, as far as known, and in ms."""
+        """The largest lag of a follower in offsets, as far as known, and in ms."""
         start, end = self._bounds.log_start_offset, self._bounds.log_end_offset
         followers = self._followers.values()
         return (
@@ -233,7 +232,7 @@ class LeaderReplication:
     # --- acks -1 -----------------------------------------------------------------------------
 
     def check_append(self) -> ErrorCode:
-        """Whether a batch with acks -1 may be appended; if not, nothing is."""
+        """Whether a batch with acks -1 may be appended."""
         if not self.is_leading:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         if self.has_too_few:
@@ -244,20 +243,20 @@ class LeaderReplication:
     def has_too_few(self) -> bool:
         """Whether the ISR has fewer members than ``min_insync_replicas``.
 
-        What was appended before is in the log then, and a retry of it is recognised.
+        A batch appended before is then in the log, and its retry is recognised.
         """
         return len(self._in_sync.isr) < self._settings.min_insync_replicas
 
     # --- confirmations -----------------------------------------------------------------------
 
     def ask_to_confirm(self) -> int:
-        """The number of a new confirmation; pushes are due for it."""
+        """Request a confirmation: return its number, and make pushes due for it."""
         self._asked += 1
         return self._asked
 
     @property
     def confirmed(self) -> int:
-        """The newest confirmation that has come, and with it all before."""
+        """The newest confirmation that is complete, and so all before it."""
         if not self.is_leading or self.has_too_few:
             return NEVER
         return self._confirmed_by_enough()
@@ -270,7 +269,7 @@ class LeaderReplication:
         return self._asked if own else self._confirmed.get(broker_id, NEVER)
 
     def _may_confirm(self, broker_id: int) -> bool:
-        """Whether its word is wanted, and has not come."""
+        """Whether a confirmation still needs an answer of this follower."""
         return (
             self._confirmed_by(broker_id) < self._asked
             and broker_id in self._in_sync.maximal
@@ -282,7 +281,7 @@ class LeaderReplication:
     def synced(self, end_offset: int) -> bool:
         """The leader's own log is synced up to ``end_offset`` (exclusive).
 
-        Like all that follow, it returns whether the high watermark rose.
+        Like the other events it returns whether the high watermark rose.
         """
         self._synced_end_offset = max(self._synced_end_offset, end_offset)
         return self._advance()
@@ -337,7 +336,7 @@ class LeaderReplication:
             self._in_sync.refused(reply.error)
             self._retry_proposal_ms = now_ms + BACKOFF_MIN_MS
         if reply.error is ErrorCode.INELIGIBLE_REPLICA:
-            # Others may join meanwhile.
+            # Others may still join.
             self._hold_back(reply.ineligible, now_ms)
         if reply.error not in _TELLING:
             return False
@@ -350,12 +349,12 @@ class LeaderReplication:
         return self.learn(assignment, now_ms)
 
     def configure(self, settings: ReplicationSettings) -> bool:
-        """Follow other settings from now on; returns whether the high watermark rose."""
+        """Use new settings from now on; return whether the high watermark rose."""
         self._settings = settings
         return self._advance()
 
     def step_down(self) -> None:
-        """Lead no longer: nothing more is pushed, proposed or committed."""
+        """Stop leading: nothing more is pushed, proposed or committed."""
         self._is_leading = False
 
     # --- what to do --------------------------------------------------------------------------
@@ -363,7 +362,7 @@ class LeaderReplication:
     def pushes(self, now_ms: int) -> list[Push]:
         """The calls that are due; each is in flight from now until it is ``answered``.
 
-        The shell answers for a call that fails or whose deadline passes, with its code.
+        For a call that fails or passes its deadline the shell reports an error code.
         """
         if not self.is_leading:
             return []
@@ -380,7 +379,7 @@ class LeaderReplication:
         ]
 
     def proposal(self, now_ms: int) -> IsrProposal | None:
-        """The change of the ISR to send to the controller; in flight until it is answered."""
+        """The ISR change to send to the controller; in flight until it is answered."""
         if not self.is_leading or self._is_proposing or now_ms < self._retry_proposal_ms:
             return None
         if self._in_sync.proposal is None:
@@ -389,7 +388,7 @@ class LeaderReplication:
         return self._in_sync.proposal
 
     def wake_ms(self, now_ms: int) -> int | None:
-        """When to ask again if nothing happens before; None: only an event makes anything due."""
+        """When to ask again if nothing happens before; None: only after an event."""
         if not self.is_leading:
             return None
         log_end_offset = self._bounds.log_end_offset
@@ -412,7 +411,7 @@ class LeaderReplication:
         return max(now_ms, min(due)) if due else None
 
     def _proposal_due_ms(self, now_ms: int) -> int | None:
-        """When there may be something to propose if nothing happens before."""
+        """When a proposal may become due if nothing happens before."""
         in_sync = self._in_sync
         if in_sync.proposal is not None or self._wanted_isr(now_ms) != in_sync.isr:
             return self._retry_proposal_ms
@@ -429,7 +428,7 @@ class LeaderReplication:
     # --- rules -------------------------------------------------------------------------------
 
     def _advance(self) -> bool:
-        """Move the high watermark to what all who may be in sync have; I-04 rests on this."""
+        """Move the high watermark to what all replicas that may be in sync have (I-04)."""
         if not self.is_leading or self.has_too_few:
             return False
         return self._bounds.advance_high_watermark(self._committed_end_offset())
@@ -447,10 +446,10 @@ class LeaderReplication:
         return NO_OFFSET if progress is None else progress.match_offset
 
     def _wanted_isr(self, now_ms: int) -> frozenset[int]:
-        """The ISR without those that lag, else with those that have caught up.
+        """The ISR without lagging members; if none lags, with followers that have caught up.
 
-        One that joins has all that is committed and the start of this epoch (KIP-207): it
-        cannot have what the leader lacks.
+        A follower that joins has all that is committed and the start of this epoch (KIP-207), and
+        nothing that the leader lacks.
         """
         isr, log_end_offset = self._in_sync.isr, self._bounds.log_end_offset
         lagging = {
@@ -474,7 +473,7 @@ class LeaderReplication:
         return ineligible is not None and now_ms < ineligible.until_ms
 
     def _hold_back(self, ineligible: tuple[int, ...], now_ms: int) -> None:
-        """Do not propose these for a while, longer each time: they are fenced."""
+        """Do not propose these for a while, longer each time: they are not eligible."""
         for broker_id in self._followers.keys() & set(ineligible):
             known = self._ineligible.get(broker_id)
             wanted_ms = INELIGIBLE_MIN_MS if known is None else 2 * known.backoff_ms
@@ -482,7 +481,7 @@ class LeaderReplication:
             self._ineligible[broker_id] = _Ineligible(now_ms + backoff_ms, backoff_ms)
 
     def _assign(self, replicas: tuple[int, ...], now_ms: int) -> None:
-        """Push to these, among whom are all that may be in sync; forget the others."""
+        """Push to these, which include all that may be in sync; forget the others."""
         wanted = set(replicas) - {self._broker_id}
         self._followers = {
             broker_id: self._followers.get(broker_id)
@@ -493,7 +492,7 @@ class LeaderReplication:
         }
 
     def _probe_after(self, reply: ReplicateReply) -> int:
-        """Where to look next after ``reply``; never before the log start."""
+        """Where to probe next after ``reply``; never before the log start."""
         found = reply.diverging_end_offset
         if reply.diverging_epoch != NO_LEADER_EPOCH:
             own = self._bounds.leader_epochs.end_offset_for(
@@ -503,7 +502,7 @@ class LeaderReplication:
         return max(min(found, self._bounds.log_end_offset), self._bounds.log_start_offset)
 
     def _push(self, broker_id: int, progress: FollowerProgress, now_ms: int) -> Push:
-        """The next push; from the log start on it has batches even to a follower that is probed."""
+        """The next push. A probe at the log start has batches too."""
         start, told = self._bounds.log_start_offset, self._current_bounds()
         progress.next_offset = offset = max(progress.next_offset, start)
         previous = epoch_span(self._bounds.leader_epochs.entries, offset - 1)[0]

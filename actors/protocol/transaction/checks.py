@@ -1,7 +1,7 @@
-"""What makes a request to the transaction coordinator impossible in any state.
+"""Checks of requests to the transaction coordinator that do not depend on its state.
 
-A check answers ``None`` when all is well, else a code and a sentence that names the value; so a
-row of checks is joined with ``or``.
+A check returns ``None`` if all is well, else a code and a sentence that names the value; so checks
+are joined with ``or``.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ INT64_MAX: Final = 2**63 - 1
 MACHINE_MAX_BYTES: Final = 256
 
 Refusal = tuple[ErrorCode, str]
-"""Why a request is refused: its code, and a sentence for people."""
+"""A rejection: the code, and a sentence for people."""
 
 BUSY: Final[Refusal] = (ErrorCode.CONCURRENT_TRANSACTIONS, "")
-"""The id is changing state: retry."""
+"""The id is changing state; the caller retries."""
 
 
 def check_transactional_id(transactional_id: str | None) -> Refusal | None:
@@ -72,7 +72,7 @@ def check_timeout(transaction_timeout_ms: int, transaction_max_timeout_ms: int) 
 def check_init_producer_id(
     request: InitProducerIdRequest, transaction_max_timeout_ms: int
 ) -> Refusal | None:
-    """Id, timeout, and that producer id and epoch are both given or both not."""
+    """Check id and timeout, and that producer id and epoch are both given or neither."""
     return (
         check_transactional_id(request.transactional_id)
         or check_timeout(request.transaction_timeout_ms, transaction_max_timeout_ms)
@@ -81,7 +81,7 @@ def check_init_producer_id(
 
 
 def check_begin_run(request: BeginRunRequest, transaction_max_timeout_ms: int) -> Refusal | None:
-    """Id, timeout, run, driver and token."""
+    """Check id, timeout, run, driver and token."""
     return (
         check_transactional_id(request.transactional_id)
         or check_timeout(request.transaction_timeout_ms, transaction_max_timeout_ms)
@@ -92,7 +92,7 @@ def check_begin_run(request: BeginRunRequest, transaction_max_timeout_ms: int) -
 
 
 def check_enlist(request: EnlistRequest) -> Refusal | None:
-    """Id, run and token."""
+    """Check id, run and token."""
     return (
         check_transactional_id(request.transactional_id)
         or _check_run(request.run)
@@ -101,12 +101,12 @@ def check_enlist(request: EnlistRequest) -> Refusal | None:
 
 
 def check_run(request: LeaveRunRequest | RenewRunRequest) -> Refusal | None:
-    """Id and run."""
+    """Check id and run."""
     return check_transactional_id(request.transactional_id) or _check_run(request.run)
 
 
 def check_end_txn(request: EndTxnRequest) -> Refusal | None:
-    """Id, token, run and winners."""
+    """Check id, token, run and winners."""
     refusal = check_transactional_id(request.transactional_id) or _check_token(request.token or b"")
     if refusal is None and request.run is not None:
         return _check_run(request.run)
@@ -118,10 +118,10 @@ def check_end_txn(request: EndTxnRequest) -> Refusal | None:
 def check_version(
     transactional_id: str, token: bytes | None, committed_token: bytes | None
 ) -> Refusal | None:
-    """Whether the application's versions still rise after a commit of ``token``.
+    """Whether a commit of ``token`` keeps the application's versions increasing.
 
-    ``committed_token`` is that of the id's last committed transaction. A token without a
-    version is never refused if none is remembered either.
+    ``committed_token`` is that of the id's last committed transaction. A token without a version is
+    accepted if the last one had none either.
     """
     passed = passed_version(token, committed_token)
     if passed is not None:
@@ -146,17 +146,17 @@ def check_version(
 def bad_partition(
     partitions: Sequence[TopicPartition], partition_counts: Mapping[str, int]
 ) -> tuple[Mapping[TopicPartition, ErrorCode], str]:
-    """Those of ``partitions`` that cannot be enrolled, with why, and a sentence on the first.
+    """The partitions that cannot be enrolled, with a code each, and a sentence on the first.
 
-    ``partition_counts`` has the number of partitions of each topic that exists. The log of the
-    coordinators itself and the metadata log take part in no transaction.
+    ``partition_counts`` has the number of partitions of each topic that exists. The transaction
+    coordinators' own log and the metadata log cannot be enrolled.
     """
     refused: dict[TopicPartition, ErrorCode] = {}
     detail = ""
     for tp in partitions:
         if tp.topic in {TRANSACTION_STATE_TOPIC, CLUSTER_METADATA_TOPIC}:
             refused[tp] = ErrorCode.INVALID_TOPIC_EXCEPTION
-            detail = detail or f"{tp.topic} takes part in no transaction"
+            detail = detail or f"{tp.topic} cannot be part of a transaction"
         elif not 0 <= tp.partition < partition_counts.get(tp.topic, 0):
             refused[tp] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             detail = detail or f"{tp} does not exist"
@@ -177,7 +177,7 @@ def _check_run(run: Run) -> Refusal | None:
     if size is None or size > RUN_ID_MAX_BYTES:
         return ErrorCode.INVALID_REQUEST, f"run id: give at most {RUN_ID_MAX_BYTES} bytes of UTF-8"
     if not 0 <= run.number < INT64_MAX:
-        return ErrorCode.INVALID_REQUEST, f"{run.number} is not the number of a run"
+        return ErrorCode.INVALID_REQUEST, f"run number {run.number} is not valid"
     return None
 
 

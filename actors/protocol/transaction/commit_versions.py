@@ -1,7 +1,7 @@
 """Commit tokens that name a version of an application's writes, and their order.
 
-Such a token is the JSON text ``{"txnAppId": "nightly", "txnVersion": 7}``. The versions of one
-application rise: the one committed last is never written again, and one below it never at all.
+Such a token is the JSON text ``{"txnAppId": "nightly", "txnVersion": 7}``. The committed versions
+of one application increase: a version that is not above the last one is never committed again.
 Tokens of any other form have no order.
 """
 
@@ -26,7 +26,7 @@ def version_token(app_id: str, version: int) -> bytes:
 
 
 def version_in(token: bytes) -> CommitVersion | None:
-    """What a commit token names; ``None`` if it names no version."""
+    """The version that a commit token names, or ``None``."""
     try:
         return _DECODER.decode(token)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -34,9 +34,9 @@ def version_in(token: bytes) -> CommitVersion | None:
 
 
 def is_same_commit(token: bytes | None, committed_token: bytes | None) -> bool:
-    """Whether both tokens name the same, which an empty one never does.
+    """Whether both tokens name the same commit; an empty one names none.
 
-    A version may be written in several ways, so more than the bytes are compared.
+    One version may be written in several ways, so versions are compared too, not only bytes.
     """
     if not token or not committed_token:
         return False
@@ -47,7 +47,7 @@ def is_same_commit(token: bytes | None, committed_token: bytes | None) -> bool:
 
 
 def passed_version(token: bytes | None, committed_token: bytes | None) -> CommitVersion | None:
-    """The committed version if it is above the one that ``token`` names, of one application."""
+    """The committed version if it is above the one in ``token``, of the same application."""
     if not token or not committed_token or token == committed_token:
         return None
     wanted, committed = version_in(token), version_in(committed_token)

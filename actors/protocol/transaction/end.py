@@ -1,13 +1,13 @@
-"""The table of ``end_txn``, for each state and epoch; and why an epoch is over.
+"""The table of ``end_txn`` for each state and epoch, and why an epoch ended.
 
-An end names the producer id and epoch of the transaction it ends. With *e* the stored epoch, it
-is *current* when it carries *e* and a *retry* when it carries *e - 1*: its transaction has ended
-and only the reply may have been lost. Anything else is fenced. So a delayed end never touches
-the transaction that follows (KAFKA-17754).
+An end names the producer id and epoch of the transaction it ends. With *e* the stored epoch, it is
+*current* if it carries *e* and a *retry* if it carries *e - 1*: that transaction has ended and only
+the reply may be lost. Anything else is fenced. So a delayed end never affects the next transaction
+(KAFKA-17754).
 
 A producer that was only too slow can abort and continue; one that was replaced cannot. So the
-coordinator remembers what raised each epoch, and answers the producer of the epoch before with it,
-by a code to act on and a text for people.
+coordinator remembers what raised the epoch, and tells the producer of the epoch before, with a code
+to act on and a text for people.
 
 | the epoch rose because of | code |
 |---|---|
@@ -44,21 +44,21 @@ from oncelog.storage.model import PRODUCER_EPOCH_EXHAUSTED
 
 
 class EndAge(enum.Enum):
-    """Which transaction an end is about: the stored one or the one before."""
+    """Which transaction an end refers to: the stored one or one before."""
 
     CURRENT = "current"
     RETRY = "retry"
     LOST = "lost"
-    """The one before that, if the one in between was begun ahead and not ended by its owner."""
+    """Two transactions back, if the one in between was begun ahead and not ended by its owner."""
 
 
 class EndAction(enum.Enum):
-    """What to do when the answer is not an error."""
+    """What to do if the answer is not an error."""
 
     PREPARE = "prepare"
     """Decide now."""
     ENDED = "ended"
-    """Answer with the producer id and epoch of the next transaction; it ended like this."""
+    """It has ended like this already: answer with the next transaction's producer id and epoch."""
 
 
 EndVerdict = ErrorCode | EndAction
@@ -91,10 +91,13 @@ END_TXN: Final[Mapping[tuple[TransactionState, bool, EndAge], EndVerdict]] = Map
         for (committed, age), verdict in zip(_COLUMNS, row, strict=True)
     }
 )
-"""(state, committed, age) → what to answer. An abort at rest still raises the epoch: the client
-does not know whether something it sent is still in flight, and the old epoch makes that harmless.
-While COMPLETE is pending, the current epoch is that of the reply to the end before: its owner has
-begun the next transaction early and must wait, but is not fenced."""
+"""(state, committed, age) → the verdict.
+
+An abort at rest still raises the epoch: the client does not know whether something it sent is still
+in flight, and a newer epoch makes that harmless. While COMPLETE is pending, the current epoch is
+the one in the reply to the previous end: its owner has begun the next transaction early and must
+wait, but is not fenced.
+"""
 
 END_TXN_AHEAD: Final[Mapping[tuple[TransactionState, bool, EndAge], EndVerdict]] = MappingProxyType(
     {
@@ -106,11 +109,11 @@ END_TXN_AHEAD: Final[Mapping[tuple[TransactionState, bool, EndAge], EndVerdict]]
         (TransactionState.COMPLETE_ABORT, False, EndAge.LOST): _INVALID,
     }
 )
-"""What is different, or not in the table above, for a transaction that a commit began ahead."""
+"""Additions and exceptions to the table above for a transaction that a commit began ahead."""
 
 
 def end_verdict(metadata: TransactionMetadata, *, committed: bool, age: EndAge) -> EndVerdict:
-    """What the end of an id's own transaction means."""
+    """The verdict on an end of the id's own transaction."""
     step = (metadata.state, committed, age)
     if metadata.ahead_partitions and step in END_TXN_AHEAD:
         return END_TXN_AHEAD[step]
@@ -120,7 +123,7 @@ def end_verdict(metadata: TransactionMetadata, *, committed: bool, age: EndAge) 
 def end_age(
     metadata: TransactionMetadata, *, producer_id: int, producer_epoch: int
 ) -> EndAge | None:
-    """Which transaction an end of (``producer_id``, ``producer_epoch``) is about; None: neither.
+    """Which transaction an end with this producer id and epoch refers to; None: neither.
 
     A retry may cross the change to a new producer id: then it carries the previous producer id
     and its last epoch, while the new one is still at epoch 0.
@@ -145,7 +148,7 @@ def _is_ahead_aborted(metadata: TransactionMetadata) -> bool:
 def is_retry_of_previous_id(
     metadata: TransactionMetadata, *, producer_id: int, producer_epoch: int
 ) -> bool:
-    """Whether the caller's last reply, lost, was the one that changed its producer id."""
+    """Whether the caller missed the reply that changed its producer id."""
     return (
         producer_id == metadata.previous_producer_id
         and producer_epoch == PRODUCER_EPOCH_EXHAUSTED
@@ -156,7 +159,7 @@ def is_retry_of_previous_id(
 def run_end_verdict(
     metadata: TransactionMetadata, *, is_newest: bool, committed: bool, is_token_committed: bool
 ) -> EndVerdict:
-    """What the end of a distributed write means.
+    """The verdict on the end of a distributed write.
 
     ``is_newest``: the caller's run is the newest one. ``is_token_committed``: its token is that of
     the last committed transaction, so what it names is committed, whoever did it.
@@ -171,8 +174,8 @@ def run_end_verdict(
     | another's, after the run's | success | PRODUCER_FENCED | success |
     | asked by an older run | success | PRODUCER_FENCED | PRODUCER_FENCED |
 
-    A COMMIT that succeeds because of its token alone is answered with ALREADY_COMMITTED: what the
-    token names is committed, the records of the run that asks are not.
+    A COMMIT that succeeds only because of its token is answered with ALREADY_COMMITTED: the commit
+    that the token names is done, the records of this run are not committed.
     """
     is_its_own = is_newest and metadata.is_run_current
     is_open = is_its_own and metadata.state is TransactionState.ONGOING
@@ -191,9 +194,9 @@ def run_end_verdict(
 
 
 def outdated(metadata: TransactionMetadata, producer_id: int, producer_epoch: int) -> Refusal:
-    """What to answer a call with an epoch other than the current one of the id's own producer.
+    """The answer to a call whose epoch is not the current one of the id's own producer.
 
-    An abort that the owner did not ask for is reported until the owner continues.
+    An abort that the owner did not request is reported until the owner continues.
     """
     age = end_age(metadata, producer_id=producer_id, producer_epoch=producer_epoch)
     code = _CODES.get(metadata.epoch_cause)
@@ -208,7 +211,7 @@ def outdated(metadata: TransactionMetadata, producer_id: int, producer_epoch: in
 
 
 def cause_text(metadata: TransactionMetadata) -> str:
-    """What raised the epoch last, in words."""
+    """The reason for the last raise of the epoch, in words."""
     name = repr(metadata.transactional_id)
     return {
         EpochCause.OWNER: f"the transaction of {name} has ended",
@@ -224,7 +227,7 @@ def cause_text(metadata: TransactionMetadata) -> str:
             "aborted it"
         ),
         EpochCause.MEMBERS: (
-            f"all who took part in the distributed write of {name} have failed, so its coordinator "
+            f"all members of the distributed write of {name} have failed, so its coordinator "
             "has aborted what they wrote"
         ),
         EpochCause.RUN: f"a distributed write has begun with {name}",

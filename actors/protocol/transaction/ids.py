@@ -1,9 +1,9 @@
-"""All transactional ids of one coordinator shard: what is logged, and what is pending.
+"""All transactional ids of one coordinator shard: their logged state, and pending changes.
 
-Rules. ``apply`` is the one mutator, live and on reload. A *pending mark* is set from the decision
-of a move until its record is applied or abandoned; meanwhile nothing else may move the id (I-18).
-Moves follow the table of legal states, or the process ends (I-12).
-Source: KIP-98, "Transaction Coordinator".
+Rules. Only ``apply`` changes state, live and on reload. A *pending mark* is set from the decision
+of a transition until its record is applied or abandoned; meanwhile nothing else may change the id
+(I-18). A transition outside the table of legal states ends the process (I-12). Source: KIP-98,
+"Transaction Coordinator".
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from oncelog.actors.protocol.transaction.transaction_state import (
 
 
 class TransactionalIds:
-    """The state of each id, as its log records give it, and which ids are about to move."""
+    """The state of each id, from its log records, and which ids have a pending change."""
 
     def __init__(self) -> None:
         self._transactions: dict[str, TransactionMetadata] = {}
         self._pending: set[str] = set()
-        # Views of ``_transactions``, kept by ``apply``: a scan must not read 100,000 idle ids.
+        # Subsets of ``_transactions``, kept by ``apply``: a scan must not read 100,000 idle ids.
         self._not_at_rest: dict[str, None] = {}
         self._forgettable = RestingIds()
 
@@ -93,7 +93,7 @@ class TransactionalIds:
             )
 
     def _classify(self, transactional_id: str, metadata: TransactionMetadata | None) -> None:
-        """Keep the views: what is open or prepared, and what may expire."""
+        """Update the subsets: open or prepared ids, and ids that may expire."""
         self._not_at_rest.pop(transactional_id, None)
         self._forgettable.discard(transactional_id)
         if metadata is None:
@@ -110,15 +110,15 @@ class TransactionalIds:
     # --- questions --------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """How many ids the shard remembers."""
+        """Number of ids of the shard."""
         return len(self._transactions)
 
     def metadata(self, transactional_id: str) -> TransactionMetadata | None:
-        """What is known of an id, or ``None``."""
+        """The state of an id, or ``None``."""
         return self._transactions.get(transactional_id)
 
     def all(self) -> tuple[TransactionMetadata, ...]:
-        """What is known of every id, by id."""
+        """The state of every id, sorted by id."""
         return tuple(metadata for _, metadata in sorted(self._transactions.items()))
 
     def not_at_rest(self) -> tuple[TransactionMetadata, ...]:
@@ -131,17 +131,17 @@ class TransactionalIds:
         return tuple(self._transactions[transactional_id] for transactional_id in found)
 
     def is_pending(self, transactional_id: str) -> bool:
-        """Whether a record that moves the id is being appended to the log."""
+        """Whether a record that changes the id is being appended to the log."""
         return transactional_id in self._pending
 
     def check_not_pending(self, transactional_id: str) -> Refusal | None:
-        """Whether the id may be moved now."""
+        """Reject a change of the id while one is pending."""
         return BUSY if self.is_pending(transactional_id) else None
 
     # --- moves ------------------------------------------------------------------------------
 
     def move(self, reply: ReplyT, *steps: TransactionMetadata) -> Decision[ReplyT]:
-        """Move one id through ``steps``, each a record of the whole id; it is pending meanwhile."""
+        """Take one id through ``steps``, each a record of the whole id; it is pending meanwhile."""
         transactional_id = steps[-1].transactional_id
         stored = self._transactions.get(transactional_id)
         state = TransactionState.EMPTY if stored is None else stored.state
@@ -165,7 +165,7 @@ class TransactionalIds:
         now_ms: int,
         producer_ids: ProducerIdBlocks,
     ) -> Decision[ReplyT]:
-        """Abort what is open under an id that ``request`` takes over: the caller retries."""
+        """Abort the open transaction of an id that ``request`` takes over; the caller retries."""
         if metadata.state in PREPARED:
             return refused(request, *BUSY)
         spare = producer_ids.spare(metadata)
@@ -188,30 +188,30 @@ class TransactionalIds:
 
 
 _OUTDATED_MIN: Final = 64
-"""This many stale heap entries are always tolerated."""
+"""Stale heap entries that never cause a rebuild."""
 
 
 class RestingIds:
-    """Which ids are at rest, and since when: the longest at rest are found first.
+    """The ids at rest, and since when; the longest at rest come first.
 
-    Times are of an id's last change, in milliseconds since the Unix epoch. The order is that of the
-    times, not of the records: a clock that was ahead for a while must not keep the ids behind it
-    from being forgotten. A query reads only what it returns, whatever else is at rest.
+    Times are of an id's last change, in milliseconds since the Unix epoch. Ids are ordered by time,
+    not by record: after a clock was ahead for a while, later ids must still be forgotten in time. A
+    query reads only what it returns.
     """
 
     __slots__ = ("_order", "_since_ms")
 
     def __init__(self) -> None:
         self._since_ms: dict[str, int] = {}
-        # A heap; an id that moved leaves a stale entry behind, to be skipped later.
+        # A heap; an id that changed leaves a stale entry, skipped later.
         self._order: list[tuple[int, str]] = []
 
     def __len__(self) -> int:
-        """How many ids are at rest."""
+        """Number of ids at rest."""
         return len(self._since_ms)
 
     def add(self, transactional_id: str, since_ms: int) -> None:
-        """The id has been at rest since then; its earlier time is forgotten."""
+        """The id is at rest since ``since_ms``, which replaces an earlier time."""
         self._since_ms[transactional_id] = since_ms
         heapq.heappush(self._order, (since_ms, transactional_id))
         if len(self._order) > 2 * len(self._since_ms) + _OUTDATED_MIN:
@@ -219,7 +219,7 @@ class RestingIds:
             heapq.heapify(self._order)
 
     def discard(self, transactional_id: str) -> None:
-        """The id is not at rest, or not known."""
+        """The id is no longer at rest, or unknown."""
         self._since_ms.pop(transactional_id, None)
 
     def until(self, bound_ms: int) -> tuple[str, ...]:

@@ -1,11 +1,11 @@
-"""The members of a distributed write: many producers, one transaction, one decision.
+"""The members of a distributed write: many producers in one transaction.
 
-Rules. A transactional id keeps a pool of *member producer ids*. Each task attempt that enlists
-gets one of them, with an epoch never used before; a member whose reply was lost simply never
-wins. The PREPARE record gives every member its outcome: the winners commit, the others abort, and
-each epoch rises by one, so that an attempt that keeps writing is refused everywhere. When the
-transaction is complete all members return to the pool, which therefore grows only to the widest
-write. A producer id whose epochs are used up leaves the pool.
+Rules. A transactional id keeps a pool of *member producer ids*. Each task attempt that enlists gets
+one of them, with an unused epoch; a member whose reply was lost simply never wins. The PREPARE
+record gives every member its outcome: the winners commit, the others abort. Each epoch rises by
+one, so an attempt that keeps writing is rejected everywhere. When the transaction is complete all
+members return to the pool, so the pool only grows to the widest write. A producer id whose epochs
+are used up leaves the pool.
 
 | member | enlist | add_partitions (its epoch) | end of the run | complete |
 |---|---|---|---|---|
@@ -14,7 +14,7 @@ write. A producer id whose epochs are used up leaves the pool.
 | LEFT | - | PRODUCER_FENCED | → ABORTED, epoch + 1 | - |
 | COMMITTED, ABORTED | - | PRODUCER_FENCED | - | → FREE |
 
-One that is ENLISTED is LEFT once it says that it has failed.
+An ENLISTED member becomes LEFT when it reports that it has failed.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import PRODUCER_EPOCH_EXHAUSTED, TopicPartition
 
 MEMBERS_MAX: Final = 4_096
-"""Members of one transaction; every failed or repeated task attempt is one of them."""
+"""Maximum members of one transaction; every failed or repeated task attempt counts."""
 
 
 class MemberStatus(enum.Enum):
-    """What a pooled producer id is doing; the values are those of the log."""
+    """The state of a pooled producer id; the values are those of the log."""
 
     FREE = 0
     ENLISTED = 1
@@ -59,10 +59,10 @@ Members = Mapping[int, RunMember]
 
 
 class HeldRecords(msgspec.Struct, frozen=True, kw_only=True):
-    """What the leaders hold of open transactions, as they answered.
+    """Record counts of open transactions, as answered by the partition leaders.
 
-    ``counts`` is by (producer id, producer epoch, partition); what it lacks is 0 on the partitions
-    of ``answered`` and unknown on any other.
+    ``counts`` is by (producer id, producer epoch, partition). A missing entry is 0 for a partition
+    in ``answered`` and unknown for any other.
     """
 
     answered: frozenset[TopicPartition] = frozenset()
@@ -76,7 +76,7 @@ def free_member(members: Members) -> RunMember | None:
 
 
 def active_count(members: Members) -> int:
-    """How many members the current transaction has."""
+    """Number of members of the current transaction."""
     return sum(member.status is not MemberStatus.FREE for member in members.values())
 
 
@@ -91,7 +91,7 @@ def with_member(members: Members, member: RunMember) -> Members:
 
 
 def with_outcomes(members: Members, winners: frozenset[int]) -> Members:
-    """Give each member of the transaction its outcome and the epoch of its next transaction."""
+    """Give each member its outcome, and the epoch of its next transaction."""
     return {
         producer_id: structs.replace(
             member,
@@ -119,7 +119,7 @@ def enrolled_partitions(members: Members) -> frozenset[TopicPartition]:
 
 
 def check_winners(members: Members, winners: Sequence[Winner], held: HeldRecords) -> Refusal | None:
-    """Whether ``winners`` may commit: each enlisted, and holding as many records as it says.
+    """Whether ``winners`` may commit: each is enlisted and has as many records as it says.
 
     ``INVALID_TXN_STATE`` if not; ``CONCURRENT_TRANSACTIONS`` if a leader has not yet been asked
     about a partition that a winner enrolled meanwhile. The text says which one and why.

@@ -1,7 +1,6 @@
-"""Producer ids in blocks that the controller reserved: handed out once, never put back.
+"""Producer ids, in blocks that the controller reserved; each is handed out once.
 
-A block that is lost with its coordinator leaves a gap and nothing else, so taking an id needs no
-log record: it can be neither repeated nor missed.
+Taking an id needs no log record: a block lost with its coordinator only leaves a gap.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_PRODUCER_ID
 
 PREFETCH_SHARE: Final = 10
-"""The next block is due when less than one in this many ids of a block is left."""
+"""Reserve the next block when less than this fraction (one in so many) of a block is left."""
 
 NONE_LEFT: Final[Refusal] = (
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
@@ -31,11 +30,11 @@ DecideT = TypeVar("DecideT", bound=Callable[..., Decision[Any]])
 
 
 class NoProducerIdError(Exception):
-    """Every reserved id is taken; the caller may retry in a moment."""
+    """All reserved ids are taken; the caller may retry in a moment."""
 
 
 class ProducerIdBlocks:
-    """The ids a coordinator may still hand out."""
+    """The ids that a coordinator may still hand out."""
 
     __slots__ = ("_blocks", "_last_count", "_next_unseen")
 
@@ -46,7 +45,7 @@ class ProducerIdBlocks:
 
     @property
     def remaining(self) -> int:
-        """How many ids are left."""
+        """Number of ids left."""
         return sum(len(block) for block in self._blocks)
 
     @property
@@ -83,9 +82,9 @@ class ProducerIdBlocks:
 
 
 def waiting_for_producer_ids(decide: DecideT) -> DecideT:
-    """Answer that the caller has to wait when ``decide`` finds no producer id left.
+    """Decorate ``decide`` to answer "retry" if there is no producer id left.
 
-    Its first argument is a request, or the subject of a decision of this coordinator's own.
+    Its first argument is a request, or the id of a decision by the coordinator itself.
     """
 
     @functools.wraps(decide)

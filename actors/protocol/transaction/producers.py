@@ -1,4 +1,4 @@
-"""One producer and its transactional id: it gets an epoch, enrols partitions, and ends.
+"""One producer of a transactional id: it gets an epoch, enrols partitions, and ends.
 
 | request | unknown id | at rest | Ongoing | Prepare* |
 |---|---|---|---|---|
@@ -6,13 +6,13 @@
 | add_partitions | INVALID_MAPPING | begin | enrol | CONCURRENT, a member: PRODUCER_FENCED |
 | end_txn | INVALID_MAPPING | table in ``transaction.end`` | PREPARE | table |
 
-A member of a distributed write enrols partitions here as well; the rest of it is in ``runs``.
+A member of a distributed write enrols partitions here as well; everything else is in ``runs``.
 
-*Enrolment ahead*: a commit may enrol the partitions of the transaction after it. PREPARE names them
-beside its decision, so they are durable with it. The next transaction begins with them in the log
-batch that has COMPLETE, when every marker of the current one is written; from then on it is open,
-and times out, like any other. Its owner may have missed the reply to the commit: until it ends, a
-retry of that commit gets the same answer, even after a timeout has aborted what it began.
+*Enrolment ahead*: a commit may enrol the partitions of the transaction after it. PREPARE contains
+them, so they are durable with the decision. The next transaction begins with them in the log batch
+of COMPLETE, when every marker of the current one is written. From then on it is open, and times
+out, like any other. Its owner may have missed the reply to the commit. Until it ends, a retry of
+that commit gets the same answer, even after a timeout has aborted the transaction begun ahead.
 
 Source: KIP-98, KIP-360, KIP-890. Enrolment ahead is oncelog's own: Kafka's coordinator learns of a
 transaction from its first partition.
@@ -81,17 +81,17 @@ from oncelog.storage.model import (
 )
 
 AHEAD_EPOCH_MAX: Final = PRODUCER_EPOCH_EXHAUSTED - 2
-"""A commit with a higher epoch enrols nothing ahead: what follows must keep the producer id."""
+"""Above this epoch a commit enrols nothing ahead: the next one must keep the producer id."""
 
 AHEAD_PARTITIONS_MAX: Final = 256
-"""Any more are left to the usual call: each costs a ticket in the reply to the commit."""
+"""Maximum partitions enrolled ahead: each costs a ticket in the reply to the commit."""
 
 _NOT_ITS_END: Final = frozenset({ErrorCode.INVALID_TXN_STATE, ErrorCode.PRODUCER_FENCED})
 
 
 @dataclass(eq=False)
 class Producers:
-    """The decisions on the id of one producer."""
+    """Decisions about ids with a single producer."""
 
     ids: TransactionalIds
     producer_ids: ProducerIdBlocks
@@ -103,7 +103,7 @@ class Producers:
     def decide_init_producer_id(
         self, request: InitProducerIdRequest, now_ms: int
     ) -> Decision[InitProducerIdReply]:
-        """Give the id's owner its next epoch, fencing the owner before (KIP-98, KIP-360).
+        """Give the id's owner its next epoch, which fences the owner before (KIP-98, KIP-360).
 
         An open transaction is aborted first: the caller gets ``CONCURRENT_TRANSACTIONS`` and
         retries. ``transactional_id`` must not be ``None``: that needs no record.
@@ -156,13 +156,13 @@ class Producers:
         """Enrol partitions in the transaction of the id's own producer or of one member.
 
         ``partition_counts`` has the number of partitions of each topic that exists. One bad
-        partition refuses them all. What is enrolled already is answered without a record.
+        partition rejects them all. Partitions enrolled already need no record.
         """
         metadata = self.ids.metadata(request.transactional_id)
         member = metadata.members.get(request.producer_id) if metadata is not None else None
         if metadata is None:
             return refused(request, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
-        # Before the producer id: a client may know of a change of it that is not applied yet.
+        # Before the producer id: the client may know a new one that is not applied yet.
         refusal = self.ids.check_not_pending(request.transactional_id)
         if refusal is None and member is not None:
             refusal = _member_refusal(metadata, member, request)
@@ -196,7 +196,7 @@ class Producers:
     def decide_end(
         self, request: EndTxnRequest, now_ms: int, partition_counts: Mapping[str, int]
     ) -> Decision[EndTxnReply]:
-        """Decide the producer's own transaction, or answer how it was decided: see ``end``."""
+        """End the producer's own transaction, or answer how it has ended: see ``end``."""
         metadata = self.ids.metadata(request.transactional_id)
         if metadata is None:
             return refused(request, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
@@ -210,7 +210,7 @@ class Producers:
             return refused(request, *outdated(metadata, *caller))
         steps: tuple[TransactionMetadata, ...] = ()
         if _is_token_alone(metadata, request, age):
-            # A commit of nothing but its token: it begins and ends in one batch of the log.
+            # A commit of only a token: the transaction begins and ends in one log batch.
             metadata = begun(metadata, frozenset(), now_ms)
             steps = (metadata,)
         verdict = end_verdict(metadata, committed=request.committed, age=age)
@@ -239,7 +239,7 @@ class Producers:
 def _init_refusal(
     metadata: TransactionMetadata | None, request: InitProducerIdRequest
 ) -> Refusal | None:
-    """Whether the caller may have the next epoch: anyone new, or the current owner."""
+    """Reject a caller that is neither new nor the current owner."""
     if metadata is None or request.producer_id == NO_PRODUCER_ID:
         return None
     if _is_coming(metadata, request.producer_id):
@@ -251,13 +251,13 @@ def _init_refusal(
         return BUSY
     if is_current_id and request.producer_epoch == metadata.producer_epoch:
         return None
-    # Only the current owner may abort what is open: a late copy of its last call must not.
+    # Only the current owner may abort an open transaction; a late copy of its last call must not.
     is_retry = metadata.state in AT_REST and _is_last_epoch(metadata, request)
     return None if is_retry else (ErrorCode.PRODUCER_FENCED, "")
 
 
 def _mapping_refusal(metadata: TransactionMetadata, caller: tuple[int, int]) -> Refusal | None:
-    """Whether the caller's producer id is that of the id, or was until its last reply."""
+    """Reject a producer id that neither is the id's nor was until its last reply."""
     if _is_coming(metadata, caller[0]):
         return BUSY
     is_known = caller[0] == metadata.producer_id or is_retry_of_previous_id(
@@ -267,7 +267,7 @@ def _mapping_refusal(metadata: TransactionMetadata, caller: tuple[int, int]) -> 
 
 
 def _is_last_epoch(metadata: TransactionMetadata, request: InitProducerIdRequest) -> bool:
-    """Whether the caller has the epoch before the current one, and only missed a reply."""
+    """Whether the caller has the epoch before the current one because it missed a reply."""
     if request.producer_epoch != metadata.last_producer_epoch:
         return False
     return request.producer_id == metadata.producer_id or is_retry_of_previous_id(
@@ -276,14 +276,14 @@ def _is_last_epoch(metadata: TransactionMetadata, request: InitProducerIdRequest
 
 
 def _is_coming(metadata: TransactionMetadata, producer_id: int) -> bool:
-    """Whether the id's owner already got this producer id, ahead of COMPLETE."""
+    """Whether the id's owner already got this new producer id, before COMPLETE."""
     return metadata.state in PREPARED and producer_id == metadata.next_producer_id
 
 
 def _producer_refusal(
     metadata: TransactionMetadata, request: AddPartitionsToTxnRequest
 ) -> Refusal | None:
-    """Whether the caller is the id's own producer and may enrol partitions now."""
+    """Reject a caller that is not the id's own producer or may not enrol partitions now."""
     caller = (request.producer_id, request.producer_epoch)
     refusal = _mapping_refusal(metadata, caller)
     if refusal is not None:
@@ -301,7 +301,7 @@ def _producer_refusal(
 def _member_refusal(
     metadata: TransactionMetadata, member: RunMember, request: AddPartitionsToTxnRequest
 ) -> Refusal | None:
-    """Whether the caller is enlisted: no member of a run that ended may enrol anything."""
+    """Reject a member that is not enlisted: after its run has ended it may not enrol partitions."""
     is_enlisted = member.status is MemberStatus.ENLISTED
     if is_enlisted and request.producer_epoch == member.producer_epoch:
         return None
@@ -311,7 +311,7 @@ def _member_refusal(
 def _not_attempted(
     request: AddPartitionsToTxnRequest, bad: Mapping[TopicPartition, ErrorCode], detail: str
 ) -> AddPartitionsToTxnReply:
-    """The answer when one partition is bad: its error, and nothing attempted for the others."""
+    """The answer if some partition is bad: its error, and "not attempted" for the others."""
     return AddPartitionsToTxnReply(
         error=next(iter(bad.values())),
         detail=detail,
@@ -327,7 +327,7 @@ def _not_attempted(
 def ahead_partitions(
     metadata: TransactionMetadata, request: EndTxnRequest, partition_counts: Mapping[str, int]
 ) -> frozenset[TopicPartition]:
-    """What the commit that ``request`` asks for enrols in the next transaction: all or nothing."""
+    """The partitions that a commit enrols in the next transaction: all requested, or none."""
     wanted = request.next_partitions
     is_possible = request.committed and metadata.producer_epoch <= AHEAD_EPOCH_MAX
     if not is_possible or len(wanted) > AHEAD_PARTITIONS_MAX:
@@ -337,12 +337,12 @@ def ahead_partitions(
 
 
 def _is_token_alone(metadata: TransactionMetadata, request: EndTxnRequest, age: EndAge) -> bool:
-    """Whether this commits nothing but its token: no partition was enrolled in this epoch."""
+    """Whether this commits only a token: no partition was enrolled in this epoch."""
     is_current_commit = request.committed and age is EndAge.CURRENT
     return is_current_commit and bool(request.token) and metadata.state in AT_REST
 
 
 def _end_reply(metadata: TransactionMetadata) -> EndTxnReply:
-    """What the caller continues with."""
+    """The reply with the producer id and epoch to continue with."""
     producer_id, producer_epoch = next_producer(metadata)
     return EndTxnReply(producer_id=producer_id, producer_epoch=producer_epoch)

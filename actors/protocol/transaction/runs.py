@@ -1,10 +1,10 @@
-"""Distributed writes at the coordinator: many tasks enlist, one call decides for them all.
+"""Distributed writes at the coordinator: many tasks enlist, one call commits or aborts all.
 
-Rules. A *run* is one attempt at the whole write. Its planner begins the run here and gets its
-number; the newest run counts, whatever any clock says, and fences those before. The first to enlist
-opens the transaction, with a record of the whole id; each further member, and each enrolment of
-one, is a record of its own, and PREPARE repeats them all. A run whose driver is gone is aborted
-unless it is decided. A token is committed once, and the versions of an application only rise.
+Rules. A *run* is one attempt at the whole write. Its planner begins the run and gets a number; the
+newest run fences those before, whatever any clock says. The first member opens the transaction,
+with a record of the whole id. Each further member, and each enrolment, is a record of its own;
+PREPARE contains them all. If its driver is gone a run is aborted, unless it is decided. A token is
+committed once, and the versions of an application only increase.
 
 | request | unknown id | at rest | Ongoing | Prepare* |
 |---|---|---|---|---|
@@ -21,10 +21,9 @@ unless it is decided. A token is committed once, and the versions of an applicat
 | end of another run | FENCED | table | table | table |
 | driver gone | - | - | abort | - |
 
-An enlist while a run is being aborted that will wait again is CONCURRENT.
-FENCED is PRODUCER_FENCED. A begin names the newest run that its caller knows of, so a late copy
-of it changes nothing.
-Source: members, runs and tokens are oncelog's own, on top of KIP-98.
+An enlist is CONCURRENT while a run that will wait again is being aborted. FENCED is
+PRODUCER_FENCED. A begin names the newest run that its caller knows of, so a late copy of it changes
+nothing. Source: members, runs and tokens are oncelog's own, on top of KIP-98.
 """
 
 from __future__ import annotations
@@ -93,12 +92,12 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
 RENEWALS: Final = 8
-"""In each timeout of a run, that its tasks live is logged so often at most."""
+"""Maximum number of log records per timeout of a run saying that its tasks are alive."""
 
 
 @dataclass(eq=False)
 class Runs:
-    """The decisions on distributed writes."""
+    """Decisions about distributed writes."""
 
     ids: TransactionalIds
     producer_ids: ProducerIdBlocks
@@ -108,10 +107,10 @@ class Runs:
 
     @waiting_for_producer_ids
     def decide_begin_run(self, request: BeginRunRequest, now_ms: int) -> Decision[BeginRunReply]:
-        """Give the caller's run its number, which fences every run and producer before it.
+        """Give the caller's run its number, which fences all earlier runs and producers.
 
-        What they left open is aborted first: the caller gets ``CONCURRENT_TRANSACTIONS`` and
-        retries. It gets the same, with the newest number, if it does not know the newest run.
+        An open transaction is aborted first: the caller gets ``CONCURRENT_TRANSACTIONS`` and
+        retries. It gets the same code, with the newest number, if it does not know the newest run.
         """
         metadata = self.ids.metadata(request.transactional_id)
         refusal = check_begin_run(request, self.transaction_max_timeout_ms)
@@ -146,7 +145,7 @@ class Runs:
         return self.ids.move(_begin_reply(begun), begun)
 
     def _write_refusal(self, request: BeginRunRequest | EnlistRequest) -> Refusal | None:
-        """Whether the id may be moved now, and the token of ``request`` be committed."""
+        """Reject the request if the id has a pending change or the token may not be committed."""
         metadata = self.ids.metadata(request.transactional_id)
         refusal = self.ids.check_not_pending(request.transactional_id)
         if refusal is not None or metadata is None:
@@ -157,9 +156,9 @@ class Runs:
 
     @waiting_for_producer_ids
     def decide_enlist(self, request: EnlistRequest, now_ms: int) -> Decision[EnlistReply]:
-        """Make the caller one more member of its run, opening the transaction if it is the first.
+        """Make the caller a member of its run; the first member opens the transaction.
 
-        ``PRODUCER_FENCED`` unless its run is the newest: a run that is over stays over.
+        ``PRODUCER_FENCED`` unless its run is the newest: a run that has ended stays ended.
         """
         metadata = self.ids.metadata(request.transactional_id)
         refusal = check_enlist(request) or self._write_refusal(request)
@@ -185,7 +184,7 @@ class Runs:
         return self.ids.move_member(_enlist_reply(enlisted), metadata, enlisted, now_ms)
 
     def _first_enlisted(self, metadata: TransactionMetadata, now_ms: int) -> Decision[EnlistReply]:
-        """The transaction opens: the record of the id has the whole pool, and its first member."""
+        """Open the transaction, with a record of the id, the whole pool and the first member."""
         opened = run_opened(metadata, now_ms)
         enlisted = self._newly_enlisted(opened)
         return self.ids.move(
@@ -202,7 +201,7 @@ class Runs:
 
     @waiting_for_producer_ids
     def decide_leave(self, request: LeaveRunRequest, now_ms: int) -> Decision[Reply]:
-        """The caller has failed, and can win no more; the last one empties the run."""
+        """The caller has failed and can no longer win; the last one to leave empties the run."""
         metadata = self.ids.metadata(request.transactional_id)
         refusal = check_run(request) or self.ids.check_not_pending(request.transactional_id)
         if refusal is not None:
@@ -222,7 +221,7 @@ class Runs:
 
     @waiting_for_producer_ids
     def decide_renew(self, request: RenewRunRequest, now_ms: int) -> Decision[Reply]:
-        """A task lives. All of them together are logged a few times in each timeout."""
+        """A task is alive; this is logged a few times per timeout, for all tasks together."""
         metadata = self.ids.metadata(request.transactional_id)
         refusal = check_run(request)
         if refusal is not None:
@@ -240,7 +239,7 @@ class Runs:
     # --- ends -------------------------------------------------------------------------------
 
     def winner_partitions(self, request: EndTxnRequest) -> tuple[TopicPartition, ...]:
-        """Whose leaders to ask how much they hold before the end of a run is decided."""
+        """The partitions whose leaders must report record counts before the run may end."""
         metadata = self.ids.metadata(request.transactional_id)
         if metadata is None or request.run is None or not request.committed:
             return ()
@@ -254,7 +253,7 @@ class Runs:
     def decide_end(
         self, request: EndTxnRequest, run: Run, held: HeldRecords, now_ms: int
     ) -> Decision[EndTxnReply]:
-        """Decide the transaction of ``run``, or answer how it was decided: see ``end``."""
+        """End the transaction of ``run``, or answer how it has ended: see ``end``."""
         metadata = self.ids.metadata(request.transactional_id)
         refusal = self.ids.check_not_pending(request.transactional_id)
         if refusal is not None:
@@ -279,7 +278,8 @@ class Runs:
                 return refused(request, *refusal)
         steps: tuple[TransactionMetadata, ...] = ()
         if metadata.is_run_waiting:
-            # No one enlisted: its token counts. It begins and ends in one batch of the log.
+            # No one enlisted: only the token is committed. The transaction begins and ends in one
+            # log batch.
             metadata = run_opened(metadata, now_ms)
             steps = (metadata,)
         following = prepared(
@@ -295,7 +295,7 @@ class Runs:
     # --- drivers ----------------------------------------------------------------------------
 
     def open_drivers(self) -> tuple[tuple[str, DriverProcess], ...]:
-        """Every id with an open run that ends with its driver, and that driver."""
+        """All ids with an open run that has a driver, and the driver."""
         return tuple(
             (metadata.transactional_id, driver)
             for metadata in self.ids.not_at_rest()
@@ -306,7 +306,7 @@ class Runs:
     def decide_driver_gone(
         self, transactional_id: str, driver: DriverProcess, now_ms: int
     ) -> Decision[Reply]:
-        """Abort the open run of ``driver``, which is gone for good; leave any other alone."""
+        """Abort the open run of ``driver``, which is gone for good; ignore any other run."""
         metadata = self.ids.metadata(transactional_id)
         if metadata is None or self._open_driver(metadata) != driver:
             return Decision(reply=Reply())
@@ -314,7 +314,7 @@ class Runs:
         return self.ids.move(Reply(), aborted(metadata, EpochCause.DRIVER, now_ms, spare))
 
     def _open_driver(self, metadata: TransactionMetadata) -> DriverProcess | None:
-        """The driver of the id's run, if that is open and no other move is pending."""
+        """The driver of the id's run, if the run is open and no change is pending."""
         if metadata.run is None or self.ids.is_pending(metadata.transactional_id):
             return None
         return metadata.driver if is_run_open(metadata, metadata.run) else None
@@ -333,7 +333,7 @@ def _enlist_reply(member: RunMember) -> EnlistReply:
 
 
 def _token_refusal(metadata: TransactionMetadata, token: bytes) -> Refusal | None:
-    """Whether what ``token`` names is already committed, or older than what is."""
+    """Reject a token whose version is already committed, or older than the committed one."""
     if is_token_committed(metadata, token):
         return ErrorCode.ALREADY_COMMITTED, ""
     return check_version(metadata.transactional_id, token, metadata.commit_token)
@@ -342,7 +342,7 @@ def _token_refusal(metadata: TransactionMetadata, token: bytes) -> Refusal | Non
 def _commit_refusal(
     metadata: TransactionMetadata, request: EndTxnRequest, held: HeldRecords
 ) -> Refusal | None:
-    """Whether the run may commit what it says: its token, and the records of its winners."""
+    """Reject a commit if its token or the record counts of its winners are not valid."""
     return _token_refusal(metadata, request.token or b"") or check_winners(
         metadata.members, request.winners, held
     )

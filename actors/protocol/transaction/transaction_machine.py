@@ -1,9 +1,9 @@
-"""The transaction coordinator's machine: from first partition to COMPLETE, for many ids.
+"""The transaction coordinator's machine, for all transactional ids of a shard.
 
-Rules. ``decide_…`` validates and returns records and a reply; it changes nothing but a pending
-mark. ``ids.apply`` is the one mutator, live and on reload. While a mark is set, requests that would
-change the id are answered ``CONCURRENT_TRANSACTIONS``. Once PREPARE is durable the verdict is
-final (I-11); COMPLETE follows when every marker is written (I-15).
+Rules. ``decide_…`` validates and returns records and a reply; it sets only a pending mark. Only
+``ids.apply`` changes state, live and on reload. While a mark is set, requests that would change the
+id are answered ``CONCURRENT_TRANSACTIONS``. Once PREPARE is durable the verdict is final (I-11);
+COMPLETE follows when every marker is written (I-15).
 
 | who asks | part |
 |---|---|
@@ -72,7 +72,7 @@ NOTHING = Decision(reply=Reply())
 
 
 class TransactionMachine:
-    """The transactional ids of one coordinator shard, and the parts that decide on them."""
+    """The transactional ids of one coordinator shard, and the parts that decide about them."""
 
     def __init__(
         self,
@@ -97,10 +97,10 @@ class TransactionMachine:
         held: HeldRecords = NOTHING_HELD,
         partition_counts: Mapping[str, int] = NO_TOPICS,
     ) -> Decision[EndTxnReply]:
-        """Decide a transaction of one producer or of a run, or answer how it was decided.
+        """End a transaction of one producer or of a run, or answer how it has ended.
 
         ``held`` is what the leaders hold of the winners; see ``Runs.winner_partitions``.
-        ``partition_counts`` is as in ``decide_add_partitions``, for what is enrolled ahead.
+        ``partition_counts`` is as in ``decide_add_partitions``, for enrolment ahead.
         """
         refusal = check_end_txn(request)
         if refusal is not None:
@@ -112,12 +112,12 @@ class TransactionMachine:
 
 @dataclass(eq=False)
 class Operations:
-    """What an operator may do to a transactional id: find it, abort its transaction, forget it.
+    """An operator's requests: find a transactional id, abort its transaction, delete the id.
 
-    Rules. An abort from outside is an abort like any other: PREPARE_ABORT, markers with the next
-    epoch, COMPLETE; its producer continues with that epoch, as after a timeout. It names the
-    producer id and epoch it is about, so that a late copy never hits the next transaction. An id is
-    forgotten only at rest: what is open or undecided concerns its partitions as well.
+    Rules. An operator's abort is an abort like any other: PREPARE_ABORT, markers with the next
+    epoch, COMPLETE. The producer continues with that epoch, as after a timeout. The request names a
+    producer id and epoch, so that a late copy never aborts the next transaction. An id is deleted
+    only at rest: an open or undecided transaction concerns its partitions as well.
 
     | request | unknown id | at rest | Ongoing | PrepareAbort | PrepareCommit |
     |---|---|---|---|---|---|
@@ -150,7 +150,7 @@ class Operations:
     def decide_abort(
         self, request: AbortTransactionRequest, now_ms: int
     ) -> Decision[AbortTransactionReply]:
-        """Abort the transaction that the request names, unless it is decided to commit."""
+        """Abort the transaction that the request names, unless its commit is decided."""
         metadata = self.ids.metadata(request.transactional_id)
         if metadata is None:
             return refused(request, *_unknown(request.transactional_id))
@@ -176,7 +176,7 @@ class Operations:
     def decide_delete(
         self, request: DeleteTransactionalIdRequest
     ) -> Decision[DeleteTransactionalIdReply]:
-        """Forget an id at rest, even one with a token; its next owner starts afresh."""
+        """Delete an id at rest, even one with a token; its next owner starts anew."""
         metadata = self.ids.metadata(request.transactional_id)
         if metadata is None:
             return refused(request, *_unknown(request.transactional_id))
@@ -217,7 +217,7 @@ def _passes(
 
 
 def _described(metadata: TransactionMetadata) -> TransactionDescription:
-    """The public view."""
+    """The id as a reply describes it."""
     return TransactionDescription(
         transactional_id=metadata.transactional_id,
         state=metadata.state.value,
@@ -244,7 +244,7 @@ def _described(metadata: TransactionMetadata) -> TransactionDescription:
 
 @dataclass(eq=False)
 class Upkeep:
-    """What a coordinator decides by itself: it completes, ends what is overdue, forgets the idle.
+    """The coordinator's own decisions: complete, time out, and forget idle ids.
 
     | | at rest | Ongoing | Prepare* |
     |---|---|---|---|
@@ -252,7 +252,7 @@ class Upkeep:
     | transaction timeout; of a run, since one of its tasks was heard | - | PREPARE_ABORT | - |
     | id expiration, no commit token | tombstone | - | - |
 
-    Source: KIP-98; that tokens are kept is oncelog's own.
+    Source: KIP-98; keeping ids with tokens is oncelog's own.
     """
 
     ids: TransactionalIds
@@ -263,7 +263,7 @@ class Upkeep:
     # --- completion -------------------------------------------------------------------------
 
     def unfinished(self) -> tuple[str, ...]:
-        """Every id whose transaction is prepared and not complete: a new coordinator resumes it."""
+        """All ids with a prepared, incomplete transaction; a new coordinator resumes these."""
         return tuple(
             metadata.transactional_id
             for metadata in self.ids.not_at_rest()
@@ -285,8 +285,8 @@ class Upkeep:
     def decide_complete(self, transactional_id: str, now_ms: int) -> Decision[Reply]:
         """Close a prepared transaction. Its markers must all have been written.
 
-        A tombstone for each member's record of the run comes along: compaction drops them. What
-        was enrolled ahead begins the next transaction in the same batch of the log.
+        It also writes a tombstone for each member's record of the run. Partitions enrolled ahead
+        begin the next transaction in the same log batch.
         """
         metadata = self.ids.metadata(transactional_id)
         if metadata is None or metadata.state not in PREPARED:
@@ -330,13 +330,13 @@ class Upkeep:
         )
 
     def longest_ms(self, metadata: TransactionMetadata) -> int:
-        """How long after its start it may be open at most: so long its tickets must count."""
+        """How long a transaction may be open at most; its tickets must stay valid that long."""
         if metadata.is_run_current:
             return self.distributed_write_max_ms
         return metadata.transaction_timeout_ms
 
     def _deadline_ms(self, metadata: TransactionMetadata) -> int:
-        """Until when it may be open; a run for as long as something is heard of its tasks."""
+        """When it times out; a run stays open while its tasks are heard."""
         latest_ms = metadata.start_ms + self.longest_ms(metadata)
         if not metadata.is_run_current:
             return latest_ms
@@ -345,7 +345,7 @@ class Upkeep:
     # --- idle ids ---------------------------------------------------------------------------
 
     def idle_ids(self, now_ms: int) -> tuple[str, ...]:
-        """Every id that may be forgotten: long at rest, and without a token to remember."""
+        """All ids that may be forgotten: long at rest and without a token."""
         return tuple(
             metadata.transactional_id
             for metadata in self.ids.forgettable(now_ms - self.transactional_id_expiration_ms)

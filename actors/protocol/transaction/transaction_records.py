@@ -1,4 +1,4 @@
-"""The records of ``__transaction_state``: Kafka's bytes, with what oncelog adds in tagged fields.
+"""The records of ``__transaction_state``: Kafka's bytes, with oncelog's additions in tagged fields.
 
 Key: version int16 = 0, transactional id. Value, version 1 (flexible; big-endian):
 
@@ -26,16 +26,16 @@ Key: version int16 = 0, transactional id. Value, version 1 (flexible; big-endian
 | 10005 | why the epoch rose last | int8: 0 owner … 6 members, as ``EpochCause`` |
 | 10006 | driver of the run | machine compact string, process id int64, start in clock ticks int64 |
 
-The int8 of a run is 1 if the current or last transaction is its, 2 while it waits for its first
-member, 3 if it does so once more. Before runs had numbers this was the driver's time, in ns: the
-next number is higher.
+The int8 of a run is 1 if the current or last transaction is the run's, 2 while it waits for its
+first member, 3 if it waits again. In builds before runs had numbers, the number was the driver's
+time in ns; the next number is higher.
 
-The bytes of a member are a bitmap, low bit first, over ``partitions`` in their order: of a run,
+The bytes of a member are a bitmap, low bit first, over ``partitions`` in order. Of a run,
 ``partitions`` are those of all members, which is the list of markers to write.
 
-While a run is open each member has a record of its own beside the id's, so that a thousand tasks
-do not write the id a thousand times. PREPARE repeats them all, so it is complete alone.
-Key: version int16 = 10000, transactional id, producer id of the member int64. Value, version 0
+While a run is open each member has its own record beside the id's, so that a thousand tasks do not
+rewrite the id a thousand times. PREPARE contains all members, so it is complete by itself. Key:
+version int16 = 10000, transactional id, producer id of the member int64. Value, version 0
 (flexible):
 
 | field | type |
@@ -48,10 +48,10 @@ Key: version int16 = 10000, transactional id, producer id of the member int64. V
 | partitions | as above |
 | last update, ms | int64 |
 
-It counts only for an id that is Ongoing with that producer id and epoch; compaction may leave one
-of a run that is over. A null value is a tombstone; those of members are written with COMPLETE.
-Unknown key and value versions and unknown tags are skipped.
-Source: KIP-98, "Transaction Log"; TransactionLogValue of Kafka; KIP-890 for tags 0 to 2.
+It is valid only while its id is Ongoing with that producer id and epoch; compaction may leave one
+of a run that is over. A null value is a tombstone; tombstones of members are written with COMPLETE.
+Unknown key and value versions and unknown tags are skipped. Source: KIP-98, "Transaction Log";
+TransactionLogValue of Kafka; KIP-890 for tags 0 to 2.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ _INT64 = struct.Struct(">q")
 
 
 class _TransactionReader(WireReader):
-    """Adds what only these records have."""
+    """Adds the types that only these records have."""
 
     __slots__ = ()
 
@@ -128,14 +128,14 @@ class _TransactionReader(WireReader):
 
 
 class RunMemberKey(msgspec.Struct, frozen=True):
-    """Whose record it is: the member ``producer_id`` of ``transactional_id``."""
+    """The key of a member's record: member ``producer_id`` of ``transactional_id``."""
 
     transactional_id: str
     producer_id: int
 
 
 class RunMemberValue(msgspec.Struct, frozen=True, kw_only=True):
-    """One member of the run in which its id has ``owner_producer_id`` and ``owner_epoch``."""
+    """One member of the run in which the id has ``owner_producer_id`` and ``owner_epoch``."""
 
     owner_producer_id: int
     owner_epoch: int
@@ -174,7 +174,7 @@ def encode_member_key(transactional_id: str, producer_id: int) -> bytes:
 
 
 def decode_member_key(key: bytes) -> RunMemberKey | None:
-    """Whose record it is, or ``None`` if it is not a member's.
+    """Decode the key of a member's record; ``None`` if it is another kind of key.
 
     Raises ``CorruptDataError`` when the bytes do not fit their version.
     """
@@ -313,7 +313,7 @@ def _write_partitions(writer: WireWriter, partitions: Sequence[TopicPartition]) 
 def _tagged(
     metadata: TransactionMetadata, partitions: Sequence[TopicPartition]
 ) -> list[tuple[int, bytes]]:
-    """The tagged fields that differ from their defaults, by rising tag."""
+    """The tagged fields that differ from their defaults, in ascending order."""
     fields = []
     if metadata.previous_producer_id != NO_PRODUCER_ID:
         fields.append((TAG_PREVIOUS_PRODUCER_ID, _INT64.pack(metadata.previous_producer_id)))

@@ -1,10 +1,10 @@
-"""What is known of one transactional id, and how begin, end and completion change it.
+"""The state of one transactional id, and its transitions: begin, end, complete.
 
-Rules. The epoch rises by one at every end, so that no message of one transaction means anything
-to the next (KIP-890). An epoch of 32,766 is the last that a client gets: the end of its
-transaction writes markers with 32,767 and the next one starts at epoch 0 of a new producer id,
-which the PREPARE record already names. A transaction belongs either to the id's own producer or
-to the members of a *run* (a distributed write), never to both.
+Rules. The epoch rises by one at every end, so that no message of one transaction is valid in the
+next (KIP-890). Epoch 32,766 is the last that a client gets: the end of its transaction writes
+markers with 32,767, and the next one starts at epoch 0 of a new producer id, which the PREPARE
+record already names. A transaction belongs either to the id's own producer or to the members of a
+*run* (a distributed write), never to both.
 
 The functions here are pure: metadata in, metadata out. The caller logs the result.
 Source: KIP-98, "Transaction Coordinator"; KIP-360; KIP-890.
@@ -40,11 +40,11 @@ from oncelog.storage.model import (
 )
 
 TRANSACTION_PARTITIONS_MAX: Final = 10_000
-"""Partitions of one transaction; each of its log records has the whole list."""
+"""Maximum partitions of one transaction; each of its log records has the whole list."""
 
 
 class TransactionState(enum.Enum):
-    """Kafka's states, by Kafka's names."""
+    """Kafka's states and names."""
 
     EMPTY = "Empty"
     ONGOING = "Ongoing"
@@ -60,7 +60,7 @@ class EpochCause(enum.Enum):
     """What raised an id's epoch last. The values are those of its log record."""
 
     OWNER = 0
-    """It ended its own transaction, or nothing has raised the epoch yet."""
+    """The owner ended its transaction, or nothing has raised the epoch yet."""
     TIMEOUT = 1
     OPERATOR = 2
     PRODUCER = 3
@@ -74,7 +74,7 @@ class EpochCause(enum.Enum):
 
 
 PREPARED: Final = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT})
-"""Decided, markers being written. Once one of these is durable its verdict never changes."""
+"""Decided, markers being written. Once durable, the verdict never changes."""
 
 COMMITTED: Final = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT})
 ABORTED: Final = frozenset({TransactionState.PREPARE_ABORT, TransactionState.COMPLETE_ABORT})
@@ -101,7 +101,7 @@ LEGAL_PREDECESSORS: Final[Mapping[TransactionState, frozenset[TransactionState]]
         }
     )
 )
-"""From which states each state may be reached. Anything else is a bug (I-12)."""
+"""Each state → the states it may be entered from. Anything else is a bug (I-12)."""
 
 
 class TransactionMetadata(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,15 +109,15 @@ class TransactionMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
     ``partitions`` are those of the id's own producer; a run's are with its members. ``run`` is the
     newest run that ever began. It is *waiting* until its first member enlists, and again once all
-    of its members have failed; ``is_run_current`` tells whether the current or last transaction is
-    its. ``driver`` is the process whose death ends it, until it is decided. ``commit_token`` is
+    of its members have failed. ``is_run_current``: the current or last transaction is the run's.
+    ``driver`` is the process whose death aborts the run while it is undecided. ``commit_token`` is
     that of the last committed transaction: it is set by the PREPARE record, with the decision.
 
     ``ahead_partitions`` are part of PREPARE_COMMIT: they are enrolled in the next transaction,
-    which begins when this one is complete. They are kept while that one is open, because its owner
-    may have missed the reply to the commit; also when the coordinator aborts it.
+    which begins when this one is complete. They are kept while that one is open, and after the
+    coordinator aborts it, because its owner may have missed the reply to the commit.
 
-    ``epoch_cause`` is why the producer that had the epoch before may not continue with it.
+    ``epoch_cause`` is why the producer with the previous epoch may not continue.
     """
 
     transactional_id: str
@@ -172,7 +172,7 @@ def raised(
     last_producer_epoch: int,
     cause: EpochCause,
 ) -> TransactionMetadata:
-    """The next epoch outside a transaction's end: the holder of the one before is fenced.
+    """Raise the epoch outside the end of a transaction: fences the previous holder.
 
     ``spare_producer_id`` is used when the epochs of the current one are exhausted, else ignored.
     """
@@ -195,7 +195,7 @@ def raised(
 def initialised(
     metadata: TransactionMetadata, *, transaction_timeout_ms: int, now_ms: int
 ) -> TransactionMetadata:
-    """At rest and owned by the id's own producer."""
+    """Return to rest, owned by the id's own producer."""
     return structs.replace(
         metadata,
         state=TransactionState.EMPTY,
@@ -213,7 +213,7 @@ def initialised(
 def begun(
     metadata: TransactionMetadata, partitions: frozenset[TopicPartition], now_ms: int
 ) -> TransactionMetadata:
-    """The own producer's transaction with ``partitions`` added, begun now unless it is open."""
+    """Add ``partitions`` to the own producer's transaction, which begins now unless it is open."""
     is_open = metadata.state is TransactionState.ONGOING
     return structs.replace(
         metadata,
@@ -227,7 +227,7 @@ def begun(
 
 
 def begun_ahead(complete: TransactionMetadata, now_ms: int) -> TransactionMetadata:
-    """The next transaction, with the partitions that the commit before enrolled in it."""
+    """Begin the next transaction, with the partitions that the previous commit enrolled."""
     ahead_partitions = complete.ahead_partitions
     return structs.replace(
         begun(complete, ahead_partitions, now_ms), ahead_partitions=ahead_partitions
@@ -243,7 +243,7 @@ def run_begun(
     spare_producer_id: int,
     now_ms: int,
 ) -> TransactionMetadata:
-    """At rest, with a new run that waits for its first member. All others are fenced."""
+    """Begin a run, which waits for its first member; all others are fenced."""
     fenced = raised(
         metadata,
         spare_producer_id=spare_producer_id,
@@ -259,12 +259,12 @@ def run_begun(
 
 
 def newest_run_number(metadata: TransactionMetadata | None) -> int:
-    """The number of the newest run that ever began."""
+    """The number of the newest run."""
     return NO_RUN if metadata is None or metadata.run is None else metadata.run.number
 
 
 def run_opened(metadata: TransactionMetadata, now_ms: int) -> TransactionMetadata:
-    """The transaction of the run that was waiting, without a member yet; its time begins."""
+    """Open the transaction of the waiting run, without a member yet; its timeout starts."""
     return structs.replace(
         metadata,
         state=TransactionState.ONGOING,
@@ -286,9 +286,9 @@ def prepared(
     ahead_partitions: frozenset[TopicPartition] = frozenset(),
     cause: EpochCause = EpochCause.OWNER,
 ) -> TransactionMetadata:
-    """The decision: one record with the verdict, its token and the outcome of every member.
+    """Decide: one record with the verdict, its token and the outcome of every member.
 
-    ``spare_producer_id`` becomes the next one when the epochs end here, else it is ignored.
+    ``spare_producer_id`` becomes the next one if the epochs are exhausted, else it is ignored.
     ``ahead_partitions`` are enrolled in the next transaction.
     """
     is_open = metadata.state is TransactionState.ONGOING
@@ -311,7 +311,7 @@ def prepared(
 def aborted(
     metadata: TransactionMetadata, cause: EpochCause, now_ms: int, spare_producer_id: int
 ) -> TransactionMetadata:
-    """Aborted by someone other than its owner, who may no longer own it."""
+    """Abort by someone other than the owner, who may lose the id."""
     is_fencing = cause in (EpochCause.PRODUCER, EpochCause.RUN, EpochCause.DRIVER)
     return prepared(
         metadata,
@@ -326,7 +326,7 @@ def aborted(
 def emptied(
     metadata: TransactionMetadata, now_ms: int, spare_producer_id: int
 ) -> TransactionMetadata:
-    """What the members of the open run wrote is aborted, and the run waits for its first again."""
+    """Abort what the members of the open run wrote; the run waits for a first member again."""
     return structs.replace(
         aborted(metadata, EpochCause.MEMBERS, now_ms, spare_producer_id),
         is_run_waiting=True,
@@ -335,7 +335,7 @@ def emptied(
 
 
 def completed(metadata: TransactionMetadata, now_ms: int) -> TransactionMetadata:
-    """Every marker is written: at rest, with the producer id and epoch of the next transaction."""
+    """Complete, as every marker is written: at rest, with the next producer id and epoch."""
     is_committed = metadata.state is TransactionState.PREPARE_COMMIT
     complete = structs.replace(
         metadata,
@@ -375,7 +375,7 @@ def has_run_committed(metadata: TransactionMetadata, run: Run) -> bool:
 
 
 def is_token_committed(metadata: TransactionMetadata, token: bytes | None) -> bool:
-    """Whether ``token`` is that of the last committed transaction; an empty one names nothing."""
+    """Whether ``token`` names the last committed transaction; an empty one never does."""
     return is_same_commit(token, metadata.commit_token)
 
 

@@ -286,13 +286,13 @@ def test_a_controller_founds_once_and_never_where_the_metadata_log_is_gone(tmp_p
         empty = await world.controller()
         reply = await empty.metadata(MetadataRequest())
         assert reply.error is ErrorCode.NOT_CONTROLLER
-        assert f"should tell of cluster {cluster_id}" in reply.detail
+        assert f"should be of cluster {cluster_id}" in reply.detail
         await empty.replica.stop()
         shutil.rmtree(log)
         (tmp_path / "away").rename(log)
         write_identity(RealFileSystem(), tmp_path, replace(identity, cluster_id="d" * 32))
         stranger = await world.controller()
-        assert "and tells of cluster" in (await stranger.metadata(MetadataRequest())).detail
+        assert "and is of cluster" in (await stranger.metadata(MetadataRequest())).detail
         await stranger.replica.stop()
 
     asyncio.run(body())

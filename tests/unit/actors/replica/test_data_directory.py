@@ -112,7 +112,7 @@ def test_a_directory_that_is_missing_empty_or_anothers_is_refused(tmp_path: Path
 )
 def test_an_unreadable_identity_is_refused_and_not_replaced(tmp_path: Path, text: str) -> None:
     (tmp_path / IDENTITY_FILE).write_text(text)
-    assert "cannot be told" in str(refused(tmp_path))
+    assert "cannot tell whether" in str(refused(tmp_path))
     with pytest.raises(CorruptDataError):
         prepared(tmp_path)
     assert (tmp_path / IDENTITY_FILE).read_text() == text

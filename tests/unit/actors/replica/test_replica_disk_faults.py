@@ -495,7 +495,7 @@ def test_bad_sector_is_told_to_the_reader_and_costs_nobody_else_anything(play, i
             await faulty.restart()
         reply = await inner.leader.fetch(inner.fetch_request(1))
         assert (reply.error, reply.resume_offset) == (ErrorCode.CORRUPT_MESSAGE, 2)
-        assert f"{path} at byte 0: the disk does not give" in reply.detail
+        assert f"{path} at byte 0: the disk cannot read" in reply.detail
         assert await faulty.offsets(0) == [0]
         assert await faulty.offsets(2) == [2]
         assert await faulty.produce() is ErrorCode.NONE

@@ -73,7 +73,7 @@ def test_a_compacted_topic_refuses_records_without_keys_by_number(
     records = [(b"k", 0), (None, 0), (b"", 0), (None, 0)]
     found, detail = check(*records, codec=codec, cleanup_policy=policy)
     assert found is ErrorCode.INVALID_RECORD
-    assert detail.endswith("without one are 1, 3")
+    assert detail.endswith("these have none: 1, 3")
 
 
 def test_of_many_records_without_keys_ten_are_named() -> None:
@@ -118,7 +118,7 @@ def test_whose_timestamps_were_refused_is_told(
     _, detail, found = checked(*batch, codec=codec, **settings)
     assert found == refused
     assert detail.startswith(f"record 1 of 4: timestamp {NOW_MS - records[1]} is 101 ms in the ")
-    assert detail.endswith("refused are 1, 3")
+    assert detail.endswith("rejected records: 1, 3")
 
 
 def test_whose_key_is_missing_is_told() -> None:

@@ -50,7 +50,7 @@ def test_short_writes_are_completed(file, monkeypatch, buffers):
 
 def test_write_that_takes_no_bytes_is_an_error(file, monkeypatch):
     monkeypatch.setattr(fs.os, "pwrite", lambda fd, data, at: 0)
-    with pytest.raises(OSError, match="took no bytes"):
+    with pytest.raises(OSError, match="wrote no bytes"):
         file.append((b"abc",))
     assert file.size == 0
 

@@ -57,7 +57,7 @@ def test_an_index_with_half_an_entry_is_named(flights, verify, suffix):
     whole = path.stat().st_size
     path.write_bytes(path.read_bytes() + b"\x00\x00\x00")
     problems = verify(flights)[1]
-    assert (path.name, whole, "3 bytes are no whole entry") in problems
+    assert (path.name, whole, "3 bytes of an incomplete entry") in problems
 
 
 @pytest.mark.parametrize("suffix", [".index", ".timeindex"])
