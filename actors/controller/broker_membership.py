@@ -326,10 +326,10 @@ class BrokerMembership:
 class BrokerWatch:
     """Watches which brokers are alive, and has the others fenced.
 
-    ``own`` is the controller's broker, which is always alive; ``record_own_node`` gets its rack whenever
-    its node is seen. Once it ``is_a_voter`` among others it has an actor too, which votes and takes
-    over when the controller is gone. ``fence`` is called for an unfenced broker whose node has
-    died, or that was silent for a session.
+    ``own`` is the controller's broker, which is always alive; ``record_own_node`` gets its rack
+    whenever its node is seen. Once it ``is_a_voter`` among others it has an actor too, which votes
+    and takes over when the controller is gone. ``fence`` is called for an unfenced broker whose
+    node has died, or that was silent for a session.
     """
 
     def __init__(

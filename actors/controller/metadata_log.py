@@ -2,12 +2,12 @@
 
 ``Voters`` adds and removes voters; ``Snapshots`` writes snapshots.
 
-A snapshot consists of records of the log itself (``protocol/cluster/cluster_records``), written in one turn
-while nothing else is in flight. So it has the same state as everything before it. Only once all of
-it is committed does the log start rise to its first record: then every possible leader has the
-whole snapshot. The voters raise their log start when told. A voter that lacks the first record
-restarts its log there, like any follower behind its leader's log start. If the controller ends
-before that, readers skip the snapshot, and another is written when it is due.
+A snapshot consists of records of the log itself (``protocol/cluster/cluster_records``), written in
+one turn while nothing else is in flight. So it has the same state as everything before it. Only
+once all of it is committed does the log start rise to its first record: then every possible leader
+has the whole snapshot. The voters raise their log start when told. A voter that lacks the first
+record restarts its log there, like any follower behind its leader's log start. If the controller
+ends before that, readers skip the snapshot, and another is written when it is due.
 
 Source: KIP-630, where a snapshot is a file instead.
 """

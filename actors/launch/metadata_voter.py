@@ -104,8 +104,9 @@ class NoPlace:
 class MetadataVoter:
     """The part of a broker that votes, copies the metadata log, and takes over.
 
-    The broker calls ``record_served`` when a serving controller has answered it, ``record_answered`` when any
-    controller process has, and ``record_unreachable`` when there was none to call.
+    The broker calls ``record_served`` when a serving controller has answered it,
+    ``record_answered`` when any controller process has, and ``record_unreachable`` when there was
+    none to call.
     """
 
     def __init__(

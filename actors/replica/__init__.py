@@ -1,5 +1,5 @@
 """One replica: it opens its log, leads or follows, syncs, and maintains it.
 
-Start at ``replica`` for its life cycle and ``replica_log`` for an append. ``partition_leader`` serves
-clients, ``follower_log`` takes pushes, and ``maintenance`` does the periodic work.
+Start at ``replica`` for its life cycle and ``replica_log`` for an append. ``partition_leader``
+serves clients, ``follower_log`` takes pushes, and ``maintenance`` does the periodic work.
 """

@@ -7,8 +7,8 @@ A *round* syncs all that is unsynced at the end of a turn. One round runs at a t
 one takes everything appended meanwhile.
 
 A round that fails with a transient error, such as no descriptors or no room for an index entry, is
-repeated with the next append, or after ``DISK_RETRY_MS``. The table in ``storage.disk.disk_errors`` says
-which errors are permanent.
+repeated with the next append, or after ``DISK_RETRY_MS``. The table in ``storage.disk.disk_errors``
+says which errors are permanent.
 """
 
 from __future__ import annotations

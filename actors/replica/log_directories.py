@@ -253,8 +253,8 @@ class LogDirectories:
         """Remove the assignment, after the files were removed; ``lock`` and the directory are held.
 
         The assignment of another incarnation stays, unless it is the same directory: that one will
-        notice once it has locked the directory (``is_in_assigned_directory``). Durable on return. OSError,
-        CorruptDataError.
+        notice once it has locked the directory (``is_in_assigned_directory``). Durable on return.
+        OSError, CorruptDataError.
         """
         if self._placed is not None and self.is_in_assigned_directory():
             self._filesystem.remove(self._assignment_file)

@@ -1,8 +1,8 @@
 """Observations of one replica, for operators: counters, and known damage.
 
-Tallies are integers, a few per batch and none per record. They only grow, and ``launch/server_metrics.py``
-reports their growth. Damage is found by readers or by the scrub. Readers get an error for every
-damaged place; status, metric and log file show it.
+Tallies are integers, a few per batch and none per record. They only grow, and
+``launch/server_metrics.py`` reports their growth. Damage is found by readers or by the scrub.
+Readers get an error for every damaged place; status, metric and log file show it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Rules: a batch is checked, written and applied in one turn of the event loop, without a wait. The
 high watermark, and so every acknowledgement and every read, covers only what is on disk: see
 ``group_sync``. A failed write or sync takes the replica offline, since it is unknown what reached
-the disk, unless the error is transient (``storage.disk.disk_errors``). ``replica`` has start and stop.
+the disk, unless the error is transient (``storage.disk.disk_errors``). ``replica`` has start and
+stop.
 
 One file: appends, their waiters and the readers depend on one order of events.
 """

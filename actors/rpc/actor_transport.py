@@ -1,7 +1,7 @@
 """``Transport`` to actors, the caller's side: Ray finds them, our connections carry the calls.
 
-``ActorTransport`` finds the ``ActorConnection`` for a call; a connection carries many at a time. A call
-to a replica of the same process is a direct method call (``LocalTransport``).
+``ActorTransport`` finds the ``ActorConnection`` for a call; a connection carries many at a time. A
+call to a replica of the same process is a direct method call (``LocalTransport``).
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from oncelog.storage.model import COMMIT_TOKEN_MAX_BYTES, TRANSACTIONAL_ID_MAX_B
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Connect: TypeAlias = "Callable[[str | None], Connection]"
+Connect: TypeAlias = "Callable[[str | None], EngineConnection]"
 """Connects this process to the cluster at an address; may raise ``OncelogError``."""
 
 GATHER_BYTES: Final = 8_388_608

@@ -548,8 +548,8 @@ UNREPORTED_MAX: Final = 100
 class UnreportedFailures:
     """Records of one producer that failed while nobody waited for them: never lost silently.
 
-    In a transaction the commit fails, so with ``is_reported`` nothing is kept here. Outside, a caller
-    that drops the future of ``send`` would never know: the failure is logged, and the next
+    In a transaction the commit fails, so with ``is_reported`` nothing is kept here. Outside, a
+    caller that drops the future of ``send`` would never know: the failure is logged, and the next
     ``flush`` raises it.
     """
 

@@ -5,9 +5,9 @@ chooses the offset to keep from, and the log start is raised to it, durably. The
 are dropped, and their files removed, in another thread if need be. After a crash the next retention
 removes any segments left below the log start.
 
-Replacing some (``CompactionView``) is shared with ``compaction``. All methods here run on the loop that
-owns the log. In between, ``compaction`` reads, filters and writes its own files in any thread. Its
-result is accepted only if the segments it was made from are still there.
+Replacing some (``CompactionView``) is shared with ``compaction``. All methods here run on the loop
+that owns the log. In between, ``compaction`` reads, filters and writes its own files in any thread.
+Its result is accepted only if the segments it was made from are still there.
 """
 
 from __future__ import annotations
