@@ -173,7 +173,7 @@ def test_a_cluster_that_has_to_be_there_is_waited_for(
 @pytest.mark.parametrize(
     ("found", "text"),
     [
-        (location_of(2), "only broker 2 is there .* it takes 2"),
+        (location_of(2), "only broker 2 is up .* it takes 2"),
         ("no node has it", "no node has it"),
     ],
 )

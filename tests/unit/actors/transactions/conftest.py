@@ -49,7 +49,7 @@ START_MS = 1_700_000_000_000
 ResultT = TypeVar("ResultT")
 
 
-class _JumpingSelector(selectors.SelectSelector):
+class _JumpingSelector(selectors.DefaultSelector):
     """Instead of waiting for a timer, makes it the time of that timer."""
 
     time_s = 0.0
