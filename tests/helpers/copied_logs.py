@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from crash_disk import CrashDisk
-from crash_life import NOW_MS, StillClock
+from crash_life import NOW_MS
 from hypothesis import strategies as st
+from virtual_time import ManualClock
 
 from oncelog.actors.config import ReplicaConfig, TopicConfig
 from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
@@ -120,7 +121,7 @@ class CopiedLog:
                 topic=TP.topic, partition=TP.partition, broker_id=1, data_dir=str(DATA_DIR)
             ),
             filesystem=disk,
-            clock=StillClock(),
+            clock=ManualClock(),
             machine=self.machine,
         )
         self.log: PartitionLog = self.directory.open(TOPIC)

@@ -8,11 +8,13 @@ of it was promised. ``inspect`` compares what a recovery found with both.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+from actor_environment import AtOnceBackground
 from crash_disk import CrashDisk
+from virtual_time import START_MS, ManualClock
 
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
@@ -33,22 +35,8 @@ from oncelog.storage.segments.aborted_index import AbortedIndexEntry
 TP = TopicPartition("flights", 0)
 DATA_DIR = Path("/data")
 DIRECTORY = DATA_DIR / "flights-0"
-NOW_MS = 1_700_000_000_000
+NOW_MS = START_MS
 SEGMENT_BYTES = 4_096
-
-
-class StillClock:
-    """Time does not pass."""
-
-    def now_ms(self) -> int:
-        return NOW_MS
-
-
-class Inline:
-    """The background thread is this one."""
-
-    async def run(self, work: Callable[[], Any], *, is_small: bool = False) -> Any:
-        return work()
 
 
 def finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -133,8 +121,8 @@ class Life:
                 topic=TP.topic, partition=TP.partition, broker_id=1, data_dir=str(DATA_DIR)
             ),
             filesystem=disk,
-            clock=StillClock(),
-            background=Inline(),
+            clock=ManualClock(),
+            background=AtOnceBackground(),
             epoch_source=next_epoch,
             log_source=self.expected_log,
         )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from actor_environment import InlineBackground, ManualClock
+from actor_environment import InlineBackground
 from copied_logs import DATA_DIR, TP, LeaderLog
 from crash_disk import CrashDisk
+from virtual_time import ManualClock
 
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply

@@ -11,7 +11,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from actor_environment import InlineBackground, JumpingLoop
+from actor_environment import InlineBackground
+from virtual_time import run_virtually
 
 from oncelog.actors.config import BrokerConfig, ClusterConfig, ReplicaConfig
 from oncelog.actors.controller.broker_membership import BrokerNode
@@ -264,5 +265,4 @@ def play(
         for node in world.nodes.values():
             node.kill()
 
-    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        runner.run(body())
+    run_virtually(body())

@@ -1,4 +1,4 @@
-"""A cluster in memory behind ``Transport``, and an event loop whose time jumps."""
+"""A cluster in memory behind ``Transport``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from virtual_time import ManualClock, run_virtually
 
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.cluster import (
@@ -55,34 +56,6 @@ from oncelog.storage.model import (
 from oncelog.storage.records.batch import iterate_batches, parse_header, patch
 from oncelog.storage.records.codec import encode_records
 from oncelog.storage.records.control import encode_marker
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop that jumps to its next timer instead of waiting for it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now_s = 0.0
-
-    def time(self) -> float:
-        return self.now_s
-
-    def _run_once(self) -> None:
-        # What is cancelled is not waited for: the loop would wait for the next in real time.
-        due = [timer._when for timer in self._scheduled if not timer._cancelled]
-        if not self._ready and due:
-            self.now_s = max(self.now_s, min(due))
-        super()._run_once()
-
-
-class VirtualClock:
-    """``Clock`` that stands still unless a test moves it."""
-
-    def __init__(self) -> None:
-        self.time_ms = 1_700_000_000_000
-
-    def now_ms(self) -> int:
-        return self.time_ms
 
 
 @dataclass
@@ -167,7 +140,7 @@ class FakeCluster:
         self.committed: dict[TopicPartition, int] = {}
         self.generation_id = 0
         self.member_id = ""
-        self.clock = VirtualClock()
+        self.clock = ManualClock()
         self.random = Random(7)
         self.answers: dict[type, Callable[[Any], Any]] = {
             MetadataRequest: self._metadata,
@@ -341,17 +314,6 @@ class FakeCluster:
                 for tp, _ in request.offsets
             )
         )
-
-
-def run_virtually(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    loop = VirtualLoop()
-    try:
-        return loop.run_until_complete(coroutine)
-    finally:
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-        loop.run_until_complete(asyncio.sleep(0))
-        loop.close()
 
 
 @pytest.fixture

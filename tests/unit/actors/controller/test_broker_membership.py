@@ -8,9 +8,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
-from actor_environment import JumpingLoop
 from cluster_worlds import CLUSTER_ID, TOPIC_ID, ClusterWorld
 from msgspec import structs
+from virtual_time import run_virtually
 
 from oncelog.actors.config import ClusterConfig
 from oncelog.actors.controller.broker_membership import BrokerMembership, BrokerNode
@@ -139,8 +139,7 @@ def play(
             assert not task.done() or task.cancelled()
             task.cancel()
 
-    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        runner.run(body())
+    run_virtually(body())
 
 
 def offline(tp: TopicPartition) -> OfflineReplica:

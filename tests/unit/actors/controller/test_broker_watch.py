@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
-from actor_environment import JumpingLoop
+from virtual_time import VirtualLoop, run_virtually
 
 from oncelog.actors.controller import broker_membership
 from oncelog.actors.controller.broker_membership import SESSION_CHECK_MS, BrokerNode, BrokerWatch
@@ -128,8 +128,7 @@ def play(nodes: Nodes, scenario: Callable[[BrokerWatch], Coroutine[Any, Any, Non
         await scenario(watch)
         watching.cancel()
 
-    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        runner.run(body())
+    run_virtually(body())
 
 
 def test_a_broker_that_is_silent_for_a_session_is_fenced_once():
@@ -163,7 +162,7 @@ def test_a_controller_that_stood_still_gives_everybody_a_whole_session():
 
     async def scenario(watch: BrokerWatch) -> None:
         loop = asyncio.get_running_loop()
-        assert isinstance(loop, JumpingLoop)
+        assert isinstance(loop, VirtualLoop)
         await asyncio.sleep(1)
         loop.now_s += 10 * SESSION_MS / 1000
         await asyncio.sleep((SESSION_MS - SESSION_CHECK_MS) / 1000)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actor_environment import until_idle
 from msgspec import structs
+from virtual_time import until_idle
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.controller.controller import Controller

@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from actor_environment import JumpingLoop, until_idle
 from cluster_worlds import TOPIC_ID, ClusterWorld
+from virtual_time import run_virtually, until_idle
 
 from oncelog.actors.controller import replica_actors
 from oncelog.actors.controller.replica_actors import ANNOUNCE_RETRY_MS, LeaderAnnouncements
@@ -92,8 +92,7 @@ def play(scenario: Callable[[Told], Coroutine[Any, Any, None]]) -> None:
         assert told.failures == []
         assert not told.tasks.running
 
-    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        runner.run(body())
+    run_virtually(body())
 
 
 async def retry() -> None:

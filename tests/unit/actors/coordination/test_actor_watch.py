@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from actor_environment import JumpingLoop
+from virtual_time import run_virtually
 
 from oncelog.actors.coordination.actor_watch import PING_TIMEOUT_MS, ActorWatch, WatchReport
 from oncelog.actors.protocol.messages.brokers import OfflineReplica, PingReply, PingRequest
@@ -66,8 +66,7 @@ class Actors:
 
 
 def play(scenario: Callable[[Actors], Coroutine[Any, Any, None]]) -> None:
-    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        runner.run(scenario(Actors()))
+    run_virtually(scenario(Actors()))
 
 
 def test_who_does_not_answer_for_its_time_is_silent_until_it_does():

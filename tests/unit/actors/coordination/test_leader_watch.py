@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from actor_environment import JumpingLoop
+from virtual_time import run_virtually
 
 from oncelog.actors.coordination.leader_watch import LEADER_CHECK_MS, LeaderWatch
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
@@ -20,11 +20,6 @@ REQUEST = DescribeReplicaRequest()
 @pytest.fixture
 def run() -> Callable[[Coroutine[Any, Any, None]], None]:
     """Runs a coroutine in virtual time."""
-
-    def run_virtually(coroutine: Coroutine[Any, Any, None]) -> None:
-        with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-            runner.run(coroutine)
-
     return run_virtually
 
 

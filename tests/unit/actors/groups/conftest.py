@@ -10,7 +10,8 @@ from random import Random
 from typing import Any
 
 import pytest
-from actor_environment import HeldBackground, ManualClock
+from actor_environment import HeldBackground
+from virtual_time import ManualClock
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.groups.group_coordinator import GroupCoordinator, group_settings

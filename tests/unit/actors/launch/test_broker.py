@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actor_environment import InlineBackground, JumpingLoop
+from actor_environment import InlineBackground
+from virtual_time import run_virtually
 
 from oncelog.actors.config import BrokerConfig, ClusterConfig
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
@@ -96,8 +97,7 @@ def play(
         assert cluster.failures == []
         broker._tasks.cancel()
 
-    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        runner.run(body())
+    run_virtually(body())
 
 
 def test_a_broker_writes_its_epoch_down_before_it_says_that_it_lives(tmp_path: Path):

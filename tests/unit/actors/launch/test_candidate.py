@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from actor_environment import JumpingLoop
+from virtual_time import run_virtually
 
 from oncelog.actors.interfaces import broker_actor
 from oncelog.actors.launch.metadata_voter import ask_voters
@@ -51,5 +51,4 @@ def test_who_is_away_is_waited_for_only_if_it_matters(
         assert (found.is_won, found.is_behind) == (is_won, is_behind)
         assert round(1_000 * (loop.time() - began_s)) == took_ms
 
-    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        runner.run(body())
+    run_virtually(body())

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actor_environment import START_MS, InlineBackground, JumpingLoop, ManualClock
+from actor_environment import InlineBackground
+from virtual_time import START_MS, ManualClock, run_virtually
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig, internal_topic_config
 from oncelog.actors.protocol.effects import LogRecord
@@ -47,11 +48,7 @@ def play(directory: Path, scenario: Callable[[Replica], Any], **settings: str) -
         finally:
             await replica.stop()
 
-    loop = JumpingLoop()
-    try:
-        return loop.run_until_complete(run())
-    finally:
-        loop.close()
+    return run_virtually(run())
 
 
 async def write(replica: Replica, count: int = 400, value_bytes: int = 1_000) -> None:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from random import Random
 
 import pytest
-from actor_environment import JumpingLoop
 from crash_disk import CrashDisk, DataLoss, NameLoss
 from followers import CUT_AT, TOPIC_ID, Follower, batches_of_two_leaders
 from pointed_disk import ERRORS, PointedDisk, errors_of
+from virtual_time import run_virtually
 
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.storage.errors import ErrorCode
@@ -149,5 +149,4 @@ def test_whatever_call_fails_log_and_machine_are_equal_or_the_replica_is_offline
                 await check(life, f"{life.disk.calls[fails_at - 1]} failed with {error}")
         return count
 
-    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        assert runner.run(body()) > 3
+    assert run_virtually(body()) > 3

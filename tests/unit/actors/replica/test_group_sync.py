@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import uvloop
-from actor_environment import until_idle
 from msgspec import structs
+from virtual_time import until_idle
 
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.partition.partition_machine import PartitionMachine

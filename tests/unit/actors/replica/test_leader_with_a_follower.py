@@ -6,8 +6,9 @@ import asyncio
 from typing import Any
 
 import pytest
-from actor_environment import InlineBackground, until_idle
+from actor_environment import InlineBackground
 from msgspec import structs
+from virtual_time import until_idle
 
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import DeleteRecordsRequest

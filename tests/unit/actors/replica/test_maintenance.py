@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actor_environment import InlineBackground, JumpingLoop
+from actor_environment import InlineBackground
+from virtual_time import VirtualLoop
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
@@ -28,7 +29,7 @@ RETENTION_MS = 3_000_000
 class House:
     """One replica with its maintenance, and what they did."""
 
-    def __init__(self, directory: Path, loop: JumpingLoop) -> None:
+    def __init__(self, directory: Path, loop: VirtualLoop) -> None:
         self.loop = loop
         self.failures: list[BaseException] = []
         self.calls: list[tuple[str, float]] = []
@@ -104,7 +105,7 @@ def play(tmp_path: Path) -> Any:
     """Run a scenario with a replica that leads and is maintained."""
 
     def run(scenario: Callable[[House], Any]) -> House:
-        loop = JumpingLoop()
+        loop = VirtualLoop()
         house = House(tmp_path, loop)
 
         async def body() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actor_environment import ManualClock
 from metadata_copies import asked, pushed
 from msgspec import structs
+from virtual_time import ManualClock
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.process.background import ThreadBackground

@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from actor_environment import AtOnceBackground
 from crash_disk import CrashDisk, DataLoss, NameLoss
 
 from oncelog.actors.protocol.messages.partition import TxnMarker, WriteTxnMarkersRequest
@@ -124,7 +125,7 @@ class Supervised:
             "min_cleanable_dirty_ratio": "0.01",
         }
         harness.filesystem = self.disk = CrashDisk()
-        harness.background = Inline()
+        harness.background = AtOnceBackground()
         self.acknowledged: list[bytes] = []
         self.aborted: set[int] = set()
         self._sent = 0
@@ -250,13 +251,6 @@ class Supervised:
             self._follow(lost)
             await self.start()
             await self.serve()
-
-
-class Inline:
-    """Syncs in the turn that asks for them, each time through a future."""
-
-    async def run(self, work: Any, *, is_small: bool = False) -> Any:
-        return work()
 
 
 def play(harness: Any, scenario: Any) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from actor_environment import InlineBackground, until_idle
+from actor_environment import InlineBackground
 from msgspec import structs
+from virtual_time import until_idle
 
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import ConfigureRequest

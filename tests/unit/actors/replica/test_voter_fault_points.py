@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from random import Random
 
 import pytest
-from actor_environment import InlineBackground, JumpingLoop, ManualClock
+from actor_environment import InlineBackground
 from copied_logs import DATA_DIR
 from crash_disk import CrashDisk, DataLoss, NameLoss
 from metadata_copies import asked, pushed
 from pointed_disk import ERRORS, PointedDisk, errors_of
+from virtual_time import ManualClock, run_virtually
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.protocol.cluster.cluster_records import BrokerRegistered, VotersChanged
@@ -178,5 +179,4 @@ def test_whatever_call_fails_no_promise_is_taken_back(name: str) -> None:
                 await check(disk, promises, f"{disk.calls[fails_at - 1]} failed with {error}")
         return count
 
-    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        assert runner.run(body()) >= 3
+    assert run_virtually(body()) >= 3

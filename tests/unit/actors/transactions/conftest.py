@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-import selectors
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
+from actor_environment import AtOnceBackground
+from virtual_time import START_MS, VirtualLoop
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.coordination.cluster_view import ClusterView
@@ -45,42 +46,6 @@ from oncelog.storage.model import (
 
 CLUSTER_KEY = b"k" * 32
 SHARD = TopicPartition(TRANSACTION_STATE_TOPIC, 0)
-START_MS = 1_700_000_000_000
-ResultT = TypeVar("ResultT")
-
-
-class _JumpingSelector(selectors.DefaultSelector):
-    """Instead of waiting for a timer, makes it the time of that timer."""
-
-    time_s = 0.0
-
-    def select(self, timeout: float | None = None) -> Any:
-        if timeout is None:
-            raise RuntimeError("everything waits and no timer is set")
-        self.time_s += max(timeout, 0.0)
-        return super().select(0)
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time passes only when all wait for it."""
-
-    def __init__(self) -> None:
-        self.selector = _JumpingSelector()
-        super().__init__(self.selector)
-
-    def time(self) -> float:
-        return self.selector.time_s
-
-
-class InlineBackground:
-    """Blocking work, done at once."""
-
-    def run(
-        self, work: Callable[[], ResultT], *, is_small: bool = False
-    ) -> asyncio.Future[ResultT]:
-        done: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
-        done.set_result(work())
-        return done
 
 
 class World:
@@ -233,7 +198,7 @@ class World:
             ),
             filesystem=RealFileSystem(),
             clock=self,
-            background=InlineBackground(),
+            background=AtOnceBackground(),
             epoch_source=epoch_source,
         )
 

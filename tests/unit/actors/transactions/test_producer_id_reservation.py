@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from actor_environment import until_idle
+from virtual_time import until_idle
 
 from oncelog.actors.protocol.messages.cluster import AllocateProducerIdsReply
 from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from msgspec import structs
+from virtual_time import ManualClock
 
 from oncelog.actors.protocol.group.group_offsets import GroupOffsets
 from oncelog.actors.protocol.messages.base import Reply, Request
@@ -61,13 +62,6 @@ PARK_S = 0.5
 
 LATE_S = 0.5
 """When the caller hears that a reply is lost "late"."""
-
-
-class FixedClock:
-    """``Clock`` that stands still."""
-
-    def now_ms(self) -> int:
-        return 1_700_000_000_000
 
 
 @dataclass
@@ -201,7 +195,7 @@ class LogCluster:
         self.key_versions: tuple[int, ...] = (0,)
         self.next_producer_id = 1_000
         self.enrols_ahead = self.gives_tickets_ahead = True
-        self.clock = FixedClock()
+        self.clock = ManualClock()
         self.begins: Callable[[BeginRunRequest], BeginRunReply] = lambda _: BeginRunReply(number=1)
 
     def create(self, topic: str, partitions: int = 1) -> list[FakeLeader]:
