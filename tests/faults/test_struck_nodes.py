@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from deadlines import DEADLINE_S
 from faults.fault_plan import EMPTIED_DISK, NODE, OLD_DISK, Fault
 from faults.struck_nodes import StruckNodes, copy_disk
 from ray_nodes import children_of, is_raylet, wait_for
@@ -72,7 +73,7 @@ class Watched:
 
     def wait(self, *note):
         with self.is_noted:
-            assert self.is_noted.wait_for(lambda: note in self.notes, 30), self.notes
+            assert self.is_noted.wait_for(lambda: note in self.notes, DEADLINE_S), self.notes
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from deadlines import DEADLINE_S
 from links import OWN, Links, address_of
 
 from oncelog.actors.process.ray_environment import SYSTEM_CONFIG, prepare_to_start
 
-DEADLINE_S = 120.0
 STARTS_MAX = 6
 """Ray gives a start up after 30 s, which a busy machine may take."""
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 import pyspark
+from deadlines import DEADLINE_S
 
-START_TIMEOUT_S: Final = 120.0
 HOST: Final = "127.0.0.1"
 
 
@@ -57,7 +57,7 @@ class StandaloneSpark:
         self._processes.append(process)
 
     def _wait_for(self, name: str, port: int) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + DEADLINE_S
         while True:
             try:
                 socket.create_connection((HOST, port), 1.0).close()
@@ -75,4 +75,4 @@ class StandaloneSpark:
         for process in reversed(self._processes):
             process.terminate()
         for process in self._processes:
-            process.wait(timeout=START_TIMEOUT_S)
+            process.wait(timeout=DEADLINE_S)

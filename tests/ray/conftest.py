@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from deadlines import DEADLINE_S
 
 _numbers = itertools.count()
 
@@ -29,7 +30,7 @@ def kill() -> Callable[[Any], int]:
     def kill_process_of(handle: Any) -> int:
         import ray
 
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + DEADLINE_S
         while time.monotonic() < deadline:
             try:
                 health = ray.get(handle.health.remote(), timeout=10)
@@ -38,7 +39,7 @@ def kill() -> Callable[[Any], int]:
             if health.is_serving:
                 os.kill(health.process_id, signal.SIGKILL)
                 return int(health.process_id)
-        raise AssertionError(f"{handle} did not serve within a minute")
+        raise AssertionError(f"{handle} did not serve within {DEADLINE_S:.0f} s")
 
     return kill_process_of
 

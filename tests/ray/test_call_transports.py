@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from deadlines import DEADLINE_S
 from issued_certificates import Authority
 
 from oncelog.actors.config import RAY, CallTransport
@@ -64,7 +65,7 @@ def run_slice(data_dir: Path, calls: str, **environment: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=2 * DEADLINE_S,
         env={**os.environ, **environment},
     )
     assert done.returncode == 0, done.stderr

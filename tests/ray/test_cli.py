@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass, field
 
 import pytest
+from deadlines import DEADLINE_S
 
 from oncelog.api.cli import cluster as cli_cluster
 from oncelog.api.session import cluster_connection
@@ -61,7 +62,7 @@ class CommandLine:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=DEADLINE_S,
             env=self.environment,
         )
         return Done(done.returncode, done.stdout, done.stderr)
@@ -157,7 +158,7 @@ def test_consume_that_a_signal_ends_has_committed_and_left_its_group(oncelog, nu
     program = oncelog.start("consume", *arguments)
     assert program.stdout.readline() == b"x\n"
     program.send_signal(number)
-    _, err = program.communicate(timeout=60)
+    _, err = program.communicate(timeout=DEADLINE_S)
     assert (program.returncode, err) == (status, b"")
     seen = json.loads(oncelog.run("groups", "describe", group, "--json").out)
     assert (seen["state"], seen["members"]) == ("Empty", [])
@@ -176,12 +177,12 @@ def test_produce_that_a_signal_ends_tells_what_it_has_sent(oncelog, number, stat
     while reader.stdout.readline() != f"{number}\n".encode():
         pass
     program.send_signal(number)
-    out, err = program.communicate(timeout=60)
+    out, err = program.communicate(timeout=DEADLINE_S)
     assert program.returncode == status
     assert err in {b"oncelog: interrupted\n", b"oncelog: terminated\n"}
     assert out.startswith(b"1 record to sent\n")
     reader.send_signal(number)
-    assert reader.communicate(timeout=60)[1] == b""
+    assert reader.communicate(timeout=DEADLINE_S)[1] == b""
 
 
 @pytest.mark.parametrize(
@@ -201,7 +202,7 @@ def test_output_that_nobody_reads_is_no_error_message(oncelog, arguments):
     program.stdin.close()
     assert program.stderr.read() == b""
     program.stderr.close()
-    assert program.wait(timeout=60) == 141
+    assert program.wait(timeout=DEADLINE_S) == 141
 
 
 def test_an_unknown_topic_is_one_line(oncelog):

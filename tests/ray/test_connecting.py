@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deadlines import DEADLINE_S
 
 from oncelog.storage.exceptions import ConnectionFailedError, InvalidSettingError
 
 pytestmark = pytest.mark.ray
-
-LIMIT_S = 30
-"""The calls take a second or two; importing Ray on a busy machine takes more."""
 
 CALL = """
 import sys, time
@@ -43,7 +41,7 @@ def call(code: str, **environment: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=2 * LIMIT_S,
+        timeout=DEADLINE_S,
         env={**inherited, **environment},
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stderr

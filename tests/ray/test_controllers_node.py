@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_nodes import DEADLINE_S, Nodes, can_unshare, wait_for
+from deadlines import DEADLINE_S
+from ray_nodes import Nodes, can_unshare, wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from deadlines import DEADLINE_S
 
 import oncelog
 from oncelog.storage.exceptions import ProducerFencedError
@@ -28,7 +29,7 @@ def test_acknowledged_records_survive_the_leader(
         futures = [producer.send(topic, b"%d" % n, partition=0) for n in range(500)]
         kill(cluster.partition(topic, 0))
         futures += [producer.send(topic, b"%d" % n, partition=0) for n in range(500, 1_000)]
-        offsets = [future.result(60).offset for future in futures]
+        offsets = [future.result(DEADLINE_S).offset for future in futures]
     assert offsets == list(range(1_000))
     assert values(read_all(topic)) == Counter(b"%d" % n for n in range(1_000))
 

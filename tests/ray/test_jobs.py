@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import pytest
+from deadlines import DEADLINE_S
 
 import oncelog
 
@@ -32,7 +33,7 @@ def shell(*arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=DEADLINE_S,
     )
 
 
@@ -89,9 +90,8 @@ def test_a_job_outlives_its_driver_and_is_listed_attached_to_and_stopped(
     from oncelog.api.session.cluster_connection import ray_address
 
     group_id = f"job-{source}"
-    subprocess.run(
-        [sys.executable, "-c", START, ray_address(), source, group_id], check=True, timeout=120
-    )
+    command = [sys.executable, "-c", START, ray_address(), source, group_id]
+    subprocess.run(command, check=True, timeout=DEADLINE_S)
     job = cluster.job(group_id)
     assert job.wait(timeout_ms=60_000).lag == 0
     assert (job.source, job.sink) == (source, f"{source}-sink")

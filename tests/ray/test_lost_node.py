@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ray_nodes import DEADLINE_S, Nodes, can_unshare, wait_for
+from deadlines import DEADLINE_S
+from ray_nodes import Nodes, can_unshare, wait_for
 
 pytestmark = pytest.mark.ray
 

@@ -12,6 +12,7 @@ import urllib.request
 from typing import Any
 
 import pytest
+from deadlines import DEADLINE_S
 
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, leader_address
 from oncelog.actors.process.metrics import METRICS
@@ -49,7 +50,7 @@ def typed(cluster: Any) -> Any:
             capture_output=True,
             text=True,
             check=False,
-            timeout=180,
+            timeout=DEADLINE_S,
             env=dict(os.environ),
         )
         assert done.returncode == status, done.stderr
@@ -98,7 +99,7 @@ def test_a_stuck_transaction_is_seen_and_ended(cluster: Any, topic: str, typed: 
     with cluster.producer(transactional_id="stuck") as producer:
         producer.init_transactions()
         producer.begin_transaction()
-        producer.send(topic, value=b"never", partition=0).result(30)
+        producer.send(topic, value=b"never", partition=0).result(DEADLINE_S)
         listed = typed("transactions", "list", "--state", "Ongoing", "--json")
         assert "stuck" in [one["transactional_id"] for one in listed]
         shown = typed("transactions", "describe", "stuck")
@@ -118,7 +119,7 @@ def test_a_hanging_transaction_is_found_and_aborted(
 ) -> None:
     asyncio.run(write_hanging(topic, cluster.admin().describe_topic(topic).topic_id))
     with cluster.producer() as producer:
-        producer.send(topic, value=b"behind it", partition=0).result(30)
+        producer.send(topic, value=b"behind it", partition=0).result(DEADLINE_S)
     assert read_all(topic) == []
     find = ("transactions", "find-hanging", "--topic", topic, "--json")
     assert typed(*find) == []
@@ -159,9 +160,9 @@ def test_the_key_changes_under_an_open_transaction(
     with cluster.producer(transactional_id="rotating") as producer:
         producer.init_transactions()
         producer.begin_transaction()
-        producer.send(topic, value=b"before", partition=0).result(30)
+        producer.send(topic, value=b"before", partition=0).result(DEADLINE_S)
         assert typed("rotate-key").startswith("new tickets use key 1")
-        producer.send(topic, value=b"after", partition=1).result(30)
+        producer.send(topic, value=b"after", partition=1).result(DEADLINE_S)
         producer.commit_transaction()
     assert {record.value for record in read_all(topic)} == {b"before", b"after"}
 
@@ -210,7 +211,7 @@ def test_figures_are_on_the_endpoint_that_prometheus_reads(
         ("ray_oncelog_calls_total", produced, 'side="callee"'),
         ("ray_oncelog_call_duration_ms_bucket_total", produced, 'side="caller"', 'le="+Inf"'),
     }
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + DEADLINE_S
     missing = wanted
     with (
         cluster.producer(transactional_id="left open") as producer,
@@ -218,7 +219,7 @@ def test_figures_are_on_the_endpoint_that_prometheus_reads(
     ):
         producer.init_transactions()
         producer.begin_transaction()
-        producer.send(topic, value=b"held back", partition=1).result(30)
+        producer.send(topic, value=b"held back", partition=1).result(DEADLINE_S)
         consumer.assign(TopicPartition(topic, 0))
         while missing and time.monotonic() < deadline:
             consumer.poll(1_000)

@@ -9,10 +9,9 @@ import sys
 from typing import Any
 
 import pytest
+from deadlines import DEADLINE_S
 
 pytestmark = pytest.mark.ray
-
-LIMIT_S = 120
 
 RAY_FIRST = """
 import sys, time
@@ -99,7 +98,7 @@ def started(program: str, cluster: Any, topic: str) -> subprocess.Popen[str]:
 
 def ended(process: subprocess.Popen[str]) -> str:
     """What it printed, once it has ended well."""
-    output, errors = process.communicate(timeout=LIMIT_S)
+    output, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, errors
     return output
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from deadlines import DEADLINE_S
 
 NOTEBOOK = """
 import sys
@@ -46,7 +47,7 @@ def run(*command: str, text: str, place: Path) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=420,
+        timeout=2 * DEADLINE_S,
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

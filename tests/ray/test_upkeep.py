@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deadlines import DEADLINE_S
 
 import oncelog
 from oncelog.api.cli import main as cli
@@ -28,7 +29,7 @@ def test_altered_settings_hold_at_once_and_compaction_leaves_the_newest_of_each_
     admin, partition = cluster.admin(), oncelog.TopicPartition(topic, 0)
     directory = Path(cluster.data_dir) / f"{topic}-0"
     with cluster.producer() as producer:
-        producer.send(topic, b"x" * 6_000, key=KEYS[0], partition=0).result(60)
+        producer.send(topic, b"x" * 6_000, key=KEYS[0], partition=0).result(DEADLINE_S)
         admin.alter_topic(
             topic,
             cleanup_policy="compact",
@@ -37,14 +38,14 @@ def test_altered_settings_hold_at_once_and_compaction_leaves_the_newest_of_each_
             min_cleanable_dirty_ratio=0.01,
         )
         with pytest.raises(MessageTooLargeError):
-            producer.send(topic, b"x" * 6_000, key=KEYS[0], partition=0).result(60)
+            producer.send(topic, b"x" * 6_000, key=KEYS[0], partition=0).result(DEADLINE_S)
         for number in range(30):
             for key in KEYS:
                 producer.send(topic, b"%d" % number + b"x" * 100, key=key, partition=0)
             producer.flush()
     written = log_bytes(directory)
     assert len(list(directory.glob("*.log"))) > 3
-    deadline, pause = time.monotonic() + 90, threading.Event()
+    deadline, pause = time.monotonic() + DEADLINE_S, threading.Event()
     while log_bytes(directory) > written // 4:
         assert time.monotonic() < deadline, "the log does not shrink"
         assert cli.main(["dump", "--verify", str(directory)]) == 0, capsys.readouterr().out

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from deadlines import DEADLINE_S
 
 pytestmark = [pytest.mark.ray, pytest.mark.spark]
 
-TIMEOUT_S = 900
 SQUARES = f"500 squares, their sum {sum(number**2 for number in range(0, 1_000, 2))}"
 OUTPUTS = {
     "stream_join": ["900 journeys, 900 different ones"] * 2,
@@ -37,7 +37,7 @@ def test_the_examples_print_what_they_say(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=TIMEOUT_S,
+        timeout=4 * DEADLINE_S,
     )
     assert done.returncode == 0, done.stderr
     told = [text.partition("\n") for text in done.stdout.split("begins ")[1:]]

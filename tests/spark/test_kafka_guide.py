@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from deadlines import DEADLINE_S
 
 from oncelog import spark_bridge
 
 pytestmark = [pytest.mark.ray, pytest.mark.spark]
-
-CHANGED_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +122,7 @@ def test_its_stream_copies_with_the_settings_of_kafkas_clients(spark, cluster, a
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(CHANGED_S)
+    assert query.awaitTermination(DEADLINE_S)
     (source,) = query.lastProgress["sources"]
     assert json.loads(str(source["endOffset"]).replace("'", '"'))
     read = spark.read.format("oncelog").option("kafka.bootstrap.servers", address)

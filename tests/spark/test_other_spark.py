@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from deadlines import DEADLINE_S
 from standalone_spark import StandaloneSpark
 
 pytestmark = [pytest.mark.ray, pytest.mark.spark]
 
 ROOT = Path(__file__).resolve().parents[2]
-DRIVER_TIMEOUT_S = 300
 ROW_COUNT = 100
 
 PROGRAM = """
@@ -95,7 +95,7 @@ def test_a_standalone_cluster_reads_and_writes_given_an_address(cluster, tmp_pat
             capture_output=True,
             text=True,
             check=False,
-            timeout=DRIVER_TIMEOUT_S,
+            timeout=2 * DEADLINE_S,
         )
     finally:
         spark.close()

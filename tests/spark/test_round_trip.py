@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from deadlines import DEADLINE_S
 
 from oncelog import spark_bridge
 from oncelog.api.batching.partitioner import partition_for_key
 
 pytestmark = [pytest.mark.ray, pytest.mark.spark]
 
-RAYDP_TIMEOUT_S = 300
 
 PUSHES = "spark.sql.python.filterPushdown.enabled"
 
@@ -105,7 +105,7 @@ def failing_rows(spark, cluster, topic, *, fails_on_attempts):
                 value = str(identifier).ljust(500_000)
                 yield pa.RecordBatch.from_pydict({"value": [value], "partition": place})
         if context.partitionId() == 0 and context.attemptNumber() in fails_on_attempts:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + DEADLINE_S
             while not log.stat().st_size and time.monotonic() < deadline:
                 threading.Event().wait(0.01)
             raise RuntimeError(f"failed after writing: {log.stat().st_size > 0}")
@@ -274,7 +274,7 @@ def test_a_session_on_raydp_writes_and_reads(cluster):
         capture_output=True,
         text=True,
         check=False,
-        timeout=RAYDP_TIMEOUT_S,
+        timeout=2 * DEADLINE_S,
         env={**os.environ, "PYTHONWARNINGS": "ignore"},
     )
     assert shown.returncode == 0, shown.stderr

@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from deadlines import DEADLINE_S
 
 from oncelog.spark_bridge.spark_session import JAVA_MIN
 
 pytestmark = pytest.mark.spark
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-JAVA_TIMEOUT_S = 60
 
 
 def row(what: str) -> tuple[set[str], str]:
@@ -27,7 +27,7 @@ def row(what: str) -> tuple[set[str], str]:
 def test_this_java_is_among_those_that_are_said_to_be_tried():
     # run puts the one that it has found first on the path.
     shown = subprocess.run(
-        ["java", "-version"], capture_output=True, text=True, check=True, timeout=JAVA_TIMEOUT_S
+        ["java", "-version"], capture_output=True, text=True, check=True, timeout=DEADLINE_S
     )
     (version,) = re.findall(r'version "(\d+)', shown.stderr)
     tried, allowed = row("Java")

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, get_args
 
+from deadlines import DEADLINE_S
 from faults.availability import STALL_MAX_S, gap_lines, longest_stall
 from faults.checker import Demands, check
 from faults.client import COPIES_TOPIC, EVENTS_TOPIC, GROUP, partition_of, polled, repeat
@@ -46,7 +47,6 @@ from oncelog.storage.model import CLUSTER_METADATA_TOPIC
 
 EVENTS_PARTITIONS: Final = 4
 COPIES_PARTITIONS: Final = 2
-SETTLE_DEADLINE_S: Final = 240.0
 WHOLE_DEADLINE_S: Final = 60.0
 """How soon after the last fault every replica is in sync again, and equal to the others."""
 
@@ -145,7 +145,7 @@ def _differences(several: SeveralBrokers) -> Callable[[], str]:
 
 def _await_start(crew: Crew, directory: Path, say: Callable[[str], None]) -> None:
     say("waiting until every client works")
-    deadline = time.monotonic() + SETTLE_DEADLINE_S
+    deadline = time.monotonic() + DEADLINE_S
     while any(not list(directory.glob(f"{name}.*.jsonl")) for name in KINDS):
         crew.tend()
         if crew.crashes or time.monotonic() > deadline:
@@ -218,7 +218,7 @@ class _Settling:
         self.say = say
 
     def await_true(
-        self, what: str, is_done: Callable[[], str], deadline_s: float = SETTLE_DEADLINE_S
+        self, what: str, is_done: Callable[[], str], deadline_s: float = DEADLINE_S
     ) -> None:
         """Wait until ``is_done`` has nothing more to tell of what is in the way."""
         self.say(f"waiting until {what}")

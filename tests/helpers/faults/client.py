@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from deadlines import DEADLINE_S
 from faults.history import HistoryWriter
 
 import oncelog
@@ -26,9 +27,6 @@ from oncelog.storage.exceptions import ConnectionFailedError, OncelogError
 EVENTS_TOPIC: Final = "events"
 COPIES_TOPIC: Final = "copies"
 GROUP: Final = "copiers"
-CONNECT_DEADLINE_S: Final = 180.0
-CALL_DEADLINE_S: Final = 180.0
-"""How long a client repeats a call that timed out before it gives its producer up."""
 LIFE_PAUSE_S: Final = 0.2
 
 _log = logging.getLogger("faults.client")
@@ -123,7 +121,7 @@ class Client:
         return len(list(self.directory.glob(f"{self.name}.*.jsonl")))
 
     def _connect(self, address: str) -> oncelog.Cluster:
-        deadline = time.monotonic() + CONNECT_DEADLINE_S
+        deadline = time.monotonic() + DEADLINE_S
         while True:
             try:
                 return oncelog.connect(address)
@@ -134,7 +132,7 @@ class Client:
                 time.sleep(1.0)
 
 
-def repeat(call: Callable[[], Any], deadline_s: float = CALL_DEADLINE_S) -> Any:
+def repeat(call: Callable[[], Any], deadline_s: float = DEADLINE_S) -> Any:
     """Make a call again while it times out: only that tells what became of it."""
     deadline = time.monotonic() + deadline_s
     while True:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from deadlines import DEADLINE_S
 from faults.fault_plan import EMPTIED_DISK, NODE, OLD_DISK, ONE_WAY_LINK, Fault
 from links import OWN
 from ray_nodes import Nodes, children_of, descendants_of, is_raylet
@@ -27,8 +28,6 @@ PAGE_BYTES: Final = 4_096
 """Less than that counts as no room on a disk."""
 
 LOOK_EVERY_S: Final = 0.3
-UP_DEADLINE_S: Final = 60.0
-AT_REST_DEADLINE_S: Final = 10.0
 
 
 def start_node(nodes: Nodes, broker_id: int) -> None:
@@ -168,10 +167,10 @@ class StruckNodes:
         """Have every node up, as soon as that is possible."""
         if self._strike is not None:
             self._strike.until = 0.0
-        deadline = time.monotonic() + UP_DEADLINE_S
+        deadline = time.monotonic() + DEADLINE_S
         while not self._are_up() and not self.errors and time.monotonic() < deadline:
             self._has_looked.clear()
-            self._has_looked.wait(UP_DEADLINE_S)
+            self._has_looked.wait(DEADLINE_S)
 
     def stop(self) -> None:
         """Keep no node up any longer."""
@@ -247,7 +246,7 @@ class StruckNodes:
         self._note("emptied", strike.number)
         process = self._process(strike.broker_id)
         _send([*descendants_of(process.pid), process.pid], signal.SIGKILL)
-        process.wait(UP_DEADLINE_S)
+        process.wait(DEADLINE_S)
         _empty(self._disk(strike.broker_id))
         start_node(self._nodes, strike.broker_id)
 
@@ -269,7 +268,7 @@ def _send(process_ids: list[int], number: int) -> None:
 
 def copy_disk(disk: Path, copy: Path) -> None:
     """Copy what a dead node has, anew as long as the last of its processes still writes."""
-    deadline = time.monotonic() + AT_REST_DEADLINE_S
+    deadline = time.monotonic() + DEADLINE_S
     while True:
         shutil.rmtree(copy, ignore_errors=True)
         try:
