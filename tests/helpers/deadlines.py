@@ -38,13 +38,15 @@ def wait_for(
         threading.Event().wait(look_s)
 
 
-async def until(is_true: Callable[[], object], what: str = "what is waited for") -> None:
-    """Give others their turns on the event loop until that is so, however its time passes."""
+async def until(
+    is_true: Callable[[], object], what: str = "what is waited for", *, look_s: float = 0.0
+) -> None:
+    """Until that is so; without ``look_s`` others get their turns, but no virtual time passes."""
     deadline_s = time.monotonic() + DEADLINE_S
     while not is_true():
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"{what}: not within {DEADLINE_S:.0f} s")
-        await asyncio.sleep(0)
+        await asyncio.sleep(look_s)
 
 
 def to_its_end(work: Coroutine[Any, Any, ResultT]) -> ResultT:

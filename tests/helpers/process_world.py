@@ -6,6 +6,7 @@ import threading
 from contextlib import contextmanager
 
 import pyarrow as pa
+from deadlines import DEADLINE_S
 
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.api.consuming.consumer import as_committed
@@ -72,7 +73,7 @@ class World:
         loop = ProcessLoop(config, self.connect, clock=self, stop=self.stop)
         thread = threading.Thread(target=loop.run, daemon=True)
         thread.start()
-        thread.join(20)
+        thread.join(DEADLINE_S)
         assert not thread.is_alive(), "the loop does not end"
         return loop.progress
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import time
 
 import pytest
+from deadlines import wait_for
 
 pytest.importorskip("pyspark")
 
@@ -46,9 +46,7 @@ def test_a_killed_node_is_shown_counted_and_brought_back():
         brokers=nodes,
     )
     injector.start()
-    deadline = time.monotonic() + 30
-    while len(nodes.calls) < 2:
-        assert time.monotonic() < deadline
+    wait_for(lambda: len(nodes.calls) == 2, "a kill and what follows it")
     injector.stop()
     assert nodes.calls == [("kill", 2), ("bring back", 2)]
     assert [(kill.role, kill.name, kill.process_id) for kill in injector.kills] == [

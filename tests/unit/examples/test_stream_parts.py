@@ -7,10 +7,10 @@ import dataclasses
 import json
 import os
 import signal
-import time
 
 import pyarrow as pa
 import pytest
+from deadlines import wait_for
 
 from oncelog.examples.flights import stream_driver
 from oncelog.examples.flights.data import FLIGHT_SCHEMA
@@ -129,10 +129,8 @@ class RecordingCluster:
 
 
 def ended(replay: Replay) -> int:
-    deadline = time.monotonic() + 300
-    while (end := replay.end()) is None:
-        assert time.monotonic() < deadline
-    return end
+    wait_for(lambda: replay.end() is not None, "the end")
+    return replay.end()
 
 
 def test_each_day_is_a_transaction_that_all_partitions_have_a_part_of():
@@ -182,12 +180,12 @@ sys.stdin.read()
 java.kill()
 """
     with program(lives) as driver:
-        until(driver, lambda: driver.progress.batch == 2)
+        watch(driver, lambda: driver.progress.batch == 2)
         first = driver.kill_and_restart()
         assert driver.progress == Progress(batch=2, read=9, reached_ms=5, watermark_ms=3)
         assert not driver.is_working
-        until(driver, lambda: not is_alive(first))
-        until(driver, lambda: driver.is_working)
+        watch(driver, lambda: not is_alive(first))
+        watch(driver, lambda: driver.is_working)
         assert driver.kill_and_restart() != first
 
 
@@ -206,10 +204,10 @@ tell_batch(-executor.wait())
 sys.stdin.read()
 """
     with program(names) as driver:
-        until(driver, lambda: driver.is_working)
+        watch(driver, lambda: driver.is_working)
         assert driver.kill_executor() > 0
         assert not driver.is_working
-        until(driver, lambda: driver.is_working)
+        watch(driver, lambda: driver.is_working)
         assert driver.progress.batch == signal.SIGKILL
 
 
@@ -224,7 +222,7 @@ print(json.dumps({BATCH!r}), flush=True)
 sys.stdin.read()
 """
     with program(fails_once) as driver:
-        until(driver, lambda: driver.is_working)
+        watch(driver, lambda: driver.is_working)
         assert driver.progress.batch == 1
 
 
@@ -233,7 +231,7 @@ def test_a_driver_that_ends_by_itself_each_time_is_given_up(program):
         pytest.raises(ConnectionFailedError, match="ended by itself, with exit status 3"),
         program("raise SystemExit(3)") as driver,
     ):
-        until(driver, lambda: False)
+        watch(driver, lambda: False)
 
 
 def is_alive(process_id: int) -> bool:
@@ -244,11 +242,13 @@ def is_alive(process_id: int) -> bool:
     return True
 
 
-def until(driver: StreamDriver, condition) -> None:
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline
-        driver.watch(0.1)
+def watch(driver: StreamDriver, condition) -> None:
+    def looked_again() -> bool:
+        if not condition():
+            driver.watch(0.1)
+        return condition()
+
+    wait_for(looked_again, "what the driver does", look_s=0.0)
 
 
 def test_a_replay_that_is_stopped_sends_no_further_day():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deadlines import to_its_end, until
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.controller import moves as controller_moves
@@ -209,16 +210,12 @@ class Cluster:
                     if partition.is_moving:
                         await self.sync(tp, *partition.replicas)
 
-    async def until(self, is_true: Callable[[], bool]) -> None:
-        while not is_true():  # noqa: ASYNC110 - it polls what has no event
-            await asyncio.sleep(0)
-
     def leaving(self) -> LeavingReplicas:
         return self.controller._moves.leaving
 
     async def settled(self) -> None:
         """Until nothing is left to be removed."""
-        await self.until(lambda: not len(self.leaving()))
+        await until(lambda: not len(self.leaving()))
 
     async def stop(self) -> None:
         await asyncio.gather(*self.controller._tasks.cancel(), return_exceptions=True)
@@ -245,7 +242,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
             await scenario(cluster)
             await cluster.stop()
 
-        asyncio.run(asyncio.wait_for(body(), 60))
+        to_its_end(body())
 
     return run
 
@@ -261,7 +258,7 @@ def test_a_partition_moves_and_its_old_replica_removes_its_files(play: Any) -> N
         assert Placement(TP, TOPIC_ID, 2) in cluster.world.started
         assert cluster.world.shutdowns() == []
         await cluster.sync(TP, 1, 2)
-        await cluster.until(lambda: cluster.partition(TP).replicas == (2,))
+        await until(lambda: cluster.partition(TP).replicas == (2,))
         await cluster.settled()
         moved = cluster.partition(TP)
         assert (moved.leader, moved.isr, moved.adding, moved.removing) == (2, (2,), (), ())
@@ -271,7 +268,7 @@ def test_a_partition_moves_and_its_old_replica_removes_its_files(play: Any) -> N
                 ShutdownRequest(remove_data=True, topic_id=TOPIC_ID, is_moved=True),
             )
         ]
-        await cluster.until(lambda: cluster.world.ended == ["partition:flights-0@1"])
+        await until(lambda: cluster.world.ended == ["partition:flights-0@1"])
 
     play(scenario)
 
@@ -317,7 +314,7 @@ def test_a_host_holds_a_replica_until_it_has_removed_its_files(play: Any) -> Non
 
         cluster.world.during_shutdown = look
         await cluster.sync(TP, 1, 2)
-        await cluster.until(lambda: bool(listed))
+        await until(lambda: bool(listed))
         await cluster.settled()
         assert listed == [True]
         cluster.world.during_shutdown = None
@@ -338,8 +335,8 @@ def test_a_replica_that_cannot_be_told_is_told_again_and_is_not_ended(play: Any)
         cluster.world.away.add("partition:flights-0@1")
         await cluster.reassign(2)
         await cluster.sync(TP, 1, 2)
-        await cluster.until(lambda: len(cluster.world.shutdowns()) == 1)
-        await cluster.until(lambda: not len(cluster.controller._names))
+        await until(lambda: len(cluster.world.shutdowns()) == 1)
+        await until(lambda: not len(cluster.controller._names))
         assert (len(cluster.leaving()), cluster.world.ended) == (1, [])
         cluster.world.away.clear()
         leaving = cluster.leaving()
@@ -363,7 +360,7 @@ def test_a_replica_on_a_fenced_broker_is_removed_when_that_is_back(play: Any) ->
         await cluster.controller._members._fence(gone)
         assert (await cluster.reassign(*kept, added)).error is ErrorCode.NONE
         await cluster.sync(TP, *kept, added)
-        await cluster.until(lambda: len(cluster.leaving()) == 1)
+        await until(lambda: len(cluster.leaving()) == 1)
         await cluster.leaving().remove()
         assert cluster.world.shutdowns() == []
         await cluster.join(gone)
@@ -380,7 +377,7 @@ def test_a_replica_that_comes_back_before_it_has_gone_is_not_removed(play: Any) 
         cluster.world.away.add("partition:flights-0@1")
         await cluster.reassign(2)
         await cluster.sync(TP, 1, 2)
-        await cluster.until(lambda: len(cluster.world.shutdowns()) == 1)
+        await until(lambda: len(cluster.world.shutdowns()) == 1)
         assert (await cluster.reassign(2, 1)).error is ErrorCode.NONE
         assert len(cluster.leaving()) == 0
         cluster.world.away.clear()
@@ -400,7 +397,7 @@ def test_a_controller_that_starts_goes_on_with_moves(play: Any) -> None:
         cluster.world.started.clear()
         again = await cluster.restart()
         assert Placement(TP, TOPIC_ID, 2) in cluster.world.started
-        await again.until(lambda: again.partition(TP).replicas == (2,))
+        await until(lambda: again.partition(TP).replicas == (2,))
         await again.settled()
         await again.stop()
 
@@ -415,7 +412,7 @@ def test_what_an_earlier_controller_left_to_be_removed_is_removed(play: Any) -> 
         again = await cluster.restart()
         assert cluster.world.ended == ["partition:gone-0@1"]
         await again.settled()
-        await again.until(lambda: len(cluster.world.ended) == 2)
+        await until(lambda: len(cluster.world.ended) == 2)
         assert [actor for actor, _ in cluster.world.shutdowns()] == ["partition:flights-0@2"]
         await again.stop()
 
@@ -429,7 +426,7 @@ def test_a_deleted_topic_takes_what_has_moved_away_with_it(play: Any) -> None:
         cluster.world.away.add("partition:flights-0@1")
         await cluster.reassign(2)
         await cluster.sync(TP, 1, 2)
-        await cluster.until(lambda: len(cluster.world.shutdowns()) == 1)
+        await until(lambda: len(cluster.world.shutdowns()) == 1)
         await cluster.controller.delete_topic(DeleteTopicRequest(name="flights"))
         assert len(cluster.leaving()) == 0
         assert sorted(cluster.world.ended) == ["partition:flights-0@1", "partition:flights-0@2"]
@@ -457,9 +454,9 @@ def test_partitions_move_off_a_broker_that_drains(play: Any) -> None:
         await cluster.create()
         reply = await cluster.controller.drain_broker(DrainBrokerRequest(broker_id=1))
         assert reply.error is ErrorCode.NONE
-        await cluster.until(lambda: cluster.partition(TP).adding == (2,))
+        await until(lambda: cluster.partition(TP).adding == (2,))
         await cluster.sync(TP, 1, 2)
-        await cluster.until(lambda: cluster.partition(TP).replicas == (2,))
+        await until(lambda: cluster.partition(TP).replicas == (2,))
         described = (await cluster.controller.metadata(MetadataRequest())).brokers
         assert [(one.broker_id, one.is_draining) for one in described] == [(1, True), (2, False)]
         resume = DrainBrokerRequest(broker_id=1, is_draining=False)
@@ -528,7 +525,7 @@ def test_preferred_leaders_that_are_in_sync_lead_again(play: Any) -> None:
         await cluster.controller._moves.balance()
         assert cluster.partition(TP).leader == 1
         await cluster.sync(TP, 1, 2)
-        await cluster.until(lambda: cluster.partition(TP).adding == ())
+        await until(lambda: cluster.partition(TP).adding == ())
         await cluster.controller._moves.balance()
         assert (cluster.partition(TP).leader, cluster.partition(TP).replicas) == (2, (2, 1))
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from deadlines import DEADLINE_S
 from msgspec import structs
 
 from oncelog.actors.coordination import runtime as coordinator_runtime
@@ -149,7 +150,7 @@ def test_a_record_nobody_waits_for_shares_the_sync_of_the_next(harness: Any) -> 
 def test_a_record_nobody_waits_for_is_synced_by_itself_in_a_while(harness: Any) -> None:
     async def body(ledger: Ledger) -> None:
         await ledger.add(is_durable_before_reply=False)
-        await asyncio.wait_for(harness.replica.progress(10_000), 10)
+        await asyncio.wait_for(harness.replica.progress(10_000), DEADLINE_S)
         assert harness.replica.machine.high_watermark == 1
 
     play(harness, body)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from deadlines import to_its_end, until
 from server_world import FLIGHTS, World
 
 from oncelog.actors.config import ClusterConfig, HostConfig
@@ -79,18 +79,13 @@ def play(tmp_path: Path) -> Callable[..., None]:
             await scenario(world, server, tmp_path / "flights-0")
             await server.end()
 
-        asyncio.run(asyncio.wait_for(body(), 60))
+        to_its_end(body())
 
     return run
 
 
 def is_there(files: Path) -> bool:
     return files.exists()
-
-
-async def until(is_true: Callable[[], bool]) -> None:
-    while not is_true():  # noqa: ASYNC110
-        await asyncio.sleep(0)
 
 
 def test_one_that_is_elsewhere_now_removes_its_files(play: Any) -> None:
@@ -182,4 +177,4 @@ def test_a_host_begins_a_replica_anew_that_had_moved_away_and_is_back(tmp_path: 
         for server in (second, alone):
             await server.end()
 
-    asyncio.run(asyncio.wait_for(body(), 60))
+    to_its_end(body())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
+from deadlines import to_its_end, until
 from server_world import FLIGHTS, World, stop
 
 from oncelog.actors.launch.assembly import PartitionServer
@@ -85,35 +85,31 @@ def test_a_bug_met_while_newer_ones_are_asked_for_ends_the_process(
         nonlocal asked
         world = BrokenWorld()
         server = world.server(PartitionServer, FLIGHTS, tmp_path)
-        while not server.replica.is_following:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until(lambda: server.replica.is_following)
         asked = world.settings_asked - 1
         if what == "keys":
             server.refresh_keys_soon()
         else:
             server.refresh_settings_soon()
-        while not world.deaths:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until(lambda: world.deaths)
         assert isinstance(world.deaths[0], ZeroDivisionError)
         await stop(server)
 
-    asyncio.run(asyncio.wait_for(body(), 60))
+    to_its_end(body())
 
 
 def test_a_push_with_newer_settings_has_the_follower_ask_for_them_once(tmp_path: Path) -> None:
     async def body() -> None:
         world = SettledWorld()
         server = world.server(PartitionServer, FLIGHTS, tmp_path)
-        while not server.replica.is_following:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until(lambda: server.replica.is_following)
         asked = world.settings_asked
         assert server.replica.topic.flush == "sync"
         for _ in range(2):
             assert (await server.replicate(PUSH)).error is ErrorCode.NONE
-        while server.replica.topic.flush != "os":  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until(lambda: server.replica.topic.flush == "os")
         assert (await server.replicate(PUSH)).error is ErrorCode.NONE
         assert world.settings_asked == asked + 1
         await stop(server)
 
-    asyncio.run(asyncio.wait_for(body(), 60))
+    to_its_end(body())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from deadlines import to_its_end, until
 from server_world import FLIGHTS, World, stop
 
 from oncelog.actors.config import ClusterConfig, HostConfig
@@ -67,18 +67,9 @@ class FollowedWorld(World):
         return await super().call(actor, request, timeout_ms=timeout_ms)
 
 
-def run(body: Body) -> None:
-    asyncio.run(asyncio.wait_for(body(), 60))
-
-
 async def offline(server: Any) -> tuple[OfflineReplica, ...]:
     found: tuple[OfflineReplica, ...] = (await server.ping(PingRequest())).offline_replicas
     return found
-
-
-async def until(is_true: Callable[[], bool]) -> None:
-    while not is_true():  # noqa: ASYNC110
-        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("leader", [1, 2])
@@ -97,7 +88,7 @@ def test_who_leads_or_follows_is_not_offline_until_its_disk_fails(
         assert await offline(server) == OFFLINE
         await stop(server)
 
-    run(body)
+    to_its_end(body())
 
 
 def test_what_waits_for_the_disk_before_it_serves_is_offline(tmp_path: Path) -> None:
@@ -110,7 +101,7 @@ def test_what_waits_for_the_disk_before_it_serves_is_offline(tmp_path: Path) -> 
         assert await offline(server) == ()
         await stop(server)
 
-    run(body)
+    to_its_end(body())
 
 
 def test_what_leads_but_could_not_load_is_offline(tmp_path: Path) -> None:
@@ -124,7 +115,7 @@ def test_what_leads_but_could_not_load_is_offline(tmp_path: Path) -> None:
         assert await offline(server) == OFFLINE
         await stop(server)
 
-    run(body)
+    to_its_end(body())
 
 
 def test_a_host_tells_of_each_of_its_replicas(tmp_path: Path) -> None:
@@ -147,7 +138,7 @@ def test_a_host_tells_of_each_of_its_replicas(tmp_path: Path) -> None:
         for server in (one, other, alone):
             await server.end()
 
-    run(body)
+    to_its_end(body())
 
 
 @pytest.mark.parametrize("is_leading", [True, False])
@@ -175,4 +166,4 @@ def test_a_leader_whose_disk_refuses_tells_so_after_a_while_and_a_follower_at_on
         assert (await server.describe_replica(DescribeReplicaRequest())).refusal == ""
         await stop(server)
 
-    run(body)
+    to_its_end(body())

@@ -4,6 +4,7 @@ import asyncio
 import threading
 
 import pytest
+from deadlines import DEADLINE_S
 
 from oncelog.actors.process.background import (
     SHORT_POINTS,
@@ -50,7 +51,7 @@ def test_work_whose_caller_gave_up_is_still_done():
 
         def hold():
             entered.set()
-            gate.wait(10)
+            gate.wait(DEADLINE_S)
 
         holding = background.run(hold)
         waiting = background.run(lambda: ran.append("done"))
@@ -71,7 +72,7 @@ def test_thread_ends_with_its_owner():
     background = ThreadBackground()
     thread = asyncio.run(run(background))
     del background
-    thread.join(10)
+    thread.join(DEADLINE_S)
     assert not thread.is_alive()
 
 
@@ -165,7 +166,7 @@ def test_nothing_overtakes_the_work_of_the_thread():
     async def scenario(background, timed):
         await learn(background, timed, 0)
         gate = threading.Event()
-        holding = background.run(lambda: gate.wait(10))
+        holding = background.run(lambda: gate.wait(DEADLINE_S))
         behind = background.run(timed(0), is_small=True)
         assert not behind.done()
         gate.set()
@@ -200,7 +201,7 @@ def test_logs_of_one_process_do_not_wait_for_each_other():
         threads = DiskThreads()
         logs = [ThreadBackground(threads) for _ in range(THREADS_MAX)]
         together = threading.Barrier(THREADS_MAX)
-        return await asyncio.gather(*(log.run(lambda: together.wait(10)) for log in logs))
+        return await asyncio.gather(*(log.run(lambda: together.wait(DEADLINE_S)) for log in logs))
 
     assert sorted(asyncio.run(body())) == list(range(THREADS_MAX))
 
@@ -233,7 +234,7 @@ def test_small_work_of_several_logs_is_done_together_while_the_loop_waits():
     async def run():
         threads = DiskThreads()
         backgrounds = [quick(threads) for _ in range(THREADS_MAX)]
-        meeting = threading.Barrier(len(backgrounds), timeout=10)
+        meeting = threading.Barrier(len(backgrounds), timeout=DEADLINE_S)
         futures = [background.run(meeting.wait, is_small=True) for background in backgrounds]
         assert not any(future.done() for future in futures)
         await asyncio.sleep(0)
@@ -252,7 +253,7 @@ def test_a_turn_does_not_wait_for_threads_that_have_other_work():
 
         def hold():
             entered.release()
-            gate.wait(10)
+            gate.wait(DEADLINE_S)
 
         held = [ThreadBackground(threads).run(hold) for _ in range(2)]
         for _ in held:

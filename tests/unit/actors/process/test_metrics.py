@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deadlines import DEADLINE_S
 from server_world import FLIGHTS, KEY, World, stop
 
 from oncelog.actors.config import ReplicaConfig
@@ -364,7 +365,7 @@ def test_a_report_that_fails_is_a_bug_of_the_process(tmp_path: Path) -> None:
                 raise ZeroDivisionError
 
         server = world.server(Server, FLIGHTS, tmp_path, metrics_interval_ms=1)
-        await asyncio.wait_for(died.wait(), 30)
+        await asyncio.wait_for(died.wait(), DEADLINE_S)
         await server._start_task
         assert [type(death) for death in world.deaths] == [ZeroDivisionError]
         await stop(server)
@@ -424,7 +425,7 @@ def test_figures_are_reported_by_themselves(tmp_path: Path, interval_ms: int) ->
         await server._start_task
         for _ in range(2 if interval_ms == 1 else 0):
             reported.clear()
-            await asyncio.wait_for(reported.wait(), 30)
+            await asyncio.wait_for(reported.wait(), DEADLINE_S)
         await stop(server)
         assert bool(world.values) is (interval_ms == 1)
         assert server.metrics._timer.cancelled()

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from deadlines import DEADLINE_S
 
 from oncelog.actors.protocol.messages.partition import DeleteRecordsRequest, ListOffsetsRequest
 from oncelog.actors.replica.maintenance import LogScrub
@@ -21,8 +22,6 @@ from oncelog.storage.model import TopicPartition
 
 Play = Callable[[Any], None]
 TP = TopicPartition("flights", 0)
-WITHIN_S = 10.0
-"""Far more than any step takes; what waits for ever fails."""
 
 VALUES = [b"a" * 40, b"b" * 40, b"c" * 40]
 
@@ -62,7 +61,7 @@ async def restart(h: Any) -> None:
 async def take(fetcher: Fetcher, changed: asyncio.Event, *, as_columns: bool) -> list[bytes | None]:
     """The next records that can be had, or the failure that the fetcher has to tell."""
     found: list[bytes | None] = []
-    deadline_s = asyncio.get_running_loop().time() + WITHIN_S
+    deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
     while True:
         assert asyncio.get_running_loop().time() < deadline_s, "neither records nor a failure came"
         changed.clear()
@@ -75,7 +74,7 @@ async def take(fetcher: Fetcher, changed: asyncio.Event, *, as_columns: bool) ->
             raise failure[1]
         if found:
             return found
-        await asyncio.wait_for(changed.wait(), WITHIN_S)
+        await asyncio.wait_for(changed.wait(), DEADLINE_S)
 
 
 @pytest.mark.parametrize("as_columns", [False, True])

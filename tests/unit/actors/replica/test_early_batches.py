@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from deadlines import DEADLINE_S
+
 from oncelog.actors.config import ClusterConfig
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import DUPLICATE_WINDOW_BATCHES
@@ -33,7 +35,7 @@ def test_one_that_is_given_up_leaves_the_others_to_wait(harness: Any) -> None:
         third.cancel()
         await asyncio.wait({third})
         await harness.produce(harness.batch(b"x", pid=7, epoch=0, seq=1))
-        assert (await asyncio.wait_for(second, timeout=30)).error is ErrorCode.NONE
+        assert (await asyncio.wait_for(second, timeout=DEADLINE_S)).error is ErrorCode.NONE
         assert not harness.leader._early
         await harness.replica.stop()
 
@@ -53,7 +55,7 @@ def test_one_more_than_a_producer_may_have_on_their_way_does_not_wait(harness: A
             waiting.append(asyncio.create_task(harness.produce(batch)))
         await asyncio.sleep(0)
         beyond = harness.batch(b"x", pid=7, epoch=0, seq=DUPLICATE_WINDOW_BATCHES + 2)
-        refused = await asyncio.wait_for(harness.produce(beyond), timeout=30)
+        refused = await asyncio.wait_for(harness.produce(beyond), timeout=DEADLINE_S)
         assert refused.error is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
         assert not any(task.done() for task in waiting)
         await harness.produce(harness.batch(b"x", pid=7, epoch=0, seq=1))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from actor_environment import InlineBackground
+from deadlines import DEADLINE_S
 from msgspec import structs
 from virtual_time import until_idle
 
@@ -82,7 +83,7 @@ def test_deleted_records_are_gone_for_a_client_once_a_follower_hides_them_too(
         await until_idle()
         assert (harness.replica.machine.log_start_offset, deleting.done()) == (1, False)
         follower.gate.set()
-        assert (await asyncio.wait_for(deleting, 5)).error is ErrorCode.NONE
+        assert (await asyncio.wait_for(deleting, DEADLINE_S)).error is ErrorCode.NONE
         await harness.replica.stop()
 
     asyncio.run(body())
@@ -98,7 +99,7 @@ def test_who_deletes_records_is_told_that_another_leads(harness: Any, follower: 
         deleting = asyncio.ensure_future(harness.leader.delete_records(request))
         await until_idle()
         await harness.replica.replicate(push_of(9, harness, harness.topic_id))
-        reply = await asyncio.wait_for(deleting, 5)
+        reply = await asyncio.wait_for(deleting, DEADLINE_S)
         assert reply.error is ErrorCode.NOT_LEADER_OR_FOLLOWER
         await harness.replica.stop()
 
@@ -128,11 +129,11 @@ def test_who_waits_is_told_at_once_that_another_leads(harness: Any, follower: Fo
         assert not producing.done()
         assert not reading.done()
         await harness.replica.replicate(push_of(9, harness, harness.topic_id))
-        produced = await asyncio.wait_for(producing, 5)
+        produced = await asyncio.wait_for(producing, DEADLINE_S)
         assert produced.error is ErrorCode.NOT_LEADER_OR_FOLLOWER
-        fetched = await asyncio.wait_for(reading, 5)
+        fetched = await asyncio.wait_for(reading, DEADLINE_S)
         assert fetched.error is ErrorCode.NOT_LEADER_OR_FOLLOWER
-        late = await asyncio.wait_for(harness.produce(harness.batch(b"b"), acks=-1), 5)
+        late = await asyncio.wait_for(harness.produce(harness.batch(b"b"), acks=-1), DEADLINE_S)
         assert late.error is ErrorCode.NOT_LEADER_OR_FOLLOWER
         assert len(losses) == 1
         await harness.replica.stop()
@@ -161,7 +162,7 @@ def test_retention_leaves_what_a_follower_may_lack(harness: Any, follower: Follo
         assert (replica.machine.log_start_offset, replica.log.retention.first_base_offset) == (2, 2)
         assert not has_old_segments(replica, harness.clock.now_ms())
         follower.gate.set()
-        replies = await asyncio.wait_for(asyncio.gather(*waiting), 5)
+        replies = await asyncio.wait_for(asyncio.gather(*waiting), DEADLINE_S)
         assert {reply.error for reply in replies} == {ErrorCode.NONE}
         assert has_old_segments(replica, harness.clock.now_ms())
         await replica.stop()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import shutil
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
+from deadlines import to_its_end, until
 
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.process.background import ThreadBackground
@@ -29,28 +29,12 @@ from oncelog.storage.log.side_files import TOPIC_ID_FILE, write_topic_id
 from oncelog.storage.model import TopicPartition
 
 DISK = RealFileSystem()
-WITHIN_S = 10.0
-"""Far more than any of these steps takes; nothing is measured by it."""
-
 OURS = DirectoryIdentity(cluster_id="1" * 32, broker_id=1)
 
 
 @pytest.fixture(autouse=True)
 def _look_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_module, "MISSING_LOG_RETRY_MS", 0)
-
-
-async def until(is_true: Callable[[], bool], what: str) -> None:
-    """Wait for what the replica does by itself; the test fails if it does not."""
-    deadline_s = asyncio.get_running_loop().time() + WITHIN_S
-    while not is_true():
-        assert asyncio.get_running_loop().time() < deadline_s, f"nobody saw that {what}"
-        await asyncio.sleep(0)
-
-
-def play(body: Coroutine[Any, Any, None]) -> None:
-    """Run a test to its end, or fail: what waits for ever is a failure too."""
-    asyncio.run(asyncio.wait_for(body, 2 * WITHIN_S))
 
 
 async def led_once(harness: Any) -> Path:
@@ -95,7 +79,7 @@ def test_a_log_that_was_led_and_is_missing_is_refused_until_it_is_back(
         assert harness.replica.machine.log_end_offset == 1
         await harness.replica.stop()
 
-    play(body())
+    to_its_end(body())
 
 
 def test_records_that_say_no_topic_are_not_thrown_away_for_a_new_one(harness: Any) -> None:
@@ -111,7 +95,7 @@ def test_records_that_say_no_topic_are_not_thrown_away_for_a_new_one(harness: An
         await starting
         assert (directory / f"{0:020d}.log").stat().st_size > 0
 
-    play(body())
+    to_its_end(body())
 
 
 def test_a_new_partition_bears_its_topic_before_it_asks_for_an_epoch(harness: Any) -> None:
@@ -131,7 +115,7 @@ def test_a_new_partition_bears_its_topic_before_it_asks_for_an_epoch(harness: An
         assert harness.replica.failure is None
         await harness.replica.stop()
 
-    play(body())
+    to_its_end(body())
 
 
 def test_a_replica_leads_only_in_the_directory_of_its_cluster(harness: Any, tmp_path: Path) -> None:
@@ -165,7 +149,7 @@ def test_a_replica_leads_only_in_the_directory_of_its_cluster(harness: Any, tmp_
         assert replica.topic_partition == TopicPartition("flights", 0)
         await replica.stop()
 
-    play(body())
+    to_its_end(body())
 
 
 def test_a_prepared_directory_is_founded_in_once(tmp_path: Path) -> None:
@@ -218,4 +202,4 @@ def test_what_waited_while_its_topic_was_made_again_removes_nothing_of_the_new_o
         await starting
         assert {path.name: path.read_bytes() for path in directory.glob("*.log")} == kept
 
-    play(body())
+    to_its_end(body())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from actor_environment import HeldBackground
 from crash_disk import Crash, CrashDisk, DataLoss, NameLoss
+from deadlines import DEADLINE_S, until
 
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.replica import replica as replica_module
@@ -36,11 +36,6 @@ class VanishingDirectories(RealFileSystem):
         super().make_directory(path)
         self.remove_tree(path)
         self.removals += 1
-
-
-async def until(is_true: Callable[[], bool]) -> None:
-    while not is_true():  # noqa: ASYNC110
-        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("remove_data", [False, True])
@@ -97,7 +92,7 @@ def test_whatever_lost_power_leaves_of_a_removed_log_the_next_topic_of_that_name
                 harness.filesystem = disk.after_power_loss(DataLoss.ALL, NameLoss.SOME, random)
                 harness.topic_id = "b" * 32
                 harness.led_topics.clear()
-                await asyncio.wait_for(harness.start(), 10)
+                await asyncio.wait_for(harness.start(), DEADLINE_S)
                 assert harness.replica.failure is None
                 assert harness.replica.machine.log_end_offset == 0
                 await harness.replica.stop()
@@ -163,7 +158,7 @@ def test_a_directory_that_is_removed_while_it_is_waited_for_is_taken_anew(harnes
             await asyncio.sleep(0)
         assert not starting.done()
         await old.stop(remove_data=True)
-        await asyncio.wait_for(starting, 10)
+        await asyncio.wait_for(starting, DEADLINE_S)
         assert harness.replica.failure is None
         assert harness.replica.machine.log_end_offset == 0
         assert (await harness.produce(harness.batch(b"new"))).error is ErrorCode.NONE
@@ -183,7 +178,7 @@ def test_a_log_that_was_in_sync_is_missing_once_it_is_removed_while_it_is_waited
         starting = asyncio.ensure_future(harness.start())
         await until(lambda: harness.replica is not old)
         await old.stop(remove_data=True)
-        await asyncio.wait_for(until(lambda: harness.replica.failure is not None), 10)
+        await until(lambda: harness.replica.failure is not None)
         assert "the log is missing" in str(harness.replica.failure)
         assert not (harness.directory / "flights-0").exists()
         await harness.replica.stop()
@@ -200,7 +195,7 @@ def test_a_directory_that_never_lasts_until_its_lock_takes_the_replica_offline(
     harness.filesystem = disk
 
     async def body() -> None:
-        await asyncio.wait_for(harness.start(), 10)
+        await asyncio.wait_for(harness.start(), DEADLINE_S)
         assert "cannot open" in str(harness.replica.failure)
         assert harness.replica.availability() is ErrorCode.KAFKA_STORAGE_ERROR
         assert disk.removals == REMOVALS_MAX + 1
@@ -221,7 +216,7 @@ def test_a_directory_that_cannot_be_made_takes_the_replica_offline_at_once(
     monkeypatch.setattr(harness.filesystem, "make_directory", make_directory)
 
     async def body() -> None:
-        await asyncio.wait_for(harness.start(), 10)
+        await asyncio.wait_for(harness.start(), DEADLINE_S)
         assert "there are no directories here" in str(harness.replica.failure)
         assert len(attempts) == 1
         await harness.replica.stop()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from deadlines import DEADLINE_S
 
 from oncelog.actors.config import ClusterConfig
 from oncelog.actors.protocol.messages.partition import (
@@ -148,7 +149,8 @@ def test_a_clock_that_is_set_back_keeps_no_reader_and_no_early_batch_waiting(pla
         producing = asyncio.create_task(h.produce(h.batch(b"c", pid=7, epoch=0, seq=2)))
         await asyncio.sleep(0)
         h.clock.time_ms -= 3_600_000
-        fetched, produced = await asyncio.wait_for(asyncio.gather(reading, producing), timeout=10)
+        both = asyncio.gather(reading, producing)
+        fetched, produced = await asyncio.wait_for(both, DEADLINE_S)
         assert (fetched.error, fetched.records) == (ErrorCode.NONE, b"")
         assert produced.error is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
@@ -425,18 +427,21 @@ def test_after_a_crash_every_batch_that_was_in_flight_is_recognised(harness: Any
     asyncio.run(body())
 
 
-def test_many_batches_in_reverse_order_do_not_wait_for_the_time_to_run_out(play: Play) -> None:
+def test_many_batches_in_reverse_order_do_not_wait_for_the_time_to_run_out(
+    harness: Any, play: Play
+) -> None:
     """A batch that goes on waiting must be woken by the next one as well.
 
     1. Batches 5 to 1 of a producer arrive, each before its predecessor. 2. Each that is written
     wakes the others, which look again and go on waiting. 3. All land; the clock never moved.
     """
+    harness.cluster = ClusterConfig(out_of_order_wait_ms=3_600_000)
 
     async def scenario(h: Any) -> None:
         await h.produce(h.batch(b"0", pid=7, epoch=0, seq=0))
         batches = [h.batch(b"x", pid=7, epoch=0, seq=n) for n in (5, 4, 3, 2, 1)]
         producing = asyncio.gather(*(h.produce(batch) for batch in batches))
-        replies = await asyncio.wait_for(producing, timeout=0.15)
+        replies = await asyncio.wait_for(producing, DEADLINE_S)
         assert [reply.base_offset for reply in replies] == [5, 4, 3, 2, 1]
 
     play(scenario)

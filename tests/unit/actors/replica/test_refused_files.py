@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from actor_environment import AtOnceBackground
 from crash_disk import CrashDisk, DataLoss, NameLoss
+from deadlines import until
 
 from oncelog.actors.protocol.messages.partition import TxnMarker, WriteTxnMarkersRequest
 from oncelog.actors.replica import group_sync as group_sync_module
@@ -103,14 +104,6 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is due in a second is due at once."""
     monkeypatch.setattr(group_sync_module, "DISK_RETRY_MS", 0)
     monkeypatch.setattr(replica_module, "DISK_RETRY_MS", 0)
-
-
-async def until(condition: Any) -> None:
-    for _ in range(TURNS_MAX):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("it did not come back by itself")
 
 
 class Supervised:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deadlines import DEADLINE_S, until
 
 from oncelog.actors.process.background import ThreadBackground
 from oncelog.actors.protocol.partition.log_directory import DirectoryAssignment
@@ -28,8 +29,6 @@ from oncelog.storage.errors import ErrorCode
 DISK = RealFileSystem()
 CLUSTER, OLD, NEW = "1" * 32, "a" * 32, "b" * 32
 FURTHER_ID = "further"
-WITHIN_S = 10.0
-"""Far more than any of these steps takes; nothing is measured by it."""
 
 
 class StallingFileSystem(RealFileSystem):
@@ -42,7 +41,7 @@ class StallingFileSystem(RealFileSystem):
     def remove_tree(self, path: Path) -> None:
         super().remove_tree(path)
         self.has_removed.set()
-        assert self.may_go_on.wait(WITHIN_S)
+        assert self.may_go_on.wait(DEADLINE_S)
 
 
 class LateFileSystem(RealFileSystem):
@@ -111,7 +110,7 @@ def assigned(harness: Any) -> DirectoryAssignment | None:
 async def begin_anew(harness: Any) -> None:
     """The process of a successor, on the same disks: it leads on return."""
     harness.filesystem, harness.background = RealFileSystem(), ThreadBackground()
-    await asyncio.wait_for(harness.start(), WITHIN_S)
+    await asyncio.wait_for(harness.start(), DEADLINE_S)
 
 
 async def check_leads(harness: Any) -> None:
@@ -135,7 +134,7 @@ def test_a_zombie_that_stalls_in_its_removal_leaves_what_its_successor_was_assig
         zombie = two_disks.replica
         assert assigned(two_disks) == DirectoryAssignment(directory_id=FURTHER_ID, topic_id=OLD)
         stopping = asyncio.create_task(zombie.stop(remove_data=True))
-        assert await asyncio.to_thread(stalling.has_removed.wait, WITHIN_S)
+        assert await asyncio.to_thread(stalling.has_removed.wait, DEADLINE_S)
         two_disks.topic_id = topic_id
         two_disks.led_topics.clear()
         await begin_anew(two_disks)
@@ -172,7 +171,7 @@ def test_a_successor_that_locks_a_directory_while_it_is_removed_keeps_it(
             if str(path).endswith("flights-0"):
                 monkeypatch.setattr(os, "rmdir", rmdir)
                 assert not (directory / ".lock").exists()
-                asyncio.run_coroutine_threadsafe(begin_anew(two_disks), loop).result(WITHIN_S)
+                asyncio.run_coroutine_threadsafe(begin_anew(two_disks), loop).result(DEADLINE_S)
             rmdir(path, *arguments, **named)
 
         two_disks.topic_id = topic_id
@@ -209,7 +208,7 @@ def test_a_replica_that_is_back_in_a_directory_that_was_forgotten_is_assigned_it
         two_disks.filesystem = late = LateFileSystem(two_disks.further[0] / "flights-0")
         # Step 3.
         late.before_making = lambda: (zombie._directories.forget(), shutil.rmtree(zombie.path))
-        await asyncio.wait_for(two_disks.start(), WITHIN_S)
+        await asyncio.wait_for(two_disks.start(), DEADLINE_S)
         assert late.before_making is None
         assert assigned(two_disks) == DirectoryAssignment(directory_id=FURTHER_ID, topic_id=OLD)
         await check_leads(two_disks)
@@ -237,7 +236,7 @@ def test_a_replica_that_is_late_in_the_own_directory_follows_its_successor_to_an
     async def body() -> None:
         two_disks.filesystem = late = LateFileSystem(two_disks.directory / "flights-0")
         late.before_making = assign
-        await asyncio.wait_for(two_disks.start(), WITHIN_S)
+        await asyncio.wait_for(two_disks.start(), DEADLINE_S)
         assert late.before_making is None
         assert two_disks.replica.directory.path.parent == two_disks.further[0]
         assert assigned(two_disks) == successors
@@ -253,13 +252,13 @@ def test_a_removal_waits_for_its_turn_to_forget(two_disks: Any) -> None:
         directory = two_disks.replica.directory.path
         another = DISK.lock(two_disks.directory / ASSIGNING_LOCK_FILE)
         stopping = asyncio.create_task(two_disks.replica.stop(remove_data=True))
-        await asyncio.wait_for(until_emptied(directory), WITHIN_S)
+        await until(lambda: DISK.list_directory(directory) == [".lock"])
         for _ in range(20):
             await asyncio.sleep(0)
         assert not stopping.done()
         assert assigned(two_disks) is not None
         another.release()
-        await asyncio.wait_for(stopping, WITHIN_S)
+        await asyncio.wait_for(stopping, DEADLINE_S)
         assert two_disks.replica.failure is None
         assert assigned(two_disks) is None
         assert not directory.exists()
@@ -310,11 +309,6 @@ def test_a_process_that_dies_in_its_removal_leaves_what_the_next_one_begins_with
         await two_disks.replica.stop()
 
     asyncio.run(body())
-
-
-async def until_emptied(directory: Path) -> None:
-    while DISK.list_directory(directory) != [".lock"]:  # noqa: ASYNC110
-        await asyncio.sleep(0)
 
 
 async def check_is_ours(harness: Any, directory: Path) -> None:

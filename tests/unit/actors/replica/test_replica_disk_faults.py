@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from crash_disk import CrashDisk, DataLoss, NameLoss
+from deadlines import DEADLINE_S
 from msgspec import structs
 
 from oncelog.actors.process.clock import loop_ms
@@ -181,7 +182,7 @@ async def following(harness: Any) -> Any:
     while not hasattr(harness, "leader"):  # noqa: ASYNC110
         await asyncio.sleep(0)
     harness.replica.on_following = began.set
-    await asyncio.wait_for(began.wait(), 5)
+    await asyncio.wait_for(began.wait(), DEADLINE_S)
     return harness.replica
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from deadlines import DEADLINE_S
+
 from oncelog.actors.protocol.messages.cluster import AlterIsrReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.followers import IsrProposal, Push
@@ -121,7 +123,7 @@ def test_members_that_join_as_the_leader_proposes_and_bytes_that_it_sends_are_co
     async def scenario() -> None:
         leader = Leader((1,))
         leader.replicator.appended()
-        await asyncio.wait_for(leader.risen.wait(), 30)
+        await asyncio.wait_for(leader.risen.wait(), DEADLINE_S)
         assert leader.replicator.isr == leader.proposed[0].isr != (1,)
         assert leader.changes == (0, 1)
         assert leader.sent_bytes > 0

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from actor_environment import InlineBackground
+from deadlines import DEADLINE_S
 from msgspec import structs
 from virtual_time import until_idle
 
@@ -65,7 +66,7 @@ def test_who_waits_is_answered_when_the_controller_tells_that_too_few_are_in_syn
         await until_idle()
         assert (replica.machine.log_end_offset, producing.done()) == (1, False)
         assert replica.learn_leadership(change(replica)) is ErrorCode.NONE
-        reply = await asyncio.wait_for(producing, 5)
+        reply = await asyncio.wait_for(producing, DEADLINE_S)
         assert reply.error is ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
         refused = await harness.produce(harness.batch(b"w"), acks=-1)
         assert refused.error is ErrorCode.NOT_ENOUGH_REPLICAS

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from counted_calls import Counted
+from deadlines import DEADLINE_S
 
 from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
@@ -371,7 +372,7 @@ def test_calls_that_reach_nobody_are_counted_as_errors():
         ray.known = ErrorCode.NETWORK_EXCEPTION
         transport = ActorTransport(ray, CallReports(counted, interval_ms=1))
         assert (await describe(transport)).error is ErrorCode.NETWORK_EXCEPTION
-        await asyncio.wait_for(counted.reported.wait(), 30)
+        await asyncio.wait_for(counted.reported.wait(), DEADLINE_S)
         labels = ("describe_replica", "caller", "NETWORK_EXCEPTION")
         assert counted.of("call_errors", *labels) == 1
         assert counted.of("call_request_bytes", *labels[:2]) == 0

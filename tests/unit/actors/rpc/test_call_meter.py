@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from called_server import TIMEOUT_MS, Server, fetch, listener_of, produce
 from counted_calls import Counted
+from deadlines import DEADLINE_S
 
 from oncelog.actors.launch.processes import ActorProcess
 from oncelog.actors.process.metrics import DURATION_BOUNDS_MS
@@ -152,7 +153,7 @@ def test_a_meter_reports_by_itself_when_there_is_something_to_report() -> None:
         reports.interval_ms = 1
         for expected in (1, 2):
             one_call(meter, clock)
-            await asyncio.wait_for(counted.reported.wait(), 30)
+            await asyncio.wait_for(counted.reported.wait(), DEADLINE_S)
             assert counted.of("calls", "produce", CALLER) == expected
             counted.reported.clear()
 

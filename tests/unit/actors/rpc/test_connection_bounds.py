@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from called_server import TIMEOUT_MS, TOKEN, Server, fetch, produce, served
+from deadlines import to_its_end, until
 
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.partition import ProduceReply
@@ -25,15 +26,9 @@ LARGE = b"b" * 800_000
 def play(body: Callable[[Server, Listener, ActorConnection], Awaitable[None]]) -> None:
     async def run() -> None:
         async with served() as (server, listening, connection):
-            await asyncio.wait_for(body(server, listening, connection), TIMEOUT_MS / 1000)
+            await body(server, listening, connection)
 
-    asyncio.run(run())
-
-
-async def until(is_so: Callable[[], object]) -> None:
-    """Give others turns; the whole test has a deadline."""
-    while not is_so():  # noqa: ASYNC110 - what is waited for tells nobody
-        await asyncio.sleep(0)
+    to_its_end(run())
 
 
 def frame(number: int, method: str, *parts: bytes) -> bytes:
@@ -196,7 +191,7 @@ def test_calls_wait_for_an_actor_that_does_not_read(monkeypatch):
         connection.close()
         mute.close()
 
-    asyncio.run(asyncio.wait_for(run(), TIMEOUT_MS / 1000))
+    to_its_end(run())
 
 
 def test_calls_that_wait_for_an_actor_to_read_end_with_its_connection(monkeypatch):
@@ -245,7 +240,7 @@ def test_a_frame_takes_memory_only_as_it_arrives(arrived_bytes):
         tracemalloc.stop()
         assert peak_bytes < 5 * arrived_bytes + 2 * frames.FRAME_STEP_BYTES
 
-    asyncio.run(run())
+    to_its_end(run())
 
 
 def test_requests_share_their_bytes_and_wait_their_turn(monkeypatch):

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from deadlines import DEADLINE_S
 
 from oncelog.api.batching.delivery import (
     BatchDelivery,
@@ -74,10 +75,10 @@ def test_a_waiting_thread_is_woken(make: MakeFutures) -> None:
     delivery = BatchDelivery(T0, 1)
     (future,) = make(delivery, 1)
     got: list[int] = []
-    thread = threading.Thread(target=lambda: got.append(future.result(5).offset))
+    thread = threading.Thread(target=lambda: got.append(future.result(DEADLINE_S).offset))
     thread.start()
     delivery.finish(3, -1)
-    thread.join(5)
+    thread.join(DEADLINE_S)
     assert got == [3]
 
 
@@ -167,7 +168,7 @@ def test_wait_of_the_standard_library_sees_success_and_failure(
         assert not concurrent.futures.wait(futures, timeout=0).done
     good.finish(0, -1)
     bad.finish(error=InvalidRecordError("bad"))
-    assert concurrent.futures.wait(futures, timeout=1).done == set(futures)
+    assert concurrent.futures.wait(futures, timeout=DEADLINE_S).done == set(futures)
     assert "finished" in repr(futures[0])
 
 

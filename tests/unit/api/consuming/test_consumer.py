@@ -7,10 +7,10 @@ import gc
 import os
 import sys
 import threading
-import time
 
 import pyarrow as pa
 import pytest
+from deadlines import DEADLINE_S, wait_for
 
 from oncelog import api
 from oncelog.actors.protocol.messages.group import (
@@ -483,7 +483,7 @@ def test_a_synchronous_consumer_that_is_forgotten_leaves_its_group_without_a_com
     fake_cluster.hooks[LeaveGroupRequest] = lambda _: left.set()
     with pytest.warns(ResourceWarning, match=r"a Consumer made at .*test_consumer.py"):
         del consumer
-    assert left.wait(10)
+    assert left.wait(DEADLINE_S)
     assert fake_cluster.requests(OffsetCommitRequest) == []
     loop_thread.close()
 
@@ -502,7 +502,7 @@ def test_an_asynchronous_consumer_that_is_forgotten_leaves_its_group(fake_cluste
         gc.collect()
         with pytest.warns(ResourceWarning, match=r"an AsyncConsumer made at .*test_consumer.py"):
             del consumer
-        await asyncio.wait_for(left.wait(), 10)
+        await asyncio.wait_for(left.wait(), DEADLINE_S)
 
     asyncio.run(forget())
     assert fake_cluster.requests(OffsetCommitRequest) == []
@@ -526,9 +526,7 @@ def _until_used(consumer, loop_thread):
     async def is_used():
         return consumer._client._handover._depth > 0
 
-    deadline = time.monotonic() + 10
-    while not loop_thread.run(is_used()):
-        assert time.monotonic() < deadline
+    wait_for(lambda: loop_thread.run(is_used()), "its use", look_s=0.0)
 
 
 @pytest.mark.parametrize("first", ["poll", "next"])
@@ -542,10 +540,10 @@ def test_a_second_thread_is_refused_and_the_first_is_woken_by_close(blocked, fir
         calls[second]()
     consumer.close()
     if first == "next":
-        assert waiting.result(10) == "ended"
+        assert waiting.result(DEADLINE_S) == "ended"
     else:
         with pytest.raises(ClientClosedError):
-            waiting.result(10)
+            waiting.result(DEADLINE_S)
 
 
 def test_threads_that_share_an_iteration_get_each_record_once(fake_cluster, loop_thread):
@@ -562,7 +560,7 @@ def test_threads_that_share_an_iteration_get_each_record_once(fake_cluster, loop
             consumer.assign(TP)
             first = next(consumer).offset
             read = [pool.submit(lambda: [next(consumer).offset for _ in range(200)]) for _ in "ab"]
-            offsets = [first, *(offset for one in read for offset in one.result(30))]
+            offsets = [first, *(offset for one in read for offset in one.result(DEADLINE_S))]
             rest = [record.offset for record in consumer.poll(5_000)]
     finally:
         sys.setswitchinterval(interval_s)
@@ -576,4 +574,4 @@ def test_a_poll_in_another_thread_is_told_that_its_cluster_was_closed(blocked, l
     until_used()
     loop_thread.close()
     with pytest.raises(ClientClosedError, match="the cluster was closed during the call"):
-        waiting.result(10)
+        waiting.result(DEADLINE_S)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from deadlines import DEADLINE_S
 from msgspec import structs
 
 from oncelog.actors.protocol.messages.group import (
@@ -396,12 +397,12 @@ class Refusing:
 def test_a_worker_starts_by_itself_answers_at_once_and_stops(fake_cluster):
     connect = Refusing()
     worker = ProcessWorker(config(3), connect, clock=fake_cluster.clock, process_id=42)
-    assert connect.called.wait(10)
+    assert connect.called.wait(DEADLINE_S)
 
     health = worker.health()
     assert (health.process_id, health.is_serving) == (42, False)
     worker.stop(StopWorkerRequest())
-    assert worker.join(10)
+    assert worker.join(DEADLINE_S)
     status = worker.status(WorkerStatusRequest())
     assert (status.worker_index, status.process_id) == (3, 42)
     assert status.state is WorkerState.STOPPED
@@ -417,7 +418,7 @@ def test_a_fenced_worker_tells_its_host(fake_cluster):
         on_fenced=fenced.set,
     )
 
-    assert fenced.wait(10)
+    assert fenced.wait(DEADLINE_S)
     assert worker.status().state is WorkerState.FENCED
 
 
@@ -426,6 +427,6 @@ def test_a_bug_in_the_loop_is_a_failed_worker_and_not_a_silent_one(fake_cluster)
         config(), Refusing(ZeroDivisionError("bug")), clock=fake_cluster.clock, process_id=42
     )
 
-    assert worker.join(10)
+    assert worker.join(DEADLINE_S)
     assert worker.status().state is WorkerState.FAILED
     assert "bug" in worker.status().reason

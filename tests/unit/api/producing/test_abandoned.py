@@ -13,6 +13,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from deadlines import DEADLINE_S
 
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata, TxnOffsetCommitRequest
 from oncelog.actors.protocol.messages.partition import ProduceRequest
@@ -239,7 +240,7 @@ def test_with_its_loop_a_producer_ends_and_the_futures_of_its_records_say_so(
     loop_thread.close()
     for future in futures:
         with pytest.raises(ClientClosedError):
-            future.result(60)
+            future.result(DEADLINE_S)
     with pytest.raises(ClientClosedError):
         producer.send("t", b"v")
     assert leader.values() == []
@@ -267,16 +268,16 @@ def test_a_commit_under_way_when_its_producer_is_closed_commits_nothing_that_is_
     record = producer.send("t", b"v")
     with ThreadPoolExecutor(1) as pool:
         commit = pool.submit(producer.commit_transaction)
-        assert is_sent.wait(60)
+        assert is_sent.wait(DEADLINE_S)
         if closes == "loop":
             loop_thread.close()
         else:
             producer.close(timeout_ms=0)
         with pytest.raises(ClientClosedError):
-            commit.result(60)
+            commit.result(DEADLINE_S)
     loop_thread.close()
     with pytest.raises(ClientClosedError):
-        record.result(60)
+        record.result(DEADLINE_S)
     assert cluster.requests(EndTxnRequest) == []
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from deadlines import until
 
 from oncelog.actors.protocol.messages.partition import ProduceRequest
 from oncelog.actors.protocol.messages.transaction import EndTxnRequest
@@ -17,14 +17,6 @@ TURNS = [0, 1, 2, 5, 50]
 """How long after the tasks were made they are cancelled: before their first step, and later."""
 
 SAYS_SO = "was cancelled by the program"
-
-
-async def until(condition: Callable[[], object]) -> None:
-    for _ in range(10_000):
-        if condition():
-            return
-        await asyncio.sleep(0.0001)
-    pytest.fail("it never came")
 
 
 async def cancel_all(turns: int) -> None:
@@ -148,7 +140,7 @@ def test_a_transaction_that_lost_nothing_with_a_cancelled_task_goes_on(
             async with producer.transaction():
                 await producer.send("t", b"%d" % number)
         internal = producer._core.sender._tasks._tasks
-        await until(lambda: internal)
+        await until(lambda: internal, look_s=0.0001)
         for task in tuple(internal):
             task.cancel()
         async with producer.transaction():
@@ -170,7 +162,7 @@ def test_a_commit_with_nothing_on_its_way_any_more_is_not_spoilt(cluster: Any, r
         await producer.begin_transaction()
         await producer.send("t", b"first")
         committing = asyncio.ensure_future(producer.commit_transaction())
-        await until(lambda: cluster.requests(EndTxnRequest))
+        await until(lambda: cluster.requests(EndTxnRequest), look_s=0.0001)
         producer._core.sender.spawn(asyncio.sleep(60)).cancel()
         assert await asyncio.wait_for(committing, WITHIN_S)
         await producer.close()

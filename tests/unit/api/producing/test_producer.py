@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deadlines import DEADLINE_S
 
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.actors.protocol.messages.partition import ProduceRequest
@@ -47,8 +48,8 @@ def make(cluster: Any) -> Iterator[Callable[..., Producer]]:
 def test_a_future_waits_for_its_record(cluster: Any, make: Callable[..., Producer]) -> None:
     cluster.create("t")
     with make() as producer:
-        assert producer.send("t", b"a", b"k").result(5).offset == 0
-        assert producer.send("t", b"b", headers=[("h", None)]).result(5).offset == 1
+        assert producer.send("t", b"a", b"k").result(DEADLINE_S).offset == 0
+        assert producer.send("t", b"b", headers=[("h", None)]).result(DEADLINE_S).offset == 1
     (_, _, first), (_, _, second) = cluster.leaders[TopicPartition("t", 0)].records
     assert (first.key, first.value) == (b"k", b"a")
     assert second.headers == (("h", None),)
@@ -135,9 +136,9 @@ def test_record_futures_work_with_the_tools_of_concurrent_futures(
     cluster.create("t")
     with make() as producer:
         futures = [producer.send("t", b"%d" % number) for number in range(5)]
-        done, waiting = concurrent.futures.wait(futures, timeout=5)
+        done, waiting = concurrent.futures.wait(futures, timeout=DEADLINE_S)
         assert (len(done), len(waiting)) == (5, 0)
-        assert len(list(concurrent.futures.as_completed(futures, timeout=5))) == 5
+        assert len(list(concurrent.futures.as_completed(futures, timeout=DEADLINE_S))) == 5
         called: list[int] = []
         futures[3].add_done_callback(lambda future: called.append(future.result().offset))
         assert called == [3]
@@ -159,8 +160,8 @@ def test_a_table_goes_to_the_partitions_of_its_keys_and_one_future_tells_where(
         }
     )
     with make() as producer:
-        placed = producer.send_arrow("t", table).result(5)
-        by_record = producer.send("t", b"x", b"a").result(5)
+        placed = producer.send_arrow("t", table).result(DEADLINE_S)
+        by_record = producer.send("t", b"x", b"a").result(DEADLINE_S)
     assert sum(batch.record_count for batch in placed) == 100
     assert sorted(int(v) for leader in leaders for v in leader.values()[:100] if v != b"x") == list(
         range(100)
@@ -175,7 +176,7 @@ def test_a_table_that_is_larger_than_the_buffer_is_sent_in_pieces(
     (leader,) = cluster.create("t")
     table = pa.table({"value": [b"%d" % number + b"." * 1_000 for number in range(500)]})
     with make(buffer_memory=50_000, max_request_size=20_000) as producer:
-        placed = producer.send_arrow("t", table).result(10)
+        placed = producer.send_arrow("t", table).result(DEADLINE_S)
     assert len(placed) > 20
     assert [int(value.rstrip(b".")) for value in leader.values()] == list(range(500))
 
@@ -199,7 +200,7 @@ def test_a_table_too_large_for_its_topic_is_split(
     leader.message_max_bytes = 2_000
     with make() as producer:
         table = pa.table({"value": [b"%d" % number + b"." * 100 for number in range(64)]})
-        placed = producer.send_arrow("t", table).result(5)
+        placed = producer.send_arrow("t", table).result(DEADLINE_S)
     assert len(placed) > 1
     assert [batch.base_offset for batch in placed] == sorted(b.base_offset for b in placed)
     assert [int(value.rstrip(b".")) for value in leader.values()] == list(range(64))
@@ -211,7 +212,7 @@ def test_a_failed_batch_fails_the_future_of_the_table(
     cluster.create("t")
     cluster.fault(ProduceRequest, ErrorCode.INVALID_RECORD)
     with make() as producer, pytest.raises(InvalidRecordError):
-        producer.send_arrow("t", pa.table({"value": [b"v"]})).result(5)
+        producer.send_arrow("t", pa.table({"value": [b"v"]})).result(DEADLINE_S)
 
 
 def test_a_row_that_is_too_large_is_named_and_nothing_is_sent(
@@ -255,7 +256,7 @@ def test_bytes_like_values_are_copied(cluster: Any, make: Callable[..., Producer
     with make() as producer:
         future = producer.send("t", value)
         value[:] = b"after!"
-        future.result(5)
+        future.result(DEADLINE_S)
     assert leader.values() == [b"before"]
 
 
@@ -293,7 +294,7 @@ def test_a_producer_that_is_forgotten_delivers_what_it_holds(
     future = producer.send("t", b"a")
     with pytest.warns(ResourceWarning, match=r"a Producer made at .*test_producer.py"):
         del producer
-    assert future.result(5).offset == 0
+    assert future.result(DEADLINE_S).offset == 0
     assert leader.values() == [b"a"]
 
 
@@ -331,7 +332,7 @@ def test_a_block_ends_in_silence_once_the_failure_was_seen(
     with make() as producer:
         future = producer.send("t", b"lost")
         with pytest.raises(InvalidRecordError):
-            future.result(5)
+            future.result(DEADLINE_S)
 
 
 def test_a_block_of_an_asyncio_producer_ends_with_the_failure_too(cluster: Any, run: Any) -> None:

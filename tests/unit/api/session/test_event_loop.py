@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from deadlines import DEADLINE_S
 
 from oncelog.api.session.event_loop import LoopOfProgram, LoopThread, close_if_forgotten
 from oncelog.storage.exceptions import ClientClosedError, IllegalStateError
@@ -47,7 +48,7 @@ def test_an_error_is_raised_to_the_caller(loop_thread: LoopThread) -> None:
 def test_a_callback_runs_on_the_loop(loop_thread: LoopThread) -> None:
     called = threading.Event()
     loop_thread.call_soon(called.set)
-    assert called.wait(5)
+    assert called.wait(DEADLINE_S)
 
 
 def test_waiting_on_the_loop_for_itself_is_refused_and_not_a_deadlock(
@@ -84,12 +85,12 @@ def test_an_interrupted_wait_cancels_what_runs_and_the_loop_goes_on(
         await until_cancelled(called)
 
     call = loop_thread.submit(waits())
-    assert started.wait(5)
+    assert started.wait(DEADLINE_S)
     lock = Interrupted()
     call._has_ended = lock  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         call.result()
-    assert lock.released.wait(5)
+    assert lock.released.wait(DEADLINE_S)
     assert called == ["cancelled"]
     assert loop_thread.run(name_of_thread()) == "test-loop"
 
@@ -132,7 +133,7 @@ def test_close_cancels_what_runs_and_refuses_more() -> None:
         await asyncio.Event().wait()
 
     call = thread.submit(waits())
-    assert started.wait(5)
+    assert started.wait(DEADLINE_S)
     thread.close()
     thread.close()
     with pytest.raises(ClientClosedError):
@@ -198,9 +199,8 @@ def test_what_a_program_leaves_open_is_ended_with_it_and_makes_no_noise(end: str
         "loops.submit(wait())\n"
         f"begun.result()\n{end}\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
-    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
     assert (done.returncode, set(done.stdout.splitlines()), done.stderr) == (0, {"ended"}, "")
 
 
@@ -234,8 +234,8 @@ def test_what_nobody_refers_to_any_more_leaves_and_its_thread_ends() -> None:
     assert thread.is_alive()
     with pytest.warns(ResourceWarning, match=r"a Face made at .*test_event_loop.py:\d+ was not"):
         del face
-    assert client.left.wait(10)
-    thread.join(10)
+    assert client.left.wait(DEADLINE_S)
+    thread.join(DEADLINE_S)
     assert not thread.is_alive()
 
 
@@ -246,7 +246,7 @@ def test_what_a_program_forgets_on_a_loop_of_its_own_leaves_as_long_as_that_runs
         face = Face(LoopOfProgram(), client)
         with pytest.warns(ResourceWarning, match="a Face made at"):
             del face
-        await asyncio.to_thread(client.left.wait, 10)
+        await asyncio.to_thread(client.left.wait, DEADLINE_S)
         return Face(LoopOfProgram(), other)
 
     face = asyncio.run(forget())
@@ -287,7 +287,7 @@ def test_what_a_program_leaves_open_leaves_before_it_ends() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=DEADLINE_S,
     )
     assert (done.returncode, done.stdout) == (0, "left\n")
     assert "a Face made at" in done.stderr

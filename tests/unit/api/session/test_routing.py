@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from deadlines import DEADLINE_S
 
 from oncelog.actors.protocol.messages.cluster import (
     MetadataReply,
@@ -82,7 +83,7 @@ def test_a_look_up_that_is_cancelled_is_made_again_for_all_who_wait(
             await asyncio.sleep(0)
         for task in asyncio.all_tasks() - {asyncio.current_task(), *callers}:
             task.cancel()
-        answers = await asyncio.wait_for(asyncio.gather(*callers), 10)
+        answers = await asyncio.wait_for(asyncio.gather(*callers), DEADLINE_S)
         assert answers == [("partition:t-0@1", 0)] * 3
         assert await router.leader(T0) == ("partition:t-0@1", 0)
 
