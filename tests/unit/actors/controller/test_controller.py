@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from controller_world import ControllerWorld
 from msgspec import structs
 from virtual_time import until_idle
 
-from oncelog.actors.config import ClusterConfig, ReplicaConfig
+from oncelog.actors.config import ClusterConfig
 from oncelog.actors.controller.controller import Controller
 from oncelog.actors.coordination import runtime as coordinator_runtime
 from oncelog.actors.interfaces import address_of
-from oncelog.actors.process.background import ThreadBackground
 from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatRequest,
     RegisterBrokerRequest,
@@ -26,7 +26,6 @@ from oncelog.actors.protocol.messages.cluster import (
     AllocateProducerIdsRequest,
     AlterIsrRequest,
     AlterTopicRequest,
-    BecomeLeaderReply,
     BecomeLeaderRequest,
     ClusterKeysRequest,
     CreatePartitionsRequest,
@@ -36,82 +35,15 @@ from oncelog.actors.protocol.messages.cluster import (
     MetadataRequest,
     RotateClusterKeyRequest,
 )
-from oncelog.actors.protocol.messages.partition import ConfigureReply, ConfigureRequest
 from oncelog.actors.protocol.tickets import NO_KEYS
 from oncelog.actors.replica.data_directory import (
     DirectoryIdentity,
-    prepare,
     read_identity,
     write_identity,
 )
-from oncelog.actors.replica.replica import Replica
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
-
-
-class World:
-    """Clock, transport and launcher of one controller."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.told: list[tuple[str, ConfigureRequest]] = []
-        self.error = ErrorCode.NONE
-        self.serial = 0
-
-    def now_ms(self) -> int:
-        return 1_700_000_000_000
-
-    async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
-        self.told.append((actor, request))
-        return ConfigureReply(error=self.error)
-
-    async def start(self, replicas: Any) -> None:
-        pass
-
-    async def find(self, actors: Any) -> list[Any]:
-        return []
-
-    async def end(self, actors: Any) -> None:
-        pass
-
-    async def nodes(self) -> list[Any]:
-        return []
-
-    async def running(self) -> list[str]:
-        return []
-
-    def token_bytes(self, count: int) -> bytes:
-        self.serial += 1
-        return bytes([self.serial]) * count
-
-    async def controller(self, settings: ClusterConfig | None = None) -> Controller:
-        async def epoch(last_epoch: int) -> BecomeLeaderReply:
-            return BecomeLeaderReply(leader_epoch=last_epoch + 1)
-
-        prepare(RealFileSystem(), self.directory, broker_id=1, new_cluster_id="c" * 32)
-        config = ReplicaConfig(
-            topic="__cluster_metadata", partition=0, broker_id=1, data_dir=str(self.directory)
-        )
-        controller = Controller(
-            replica=Replica(
-                config=config,
-                filesystem=RealFileSystem(),
-                clock=self,
-                background=ThreadBackground(),
-                epoch_source=epoch,
-            ),
-            clock=self,
-            transport=self,
-            launcher=self,
-            config=settings or ClusterConfig(replicas_per_actor=1),
-            process_id=1,
-            token_bytes=self.token_bytes,
-            on_failure=[].append,
-        )
-        await controller.replica.start()
-        await controller.load()
-        return controller
 
 
 @pytest.fixture
@@ -120,8 +52,8 @@ def play(tmp_path: Path) -> Callable[[Any], None]:
 
     def run(scenario: Any) -> None:
         async def body() -> None:
-            world = World(tmp_path)
-            controller = await world.controller()
+            world = ControllerWorld(tmp_path)
+            controller = await world.begin()
             request = CreateTopicRequest(
                 name="flights",
                 topic_id="a" * 32,
@@ -146,16 +78,16 @@ async def settings_of(controller: Controller) -> dict[str, str]:
 
 
 def test_an_altered_topic_tells_every_leader(play: Any) -> None:
-    async def scenario(world: World, controller: Controller) -> None:
+    async def scenario(world: ControllerWorld, controller: Controller) -> None:
         reply = await controller.alter_topic(alter(retention_ms="7", flush=None))
         assert reply.error is ErrorCode.NONE
         expected = {"min_compaction_lag_ms": "5", "retention_ms": "7"}
         assert await settings_of(controller) == expected
-        assert [actor for actor, _ in world.told] == [
+        assert [actor for actor, _ in world.calls] == [
             "partition:flights-0@1",
             "partition:flights-1@1",
         ]
-        for _, request in world.told:
+        for _, request in world.calls:
             assert (dict(request.settings), request.settings_version) == (expected, 1)
             assert request.topic_id == "a" * 32
         await controller.replica.stop()
@@ -164,11 +96,11 @@ def test_an_altered_topic_tells_every_leader(play: Any) -> None:
 
 
 def test_added_partitions_are_started_and_survive_a_restart(play: Any) -> None:
-    async def scenario(world: World, controller: Controller) -> None:
+    async def scenario(world: ControllerWorld, controller: Controller) -> None:
         request = CreatePartitionsRequest(name="flights", partitions=3)
         assert (await controller.create_partitions(request)).error is ErrorCode.NONE
         await controller.replica.stop()
-        controller = await world.controller()
+        controller = await world.begin()
         assert [one[0].partition for one in controller.machine.placements("flights")] == [0, 1, 2]
         await controller.replica.stop()
 
@@ -176,12 +108,12 @@ def test_added_partitions_are_started_and_survive_a_restart(play: Any) -> None:
 
 
 def test_no_producer_id_is_given_twice_not_by_the_next_controller_either(play: Any) -> None:
-    async def scenario(world: World, controller: Controller) -> None:
+    async def scenario(world: ControllerWorld, controller: Controller) -> None:
         request = AllocateProducerIdsRequest(broker_id=1)
         first = await controller.allocate_producer_ids(request)
         second = await controller.allocate_producer_ids(request)
         await controller.replica.stop()
-        controller = await world.controller()
+        controller = await world.begin()
         third = await controller.allocate_producer_ids(request)
         assert {one.error for one in (first, second, third)} == {ErrorCode.NONE}
         assert first.first_producer_id + first.count <= second.first_producer_id
@@ -192,7 +124,7 @@ def test_no_producer_id_is_given_twice_not_by_the_next_controller_either(play: A
 
 
 def test_a_leader_that_cannot_be_told_does_not_undo_the_change(play: Any) -> None:
-    async def scenario(world: World, controller: Controller) -> None:
+    async def scenario(world: ControllerWorld, controller: Controller) -> None:
         world.error = ErrorCode.NETWORK_EXCEPTION
         assert (await controller.alter_topic(alter(retention_ms="7"))).error is ErrorCode.NONE
         assert (await settings_of(controller))["retention_ms"] == "7"
@@ -212,22 +144,22 @@ def test_a_leader_that_cannot_be_told_does_not_undo_the_change(play: Any) -> Non
 def test_an_impossible_setting_changes_nothing(
     play: Any, changes: dict[str, str], text: str
 ) -> None:
-    async def scenario(world: World, controller: Controller) -> None:
+    async def scenario(world: ControllerWorld, controller: Controller) -> None:
         before = await settings_of(controller)
         reply = await controller.alter_topic(alter(**changes))
         assert reply.error is ErrorCode.INVALID_CONFIG
         assert text in reply.detail
-        assert (await settings_of(controller), world.told) == (before, [])
+        assert (await settings_of(controller), world.calls) == (before, [])
         await controller.replica.stop()
 
     play(scenario)
 
 
 def test_altered_settings_survive_a_restart(play: Any) -> None:
-    async def scenario(world: World, controller: Controller) -> None:
+    async def scenario(world: ControllerWorld, controller: Controller) -> None:
         await controller.alter_topic(alter(retention_ms="7"))
         await controller.replica.stop()
-        controller = await world.controller()
+        controller = await world.begin()
         assert (await settings_of(controller))["retention_ms"] == "7"
         request = BecomeLeaderRequest(
             topic_partition=TopicPartition("flights", 0),
@@ -244,22 +176,22 @@ def test_altered_settings_survive_a_restart(play: Any) -> None:
 
 
 def test_a_new_key_is_told_to_every_actor_and_kept(play: Any) -> None:
-    async def scenario(world: World, controller: Controller) -> None:
+    async def scenario(world: ControllerWorld, controller: Controller) -> None:
         before = controller.machine.keys
-        world.told.clear()
+        world.calls.clear()
         reply = await controller.rotate_cluster_key(RotateClusterKeyRequest(key_version=0))
         assert (reply.error, reply.key_version) == (ErrorCode.NONE, 1)
         keys = (await controller.cluster_keys(ClusterKeysRequest())).keys
         assert (keys.version, keys.previous) == (1, before.current)
         assert keys.current != before.current
         placements = controller.machine.placements()
-        assert {actor for actor, _ in world.told} == {address_of(one) for one in placements}
-        assert all(request == LearnKeysRequest(keys=keys) for _, request in world.told)
+        assert {actor for actor, _ in world.calls} == {address_of(one) for one in placements}
+        assert all(request == LearnKeysRequest(keys=keys) for _, request in world.calls)
         assert (await controller.metadata(MetadataRequest())).cluster_key_version == 1
         again = await controller.rotate_cluster_key(RotateClusterKeyRequest(key_version=0))
         assert (again.error, again.key_version) == (ErrorCode.NONE, 1)
         await controller.replica.stop()
-        restarted = await world.controller()
+        restarted = await world.begin()
         assert restarted.machine.keys == keys
         await restarted.replica.stop()
         late = await restarted.cluster_keys(ClusterKeysRequest())
@@ -270,20 +202,20 @@ def test_a_new_key_is_told_to_every_actor_and_kept(play: Any) -> None:
 
 def test_a_controller_founds_once_and_never_where_the_metadata_log_is_gone(tmp_path: Path) -> None:
     async def body() -> None:
-        world = World(tmp_path)
-        controller = await world.controller()
+        world = ControllerWorld(tmp_path)
+        controller = await world.begin()
         cluster_id = (await controller.metadata(MetadataRequest())).cluster_id
         await controller.replica.stop()
         identity = read_identity(RealFileSystem(), tmp_path)
         assert identity == DirectoryIdentity(
             cluster_id=cluster_id, broker_id=1, directory_id=cluster_id
         )
-        again = await world.controller()
+        again = await world.begin()
         assert (await again.metadata(MetadataRequest())).cluster_id == cluster_id
         await again.replica.stop()
         log = tmp_path / "__cluster_metadata-0"
         log.rename(tmp_path / "away")
-        empty = await world.controller()
+        empty = await world.begin()
         reply = await empty.metadata(MetadataRequest())
         assert reply.error is ErrorCode.NOT_CONTROLLER
         assert f"should be of cluster {cluster_id}" in reply.detail
@@ -291,7 +223,7 @@ def test_a_controller_founds_once_and_never_where_the_metadata_log_is_gone(tmp_p
         shutil.rmtree(log)
         (tmp_path / "away").rename(log)
         write_identity(RealFileSystem(), tmp_path, replace(identity, cluster_id="d" * 32))
-        stranger = await world.controller()
+        stranger = await world.begin()
         assert "and is of cluster" in (await stranger.metadata(MetadataRequest())).detail
         await stranger.replica.stop()
 
@@ -302,14 +234,14 @@ def test_the_settings_told_are_those_in_force(tmp_path: Path) -> None:
     """The founding fixes some: what a later start asks for is not what there is."""
 
     async def body() -> None:
-        world = World(tmp_path)
-        controller = await world.controller()
+        world = ControllerWorld(tmp_path)
+        controller = await world.begin()
         assert (await controller.metadata(MetadataRequest())).settings == (
             ("replicas_per_actor", "1"),
         )
         await controller.replica.stop()
         later = ClusterConfig(offsets_partitions=7, metrics_interval_ms=5, replicas_per_actor=1)
-        again = await world.controller(later)
+        again = await world.begin(later)
         told = (await again.metadata(MetadataRequest())).settings
         assert told == (("metrics_interval_ms", "5"), ("replicas_per_actor", "1"))
         await again.replica.stop()
@@ -318,7 +250,7 @@ def test_the_settings_told_are_those_in_force(tmp_path: Path) -> None:
 
 
 def test_a_name_that_nobody_waits_for_any_more_is_forgotten(play):
-    async def scenario(_world: World, controller: Controller) -> None:
+    async def scenario(_world: ControllerWorld, controller: Controller) -> None:
         for name in ("flights", "a name that/is none", "t"):
             requests = [
                 CreateTopicRequest(name=name, topic_id="b" * 32, partitions=1) for _ in range(3)
@@ -330,7 +262,7 @@ def test_a_name_that_nobody_waits_for_any_more_is_forgotten(play):
 
 
 def test_topics_of_a_name_are_made_one_after_the_other(play):
-    async def scenario(world: World, controller: Controller) -> None:
+    async def scenario(world: ControllerWorld, controller: Controller) -> None:
         starting: list[str] = []
 
         async def start(_replicas: Any) -> None:
@@ -354,7 +286,7 @@ def test_topics_of_a_name_are_made_one_after_the_other(play):
 def test_beyond_those_that_may_wait_a_request_is_to_come_again(play, monkeypatch):
     monkeypatch.setattr(coordinator_runtime, "WAITING_PER_KEY_MAX", 1)
 
-    async def scenario(_world: World, controller: Controller) -> None:
+    async def scenario(_world: ControllerWorld, controller: Controller) -> None:
         replies = await asyncio.gather(*(controller.alter_topic(alter(flush=None)) for _ in "1234"))
         assert {reply.error for reply in replies[2:]} == {ErrorCode.COORDINATOR_NOT_AVAILABLE}
         assert {reply.error for reply in replies[:2]} == {ErrorCode.NONE}
@@ -400,8 +332,8 @@ def test_a_leader_changes_its_isr_and_who_is_in_it_leads_after_it(tmp_path: Path
     """
 
     async def body() -> None:
-        world = World(tmp_path)
-        controller = await world.controller()
+        world = ControllerWorld(tmp_path)
+        controller = await world.begin()
         beat = await second_broker(controller)
         for name, topic_id in (("other", "b" * 32), ("flights", "a" * 32)):
             request = CreateTopicRequest(name=name, topic_id=topic_id, partitions=1)
@@ -427,7 +359,7 @@ def test_a_leader_changes_its_isr_and_who_is_in_it_leads_after_it(tmp_path: Path
         again = await controller.alter_isr(wider)
         assert again.error is ErrorCode.INVALID_UPDATE_VERSION
         await until_idle()
-        told = [(actor, one) for actor, one in world.told if isinstance(one, LeaderAndIsrRequest)]
+        told = world.calls_of(LeaderAndIsrRequest)
         assert told[-1][0] == "partition:flights-0@2"
         assert told[-1][1].leadership == controller.machine.leadership(FLIGHT)
         silent = structs.replace(beat, silent_actors=("partition:flights-0@2",))
@@ -436,13 +368,13 @@ def test_a_leader_changes_its_isr_and_who_is_in_it_leads_after_it(tmp_path: Path
         before = partition_of(controller)
         assert (before.leader, before.leader_epoch, before.isr) == (1, 1, (1,))
         await until_idle()
-        assert world.told[-1][0] == "partition:flights-0@1"
+        assert world.calls[-1][0] == "partition:flights-0@1"
         await controller.replica.stop()
-        world.told = []
-        controller = await world.controller()
+        world.calls = []
+        controller = await world.begin()
         assert partition_of(controller) == before
         await until_idle()
-        last = world.told[-1]
+        last = world.calls[-1]
         assert last[0] == "partition:flights-0@1"
         assert last[1].leadership == controller.machine.leadership(FLIGHT)
         await controller.replica.stop()
@@ -451,7 +383,7 @@ def test_a_leader_changes_its_isr_and_who_is_in_it_leads_after_it(tmp_path: Path
 
 
 def test_a_controller_that_does_not_lead_its_log_changes_nothing(play: Any) -> None:
-    async def scenario(world: World, controller: Controller) -> None:
+    async def scenario(world: ControllerWorld, controller: Controller) -> None:
         beat = await second_broker(controller)
         await controller.replica.stop()
         not_now = ErrorCode.NOT_CONTROLLER

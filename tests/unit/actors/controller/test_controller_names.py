@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from actor_environment import AtOnceBackground
+from controller_world import ControllerWorld
 
-from oncelog.actors.config import ClusterConfig, ReplicaConfig
-from oncelog.actors.controller.controller import Controller
 from oncelog.actors.controller.replica_actors import FoundActor
 from oncelog.actors.protocol.messages.cluster import (
-    BecomeLeaderReply,
     CreateTopicReply,
     CreateTopicRequest,
     DeleteTopicReply,
@@ -21,39 +20,25 @@ from oncelog.actors.protocol.messages.cluster import (
     ShutdownReply,
     ShutdownRequest,
 )
-from oncelog.actors.replica.data_directory import prepare
-from oncelog.actors.replica.replica import Replica
-from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.model import CLUSTER_METADATA_TOPIC
 
 FLIGHTS = "partition:flights-0@1"
 
 
-class World:
-    """Clock, disk thread, transport and launcher; a start keeps an actor that is there already.
+class World(ControllerWorld):
+    """A start keeps an actor that is there already.
 
     ``gates`` hold back what is about to happen to an actor: (event, actor) → until when.
     """
 
+    new_background = AtOnceBackground
+
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
+        super().__init__(directory)
         self.actors: dict[str, int] = {}
         """By name, which of all that were started it is."""
         self.events: list[tuple[str, str]] = []
         self.gates: dict[tuple[str, str], asyncio.Event] = {}
-        self.serial = 0
-        self.controller: Controller
-
-    def now_ms(self) -> int:
-        return 1_700_000_000_000
-
-    def token_bytes(self, count: int) -> bytes:
-        self.serial += 1
-        return bytes([self.serial]) * count
-
-    async def run(self, work: Callable[[], Any], *, is_small: bool = False) -> Any:
-        return work()
 
     async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
         assert isinstance(request, ShutdownRequest)
@@ -78,9 +63,6 @@ class World:
             if self.actors.get(name) == handle:
                 del self.actors[name]
 
-    async def nodes(self) -> list[Any]:
-        return []
-
     async def running(self) -> list[str]:
         if gate := self.gates.get(("look", "all")):
             await gate.wait()
@@ -90,38 +72,6 @@ class World:
         self.events.append((event, actor))
         if gate := self.gates.get((event, actor)):
             await gate.wait()
-
-    async def begin(self) -> None:
-        """Start a controller on what its log holds."""
-
-        async def epoch(last_epoch: int) -> BecomeLeaderReply:
-            return BecomeLeaderReply(leader_epoch=last_epoch + 1)
-
-        prepare(RealFileSystem(), self.directory, broker_id=1, new_cluster_id="c" * 32)
-        replica = Replica(
-            config=ReplicaConfig(
-                topic=CLUSTER_METADATA_TOPIC,
-                partition=0,
-                broker_id=1,
-                data_dir=str(self.directory),
-            ),
-            filesystem=RealFileSystem(),
-            clock=self,
-            background=self,
-            epoch_source=epoch,
-        )
-        self.controller = Controller(
-            replica=replica,
-            clock=self,
-            transport=self,
-            launcher=self,
-            config=ClusterConfig(replicas_per_actor=1),
-            process_id=1,
-            token_bytes=self.token_bytes,
-            on_failure=[].append,
-        )
-        await replica.start()
-        await self.controller.load()
 
     async def create(self, name: str, letter: str = "a") -> CreateTopicReply:
         return await self.controller.create_topic(

@@ -8,17 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from controller_world import CLUSTER_ID, ControllerWorld
 from deadlines import to_its_end, until
 
-from oncelog.actors.config import ClusterConfig, ReplicaConfig
+from oncelog.actors.config import ClusterConfig
 from oncelog.actors.controller import moves as controller_moves
-from oncelog.actors.controller.broker_membership import BrokerNode
 from oncelog.actors.controller.controller import Controller
 from oncelog.actors.controller.moves import LeavingReplicas
-from oncelog.actors.controller.replica_actors import FoundActor
-from oncelog.actors.process.background import ThreadBackground
 from oncelog.actors.protocol.cluster.hosts import Placement
-from oncelog.actors.protocol.messages.base import Reply
 from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatRequest,
     DrainBrokerRequest,
@@ -29,7 +26,6 @@ from oncelog.actors.protocol.messages.brokers import (
 from oncelog.actors.protocol.messages.cluster import (
     ANY_REPLICATION,
     AlterIsrRequest,
-    BecomeLeaderReply,
     BecomeLeaderRequest,
     CreateTopicRequest,
     DeleteTopicRequest,
@@ -38,9 +34,6 @@ from oncelog.actors.protocol.messages.cluster import (
     PartitionMetadata,
     ShutdownRequest,
 )
-from oncelog.actors.replica.data_directory import prepare
-from oncelog.actors.replica.replica import Replica
-from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
     CONSUMER_OFFSETS_TOPIC,
@@ -53,91 +46,18 @@ TP = TopicPartition("flights", 0)
 TOPIC_ID = "a" * 32
 
 
-class World:
-    """Clock, transport and launcher of one controller; ``away`` are actors that do not answer."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.calls: list[tuple[str, Any]] = []
-        self.started: list[Placement] = []
-        self.ended: list[str] = []
-        self.alive: list[str] = []
-        self.away: set[str] = set()
-        self.joined: list[int] = []
-        self.serial = 0
-        self.during_shutdown: Callable[[], Awaitable[None]] | None = None
-
-    def now_ms(self) -> int:
-        return 1_700_000_000_000
-
-    async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
-        self.calls.append((actor, request))
-        if actor in self.away:
-            return request.failed(ErrorCode.NETWORK_EXCEPTION)
-        if isinstance(request, ShutdownRequest) and self.during_shutdown is not None:
-            await self.during_shutdown()
-        return Reply()
-
-    async def start(self, placements: Any) -> None:
-        self.started += placements
-
-    async def find(self, actors: Any) -> list[FoundActor]:
-        return [FoundActor(name, name) for name in actors]
-
-    async def end(self, actors: Any) -> None:
-        self.ended += [one.name for one in actors]
-
-    async def nodes(self) -> list[BrokerNode]:
-        return [BrokerNode(broker_id=broker_id) for broker_id in self.joined]
-
-    async def start_brokers(self, nodes: Any) -> None:
-        pass
-
-    async def running(self) -> list[str]:
-        return self.alive
-
-    def token_bytes(self, count: int) -> bytes:
-        self.serial += 1
-        return bytes([self.serial]) * count
-
-    def shutdowns(self) -> list[tuple[str, ShutdownRequest]]:
-        return [(actor, one) for actor, one in self.calls if isinstance(one, ShutdownRequest)]
-
-    async def controller(self, replicas_per_actor: int = 1) -> Controller:
-        async def epoch(last_epoch: int) -> BecomeLeaderReply:
-            return BecomeLeaderReply(leader_epoch=last_epoch + 1)
-
-        prepare(RealFileSystem(), self.directory, broker_id=1, new_cluster_id="c" * 32)
-        config = ReplicaConfig(
-            topic="__cluster_metadata", partition=0, broker_id=1, data_dir=str(self.directory)
-        )
-        controller = Controller(
-            replica=Replica(
-                config=config,
-                filesystem=RealFileSystem(),
-                clock=self,
-                background=ThreadBackground(),
-                epoch_source=epoch,
-            ),
-            clock=self,
-            transport=self,
-            launcher=self,
-            config=ClusterConfig(replicas_per_actor=replicas_per_actor),
-            process_id=1,
-            token_bytes=self.token_bytes,
-            on_failure=[].append,
-        )
-        await controller.replica.start()
-        await controller.load()
-        return controller
-
-
 class Cluster:
     """A controller with brokers that have joined, and short ways to use it."""
 
-    def __init__(self, world: World, controller: Controller) -> None:
+    def __init__(self, world: ControllerWorld) -> None:
         self.world = world
-        self.controller = controller
+
+    @property
+    def controller(self) -> Controller:
+        return self.world.controller
+
+    def shutdowns(self) -> list[tuple[str, ShutdownRequest]]:
+        return self.world.calls_of(ShutdownRequest)
 
     async def join(self, *broker_ids: int) -> None:
         for broker_id in broker_ids:
@@ -146,7 +66,7 @@ class Cluster:
                     broker_id=broker_id,
                     directory_id=f"{broker_id:032x}",
                     data_dir="/data",
-                    cluster_id="c" * 32,
+                    cluster_id=CLUSTER_ID,
                 )
             )
             beat = BrokerHeartbeatRequest(broker_id=broker_id, broker_epoch=registered.broker_epoch)
@@ -221,9 +141,9 @@ class Cluster:
         await asyncio.gather(*self.controller._tasks.cancel(), return_exceptions=True)
         await self.controller.replica.stop()
 
-    async def restart(self) -> Cluster:
+    async def restart(self) -> None:
         await self.stop()
-        return Cluster(self.world, await self.world.controller())
+        await self.world.begin()
 
 
 Scenario = Callable[[Cluster], Awaitable[None]]
@@ -237,8 +157,9 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
 
     def run(scenario: Scenario, replicas_per_actor: int = 1) -> None:
         async def body() -> None:
-            world = World(tmp_path)
-            cluster = Cluster(world, await world.controller(replicas_per_actor))
+            world = ControllerWorld(tmp_path)
+            cluster = Cluster(world)
+            await world.begin(ClusterConfig(replicas_per_actor=replicas_per_actor))
             await scenario(cluster)
             await cluster.stop()
 
@@ -256,13 +177,13 @@ def test_a_partition_moves_and_its_old_replica_removes_its_files(play: Any) -> N
         moving = cluster.partition(TP)
         assert (moving.replicas, moving.adding, moving.removing) == ((2, 1), (2,), (1,))
         assert Placement(TP, TOPIC_ID, 2) in cluster.world.started
-        assert cluster.world.shutdowns() == []
+        assert cluster.shutdowns() == []
         await cluster.sync(TP, 1, 2)
         await until(lambda: cluster.partition(TP).replicas == (2,))
         await cluster.settled()
         moved = cluster.partition(TP)
         assert (moved.leader, moved.isr, moved.adding, moved.removing) == (2, (2,), (), ())
-        assert cluster.world.shutdowns() == [
+        assert cluster.shutdowns() == [
             (
                 "partition:flights-0@1",
                 ShutdownRequest(remove_data=True, topic_id=TOPIC_ID, is_moved=True),
@@ -281,7 +202,7 @@ def test_a_move_that_is_cancelled_removes_what_it_had_added(play: Any) -> None:
         assert (await cluster.reassign()).error is ErrorCode.NONE
         await cluster.settled()
         assert cluster.partition(TP).replicas == (1,)
-        assert [actor for actor, _ in cluster.world.shutdowns()] == ["partition:flights-0@2"]
+        assert [actor for actor, _ in cluster.shutdowns()] == ["partition:flights-0@2"]
 
     play(scenario)
 
@@ -307,17 +228,19 @@ def test_a_host_holds_a_replica_until_it_has_removed_its_files(play: Any) -> Non
         await cluster.reassign(2)
         listed: list[bool] = []
 
-        async def look() -> None:
+        async def look(asked: Any = None) -> None:
+            if not isinstance(asked, ShutdownRequest | None):
+                return
             request = HostedReplicasRequest(broker_id=1, host=1)
             reply = await cluster.controller.hosted_replicas(request)
             listed.extend(one.is_leaving for one in reply.replicas if one.topic_partition == TP)
 
-        cluster.world.during_shutdown = look
+        cluster.world.during_call = look
         await cluster.sync(TP, 1, 2)
         await until(lambda: bool(listed))
         await cluster.settled()
         assert listed == [True]
-        cluster.world.during_shutdown = None
+        cluster.world.during_call = None
         await look()
         assert listed == [True]
 
@@ -335,7 +258,7 @@ def test_a_replica_that_cannot_be_told_is_told_again_and_is_not_ended(play: Any)
         cluster.world.away.add("partition:flights-0@1")
         await cluster.reassign(2)
         await cluster.sync(TP, 1, 2)
-        await until(lambda: len(cluster.world.shutdowns()) == 1)
+        await until(lambda: len(cluster.shutdowns()) == 1)
         await until(lambda: not len(cluster.controller._names))
         assert (len(cluster.leaving()), cluster.world.ended) == (1, [])
         cluster.world.away.clear()
@@ -362,10 +285,10 @@ def test_a_replica_on_a_fenced_broker_is_removed_when_that_is_back(play: Any) ->
         await cluster.sync(TP, *kept, added)
         await until(lambda: len(cluster.leaving()) == 1)
         await cluster.leaving().remove()
-        assert cluster.world.shutdowns() == []
+        assert cluster.shutdowns() == []
         await cluster.join(gone)
         await cluster.leaving().remove()
-        assert [actor for actor, _ in cluster.world.shutdowns()] == [f"partition:flights-0@{gone}"]
+        assert [actor for actor, _ in cluster.shutdowns()] == [f"partition:flights-0@{gone}"]
 
     play(scenario)
 
@@ -377,12 +300,12 @@ def test_a_replica_that_comes_back_before_it_has_gone_is_not_removed(play: Any) 
         cluster.world.away.add("partition:flights-0@1")
         await cluster.reassign(2)
         await cluster.sync(TP, 1, 2)
-        await until(lambda: len(cluster.world.shutdowns()) == 1)
+        await until(lambda: len(cluster.shutdowns()) == 1)
         assert (await cluster.reassign(2, 1)).error is ErrorCode.NONE
         assert len(cluster.leaving()) == 0
         cluster.world.away.clear()
         await cluster.leaving().remove()
-        assert (len(cluster.world.shutdowns()), cluster.world.ended) == (1, [])
+        assert (len(cluster.shutdowns()), cluster.world.ended) == (1, [])
 
     play(scenario)
 
@@ -395,11 +318,10 @@ def test_a_controller_that_starts_goes_on_with_moves(play: Any) -> None:
         cluster.controller._moves.on_changed = lambda _partitions: None  # type: ignore[method-assign]
         await cluster.sync(TP, 1, 2)
         cluster.world.started.clear()
-        again = await cluster.restart()
+        await cluster.restart()
         assert Placement(TP, TOPIC_ID, 2) in cluster.world.started
-        await until(lambda: again.partition(TP).replicas == (2,))
-        await again.settled()
-        await again.stop()
+        await until(lambda: cluster.partition(TP).replicas == (2,))
+        await cluster.settled()
 
     play(scenario)
 
@@ -409,12 +331,11 @@ def test_what_an_earlier_controller_left_to_be_removed_is_removed(play: Any) -> 
         await cluster.join(2)
         await cluster.create()
         cluster.world.alive = ["partition:flights-0@2", "partition:gone-0@1", "controller"]
-        again = await cluster.restart()
+        await cluster.restart()
         assert cluster.world.ended == ["partition:gone-0@1"]
-        await again.settled()
+        await cluster.settled()
         await until(lambda: len(cluster.world.ended) == 2)
-        assert [actor for actor, _ in cluster.world.shutdowns()] == ["partition:flights-0@2"]
-        await again.stop()
+        assert [actor for actor, _ in cluster.shutdowns()] == ["partition:flights-0@2"]
 
     play(scenario)
 
@@ -426,7 +347,7 @@ def test_a_deleted_topic_takes_what_has_moved_away_with_it(play: Any) -> None:
         cluster.world.away.add("partition:flights-0@1")
         await cluster.reassign(2)
         await cluster.sync(TP, 1, 2)
-        await until(lambda: len(cluster.world.shutdowns()) == 1)
+        await until(lambda: len(cluster.shutdowns()) == 1)
         await cluster.controller.delete_topic(DeleteTopicRequest(name="flights"))
         assert len(cluster.leaving()) == 0
         assert sorted(cluster.world.ended) == ["partition:flights-0@1", "partition:flights-0@2"]
