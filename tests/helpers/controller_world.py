@@ -6,9 +6,10 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from replicas import leading, replica_of
 from virtual_time import START_MS
 
-from oncelog.actors.config import ClusterConfig, ReplicaConfig
+from oncelog.actors.config import ClusterConfig
 from oncelog.actors.controller.broker_membership import BrokerNode
 from oncelog.actors.controller.controller import Controller
 from oncelog.actors.controller.replica_actors import FoundActor
@@ -16,12 +17,10 @@ from oncelog.actors.interfaces import Background
 from oncelog.actors.process.background import ThreadBackground
 from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.protocol.messages.base import Reply
-from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.replica.data_directory import prepare
-from oncelog.actors.replica.replica import Replica
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.model import CLUSTER_METADATA_TOPIC
+from oncelog.storage.model import CLUSTER_METADATA_TOPIC, TopicPartition
 
 CLUSTER_ID = "c" * 32
 ACTORS_ALONE = ClusterConfig(replicas_per_actor=1)
@@ -87,22 +86,12 @@ class ControllerWorld:
 
     async def begin(self, config: ClusterConfig = ACTORS_ALONE) -> Controller:
         """Start a controller on what its log holds; the first one founds the cluster."""
-
-        async def epoch(last_epoch: int) -> BecomeLeaderReply:
-            return BecomeLeaderReply(leader_epoch=last_epoch + 1)
-
         prepare(RealFileSystem(), self.directory, broker_id=1, new_cluster_id=CLUSTER_ID)
-        replica = Replica(
-            config=ReplicaConfig(
-                topic=CLUSTER_METADATA_TOPIC,
-                partition=0,
-                broker_id=1,
-                data_dir=str(self.directory),
-            ),
-            filesystem=RealFileSystem(),
-            clock=self,
-            background=self.new_background(),
-            epoch_source=epoch,
+        replica = replica_of(
+            TopicPartition(CLUSTER_METADATA_TOPIC, 0),
+            self.directory,
+            leading(""),
+            environment={"clock": self, "background": self.new_background()},
         )
         self.controller = Controller(
             replica=replica,

@@ -14,9 +14,9 @@ from typing import Any
 
 from actor_environment import AtOnceBackground
 from crash_disk import CrashDisk
-from virtual_time import START_MS, ManualClock
+from replicas import leading, replica_of
+from virtual_time import START_MS
 
-from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import TxnMarker
 from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
@@ -37,6 +37,9 @@ DATA_DIR = Path("/data")
 DIRECTORY = DATA_DIR / "flights-0"
 NOW_MS = START_MS
 SEGMENT_BYTES = 4_096
+next_epoch = leading(
+    settings=(("segment_bytes", str(SEGMENT_BYTES)), ("index_interval_bytes", "600"))
+)
 
 
 def finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -46,11 +49,6 @@ def finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
     except StopIteration as done:
         return done.value
     raise AssertionError("it waits for something")
-
-
-async def next_epoch(last_epoch: int) -> BecomeLeaderReply:
-    settings = (("segment_bytes", str(SEGMENT_BYTES)), ("index_interval_bytes", "600"))
-    return BecomeLeaderReply(leader_epoch=last_epoch + 1, topic_id="a" * 32, settings=settings)
 
 
 class History:
@@ -116,15 +114,16 @@ class Life:
     def __init__(self, disk: CrashDisk, history: History) -> None:
         self.disk = disk
         self.history = history
-        self.replica = SteppedReplica(
-            config=ReplicaConfig(
-                topic=TP.topic, partition=TP.partition, broker_id=1, data_dir=str(DATA_DIR)
-            ),
-            filesystem=disk,
-            clock=ManualClock(),
-            background=AtOnceBackground(),
-            epoch_source=next_epoch,
-            log_source=self.expected_log,
+        self.replica: SteppedReplica = replica_of(
+            TP,
+            DATA_DIR,
+            next_epoch,
+            kind=SteppedReplica,
+            environment={
+                "filesystem": disk,
+                "background": AtOnceBackground(),
+                "log_source": self.expected_log,
+            },
         )
         self.replica.history = history
         self._sequences: dict[int, int] = {}

@@ -7,14 +7,11 @@ import asyncio
 from actor_environment import InlineBackground
 from copied_logs import DATA_DIR, TP, LeaderLog
 from crash_disk import CrashDisk
-from virtual_time import ManualClock
+from replicas import TOPIC_ID, replica_of
 
-from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
-from oncelog.actors.replica.replica import Replica
 
-TOPIC_ID = "a" * 32
 RECORDS = [(("data", -1), 1, 0, 0)] * 24
 CUT_AT = 23
 
@@ -25,14 +22,12 @@ class Follower:
     def __init__(self, disk: CrashDisk) -> None:
         self.disk = disk
         self.restarts: list[str] = []
-        self.replica = Replica(
-            config=ReplicaConfig(
-                topic=TP.topic, partition=TP.partition, broker_id=2, data_dir=str(DATA_DIR)
-            ),
-            filesystem=disk,
-            clock=ManualClock(),
-            background=InlineBackground(),
-            epoch_source=self._told,
+        self.replica = replica_of(
+            TP,
+            DATA_DIR,
+            self._told,
+            environment={"filesystem": disk, "background": InlineBackground()},
+            broker_id=2,
         )
         self.replica.on_restart = self.restarts.append
         self._follows = asyncio.Event()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
+from replicas import surroundings_of
+from virtual_time import START_MS
+
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
-from oncelog.actors.launch.assembly import Environment
 from oncelog.actors.launch.server_metrics import DiskMetrics
-from oncelog.actors.process.background import ThreadBackground
 from oncelog.actors.process.metrics import METRICS, Kind, parts
 from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.protocol.messages.cluster import (
@@ -23,12 +23,10 @@ from oncelog.actors.protocol.messages.cluster import (
     TopicMetadata,
 )
 from oncelog.actors.protocol.tickets import ClusterKeys
-from oncelog.storage.disk.file_system import DiskSpace, RealFileSystem
+from oncelog.storage.disk.file_system import DiskSpace
 from oncelog.storage.model import TopicPartition
 
-FLIGHTS = TopicPartition("flights", 0)
 KEY = b"k" * 32
-NOW_MS = 1_700_000_000_000
 HISTOGRAM_PARTS = {
     part for metric in METRICS if metric.kind is Kind.HISTOGRAM for part in parts(metric)
 }
@@ -42,7 +40,7 @@ class World:
     """
 
     def __init__(self) -> None:
-        self.time_ms = NOW_MS
+        self.time_ms = START_MS
         self.values: dict[str, float] = {}
         self.told: list[str] = []
         self.leader_epoch = 1
@@ -102,18 +100,13 @@ class World:
             data_dir=str(directory),
             cluster=ClusterConfig(**settings),
         )
-        environment = Environment(
-            filesystem=RealFileSystem(),
-            clock=self,
-            new_background=ThreadBackground,
-            transport=self,
+        environment = surroundings_of(
+            self,
+            self,
+            self.deaths.append,
             drivers=ProcessTable("here"),
-            random=random.Random(1),
-            incarnation="i",
-            process_id=1,
             metrics=self,
             disk_metrics=DiskMetrics(self.disk_space),
-            die=self.deaths.append,
         )
         return kind(config, environment)
 

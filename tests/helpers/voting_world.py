@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from actor_environment import InlineBackground
+from replicas import surroundings_of
 from virtual_time import run_virtually
 
 from oncelog.actors.config import BrokerConfig, ClusterConfig, ReplicaConfig
@@ -114,16 +115,14 @@ class Node:
     # --- processes ---------------------------------------------------------------------------
 
     def environment(self, die: Callable[[BaseException], None]) -> Environment:
-        return Environment(
-            filesystem=RealFileSystem(),
-            clock=asyncio.get_running_loop(),
+        return surroundings_of(
+            self,
+            asyncio.get_running_loop(),
+            die,
             new_background=InlineBackground,
-            transport=self,
-            drivers=None,
             random=random.Random(self.number),
             incarnation=str(self.number),
             process_id=self.number,
-            die=die,
         )
 
     def start_controller(self) -> None:

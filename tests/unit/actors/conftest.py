@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from replicas import FLIGHTS, TOPIC_ID, replica_of
 from virtual_time import ManualClock
 
-from oncelog.actors.config import ClusterConfig, ReplicaConfig
+from oncelog.actors.config import ClusterConfig
 from oncelog.actors.process.background import ThreadBackground
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import FetchRequest, ProduceReply, ProduceRequest
@@ -19,12 +20,11 @@ from oncelog.actors.replica.opening import ExpectedLog
 from oncelog.actors.replica.partition_leader import PartitionLeader
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.disk.file_system import RealFileSystem
-from oncelog.storage.model import IsolationLevel, TopicPartition
+from oncelog.storage.model import IsolationLevel
 from oncelog.storage.records.batch import parse_header
 from oncelog.storage.records.codec import encode_records
 
 KEY = b"key" * 10
-TOPIC_ID = "a" * 32
 
 
 class LeaderHarness:
@@ -42,7 +42,7 @@ class LeaderHarness:
         self.clock = ManualClock()
         self.background: Any = ThreadBackground()
         self.filesystem: Any = RealFileSystem()
-        self.tp = TopicPartition("flights", 0)
+        self.tp = FLIGHTS
         self.cluster = ClusterConfig(out_of_order_wait_ms=200)
         self.leader: PartitionLeader
 
@@ -63,20 +63,18 @@ class LeaderHarness:
         )
 
     async def start(self) -> PartitionLeader:
-        replica = Replica(
-            config=ReplicaConfig(
-                topic="flights",
-                partition=0,
-                broker_id=1,
-                data_dir=",".join(map(str, (self.directory, *self.further))),
-                cluster=self.cluster,
-                cluster_id=self.cluster_id,
-            ),
-            filesystem=self.filesystem,
-            clock=self.clock,
-            background=self.background,
-            epoch_source=self.epoch_source,
-            log_source=self.log_source,
+        replica = replica_of(
+            self.tp,
+            ",".join(map(str, (self.directory, *self.further))),
+            self.epoch_source,
+            environment={
+                "filesystem": self.filesystem,
+                "clock": self.clock,
+                "background": self.background,
+                "log_source": self.log_source,
+            },
+            cluster=self.cluster,
+            cluster_id=self.cluster_id,
         )
         self.leader = PartitionLeader(replica=replica, clock=self.clock)
         await replica.start()

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from actor_environment import HeldBackground
+from replicas import TOPIC_ID, leading, replica_of
 from virtual_time import ManualClock
 
-from oncelog.actors.config import ClusterConfig, ReplicaConfig
+from oncelog.actors.config import ClusterConfig
 from oncelog.actors.groups.group_coordinator import GroupCoordinator, group_settings
 from oncelog.actors.protocol.messages.cluster import (
-    BecomeLeaderReply,
     MetadataReply,
     MetadataRequest,
     TopicMetadata,
@@ -39,13 +39,10 @@ from oncelog.actors.protocol.messages.group import (
 )
 from oncelog.actors.protocol.messages.partition import TxnMarker, WriteTxnMarkersRequest
 from oncelog.actors.protocol.tickets import ClusterKeys, issue_ticket
-from oncelog.actors.replica.replica import Replica
-from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TopicPartition
 
 KEY = b"key" * 10
-TOPIC_ID = "a" * 32
 FLIGHTS_ID = "f1" * 16
 OFFSETS = TopicPartition(CONSUMER_OFFSETS_TOPIC, 0)
 TP = TopicPartition("flights", 0)
@@ -90,28 +87,14 @@ class Shard:
         self._sequences: Counter[tuple[int, int]] = Counter()
 
     async def start(self, *, loads: bool = True) -> None:
-        async def epoch_source(last_epoch: int) -> BecomeLeaderReply:
-            return BecomeLeaderReply(
-                leader_epoch=last_epoch + 1,
-                topic_id=TOPIC_ID,
-                keys=ClusterKeys(current=KEY),
-                offsets_partitions=self.offsets_partitions,
-            )
-
         cluster = ClusterConfig()
         self.background = HeldBackground()
-        replica = Replica(
-            config=ReplicaConfig(
-                topic=CONSUMER_OFFSETS_TOPIC,
-                partition=0,
-                broker_id=1,
-                data_dir=str(self.directory),
-                cluster=cluster,
-            ),
-            filesystem=RealFileSystem(),
-            clock=self.clock,
-            background=self.background,
-            epoch_source=epoch_source,
+        replica = replica_of(
+            OFFSETS,
+            self.directory,
+            leading(keys=ClusterKeys(current=KEY), offsets_partitions=self.offsets_partitions),
+            environment={"clock": self.clock, "background": self.background},
+            cluster=cluster,
         )
         self._starts += 1
         self.coordinator = GroupCoordinator(

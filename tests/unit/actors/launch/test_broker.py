@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 from actor_environment import InlineBackground
+from replicas import surroundings_of
 from virtual_time import run_virtually
 
 from oncelog.actors.config import BrokerConfig, ClusterConfig
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
-from oncelog.actors.launch.assembly import Environment
 from oncelog.actors.launch.broker import EPOCH_MAX_MS, Broker
 from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatReply,
@@ -77,16 +76,12 @@ def play(
 ) -> None:
     async def body() -> None:
         cluster = Cluster()
-        environment = Environment(
-            filesystem=RealFileSystem(),
-            clock=asyncio.get_running_loop(),
+        environment = surroundings_of(
+            cluster,
+            asyncio.get_running_loop(),
+            cluster.failures.append,
             new_background=InlineBackground,
-            transport=cluster,
-            drivers=None,
-            random=random.Random(1),
             incarnation="one",
-            process_id=1,
-            die=cluster.failures.append,
         )
         config = BrokerConfig(
             broker_id=2, data_dir=str(directory), cluster_id="c" * 32, rack="r", cluster=CLUSTER

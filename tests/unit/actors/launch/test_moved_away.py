@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from deadlines import to_its_end, until
-from server_world import FLIGHTS, World
+from replicas import FLIGHTS, TOPIC_ID
+from server_world import World
 
 from oncelog.actors.config import ClusterConfig, HostConfig
 from oncelog.actors.launch.assembly import LeadershipLostError, PartitionServer
@@ -30,7 +31,6 @@ from oncelog.actors.protocol.messages.cluster import (
 from oncelog.actors.protocol.tickets import ClusterKeys
 from oncelog.storage.errors import ErrorCode
 
-TOPIC_ID = "a" * 32
 MOVED = ShutdownRequest(remove_data=True, topic_id=TOPIC_ID, is_moved=True)
 
 

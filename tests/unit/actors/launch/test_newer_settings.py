@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from deadlines import to_its_end, until
-from server_world import FLIGHTS, World, stop
+from replicas import FLIGHTS, TOPIC_ID
+from server_world import World, stop
 
 from oncelog.actors.launch.assembly import PartitionServer
 from oncelog.actors.protocol.messages.cluster import (
@@ -22,7 +23,6 @@ from oncelog.actors.protocol.messages.cluster import (
 from oncelog.actors.protocol.messages.replication import ReplicateRequest
 from oncelog.storage.errors import ErrorCode
 
-TOPIC_ID = "a" * 32
 PUSH = ReplicateRequest(
     topic_partition=FLIGHTS,
     topic_id=TOPIC_ID,

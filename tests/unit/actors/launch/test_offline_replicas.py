@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from deadlines import to_its_end, until
-from server_world import FLIGHTS, World, stop
+from replicas import FLIGHTS, TOPIC_ID
+from server_world import World, stop
 
 from oncelog.actors.config import ClusterConfig, HostConfig
 from oncelog.actors.launch.assembly import PartitionServer
@@ -29,7 +30,6 @@ from oncelog.actors.protocol.messages.replication import ReplicateRequest
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
-TOPIC_ID = "a" * 32
 OFFLINE = (OfflineReplica(topic_partition=FLIGHTS, topic_id=TOPIC_ID),)
 REFUSED = OSError(errno.ENOSPC, "the disk is full")
 Body = Callable[[], Awaitable[None]]

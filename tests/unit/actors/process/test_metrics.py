@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from deadlines import DEADLINE_S
-from server_world import FLIGHTS, KEY, World, stop
+from replicas import FLIGHTS, leading, replica_of
+from server_world import KEY, World, stop
 
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.launch.assembly import PartitionServer, TransactionCoordinatorServer
 from oncelog.actors.launch.server_metrics import NO_DISK, DiskMetrics, ReplicaMetrics
-from oncelog.actors.process.background import ThreadBackground
 from oncelog.actors.process.clock import loop_ms, monotonic_s
 from oncelog.actors.process.metrics import (
     METRICS,
@@ -34,9 +34,8 @@ from oncelog.actors.protocol.messages.transaction import (
     InitProducerIdRequest,
 )
 from oncelog.actors.protocol.tickets import issue_ticket
-from oncelog.actors.replica.replica import Replica
 from oncelog.actors.transactions.completions import EndDurations, EndStep
-from oncelog.storage.disk.file_system import DiskSpace, RealFileSystem, disk_space
+from oncelog.storage.disk.file_system import DiskSpace, disk_space
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TRANSACTION_STATE_TOPIC, IsolationLevel, TopicPartition
 from oncelog.storage.records.codec import encode_records
@@ -380,13 +379,7 @@ def test_replicas_of_a_process_report_at_times_of_their_own_and_until_they_are_s
         world, began_s = World(), asyncio.get_running_loop().time()
         due_s = []
         for number in range(20):
-            replica = Replica(
-                config=ReplicaConfig(topic="t", partition=number, broker_id=1, data_dir="d"),
-                filesystem=RealFileSystem(),
-                clock=world,
-                background=ThreadBackground(),
-                epoch_source=world.call,
-            )
+            replica = replica_of(TopicPartition("t", number), "d", leading())
             metrics = ReplicaMetrics(
                 replica=replica,
                 clock=world,

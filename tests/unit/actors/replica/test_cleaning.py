@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 from actor_environment import InlineBackground
-from virtual_time import START_MS, ManualClock, run_virtually
+from replicas import FLIGHTS, leading, replica_of
+from virtual_time import START_MS, run_virtually
 
-from oncelog.actors.config import ClusterConfig, ReplicaConfig, internal_topic_config
+from oncelog.actors.config import ClusterConfig, internal_topic_config
 from oncelog.actors.protocol.effects import LogRecord
-from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.replica.maintenance import clean_if_dirty, compaction_settings
 from oncelog.actors.replica.replica import Replica
-from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from oncelog.storage.records.batch import parse_header
@@ -26,20 +25,12 @@ from oncelog.storage.records.codec import encode_records
 def play(directory: Path, scenario: Callable[[Replica], Any], **settings: str) -> Any:
     settings = {"segment_bytes": "65536", "cleanup_policy": "compact"} | settings
 
-    async def epoch(last_epoch: int) -> BecomeLeaderReply:
-        return BecomeLeaderReply(
-            leader_epoch=last_epoch + 1, topic_id="a" * 32, settings=tuple(settings.items())
-        )
-
     async def run() -> Any:
-        replica = Replica(
-            config=ReplicaConfig(
-                topic="flights", partition=0, broker_id=1, data_dir=str(directory)
-            ),
-            filesystem=RealFileSystem(),
-            clock=ManualClock(),
-            background=InlineBackground(),
-            epoch_source=epoch,
+        replica: Replica = replica_of(
+            FLIGHTS,
+            directory,
+            leading(settings=tuple(settings.items())),
+            environment={"background": InlineBackground()},
         )
         await replica.start()
         assert replica.failure is None

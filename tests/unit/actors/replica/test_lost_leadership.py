@@ -10,7 +10,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from server_world import FLIGHTS, World, stop
+from replicas import FLIGHTS
+from server_world import World, stop
 
 from oncelog.actors.launch.assembly import (
     LeadershipLostError,

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 from actor_environment import InlineBackground
+from replicas import FLIGHTS, replica_of
 from virtual_time import VirtualLoop
 
-from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.replica.maintenance import Maintenance
 from oncelog.actors.replica.replica import Replica
-from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.records.batch import parse_header
@@ -37,18 +36,11 @@ class House:
         self.given_up: list[float] = []
         self.refusal: Exception | None = None
         self.settings = (("segment_bytes", "4096"), ("retention_ms", str(RETENTION_MS)))
-        self.replica = Replica(
-            config=ReplicaConfig(
-                topic="flights",
-                partition=0,
-                broker_id=1,
-                data_dir=str(directory),
-                cluster=ClusterConfig(),
-            ),
-            filesystem=RealFileSystem(),
-            clock=loop,
-            background=InlineBackground(),
-            epoch_source=self.epoch,
+        self.replica: Replica = replica_of(
+            FLIGHTS,
+            directory,
+            self.epoch,
+            environment={"clock": loop, "background": InlineBackground()},
         )
         self.maintenance = Maintenance(
             replica=self.replica,

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from deadlines import to_its_end, until
+from replicas import FLIGHTS, replica_of
 
-from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.process.background import ThreadBackground
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.replica import replica as replica_module
@@ -26,7 +26,6 @@ from oncelog.actors.replica.replica import Replica
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.log.side_files import TOPIC_ID_FILE, write_topic_id
-from oncelog.storage.model import TopicPartition
 
 DISK = RealFileSystem()
 OURS = DirectoryIdentity(cluster_id="1" * 32, broker_id=1)
@@ -121,20 +120,12 @@ def test_a_new_partition_bears_its_topic_before_it_asks_for_an_epoch(harness: An
 def test_a_replica_leads_only_in_the_directory_of_its_cluster(harness: Any, tmp_path: Path) -> None:
     async def body() -> None:
         data_dir = tmp_path / "data"
-        config = ReplicaConfig(
-            topic="flights",
-            partition=0,
-            broker_id=1,
-            data_dir=str(data_dir),
+        replica = replica_of(
+            FLIGHTS,
+            data_dir,
+            harness.epoch_source,
+            environment={"log_source": harness.log_source},
             cluster_id=OURS.cluster_id,
-        )
-        replica = Replica(
-            config=config,
-            filesystem=DISK,
-            clock=harness.clock,
-            background=ThreadBackground(),
-            epoch_source=harness.epoch_source,
-            log_source=harness.log_source,
         )
         starting = asyncio.ensure_future(replica.start())
         await until(lambda: IDENTITY_FILE in (replica.failure or ""), "the identity is missing")
@@ -146,7 +137,7 @@ def test_a_replica_leads_only_in_the_directory_of_its_cluster(harness: Any, tmp_
         write_identity(DISK, data_dir, OURS)
         await starting
         assert replica.failure is None
-        assert replica.topic_partition == TopicPartition("flights", 0)
+        assert replica.topic_partition == FLIGHTS
         await replica.stop()
 
     to_its_end(body())

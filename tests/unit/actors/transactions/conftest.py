@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 from actor_environment import AtOnceBackground
+from replicas import replica_of
 from virtual_time import START_MS, VirtualLoop
 
-from oncelog.actors.config import ClusterConfig, ReplicaConfig
+from oncelog.actors.config import ClusterConfig
 from oncelog.actors.coordination.cluster_view import ClusterView
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, transaction_actor
 from oncelog.actors.protocol.messages.base import ReplyT, Request
@@ -36,7 +37,6 @@ from oncelog.actors.replica.partition_leader import PartitionLeader
 from oncelog.actors.replica.replica import Replica
 from oncelog.actors.transactions.completions import MarkerSender
 from oncelog.actors.transactions.transaction_coordinator import TransactionCoordinator
-from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
     CONSUMER_OFFSETS_TOPIC,
@@ -188,19 +188,14 @@ class World:
                 offsets_partitions=2,
             )
 
-        return Replica(
-            config=ReplicaConfig(
-                topic=tp.topic,
-                partition=tp.partition,
-                broker_id=1,
-                data_dir=str(self.directory),
-                cluster=self.config,
-            ),
-            filesystem=RealFileSystem(),
-            clock=self,
-            background=AtOnceBackground(),
-            epoch_source=epoch_source,
+        replica: Replica = replica_of(
+            tp,
+            self.directory,
+            epoch_source,
+            environment={"clock": self, "background": AtOnceBackground()},
+            cluster=self.config,
         )
+        return replica
 
     async def coordinator(self, **fields: Any) -> TransactionCoordinator:
         """Start a coordinator; what stopped before it is found again in its log."""

@@ -1,0 +1,76 @@
+"""One replica alone on a disk, and the environment of a process that holds some."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from virtual_time import ManualClock
+
+from oncelog.actors.config import ReplicaConfig
+from oncelog.actors.interfaces import Clock, Transport
+from oncelog.actors.launch.assembly import Environment
+from oncelog.actors.process.background import ThreadBackground
+from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
+from oncelog.actors.replica.replica import Replica
+from oncelog.storage.disk.file_system import RealFileSystem
+from oncelog.storage.model import TopicPartition
+
+TOPIC_ID = "a" * 32
+FLIGHTS = TopicPartition("flights", 0)
+EpochSource = Callable[[int], Awaitable[BecomeLeaderReply]]
+
+
+def leading(topic_id: str = TOPIC_ID, **fields: Any) -> EpochSource:
+    """What a controller says to each start: lead, in the next epoch."""
+
+    async def next_epoch(last_epoch: int) -> BecomeLeaderReply:
+        return BecomeLeaderReply(leader_epoch=last_epoch + 1, topic_id=topic_id, **fields)
+
+    return next_epoch
+
+
+def replica_of(
+    tp: TopicPartition,
+    data_dir: Path | str,
+    epoch_source: EpochSource,
+    *,
+    kind: type[Replica] = Replica,
+    environment: dict[str, Any] | None = None,
+    **config: Any,
+) -> Any:
+    """A replica, of broker 1 unless ``config`` says another, on a real disk that threads sync.
+
+    ``environment`` are what else its constructor is to be given.
+    """
+    whole = ReplicaConfig(
+        **{
+            "topic": tp.topic,
+            "partition": tp.partition,
+            "broker_id": 1,
+            "data_dir": str(data_dir),
+            **config,
+        }
+    )
+    given = {"filesystem": RealFileSystem(), "clock": ManualClock(), **(environment or {})}
+    if "background" not in given:
+        given["background"] = ThreadBackground()
+    return kind(config=whole, epoch_source=epoch_source, **given)
+
+
+def surroundings_of(
+    transport: Transport, clock: Clock, die: Callable[[BaseException], None], **fields: Any
+) -> Environment:
+    """Those of a process on a real disk."""
+    given = {
+        "filesystem": RealFileSystem(),
+        "new_background": ThreadBackground,
+        "drivers": None,
+        "random": random.Random(1),
+        "incarnation": "i",
+        "process_id": 1,
+        **fields,
+    }
+    return Environment(transport=transport, clock=clock, die=die, **given)
