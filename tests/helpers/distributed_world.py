@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
+from topics import topic_of
+
 from oncelog.actors.protocol.messages.cluster import (
     MetadataReply,
     MetadataRequest,
@@ -139,11 +141,7 @@ class Topics:
 
     def _topic(self, name):
         count = sum(tp.topic == name for tp in self.bounds) or 1
-        partitions = tuple(
-            PartitionMetadata(partition=at, leader=1, leader_epoch=0, replicas=(1,), isr=(1,))
-            for at in range(count)
-        )
-        return TopicMetadata(name=name, topic_id=self.ids.get(name, "-"), partitions=partitions)
+        return topic_of(name, *[1] * count, topic_id=self.ids.get(name, "-"))
 
     def _listed(self, request):
         start, end = self.bounds[request.topic_partition]

@@ -10,14 +10,13 @@ from random import Random
 from typing import Any
 
 import pytest
+from topics import topic_of
 from virtual_time import ManualClock, run_virtually
 
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.cluster import (
     MetadataReply,
     MetadataRequest,
-    PartitionMetadata,
-    TopicMetadata,
 )
 from oncelog.actors.protocol.messages.group import (
     FetchedOffset,
@@ -201,21 +200,7 @@ class FakeCluster:
     def _metadata(self, request: MetadataRequest) -> MetadataReply:
         counts = {CONSUMER_OFFSETS_TOPIC: 2, TRANSACTION_STATE_TOPIC: 2, **self.counts}
         topics = tuple(
-            TopicMetadata(
-                name=name,
-                topic_id="0" * 32,
-                partitions=tuple(
-                    PartitionMetadata(
-                        partition=number,
-                        leader=leader,
-                        leader_epoch=0,
-                        replicas=(leader,),
-                        isr=(leader,),
-                    )
-                    for number in range(count)
-                    for leader in (self.leaders.get(TopicPartition(name, number), 1),)
-                ),
-            )
+            topic_of(name, *(self.leaders.get(TopicPartition(name, n), 1) for n in range(count)))
             for name, count in counts.items()
             if request.topics is None or name in request.topics
         )

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from topics import topic_of
 
-from oncelog.actors.protocol.messages.cluster import PartitionMetadata, TopicMetadata
+from oncelog.actors.protocol.messages.cluster import TopicMetadata
 from oncelog.api.batching.accumulator import Accumulator, Wake
 from oncelog.api.batching.delivery import RecordFuture
 from oncelog.api.batching.open_batches import OpenBatches
@@ -49,14 +50,7 @@ def new(batch_bytes: int = 100, gate: Callable[[], None] = accept) -> Accumulato
 
 @cache
 def metadata(partitions: int) -> TopicMetadata:
-    return TopicMetadata(
-        name="t",
-        topic_id="0" * 32,
-        partitions=tuple(
-            PartitionMetadata(partition=number, leader=1, leader_epoch=0, replicas=(1,), isr=(1,))
-            for number in range(partitions)
-        ),
-    )
+    return topic_of("t", *[1] * partitions)
 
 
 def append(

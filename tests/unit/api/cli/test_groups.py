@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from topics import AdminCluster, topic_of
 
 from oncelog.actors.protocol.group.consumer_protocol import ConsumerAssignment, encode_assignment
-from oncelog.actors.protocol.messages.cluster import MetadataReply, PartitionMetadata, TopicMetadata
 from oncelog.actors.protocol.messages.group import (
     GroupDescription,
     GroupMemberDescription,
@@ -25,10 +25,11 @@ FIRST, SECOND, GONE = (
 )
 
 
-class Cluster:
+class Cluster(AdminCluster):
     """A topic whose partitions hold offsets 10 to 100, and a group; also its own admin."""
 
     def __init__(self):
+        super().__init__(topic_of("flights", 1, 1, topic_id="f" * 32))
         self.members = ()
         self.committed = {FIRST: 40}
         self.altered = []
@@ -36,31 +37,6 @@ class Cluster:
         self.removed = []
         self.is_known = True
         self.require_stable = None
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def admin(self):
-        return self
-
-    def describe_cluster(self):
-        return MetadataReply(
-            topics=(
-                TopicMetadata(
-                    name="flights",
-                    topic_id="f" * 32,
-                    partitions=tuple(
-                        PartitionMetadata(
-                            partition=number, leader=1, leader_epoch=0, replicas=(1,), isr=(1,)
-                        )
-                        for number in range(2)
-                    ),
-                ),
-            )
-        )
 
     def group(self):
         return GroupDescription(

@@ -14,8 +14,8 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+from topics import AdminCluster, topic_of
 
-from oncelog.actors.protocol.messages.cluster import MetadataReply, PartitionMetadata, TopicMetadata
 from oncelog.api.cli import main as cli
 from oncelog.api.cli import records as cli_records
 from oncelog.api.cli import terminal as cli_terminal
@@ -122,33 +122,15 @@ class Consumer:
             raise self.commit_error
 
 
-class Cluster:
+class Cluster(AdminCluster):
     """A cluster with the topic ``flights`` of two partitions."""
 
     def __init__(self):
+        super().__init__(topic_of("flights", 1, 1))
         self.made = None
         self.polls = []
-        self.failure = None
         self.commit_error = None
         self.before_commit = self.before_flush = lambda: None
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def admin(self):
-        return self
-
-    def describe_cluster(self):
-        partitions = tuple(
-            PartitionMetadata(partition=number, leader=1, leader_epoch=0, replicas=(1,), isr=(1,))
-            for number in range(2)
-        )
-        return MetadataReply(
-            topics=(TopicMetadata(name="flights", topic_id="0" * 32, partitions=partitions),)
-        )
 
     def producer(self, **settings):
         self.made = Producer(settings)

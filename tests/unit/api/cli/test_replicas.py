@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import pytest
+from topics import AdminCluster
 
 from oncelog.actors.protocol.messages.cluster import (
     BrokerMetadata,
@@ -46,40 +47,22 @@ FLIGHTS = TopicMetadata(
 )
 
 
-class Cluster:
+class Cluster(AdminCluster):
     """A cluster whose calls are noted; also its own admin."""
-
-    def __init__(self):
-        self.calls = []
-        self.failure = None
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def admin(self):
-        return self
-
-    def describe_cluster(self):
-        return MetadataReply(topics=(FLIGHTS,))
 
     def describe_topic(self, name):
         return FLIGHTS
 
     def __getattr__(self, name):
         def call(*arguments, **options):
-            if self.failure is not None:
-                raise self.failure
-            self.calls.append((name, *arguments, *([options] if options else [])))
+            self.note(name, *arguments, *([options] if options else []))
 
         return call
 
 
 @pytest.fixture
 def cluster(monkeypatch):
-    cluster = Cluster()
+    cluster = Cluster(FLIGHTS)
     monkeypatch.setattr(cli_topics, "connect", lambda args: cluster)
     return cluster
 

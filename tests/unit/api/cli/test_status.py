@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
+from topics import topic_of
 
 from oncelog.actors.protocol.messages.cluster import (
     BrokerMetadata,
     MetadataReply,
     MetadataRequest,
-    PartitionMetadata,
-    TopicMetadata,
     VoterMetadata,
 )
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply
@@ -45,13 +44,10 @@ class Cluster:
             cluster_id="c1",
             version="9.9",
             brokers=(BrokerMetadata(broker_id=1, data_dir="/data"),),
-            topics=tuple(
-                topic(name, count)
-                for name, count in (
-                    ("flights", 2),
-                    ("__transaction_state", 1),
-                    ("__consumer_offsets", 1),
-                )
+            topics=(
+                topic_of("flights", 1, 1, leader_epoch=3),
+                topic_of("__transaction_state", 1, leader_epoch=3),
+                topic_of("__consumer_offsets", 1, leader_epoch=3),
             ),
         )
         self.replies = {
@@ -117,22 +113,9 @@ class Cluster:
             topic_partition=tp, process_id=2_000, is_following=True
         )
 
-    def lose_controller(
-        self,
-    ):
+    def lose_controller(self):
         self.metadata = MetadataReply(error=ErrorCode.NETWORK_EXCEPTION)
         self.replies["controller"] = DescribeReplicaReply(error=ErrorCode.NETWORK_EXCEPTION)
-
-
-def topic(name, count):
-    return TopicMetadata(
-        name=name,
-        topic_id="0" * 32,
-        partitions=tuple(
-            PartitionMetadata(partition=number, leader=1, leader_epoch=3, replicas=(1,), isr=(1,))
-            for number in range(count)
-        ),
-    )
 
 
 @pytest.fixture

@@ -5,70 +5,41 @@ from __future__ import annotations
 import json
 
 import pytest
+from topics import AdminCluster, topic_of
 
-from oncelog.actors.protocol.messages.cluster import MetadataReply, PartitionMetadata, TopicMetadata
 from oncelog.api.cli import main as cli
 from oncelog.api.cli import topics as cli_topics
 from oncelog.storage.exceptions import TopicAlreadyExistsError
 from oncelog.storage.model import TopicPartition
 
+EPOCH = {"leader_epoch": 4}
 
-class Cluster:
+
+class Cluster(AdminCluster):
     """A cluster with two topics of its user's and one of its own; also its own admin."""
 
     def __init__(self):
-        self.calls = []
-        self.failure = None
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def admin(self):
-        return self
-
-    def describe_cluster(self):
-        return MetadataReply(
-            topics=(
-                topic("flights", 2, settings=(("flush", "os"),)),
-                topic("__consumer_offsets", 1),
-                topic("delays", 1, leader=-1),
-            )
+        super().__init__(
+            topic_of("flights", 1, 1, topic_id="f" * 32, settings=(("flush", "os"),), **EPOCH),
+            topic_of("__consumer_offsets", 1, topic_id="_" * 32, **EPOCH),
+            topic_of("delays", -1, topic_id="d" * 32, **EPOCH),
         )
 
     def create_topic(self, name, **options):
-        if self.failure is not None:
-            raise self.failure
-        self.calls.append(("create", name, options))
+        self.note("create", name, options)
 
     def alter_topic(self, name, **settings):
-        self.calls.append(("alter", name, settings))
+        self.note("alter", name, settings)
 
     def create_partitions(self, name, partitions):
-        self.calls.append(("partitions", name, partitions))
+        self.note("partitions", name, partitions)
 
     def delete_topic(self, name):
-        self.calls.append(("delete", name))
+        self.note("delete", name)
 
     def delete_records(self, offsets):
-        self.calls.append(("delete records", dict(offsets)))
+        self.note("delete records", dict(offsets))
         return {tp: max(offset, 7) for tp, offset in offsets.items()}
-
-
-def topic(name, count, *, leader=1, settings=()):
-    return TopicMetadata(
-        name=name,
-        topic_id=name[0] * 32,
-        settings=settings,
-        partitions=tuple(
-            PartitionMetadata(
-                partition=number, leader=leader, leader_epoch=4, replicas=(1,), isr=(1,)
-            )
-            for number in range(count)
-        ),
-    )
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from msgspec import structs
+from topics import AdminCluster
 
 from oncelog.actors.protocol.messages.partition import ProducerDescription
 from oncelog.actors.protocol.messages.transaction import (
@@ -30,12 +31,11 @@ HANGING = HangingTransaction(
 )
 
 
-class Cluster:
+class Cluster(AdminCluster):
     """A cluster with one open transaction and one hanging one; also its own admin."""
 
     def __init__(self):
-        self.calls = []
-        self.failure = None
+        super().__init__()
         self.is_visible = True
         self.hanging = [HANGING]
         self.described = TransactionDescription(
@@ -50,22 +50,8 @@ class Cluster:
             commit_token=b"batch-41",
         )
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def admin(self):
-        return self
-
-    def _note(self, *call):
-        if self.failure is not None:
-            raise self.failure
-        self.calls.append(call)
-
     def list_transactions(self, **filters):
-        self._note("list", filters)
+        self.note("list", filters)
         return [self.described]
 
     def describe_transaction(self, transactional_id):
@@ -74,7 +60,7 @@ class Cluster:
         return self.described
 
     def describe_producers(self, topic_partition):
-        self._note("producers", topic_partition)
+        self.note("producers", topic_partition)
         return (
             ProducerDescription(
                 producer_id=1_007,
@@ -87,19 +73,19 @@ class Cluster:
         )
 
     def find_hanging_transactions(self, **filters):
-        self._note("find", filters)
+        self.note("find", filters)
         return self.hanging
 
     def abort_transaction(self, transactional_id):
-        self._note("abort", transactional_id)
+        self.note("abort", transactional_id)
         return self.is_visible
 
     def abort_hanging_transaction(self, topic_partition, *, start_offset):
-        self._note("abort hanging", topic_partition, start_offset)
+        self.note("abort hanging", topic_partition, start_offset)
         return HANGING
 
     def delete_transactional_id(self, transactional_id):
-        self._note("delete", transactional_id)
+        self.note("delete", transactional_id)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from msgspec import structs
+from topics import topic_of
 from virtual_time import ManualClock
 
 from oncelog.actors.protocol.group.group_offsets import GroupOffsets
@@ -18,8 +19,6 @@ from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.actors.protocol.messages.cluster import (
     MetadataReply,
     MetadataRequest,
-    PartitionMetadata,
-    TopicMetadata,
 )
 from oncelog.actors.protocol.messages.group import (
     OffsetCommitReply,
@@ -268,16 +267,7 @@ class LogCluster:
     def _metadata(self, request: MetadataRequest) -> MetadataReply:
         counts = {CONSUMER_OFFSETS_TOPIC: 2, TRANSACTION_STATE_TOPIC: 2, **self.counts}
         topics = tuple(
-            TopicMetadata(
-                name=name,
-                topic_id="0" * 32,
-                partitions=tuple(
-                    PartitionMetadata(
-                        partition=number, leader=1, leader_epoch=0, replicas=(1,), isr=(1,)
-                    )
-                    for number in range(count)
-                ),
-            )
+            topic_of(name, *[1] * count)
             for name, count in counts.items()
             if request.topics is None or name in request.topics
         )

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 from deadlines import DEADLINE_S
+from topics import topic_of
 
 from oncelog.actors.protocol.messages.cluster import (
     MetadataReply,
     MetadataRequest,
-    PartitionMetadata,
-    TopicMetadata,
 )
 from oncelog.actors.protocol.messages.group import OffsetFetchRequest
 from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
@@ -35,12 +34,8 @@ def asked(cluster: Any) -> list[tuple[str, ...] | None]:
 
 
 def led_by(*leaders: int) -> MetadataReply:
-    partitions = tuple(
-        PartitionMetadata(partition=number, leader=leader, leader_epoch=4, replicas=(1,), isr=(1,))
-        for number, leader in enumerate(leaders)
-    )
     return MetadataReply(
-        topics=(TopicMetadata(name="t", topic_id="0" * 32, partitions=partitions),),
+        topics=(topic_of("t", *leaders, leader_epoch=4),),
         transaction_state_partitions=2,
         offsets_partitions=2,
     )
