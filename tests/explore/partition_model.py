@@ -17,24 +17,16 @@ from functools import cache, partial
 from typing import Any
 
 import msgspec
-from cluster_worlds import CLUSTER_ID, TOPIC_ID, ClusterWorld
+from cluster_worlds import TOPIC_ID
 from explorer import OMITTED, BrokenPromiseError, Step, World, share
 from msgspec.structs import replace
+from one_partition import OnePartition
 from replica_model import PARTITION, Replica
 
-from oncelog.actors.protocol.cluster.brokers import decide_heartbeat, decide_register, fence
 from oncelog.actors.protocol.cluster.cluster_records import ClusterRecord, encode_cluster_record
-from oncelog.actors.protocol.cluster.cluster_state import PartitionState
-from oncelog.actors.protocol.cluster.elections import balance, decide_alter_isr
-from oncelog.actors.protocol.cluster.reassignment import complete, decide_reassign
-from oncelog.actors.protocol.messages.brokers import (
-    BrokerHeartbeatRequest,
-    ReassignPartitionRequest,
-    RegisterBrokerRequest,
-)
+from oncelog.actors.protocol.cluster.elections import balance
 from oncelog.actors.protocol.messages.cluster import (
     AlterIsrReply,
-    AlterIsrRequest,
     BecomeLeaderReply,
     BecomeLeaderRequest,
 )
@@ -159,7 +151,7 @@ class Node(Replica):
         self.has_log = self.is_up = False
 
 
-class Cluster(ClusterWorld):
+class Cluster(OnePartition):
     """The controller: its machine, one topic of one partition."""
 
     def __init__(self, replicas: tuple[int, ...], brokers: int) -> None:
@@ -172,22 +164,6 @@ class Cluster(ClusterWorld):
         for record in records:
             self.machine.apply(encode_cluster_record(record))
         self.machine.take_unannounced()
-
-    @property
-    def partition(self) -> PartitionState:
-        return self.machine.topics[PARTITION.topic].partitions[0]
-
-    def assignment(self) -> PartitionAssignment:
-        partition = self.partition
-        return PartitionAssignment(
-            leader_epoch=partition.leader_epoch,
-            partition_version=partition.version,
-            replicas=partition.replicas,
-            isr=partition.isr,
-        )
-
-    def is_fenced(self, broker_id: int) -> bool:
-        return self.machine.broker_states[broker_id].is_fenced
 
     def ask(self, node: Node) -> BecomeLeaderReply:
         """A started replica asks for its role, or whether it may begin a log."""
@@ -202,54 +178,12 @@ class Cluster(ClusterWorld):
         )
         return self.run(self.machine.decide_become_leader(request))
 
-    def fence(self, broker_id: int) -> None:
-        machine = self.machine
-        self.apply(fence(machine.topics, machine.broker_states, broker_id))
-
-    def register_again(self, node: Node) -> ErrorCode:
-        request = RegisterBrokerRequest(
-            broker_id=node.broker_id,
-            data_dir=f"/d{node.broker_id}",
-            directory_id=f"directory {node.broker_id}"
-            if node.directory == "first"
-            else node.directory,
-            cluster_id=CLUSTER_ID,
-        )
-        machine = self.machine
-        decided = decide_register(machine.topics, machine.broker_states, request, CLUSTER_ID)
-        return self.run(decided).error
-
-    def beat(self, broker_id: int) -> None:
-        machine = self.machine
-        epoch = machine.broker_states[broker_id].broker_epoch
-        request = BrokerHeartbeatRequest(broker_id=broker_id, broker_epoch=epoch)
-        self.run(decide_heartbeat(machine.topics, machine.broker_states, request))
-
-    def alter_isr(self, broker_id: int, epoch: int, proposal: IsrProposal) -> AlterIsrReply:
-        machine = self.machine
-        request = AlterIsrRequest(
-            topic_partition=PARTITION,
-            topic_id=TOPIC_ID,
-            broker_id=broker_id,
-            leader_epoch=epoch,
-            partition_version=proposal.partition_version,
-            isr=proposal.isr,
-        )
-        reply = self.run(decide_alter_isr(machine.topics, machine.broker_states, request))
-        self.apply(complete(machine.topics[PARTITION.topic], 0, machine.broker_states))
-        return reply
-
     @property
     def is_unbalanced(self) -> bool:
         return bool(balance(self.machine.topics.values(), self.machine.broker_states))
 
     def balance(self) -> None:
         self.apply(balance(self.machine.topics.values(), self.machine.broker_states))
-
-    def move(self, replicas: tuple[int, ...]) -> None:
-        machine = self.machine
-        request = ReassignPartitionRequest(topic_partition=PARTITION, replicas=replicas)
-        self.run(decide_reassign(machine.topics, machine.broker_states, request))
 
 
 def is_due(node: Node, receiver: int) -> bool:
@@ -492,7 +426,10 @@ def fence_broker(n: int, world: World) -> None:
 
 def restart(n: int, world: World) -> None:
     node = world.own(n)
-    node.is_up = world.own(CONTROLLER).register_again(node) is ErrorCode.NONE
+    directory_id = "" if node.directory == "first" else node.directory
+    node.is_up = (
+        world.own(CONTROLLER).register_again(node.broker_id, directory_id) is ErrorCode.NONE
+    )
 
 
 def ask(n: int, world: World) -> None:
@@ -548,7 +485,7 @@ def tell(n: int, world: World) -> None:
 
 def begin_move(target: tuple[int, ...], world: World) -> None:
     use(world, moves=1)
-    world.own(CONTROLLER).move(target)
+    world.own(CONTROLLER).reassign(target)
 
 
 def _request(node: Node, push: Push) -> ReplicateRequest:

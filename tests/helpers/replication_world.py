@@ -10,21 +10,13 @@ import copy
 import random
 from dataclasses import dataclass, field, replace
 
-from cluster_worlds import CLUSTER_ID, TOPIC_ID, ClusterWorld
+from cluster_worlds import TOPIC_ID
+from one_partition import OnePartition
 from replica_model import PARTITION, Replica, batch_at
 
-from oncelog.actors.protocol.cluster.brokers import decide_heartbeat, decide_register, fence
-from oncelog.actors.protocol.cluster.cluster_state import PartitionState, TopicState
-from oncelog.actors.protocol.cluster.elections import decide_alter_isr, elect
-from oncelog.actors.protocol.cluster.reassignment import complete, decide_reassign
-from oncelog.actors.protocol.messages.brokers import (
-    BrokerHeartbeatRequest,
-    ReassignPartitionRequest,
-    RegisterBrokerRequest,
-)
+from oncelog.actors.protocol.cluster.elections import elect
 from oncelog.actors.protocol.messages.cluster import (
     AlterIsrReply,
-    AlterIsrRequest,
     BecomeLeaderReply,
 )
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
@@ -32,7 +24,6 @@ from oncelog.actors.protocol.partition.followers import IsrProposal, Push
 from oncelog.actors.protocol.partition.following import ReplicateVerdict
 from oncelog.actors.protocol.partition.replication import (
     LeaderReplication,
-    PartitionAssignment,
     ReplicationSettings,
 )
 from oncelog.storage.errors import ErrorCode
@@ -59,7 +50,7 @@ class BrokenPromiseError(AssertionError):
     """Something that replication promises did not hold."""
 
 
-class Controller(ClusterWorld):
+class Controller(OnePartition):
     """The controller's machine and rules, for a topic of one partition on brokers 1 to 3 of 4."""
 
     def __init__(self, broker_count: int, minimum: int) -> None:
@@ -70,14 +61,6 @@ class Controller(ClusterWorld):
         self.start_replica(1, PARTITION)
         proposal = IsrProposal(partition_version=self.partition.version, isr=(1, 2, 3))
         self.alter_isr(1, self.leader_epoch, proposal)
-
-    @property
-    def topic(self) -> TopicState:
-        return self.machine.topics[PARTITION.topic]
-
-    @property
-    def partition(self) -> PartitionState:
-        return self.topic.partitions[0]
 
     @property
     def isr(self) -> tuple[int, ...]:
@@ -91,71 +74,18 @@ class Controller(ClusterWorld):
     def leader_epoch(self) -> int:
         return self.partition.leader_epoch
 
-    def is_fenced(self, broker_id: int) -> bool:
-        return self.machine.broker_states[broker_id].is_fenced
-
-    def assignment(self) -> PartitionAssignment:
-        return PartitionAssignment(
-            leader_epoch=self.leader_epoch,
-            partition_version=self.partition.version,
-            replicas=self.partition.replicas,
-            isr=self.isr,
-        )
-
-    def alter_isr(self, broker_id: int, leader_epoch: int, proposal: IsrProposal) -> AlterIsrReply:
-        request = AlterIsrRequest(
-            topic_partition=PARTITION,
-            topic_id=TOPIC_ID,
-            broker_id=broker_id,
-            leader_epoch=leader_epoch,
-            partition_version=proposal.partition_version,
-            isr=proposal.isr,
-        )
-        machine = self.machine
-        reply = self.run(decide_alter_isr(machine.topics, machine.broker_states, request))
-        self.apply(complete(self.topic, 0, machine.broker_states))
-        return reply
-
     def elect(self, leader: int) -> None:
         """Another leader for no reason, as balancing and draining choose one."""
         isr = self.isr if leader in self.isr else (leader,)
         self.apply([elect(self.topic, 0, leader, isr)])
 
     def fence(self, broker_id: int) -> None:
-        machine = self.machine
         if not self.is_fenced(broker_id):
-            self.apply(fence(machine.topics, machine.broker_states, broker_id))
-
-    def start(self, broker_id: int) -> None:
-        """The broker registers, as it does when it starts."""
-        request = RegisterBrokerRequest(
-            broker_id=broker_id,
-            directory_id=f"directory {broker_id}",
-            data_dir=f"/d{broker_id}",
-            cluster_id=CLUSTER_ID,
-        )
-        machine = self.machine
-        self.run(decide_register(machine.topics, machine.broker_states, request, CLUSTER_ID))
+            super().fence(broker_id)
 
     def ask(self, broker_id: int) -> BecomeLeaderReply:
         """A replica that has started asks for its role."""
         return self.start_replica(broker_id, PARTITION)
-
-    def beat(self, broker_id: int) -> None:
-        machine = self.machine
-        epoch = machine.broker_states[broker_id].broker_epoch
-        request = BrokerHeartbeatRequest(broker_id=broker_id, broker_epoch=epoch)
-        self.run(decide_heartbeat(machine.topics, machine.broker_states, request))
-
-    def reassign(self, replicas: tuple[int, ...]) -> None:
-        """Begin, or cancel, a move of the partition."""
-        machine = self.machine
-        request = ReassignPartitionRequest(topic_partition=PARTITION, replicas=replicas)
-        self.run(decide_reassign(machine.topics, machine.broker_states, request))
-
-    def move_on(self) -> None:
-        """What the controller looks for at times: a move may be complete since it began."""
-        self.apply(complete(self.topic, 0, self.machine.broker_states))
 
 
 @dataclass
@@ -249,7 +179,7 @@ class World:
         """A broker that was down starts, or one that was thought dead is heard again."""
         if not replica.is_up:
             replica.is_up = True
-            self.controller.start(replica.broker_id)
+            self.controller.register_again(replica.broker_id)
         self.controller.beat(replica.broker_id)
 
     def ask(self, replica: Replica) -> None:
