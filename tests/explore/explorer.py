@@ -57,6 +57,10 @@ class World:
         self._keys.pop(name, None)
         return self._parts[name]
 
+    def owns(self, name: Hashable) -> bool:
+        """Whether the part has been changed in this world."""
+        return name in self._owned
+
     def put(self, name: Hashable, part: Any) -> None:
         """Another part under this name, which this world owns."""
         self._parts[name] = part

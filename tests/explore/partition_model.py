@@ -327,7 +327,7 @@ class PartitionModel:
 
     def check(self, world: World) -> None:
         for n in (1, 2, 3):
-            if n in world._owned:
+            if world.owns(n):
                 self._check_committed(world, world.see(n))
         committed, partition = world.facts.committed, world.see(CONTROLLER).partition
         for n in (*partition.isr, *partition.elr):

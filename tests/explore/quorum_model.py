@@ -198,7 +198,7 @@ class QuorumModel:
 
     def check(self, world: World) -> None:
         for n in VOTERS:
-            if n in world._owned:
+            if world.owns(n):
                 self._check_committed(world, world.see(n))
 
     def _check_committed(self, world: World, voter: Voter) -> None:

@@ -181,7 +181,7 @@ class CrashDisk:
         self._page_bytes = page_bytes
         self._root = Directory()
         self._locked: set[Path] = set()
-        self._faults: list[Fault] = []
+        self.faults: list[Fault] = []
         self._fault_at: tuple[int, Fault] | None = None
         self._bad_sectors: list[tuple[Path, int, int]] = []
         self.failed_directories: set[Path] = set()
@@ -215,7 +215,7 @@ class CrashDisk:
         """Plan a ``Fault``; ``call`` is the name of an operation, or ``read``, or ``open`` for
         whatever takes a descriptor."""
         fault = Fault(call, suffix, number, times, written)
-        self._faults.append(fault)
+        self.faults.append(fault)
         return fault
 
     def fail_at(self, operation: int, number: int = errno.EIO, *, written: float = 0.0) -> None:
@@ -224,7 +224,7 @@ class CrashDisk:
 
     def heal(self) -> None:
         """Forget all planned faults."""
-        self._faults.clear()
+        self.faults.clear()
         self._fault_at = None
 
     def after_kill(self) -> CrashDisk:
@@ -255,7 +255,7 @@ class CrashDisk:
 
     def flip_bit(self, path: Path, position: int, bit: int) -> None:
         """The medium changed one bit of a file, which nobody noticed."""
-        file = self._file(path)
+        file = self.file(path)
         for content in (file.content, file.durable):
             if position < len(content):
                 content[position] ^= 1 << bit
@@ -377,7 +377,7 @@ class CrashDisk:
     def file_size(self, path: Path) -> int:
         """Bytes in the file."""
         self.check_alive()
-        return len(self._file(path).content)
+        return len(self.file(path).content)
 
     def exists(self, path: Path) -> bool:
         """Whether a file or directory is there."""
@@ -420,7 +420,7 @@ class CrashDisk:
     def read_whole(self, path: Path) -> bytes:
         """All bytes of a file; FileNotFoundError if it is missing."""
         self.check_alive()
-        content = bytes(self._file(path).content)
+        content = bytes(self.file(path).content)
         self.take_descriptor(path)
         self.refuse_read(path, 0, len(content))
         return content
@@ -477,7 +477,7 @@ class CrashDisk:
             raise FileNotFoundError(errno.ENOENT, "no such directory", str(path))
         return node
 
-    def _file(self, path: Path) -> File:
+    def file(self, path: Path) -> File:
         node = self._find(path)
         if not isinstance(node, File):
             raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
@@ -486,7 +486,7 @@ class CrashDisk:
     def _planned(self, call: str, path: Path) -> Fault | None:
         if self._fault_at is not None and self._fault_at[0] == len(self.history):
             return self._fault_at[1]
-        for fault in self._faults:
+        for fault in self.faults:
             if fault.call == call and path.name.endswith(fault.suffix) and fault.times != 0:
                 if fault.times is not None:
                     fault.times -= 1

@@ -126,7 +126,7 @@ class Life:
             },
         )
         self.replica.history = history
-        self._sequences: dict[int, int] = {}
+        self.sequences: dict[int, int] = {}
 
     async def expected_log(self) -> ExpectedLog:
         """What the controller knows: the log was led as soon as anything was promised."""
@@ -163,7 +163,7 @@ class Life:
         timestamp_ms: int = NOW_MS,
     ) -> Any:
         self._check_leading()
-        sequence = self._sequences.get(pid, 0)
+        sequence = self.sequences.get(pid, 0)
         batch = encode_records(
             [(b"key", value, timestamp_ms, ()) for value in values],
             producer_id=pid,
@@ -171,14 +171,14 @@ class Life:
             base_sequence=sequence if pid >= 0 else -1,
             is_transactional=is_transactional,
         )
-        self._sequences[pid] = sequence + len(values)
+        self.sequences[pid] = sequence + len(values)
         return self.replica.write(batch, parse_header(batch), None, now_ms=NOW_MS)
 
     def marker(self, pid: int, *, committed: bool, epoch: int = 1) -> Any:
         marker = TxnMarker(
             producer_id=pid, producer_epoch=epoch, committed=committed, partitions=(TP,)
         )
-        self._sequences[pid] = 0
+        self.sequences[pid] = 0
         return self.replica.append_marker(marker, 7, NOW_MS)
 
     def _check_leading(self) -> None:

@@ -25,7 +25,7 @@ class Follower:
         self.replica = replica_of(
             TP,
             DATA_DIR,
-            self._told,
+            self.told,
             environment={"filesystem": disk, "background": InlineBackground()},
             broker_id=2,
         )
@@ -33,7 +33,7 @@ class Follower:
         self._follows = asyncio.Event()
         self.replica.on_following = self._follows.set
 
-    async def _told(self, last_epoch: int) -> BecomeLeaderReply:
+    async def told(self, last_epoch: int) -> BecomeLeaderReply:
         return BecomeLeaderReply(
             leader_epoch=max(last_epoch, 0),
             topic_id=TOPIC_ID,

@@ -28,7 +28,7 @@ def play(life: Life, random: Random, count: int) -> None:
         if pid != 9 and random.random() < 0.35:
             life.marker(pid, committed=random.random() < 0.5, epoch=epoch + 1)
         else:
-            life._sequences[pid] = 0 if entry is None else entry.last_sequence + 1
+            life.sequences[pid] = 0 if entry is None else entry.last_sequence + 1
             outcome = life.data(
                 pid,
                 *(b"v" * random.randint(1, 300) for _ in range(random.randint(1, 4))),

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
+from transactional_logs import UnsyncedFileSystem
 
-from oncelog.storage.disk.file_system import RealFileHandle, RealFileSystem
 from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.records.batch import iterate_batches, parse_header, seal
 from oncelog.storage.records.compression import Codec
@@ -26,26 +26,6 @@ STEPS = st.lists(
 SETTINGS = st.builds(
     LogSettings, segment_bytes=st.integers(100, 2_000), index_interval_bytes=st.integers(0, 600)
 )
-
-
-class UnsyncedHandle(RealFileHandle):
-    """No power fails in these tests, so nothing waits for the disk."""
-
-    def datasync(self) -> None:
-        return
-
-    def duplicate(self) -> UnsyncedHandle:
-        copy = super().duplicate()
-        return UnsyncedHandle(copy._descriptor, copy.size)
-
-
-class UnsyncedFileSystem(RealFileSystem):
-    def open(self, path: Path, *, create: bool) -> UnsyncedHandle:
-        handle = super().open(path, create=create)
-        return UnsyncedHandle(handle._descriptor, handle.size)
-
-    def sync_directory(self, path: Path) -> None:
-        return
 
 
 class Model:

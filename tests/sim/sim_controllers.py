@@ -39,12 +39,12 @@ class Controllers:
 
     def is_controller_gone(self) -> bool:
         """Whether nobody has the name, or who has it waits for a node that is dead."""
-        config = self._configs.get(CONTROLLER_ACTOR)
+        config = self.configs.get(CONTROLLER_ACTOR)
         return config is None or config.broker_id in self.dead_nodes
 
     def start_controller(self, number: int) -> None:
         """Ray starts it on another node."""
-        self._configs.pop(CONTROLLER_ACTOR, None)
+        self.configs.pop(CONTROLLER_ACTOR, None)
         self.start_actor(CONTROLLER_ACTOR, self._controller_config(number))
 
     def forget_controller(self) -> ActorProcess | None:
@@ -58,7 +58,7 @@ class Controllers:
         self.count("forget_controller")
         self.tell(CONTROLLER_ACTOR, "* becomes a zombie, and its name is free")
         self._zombies.append(process)
-        del self._processes[CONTROLLER_ACTOR], self._configs[CONTROLLER_ACTOR]
+        del self.processes[CONTROLLER_ACTOR], self.configs[CONTROLLER_ACTOR]
         return process
 
     def has_three_voters(self) -> bool:
@@ -87,7 +87,7 @@ class Controllers:
 
     def resign(self, process: Process) -> NoReturn:
         """A controller ends its own actor for good."""
-        if self._processes.get(CONTROLLER_ACTOR) is process:
+        if self.processes.get(CONTROLLER_ACTOR) is process:
             self.end_actor(CONTROLLER_ACTOR)
         else:
             self.end_process(process, "resigns")
@@ -118,7 +118,7 @@ class SimPlace:
         """See ``ControllerPlace``."""
         if self._world.is_misled:
             return self._random.choice((True, False, None))
-        config = self._world._configs.get(CONTROLLER_ACTOR)
+        config = self._world.configs.get(CONTROLLER_ACTOR)
         return config is not None and config.broker_id == self._broker_id
 
     async def start(self) -> None:

@@ -33,7 +33,7 @@ class Faults:
 
     def kill(self, name: str) -> bool:
         """kill -9 of an actor or a client; its files stay as they are. False if it is dead."""
-        process = self._processes.get(name)
+        process = self.processes.get(name)
         if process is None:
             return False
         self.count("kill")
@@ -46,7 +46,7 @@ class Faults:
 
     def pause(self, name: str) -> None:
         """SIGSTOP: what it should do waits; calls to it are held, its locks and files too."""
-        process = self._processes.get(name)
+        process = self.processes.get(name)
         if process is not None and not process.is_paused:
             self.count("pause")
             self.tell(name, "* paused")
@@ -71,7 +71,7 @@ class Faults:
         self.count("replace")
         self.tell(name, "* becomes a zombie")
         self._zombies.append(process)
-        del self._processes[name]
+        del self.processes[name]
         self._restart_later(name)
         if life_s is not None:
             self.loop.call_later(
@@ -93,7 +93,7 @@ class Faults:
             self.end_process(process, "zombie killed")
 
     def _lives_of(self, name: str) -> Iterator[Process]:
-        for process in [*self._zombies, *self._processes.values()]:
+        for process in [*self._zombies, *self.processes.values()]:
             if process.name == name:
                 yield process
 
@@ -182,12 +182,12 @@ class Faults:
         """
         if name == CONTROLLER_ACTOR and len(self.node_numbers()) > 1:
             return
-        if name in self.away_disks or not isinstance(self._configs.get(name), ReplicaConfig):
+        if name in self.away_disks or not isinstance(self.configs.get(name), ReplicaConfig):
             return
         self.count("move")
         self.tell(name, "* moved to an empty disk")
         self.away_disks[name] = self.disks[self.disk_name(name)]
-        self._put_disk(name, empty_disk(self._configs[name] if is_of_cluster else None))
+        self._put_disk(name, empty_disk(self.configs[name] if is_of_cluster else None))
 
     def move_back(self, name: str) -> None:
         """The actor has its own disk again.
@@ -197,10 +197,10 @@ class Faults:
         """
         disk = self.away_disks.pop(name, None)
         strange = self.disks[self.disk_name(name)].next_life()
-        if disk is not None and not has_log(strange, self._configs[name].directory):
+        if disk is not None and not has_log(strange, self.configs[name].directory):
             _mend(disk)
             self._put_disk(name, disk)
-            config = self._configs[name]
+            config = self.configs[name]
             self.copy_identity(config.data_dir, config.broker_id, self.disk_name(name))
 
     def _put_disk(self, name: str, disk: SimDisk) -> None:
@@ -211,7 +211,7 @@ class Faults:
     def _processes_with(self, disk_name: str) -> list[ActorProcess]:
         return [
             process
-            for process in [*self._zombies, *self._processes.values()]
+            for process in [*self._zombies, *self.processes.values()]
             if isinstance(process, ActorProcess) and process.disk_name == disk_name
         ]
 
@@ -240,7 +240,7 @@ class Faults:
         for disk in self.disks.values():
             # That of a dead actor too: its next life has what the disk is like.
             _mend(disk)
-        for process in list(self._processes.values()):
+        for process in list(self.processes.values()):
             self.resume(process.name)
             if isinstance(process, ActorProcess):
                 _mend(process.disk)
@@ -258,13 +258,24 @@ class Faults:
         """
         self.heal()
         self.tell("world", "* quiesce")
-        self.run(self._until(self.is_serving), limit_s=SERVING_LIMIT_S)
-        self.run(self._until(self._is_at_peace), limit_s=limit_s)
+        self.run(self.until(self.is_serving), limit_s=SERVING_LIMIT_S)
+        self.run(self.until(self._is_at_peace), limit_s=limit_s)
+
+    def run_until(
+        self, is_reached: Callable[[], object], *, limit_s: float = 120.0, look_s: float = 1.0
+    ) -> None:
+        """Let the world go on until that is so, and do nothing else."""
+        end_s = self.now_s + limit_s
+        while not is_reached():
+            if self.now_s >= end_s:
+                raise self._failed(f"it did not come to what is waited for within {limit_s} s")
+            self.run_for(look_s)
 
     def _is_at_peace(self) -> bool:
         return self.is_serving() and self.is_quiet() and self.is_copied()
 
-    async def _until(self, is_reached: Callable[[], bool]) -> None:
+    async def until(self, is_reached: Callable[[], bool]) -> None:
+        """Until that is so, while an operator does what is called for; for ``run``."""
         while not is_reached():
             self.media.attend()
             await asyncio.sleep(0.1)

@@ -68,7 +68,7 @@ class SimLauncher:
     async def find(self, actors: Collection[str]) -> list[FoundActor]:
         """See ``Launcher.find``; an actor is the same as long as its config is."""
         await self._pass_time()
-        configs = self._world._configs
+        configs = self._world.configs
         return [FoundActor(name, configs[name]) for name in actors if name in configs]
 
     async def end(self, actors: Sequence[FoundActor]) -> None:
@@ -78,7 +78,7 @@ class SimLauncher:
             self._world.driver.soon(self._end, found)
 
     def _end(self, found: FoundActor) -> None:
-        if self._world._configs.get(found.name) is found.handle:
+        if self._world.configs.get(found.name) is found.handle:
             self._world.end_actor(found.name)
 
     async def running(self) -> list[str]:

@@ -176,7 +176,7 @@ def progress_s(
     if before is not None:
         world.run(before.reading, limit_s=left_s())
         clients.append(before.member)
-    world.run(world._until(lambda: are_led(world)), limit_s=left_s())
+    world.run(world.until(lambda: are_led(world)), limit_s=left_s())
     for client in clients:
         world.end_process(client, "has seen progress")
     return world.now_s - begin_s

@@ -102,7 +102,7 @@ class Media:
         known = {harmed.actor for harmed in self._records}
         names = [
             name
-            for name, config in sorted(world._configs.items())
+            for name, config in sorted(world.configs.items())
             if name.startswith("partition:")
             and not config.topic.startswith(COMPACTED_PREFIX)
             and name not in known
@@ -117,7 +117,7 @@ class Media:
 
     def damaged_records(self) -> list[TopicPartition]:
         """Partitions with records that nobody has put back."""
-        configs = self._world._configs
+        configs = self._world.configs
         return [
             TopicPartition(configs[harmed.actor].topic, configs[harmed.actor].partition)
             for harmed in self._records
@@ -175,7 +175,7 @@ class Media:
 
     def _directory(self, actor: str, disk: SimDisk, random: Random) -> Path:
         """Of a host, that of one of its logs."""
-        config = self._world._configs[actor]
+        config = self._world.configs[actor]
         if isinstance(config, ReplicaConfig):
             return config.directory
         data_dir = own_directory(config.data_dir)

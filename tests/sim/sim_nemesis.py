@@ -239,7 +239,7 @@ class Nemesis:
     def _client(self) -> str | None:
         clients = [
             process.name
-            for process in self._world._processes.values()
+            for process in self._world.processes.values()
             if isinstance(process, Client)
         ]
         return self._random.choice(sorted(clients)) if clients else None
@@ -259,7 +259,7 @@ class Nemesis:
 
         Mostly their coordinator dies too, as it has told them who they are.
         """
-        clients = sorted(self._world._processes)
+        clients = sorted(self._world.processes)
         groups = [[name for name in clients if name.startswith(role)] for role in GROUP_ROLES]
         if not any(groups):
             return
@@ -414,7 +414,7 @@ class Nemesis:
         self._world.network.partition(*patterns)
         self._world.count("isolate")
         self._world.tell(name, f"* isolated: {patterns}")
-        self._later(5.0, self._world.network._rules.clear)
+        self._later(5.0, self._world.network.forget_rules)
 
     def _move(self) -> None:
         """An actor comes back on an empty disk; some time later it has its own again.

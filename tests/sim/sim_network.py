@@ -198,6 +198,10 @@ class Network:
         """``faults`` for these calls only; the newest rule that fits wins."""
         self._rules.insert(0, (Match(method=method, caller=caller, callee=callee), faults))
 
+    def forget_rules(self) -> None:
+        """What ``set_faults`` made holds no more."""
+        self._rules.clear()
+
     def partition(self, caller: str, callee: str) -> None:
         """No call from ``caller`` arrives at ``callee`` (patterns); ``heal`` mends it."""
         self.set_faults(NetworkFaults(drop_request=1.0), caller=caller, callee=callee)
@@ -206,7 +210,7 @@ class Network:
         """No faults, rules or cuts, all gates open; what was delayed stays delayed."""
         self.faults = NetworkFaults()
         self.cuts.clear()
-        self._rules.clear()
+        self.forget_rules()
         for gate in self._gates:
             gate.release_all()
         self._gates.clear()

@@ -52,7 +52,7 @@ class Nodes:
 
     def processes_on(self, number: int) -> list[Process]:
         """What lives on a node, zombies and clients included."""
-        processes = [*self._zombies, *self._processes.values()]
+        processes = [*self._zombies, *self.processes.values()]
         return [process for process in processes if process.node == number]
 
     def can_start_on(self, number: int) -> bool:

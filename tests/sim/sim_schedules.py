@@ -303,7 +303,7 @@ class Play:
 
     def until_serving(self) -> None:
         """Go on until every actor serves."""
-        self.world.run(self.world._until_serving(), limit_s=STEP_LIMIT_S)
+        self.world.run(self.world.until_world_serves(), limit_s=STEP_LIMIT_S)
 
     # --- what is seen -------------------------------------------------------------------------
 
@@ -326,7 +326,7 @@ class Play:
 
     def check(self) -> None:
         """Heal, read everything, and let every checker speak."""
-        for process in list(self.world._processes.values()):
+        for process in list(self.world.processes.values()):
             if not hasattr(process, "server"):
                 self.world.end_process(process, "leaves")
         self.world.quiesce()

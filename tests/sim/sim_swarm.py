@@ -247,7 +247,7 @@ def run_scenario(scenario: Scenario, history_path: Path | None = None) -> Result
                 world.quiesce(limit_s=QUIET_LIMIT_S)
                 result.violations += unequal_logs(world)
                 result.violations += stale_settings(world)
-                copied = world._until(lambda: is_metadata_copied(world))
+                copied = world.until(lambda: is_metadata_copied(world))
                 world.run(copied, limit_s=VOTERS_LIMIT_S)
                 result.violations += unequal_metadata(world)
                 result.violations += check_history(stage.history)
@@ -321,7 +321,7 @@ def _play(stage: Stage, faults: FaultPlan) -> None:
     world.driver.spawn(nemesis.rage())
     world.run_for(stage.plan.duration_s)
     cast.leave()
-    for process in list(world._processes.values()):
+    for process in list(world.processes.values()):
         if isinstance(process, Client):
             world.end_process(process, "leaves")
     world.quiesce(limit_s=QUIET_LIMIT_S)
@@ -341,7 +341,7 @@ def _go_on_without_a_node(stage: Stage, fault: str, random: Random) -> None:
     partitions = topic_for_progress(world, "lasting")
     world.quiesce(limit_s=QUIET_LIMIT_S)
     # One that has lost its disk gets a copy and a vote again: else a majority may not be left.
-    world.run(world._until(world.has_three_voters), limit_s=VOTERS_LIMIT_S)
+    world.run(world.until(world.has_three_voters), limit_s=VOTERS_LIMIT_S)
     before = Before(world, partitions, "after")
     LASTING_FAULTS[fault](world, random.choice(world.node_numbers()))
     progress_s(world, partitions, "after", before)
@@ -394,7 +394,7 @@ def _read_everything(stage: Stage) -> None:
     client = world.client("last-reader")
     world.run(client.spawn(_drain(stage, client)), limit_s=QUIET_LIMIT_S)
     # Preferred leaders are elected meanwhile; a new one does not know at once what is committed.
-    world.run(world._until(world.is_copied), limit_s=QUIET_LIMIT_S)
+    world.run(world.until(world.is_copied), limit_s=QUIET_LIMIT_S)
     _note_ends(stage)
     _count_removals(stage)
 

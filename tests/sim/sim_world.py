@@ -123,10 +123,10 @@ class World(Faults, Nodes, Controllers, Readiness):
         self.away_disks: dict[str, SimDisk] = {}
         self._message_trace = 0
         self._counts: Counter[str] = Counter()
-        self._processes: dict[str, Process] = {}
+        self.processes: dict[str, Process] = {}
         self._zombies: list[Process] = []
         self._incarnations: Counter[str] = Counter()
-        self._configs: dict[str, ActorConfig] = {}
+        self.configs: dict[str, ActorConfig] = {}
         self._disk_stops: dict[str, tuple[int, float | None]] = {}
         self._clock_lead_ms = 0
         self._kill_at_event: tuple[int, str] | None = None
@@ -160,9 +160,9 @@ class World(Faults, Nodes, Controllers, Readiness):
             # A controller that begins again may need their votes before it starts anything.
             if broker_actor(number) in self.disks:
                 self.start_actor(broker_actor(number), broker_config(config, number))
-        self.run(self._until_serving(), limit_s=BOOT_LIMIT_S)
+        self.run(self.until_world_serves(), limit_s=BOOT_LIMIT_S)
 
-    async def _until_serving(self) -> None:
+    async def until_world_serves(self) -> None:
         while not self.is_serving():
             await asyncio.sleep(0.01)
 
@@ -222,12 +222,12 @@ class World(Faults, Nodes, Controllers, Readiness):
 
     def actor(self, name: str) -> ActorProcess | None:
         """The living process that has the name of an actor now."""
-        process = self._processes.get(name)
+        process = self.processes.get(name)
         return process if isinstance(process, ActorProcess) else None
 
     def actors(self) -> list[ActorProcess]:
         """Every living actor, zombies left out."""
-        return [found for found in self._processes.values() if isinstance(found, ActorProcess)]
+        return [found for found in self.processes.values() if isinstance(found, ActorProcess)]
 
     def server(self, name: str) -> Any:
         """What runs in an actor, or for a replica in its host; ``None`` while it is dead."""
@@ -246,28 +246,28 @@ class World(Faults, Nodes, Controllers, Readiness):
 
     def actor_names(self) -> list[str]:
         """Every actor that there is, dead ones that are to be restarted included."""
-        return list(self._configs)
+        return list(self.configs)
 
     def lived_actors(self) -> list[str]:
         """Those of them that have started at least once, and so have a disk."""
-        return [name for name in self._configs if self._incarnations[name]]
+        return [name for name in self.configs if self._incarnations[name]]
 
     def start_actor(self, name: str, config: ActorConfig) -> None:
         """Start an actor; does nothing if it runs or is about to be restarted."""
-        if name not in self._configs:
-            self._configs[name] = config
+        if name not in self.configs:
+            self.configs[name] = config
             if name == CONTROLLER_ACTOR:
                 self.controller_node = config.broker_id
             self._start_life(name)
 
     def end_actor(self, name: str) -> None:
         """Kill an actor for good."""
-        if self._configs.pop(name, None) is not None and (process := self._processes.get(name)):
+        if self.configs.pop(name, None) is not None and (process := self.processes.get(name)):
             self.end_process(process, "ended for good")
 
     def _start_life(self, name: str) -> None:
-        config = self._configs.get(name)
-        if config is None or name in self._processes:
+        config = self.configs.get(name)
+        if config is None or name in self.processes:
             return
         if not self.can_start_on(config.broker_id):
             return
@@ -283,7 +283,7 @@ class World(Faults, Nodes, Controllers, Readiness):
             self, name, self._incarnations[name], self._split_random(), disk, config.broker_id
         )
         process.disk_name = disk_name
-        self._processes[name] = process
+        self.processes[name] = process
         self.tell(name, f"* starts, incarnation {process.incarnation}")
         process.context.run(self._build, process, config)
 
@@ -329,12 +329,12 @@ class World(Faults, Nodes, Controllers, Readiness):
         process.calls.clear()
         if process in self._zombies:
             self._zombies.remove(process)
-        elif self._processes.get(process.name) is process:
-            del self._processes[process.name]
+        elif self.processes.get(process.name) is process:
+            del self.processes[process.name]
             self._restart_later(process.name)
 
     def _restart_later(self, name: str) -> None:
-        if name in self._configs:
+        if name in self.configs:
             delay_s = self.random.uniform(*self.settings.restart_ms) / 1_000
             self.loop.call_later(delay_s, self._start_life, name, context=self.driver.context)
 
@@ -342,19 +342,19 @@ class World(Faults, Nodes, Controllers, Readiness):
 
     def client(self, name: str, *, node: int = ELSEWHERE) -> Client:
         """A new process of a program; a name may be used again once its last process is dead."""
-        if name in self._processes:
+        if name in self.processes:
             raise AssertionError(f"{name} runs already")
         if not self.can_start_on(node):
             raise AssertionError(f"node {node} is dead or stopped")
         self.client_nodes[name] = node
         self._incarnations[name] += 1
         client = Client(self, name, self._incarnations[name], self._split_random(), node)
-        self._processes[name] = client
+        self.processes[name] = client
         return client
 
     def lives(self, number: int) -> bool:
         """Whether the process of that number lives, zombies included."""
-        processes = [*self._zombies, *self._processes.values()]
+        processes = [*self._zombies, *self.processes.values()]
         return any(process.number == number for process in processes)
 
     # --- telling ------------------------------------------------------------------------------

@@ -51,10 +51,7 @@ def world() -> Iterator[World]:
 
 def until(world: World, is_reached: Callable[[], bool]) -> None:
     """Let the world go on until something is so."""
-    limit_s = world.now_s + PATIENCE_S
-    while not is_reached():
-        assert world.now_s < limit_s
-        world.run_for(0.1)
+    world.run_until(is_reached, limit_s=PATIENCE_S, look_s=0.1)
 
 
 def until_taken_over(world: World, before: int) -> None:

@@ -134,7 +134,7 @@ class Run:
         """What is left is copied by a member that does all as it should."""
         client = self.world.client("last-copier")
         self.world.run(client.spawn(copies_what_is_left(client)), limit_s=DRAIN_LIMIT_S)
-        for process in list(self.world._processes.values()):
+        for process in list(self.world.processes.values()):
             if isinstance(process, Client):
                 self.world.end_process(process, "leaves")
         self.world.quiesce()

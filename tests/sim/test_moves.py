@@ -19,7 +19,6 @@ BROKERS: dict[str, Any] = {
 }
 OWN = WorldSettings(cluster=ClusterConfig(replicas_per_actor=1), **BROKERS)
 SHARED = WorldSettings(cluster=ClusterConfig(replicas_per_actor=9), **BROKERS)
-WAIT_S = 120
 TP = TopicPartition("a", 0)
 
 
@@ -83,14 +82,6 @@ def held(world: World, tp: TopicPartition = TP) -> set[int]:
     }
 
 
-def wait(world: World, is_true: Any) -> None:
-    for _ in range(WAIT_S):
-        if is_true():
-            return
-        world.run_for(1)
-    pytest.fail(f"it did not come to that: {partition(world)}, held on {held(world)}")
-
-
 def has_moved(world: World, *replicas: int) -> bool:
     state = partition(world)
     is_there = state.replicas == replicas and set(state.isr) == set(replicas)
@@ -103,7 +94,7 @@ def test_a_partition_moves_to_brokers_that_had_none_of_it(world: World) -> None:
     write(world, "a", "b")
     admin(world, "reassign_partition", "a", 0, list(new))
     write(world, "c")
-    wait(world, lambda: has_moved(world, *new))
+    world.run_until(lambda: has_moved(world, *new))
     write(world, "d")
     assert read(world) == ["a", "b", "c", "d"]
 
@@ -113,10 +104,10 @@ def test_a_partition_that_comes_back_copies_what_it_has_missed(world: World) -> 
     new = tuple(n for n in (1, 2, 3, 4) if n not in old)
     write(world, "a")
     admin(world, "reassign_partition", "a", 0, list(new))
-    wait(world, lambda: has_moved(world, *new))
+    world.run_until(lambda: has_moved(world, *new))
     write(world, "b")
     admin(world, "reassign_partition", "a", 0, list(old))
-    wait(world, lambda: has_moved(world, *old))
+    world.run_until(lambda: has_moved(world, *old))
     assert read(world) == ["a", "b"]
 
 
@@ -130,7 +121,7 @@ def test_a_move_goes_on_when_the_controller_and_a_new_replica_die(world: World) 
     world.kill("controller")
     world.run_for(20)
     world.start_node(max(new))
-    wait(world, lambda: has_moved(world, *new))
+    world.run_until(lambda: has_moved(world, *new))
     assert read(world) == ["a"]
 
 
@@ -143,12 +134,12 @@ def test_a_replica_on_a_dead_broker_moves_and_its_files_go_when_that_is_back(
     new = next(n for n in (2, 3, 4) if n not in (leader, gone))
     write(world, "a")
     world.kill_node(gone)
-    wait(world, lambda: gone not in partition(world).isr)
+    world.run_until(lambda: gone not in partition(world).isr)
     admin(world, "reassign_partition", "a", 0, [leader, new])
-    wait(world, lambda: has_moved(world, leader, new))
+    world.run_until(lambda: has_moved(world, leader, new))
     world.start_node(gone)
     leaving = world.server("controller")._moves.leaving
-    wait(world, lambda: not len(leaving))
+    world.run_until(lambda: not len(leaving))
     assert has_moved(world, leader, new)
     assert read(world) == ["a"]
 
@@ -161,7 +152,7 @@ def test_a_broker_is_drained_of_everything_and_coordinators_serve_on(world: Worl
         return sum(one.broker_id == broker_id for one in machine.placements())
 
     admin(world, "drain_broker", 2)
-    wait(world, lambda: not on(2))
+    world.run_until(lambda: not on(2))
     write(world, "b")
     assert read(world) == ["a", "b"]
     admin(world, "resume_broker", 2)
@@ -176,15 +167,17 @@ def test_a_preferred_leader_that_is_back_leads_again() -> None:
         tp = next(tp for n in (0, 1) if partition(world, tp := TopicPartition("a", n)).leader != 1)
         preferred = partition(world, tp).replicas[0]
         world.kill_node(preferred)
-        wait(world, lambda: partition(world, tp).leader not in (-1, preferred))
+        world.run_until(lambda: partition(world, tp).leader not in (-1, preferred))
         world.start_node(preferred)
-        wait(world, lambda: partition(world, tp).leader == preferred)
+        world.run_until(lambda: partition(world, tp).leader == preferred)
         assert partition(world, tp).leader_epoch >= 2
 
 
 def test_internal_topics_have_three_replicas_in_the_end(world: World) -> None:
     tp = TopicPartition(CONSUMER_OFFSETS_TOPIC, 1)
-    wait(world, lambda: len(partition(world, tp).isr) == 3 and not partition(world, tp).is_moving)
+    world.run_until(
+        lambda: len(partition(world, tp).isr) == 3 and not partition(world, tp).is_moving
+    )
     assert partition(world, tp).replicas[0] == 2
     write(world, "a")
     world.kill_node(2)
@@ -208,13 +201,15 @@ def test_one_of_three_brokers_is_drained_and_used_again() -> None:
                 for one in topic.partitions
             )
 
-        wait(world, lambda: have(1, 2, 3))
+        world.run_until(lambda: have(1, 2, 3))
         write(world, "a")
         admin(world, "drain_broker", 3)
-        wait(world, lambda: have(1, 2) and not any(n.broker_id == 3 for n in machine.placements()))
+        world.run_until(
+            lambda: have(1, 2) and not any(n.broker_id == 3 for n in machine.placements())
+        )
         write(world, "b")
         admin(world, "resume_broker", 3)
-        wait(world, lambda: have(1, 2, 3) and len(machine.voters) == 3)
+        world.run_until(lambda: have(1, 2, 3) and len(machine.voters) == 3)
         world.kill_node(2)
         write(world, "c")
         assert read(world) == ["a", "b", "c"]
@@ -226,7 +221,7 @@ def test_a_replica_that_is_down_is_not_proposed_to_be_in_sync(world: World) -> N
     leader, follower = partition(world).replicas
     assert leader == partition(world).leader
     world.kill_node(follower)
-    wait(world, lambda: follower not in partition(world).isr)
+    world.run_until(lambda: follower not in partition(world).isr)
     world.run_for(5)
     version = partition(world).version
     world.run_for(30)

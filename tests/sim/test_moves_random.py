@@ -17,7 +17,6 @@ OTHERS = (2, 3, 4)
 """The brokers without the controller."""
 
 STEPS = 25
-WAIT_S = 120
 DEEDS = ("reassign",) * 4 + ("cancel", "drain", "resume", "kill_node", "start_nodes")
 MORE_DEEDS = ("kill_controller", "kill_actor", "write", "write", "wait")
 
@@ -111,18 +110,11 @@ class Walk:
         for broker_id in OTHERS:
             self.admin("resume_broker", broker_id)
         self.world.quiesce()
-        self.until(lambda: not self.partition.is_moving)
-        self.until(lambda: set(self.partition.isr) == set(self.partition.replicas))
-        self.until(lambda: not len(self.world.server("controller")._moves.leaving))
-        self.until(lambda: set(self.logs()) == set(self.partition.replicas))
-        self.until(lambda: len(set(self.logs().values())) == 1)
-
-    def until(self, is_true: Any) -> None:
-        for _ in range(WAIT_S):
-            if is_true():
-                return
-            self.world.run_for(1)
-        pytest.fail(f"it did not come to that: {self.partition}, after {self.done}")
+        self.world.run_until(lambda: not self.partition.is_moving)
+        self.world.run_until(lambda: set(self.partition.isr) == set(self.partition.replicas))
+        self.world.run_until(lambda: not len(self.world.server("controller")._moves.leaving))
+        self.world.run_until(lambda: set(self.logs()) == set(self.partition.replicas))
+        self.world.run_until(lambda: len(set(self.logs().values())) == 1)
 
     @property
     def partition(self) -> Any:

@@ -24,7 +24,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
     settings = replicated(request.param, broker_session_timeout_ms=60_000)
     settings.topic_settings["a"]["flush"] = "os"  # type: ignore[index]
     with World(seed=3, topics={"a": 3}, settings=settings) as world:
-        world.run(world._until(world.has_three_voters), limit_s=30)
+        world.run(world.until(world.has_three_voters), limit_s=30)
         yield world
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deadlines import DEADLINE_S
+from deadlines import DEADLINE_S, until
 from replicas import FLIGHTS, leading, replica_of
 from server_world import KEY, World, stop
 
@@ -114,7 +114,7 @@ def test_a_partition_tells_what_open_transactions_hold_back(tmp_path: Path, capl
     async def scenario() -> None:
         world = World()
         server = world.server(PartitionServer, FLIGHTS, tmp_path)
-        await server._start_task
+        await until(server.is_serving)
         reply = await server.produce(request(world, is_transactional=True))
         assert reply.error is ErrorCode.NONE
         server.report_metrics()
@@ -155,7 +155,7 @@ def test_a_coordinator_tells_how_many_ids_are_active(tmp_path: Path) -> None:
         world = World()
         tp = TopicPartition(TRANSACTION_STATE_TOPIC, 0)
         server = world.server(TransactionCoordinatorServer, tp, tmp_path)
-        await server._start_task
+        await until(server.is_serving)
         for name in ("loader", "idle"):
             owner = await server.init_producer_id(InitProducerIdRequest(transactional_id=name))
         add = AddPartitionsToTxnRequest(
@@ -183,7 +183,7 @@ def test_what_is_written_and_read_is_added_up_and_reported_once(tmp_path: Path) 
     async def scenario() -> None:
         world = World()
         server = world.server(PartitionServer, FLIGHTS, tmp_path)
-        await server._start_task
+        await until(server.is_serving)
         for _ in range(2):
             produced = request(world, is_transactional=True)
             await server.produce(produced)  # The second is a duplicate, which is not appended.
@@ -216,7 +216,7 @@ def test_what_is_appended_and_not_synced_is_told(tmp_path: Path) -> None:
     async def scenario() -> None:
         world = World()
         server = world.server(PartitionServer, FLIGHTS, tmp_path)
-        await server._start_task
+        await until(server.is_serving)
         written = asyncio.ensure_future(server.produce(request(world, is_transactional=True)))
         await asyncio.sleep(0)
         server.report_metrics()
@@ -235,7 +235,7 @@ def test_a_gauge_that_rests_at_zero_is_told_above_it_and_once_when_it_is_back(
     async def scenario() -> None:
         world = World()
         server = world.server(PartitionServer, FLIGHTS, tmp_path)
-        await server._start_task
+        await until(server.is_serving)
         told = []
         for value in (0, 3, 3, 0, 0, 2):
             server.metrics.set(OPEN_TRANSACTION_COUNT, value)
@@ -254,7 +254,7 @@ def test_a_replica_that_is_offline_tells_that_and_nothing_of_its_log(tmp_path: P
     async def scenario() -> None:
         world = World()
         server = world.server(PartitionServer, FLIGHTS, tmp_path)
-        await server._start_task
+        await until(server.is_serving)
         server.replica.refuse("as a test")
         server.report_metrics()
         assert world.values["replica_offline"] == 1
@@ -268,7 +268,7 @@ def test_a_disk_that_refuses_is_told_as_long_as_it_does(tmp_path: Path) -> None:
     async def scenario() -> None:
         world = World()
         server = world.server(PartitionServer, FLIGHTS, tmp_path)
-        await server._start_task
+        await until(server.is_serving)
         server.report_metrics()
         assert "disk_refusing" not in world.values
         refused = OSError(errno.ENOSPC, "the disk is full")
@@ -292,7 +292,7 @@ def test_a_server_that_cannot_start_tells_that_its_replica_is_offline(
         server = world.server(PartitionServer, FLIGHTS, tmp_path)
         server.report_metrics()
         assert world.values["replica_offline"] == 0, "it is starting"
-        await server._start_task
+        await until(server.is_serving)
         if is_waiting:
             server.replica.waits_for = "room on the disk"
         else:
@@ -365,7 +365,7 @@ def test_a_report_that_fails_is_a_bug_of_the_process(tmp_path: Path) -> None:
 
         server = world.server(Server, FLIGHTS, tmp_path, metrics_interval_ms=1)
         await asyncio.wait_for(died.wait(), DEADLINE_S)
-        await server._start_task
+        await until(server.is_serving)
         assert [type(death) for death in world.deaths] == [ZeroDivisionError]
         await stop(server)
 
@@ -394,7 +394,7 @@ def test_replicas_of_a_process_report_at_times_of_their_own_and_until_they_are_s
         assert 0 < min(due_s) < 3
         assert 7 < max(due_s) < 11
         server = world.server(PartitionServer, FLIGHTS, tmp_path)
-        await server._start_task
+        await until(server.is_serving)
         topic_id = server.replica.known_topic_id()
         reply = await server.shutdown(ShutdownRequest(topic_id=topic_id))
         assert reply.error is ErrorCode.NONE
@@ -415,7 +415,7 @@ def test_figures_are_reported_by_themselves(tmp_path: Path, interval_ms: int) ->
                 reported.set()
 
         server = world.server(Server, FLIGHTS, tmp_path, metrics_interval_ms=interval_ms)
-        await server._start_task
+        await until(server.is_serving)
         for _ in range(2 if interval_ms == 1 else 0):
             reported.clear()
             await asyncio.wait_for(reported.wait(), DEADLINE_S)

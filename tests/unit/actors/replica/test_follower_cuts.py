@@ -87,7 +87,7 @@ def test_a_follower_that_failed_is_not_elected() -> None:
         await follower.push(1, b"".join(first), at=0, before=-1)
         follower.disk.fail("read", ".log", errno.EMFILE, times=1)
         await follower.push(2, second, at=CUT_AT, before=1)
-        elected = await follower._told(3)
+        elected = await follower.told(3)
         told = BecomeLeaderReply(
             leader_epoch=4, topic_id=TOPIC_ID, leader=2, replicas=(1, 2), isr=elected.isr
         )
@@ -98,7 +98,7 @@ def test_a_follower_that_failed_is_not_elected() -> None:
 
 def test_a_follower_is_not_elected_by_what_is_told_of_another_topic_of_its_name() -> None:
     async def scenario(follower: Follower) -> None:
-        told = await follower._told(3)
+        told = await follower.told(3)
         other = structs.replace(told, topic_id="b" * 32, leader_epoch=4, leader=2)
         assert follower.replica.learn_leadership(other) is ErrorCode.UNKNOWN_TOPIC_ID
         assert follower.replica.is_following

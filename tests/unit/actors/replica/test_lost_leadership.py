@@ -10,6 +10,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from deadlines import until
 from replicas import FLIGHTS
 from server_world import World, stop
 
@@ -34,7 +35,7 @@ def test_a_leader_ends_only_if_a_newer_epoch_was_given(
     async def scenario() -> World:
         world = World()
         server = world.server(kind, tp, tmp_path)
-        await server._start_task
+        await until(server.is_serving)
         world.leader_epoch = given_epoch
         await server.refresh_settings()
         await stop(server)
@@ -49,8 +50,8 @@ def test_a_replica_that_does_not_lead_has_nothing_to_lose(tmp_path: Path) -> Non
     async def scenario() -> World:
         world = World()
         server = world.server(PartitionServer, FLIGHTS, tmp_path)
-        await server._start_task
-        server.replica._go_offline("the disk is gone")
+        await until(server.is_serving)
+        server.replica.refuse("the disk is gone")
         world.leader_epoch = 2
         await server.refresh_settings()
         await stop(server)
@@ -69,9 +70,9 @@ def test_a_late_call_that_ends_the_replica_of_a_deleted_topic_leaves_the_next_on
         world = World()
         server = world.server(PartitionServer, FLIGHTS, tmp_path)
         if is_serving:
-            await server._start_task
+            await until(server.is_serving)
         late = await server.shutdown(ShutdownRequest(remove_data=True, topic_id="b" * 32))
-        await server._start_task
+        await until(server.is_serving)
         availability = server.replica.availability()
         has_files = server.replica.log.segment_count > 0
         own = await server.shutdown(ShutdownRequest(remove_data=True, topic_id="a" * 32))

@@ -178,16 +178,8 @@ def test_what_waited_while_its_topic_was_made_again_removes_nothing_of_the_new_o
             log_source=log_source,
             beginning_source=beginning_source,
         )
-        refused = asyncio.Event()
-        refuse = replica._go_offline
-
-        def go_offline(reason: str) -> None:
-            refuse(reason)
-            refused.set()
-
-        replica._go_offline = go_offline  # type: ignore[method-assign]
         starting = asyncio.ensure_future(replica.start())
-        await refused.wait()
+        await until(lambda: replica.failure is not None)
         assert {path.name: path.read_bytes() for path in directory.glob("*.log")} == kept
         await replica.stop()
         await starting

@@ -144,7 +144,7 @@ class Supervised:
         await self.start()
 
     def _follow(self, disk: CrashDisk) -> None:
-        disk._faults = self.disk._faults
+        disk.faults = self.disk.faults
         disk.capacity_bytes = self.disk.capacity_bytes
         self.harness.filesystem = self.disk = disk
         del self.harness.leader

@@ -69,7 +69,7 @@ def test_only_about_what_was_never_synced_is_written_again(append, sync):
     append(log)
     disk = disk.after_kill()
     open_log(disk, segment_bytes=10_000_000)
-    changes = disk._file(DIRECTORY / f"{0:020d}.log").changes
+    changes = disk.file(DIRECTORY / f"{0:020d}.log").changes
     assert 100 <= sum(len(change.data) for change in changes[1:]) <= SCAN_BYTES + 100
 
 
@@ -198,7 +198,7 @@ def data(life: Life, pid: int, value: bytes) -> None:
     """A batch that goes on where the producer is, also if an earlier process knew it."""
     machine = life.replica.machine
     entry = machine.producers.entries.get(pid)
-    life._sequences[pid] = 0 if entry is None else entry.last_sequence + 1
+    life.sequences[pid] = 0 if entry is None else entry.last_sequence + 1
     outcome = life.data(
         pid,
         value,
