@@ -31,9 +31,13 @@ from oncelog.actors.protocol.messages.cluster import (
     BecomeLeaderRequest,
 )
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
-from oncelog.actors.protocol.partition.followers import IsrProposal, Push
+from oncelog.actors.protocol.partition.followers import IsrProposal, Push, PushedBounds
 from oncelog.actors.protocol.partition.producers import ProducerStates
-from oncelog.actors.protocol.partition.replication import PartitionAssignment, ReplicationSettings
+from oncelog.actors.protocol.partition.replication import (
+    LeaderReplication,
+    PartitionAssignment,
+    ReplicationSettings,
+)
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.records.batch import seal
 
@@ -186,20 +190,22 @@ class Cluster(OnePartition):
         self.apply(balance(self.machine.topics.values(), self.machine.broker_states))
 
 
-def is_due(node: Node, receiver: int) -> bool:
+def is_due(
+    node: Replica, leader: LeaderReplication, receiver: int, *, bounds_push_ms: int = 0
+) -> bool:
     """Whether a push to one follower is due."""
-    leader, end_offset = node.leader, node.machine.log_end_offset
-    return leader._followers[receiver].is_due(  # type: ignore[no-any-return]
+    machine, progress = node.machine, leader.progress(receiver)
+    assert progress is not None
+    return progress.is_due(
         ASK_MS,
-        log_end_offset=end_offset,
-        bounds=leader._current_bounds(),
-        bounds_push_ms=SETTINGS.bounds_push_ms,
+        log_end_offset=machine.log_end_offset,
+        bounds=PushedBounds(machine.high_watermark, machine.log_start_offset),
+        bounds_push_ms=bounds_push_ms,
     )
 
 
-def push_to(node: Node, receiver: int) -> list[Push]:
-    """What its leader would push to one follower alone."""
-    leader = node.leader
+def pushes_to(leader: LeaderReplication, receiver: int) -> list[Push]:
+    """What a leader would push to one follower alone."""
     followers, leader._followers = leader._followers, {receiver: leader._followers[receiver]}
     try:
         return leader.pushes(ASK_MS)
@@ -301,8 +307,8 @@ class PartitionModel:
             yield f"{n} syncs", partial(sync, n)
         if node.leader.in_sync.version < controller.partition.version:
             yield f"{n} is told the ISR {controller.partition.isr}", partial(tell, n)
-        for to in node.leader._followers:
-            if not is_due(node, to):
+        for to in (1, 2, 3):
+            if node.leader.progress(to) is None or not is_due(node, node.leader, to):
                 continue
             if world.see(to).is_up:
                 yield f"{n} pushes to {to}, which answers", partial(exchange, n, to)
@@ -488,21 +494,6 @@ def begin_move(target: tuple[int, ...], world: World) -> None:
     world.own(CONTROLLER).reassign(target)
 
 
-def _request(node: Node, push: Push) -> ReplicateRequest:
-    return ReplicateRequest(
-        topic_partition=PARTITION,
-        topic_id=TOPIC_ID,
-        leader=node.broker_id,
-        leader_epoch=push.leader_epoch,
-        epoch_start_offset=push.epoch_start_offset,
-        previous_end_offset=push.previous_end_offset,
-        previous_leader_epoch=push.previous_leader_epoch,
-        high_watermark=push.bounds.high_watermark,
-        log_start_offset=push.bounds.log_start_offset,
-        batches=node.bytes_from(push.previous_end_offset, push.bytes_max),
-    )
-
-
 def received(to: int, request: ReplicateRequest, world: World) -> ReplicateReply:
     """A follower takes a push, syncs and answers."""
     node = world.own(to)
@@ -515,32 +506,32 @@ def received(to: int, request: ReplicateRequest, world: World) -> ReplicateReply
 
 def exchange(n: int, to: int, world: World) -> None:
     node = world.own(n)
-    for push in push_to(node, to):
-        reply = received(to, _request(node, push), world)
+    for push in pushes_to(node.leader, to):
+        reply = received(to, node.request_of(push), world)
         node.leader.answered(push, reply, EVENT_MS)
 
 
 def push_late(n: int, to: int, world: World) -> None:
     """Its leader gives it up, and pushes again."""
     node = world.own(n)
-    for push in push_to(node, to):
-        request = _request(node, push)
+    for push in pushes_to(node.leader, to):
+        request = node.request_of(push)
         put(world, Late(sender=n, epoch=push.leader_epoch, receiver=to, request=request))
         node.leader.answered(push, request.failed(ErrorCode.REQUEST_TIMED_OUT), EVENT_MS)
 
 
 def push_twice(n: int, to: int, world: World) -> None:
     node = world.own(n)
-    for push in push_to(node, to):
-        request = _request(node, push)
+    for push in pushes_to(node.leader, to):
+        request = node.request_of(push)
         put(world, Late(sender=n, epoch=push.leader_epoch, receiver=to, request=request))
         node.leader.answered(push, received(to, request, world), EVENT_MS)
 
 
 def answer_late(n: int, to: int, world: World) -> None:
     node = world.own(n)
-    for push in push_to(node, to):
-        reply = received(to, _request(node, push), world)
+    for push in pushes_to(node.leader, to):
+        reply = received(to, node.request_of(push), world)
         late = Late(sender=n, epoch=push.leader_epoch, receiver=to, push=push, reply=reply)
         put(world, late)
 

@@ -17,9 +17,8 @@ import msgspec
 from cluster_worlds import TOPIC_ID
 from explorer import OMITTED, BrokenPromiseError, Step, World, cloned
 from msgspec.structs import replace
-from partition_model import ASK_MS, EVENT_MS, batch, is_durable
+from partition_model import EVENT_MS, batch, is_due, is_durable, pushes_to
 from quorum_world import CLUSTER, Node
-from replica_model import PARTITION
 
 from oncelog.actors.protocol.cluster.quorum import Candidacy, Vote, decide_vote
 from oncelog.actors.protocol.messages.brokers import NO_DISK, Disk
@@ -29,7 +28,6 @@ from oncelog.actors.protocol.messages.replication import (
     VoteReply,
     VoteRequest,
 )
-from oncelog.actors.protocol.partition.followers import Push
 from oncelog.actors.protocol.partition.replication import ReplicationSettings
 from oncelog.actors.protocol.tickets import NO_KEYS
 from oncelog.storage.errors import ErrorCode
@@ -185,13 +183,14 @@ class QuorumModel:
                 yield f"{n} asks {to} for its vote: the answer is late", partial(vote_late, n, to)
 
     def _of_leader(self, world: World, voter: Voter) -> Iterator[Step]:
-        n, left = voter.broker_id, world.facts.left
+        n, left, leader = voter.broker_id, world.facts.left, voter.quorum
+        assert leader is not None
         if left.records:
             yield f"{n} appends record {self.scope.records - left.records + 1}", partial(append, n)
         if voter.synced_end_offset < voter.end_offset:
             yield f"{n} syncs", partial(sync, n)
         for to in VOTERS:
-            if to != n and is_due(voter, to):
+            if to != n and is_due(voter, leader, to):
                 yield f"{n} pushes to {to}, which answers", partial(exchange, n, to)
                 if left.disturbed:
                     yield f"{n} pushes to {to}: late", partial(push_late, n, to)
@@ -326,47 +325,6 @@ def sync(n: int, world: World) -> None:
     voter.quorum.synced(voter.synced_end_offset)
 
 
-def is_due(voter: Voter, receiver: int) -> bool:
-    """Whether a push to one follower is due."""
-    leader, end_offset = voter.quorum, voter.machine.log_end_offset
-    assert leader is not None
-    return leader._followers[receiver].is_due(
-        ASK_MS,
-        log_end_offset=end_offset,
-        bounds=leader._current_bounds(),
-        bounds_push_ms=SETTINGS.bounds_push_ms,
-    )
-
-
-def push_to(voter: Voter, receiver: int) -> list[tuple[Push, ReplicateRequest]]:
-    """What a controller would push to one follower alone."""
-    leader = voter.quorum
-    assert leader is not None
-    followers, leader._followers = leader._followers, {receiver: leader._followers[receiver]}
-    try:
-        pushes = leader.pushes(ASK_MS)
-    finally:
-        leader._followers = followers
-    return [
-        (
-            push,
-            ReplicateRequest(
-                topic_partition=PARTITION,
-                topic_id=TOPIC_ID,
-                leader=voter.broker_id,
-                leader_epoch=push.leader_epoch,
-                epoch_start_offset=push.epoch_start_offset,
-                previous_end_offset=push.previous_end_offset,
-                previous_leader_epoch=push.previous_leader_epoch,
-                high_watermark=push.bounds.high_watermark,
-                log_start_offset=push.bounds.log_start_offset,
-                batches=voter.bytes_from(push.previous_end_offset, push.bytes_max),
-            ),
-        )
-        for push in pushes
-    ]
-
-
 def received(to: int, request: ReplicateRequest, world: World) -> ReplicateReply:
     """A voter takes a push, syncs and answers."""
     voter = world.own(to)
@@ -380,13 +338,15 @@ def received(to: int, request: ReplicateRequest, world: World) -> ReplicateReply
 
 def exchange(n: int, to: int, world: World) -> None:
     voter = world.own(n)
-    for push, request in push_to(voter, to):
-        voter.quorum.answered(push, received(to, request, world), EVENT_MS)
+    for push in pushes_to(voter.quorum, to):
+        reply = received(to, voter.request_of(push), world)
+        voter.quorum.answered(push, reply, EVENT_MS)
 
 
 def push_late(n: int, to: int, world: World) -> None:
     voter = world.own(n)
-    for push, request in push_to(voter, to):
+    for push in pushes_to(voter.quorum, to):
+        request = voter.request_of(push)
         put(world, LatePush(receiver=to, request=request))
         voter.quorum.answered(push, request.failed(ErrorCode.REQUEST_TIMED_OUT), EVENT_MS)
 

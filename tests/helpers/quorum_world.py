@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from cluster_worlds import TOPIC_ID
 from msgspec.structs import replace
-from replica_model import PARTITION, Replica, batch_at
+from replica_model import Replica, batch_at
 from replication_world import BrokenPromiseError
 
 from oncelog.actors.protocol.cluster.quorum import (
@@ -303,18 +303,7 @@ class World:
         quorum = node.quorum
         assert quorum is not None
         for push in quorum.pushes(self.now_ms):
-            request = ReplicateRequest(
-                topic_partition=PARTITION,
-                topic_id=TOPIC_ID,
-                leader=node.broker_id,
-                leader_epoch=push.leader_epoch,
-                epoch_start_offset=push.epoch_start_offset,
-                previous_end_offset=push.previous_end_offset,
-                previous_leader_epoch=push.previous_leader_epoch,
-                high_watermark=push.bounds.high_watermark,
-                log_start_offset=push.bounds.log_start_offset,
-                batches=node.bytes_from(push.previous_end_offset, push.bytes_max),
-            )
+            request = node.request_of(push)
             self.calls.append(Pushed(quorum, push, request, push.broker_id))
 
     def deliver(self, call: Pushed | Ballot) -> None:

@@ -6,6 +6,7 @@ from cluster_worlds import TOPIC_ID
 
 from oncelog.actors.protocol.messages.replication import ReplicateRequest
 from oncelog.actors.protocol.partition.bounds import Role
+from oncelog.actors.protocol.partition.followers import Push
 from oncelog.actors.protocol.partition.following import FollowerReplication, ReplicateVerdict
 from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
 from oncelog.actors.protocol.partition.replication import (
@@ -67,6 +68,21 @@ class Replica:
             if header.next_offset > offset and (not found or len(found) + len(batch) <= bytes_max):
                 found += batch
         return found if bytes_max else b""
+
+    def request_of(self, push: Push) -> ReplicateRequest:
+        """What a push of its leader sends."""
+        return ReplicateRequest(
+            topic_partition=PARTITION,
+            topic_id=TOPIC_ID,
+            leader=self.broker_id,
+            leader_epoch=push.leader_epoch,
+            epoch_start_offset=push.epoch_start_offset,
+            previous_end_offset=push.previous_end_offset,
+            previous_leader_epoch=push.previous_leader_epoch,
+            high_watermark=push.bounds.high_watermark,
+            log_start_offset=push.bounds.log_start_offset,
+            batches=self.bytes_from(push.previous_end_offset, push.bytes_max),
+        )
 
     def content(self, from_offset: int, to_offset: int) -> list[tuple[int, bytes]]:
         """Batches that reach into a range of offsets."""

@@ -223,21 +223,7 @@ class World:
         leader = replica.leader
         assert leader is not None
         for push in leader.pushes(self.now_ms):
-            self.calls.append(Call(push, leader, self.request(replica, push), push.broker_id))
-
-    def request(self, replica: Replica, push: Push) -> ReplicateRequest:
-        return ReplicateRequest(
-            topic_partition=PARTITION,
-            topic_id=TOPIC_ID,
-            leader=replica.broker_id,
-            leader_epoch=push.leader_epoch,
-            epoch_start_offset=push.epoch_start_offset,
-            previous_end_offset=push.previous_end_offset,
-            previous_leader_epoch=push.previous_leader_epoch,
-            high_watermark=push.bounds.high_watermark,
-            log_start_offset=push.bounds.log_start_offset,
-            batches=replica.bytes_from(push.previous_end_offset, push.bytes_max),
-        )
+            self.calls.append(Call(push, leader, replica.request_of(push), push.broker_id))
 
     def deliver(self, call: Call) -> None:
         receiver = self.replicas[call.receiver]

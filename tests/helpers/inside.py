@@ -1,0 +1,28 @@
+"""What tests see of the product that nobody else does: each private name once, and here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oncelog.actors.rpc.actor_transport import ActorTransport
+from oncelog.actors.rpc.listener import Listener
+from oncelog.storage.log.partition import PartitionLog
+
+
+def core_of(client: Any) -> Any:
+    """What does the work of a producer, a member or a consumer."""
+    return client._core
+
+
+def segments_of(log: PartitionLog) -> Any:
+    return log._segments
+
+
+def loops_of(transport: ActorTransport) -> dict[Any, Any]:
+    """The connections of each event loop."""
+    return transport._of_loop
+
+
+def callers_of(listener: Listener) -> dict[Any, None]:
+    """Whose connections are trusted, the newest last."""
+    return listener.places._trusted
