@@ -15,6 +15,7 @@ from typing import Any
 from crash_disk import CrashDisk
 from crash_life import NOW_MS
 from hypothesis import strategies as st
+from inside import segments_of
 from virtual_time import ManualClock
 
 from oncelog.actors.config import ReplicaConfig, TopicConfig
@@ -186,7 +187,7 @@ def state_of(copied: CopiedLog) -> dict[str, Any]:
         "stable": machine.last_stable_offset,
         "aborted": [
             entry
-            for segment in log._segments.from_offset(log.log_start_offset)
+            for segment in segments_of(log).from_offset(log.log_start_offset)
             for entry in segment.txn_index.entries
         ],
         "reads": reads,

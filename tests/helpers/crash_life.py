@@ -14,6 +14,7 @@ from typing import Any
 
 from actor_environment import AtOnceBackground
 from crash_disk import CrashDisk
+from inside import segments_of
 from replicas import leading, replica_of
 from virtual_time import START_MS
 
@@ -277,7 +278,7 @@ def _aborted_index(replica: Replica) -> list[AbortedIndexEntry]:
     log = replica.log
     return [
         entry
-        for segment in log._segments.from_offset(log.log_start_offset)
+        for segment in segments_of(log).from_offset(log.log_start_offset)
         for entry in segment.txn_index.entries
         if entry.last_offset >= log.log_start_offset
     ]

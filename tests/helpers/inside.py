@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from oncelog.actors.rpc.actor_transport import ActorTransport
+from oncelog.actors.rpc.admission import Caller
 from oncelog.actors.rpc.listener import Listener
 from oncelog.storage.log.partition import PartitionLog
 
@@ -23,6 +24,6 @@ def loops_of(transport: ActorTransport) -> dict[Any, Any]:
     return transport._of_loop
 
 
-def callers_of(listener: Listener) -> dict[Any, None]:
+def callers_of(listener: Listener) -> dict[Caller, None]:
     """Whose connections are trusted, the newest last."""
     return listener.places._trusted

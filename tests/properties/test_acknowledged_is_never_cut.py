@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 from crash_disk import CrashDisk, DataLoss, NameLoss
+from inside import segments_of
 
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.log import loader, recovery
@@ -101,7 +102,7 @@ class Lives:
         )
         if log.needs_roll(len(batch), 1, 0):
             log.roll([])
-        active = log._segments.active
+        active = segments_of(log).active
         place = active.path_of(".log"), active.size_bytes, len(batch)
         log.append(batch, parse_header(batch))
         return batch, place

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from inside import core_of
 from sim_history import CommittedOffset, Outcome, Write
 from sim_stage import (
     CALLS_AGAIN_MAX,
@@ -134,7 +135,7 @@ async def _careless_shutdown(player: Player, producer: AsyncProducer, write: Wri
     """Now and then: cancel all that runs, as frameworks do at their end, and go on after all."""
     if not player.happens("shutdowns", f"{write.owner} {write.name}"):
         return
-    sender = producer._core.sender
+    sender = core_of(producer).sender
     tasks = sender._tasks
     is_at_work = any(task not in tasks._spare and not task.done() for task in tasks._tasks)
     await player.cancel_all()
@@ -404,7 +405,7 @@ async def _careless_positions(
 ) -> None:
     """Send what are no positions, and go on as if nothing had been raised."""
     wrong, who = chance.choice(WRONG_POSITIONS)(positions, group)
-    state = producer._core._state
+    state = core_of(producer)._state
     assert state is not None
     was_over = state.status is TransactionStatus.FATAL_ERROR
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from inside import core_of
 from sim_history import Claim, Outcome, SentRecord, Write
 from sim_stage import COPY_SOURCE, PROCESS_GROUP, PROCESS_TARGET, Life, Player
 from sim_threads import SimStop, SimThread
@@ -132,7 +133,7 @@ class NotedProducer:
         history = self._player.history
         started_at = history.tick()
         token = self._producer.init_transactions()
-        identity = self._producer._core.sender.identity
+        identity = core_of(self._producer).sender.identity
         assert identity is not None
         history.claims.append(
             Claim(

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from crash_disk import DataLoss, NameLoss
+from inside import core_of
 from sim_history import Outcome, Write
 from sim_launcher import founded_disks
 from sim_log_watch import LogWatch, watching
@@ -91,7 +92,7 @@ class Writer:
     @property
     def identity(self) -> tuple[int, int]:
         """Producer id and epoch, as the producer has them now."""
-        identity = self.producer._core.sender.identity
+        identity = core_of(self.producer).sender.identity
         assert identity is not None
         return identity.producer_id, identity.producer_epoch
 

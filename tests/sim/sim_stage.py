@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from inside import core_of
 from sim_history import Claim, EndOffset, History, Outcome, SentRecord, Write, key_of
 from sim_process import Client
 from sim_world import World
@@ -257,7 +258,7 @@ class Player:
                 if not error.retriable:
                     return False
                 continue
-            identity = producer._core.sender.identity
+            identity = core_of(producer).sender.identity
             assert identity is not None
             self.history.claims.append(
                 Claim(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import pyarrow as pa
+from inside import core_of
 from sim_history import Claim, SentRecord, Write, key_of
 from sim_process import Client
 from sim_stage import Player
@@ -228,7 +229,7 @@ class _NotedMember:
         started_at = history.tick()
         if not self._member.enlist():
             return False
-        identity = self._member._core.sender.identity
+        identity = core_of(self._member).sender.identity
         assert identity is not None
         history.claims.append(
             Claim(

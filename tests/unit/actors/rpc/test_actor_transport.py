@@ -9,6 +9,7 @@ import sys
 import pytest
 from counted_calls import Counted
 from deadlines import DEADLINE_S
+from inside import loops_of
 
 from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
@@ -96,7 +97,7 @@ def test_after_a_restart_ray_is_asked_again():
         ray.known = await first.address()
         transport = ActorTransport(ray)
         assert (await describe(transport)).process_id == 1
-        (connections,) = transport._of_loop.values()
+        (connections,) = loops_of(transport).values()
         connection = connections.usable("partition:flights-0@0")
         assert connection is not None
         connection.close()
@@ -181,14 +182,14 @@ def test_each_event_loop_has_its_own_connections_and_leaves_none_open():
             assert transport is not None
             ray.known = await listener_of(number).address()
             assert (await describe(transport)).process_id == number
-            (connections,) = transport._of_loop.values()
+            (connections,) = loops_of(transport).values()
             connection = connections.usable("partition:flights-0@0")
             assert connection is not None
             transports.append(connection.transport)
 
         asyncio.run(body())
     assert transport is not None
-    assert not transport._of_loop
+    assert not loops_of(transport)
     assert all(opened.is_closing() for opened in transports)
 
 
@@ -198,7 +199,7 @@ def test_closing_closes_the_connections_of_every_loop_and_the_loop_goes_on():
         ray.known = await listener.address()
         transport = ActorTransport(ray)
         assert (await describe(transport)).process_id == 1
-        (connections,) = transport._of_loop.values()
+        (connections,) = loops_of(transport).values()
         connection = connections.usable("partition:flights-0@0")
         assert connection is not None
         transport.close()
@@ -206,7 +207,7 @@ def test_closing_closes_the_connections_of_every_loop_and_the_loop_goes_on():
         assert keeper is not None
         await asyncio.wait([keeper])
         assert connection.is_closing
-        assert not transport._of_loop
+        assert not loops_of(transport)
         assert (await describe(transport)).process_id == 1
 
     asyncio.run(body())
@@ -219,9 +220,9 @@ def test_a_loop_that_is_closed_without_its_tasks_is_forgotten_at_the_next(caplog
     assert abandoned.run_until_complete(describe(transport)) == BY_RAY
     pending = asyncio.all_tasks(abandoned)
     abandoned.close()
-    assert len(transport._of_loop) == 1
+    assert len(loops_of(transport)) == 1
     asyncio.run(_describe_once(transport))
-    assert not transport._of_loop
+    assert not loops_of(transport)
     assert len(pending) == 1
     del abandoned, pending
     gc.collect()
@@ -338,7 +339,7 @@ def test_failures_to_connect_are_remembered_within_a_bound(monkeypatch):
                 f"partition:t-{number}@0", DescribeReplicaRequest(), timeout_ms=TIMEOUT_MS
             )
             assert reply.error is ErrorCode.NETWORK_EXCEPTION
-        (connections,) = transport._of_loop.values()
+        (connections,) = loops_of(transport).values()
         assert len(connections._failures) <= 3
         transport.close()
         await asyncio.sleep(0)
@@ -390,7 +391,7 @@ def test_a_connection_whose_making_was_cancelled_is_made_again(turns: int) -> No
         transport = ActorTransport(ray)
         calling = asyncio.ensure_future(describe(transport))
         await asyncio.sleep(0)
-        (connections,) = transport._of_loop.values()
+        (connections,) = loops_of(transport).values()
         (making,) = connections._making.values()
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -415,8 +416,8 @@ def test_connections_are_closed_with_their_loop_even_if_its_end_comes_before_the
         connections.keeper.cancel()
         await asyncio.wait([connections.keeper])
         await asyncio.sleep(0)
-        assert transport._of_loop == {}
+        assert loops_of(transport) == {}
         assert (await describe(transport)).process_id == 1
-        assert connections not in transport._of_loop.values()
+        assert connections not in loops_of(transport).values()
 
     asyncio.run(body())

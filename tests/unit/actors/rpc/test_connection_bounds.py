@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from called_server import TIMEOUT_MS, TOKEN, Server, fetch, produce, served
 from deadlines import to_its_end, until
+from inside import callers_of
 
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.partition import ProduceReply
@@ -87,7 +88,7 @@ def test_a_caller_that_does_not_read_is_read_no_further_until_it_does(monkeypatc
 
     async def body(server: Server, listening: Listener, other: ActorConnection) -> None:
         async with raw(listening) as slow:
-            trusted = listening.places._trusted
+            trusted = callers_of(listening)
             caller = list(trusted)[-1]
             server.gate.clear()
             slow.writer.write(b"".join(framed(number, produce(number)) for number in (1, 2, 3)))
@@ -198,7 +199,7 @@ def test_calls_that_wait_for_an_actor_to_read_end_with_its_connection(monkeypatc
     monkeypatch.setattr(frames, "OUTGOING_PAUSE_BYTES", 100_000)
 
     async def body(_: Server, listening: Listener, connection: ActorConnection) -> None:
-        (caller,) = listening.places._trusted
+        (caller,) = callers_of(listening)
         caller.hold()  # type: ignore[attr-defined]
         calls = [
             asyncio.create_task(connection.call(produce(n, LARGE), timeout_ms=TIMEOUT_MS))
@@ -398,10 +399,10 @@ def test_a_connection_that_is_lost_leaves_its_place_though_its_request_goes_on(m
         server.gate.clear()
         call = asyncio.create_task(lost.call(produce(1), timeout_ms=TIMEOUT_MS))
         await server.entered.get()
-        (caller,) = listening.places._trusted
+        (caller,) = callers_of(listening)
         lost.close()
         assert (await call).error is ErrorCode.NETWORK_EXCEPTION
-        await until(lambda: caller not in listening.places._trusted)
+        await until(lambda: caller not in callers_of(listening))
         assert caller.in_progress == 1
         connection = await another(listening)
         server.gate.set()
@@ -416,7 +417,7 @@ def test_a_large_request_that_is_whole_has_no_deadline_here():
         server.gate.clear()
         call = asyncio.create_task(connection.call(produce(1, LARGE), timeout_ms=TIMEOUT_MS))
         await server.entered.get()
-        (caller,) = listening.places._trusted
+        (caller,) = callers_of(listening)
         assert caller._first_frame_timer.cancelled()  # type: ignore[attr-defined]
         server.gate.set()
         assert (await call).base_offset == 1

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import uvloop
 from called_server import TIMEOUT_MS, Server, fetch, listener_of, produce
+from inside import callers_of
 from issued_certificates import Authority
 
 from oncelog.actors.rpc.actor_transport import connect
@@ -99,7 +100,7 @@ def test_a_caller_of_another_authority_is_refused(use, authority, stranger, capl
             # It takes the actor for one of ours, and has a certificate of somebody else.
             use({**foreign, "RAY_TLS_CA_CERT": str(authority.path)})
             await refused(address)
-            assert not listener.places._trusted
+            assert not callers_of(listener)
             assert f"RAY_TLS_SERVER_CERT='{foreign['RAY_TLS_SERVER_CERT']}'" in caplog.text
 
     run(body())
@@ -120,7 +121,7 @@ def test_a_caller_without_a_certificate_is_refused(use, authority):
                 heard = await reader.read(100)
                 writer.close()
             assert heard == b""
-            assert not listener.places._trusted
+            assert not callers_of(listener)
 
     asyncio.run(body())
 
@@ -137,7 +138,7 @@ def test_an_actor_that_is_not_certified_for_its_address_is_not_trusted(
         async with listening() as (_, listener, address):
             use(authority.issue(HERE))
             await refused(address)
-            assert not listener.places._trusted
+            assert not callers_of(listener)
             assert reason in caplog.text
             assert f"RAY_TLS_CA_CERT='{authority.path}'" in caplog.text
 
@@ -152,7 +153,7 @@ def test_plain_text_is_refused_by_either_side(use, authority, is_listener_secure
         async with listening() as (_, listener, address):
             use({} if is_listener_secured else secured)
             await refused(address)
-            assert not listener.places._trusted
+            assert not callers_of(listener)
 
     asyncio.run(body())
 
@@ -178,7 +179,7 @@ def test_files_that_cannot_be_used_are_named_and_nothing_goes_in_plain_text(
         async with listening() as (_, listener, address):
             use(variables)
             await refused(address)
-            assert not listener.places._trusted
+            assert not callers_of(listener)
         with pytest.raises(InvalidSettingError, match=f"{name}.*{reason}"):
             await listener_of(Server()).address()
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from inside import core_of
 
 from oncelog.actors.protocol.messages.group import (
     JoinGroupRequest,
@@ -84,7 +85,7 @@ def test_a_consumer_without_its_look_at_idle_leaders_says_so(fake_cluster: Any, 
         consumer = consumer_of(fake_cluster)
         await consumer.assign(TP)
         await consumer.poll(0)
-        idle_check = consumer._core.fetcher._idle_check
+        idle_check = core_of(consumer).fetcher._idle_check
         assert idle_check is not None
         idle_check.cancel()
         with pytest.raises(ClientClosedError, match="was cancelled by the program"):
@@ -108,7 +109,7 @@ def test_a_member_without_heartbeats_says_so_and_leaves_its_group_with_close(
             pass
         for _ in range(turns):
             await asyncio.sleep(0)
-        membership = consumer._core._membership
+        membership = core_of(consumer)._membership
         assert membership is not None
         assert membership._heartbeats is not None
         membership._heartbeats.cancel()
@@ -133,7 +134,7 @@ def test_a_rebalance_that_was_cancelled_is_begun_again(
         await consumer.poll(0)
         for _ in range(turns):
             await asyncio.sleep(0)
-        maintenance = consumer._core._maintenance
+        maintenance = core_of(consumer)._maintenance
         assert maintenance is not None
         assert not maintenance.done()
         await cancel_all()

@@ -11,6 +11,7 @@ import threading
 import pyarrow as pa
 import pytest
 from deadlines import DEADLINE_S, wait_for
+from inside import core_of
 
 from oncelog import api
 from oncelog.actors.protocol.messages.group import (
@@ -496,7 +497,7 @@ def test_an_asynchronous_consumer_that_is_forgotten_leaves_its_group(fake_cluste
             group_id="g", auto_offset_reset="earliest", fetch_max_wait_ms=10
         )
         consumer = AsyncConsumer(fake_cluster.router(), settings, fake_cluster.random)
-        close_if_forgotten(consumer, LoopOfProgram(), consumer._core)
+        close_if_forgotten(consumer, LoopOfProgram(), core_of(consumer))
         await consumer.subscribe("t")
         await consumer.poll(5_000)
         gc.collect()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from inside import core_of
 from msgspec import structs
 
 from oncelog.actors.protocol.messages.cluster import MetadataRequest
@@ -259,7 +260,7 @@ def test_a_committed_offset_in_a_topic_remade_since_it_was_looked_up_counts(fake
 
     async def scenario():
         consumer = consumer_of(fake_cluster, group_id="g")
-        await consumer._core.router.metadata(("t",))
+        await core_of(consumer).router.metadata(("t",))
         fake_cluster.answers[MetadataRequest] = remade
         fake_cluster.answers[OffsetFetchRequest] = committed
         await consumer.assign(TP)
@@ -282,7 +283,7 @@ def test_an_assigned_partition_that_is_missing_does_not_keep_the_others_from_bei
     async def scenario():
         consumer = consumer_of(fake_cluster, retry_backoff_max_ms=100)
         if known == "as a topic":
-            await consumer._core.router.metadata(["gone"])
+            await core_of(consumer).router.metadata(["gone"])
             fake_cluster.delete("gone")
         await consumer.assign([gone, TP])
         await consumer.poll(1_000)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from deadlines import until
+from inside import core_of
 
 from oncelog.actors.protocol.messages.partition import ProduceRequest
 from oncelog.actors.protocol.messages.transaction import EndTxnRequest
@@ -56,7 +57,7 @@ def test_who_flushes_or_waits_for_room_meanwhile_is_told(cluster: Any, run: Any)
         producer = cluster.producer(buffer_memory=1, linger_ms=0)
         await producer.send("t", b"first")
         await asyncio.sleep(0.1)
-        sender = producer._core.sender
+        sender = core_of(producer).sender
         internal = list(sender._tasks._tasks)
         flushing = asyncio.ensure_future(producer.flush())
         sending = asyncio.ensure_future(producer.send("t", b"second"))
@@ -117,7 +118,7 @@ def test_a_commit_that_waits_for_what_is_cancelled_is_refused(cluster: Any, run:
         await producer.send("t", b"first")
         committing = asyncio.ensure_future(producer.commit_transaction())
         await asyncio.sleep(1)
-        for task in list(producer._core.sender._tasks._tasks):
+        for task in list(core_of(producer).sender._tasks._tasks):
             task.cancel()
         with pytest.raises(TransactionAbortableError, match=SAYS_SO):
             await asyncio.wait_for(committing, WITHIN_S)
@@ -139,7 +140,7 @@ def test_a_transaction_that_lost_nothing_with_a_cancelled_task_goes_on(
         for number in range(3):
             async with producer.transaction():
                 await producer.send("t", b"%d" % number)
-        internal = producer._core.sender._tasks._tasks
+        internal = core_of(producer).sender._tasks._tasks
         await until(lambda: internal, look_s=0.0001)
         for task in tuple(internal):
             task.cancel()
@@ -163,7 +164,7 @@ def test_a_commit_with_nothing_on_its_way_any_more_is_not_spoilt(cluster: Any, r
         await producer.send("t", b"first")
         committing = asyncio.ensure_future(producer.commit_transaction())
         await until(lambda: cluster.requests(EndTxnRequest), look_s=0.0001)
-        producer._core.sender.spawn(asyncio.sleep(60)).cancel()
+        core_of(producer).sender.spawn(asyncio.sleep(60)).cancel()
         assert await asyncio.wait_for(committing, WITHIN_S)
         await producer.close()
 

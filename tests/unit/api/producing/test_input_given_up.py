@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from inside import core_of
 
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.consumer import AsyncConsumer
@@ -54,7 +55,7 @@ class Copy:
 
     def rebalance(self) -> None:
         """The group rebalances at the next poll, which gives back what it takes."""
-        self.consumer._core._membership._on_group_error(ErrorCode.REBALANCE_IN_PROGRESS)
+        core_of(self.consumer)._membership._on_group_error(ErrorCode.REBALANCE_IN_PROGRESS)
 
     async def commit(self) -> None:
         positions = await self.consumer.positions()

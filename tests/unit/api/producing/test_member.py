@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from inside import core_of
 
 from oncelog.actors.protocol.messages.partition import ProduceRequest
 from oncelog.actors.protocol.messages.transaction import (
@@ -142,7 +143,7 @@ def test_the_run_of_a_member_is_renewed_until_it_leaves(
                 assert await computing.enlist()
             for _ in range(3):
                 assert (await asked.get()).run == MEMBERSHIP.run
-        renewal = computing._core._renewal
+        renewal = core_of(computing)._renewal
         assert renewal is not None
         await asyncio.wait([renewal])
         assert renewal.cancelled()
@@ -156,8 +157,8 @@ def test_a_run_that_is_over_is_not_renewed(cluster: Any, run: Any) -> None:
     async def story() -> None:
         asked = renewals_of(cluster)
         async with brief_member(cluster) as late:
-            assert late._core._renewal is not None
-            await late._core._renewal
+            assert core_of(late)._renewal is not None
+            await core_of(late)._renewal
         assert asked.qsize() == 2
 
     run(story())

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from inside import segments_of
 from transactional_logs import TransactionalLog
 
 from oncelog.storage.compaction.compactor import Cleaner, CompactionSettings
@@ -287,7 +288,7 @@ def test_small_segments_are_merged_and_the_log_end_stays(log):
     assert log.log.segment_count < count
     assert log.log.log_end_offset == end + 1
     assert len(pairs(log)) == 41
-    assert log.log._segments.holding(end).base_offset == log.machine.log_end_offset - 1
+    assert segments_of(log.log).holding(end).base_offset == log.machine.log_end_offset - 1
 
 
 def test_compaction_of_a_clean_log_writes_nothing(log):
@@ -434,7 +435,7 @@ def test_snapshot_that_shows_a_decided_transaction_as_open_is_removed(log):
     log.end(1, committed=True)
     log.send([(b"p2", b"v" * 2_500)])
     compact(log)
-    assert log.log._segments.holding(2).base_offset == 2
+    assert segments_of(log.log).holding(2).base_offset == 2
     assert not (log.directory / f"{2:020d}.snapshot").exists()
 
 
@@ -446,7 +447,7 @@ def test_snapshots_stay_with_their_segments_and_go_with_them(log):
     log.send([(b"p3", b"v")])
     compact(log)
     snapshots = {int(path.stem) for path in log.directory.glob("*.snapshot")}
-    assert [log.log._segments.holding(offset).base_offset for offset in (0, 1, 2, 3)] == [
+    assert [segments_of(log.log).holding(offset).base_offset for offset in (0, 1, 2, 3)] == [
         0,
         1,
         1,

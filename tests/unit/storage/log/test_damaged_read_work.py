@@ -8,6 +8,7 @@ from random import Random
 import pytest
 from crash_disk import CrashDisk, CrashHandle
 from crash_life import DIRECTORY
+from inside import segments_of
 
 from oncelog.storage.exceptions import CorruptRecordError
 from oncelog.storage.log.partition import LogSettings, PartitionLog
@@ -113,4 +114,4 @@ def test_behind_damage_without_an_index_a_place_is_searched_once(disk, read_size
         assert len(read_sizes) < 20 + 2 * (found.next_offset - offset)
     for offset in range(late - 200, late):
         log.fetch(offset, max_bytes=1, upper_offset=log.log_end_offset)
-    assert len(log._segments.holding(late).sound_places) == SOUND_PLACES_MAX
+    assert len(segments_of(log).holding(late).sound_places) == SOUND_PLACES_MAX

@@ -13,6 +13,7 @@ import pytest
 from crash_disk import CrashDisk, CrashHandle, DataLoss, NameLoss
 from crash_life import DIRECTORY, NOW_MS, History, Life, inspect
 from disk_image import Write
+from inside import segments_of
 from partition_logs import offsets_of, read_all
 
 from oncelog.storage.errors import ErrorCode
@@ -127,7 +128,7 @@ def test_time_index_that_no_sync_reached_is_built_anew():
     for _ in range(8):
         data(life, 1, b"a" * 900)
     life.sync()
-    sealed = life.replica.log._segments.active.base_offset
+    sealed = segments_of(life.replica.log).active.base_offset
     life.replica.log.roll(life.replica.machine.snapshot())
     path = DIRECTORY / f"{sealed:020d}.timeindex"
     assert len(disk.files()[path]) > 12

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from inside import segments_of
 from partition_logs import flip, log_file, offsets_of, read_all
 
 from oncelog.storage.model import ProducerSnapshotEntry
@@ -184,7 +185,7 @@ def test_many_sealed_segments_keep_few_files_open(open_log, append, sync):
         append(log, size_bytes=100)
     sync(log)
     assert offsets_of(read_all(log)) == list(range(300))
-    opened = [segment for segment in log._segments.from_offset(0) if segment.is_open]
+    opened = [segment for segment in segments_of(log).from_offset(0) if segment.is_open]
     assert len(opened) <= 257
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from inside import segments_of
 from partition_logs import abort_two, flip, log_file, offsets_of, read_all
 
 from oncelog.storage.exceptions import CorruptRecordError
@@ -231,15 +232,15 @@ def test_reads_beyond_a_damaged_indexed_header_do_not_go_over_all_between(
         append(log)
     log.close([])
     log = open_log(index_interval_bytes=1_000)
-    _, position = log._segments.active.indexes[0].lookup(200)
+    _, position = segments_of(log).active.indexes[0].lookup(200)
     with log_file(tmp_path).open("r+b") as file:
         file.seek(position)
         file.write(bytes(61))
     with pytest.raises(CorruptRecordError):
-        log.read(log._segments.active.indexes[0].lookup(200)[0], max_bytes=1, upper_offset=1_000)
+        log.read(segments_of(log).active.indexes[0].lookup(200)[0], max_bytes=1, upper_offset=1_000)
     log.read(900, max_bytes=1, upper_offset=1_000)
     read_bytes = 0
-    handle = log._segments.active.log
+    handle = segments_of(log).active.log
     plain_read = handle.read
 
     def count(position, size):
