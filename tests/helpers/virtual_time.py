@@ -80,7 +80,7 @@ def run_virtually(work: Coroutine[Any, Any, ResultT]) -> ResultT:
         loop.close()
 
 
-async def until_idle() -> None:
-    """Let callbacks run that are ready, and those that they make ready, a few times over."""
-    for _ in range(10):
+async def give_turns(count: int = 10) -> None:
+    """Let callbacks run that are ready, and so often those that they make ready; no time passes."""
+    for _ in range(count):
         await asyncio.sleep(0)

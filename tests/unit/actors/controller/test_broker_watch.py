@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
-from virtual_time import VirtualLoop, run_virtually
+from virtual_time import VirtualLoop, give_turns, run_virtually
 
 from oncelog.actors.controller import broker_membership
 from oncelog.actors.controller.broker_membership import SESSION_CHECK_MS, BrokerNode, BrokerWatch
@@ -218,8 +218,7 @@ def test_a_look_that_ray_cannot_answer_ends_nothing(monkeypatch: pytest.MonkeyPa
         await watch.check_nodes()
         nodes.alive.clear()
         watching = asyncio.ensure_future(watch.watch())
-        for _ in range(10):
-            await asyncio.sleep(0)
+        await give_turns(10)
         watching.cancel()
         assert nodes.started[:2] == [2, 3]
         assert watch.live == {1, 3}

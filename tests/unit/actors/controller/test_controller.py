@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from controller_world import ControllerWorld
 from msgspec import structs
-from virtual_time import until_idle
+from virtual_time import give_turns
 
 from oncelog.actors.config import ClusterConfig
 from oncelog.actors.controller.controller import Controller
@@ -358,7 +358,7 @@ def test_a_leader_changes_its_isr_and_who_is_in_it_leads_after_it(tmp_path: Path
         assert (altered.error, altered.isr) == (ErrorCode.NONE, (2, 1))
         again = await controller.alter_isr(wider)
         assert again.error is ErrorCode.INVALID_UPDATE_VERSION
-        await until_idle()
+        await give_turns()
         told = world.calls_of(LeaderAndIsrRequest)
         assert told[-1][0] == "partition:flights-0@2"
         assert told[-1][1].leadership == controller.machine.leadership(FLIGHT)
@@ -367,13 +367,13 @@ def test_a_leader_changes_its_isr_and_who_is_in_it_leads_after_it(tmp_path: Path
         assert (await controller.broker_heartbeat(silent)).error is ErrorCode.NONE
         before = partition_of(controller)
         assert (before.leader, before.leader_epoch, before.isr) == (1, 1, (1,))
-        await until_idle()
+        await give_turns()
         assert world.calls[-1][0] == "partition:flights-0@1"
         await controller.replica.stop()
         world.calls = []
         controller = await world.begin()
         assert partition_of(controller) == before
-        await until_idle()
+        await give_turns()
         last = world.calls[-1]
         assert last[0] == "partition:flights-0@1"
         assert last[1].leadership == controller.machine.leadership(FLIGHT)

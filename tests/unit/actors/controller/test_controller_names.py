@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from actor_environment import AtOnceBackground
 from controller_world import ControllerWorld
+from virtual_time import give_turns
 
 from oncelog.actors.controller.replica_actors import FoundActor
 from oncelog.actors.protocol.messages.cluster import (
@@ -86,12 +87,6 @@ class World(ControllerWorld):
         return {topic.name: topic.topic_id for topic in topics if not topic.name.startswith("__")}
 
 
-async def settle() -> None:
-    """Let everything go on that waits for nothing but its turn."""
-    for _ in range(100):
-        await asyncio.sleep(0)
-
-
 Scenario = Callable[[World], Awaitable[None]]
 
 
@@ -124,9 +119,9 @@ def test_a_topic_created_while_its_name_is_deleted_gets_actors_of_its_own(
     async def scenario(world: World) -> None:
         gate = world.gates[held, FLIGHTS] = asyncio.Event()
         deleting = asyncio.create_task(world.delete("flights"))
-        await settle()
+        await give_turns(100)
         creating = asyncio.create_task(world.create("flights", "b"))
-        await settle()
+        await give_turns(100)
         assert world.topic_ids() == {}
         assert not creating.done()
         gate.set()
@@ -148,9 +143,9 @@ def test_a_topic_deleted_while_its_actors_start_leaves_none_of_them(play: Any) -
         actor = "partition:trains-0@1"
         gate = world.gates["start", actor] = asyncio.Event()
         creating = asyncio.create_task(world.create("trains", "b"))
-        await settle()
+        await give_turns(100)
         deleting = asyncio.create_task(world.delete("trains"))
-        await settle()
+        await give_turns(100)
         gate.set()
         replies = await asyncio.gather(creating, deleting)
         assert [reply.error for reply in replies] == [ErrorCode.NONE, ErrorCode.NONE]
@@ -164,7 +159,7 @@ def test_a_deletion_that_takes_long_holds_up_no_other_name(play: Any) -> None:
     async def scenario(world: World) -> None:
         gate = world.gates["stop", FLIGHTS] = asyncio.Event()
         deleting = asyncio.create_task(world.delete("flights"))
-        await settle()
+        await give_turns(100)
         assert (await world.create("trains", "b")).error is ErrorCode.NONE
         assert not deleting.done()
         gate.set()
@@ -195,7 +190,7 @@ def test_a_new_controller_ends_actors_of_deleted_topics_and_keeps_all_others(pla
         world.gates["stop", FLIGHTS] = asyncio.Event()
         await world.create("trains", "b")
         deleting = asyncio.create_task(world.delete("flights"))
-        await settle()
+        await give_turns(100)
         deleting.cancel()
         await world.controller.replica.stop()
         world.actors["controller"] = 0
@@ -216,7 +211,7 @@ def test_a_topic_created_while_the_controller_starts_keeps_its_replicas(play: An
         await world.controller.replica.stop()
         gate = world.gates["look", "all"] = asyncio.Event()
         starting = asyncio.create_task(world.begin())
-        await settle()
+        await give_turns(100)
         early = await world.create("t", "b")
         gate.set()
         await starting
@@ -236,7 +231,7 @@ def test_a_deletion_that_took_long_ends_no_actor_that_was_given_the_name_since(p
     async def scenario(world: World) -> None:
         gate = world.gates["stop", FLIGHTS] = asyncio.Event()
         deleting = asyncio.create_task(world.delete("flights"))
-        await settle()
+        await give_turns(100)
         world.actors[FLIGHTS] = successor = -1
         gate.set()
         assert (await deleting).error is ErrorCode.NONE

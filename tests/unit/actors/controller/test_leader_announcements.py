@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from cluster_worlds import TOPIC_ID, ClusterWorld
-from virtual_time import run_virtually, until_idle
+from virtual_time import give_turns, run_virtually
 
 from oncelog.actors.controller import replica_actors
 from oncelog.actors.controller.replica_actors import ANNOUNCE_RETRY_MS, LeaderAnnouncements
@@ -88,7 +88,7 @@ def play(scenario: Callable[[Told], Coroutine[Any, Any, None]]) -> None:
     async def body() -> None:
         told = Told()
         await scenario(told)
-        await until_idle()
+        await give_turns()
         assert told.failures == []
         assert not told.tasks.running
 
@@ -97,7 +97,7 @@ def play(scenario: Callable[[Told], Coroutine[Any, Any, None]]) -> None:
 
 async def retry() -> None:
     await asyncio.sleep(ANNOUNCE_RETRY_MS / 1000)
-    await until_idle()
+    await give_turns()
 
 
 ONE = address_of(Placement(PARTITION, TOPIC_ID, 1, 0))
@@ -145,13 +145,13 @@ def test_what_is_recorded_during_a_call_is_told_after_it_and_only_the_newest():
     async def scenario(told: Told) -> None:
         told.gate = asyncio.Event()
         told.elect(1)
-        await until_idle()
+        await give_turns()
         told.elect(2)
         told.elect(1)
-        await until_idle()
+        await give_turns()
         assert told.epochs == [(ONE, 0)]
         told.gate.set()
-        await until_idle()
+        await give_turns()
         assert told.epochs == [(ONE, 0), (ONE, 2)]
 
     play(scenario)
@@ -164,9 +164,9 @@ def test_a_leader_that_does_not_answer_does_not_hold_up_the_next(monkeypatch: py
     async def scenario(told: Told) -> None:
         told.gate = asyncio.Event()
         told.elect(1)
-        await until_idle()
+        await give_turns()
         told.elect(2)
-        await until_idle()
+        await give_turns()
         assert told.epochs == [(ONE, 0), (TWO, 1)]
         told.gate.set()
 
@@ -177,7 +177,7 @@ def test_who_was_not_reached_is_not_told_once_another_leads():
     async def scenario(told: Told) -> None:
         told.answers = [ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NONE]
         told.elect(2)
-        await until_idle()
+        await give_turns()
         told.elect(1)
         await retry()
         assert told.epochs == [(TWO, 0), (ONE, 1)]
@@ -201,7 +201,7 @@ def test_the_leader_of_a_topic_that_is_deleted_is_told_no_more():
     async def scenario(told: Told) -> None:
         told.answers = [ErrorCode.REQUEST_TIMED_OUT]
         told.elect(1)
-        await until_idle()
+        await give_turns()
         told.world.apply([TopicDeleted(topic_id=TOPIC_ID)])
         await retry()
         assert len(told.calls) == 1
@@ -237,9 +237,9 @@ def test_what_was_recorded_of_a_topic_that_is_deleted_meanwhile_is_not_told(
             ]
         )
         told.announce()
-        await until_idle()
+        await give_turns()
         told.elect(1)
-        await until_idle()
+        await give_turns()
         apply([TopicDeleted(topic_id=TOPIC_ID)])
         again = TopicCreated(
             name="t", topic_id="c" * 32, replicas=((1, 2),), hosts=((0, 3),), settings=()
@@ -272,11 +272,11 @@ def test_a_leader_is_told_anew_after_what_follows_from_what_it_has_taken() -> No
 
     async def scenario(told: Told) -> None:
         told.elect(1)
-        await until_idle()
+        await give_turns()
         settings = (("min_insync_replicas", "2"),)
         told.world.apply([TopicConfigured(topic_id=TOPIC_ID, settings=settings)])
         told.announce()
-        await until_idle()
+        await give_turns()
         versions = [request.leadership.partition_version for _, request in told.calls]
         assert versions[-1] == versions[-2] + 1
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from msgspec import structs
+from virtual_time import give_turns
 
 from oncelog.actors.protocol.messages.group import (
     LeaveGroupRequest,
@@ -28,12 +29,6 @@ Shard = Any
 Play = Callable[[Callable[[Shard], Awaitable[None]]], None]
 
 
-async def turns(count: int = 20) -> None:
-    """Let whatever can go on without the disk go on."""
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
 # --- membership ------------------------------------------------------------------------------
 
 
@@ -42,13 +37,13 @@ def test_two_members_share_a_generation_and_get_the_leaders_assignment(play: Pla
         first = await shard.enter()
         assert (await shard.sync(first)).assignment == b"all"
         entering = asyncio.ensure_future(shard.enter())
-        await turns()
+        await give_turns(20)
         assert await shard.heartbeat(first) is ErrorCode.REBALANCE_IN_PROGRESS
         leader = await shard.join(first.member_id)
         follower = await entering
         assert leader.generation_id == follower.generation_id == 2
         parked = asyncio.ensure_future(shard.sync(follower))
-        await turns()
+        await give_turns(20)
         assert not parked.done()
         await shard.sync(leader, b"leader's")
         assert (await parked).assignment == b""
@@ -62,7 +57,7 @@ def test_sync_is_answered_only_when_the_assignment_is_durable(play: Play) -> Non
         member = await shard.enter()
         shard.background.gate.clear()
         syncing = asyncio.ensure_future(shard.sync(member))
-        await turns()
+        await give_turns(20)
         assert not syncing.done()
         assert await shard.state() == "CompletingRebalance"
         shard.background.gate.set()
@@ -93,7 +88,7 @@ def test_silent_member_is_removed_after_its_session_timeout(play: Play) -> None:
         assert delay == 45.0
         fire(timer)
         assert await shard.heartbeat(member) is ErrorCode.UNKNOWN_MEMBER_ID
-        await turns()
+        await give_turns(20)
         assert await shard.state() == "Empty"
 
     play(scenario)
@@ -126,7 +121,7 @@ def test_resigning_coordinator_answers_parked_calls_and_refuses_new_ones(play: P
         member = await shard.enter()
         await shard.sync(member)
         parked = asyncio.ensure_future(shard.enter())
-        await turns()
+        await give_turns(20)
         shard.coordinator.resign()
         assert (await parked).error is ErrorCode.NOT_COORDINATOR
         assert await shard.heartbeat(member) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
@@ -141,9 +136,9 @@ def test_given_up_join_does_not_disturb_the_group(play: Play) -> None:
         first = await shard.enter()
         await shard.sync(first)
         entering = asyncio.ensure_future(shard.enter())
-        await turns()
+        await give_turns(20)
         entering.cancel()
-        await turns()
+        await give_turns(20)
         assert (await shard.join(first.member_id)).generation_id == 2
 
     play(scenario)
@@ -156,7 +151,7 @@ def test_commit_is_answered_only_when_it_is_durable(play: Play) -> None:
     async def scenario(shard: Shard) -> None:
         shard.background.gate.clear()
         committing = asyncio.ensure_future(shard.commit(5))
-        await turns()
+        await give_turns(20)
         assert not committing.done()
         assert await shard.position() == -1
         shard.background.gate.set()
@@ -170,7 +165,7 @@ def test_commits_in_flight_are_applied_in_log_order(play: Play) -> None:
     async def scenario(shard: Shard) -> None:
         shard.background.gate.clear()
         commits = [asyncio.ensure_future(shard.commit(offset)) for offset in (5, 7, 6)]
-        await turns()
+        await give_turns(20)
         shard.background.gate.set()
         assert await asyncio.gather(*commits) == [ErrorCode.NONE] * 3
         assert await shard.position() == 6
@@ -189,9 +184,9 @@ def test_deletion_takes_commits_on_their_way_along(play: Play) -> None:
         late = asyncio.ensure_future(
             shard.commit(7, offsets=((other, OffsetAndMetadata(offset=7)),))
         )
-        await turns()
+        await give_turns(20)
         deleting = asyncio.ensure_future(shard.delete())
-        await turns()
+        await give_turns(20)
         assert await shard.commit(8) is ErrorCode.COORDINATOR_NOT_AVAILABLE
         shard.background.gate.set()
         assert (await late, await deleting) == (ErrorCode.NONE, ErrorCode.NONE)
@@ -216,11 +211,11 @@ def test_given_up_deletion_leaves_the_group_usable(play: Play) -> None:
         await shard.commit(5)
         shard.background.gate.clear()
         late = asyncio.ensure_future(shard.commit(6))
-        await turns()
+        await give_turns(20)
         deleting = asyncio.ensure_future(shard.delete())
-        await turns()
+        await give_turns(20)
         deleting.cancel()
-        await turns()
+        await give_turns(20)
         shard.background.gate.set()
         await late
         assert await shard.commit(7) is ErrorCode.NONE
@@ -283,11 +278,11 @@ def test_broken_disk_acknowledges_nothing_and_ends_the_service(play: Play) -> No
         member = await shard.enter()
         await shard.sync(member)
         parked = asyncio.ensure_future(shard.enter())
-        await turns()
+        await give_turns(20)
         shard.background.is_broken = True
         ids = {"generation_id": 1, "member_id": member.member_id}
         assert await shard.commit(5, **ids) is ErrorCode.NOT_COORDINATOR
-        await turns(2)
+        await give_turns(2)
         assert parked.done()
         assert (await parked).error is ErrorCode.NOT_COORDINATOR
         assert await shard.txn_commit(5) is ErrorCode.NOT_COORDINATOR
@@ -312,7 +307,7 @@ def test_offsets_that_are_committed_in_another_epoch_than_written_are_not_told(p
         await shard.commit(5)
         shard.background.gate.clear()
         committing = asyncio.ensure_future(shard.commit(6))
-        await turns()
+        await give_turns(20)
         replica = shard.coordinator.replica
         epoch = replica.leader_epoch + 1
         replica.leadership = structs.replace(replica.leadership, leader_epoch=epoch)
@@ -330,7 +325,7 @@ def test_what_goes_wrong_in_a_timer_is_raised_by_every_call_and_ends_the_process
         member = await shard.enter()
         await shard.sync(member)
         parked = asyncio.ensure_future(shard.enter())
-        await turns()
+        await give_turns(20)
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
 
         def broken(*_: Any) -> None:

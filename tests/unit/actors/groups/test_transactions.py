@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from virtual_time import give_turns
 
 from oncelog.actors.protocol.messages.group import LeaveGroupRequest, LeavingMember
 from oncelog.actors.protocol.messages.partition import DescribeProducersRequest
@@ -19,12 +20,6 @@ GROUP = "billing"
 RETENTION_MS = 604_800_000
 Shard = Any
 Play = Callable[[Callable[[Shard], Awaitable[None]]], None]
-
-
-async def turns(count: int = 20) -> None:
-    """Let whatever can go on without the disk go on."""
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 def test_transactional_commit_is_unstable_until_its_marker_even_after_a_restart(
@@ -60,7 +55,7 @@ def test_marker_counts_only_when_it_is_durable(play: Play) -> None:
         await shard.txn_commit(9)
         shard.background.gate.clear()
         marking = asyncio.ensure_future(shard.mark(committed=True))
-        await turns()
+        await give_turns(20)
         assert not marking.done()
         assert await shard.position() is ErrorCode.UNSTABLE_OFFSET_COMMIT
         shard.background.gate.set()
@@ -121,7 +116,7 @@ def test_a_repeated_commit_of_a_transaction_is_answered_when_its_first_copy_is_d
         shard.background.gate.clear()
         first = asyncio.ensure_future(shard.txn_commit(9, base_sequence=0))
         again = asyncio.ensure_future(shard.txn_commit(9, base_sequence=0))
-        await turns()
+        await give_turns(20)
         assert not again.done()
         shard.background.gate.set()
         assert [await first, await again] == [ErrorCode.NONE, ErrorCode.NONE]
@@ -150,12 +145,12 @@ def test_commit_admitted_before_a_rebalance_is_seen_by_the_new_owner(play: Play)
         shard.background.gate.clear()
         ids = {"generation_id": 1, "member_id": first.member_id}
         zombie = asyncio.ensure_future(shard.txn_commit(9, **ids))
-        await turns()
+        await give_turns(20)
         leaving = LeavingMember(member_id=first.member_id)
         await shard.coordinator.leave_group(LeaveGroupRequest(group_id=GROUP, members=(leaving,)))
         second = await shard.enter()
         syncing = asyncio.ensure_future(shard.sync(second))
-        await turns()
+        await give_turns(20)
         assert not syncing.done()
         shard.background.gate.set()
         await syncing

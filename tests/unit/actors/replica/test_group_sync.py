@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 from msgspec import structs
-from virtual_time import until_idle
+from virtual_time import give_turns
 
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
@@ -70,11 +70,11 @@ class Table:
         for size in sizes:
             batch = self.harness.batch(b"x" * size)
             self.replies.append(asyncio.create_task(self.harness.produce(batch, **fields)))
-        await until_idle()
+        await give_turns()
 
     async def step(self) -> None:
         self.background.step()
-        await until_idle()
+        await give_turns()
 
     @property
     def answered(self) -> list[ErrorCode | None]:
@@ -187,7 +187,7 @@ def test_who_waits_is_not_kept_by_what_nobody_waits_for(harness: Any, is_quick: 
         table.background.is_quick = is_quick
         now_ms = harness.clock.now_ms()
         later = table.replica.append([LogRecord(b"k", b"v")], now_ms=now_ms, is_awaited=False)
-        await until_idle()
+        await give_turns()
         assert table.replica.machine.high_watermark < later.next_offset
         await table.produce(100)
         assert table.answered == [ErrorCode.NONE]

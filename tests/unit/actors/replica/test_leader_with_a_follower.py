@@ -9,7 +9,7 @@ import pytest
 from actor_environment import InlineBackground
 from deadlines import DEADLINE_S
 from msgspec import structs
-from virtual_time import until_idle
+from virtual_time import give_turns
 
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import DeleteRecordsRequest
@@ -76,11 +76,11 @@ def test_deleted_records_are_gone_for_a_client_once_a_follower_hides_them_too(
     async def body() -> None:
         await harness.start()
         await harness.produce(harness.batch(b"a", b"b"), acks=-1)
-        await until_idle()
+        await give_turns()
         follower.gate.clear()
         request = DeleteRecordsRequest(topic_partition=harness.tp, offset=1)
         deleting = asyncio.ensure_future(harness.leader.delete_records(request))
-        await until_idle()
+        await give_turns()
         assert (harness.replica.machine.log_start_offset, deleting.done()) == (1, False)
         follower.gate.set()
         assert (await asyncio.wait_for(deleting, DEADLINE_S)).error is ErrorCode.NONE
@@ -93,11 +93,11 @@ def test_who_deletes_records_is_told_that_another_leads(harness: Any, follower: 
     async def body() -> None:
         await harness.start()
         await harness.produce(harness.batch(b"a", b"b"), acks=-1)
-        await until_idle()
+        await give_turns()
         follower.gate.clear()
         request = DeleteRecordsRequest(topic_partition=harness.tp, offset=1)
         deleting = asyncio.ensure_future(harness.leader.delete_records(request))
-        await until_idle()
+        await give_turns()
         await harness.replica.replicate(push_of(9, harness, harness.topic_id))
         reply = await asyncio.wait_for(deleting, DEADLINE_S)
         assert reply.error is ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -115,16 +115,16 @@ def test_who_waits_is_told_at_once_that_another_leads(harness: Any, follower: Fo
         losses: list[str] = []
         await harness.start()
         harness.replica.on_loss = losses.append
-        await until_idle()
+        await give_turns()
         follower.gate.clear()
         producing = asyncio.ensure_future(harness.produce(harness.batch(b"a"), acks=-1))
         reading = asyncio.ensure_future(
             harness.leader.fetch(harness.fetch_request(0, max_wait_ms=60_000))
         )
-        await until_idle()
+        await give_turns()
         other = await harness.replica.replicate(push_of(9, harness, "b" * 32))
         same = await harness.replica.replicate(push_of(0, harness, harness.topic_id))
-        await until_idle()
+        await give_turns()
         assert (other.error, same.error, losses) == (ErrorCode.NOT_LEADER_OR_FOLLOWER,) * 2 + ([],)
         assert not producing.done()
         assert not reading.done()
@@ -154,7 +154,7 @@ def test_retention_leaves_what_a_follower_may_lack(harness: Any, follower: Follo
             asyncio.ensure_future(harness.produce(harness.batch(b"x" * 1_500), acks=-1))
             for _ in range(3)
         ]
-        await until_idle()
+        await give_turns()
         harness.clock.time_ms += DAY_MS + 1
         replica = harness.replica
         assert replica.log.recovery_point == 5 > replica.machine.high_watermark == 2

@@ -13,6 +13,7 @@ import pytest
 from actor_environment import HeldBackground
 from crash_disk import Crash, CrashDisk, DataLoss, NameLoss
 from deadlines import DEADLINE_S, until
+from virtual_time import give_turns
 
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.replica import replica as replica_module
@@ -48,8 +49,7 @@ def test_a_stop_waits_for_files_in_work_and_then_lets_the_directory_go(
         starting = asyncio.ensure_future(harness.start())
         await until(lambda: harness.background.begun == 1)
         stopping = asyncio.ensure_future(harness.replica.stop(remove_data=remove_data))
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await give_turns(20)
         assert not stopping.done()
         harness.background.gate.set()
         await asyncio.gather(starting, stopping)
@@ -154,8 +154,7 @@ def test_a_directory_that_is_removed_while_it_is_waited_for_is_taken_anew(harnes
         harness.topic_id = "b" * 32
         starting = asyncio.ensure_future(harness.start())
         await until(lambda: harness.replica is not old)
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await give_turns(20)
         assert not starting.done()
         await old.stop(remove_data=True)
         await asyncio.wait_for(starting, DEADLINE_S)

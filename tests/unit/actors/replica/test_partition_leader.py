@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from deadlines import DEADLINE_S
+from virtual_time import give_turns
 
 from oncelog.actors.config import ClusterConfig
 from oncelog.actors.protocol.messages.partition import (
@@ -459,8 +460,7 @@ def test_reversed_batches_land_without_any_timer(harness: Any) -> None:
         await harness.start()
         batches = [harness.batch(b"x", pid=7, epoch=0, seq=n) for n in (4, 3, 2, 1, 0)]
         producing = [asyncio.create_task(harness.produce(batch)) for batch in batches]
-        for _ in range(200):
-            await asyncio.sleep(0)
+        await give_turns(200)
         landed = [task.result().base_offset for task in producing if task.done()]
         for task in producing:
             task.cancel()

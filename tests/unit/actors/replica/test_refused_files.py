@@ -18,6 +18,7 @@ import pytest
 from actor_environment import AtOnceBackground
 from crash_disk import CrashDisk, DataLoss, NameLoss
 from deadlines import until
+from virtual_time import give_turns
 
 from oncelog.actors.protocol.messages.partition import TxnMarker, WriteTxnMarkersRequest
 from oncelog.actors.replica import group_sync as group_sync_module
@@ -307,8 +308,7 @@ def test_file_that_is_refused_while_the_partition_starts(harness, call, suffix, 
         await everything(partition)
         second = partition.disk.fail(call, suffix, number, written=0.5)
         await partition.restart()
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await give_turns(20)
         assert first.met or second.met
         partition.disk.heal()
         await partition.serve()

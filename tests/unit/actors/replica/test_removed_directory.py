@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from deadlines import DEADLINE_S, until
+from virtual_time import give_turns
 
 from oncelog.actors.process.background import ThreadBackground
 from oncelog.actors.protocol.partition.log_directory import DirectoryAssignment
@@ -253,8 +254,7 @@ def test_a_removal_waits_for_its_turn_to_forget(two_disks: Any) -> None:
         another = DISK.lock(two_disks.directory / ASSIGNING_LOCK_FILE)
         stopping = asyncio.create_task(two_disks.replica.stop(remove_data=True))
         await until(lambda: DISK.list_directory(directory) == [".lock"])
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await give_turns(20)
         assert not stopping.done()
         assert assigned(two_disks) is not None
         another.release()

@@ -13,6 +13,7 @@ import pytest
 from crash_disk import CrashDisk, DataLoss, NameLoss
 from deadlines import DEADLINE_S
 from msgspec import structs
+from virtual_time import give_turns
 
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
@@ -369,8 +370,7 @@ def test_sync_without_descriptors_is_repeated_and_nothing_is_acknowledged_before
         assert await faulty.produce() is ErrorCode.NONE
         faulty.disk.descriptor_limit = faulty.disk.open_handles
         waiting = asyncio.create_task(faulty.produce())
-        for _ in range(100):
-            await asyncio.sleep(0)
+        await give_turns(100)
         assert not waiting.done()
         assert faulty.replica.machine.high_watermark == 1
         assert await faulty.offsets() == [0]

@@ -10,7 +10,7 @@ import pytest
 from actor_environment import InlineBackground
 from deadlines import DEADLINE_S
 from msgspec import structs
-from virtual_time import until_idle
+from virtual_time import give_turns
 
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import ConfigureRequest
@@ -61,9 +61,9 @@ def test_who_waits_is_answered_when_the_controller_tells_that_too_few_are_in_syn
         replica = harness.replica
         producing = asyncio.ensure_future(harness.produce(harness.batch(b"v"), acks=-1))
         patient: list[ErrorCode] = []
-        await until_idle()
+        await give_turns()
         replica.when_committed(1, patient.append)
-        await until_idle()
+        await give_turns()
         assert (replica.machine.log_end_offset, producing.done()) == (1, False)
         assert replica.learn_leadership(change(replica)) is ErrorCode.NONE
         reply = await asyncio.wait_for(producing, DEADLINE_S)
@@ -165,7 +165,7 @@ def test_a_follower_follows_settings_and_asks_for_those_that_its_leader_knows(ha
 
         harness.epoch_source = epoch_source
         starting = asyncio.ensure_future(harness.start())
-        await until_idle()
+        await give_turns()
         replica, asked = harness.replica, []
         assert replica.is_following
         replica.on_newer_settings = lambda: asked.append(True)

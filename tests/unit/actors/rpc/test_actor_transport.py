@@ -10,6 +10,7 @@ import pytest
 from counted_calls import Counted
 from deadlines import DEADLINE_S
 from inside import loops_of
+from virtual_time import give_turns
 
 from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
@@ -358,8 +359,7 @@ def test_calls_are_counted_whichever_way_they_take_and_reported_when_the_transpo
         assert await describe(transport) == BY_RAY
         assert not counted.amounts
         transport.close()
-        for _ in range(3):
-            await asyncio.sleep(0)
+        await give_turns(3)
         assert counted.of("calls", "describe_replica", "caller") == 1
         assert counted.of("call_request_bytes", "describe_replica", "caller") == BY_RAY_BYTES[0]
         assert counted.of("call_reply_bytes", "describe_replica", "caller") == BY_RAY_BYTES[1]
@@ -393,8 +393,7 @@ def test_a_connection_whose_making_was_cancelled_is_made_again(turns: int) -> No
         await asyncio.sleep(0)
         (connections,) = loops_of(transport).values()
         (making,) = connections._making.values()
-        for _ in range(turns):
-            await asyncio.sleep(0)
+        await give_turns(turns)
         making.cancel()
         assert (await calling).error is ErrorCode.NETWORK_EXCEPTION
         assert (await describe(transport)).process_id == 1

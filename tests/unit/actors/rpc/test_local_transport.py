@@ -6,6 +6,7 @@ import asyncio
 from typing import Any, NoReturn
 
 import pytest
+from virtual_time import give_turns
 
 from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
@@ -134,8 +135,7 @@ def test_a_caller_that_gives_up_does_not_take_its_call_back():
         await asyncio.sleep(0)
         cancelled.cancel()
         house.server.gate.set()
-        for _ in range(5):
-            await asyncio.sleep(0)
+        await give_turns(5)
         assert house.server.calls == 2
 
     asyncio.run(body())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from virtual_time import until_idle
+from virtual_time import give_turns
 
 from oncelog.actors.protocol.messages.cluster import AllocateProducerIdsReply
 from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
@@ -40,17 +40,17 @@ def test_the_next_block_is_asked_for_once_few_ids_are_left_and_not_before() -> N
         await reservation.ensure()
         for _ in range(5):
             await reservation.ensure()
-        await until_idle()
+        await give_turns()
         assert (controller.calls, blocks.remaining) == (1, 100)
         controller.gate.clear()
         while not blocks.needs_block:
             blocks.take()
         for _ in range(5):
             await reservation.ensure()
-        await until_idle()
+        await give_turns()
         assert controller.calls == 2
         controller.gate.set()
-        await until_idle()
+        await give_turns()
         assert not blocks.needs_block
 
     asyncio.run(body())

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from transaction_calls import CLUSTER_KEY, FLIGHTS, RUN, add, begin, end, init, state_of
+from virtual_time import give_turns
 
 from oncelog.actors.config import ClusterConfig
 from oncelog.actors.protocol.messages.partition import (
@@ -238,8 +239,7 @@ def test_a_decision_is_completed_though_its_caller_went_away(world: Any) -> None
         producer_id, epoch = await begin(world, coordinator)
         world.answer_markers("partition:flights-0@1")
         ending = asyncio.create_task(end(coordinator, producer_id, epoch))
-        for _ in range(3):
-            await asyncio.sleep(0)
+        await give_turns(3)
         ending.cancel()
         await asyncio.sleep(10)
         assert state_of(coordinator) == "CompleteCommit"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from inside import core_of
+from virtual_time import give_turns
 
 from oncelog.actors.protocol.messages.group import (
     JoinGroupRequest,
@@ -31,8 +32,7 @@ def consumer_of(cluster: Any, **settings: Any) -> AsyncConsumer:
 
 
 async def cancel_all(*, but: Iterable[asyncio.Task[Any]] = (), turns: int = 0) -> None:
-    for _ in range(turns):
-        await asyncio.sleep(0)
+    await give_turns(turns)
     for task in asyncio.all_tasks() - {asyncio.current_task(), *but}:
         task.cancel()
 
@@ -107,8 +107,7 @@ def test_a_member_without_heartbeats_says_so_and_leaves_its_group_with_close(
         await consumer.subscribe("t")
         while not await consumer.poll(1_000):
             pass
-        for _ in range(turns):
-            await asyncio.sleep(0)
+        await give_turns(turns)
         membership = core_of(consumer)._membership
         assert membership is not None
         assert membership._heartbeats is not None
@@ -132,8 +131,7 @@ def test_a_rebalance_that_was_cancelled_is_begun_again(
         consumer = consumer_of(fake_cluster, group_id="g")
         await consumer.subscribe("t")
         await consumer.poll(0)
-        for _ in range(turns):
-            await asyncio.sleep(0)
+        await give_turns(turns)
         maintenance = core_of(consumer)._maintenance
         assert maintenance is not None
         assert not maintenance.done()

@@ -4,6 +4,7 @@ import asyncio
 from random import Random
 
 import pytest
+from virtual_time import give_turns
 
 from oncelog.actors.protocol.messages.cluster import MetadataRequest
 from oncelog.actors.protocol.messages.partition import FetchReply, FetchRequest
@@ -31,11 +32,6 @@ def new_fetcher(cluster, settings=SETTINGS):
     )
 
 
-async def settle(rounds=50):
-    for _ in range(rounds):
-        await asyncio.sleep(0)
-
-
 def test_a_reply_is_fetched_ahead_and_one_more_but_no_third(fake_cluster, run):
     (log,) = fake_cluster.create("t")
     for number in range(5):
@@ -47,10 +43,10 @@ def test_a_reply_is_fetched_ahead_and_one_more_but_no_third(fake_cluster, run):
         )
         fetcher.assign([TP])
         fetcher.seek(TP, 0)
-        await settle()
+        await give_turns(50)
         asked = [request.fetch_offset for request in fake_cluster.requests(FetchRequest)]
         fetcher.take_records(1)
-        await settle()
+        await give_turns(50)
         return asked, [request.fetch_offset for request in fake_cluster.requests(FetchRequest)]
 
     assert run(scenario()) == ([0, 1], [0, 1, 2])
@@ -67,7 +63,7 @@ def test_taking_wakes_no_partition_that_has_all_it_may_hold(fake_cluster, run):
         )
         fetcher.assign([TP])
         fetcher.seek(TP, 0)
-        await settle()
+        await give_turns(50)
         is_woken = []
         for _ in range(2):
             fetcher.take_records(1)
@@ -86,12 +82,12 @@ def test_no_fetch_begins_while_the_replies_held_reach_the_bound(fake_cluster, ru
         fetcher = new_fetcher(fake_cluster, ConsumerSettings(fetch_max_bytes=50))
         fetcher.assign([TP])
         fetcher.seek(TP, 0)
-        await settle()
+        await give_turns(50)
         fetcher.assign([TP, TopicPartition("t", 1)])
         fetcher.seek(TopicPartition("t", 1), 0)
-        await settle()
+        await give_turns(50)
         before = len(fetcher.take_records(10))
-        await settle()
+        await give_turns(50)
         return before, len(fetcher.take_records(10))
 
     assert run(scenario()) == (1, 1)
@@ -108,7 +104,7 @@ def test_a_seek_makes_the_fetch_on_its_way_nobodys(fake_cluster, run):
         fetcher.seek(TP, 0)
         await asyncio.sleep(0)
         fetcher.seek(TP, 1)
-        await settle()
+        await give_turns(50)
         return [record.offset for record in fetcher.take_records(10)]
 
     assert run(scenario()) == [1]
@@ -148,7 +144,7 @@ def test_an_answer_that_meets_a_seek_is_dropped(fake_cluster, run):
         await begun.wait()
         log.append(b"2")
         fetcher.seek(TP, 0)
-        await settle()
+        await give_turns(50)
         return [record.offset for record in fetcher.take_records(10)]
 
     assert run(scenario()) == [0, 1, 2]
@@ -171,9 +167,9 @@ def test_a_fetch_that_did_not_hear_of_its_end_does_not_go_on_beside_its_successo
         await begun.wait()
         log.append(b"0")
         fetcher.seek(TP, 0)
-        await settle()
+        await give_turns(50)
         taken = [record.offset for record in fetcher.take_records(10)]
-        await settle()
+        await give_turns(50)
         return taken, [request.fetch_offset for request in fake_cluster.requests(FetchRequest)]
 
     assert run(scenario()) == ([0], [0, 0, 1])
@@ -201,7 +197,7 @@ def test_an_answer_for_a_place_that_was_left_meanwhile_is_dropped(fake_cluster, 
         await begun.wait()
         fetcher.partition(TP).seek(1)
         answer.set()
-        await settle()
+        await give_turns(50)
         asked = [request.fetch_offset for request in fake_cluster.requests(FetchRequest)]
         return asked[:2], [record.offset for record in fetcher.take_records(10)]
 
@@ -240,7 +236,7 @@ def test_an_error_no_retry_mends_waits_until_what_came_before_is_taken(fake_clus
         fetcher = new_fetcher(fake_cluster)
         fetcher.assign([TP])
         fetcher.seek(TP, 0)
-        await settle(8)
+        await give_turns(8)
         fake_cluster.fail(FetchRequest, ErrorCode.OFFSET_OUT_OF_RANGE)
         await asyncio.sleep(1)
         early = fetcher.take_failure()
@@ -315,7 +311,7 @@ def test_every_partition_gets_its_turn_when_records_are_taken_one_by_one(fake_cl
         fetcher.assign(partitions)
         for tp in partitions:
             fetcher.seek(tp, 0)
-        await settle()
+        await give_turns(50)
         return [fetcher.take_records(1)[0].partition for _ in range(3)]
 
     assert sorted(run(scenario())) == [0, 1, 2]
@@ -328,7 +324,7 @@ def test_a_partition_given_up_is_no_longer_fetched(fake_cluster, run):
         fetcher = new_fetcher(fake_cluster)
         fetcher.assign([TP])
         fetcher.seek(TP, 0)
-        await settle()
+        await give_turns(50)
         fetcher.assign([])
         log.append(b"0")
         before = len(fake_cluster.requests(FetchRequest))
@@ -352,7 +348,7 @@ def test_a_bug_in_a_fetch_is_raised_and_not_hidden(fake_cluster, run):
         fetcher = new_fetcher(fake_cluster)
         fetcher.assign([TP])
         fetcher.seek(TP, 0)
-        await settle()
+        await give_turns(50)
         with pytest.raises(ZeroDivisionError):
             fetcher.take_failure()
 
@@ -376,19 +372,19 @@ def test_what_a_paused_partition_holds_does_not_keep_others_from_being_fetched(f
         )
         fetcher.assign([TP])
         fetcher.seek(TP, 0)
-        await settle()
+        await give_turns(50)
         taken = fetcher.take_records(1)
         fetcher.pause(TP)
         fetcher.assign([TP, other])
         fetcher.seek(other, 0)
         while sum(record.partition == 1 for record in taken) < 3:
-            await settle()
+            await give_turns(50)
             found = fetcher.take_records(10)
             assert found
             taken += found
         fetcher.resume(TP)
         while len(taken) < 9:
-            await settle()
+            await give_turns(50)
             found = fetcher.take_records(10)
             assert found
             taken += found
@@ -430,7 +426,7 @@ async def read_while_pausing(fake_cluster, random, logs):
         chosen = random.choice(partitions)
         random.choice([fetcher.pause, fetcher.resume])(chosen)
         logs[random.choice(partitions).partition].append(b"x" * random.randint(1, 200))
-        await settle()
+        await give_turns(50)
         held_bytes = sum(p.buffered_bytes for p in fetcher.partitions.values())
         assert held_bytes <= BOUND_BYTES * (1 + len(partitions))
         records = fetcher.take_records(random.randint(1, 4))
@@ -446,7 +442,7 @@ async def read_while_pausing(fake_cluster, random, logs):
     for partition in partitions:
         fetcher.resume(partition)
     for _ in range(200):
-        await settle()
+        await give_turns(50)
         for record in fetcher.take_records(100):
             seen[record.topic_partition].append(record.offset)
     await fetcher.close()
@@ -508,12 +504,12 @@ def test_a_reader_that_is_not_idle_does_not_ask_who_leads(fake_cluster, run):
         before = len(fake_cluster.requests(MetadataRequest))
         while asyncio.get_running_loop().time() < 3 * IDLE_CHECK_MS / 1_000:
             log.append(b"0")
-            await settle()
+            await give_turns(50)
             fetcher.take_records(10)
-            await settle()
+            await give_turns(50)
             await asyncio.sleep(0.4)
             log.append(b"0")
-            await settle()
+            await give_turns(50)
         asked = len(fake_cluster.requests(MetadataRequest)) - before
         await fetcher.close()
         return asked

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from deadlines import until
 from inside import core_of
+from virtual_time import give_turns
 
 from oncelog.actors.protocol.messages.partition import ProduceRequest
 from oncelog.actors.protocol.messages.transaction import EndTxnRequest
@@ -21,8 +22,7 @@ SAYS_SO = "was cancelled by the program"
 
 
 async def cancel_all(turns: int) -> None:
-    for _ in range(turns):
-        await asyncio.sleep(0)
+    await give_turns(turns)
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         task.cancel()
 

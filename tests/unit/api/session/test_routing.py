@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from deadlines import DEADLINE_S
 from topics import topic_of
+from virtual_time import give_turns
 
 from oncelog.actors.protocol.messages.cluster import (
     MetadataReply,
@@ -74,8 +75,7 @@ def test_a_look_up_that_is_cancelled_is_made_again_for_all_who_wait(
 
     async def story() -> None:
         callers = [asyncio.ensure_future(router.leader(T0)) for _ in range(3)]
-        for _ in range(turns):
-            await asyncio.sleep(0)
+        await give_turns(turns)
         for task in asyncio.all_tasks() - {asyncio.current_task(), *callers}:
             task.cancel()
         answers = await asyncio.wait_for(asyncio.gather(*callers), DEADLINE_S)
