@@ -27,3 +27,18 @@ def loops_of(transport: ActorTransport) -> dict[Any, Any]:
 def callers_of(listener: Listener) -> dict[Caller, None]:
     """Whose connections are trusted, the newest last."""
     return listener.places._trusted
+
+
+def moves_of(controller: Any) -> Any:
+    """What moves replicas, and removes those that have moved away."""
+    return controller._moves
+
+
+def copy_of(broker: Any) -> Any:
+    """The broker's copy of the controller's log, if it follows one now."""
+    return broker.voter._copy
+
+
+def generation_of(consumer: Any) -> int:
+    """The generation of its group that a consumer is in; also of one that commits by itself."""
+    return int(core_of(consumer)._identity().generation_id)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from actor_environment import InlineBackground
+from inside import copy_of
 from replicas import surroundings_of
 from virtual_time import run_virtually
 
@@ -185,7 +186,7 @@ class Node:
         broker, self.broker = self.broker, None
         if broker is not None:
             broker._tasks.cancel()
-            copy = broker.voter._copy
+            copy = copy_of(broker)
             if copy is not None:
                 copy.halt()
                 copy.directory.release()

@@ -14,6 +14,7 @@ from typing import Any
 
 from cluster_worlds import state_of
 from disk_image import Directory
+from inside import copy_of
 from sim_checkers import Violation
 from sim_disk import durable_end
 from sim_history import is_compacted, is_remade
@@ -331,7 +332,7 @@ def is_metadata_copied(world: Any) -> bool:
 
 def _metadata_copies(world: Any) -> list[ReplicaLog]:
     brokers = [world.server(broker_actor(number)) for number in world.node_numbers()]
-    copies = [None if broker is None else broker.voter._copy for broker in brokers]
+    copies = [None if broker is None else copy_of(broker) for broker in brokers]
     # One beside the controller waits for its directory, in vain.
     return [copy for copy in copies if copy is not None and copy.is_following]
 

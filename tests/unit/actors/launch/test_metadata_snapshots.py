@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import voting_world
+from inside import copy_of
 from voting_world import CLUSTER, Node, VotingWorld
 
 from oncelog.actors.controller.metadata_log import SNAPSHOT_CHECK_MS, Snapshots
@@ -44,9 +45,9 @@ def controller_of(world: VotingWorld) -> ControllerServer:
     return world.holder.controller
 
 
-def copy_of(node: Node) -> MetadataCopy:
+def copy_on(node: Node) -> MetadataCopy:
     assert node.broker is not None
-    copy = node.broker.voter._copy
+    copy = copy_of(node.broker)
     assert copy is not None
     return copy
 
@@ -107,9 +108,9 @@ def test_every_voter_drops_what_is_before_the_snapshot(tmp_path: Path) -> None:
         begins_at = controller_of(world).replica.log.log_start_offset
         assert begins_at > RECORDS_MAX
         for number in (2, 3):
-            log = copy_of(world.nodes[number]).log
+            log = copy_on(world.nodes[number]).log
             assert log.log_start_offset == begins_at
-            assert copy_of(world.nodes[number]).electorate.voters == (1, 2, 3)
+            assert copy_on(world.nodes[number]).electorate.voters == (1, 2, 3)
         world.nodes[1].kill()
         await check_topics(world)
         await change_much(world, last)
@@ -135,14 +136,14 @@ def test_a_voter_that_was_away_and_one_with_a_new_disk_are_given_the_snapshot(
         three.is_up = True
         three.start_broker()
         await world.until_voters(1, 2, 3)
-        assert copy_of(three).log.log_start_offset >= begins_at
+        assert copy_on(three).log.log_start_offset >= begins_at
         two.kill()
         shutil.rmtree(two.data_dir)
         await asyncio.sleep(8)
         two.is_up = True
         two.start_broker()
         await world.until_voters(1, 2, 3)
-        assert copy_of(two).log.log_start_offset >= begins_at
+        assert copy_on(two).log.log_start_offset >= begins_at
         one.kill()
         await check_topics(world)
         await change_much(world, last)
@@ -176,7 +177,7 @@ def test_nothing_is_dropped_before_the_snapshot_is_committed(tmp_path: Path) -> 
         assert world.holder is two
         one.is_up, one.is_isolated = True, False
         await world.until_voters(1, 2, 3)
-        assert copy_of(one).electorate.voters == (1, 2, 3)
+        assert copy_on(one).electorate.voters == (1, 2, 3)
 
     play(tmp_path, scenario)
 

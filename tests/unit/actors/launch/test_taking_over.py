@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inside import copy_of
 from voting_world import CLUSTER, VotingWorld, play
 
 from oncelog.actors.interfaces import broker_actor
@@ -654,7 +655,7 @@ def test_no_copy_begins_where_ray_does_not_say_that_the_controller_is_elsewhere(
         assert one.broker is not None
         one.is_told = False
         await asyncio.sleep(30)
-        assert one.broker.voter._copy is None
+        assert copy_of(one.broker) is None
 
     play(tmp_path, scenario)
 
@@ -675,11 +676,11 @@ def test_a_copy_lets_the_directory_go_for_the_controller_that_waits_for_it(
         world.holder = None
         await one.broker.voter._begin_copy()
         world.holder = one
-        assert one.broker.voter._copy is not None
+        assert copy_of(one.broker) is not None
         one.end_controller(None)
         world.holder = one  # Ray starts it again.
         await asyncio.sleep(0.1)
-        assert one.broker.voter._copy.is_following
+        assert copy_of(one.broker).is_following
         one.start_controller()
         assert await world.until_serving() == 1
         assert world.starts == [1, 1]
@@ -719,7 +720,7 @@ def test_a_copy_that_was_begun_beside_a_controller_ends_and_the_hung_one_is_kill
         world.holder = None
         await one.broker.voter._begin_copy()
         world.holder = one
-        assert one.broker.voter._copy is not None
+        assert copy_of(one.broker) is not None
         world.hung.add(hung)
         assert await world.until_serving() in (1, 2, 3)
         assert world.killed == [1]
