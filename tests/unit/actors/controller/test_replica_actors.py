@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from virtual_time import run_virtually
 
-from oncelog.actors.controller import replica_actors
 from oncelog.actors.controller.replica_actors import MachineSize, ReplicaActors
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR, Placement
@@ -108,9 +108,7 @@ def test_hosts_are_told_in_the_same_order_in_every_process():
     asyncio.run(body())
 
 
-def test_a_host_that_was_not_reached_is_told_until_it_is(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(replica_actors, "HOLD_RETRY_MS", 0)
-
+def test_a_host_that_was_not_reached_is_told_until_it_is():
     async def body() -> None:
         hosts = Hosts(ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT)
         actors, tasks = actors_of(hosts, [placed(0, 1)])
@@ -120,12 +118,10 @@ def test_a_host_that_was_not_reached_is_told_until_it_is(monkeypatch: pytest.Mon
         await actors.start([placed(0, 1)])
         assert not tasks.running
 
-    asyncio.run(body())
+    run_virtually(body())
 
 
-def test_a_host_that_has_nothing_to_hold_is_told_no_more(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(replica_actors, "HOLD_RETRY_MS", 0)
-
+def test_a_host_that_has_nothing_to_hold_is_told_no_more():
     async def body() -> None:
         hosts = Hosts(*[ErrorCode.NETWORK_EXCEPTION] * 9)
         known = [placed(0, 1)]
@@ -135,4 +131,4 @@ def test_a_host_that_has_nothing_to_hold_is_told_no_more(monkeypatch: pytest.Mon
         await asyncio.gather(*tasks.running)
         assert hosts.told == ["partitions:1@1"]
 
-    asyncio.run(body())
+    run_virtually(body())
