@@ -45,26 +45,23 @@ def replica_of(
 
     ``environment`` are what else its constructor is to be given.
     """
-    whole = ReplicaConfig(
-        **{
-            "topic": tp.topic,
-            "partition": tp.partition,
-            "broker_id": 1,
-            "data_dir": str(data_dir),
-            **config,
-        }
-    )
-    given = {"filesystem": RealFileSystem(), "clock": ManualClock(), **(environment or {})}
+    whole: dict[str, Any] = {"broker_id": 1, "data_dir": str(data_dir), **config}
+    given: dict[str, Any] = {"filesystem": RealFileSystem(), "clock": ManualClock()}
+    given |= environment or {}
     if "background" not in given:
         given["background"] = ThreadBackground()
-    return kind(config=whole, epoch_source=epoch_source, **given)
+    return kind(
+        config=ReplicaConfig(topic=tp.topic, partition=tp.partition, **whole),
+        epoch_source=epoch_source,
+        **given,
+    )
 
 
 def surroundings_of(
     transport: Transport, clock: Clock, die: Callable[[BaseException], None], **fields: Any
 ) -> Environment:
     """Those of a process on a real disk."""
-    given = {
+    given: dict[str, Any] = {
         "filesystem": RealFileSystem(),
         "new_background": ThreadBackground,
         "drivers": None,
