@@ -11,6 +11,7 @@ import shutil
 import subprocess
 
 import pytest
+from deadlines import DEADLINE_S
 
 TOOLS = ("bash", "cat", "dirname", "env", "flock", "grep", "head", "id", "ls", "paste")
 TOOLS += ("readlink", "rm", "sed", "sha256sum")
@@ -54,7 +55,7 @@ def start(bare, *words):
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=DEADLINE_S,
     )
 
 
@@ -143,7 +144,7 @@ def whole_test(root, tmp_path, *, real=0, simulated=0, others=0):
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=DEADLINE_S,
     )
     assert not list((tmp_path / "left").iterdir())
     return done.returncode, done.stdout.splitlines()

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from deadlines import DEADLINE_S
 from faults.campaign import run_campaign
 from faults.fault_plan import (
     BROKER,
@@ -97,5 +98,5 @@ def run_faults(tmp_path, seed, *options):
         capture_output=True,
         text=True,
         check=False,
-        timeout=600,
+        timeout=3 * DEADLINE_S,
     )

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
+from deadlines import DEADLINE_S
 from hypothesis import example, given
 from hypothesis import strategies as st
 from record_oracle import decode_rows as decode_by_oracle
@@ -119,7 +120,7 @@ def test_hostile_batches_end_in_an_error_within_little_memory(batch_count: int, 
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=DEADLINE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

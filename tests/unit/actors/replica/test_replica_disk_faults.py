@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from crash_disk import CrashDisk, DataLoss, NameLoss
-from deadlines import DEADLINE_S
+from deadlines import DEADLINE_S, until
 from msgspec import structs
 from virtual_time import give_turns
 
@@ -180,8 +180,7 @@ def test_a_follower_is_refused_until_what_its_leader_pushes_is_synced(harness):
 
 async def following(harness: Any) -> Any:
     began = asyncio.Event()
-    while not hasattr(harness, "leader"):  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: hasattr(harness, "leader"))
     harness.replica.on_following = began.set
     await asyncio.wait_for(began.wait(), DEADLINE_S)
     return harness.replica
@@ -440,8 +439,7 @@ def test_replica_starting_on_a_full_disk_leads_when_there_is_room(play, monkeypa
         assert await faulty.produce() is ErrorCode.NONE
         faulty.fill()
         starting = asyncio.create_task(faulty.restart())
-        while "leader-epoch" not in str(faulty.disk.history[-1:]):  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until(lambda: "leader-epoch" in str(faulty.disk.history[-1:]))
         assert faulty.replica.availability() is ErrorCode.NOT_LEADER_OR_FOLLOWER
         assert faulty.replica.failure is None
         faulty.empty()

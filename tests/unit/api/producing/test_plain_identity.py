@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from deadlines import until
 
 from oncelog.actors.protocol.messages.partition import ProduceRequest
 from oncelog.actors.protocol.messages.transaction import InitProducerIdReply, InitProducerIdRequest
@@ -112,8 +113,7 @@ def test_a_batch_whose_fate_is_not_known_is_not_sent_again_under_a_new_id(
         await send(producer, b"0")
         cluster.fault(ProduceRequest, "lose reply")
         sent = await producer.send("t", b"1")
-        while not leader.values()[1:]:  # noqa: ASYNC110 - virtual time
-            await asyncio.sleep(0.001)
+        await until(lambda: leader.values()[1:], look_s=0.001)
         cluster.take_keys(7)
         leader.producers.clear()
         with pytest.raises(OutOfOrderSequenceNumberError, match="may or may not be in the log"):
