@@ -61,8 +61,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _jump(self) -> None:
         due_s = self._scheduled[0].when()  # type: ignore[attr-defined]
         # A loop fires timers that are due within its clock's resolution. To whole microseconds,
-        # so that none fires before its time, again and again.
-        self.now_s = max(self.now_s, math.ceil(due_s * 1e6) / 1e6)
+        # so that none fires before its time, again and again; which rounding may have undone.
+        self.now_s = max(self.now_s, due_s, math.ceil(due_s * 1e6) / 1e6)
 
 
 def run_virtually(work: Coroutine[Any, Any, ResultT]) -> ResultT:
