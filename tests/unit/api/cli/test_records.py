@@ -438,7 +438,7 @@ def test_a_signal_waits_until_what_is_written_is_committed(
 def test_it_ends_when_nobody_reads_its_output_any_more():
     code = (
         "import sys\n"
-        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        f"sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}\n"
         "import test_records as here\n"
         "here.cli_records.connect = lambda args: here.Cluster()\n"
         "sys.exit(here.cli.main(['consume', 'flights']))\n"
