@@ -82,7 +82,9 @@ class StreamDriver:
         """
         output = self._running().stdout
         assert output is not None
-        if not select.select([output], [], [], seconds)[0]:
+        ready = select.poll()
+        ready.register(output, select.POLLIN)
+        if not ready.poll(1_000 * seconds):
             return
         news = os.read(output.fileno(), READ_BYTES)
         if not news:

@@ -8,10 +8,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from deadlines import DEADLINE_S
+from deadlines import DEADLINE_S, wait_for
 from faults.fault_plan import EMPTIED_DISK, NODE, OLD_DISK, Fault
 from faults.struck_nodes import StruckNodes, copy_disk
-from ray_nodes import children_of, is_raylet, wait_for
+from ray_nodes import children_of, is_raylet
 
 
 class FakeNodes:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from deadlines import DEADLINE_S
@@ -31,12 +31,6 @@ def can_unshare() -> bool:
     with contextlib.suppress(OSError):
         return subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
     return False
-
-
-def wait_for(is_true: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not is_true():
-        assert time.monotonic() < deadline, f"{what} did not come within {DEADLINE_S} s"
 
 
 class Nodes:

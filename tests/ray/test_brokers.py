@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deadlines import DEADLINE_S
-from ray_nodes import Nodes, can_unshare, wait_for
+from deadlines import DEADLINE_S, wait_for
+from ray_nodes import Nodes, can_unshare
 
 pytestmark = pytest.mark.ray
 

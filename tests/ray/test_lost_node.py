@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from deadlines import DEADLINE_S
-from ray_nodes import Nodes, can_unshare, wait_for
+from deadlines import DEADLINE_S, wait_for
+from ray_nodes import Nodes, can_unshare
 
 pytestmark = pytest.mark.ray
 

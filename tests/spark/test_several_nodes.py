@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_nodes import Nodes, can_unshare, wait_for
+from deadlines import wait_for
+from ray_nodes import Nodes, can_unshare
 
 pytestmark = [pytest.mark.ray, pytest.mark.spark, pytest.mark.slow]
 

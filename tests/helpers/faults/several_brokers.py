@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import ray
+from deadlines import wait_for
 from faults.client import repeat
 from faults.fault_plan import LINKED_ROLES, SEVERAL_BROKERS_ROLES
 from faults.struck_nodes import name_of, start_node
 from links import HAS_OWN_NETWORK, Links
-from ray_nodes import Nodes, can_unshare, wait_for
+from ray_nodes import Nodes, can_unshare
 
 import oncelog
 
