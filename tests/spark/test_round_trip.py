@@ -279,4 +279,4 @@ def test_a_session_on_raydp_writes_and_reads(cluster):
     )
     assert shown.returncode == 0, shown.stderr
     (line,) = [line for line in shown.stdout.splitlines() if line.startswith("found")]
-    assert line.startswith("found 1000 1000 3 refused: this process has a Spark session already")
+    assert line.startswith("found 1000 1000 3 refused: this process already has a Spark session")
