@@ -75,7 +75,7 @@ def write(
     arguments are those of ``Dataset.write_datasink``. ``InvalidSettingError`` for an invalid
     argument or column, ``UnknownTopicOrPartitionError``, and errors of tasks leave nothing visible.
     """
-    # One thing: most of it are arguments, and what they mean.
+    # One thing: mostly arguments, and what they mean.
     arguments = WriteArguments(
         topic=topic,
         txn_app_id=txn_app_id,

@@ -75,7 +75,7 @@ def read(
     argument, ``UnknownTopicOrPartitionError``, and ``OffsetOutOfRangeError`` for a start whose
     records are deleted or not there yet. A task fails if its records are deleted before it reads.
     """
-    # One thing: most of it are arguments, and what they mean.
+    # One thing: mostly arguments, and what they mean.
     wanted = ReadArguments(
         topics=topics,
         start_offset=start_offset,

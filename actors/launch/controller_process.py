@@ -1,4 +1,4 @@
-"""Old import path of the controller's process, for actors that an earlier release started.
+"""Old import path of the controller's process, for actors that an earlier build started.
 
 Ray restarts an actor by the module that its class was in, also after a rolling upgrade.
 """
