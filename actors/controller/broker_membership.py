@@ -360,7 +360,7 @@ class BrokerWatch:
         self._has_checked = False
 
     async def watch(self) -> None:
-        """Call ``look`` periodically; run it in its own task."""
+        """Call ``check_nodes`` periodically; run it in its own task."""
         while True:
             try:
                 await self.check_nodes()
@@ -371,7 +371,7 @@ class BrokerWatch:
             await asyncio.sleep((LONE_NODES_CHECK_MS if is_alone else NODES_CHECK_MS) / 1000)
 
     async def watch_sessions(self) -> None:
-        """Fence silent brokers; run it in its own task, since ``look`` may hang."""
+        """Fence silent brokers; run it in its own task, since ``check_nodes`` may hang."""
         self._sessions = self._new_sessions()
         before_ms = loop_ms()
         while True:

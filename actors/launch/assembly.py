@@ -1,6 +1,6 @@
 """Assembles each kind of process from its shell, replica and maintenance.
 
-``processes.py`` passes production's ``Surroundings`` and makes Ray actors of these classes; the
+``processes.py`` passes production's ``Environment`` and makes Ray actors of these classes; the
 simulator passes its own. Constructors only set fields, because an exception there would end a Ray
 actor for good. Recovery runs in a task, and meanwhile requests are answered with an error code.
 

@@ -1,6 +1,6 @@
 """The Ray actors: their classes, and how actors are started, found and killed.
 
-A class creates its server with production's ``Surroundings``, and receives its calls. A broken
+A class creates its server with production's ``Environment``, and receives its calls. A broken
 invariant ends the process: Ray restarts it and it recovers from its log.
 
 ``launch_actor`` turns classes into named, detached, self-restarting Ray actors. The classes are not
@@ -217,7 +217,7 @@ class ReplicaProcess(ActorProcess):
         )
 
     def make_server(self, config: ReplicaConfig) -> ReplicaServer:
-        """Create the server with production's ``Surroundings``."""
+        """Create the server with production's ``Environment``."""
         return self.server_class(config, production(config))
 
     @ray.method(concurrency_group="health")

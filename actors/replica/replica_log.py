@@ -517,7 +517,7 @@ class ReplicaWaiters:
     def when_committed(
         self, next_offset: int, done: Callable[[ErrorCode], None], *, is_patient: bool = True
     ) -> None:
-        """Call ``done`` when ``release`` reaches ``next_offset``, or on ``send_away``.
+        """Call ``done`` when ``release`` reaches ``next_offset``, or on ``fail_all``.
 
         Unless ``is_patient``, also on ``fail_impatient_waiters``.
         """

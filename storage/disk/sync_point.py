@@ -1,9 +1,9 @@
 """Track the bytes of a log that are not durable yet, and sync them in a background thread.
 
-The event loop appends and notes the file. ``SyncLedger.capture`` takes all that is unsynced now.
-``SyncPoint.run`` syncs it in another thread while appends continue. Back on the loop,
-``SyncLedger.settle`` forgets what has not been written again since. A sync point holds duplicates
-of the file descriptors, so the log may roll or close meanwhile.
+The event loop appends and marks the file as written. ``SyncLedger.capture`` takes all that is
+unsynced now. ``SyncPoint.run`` syncs it in another thread while appends continue. Back on the loop,
+``SyncLedger.mark_synced`` forgets what has not been written again since. A sync point holds
+duplicates of the file descriptors, so the log may roll or close meanwhile.
 """
 
 from __future__ import annotations
