@@ -68,7 +68,7 @@ from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.actors.rpc.dispatch import Dispatch, read_answer
 from oncelog.actors.rpc.listener import TOKEN_BYTES, Listener, ListenerAddress
 from oncelog.actors.rpc.message_codec import REQUESTS, encode
-from oncelog.actors.rpc.ray_transport import RayTransport, find_actor
+from oncelog.actors.rpc.ray_transport import RayTransport, connection_secret, find_actor
 from oncelog.storage.disk.file_system import RealFileSystem
 
 _logger = logging.getLogger(__name__)
@@ -186,15 +186,19 @@ class ActorProcess:
         self.listener: Listener | None = None
         if calls == CONNECTIONS:
             # Listen at the address by which Ray knows this node.
-            host, token = ray.util.get_node_ip_address(), secrets.token_bytes(TOKEN_BYTES)
-            self.listener = Listener(self.dispatch, host=host, token=token)
+            host = ray.util.get_node_ip_address()
+            self.token = secrets.token_bytes(TOKEN_BYTES)
+            secret = connection_secret(self.token)
+            self.listener = Listener(self.dispatch, host=host, token=secret)
 
     def __repr__(self) -> str:
         return repr(self.server)
 
     async def listener_address(self) -> ListenerAddress | None:
         """Where this process listens for connections; ``None`` if only Ray carries calls."""
-        return None if self.listener is None else await self.listener.address()
+        if self.listener is None:
+            return None
+        return dataclasses.replace(await self.listener.address(), token=self.token)
 
     def key_for(self, request: Request[Any]) -> str:  # noqa: ARG002
         """The key of the replica that ``request`` is for; "" if the actor holds just one."""

@@ -79,6 +79,10 @@ class ClusterKeys(msgspec.Struct, frozen=True, kw_only=True):
     previous: bytes = b""
     rotated_ms: int = 0
 
+    def __repr__(self) -> str:
+        """Without the keys: it may be logged."""
+        return f"ClusterKeys(version={self.version}, rotated_ms={self.rotated_ms})"
+
     def key_of(self, version: int, now_ms: int) -> bytes | None:
         """The key of a version not above the current one; ``None`` once it is retired."""
         if version == self.version:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hmac
 import logging
 import ssl
 from collections.abc import Callable
@@ -27,7 +28,8 @@ from oncelog.actors.rpc.call_meter import (
 )
 from oncelog.actors.rpc.certificates import files_in_use, secure_context
 from oncelog.actors.rpc.dispatch import Dispatch, read_answer
-from oncelog.actors.rpc.frames import HELLO, FramedProtocol, Outcome
+from oncelog.actors.rpc.frames import HELLO, HELLO_ID, FramedProtocol, Outcome
+from oncelog.actors.rpc.handshake import caller_proof, listener_proof, new_nonce
 from oncelog.actors.rpc.listener import ListenerAddress
 from oncelog.actors.rpc.message_codec import answers_on_connections
 from oncelog.storage.errors import ErrorCode
@@ -48,8 +50,6 @@ UNREACHABLE_RETRY_S: Final = 30.0
 
 SILENCE_MS: Final = 1_000
 """Silence on a connection below this may just be a slow call."""
-
-_HELLO_ID: Final = 0
 
 
 class RayCalls(Protocol):
@@ -266,12 +266,13 @@ class ActorConnection(FramedProtocol):
         self.is_usable = False
         self.error: Exception | None = None
         self.on_lost: Callable[[], None] | None = None
-        self._next_id = _HELLO_ID + 1
+        self._next_id = HELLO_ID + 1
         self._last_received = 0.0
         self._pending: dict[
             int, tuple[Request[Any], asyncio.Future[Reply | None], MeteredCall]
         ] = {}
-        self._accepted: asyncio.Future[bool] = self.loop.create_future()
+        self._challenge: asyncio.Future[bytes] = self.loop.create_future()
+        self._accepted: asyncio.Future[bytes] = self.loop.create_future()
         self._drained: asyncio.Future[None] = self.loop.create_future()
         """Done when calls that wait for the actor to read may continue."""
 
@@ -341,17 +342,21 @@ class ActorConnection(FramedProtocol):
             self.close()
 
     async def greet(self, token: bytes) -> bool:
-        """Send the token; return whether it was accepted."""
-        method = HELLO.encode("ascii")
-        self.send(_HELLO_ID, len(method), method, token)
-        return await self._accepted
+        """Prove that this caller knows ``token``; return whether the listener does so too."""
+        challenge, nonce = await self._challenge, new_nonce()
+        proof = caller_proof(token, challenge, nonce)
+        self.send(HELLO_ID, len(HELLO), HELLO.encode("ascii"), nonce, proof)
+        answer = await self._accepted
+        is_ours = hmac.compare_digest(answer, listener_proof(token, challenge, nonce))
+        self.is_usable = is_ours and not self.is_closing
+        return self.is_usable
 
     def received(self, correlation_id: int, kind: int, body: memoryview) -> None:
         """Take a reply; it is dropped if no call waits for it any more."""
         self._last_received = self.loop.time()
-        if correlation_id == _HELLO_ID:
-            self.is_usable = kind == Outcome.REPLY
-            resolve_future(self._accepted, self.is_usable)
+        if correlation_id == HELLO_ID:
+            is_challenge = kind == Outcome.CHALLENGE
+            resolve_future(self._challenge if is_challenge else self._accepted, bytes(body))
             return
         pending = self._pending.get(correlation_id)
         if pending is not None:
@@ -366,14 +371,15 @@ class ActorConnection(FramedProtocol):
         self.is_usable = False
         if self.on_lost is not None:
             self.on_lost()
-        resolve_future(self._accepted, False)
+        resolve_future(self._challenge, b"")
+        resolve_future(self._accepted, b"")
         resolve_future(self._drained, None)
         for request, answer, _ in self._pending.values():
             resolve_future(answer, request.failed(ErrorCode.NETWORK_EXCEPTION))
 
 
 async def connect(address: ListenerAddress, *, timeout_ms: int) -> ActorConnection | None:
-    """Open a connection; ``None`` if no listener that accepts the token answers in time.
+    """Open a connection; ``None`` if no listener that knows the token answers in time.
 
     Also ``None`` if Ray's certificates cannot secure it although they should: a warning says why.
     """

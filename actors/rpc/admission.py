@@ -13,8 +13,11 @@ from oncelog.storage.records.batch import Buffer
 CONNECTIONS_MAX: Final = 4_000
 """Maximum connections with a verified token. Kafka's ``max.connections``."""
 
-HALF_OPEN_MAX: Final = 64
-"""Maximum connections without a token yet; strangers never take a caller's place."""
+HALF_OPEN_MAX: Final = 1_024
+"""Maximum connections that have not proved a token yet, TLS handshakes among them."""
+
+HALF_OPEN_PER_HOST_MAX: Final = 64
+"""Maximum of these from one host: strangers elsewhere take no caller's place."""
 
 REQUESTS_PER_CONNECTION_MAX: Final = 1_000
 """Maximum requests in progress per connection, including parked calls and long polls."""
@@ -36,6 +39,7 @@ UNREAD_MAX_BYTES: Final = 512 * 1_048_576
 class Caller(Protocol):
     """A connection whose requests are answered."""
 
+    host: str
     in_progress: int
     last_used: float
     is_held: bool
@@ -62,32 +66,57 @@ class Caller(Protocol):
         ...
 
 
+class Opening(Protocol):
+    """A connection that has not proved a token yet; ``host`` is where it comes from."""
+
+    host: str
+
+    def close(self) -> None:
+        """Close the connection."""
+        ...
+
+
 class Places:
     """The connections of one actor. Methods return a connection to close to make room, if any."""
 
     def __init__(self) -> None:
-        self._half_open: dict[Caller, None] = {}
+        self._half_open: dict[str, dict[Opening, None]] = {}
+        """By host, each with at least one; the oldest come first."""
+        self._half_open_count = 0
         self._trusted: dict[Caller, None] = {}
         self._slow: dict[Caller, None] = {}
 
-    def begin(self, caller: Caller) -> Caller | None:
-        """Add a connection; beyond ``HALF_OPEN_MAX`` the oldest one without a token is closed.
+    def begin(self, opening: Opening) -> Opening | None:
+        """Add a connection; if there are too many, close the oldest of the host with the most.
 
-        Our own callers send the token at once, so they are never among these for long.
+        Our own callers prove their token at once, so they are never among these for long.
         """
-        self._half_open[caller] = None
-        if len(self._half_open) <= HALF_OPEN_MAX:
-            return None
-        oldest = next(iter(self._half_open))
-        del self._half_open[oldest]
+        of_host = self._half_open.setdefault(opening.host, {})
+        of_host[opening] = None
+        self._half_open_count += 1
+        if len(of_host) <= HALF_OPEN_PER_HOST_MAX:
+            if self._half_open_count <= HALF_OPEN_MAX:
+                return None
+            of_host = max(self._half_open.values(), key=len)
+        oldest = next(iter(of_host))
+        self.end_opening(oldest)
         return oldest
+
+    def end_opening(self, opening: Opening) -> None:
+        """Remove a connection that has proved its token, or is lost; again does nothing."""
+        of_host = self._half_open.get(opening.host, {})
+        if opening in of_host:
+            del of_host[opening]
+            self._half_open_count -= 1
+            if not of_host:
+                del self._half_open[opening.host]
 
     def trust(self, caller: Caller) -> Caller | None:
         """The token is verified; beyond ``CONNECTIONS_MAX`` the longest idle connection is closed.
 
         If none is idle, the new one is closed.
         """
-        self._half_open.pop(caller, None)
+        self.end_opening(caller)
         if len(self._trusted) < CONNECTIONS_MAX:
             self._trusted[caller] = None
             return None
@@ -114,7 +143,7 @@ class Places:
     def end(self, caller: Caller) -> None:
         """Remove a lost connection."""
         self._slow.pop(caller, None)
-        self._half_open.pop(caller, None)
+        self.end_opening(caller)
         self._trusted.pop(caller, None)
 
 

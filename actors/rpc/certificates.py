@@ -30,7 +30,7 @@ def secure_context(*, is_caller: bool) -> ssl.SSLContext | None:
     for name in FILES:
         _check_readable(name)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT if is_caller else ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     try:
         context.load_verify_locations(os.environ[AUTHORITY])

@@ -9,7 +9,7 @@ offset  size  field (big-endian)
 13      ...   request: method (ASCII), then the message; reply: the message
 ======  ====  =================================================================
 
-The first frame of a connection is the caller's token, as the message of method ``hello``.
+A connection begins with a nonce of the listener and the caller's ``hello`` (``handshake.py``).
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ OUTGOING_MAX_BYTES: Final = FRAME_MAX_BYTES + OUTGOING_PAUSE_BYTES
 """Unread bytes at the peer above which its connection is closed."""
 
 HELLO: Final = "hello"
+HELLO_ID: Final = 0
+"""The correlation id of the frames that begin a connection."""
 
 _READ_BYTES: Final = 65_536
 _JOIN_MAX_BYTES: Final = 16_384
@@ -70,6 +72,9 @@ class Outcome(enum.IntEnum):
 
     REFUSED = 2
     """UTF-8 text: there is no such method, or the request is not one."""
+
+    CHALLENGE = 3
+    """A nonce, the first frame of a connection, which the caller's ``hello`` answers."""
 
 
 class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):

@@ -7,16 +7,24 @@ time, many times the work of a small call (``docs/adr/0010``).
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
-from dataclasses import dataclass
+import socket
+import ssl
+from dataclasses import dataclass, field
 from typing import Final
 
 from oncelog.actors.process.background import OwnTasks
-from oncelog.actors.rpc.admission import Caller, Places, RequestRoom, RequestsInProgress
+from oncelog.actors.rpc.admission import (
+    Caller,
+    Opening,
+    Places,
+    RequestRoom,
+    RequestsInProgress,
+)
 from oncelog.actors.rpc.certificates import secure_context
 from oncelog.actors.rpc.dispatch import Dispatch, LogBudget
-from oncelog.actors.rpc.frames import FRAME_MAX_BYTES, HELLO, FramedProtocol, Outcome
+from oncelog.actors.rpc.frames import FRAME_MAX_BYTES, HELLO, HELLO_ID, FramedProtocol, Outcome
+from oncelog.actors.rpc.handshake import NONCE_BYTES, is_caller_proof, listener_proof, new_nonce
 
 _logger = logging.getLogger(__name__)
 
@@ -27,14 +35,20 @@ LARGE_FRAME_TIMEOUT_S: Final = 30.0
 
 FIRST_FRAME_MAX_BYTES: Final = 1_024
 
+BACKLOG: Final = 1_024
+"""Connections that the system keeps until they are accepted."""
+
+ACCEPT_RETRY_S: Final = 0.1
+"""Pause after a connection could not be accepted."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerAddress:
-    """Where one incarnation of an actor listens, and the token it requires."""
+    """Where one incarnation of an actor listens, and the token that its callers must know."""
 
     host: str
     port: int
-    token: bytes
+    token: bytes = field(repr=False)
 
 
 class Listener:
@@ -51,7 +65,7 @@ class Listener:
         self.warnings = LogBudget(_logger)
         self.dispatch = dispatch
         self._host = host
-        self._opening: asyncio.Task[asyncio.Server] | None = None
+        self._opening: asyncio.Task[asyncio.Server | _TlsServer] | None = None
         self._tasks = OwnTasks(_log_bug)
 
     async def address(self) -> ListenerAddress:
@@ -67,16 +81,19 @@ class Listener:
             host=self._host, port=opened.sockets[0].getsockname()[1], token=self.token
         )
 
-    async def _listen(self) -> asyncio.Server:
+    async def _listen(self) -> asyncio.Server | _TlsServer:
         context = secure_context(is_caller=False)
-        return await asyncio.get_running_loop().create_server(
-            lambda: _Caller(self),
-            self._host,
-            0,
-            backlog=1_024,
-            ssl=context,
-            ssl_handshake_timeout=None if context is None else FIRST_FRAME_TIMEOUT_S,
-        )
+        if context is not None:
+            return _TlsServer(self, context, self._host)
+        loop = asyncio.get_running_loop()
+        return await loop.create_server(lambda: _Caller(self), self._host, 0, backlog=BACKLOG)
+
+    def open_place(self, opening: Opening) -> None:
+        """Count a connection without a proof; the one that must make room for it is closed."""
+        displaced = self.places.begin(opening)
+        if displaced is not None:
+            self.warnings.warn("one of too many connections without a token was closed")
+            displaced.close()
 
     async def close(self) -> None:
         """Stop listening; running calls continue."""
@@ -115,14 +132,81 @@ def _log_bug(bug: BaseException) -> None:
     _logger.error("a call met a bug: %r", bug, exc_info=bug)
 
 
+class _TlsServer:
+    """Accepts connections that are encrypted; a handshake has a place from its first packet on."""
+
+    def __init__(self, listener: Listener, context: ssl.SSLContext, host: str) -> None:
+        self._listener = listener
+        self._context = context
+        self._tasks = OwnTasks(_log_bug)
+        opened = socket.create_server((host, 0), backlog=BACKLOG)
+        opened.setblocking(False)
+        self.sockets = (opened,)
+        self._accepting = self._tasks.spawn(self._accept(opened))
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._accepting.cancel()
+        self.sockets[0].close()
+
+    async def _accept(self, opened: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, peer = await loop.sock_accept(opened)
+            except OSError as error:
+                # Too many open files: those that wait are accepted later.
+                self._listener.warnings.warn("a connection could not be accepted: %s", error)
+                await asyncio.sleep(ACCEPT_RETRY_S)
+                continue
+            handshake = _TlsHandshake(host=str(peer[0]))
+            handshake.task = self._tasks.spawn(self._secure(accepted, handshake))
+            self._listener.open_place(handshake)
+
+    async def _secure(self, accepted: socket.socket, handshake: _TlsHandshake) -> None:
+        """Encrypt a connection, and then let its caller prove its token."""
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: _Caller(self._listener),
+                accepted,
+                ssl=self._context,
+                ssl_handshake_timeout=FIRST_FRAME_TIMEOUT_S,
+            )
+        except OSError as error:
+            self._listener.warnings.warn("a TLS handshake of %s failed: %s", handshake.host, error)
+        finally:
+            self._listener.places.end_opening(handshake)
+
+
+@dataclass(eq=False, slots=True)
+class _TlsHandshake:
+    """A connection that is not encrypted yet."""
+
+    host: str
+    task: asyncio.Task[None] | None = None
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self.task is not None:
+            self.task.cancel()
+
+
+def peer_host(transport: asyncio.BaseTransport) -> str:
+    """The address at the other end, as text; "" if the connection is already lost."""
+    peer = transport.get_extra_info("peername")
+    return str(peer[0]) if peer else ""
+
+
 class _Caller(FramedProtocol):
     """One connection of one caller. No request is read before its token is verified."""
 
     def __init__(self, listener: Listener) -> None:
         super().__init__(frame_max_bytes=FIRST_FRAME_MAX_BYTES)
+        self.host = ""
         self.in_progress = 0
         self.last_used = self.loop.time()
         self._listener = listener
+        self._nonce = new_nonce()
         self._is_trusted = False
         self._room_bytes = 0
         """Bytes reserved for the incoming frame."""
@@ -130,10 +214,12 @@ class _Caller(FramedProtocol):
         self._first_frame_timer: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Join the connections without a verified token."""
+        """Join the connections without a verified token, and ask for a proof of it."""
         super().connection_made(transport)
+        self.send(HELLO_ID, Outcome.CHALLENGE, self._nonce)
         self._first_frame_timer = self.loop.call_later(FIRST_FRAME_TIMEOUT_S, self.close)
-        self._close_displaced(self._listener.places.begin(self), "connections without a token")
+        self.host = peer_host(transport)
+        self._listener.open_place(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """Its requests run on: the caller may only have given up on the answers."""
@@ -163,12 +249,14 @@ class _Caller(FramedProtocol):
             self.hold()
 
     def _admit(self, correlation_id: int, method: str, message: memoryview) -> None:
-        """Check the first frame: close the connection unless it is the token."""
-        if method == HELLO and hmac.compare_digest(bytes(message), self._listener.token):
+        """Check the first frame: close the connection unless it proves the token."""
+        token, proof = self._listener.token, bytes(message)
+        if method == HELLO and is_caller_proof(token, self._nonce, proof):
             self._is_trusted = True
             self._first_frame_timer.cancel()
             self.frame_max_bytes = FRAME_MAX_BYTES
-            self.send(correlation_id, Outcome.REPLY)
+            answer = listener_proof(token, self._nonce, proof[:NONCE_BYTES])
+            self.send(correlation_id, Outcome.REPLY, answer)
             self._close_displaced(self._listener.places.trust(self), "connections")
         else:
             self._listener.warnings.warn("a connection without the right token was closed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from typing import Any
 
@@ -29,6 +30,7 @@ from oncelog.actors.protocol.messages.partition import (
 from oncelog.actors.rpc.actor_transport import connect
 from oncelog.actors.rpc.dispatch import read_answer
 from oncelog.actors.rpc.message_codec import REQUESTS, encode
+from oncelog.actors.rpc.ray_transport import connection_secret
 from oncelog.storage.errors import ErrorCode
 
 
@@ -90,7 +92,9 @@ def test_both_roads_and_a_handle_get_the_same_answer(
         process: Any = Process()
         address = await process.listener_address()
         assert address is not None
-        connection = await connect(address, timeout_ms=TIMEOUT_MS)
+        known = dataclasses.replace(address, token=connection_secret(address.token))
+        assert await connect(address, timeout_ms=TIMEOUT_MS) is None, "what Ray tells is not enough"
+        connection = await connect(known, timeout_ms=TIMEOUT_MS)
         assert connection is not None
         replies = [
             await connection.call(request_, timeout_ms=TIMEOUT_MS),

@@ -16,7 +16,8 @@ from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.partition import ProduceReply
 from oncelog.actors.rpc import admission, frames, listener, message_codec
 from oncelog.actors.rpc.actor_transport import ActorConnection, connect
-from oncelog.actors.rpc.frames import FRAME_MAX_BYTES, HELLO, FramedProtocol
+from oncelog.actors.rpc.frames import FRAME_MAX_BYTES, HELLO, FramedProtocol, Outcome
+from oncelog.actors.rpc.handshake import NONCE_BYTES, caller_proof, listener_proof, new_nonce
 from oncelog.actors.rpc.listener import Listener, ListenerAddress
 from oncelog.storage.errors import ErrorCode
 
@@ -38,6 +39,11 @@ def frame(number: int, method: str, *parts: bytes) -> bytes:
     return head + method.encode() + b"".join(parts)
 
 
+def outcome(number: int, kind: Outcome, message: bytes) -> bytes:
+    head = (9 + len(message)).to_bytes(4, "big") + number.to_bytes(8, "big")
+    return head + bytes([kind]) + message
+
+
 def framed(number: int, request: Request[ProduceReply]) -> bytes:
     return frame(number, request.method, message_codec.encode(request))
 
@@ -48,6 +54,8 @@ class Raw:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
+        self.challenge = b""
+        self.hello = b""
 
     async def reply(self) -> bytes:
         length = int.from_bytes(await self.reader.readexactly(4), "big")
@@ -62,11 +70,14 @@ class Raw:
 
 @contextlib.asynccontextmanager
 async def raw(listening: Listener, *, token: bytes = TOKEN) -> AsyncIterator[Raw]:
-    """A connection that has shown its token, unless that is empty."""
+    """A connection that has proved its token, unless that is empty."""
     address = await listening.address()
     caller = Raw(*await asyncio.open_connection(address.host, address.port, limit=MIB))
+    caller.challenge = (await caller.reply())[-NONCE_BYTES:]
     if token:
-        caller.writer.write(frame(0, HELLO, token))
+        nonce = new_nonce()
+        caller.hello = frame(0, HELLO, nonce, caller_proof(token, caller.challenge, nonce))
+        caller.writer.write(caller.hello)
         await caller.reply()
     try:
         yield caller
@@ -155,8 +166,10 @@ def test_calls_wait_for_an_actor_that_does_not_read(monkeypatch):
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             peer = Raw(reader, writer)
-            await peer.reply()
-            writer.write(frame(0, ""))
+            challenge = new_nonce()
+            writer.write(outcome(0, Outcome.CHALLENGE, challenge))
+            nonce = (await peer.reply())[9 + len(HELLO) :][:NONCE_BYTES]
+            writer.write(outcome(0, Outcome.REPLY, listener_proof(TOKEN, challenge, nonce)))
             await is_reading.wait()
             with contextlib.suppress(asyncio.IncompleteReadError):
                 while True:
@@ -438,7 +451,7 @@ def test_a_connection_whose_token_does_not_come_is_closed(monkeypatch):
 
 
 def test_strangers_take_no_place_of_a_caller(monkeypatch, caplog):
-    monkeypatch.setattr(admission, "HALF_OPEN_MAX", 3)
+    monkeypatch.setattr(admission, "HALF_OPEN_PER_HOST_MAX", 3)
     monkeypatch.setattr(admission, "CONNECTIONS_MAX", 2)
 
     async def body(_: Server, listening: Listener, connection: ActorConnection) -> None:
@@ -455,3 +468,37 @@ def test_strangers_take_no_place_of_a_caller(monkeypatch, caplog):
 
     play(body)
     assert "one of too many connections without a token was closed" in caplog.text
+
+
+def test_strangers_of_another_host_close_none_of_ours(monkeypatch):
+    """A caller that has not proved its token yet stays, however many begin elsewhere."""
+    monkeypatch.setattr(admission, "HALF_OPEN_PER_HOST_MAX", 3)
+    monkeypatch.setattr(admission, "HALF_OPEN_MAX", 4)
+
+    async def body(_: Server, listening: Listener, __: ActorConnection) -> None:
+        address = await listening.address()
+        async with contextlib.AsyncExitStack() as stack, raw(listening, token=b"") as ours:
+            for _ in range(12):
+                reader, writer = await asyncio.open_connection(
+                    address.host, address.port, local_addr=("127.0.0.2", 0)
+                )
+                stack.callback(writer.transport.abort)
+                await reader.read(13 + NONCE_BYTES)
+            nonce = new_nonce()
+            proof = caller_proof(TOKEN, ours.challenge, nonce)
+            ours.writer.write(frame(0, HELLO, nonce, proof))
+            assert len(await ours.reply()) == 9 + NONCE_BYTES
+
+    play(body)
+
+
+def test_what_was_read_off_one_connection_opens_no_other():
+    async def body(server: Server, listening: Listener, _: ActorConnection) -> None:
+        async with raw(listening) as one, raw(listening, token=b"") as other:
+            assert one.hello
+            assert TOKEN not in one.hello
+            other.writer.write(one.hello + framed(1, produce(1)))
+            assert await other.is_closed()
+            assert not server.begun
+
+    play(body)

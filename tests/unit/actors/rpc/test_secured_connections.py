@@ -15,6 +15,7 @@ from called_server import TIMEOUT_MS, Server, fetch, listener_of, produce
 from inside import callers_of
 from issued_certificates import Authority
 
+from oncelog.actors.rpc import admission
 from oncelog.actors.rpc.actor_transport import connect
 from oncelog.actors.rpc.certificates import FILES, IN_USE, secure_context
 from oncelog.actors.rpc.frames import HELLO
@@ -68,7 +69,7 @@ def test_calls_of_any_size_pass_between_those_who_are_certified(use, authority, 
             assert connection is not None
             assert connection.transport is not None
             secured: ssl.SSLObject = connection.transport.get_extra_info("ssl_object")
-            assert secured.version() in ("TLSv1.2", "TLSv1.3")
+            assert secured.version() == "TLSv1.3"
             batch = bytes(range(250)) * (LARGE_BYTES // 250)
             sent = [connection.call(produce(n, batch), timeout_ms=TIMEOUT_MS) for n in range(3)]
             assert [reply.base_offset for reply in await asyncio.gather(*sent)] == [0, 1, 2]
@@ -193,3 +194,40 @@ def test_without_rays_certificates_connections_have_none(use):
     assert secure_context(is_caller=True) is None
     use({IN_USE: "0"})
     assert secure_context(is_caller=False) is None
+
+
+def test_an_older_tls_is_refused(use, authority):
+    async def body() -> None:
+        use(authority.issue(HERE))
+        context = secure_context(is_caller=True)
+        assert context is not None
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        async with listening() as (_, _, address):
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                await asyncio.open_connection(address.host, address.port, ssl=context)
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_handshakes_that_do_not_end_are_counted_and_give_way(use, authority, monkeypatch, run):
+    monkeypatch.setattr(admission, "HALF_OPEN_PER_HOST_MAX", 3)
+
+    async def body() -> None:
+        async with listening() as (_, listener, address):
+            where = (address.host, address.port)
+            strangers = [await asyncio.open_connection(*where) for _ in range(8)]
+            for reader, _ in strangers[:5]:
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+            connection = await connect(address, timeout_ms=TIMEOUT_MS)
+            assert connection is not None
+            assert (await connection.call(fetch(1), timeout_ms=TIMEOUT_MS)).records == b"r"
+            connection.close()
+            for _, writer in strangers:
+                writer.close()
+            assert len(callers_of(listener)) <= 1
+
+    use(authority.issue(HERE))
+    run(body())
