@@ -17,6 +17,8 @@ from oncelog.actors.protocol.messages.transaction import DriverProcess
 _PROC: Final = Path("/proc")
 _BOOT_ID: Final = _PROC / "sys/kernel/random/boot_id"
 _ANCESTORS_MAX: Final = 16
+_RAYLET: Final = "raylet"
+_GCS: Final = "--gcs-address="
 
 
 class ProcessTable:
@@ -73,6 +75,33 @@ class ProcessTable:
             return None
         boot = boot_id()
         return " ".join((self._host, boot, *spaces)) if boot else None
+
+
+def raylet_addresses() -> set[str] | None:
+    """Addresses (host:port) of the clusters that a Ray node of this machine is in.
+
+    Only nodes of this user or of root count, since anybody may call a program "raylet"; root
+    believes all. ``None`` if the processes cannot be seen.
+    """
+    trusted = {0, os.getuid()}
+    try:
+        numbers = [int(name) for name in os.listdir(_PROC) if name.isdigit()]
+    except OSError:
+        return None
+    found = set()
+    for number in numbers:
+        stat = _stat_of(number)
+        if stat is None or stat.command != _RAYLET:
+            continue
+        try:
+            arguments = (_PROC / str(number) / "cmdline").read_text(errors="replace").split("\0")
+            owner = (_PROC / str(number)).stat().st_uid
+        except OSError:
+            # It has just ended.
+            continue
+        if owner in trusted or not os.getuid():
+            found |= {one[len(_GCS) :] for one in arguments if one.startswith(_GCS)}
+    return found
 
 
 def boot_id() -> str:

@@ -20,15 +20,20 @@ AUTHORITY: Final = "RAY_TLS_CA_CERT"
 FILES: Final = (CERTIFICATE, KEY, AUTHORITY)
 
 
+def is_secured() -> bool:
+    """Whether Ray secures its own calls."""
+    return os.environ.get(IN_USE, "").lower() in ("1", "true")
+
+
 def secure_context(*, is_caller: bool) -> ssl.SSLContext | None:
     """The TLS context of a connection; ``None`` only if Ray does not secure its own.
 
     ``InvalidSettingError`` names the variable and the file that cannot be used.
     """
-    if os.environ.get(IN_USE, "").lower() not in ("1", "true"):
+    if not is_secured():
         return None
     for name in FILES:
-        _check_readable(name)
+        pem(name)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT if is_caller else ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
@@ -50,14 +55,15 @@ def files_in_use() -> str:
     return ", ".join(map(_given, FILES))
 
 
-def _check_readable(name: str) -> None:
+def pem(name: str) -> bytes:
+    """The content of a file, by its variable; ``InvalidSettingError`` if it cannot be read."""
     if not os.environ.get(name):
         raise InvalidSettingError(
             f"{name} is not set, and {_given(IN_USE)} asks for it",
             advice="give the path of a PEM file",
         )
     try:
-        Path(os.environ[name]).read_bytes()
+        return Path(os.environ[name]).read_bytes()
     except OSError as error:
         raise InvalidSettingError(f"{_given(name)} cannot be read: {error.strerror}") from error
 

@@ -17,11 +17,13 @@ import importlib
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import grpc
 
+from oncelog.actors.process.process_table import raylet_addresses
+from oncelog.actors.rpc.certificates import AUTHORITY, CERTIFICATE, KEY, is_secured, pem
 from oncelog.storage.exceptions import ConnectionFailedError
 
 _logger = logging.getLogger(__name__)
@@ -33,6 +35,7 @@ TIMEOUT_S: Final = 10.0
 
 _WHO_ARE_YOU: Final = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 _NO_PROXY: Final = (("grpc.enable_http_proxy", 0),)
+_REFUSALS: Final = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
 _ADVICE: Final = "start one with `oncelog start`, or pass the address of one that runs"
 
 
@@ -41,20 +44,60 @@ def ray_cluster_at(address: str, given: str = "") -> bytes:
 
     ``given`` is the address as the user wrote it. ``ConnectionFailedError`` says whether nothing
     replies, something else does, or the token is missing or wrong.
+
+    Without TLS only a cluster that a Ray node of this machine is in gets the token: else whoever
+    may choose an address would be told it.
     """
     shown = f"address={given or address!r}"
     if given not in {"", "auto", address}:
         # Ray replaces a name of this machine by the address of its node.
         shown += f", which Ray takes for {address},"
     headers = _token_headers()
-    open_channel: Any = grpc.insecure_channel
-    with open_channel(address, options=_NO_PROXY) as channel:
+    is_told = not headers or is_secured() or _has_node_in(address)
+    if not is_told:
+        headers = ()
+    with _channel(address) as channel:
         ask = channel.unary_unary(_WHO_ARE_YOU)
         try:
             answer: bytes = ask(b"", timeout=TIMEOUT_S, metadata=headers)
         except grpc.RpcError as error:
-            raise ConnectionFailedError(_reason(error, shown, bool(headers))) from None
+            if is_told or error.code() not in _REFUSALS:
+                raise ConnectionFailedError(_reason(error, shown, bool(headers))) from None
+    if not is_told:
+        raise ConnectionFailedError(
+            f"no Ray node of this machine and user is in a cluster at {shown}, so Ray's token is "
+            "not sent there",
+            advice=f"start one: RAY_AUTH_MODE=token ray start --address {address}",
+        )
     return answer
+
+
+def _channel(address: str) -> Any:
+    open_channel: Any = grpc.insecure_channel
+    if not is_secured():
+        return open_channel(address, options=_NO_PROXY)
+    open_channel = grpc.secure_channel
+    key, certificate, authority = (pem(name) for name in (KEY, CERTIFICATE, AUTHORITY))
+    credentials = grpc.ssl_channel_credentials(authority, key, certificate)
+    return open_channel(address, credentials, options=_NO_PROXY)
+
+
+def _has_node_in(address: str) -> bool:
+    """Whether a Ray node of this machine is in the cluster at ``address``, by any of its names."""
+    known = raylet_addresses()
+    if known is None or address in known:
+        return True
+    host, _, port = address.rpartition(":")
+    of_port = {one.rpartition(":")[0] for one in known if one.rpartition(":")[2] == port}
+    return bool(of_port) and not _resolved({host}).isdisjoint(_resolved(of_port))
+
+
+def _resolved(hosts: Iterable[str]) -> set[str]:
+    found = set(hosts)
+    for host in hosts:
+        with contextlib.suppress(OSError):
+            found |= {str(one[4][0]) for one in socket.getaddrinfo(host.strip("[]"), None)}
+    return found
 
 
 def _token_headers() -> tuple[tuple[str, str], ...]:
@@ -68,7 +111,7 @@ def _token_headers() -> tuple[tuple[str, str], ...]:
 
 def _reason(error: Any, shown: str, has_token: bool) -> str:
     code = error.code()
-    if code in {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}:
+    if code in _REFUSALS:
         what = "refuses the token that is set here" if has_token else "demands a token"
         return (
             f"the Ray cluster at {shown} {what}: copy ~/.ray/auth_token of the machine that "

@@ -17,10 +17,10 @@ from oncelog.actors.config import RAY, CallTransport
 pytestmark = pytest.mark.ray
 
 SLICE = """
-import os, signal, sys
+import os, signal, subprocess, sys
 import oncelog, ray
 
-data_dir, calls = sys.argv[1:]
+data_dir, calls, program = sys.argv[1:]
 cluster = oncelog.init(data_dir, num_cpus=2, calls=calls)
 cluster.admin().create_topic("flights", partitions=1)
 leader = cluster.partition("flights", 0)
@@ -36,8 +36,24 @@ with cluster.producer(transactional_id="slice") as producer:
     producer.flush()
     producer.abort_transaction()
 
-# Another client learns how to call from the cluster.
-with oncelog.connect(cluster.address) as other:
+# Another program learns how to call from the cluster.
+reader = [sys.executable, "-c", program, cluster.address]
+read = subprocess.run(reader, capture_output=True, text=True, timeout=120)
+assert read.returncode == 0, read.stderr
+(said,) = [one for one in read.stdout.splitlines() if one.startswith("read: ")]
+is_listening = ray.get(leader.listener_address.remote()) is not None
+is_counted = ray.get(leader.health.remote()).answered_calls > 0
+# Ray writes lines of its own between.
+print("slice:", said.removeprefix("read: "), is_listening, is_counted, flush=True)
+cluster.shutdown()
+ray.shutdown()
+"""
+
+READER = """
+import sys
+import oncelog
+
+with oncelog.connect(sys.argv[1]) as other:
     with other.consumer(group_id="readers", auto_offset_reset="earliest") as consumer:
         consumer.subscribe(["flights"])
         values = []
@@ -47,21 +63,16 @@ with oncelog.connect(cluster.address) as other:
     loops = other._transport._of_loop.values()
     connections = [one for loop in loops for one in loop._connections.values()]
     secured = [one for one in connections if one.transport.get_extra_info("ssl_object")]
-values = b" ".join(values).decode()
-is_listening = ray.get(leader.listener_address.remote()) is not None
-is_counted = ray.get(leader.health.remote()).answered_calls > 0
-# Ray writes lines of its own between.
 assert len(secured) in (0, len(connections))
-print("slice:", values, bool(connections), bool(secured), is_listening, is_counted, flush=True)
-cluster.shutdown()
-ray.shutdown()
+values = b" ".join(values).decode()
+print("read:", values, bool(connections), bool(secured), flush=True)
 """
 
 
 def run_slice(data_dir: Path, calls: str, **environment: str) -> str:
     """What the program says of itself."""
     done = subprocess.run(
-        [sys.executable, "-c", SLICE, str(data_dir), calls],
+        [sys.executable, "-c", SLICE, str(data_dir), calls, READER],
         capture_output=True,
         text=True,
         check=False,
