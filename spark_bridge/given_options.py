@@ -134,7 +134,8 @@ class OptionNames:
             raise InvalidSettingError(f"{key}={value!r} is not allowed", advice=advice)
         known = (*SPARKS_OWN, *self.ignored, *CLIENT_TUNING)
         if not any(fnmatch.fnmatchcase(lower, pattern.lower()) for pattern in known):
-            raise unknown(f"{key}={value!r}", key, self.names)
+            # Without its value, which may be a password.
+            raise unknown(key, key, self.names)
         return None
 
 

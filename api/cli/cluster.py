@@ -30,9 +30,11 @@ from oncelog.api.cli.connect import (
 )
 from oncelog.api.cli.terminal import PROGRAM, CliError, UsageError, say, split_line
 from oncelog.api.session import cluster_connection
+from oncelog.storage.disk.file_system import FILE_MODE
 from oncelog.storage.exceptions import ConnectionFailedError
 
 LOG_FILE: Final = "oncelog.log"
+_APPENDED: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 START_TIMEOUT_S: Final = 120.0
 DASHBOARD_SPARE_S: Final = 90.0
 """Stop waiting for the dashboard when only this much of the start timeout is left."""
@@ -132,14 +134,15 @@ def _spawn(args: argparse.Namespace, path: Path, data_dirs: str) -> cluster_conn
     for pair in args.config:
         command += ["--config", pair]
     log_path = path / LOG_FILE
-    with log_path.open("ab") as log:
+    with open(os.open(log_path, _APPENDED, FILE_MODE), "ab") as log:
         log_start = log.tell()
         process = subprocess.Popen(  # noqa: S603
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            cwd=path,
+            # Not the data directory: Python would take modules from there.
+            cwd="/",
             start_new_session=True,
         )
     try:

@@ -52,6 +52,7 @@ from oncelog.api.session.ray_cluster import (
     delayed,
     ray_cluster_at,
 )
+from oncelog.storage.disk.file_system import DIRECTORY_MODE
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import ConnectionFailedError, InvalidSettingError
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC, INTERNAL_TOPICS
@@ -133,7 +134,7 @@ def check_data_dir(data_dir: str | os.PathLike[str]) -> Path:
     """Create the data directory, or raise why it cannot be used."""
     path = Path(data_dir).expanduser().absolute()
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
     except FileExistsError:
         raise InvalidSettingError(
             f"data_dir={str(path)!r} is a file",

@@ -16,6 +16,10 @@ from typing import Final, NamedTuple, NoReturn, Protocol
 
 Buffer = bytes | bytearray | memoryview
 
+FILE_MODE: Final = 0o600
+DIRECTORY_MODE: Final = 0o700
+"""Other users of the machine read nothing: records, and the key that signs tickets."""
+
 TEMPORARY_SUFFIX: Final = ".tmp"
 """Suffix of a file that ``write_atomically`` has not finished; worthless after a crash."""
 
@@ -245,7 +249,7 @@ class RealFileSystem:
     def open(self, path: Path, *, create: bool) -> RealFileHandle:
         """Open for reading and writing; a missing file is made or raises FileNotFoundError."""
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        descriptor = os.open(path, flags, 0o644)
+        descriptor = os.open(path, flags, FILE_MODE)
         return RealFileHandle(descriptor, os.fstat(descriptor).st_size)
 
     def make_directory(self, path: Path) -> None:
@@ -253,7 +257,7 @@ class RealFileSystem:
         missing = [path, *path.parents]
         missing = [directory for directory in missing if not directory.exists()]
         for directory in reversed(missing):
-            os.makedirs(directory, exist_ok=True)
+            os.makedirs(directory, DIRECTORY_MODE, exist_ok=True)
             self.sync_directory(directory.parent)
 
     def list_directory(self, path: Path) -> list[str]:
@@ -311,7 +315,7 @@ class RealFileSystem:
 
     def lock(self, path: Path) -> RealLock:
         """Take the exclusive lock file ``path``; DirectoryLockedError if another holds it."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             _take(descriptor, path)
         except OSError:

@@ -78,6 +78,13 @@ def test_an_unknown_option_is_refused_with_the_nearest_known_one():
         write(topic="a", zzz="1")
 
 
+def test_the_value_of_an_unknown_option_is_in_no_error():
+    with pytest.raises(InvalidSettingError) as raised:
+        read(subscribe="a", passwrd="planted secret")
+    assert "passwrd" in str(raised.value)
+    assert "planted" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [

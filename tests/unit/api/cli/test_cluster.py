@@ -82,6 +82,17 @@ def test_start_leaves_a_process_of_its_own_session_behind(head, capsys):
     assert os.getsid(word.process_id) == word.process_id
 
 
+def test_what_lies_in_the_data_directory_is_not_run_and_is_read_by_nobody_else(head, capsys):
+    assert run("start", head) == 0
+    assert run("stop", head) == 0
+    assert head.stat().st_mode & 0o077 == 0
+    assert (head / "oncelog.log").stat().st_mode & 0o077 == 0
+    (head / "argparse.py").write_text(f"open({str(head / 'was run')!r}, 'w')\nraise SystemExit")
+    assert run("start", head) == 0
+    assert not (head / "was run").exists()
+    capsys.readouterr()
+
+
 def test_several_directories_are_told_to_the_process_and_the_first_is_its_own(head, capsys):
     both = f"{head},{head.parent / 'more'}"
     assert run("start", both) == 0

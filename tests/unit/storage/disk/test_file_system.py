@@ -157,6 +157,20 @@ def test_directories_are_made_with_their_parents(real, tmp_path):
     assert real.list_directory(path) == []
 
 
+def test_other_users_of_the_machine_read_nothing(real, tmp_path):
+    before = os.umask(0)
+    try:
+        real.make_directory(tmp_path / "a" / "b")
+        real.open(tmp_path / "a" / "opened", create=True).close()
+        real.write_atomically(tmp_path / "a" / "written", b"secret")
+        real.lock(tmp_path / "a" / "locked").release()
+    finally:
+        os.umask(before)
+    made = [tmp_path / "a", *(tmp_path / "a").iterdir()]
+    assert len(made) == 5
+    assert not any(path.stat().st_mode & 0o077 for path in made)
+
+
 def test_missing_things_are_quietly_absent(real, tmp_path):
     assert real.list_directory(tmp_path / "none") == []
     real.remove(tmp_path / "none")
