@@ -11,16 +11,17 @@ epoch. An id with a plain ticket is never used for transactions, so neither can 
 ======  ====  ==============================================================
 offset  size  field (big-endian)
 ======  ====  ==============================================================
-0       1     version: 2
+0       1     version: 3
 1       4     key version: under which cluster key
 5       8     issued_ms: the coordinator's clock
 13      4     transaction_timeout_ms; 0 in a plain ticket
-17      32    HMAC-SHA256 over label, these fields, producer and partition
+17      32    HMAC-SHA256 over label, these fields, producer, partition and names
 ======  ====  ==============================================================
 
-A plain ticket has its own label, and no epoch, partition (both -1) or topic. It proves who owns the
-id, which never changes, so it does not expire by age. It expires with its key: the producer renews
-it when a leader says that the key is no longer current.
+The names are the transactional id and the topic id: whoever has a ticket may write for that id. A
+plain ticket has its own label, no epoch or partition (both -1) and empty names. It proves who owns
+the producer id, which never changes, so it does not expire by age. It expires with its key: the
+producer renews it when a leader says that the key is no longer current.
 
 The cluster key can be rotated. Tickets under the previous key stay valid until the last of them
 would have expired. A ticket under a newer key than the leader knows need not be forged: the leader
@@ -48,12 +49,14 @@ TICKET_LIFETIME_MAX_MS: Final = 43_200_000
 TRANSACTION_TIMEOUT_LIMIT_MS: Final = TICKET_LIFETIME_MAX_MS - TICKET_GRACE_MS
 """Maximum transaction timeout: tickets, valid from its start, must outlive a transaction."""
 
-_VERSION: Final = 2
+_VERSION: Final = 3
 _LABEL: Final = b"oncelog enrolment ticket\x00"
 _PLAIN_LABEL: Final = b"oncelog plain ticket\x00"
 _ANY_EPOCH_AND_PARTITION: Final = (-1, -1)
+_NO_NAMES: Final = ("", "")
 _TICKET = struct.Struct(">BIqi32s")
 _CLAIM = struct.Struct(">BIqiqhi")
+_LENGTH = struct.Struct(">I")
 
 
 class TicketVerdict(enum.Enum):
@@ -111,6 +114,7 @@ def issue_ticket(
     cluster_key: bytes,
     producer_id: int,
     producer_epoch: int,
+    transactional_id: str,
     topic_id: str,
     partition: int,
     issued_ms: int,
@@ -131,7 +135,7 @@ def issue_ticket(
         producer_epoch,
         partition,
     )
-    mac = _mac(cluster_key, _LABEL, claim, topic_id)
+    mac = _mac(cluster_key, _LABEL, claim, (transactional_id, topic_id))
     return _TICKET.pack(_VERSION, key_version, issued_ms, transaction_timeout_ms, mac)
 
 
@@ -141,11 +145,12 @@ def check_ticket(
     keys: ClusterKeys,
     producer_id: int,
     producer_epoch: int,
+    transactional_id: str,
     topic_id: str,
     partition: int,
     now_ms: int,
 ) -> TicketVerdict:
-    """Whether ``ticket`` was issued for exactly this producer, epoch and partition, and is valid.
+    """Whether ``ticket`` was issued for exactly this producer, id and partition, and is valid.
 
     Valid: not older than its transaction timeout plus an hour, by the caller's clock. ``ticket``
     may be any bytes. The comparison takes constant time.
@@ -155,7 +160,7 @@ def check_ticket(
         keys=keys,
         label=_LABEL,
         owner=(producer_id, producer_epoch, partition),
-        topic_id=topic_id,
+        names=(transactional_id, topic_id),
         now_ms=now_ms,
     )
     if verdict is not TicketVerdict.VALID:
@@ -171,7 +176,7 @@ def issue_plain_ticket(
 ) -> bytes:
     """The ticket of a producer without transactions; its id must never be used for them."""
     claim = _CLAIM.pack(_VERSION, key_version, issued_ms, 0, producer_id, *_ANY_EPOCH_AND_PARTITION)
-    mac = _mac(cluster_key, _PLAIN_LABEL, claim, "")
+    mac = _mac(cluster_key, _PLAIN_LABEL, claim, _NO_NAMES)
     return _TICKET.pack(_VERSION, key_version, issued_ms, 0, mac)
 
 
@@ -187,7 +192,7 @@ def check_plain_ticket(
         keys=keys,
         label=_PLAIN_LABEL,
         owner=(producer_id, *_ANY_EPOCH_AND_PARTITION),
-        topic_id="",
+        names=_NO_NAMES,
         now_ms=now_ms,
     )
 
@@ -198,7 +203,7 @@ def _check_mac(
     keys: ClusterKeys,
     label: bytes,
     owner: tuple[int, int, int],
-    topic_id: str,
+    names: tuple[str, str],
     now_ms: int,
 ) -> TicketVerdict:
     """Check the MAC, at any age. ``owner``: producer id, epoch and partition."""
@@ -213,7 +218,7 @@ def _check_mac(
     if cluster_key is None:
         return TicketVerdict.INVALID
     claim = _CLAIM.pack(version, key_version, issued_ms, transaction_timeout_ms, *owner)
-    is_ours = hmac.compare_digest(mac, _mac(cluster_key, label, claim, topic_id))
+    is_ours = hmac.compare_digest(mac, _mac(cluster_key, label, claim, names))
     return TicketVerdict.VALID if is_ours else TicketVerdict.INVALID
 
 
@@ -223,6 +228,8 @@ def key_version_of(ticket: bytes) -> int:
     return version
 
 
-def _mac(cluster_key: bytes, label: bytes, claim: bytes, topic_id: str) -> bytes:
-    """The MAC. Every field but the last has a fixed size, so no two claims have the same bytes."""
-    return hmac.digest(cluster_key, label + claim + topic_id.encode(), "sha256")
+def _mac(cluster_key: bytes, label: bytes, claim: bytes, names: tuple[str, str]) -> bytes:
+    """The MAC. Names have their length before them, so no two claims have the same bytes."""
+    encoded = [name.encode() for name in names]
+    named = b"".join(_LENGTH.pack(len(name)) + name for name in encoded)
+    return hmac.digest(cluster_key, label + claim + named, "sha256")

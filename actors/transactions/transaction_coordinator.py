@@ -469,6 +469,7 @@ class TransactionCoordinator:
             key_version=self.replica.keys.version,
             producer_id=owner[0],
             producer_epoch=owner[1],
+            transactional_id=metadata.transactional_id,
             topic_id=topic_id,
             partition=tp.partition,
             # The logged start, not the current time: no coordinator can extend a ticket.

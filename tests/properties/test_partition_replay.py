@@ -234,6 +234,7 @@ class World:
             cluster_key=KEY,
             producer_id=header.producer_id,
             producer_epoch=header.producer_epoch,
+            transactional_id="loader",
             topic_id=TOPIC_ID,
             partition=0,
             issued_ms=0,

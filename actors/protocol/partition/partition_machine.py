@@ -36,7 +36,7 @@ Source: KIP-98, KIP-101, KIP-890; enrolment tickets are ours (ADR 0002).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -101,6 +101,10 @@ _NONE: Final = ErrorCode.NONE
 _CLIENT: Final = AppendOrigin.CLIENT
 
 
+_Proof: TypeAlias = tuple[bytes | None, str | None]
+"""A batch's ticket and transactional id."""
+
+
 class PartitionMachine(PartitionBounds):
     """The state of one replica; its offsets and what may be read are ``PartitionBounds``."""
 
@@ -113,7 +117,7 @@ class PartitionMachine(PartitionBounds):
         self._topic_id = ""
         self._keys = NO_KEYS
         self._latest_ms = NO_TIMESTAMP
-        self._verified: dict[int, bytes] = {}
+        self._verified: dict[int, _Proof] = {}
         """Producer id → ticket verified for its current epoch under the current key; a cache."""
 
     # --- role --------------------------------------------------------------------------------
@@ -189,7 +193,8 @@ class PartitionMachine(PartitionBounds):
                 return AppendVerdict(error=error)
         if header.producer_id < 0:
             return ACCEPTED
-        is_verified = ticket is not None and self._verified.get(header.producer_id) == ticket
+        proof = (ticket, transactional_id)
+        is_verified = ticket is not None and self._verified.get(header.producer_id) == proof
         if is_verified and self.producers.is_continued_by(header):
             return ACCEPTED
         if origin is AppendOrigin.CLIENT or header.base_sequence != NO_SEQUENCE:
@@ -201,15 +206,15 @@ class PartitionMachine(PartitionBounds):
                     duplicate_timestamp_ms=duplicate.timestamp_ms,
                 )
         if header.is_transactional:
-            refusal = self._check_enrolment(header, ticket, is_verified, now_ms)
+            refusal = self._check_enrolment(header, proof, is_verified, now_ms)
         else:
-            refusal = self._check_owner(header, ticket, is_verified, now_ms)
+            refusal = self._check_owner(header, proof, is_verified, now_ms)
         if refusal is not None:
             return refusal
         error, is_early = self.producers.check_data(
             header, origin, follows_unacknowledged=follows_unacknowledged
         )
-        is_old = not header.is_transactional and self._verified.get(header.producer_id) != ticket
+        is_old = not header.is_transactional and self._verified.get(header.producer_id) != proof
         if error is ErrorCode.NONE and not is_early and not is_old:
             return ACCEPTED
         return AppendVerdict(error=error, is_early=is_early, is_ticket_old=is_old)
@@ -235,7 +240,7 @@ class PartitionMachine(PartitionBounds):
         return ErrorCode.NONE
 
     def _check_owner(
-        self, header: BatchHeader, ticket: bytes | None, is_verified: bool, now_ms: int
+        self, header: BatchHeader, proof: _Proof, is_verified: bool, now_ms: int
     ) -> AppendVerdict | None:
         """None if the plain batch's producer id is the sender's and not transactional."""
         if self.producers.is_transactional(header.producer_id):
@@ -243,15 +248,15 @@ class PartitionMachine(PartitionBounds):
         # If the id has not written here yet, the verified ticket may be that of a transaction.
         if is_verified and self.producers.is_known(header.producer_id):
             return None
-        if ticket is None:
+        if proof[0] is None:
             return AppendVerdict(error=ErrorCode.UNKNOWN_PRODUCER_ID)
         verdict = check_plain_ticket(
-            ticket, keys=self._keys, producer_id=header.producer_id, now_ms=now_ms
+            proof[0], keys=self._keys, producer_id=header.producer_id, now_ms=now_ms
         )
-        return self._refusal(header, ticket, verdict, ErrorCode.UNKNOWN_PRODUCER_ID)
+        return self._refusal(header, proof, verdict, ErrorCode.UNKNOWN_PRODUCER_ID)
 
     def _check_enrolment(
-        self, header: BatchHeader, ticket: bytes | None, is_verified: bool, now_ms: int
+        self, header: BatchHeader, proof: _Proof, is_verified: bool, now_ms: int
     ) -> AppendVerdict | None:
         """None if the batch may belong to an open or a properly enrolled transaction.
 
@@ -265,6 +270,7 @@ class PartitionMachine(PartitionBounds):
             return AppendVerdict(error=ErrorCode.INVALID_PRODUCER_EPOCH)
         if enrolment is BatchEnrolment.OLDER_OPEN:
             return AppendVerdict(error=ErrorCode.CONCURRENT_TRANSACTIONS)
+        ticket, transactional_id = proof
         if ticket is None:
             return AppendVerdict(error=ErrorCode.INVALID_TXN_STATE)
         verdict = check_ticket(
@@ -272,14 +278,15 @@ class PartitionMachine(PartitionBounds):
             keys=self._keys,
             producer_id=header.producer_id,
             producer_epoch=header.producer_epoch,
+            transactional_id=transactional_id or "",
             topic_id=self._topic_id,
             partition=self.topic_partition.partition,
             now_ms=max(now_ms, self._latest_ms),
         )
-        return self._refusal(header, ticket, verdict, ErrorCode.INVALID_TXN_STATE)
+        return self._refusal(header, proof, verdict, ErrorCode.INVALID_TXN_STATE)
 
     def _refusal(
-        self, header: BatchHeader, ticket: bytes, verdict: TicketVerdict, invalid: ErrorCode
+        self, header: BatchHeader, proof: _Proof, verdict: TicketVerdict, invalid: ErrorCode
     ) -> AppendVerdict | None:
         """The verdict on a checked ticket; ``invalid`` is the code for an invalid one."""
         if verdict is TicketVerdict.NEWER_KEY:
@@ -287,10 +294,10 @@ class PartitionMachine(PartitionBounds):
             return AppendVerdict(error=ErrorCode.NOT_ENOUGH_REPLICAS, needs_keys=True)
         if verdict is TicketVerdict.INVALID:
             return AppendVerdict(error=invalid)
-        if key_version_of(ticket) == self._keys.version:
+        if proof[0] is not None and key_version_of(proof[0]) == self._keys.version:
             if len(self._verified) >= VERIFIED_TICKETS_MAX:
                 self._verified.clear()
-            self._verified[header.producer_id] = ticket
+            self._verified[header.producer_id] = proof
         return None
 
     # --- apply -------------------------------------------------------------------------------

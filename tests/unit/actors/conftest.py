@@ -109,6 +109,7 @@ class LeaderHarness:
             cluster_key=KEY,
             producer_id=pid,
             producer_epoch=epoch,
+            transactional_id="t",
             topic_id=TOPIC_ID,
             partition=0,
             issued_ms=self.clock.now_ms(),

@@ -160,6 +160,7 @@ def test_every_ticket_of_an_open_transaction_is_alive(timeout_ms: int, data: Any
     owner: dict[str, Any] = {
         "producer_id": 7,
         "producer_epoch": 3,
+        "transactional_id": "loader",
         "topic_id": "topic",
         "partition": 0,
     }

@@ -75,6 +75,7 @@ class Leader:
             cluster_key=CLUSTER_KEY,
             producer_id=producer_id,
             producer_epoch=producer_epoch,
+            transactional_id="loader",
             topic_id=TOPIC_ID,
             partition=self.topic_partition.partition,
             issued_ms=issued_ms,

@@ -203,6 +203,7 @@ def test_an_enrolment_that_looks_like_a_plain_ticket_is_none() -> None:
         cluster_key=KEY,
         producer_id=A,
         producer_epoch=-1,
+        transactional_id="loader",
         topic_id="",
         partition=-1,
         issued_ms=NOW_MS,

@@ -27,6 +27,7 @@ NOW_MS = 1_700_000_000_000
 CLAIM: dict[str, Any] = {
     "producer_id": 4242,
     "producer_epoch": 3,
+    "transactional_id": "loader",
     "topic_id": "3f0c",
     "partition": 5,
 }

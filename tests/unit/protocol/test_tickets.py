@@ -20,6 +20,7 @@ CLAIM: dict[str, Any] = {
     "cluster_key": b"k" * 32,
     "producer_id": 4242,
     "producer_epoch": 3,
+    "transactional_id": "loader",
     "topic_id": "3f0c",
     "partition": 5,
 }
@@ -41,8 +42,8 @@ def test_ticket_is_valid_for_the_producer_and_partition_it_names() -> None:
 
 def test_ticket_bytes_are_stable() -> None:
     assert ticket().hex() == (
-        "02000000000000018bcfe568000000ea60"
-        "61057d9399b7dd97023d7013ecb027fe5277522bf31778e9a66555e93b44a44b"
+        "03000000000000018bcfe568000000ea60"
+        "b172c2f44356eae68d2074755323e543547e2aafc8d237ba843ac9fd9411959a"
     )
 
 
@@ -55,6 +56,9 @@ def test_ticket_bytes_are_stable() -> None:
         {"producer_epoch": 4},
         {"topic_id": "3f0d"},
         {"topic_id": "3f0"},
+        {"transactional_id": "load"},
+        {"transactional_id": "loader3", "topic_id": "f0c"},
+        {"transactional_id": ""},
         {"partition": 4},
     ],
 )

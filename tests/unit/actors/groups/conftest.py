@@ -173,6 +173,7 @@ class Shard:
             cluster_key=KEY,
             producer_id=pid,
             producer_epoch=epoch,
+            transactional_id="loader",
             topic_id=TOPIC_ID,
             partition=0,
             issued_ms=self.clock.now_ms(),

@@ -55,6 +55,7 @@ def request(world: World, *, is_transactional: bool) -> ProduceRequest:
         cluster_key=KEY,
         producer_id=7,
         producer_epoch=0,
+        transactional_id="t",
         topic_id="a" * 32,
         partition=0,
         issued_ms=world.now_ms(),

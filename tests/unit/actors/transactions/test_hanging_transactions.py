@@ -67,6 +67,7 @@ class Operator:
             cluster_key=CLUSTER_KEY,
             producer_id=producer_id,
             producer_epoch=epoch,
+            transactional_id="loader",
             topic_id=self.world.topic_ids[tp.topic],
             partition=tp.partition,
             issued_ms=self.world.now_ms(),

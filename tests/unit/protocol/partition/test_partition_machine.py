@@ -35,6 +35,19 @@ def test_transactional_batch_must_name_its_transactional_id(
         assert verdict.error is ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 
 
+def test_a_ticket_is_for_one_transactional_id(leader: Any, header_of: HeaderOf) -> None:
+    """Also once it is known: whoever may not use an id does not write with its ticket."""
+    header, ticket = header_of(is_transactional=True), leader.ticket()
+    stranger = leader.decide(header, ticket=ticket, transactional_id="reporter")
+    assert stranger.error is ErrorCode.INVALID_TXN_STATE
+    assert leader.decide(header, ticket=ticket) == ACCEPTED
+    leader.open()
+    following = header_of(is_transactional=True, base_offset=1, base_sequence=1)
+    assert leader.decide(following, ticket=ticket) == ACCEPTED
+    stranger = leader.decide(following, ticket=ticket, transactional_id="reporter")
+    assert stranger.error is ErrorCode.INVALID_TXN_STATE
+
+
 @pytest.mark.parametrize("shape", [{"is_control": True}, {"producer_id": -1}])
 def test_marker_or_anonymous_transaction_of_a_client_is_refused(
     leader: Any, header_of: HeaderOf, shape: dict[str, Any]
