@@ -71,7 +71,7 @@ def test_without_a_python_the_answer_names_what_is_needed(bare):
     done = start(bare, "python")
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert "needs Python 3.10, 3.11 or 3.12 and found none" in done.stderr
+    assert "needs Python 3.10 to 3.14 and found none" in done.stderr
 
 
 def test_a_python_of_another_version_is_named_and_not_used(bare):
