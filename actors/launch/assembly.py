@@ -117,19 +117,74 @@ class DiskRefusedError(Exception):
     """Not a bug: a transient disk error, after which this process must restart."""
 
 
-class ReplicationCalls:
-    """A replica's replication calls: those it answers, and those it makes.
+class ReplicaServer:
+    """What every process with a log has: replica, start, maintenance and metrics."""
 
-    Base of ``ReplicaServer``, which has ``only_topic_id``.
-    """
+    replica_class: ClassVar[type[Replica]] = Replica
 
-    config: ReplicaConfig
-    replica: Replica
-    transport: Transport
-    is_loaded = False
-    """Whether the shell on top of the replica is loaded."""
-    failure: str
-    only_topic_id: str
+    def __init__(self, config: ReplicaConfig, environment: Environment) -> None:
+        self.config = config
+        self.environment = environment
+        self.clock = environment.clock
+        self.transport = environment.transport
+        self.is_loaded = False
+        """Whether the shell on top of the replica is loaded."""
+        self.failure = ""
+        self.is_stopped = False
+        self.has_moved = False
+        """Whether it has ended because the partition has moved to other brokers."""
+        self.expected_log: ExpectedLog | None = None
+        """The controller's recent answer about the log, which saves the first question."""
+        self.only_topic_id = ""
+        """If set, the only topic it serves; calls for another topic of that name are rejected."""
+        self.replica: Replica = self.replica_class(
+            config=config,
+            filesystem=environment.filesystem,
+            clock=environment.clock,
+            background=environment.new_background(),
+            epoch_source=self.ask_for_epoch,
+            log_source=self.ask_for_log,
+            beginning_source=self.ask_to_begin,
+            opener=environment.new_opener() if environment.new_opener else None,
+        )
+        self.replica.on_newer_keys = self.refresh_keys_soon
+        self.replica.on_newer_settings = self.refresh_settings_soon
+        self.replica.on_bug = environment.die
+        self.replica.on_restart = self.restart_later
+        self.replica.on_loss = self.end_for_another
+        self.replica.on_following = self.start_upkeep
+        self.replica.send_push = self.send_push
+        self.replica.propose_isr = self.propose_isr
+        self._tasks = OwnTasks(environment.die)
+        self._key_task: asyncio.Task[None] | None = None
+        self._settings_task: asyncio.Task[None] | None = None
+        self.maintenance = Maintenance(
+            replica=self.replica,
+            clock=environment.clock,
+            on_failure=environment.die,
+            refresh=self.refresh_settings,
+            compact=self.compact_log,
+            is_serving=self.is_serving,
+        )
+        self.metrics = ReplicaMetrics(
+            replica=self.replica,
+            clock=environment.clock,
+            sink=environment.metrics,
+            disk=environment.disk_metrics,
+            has_failed=lambda: bool(self.failure),
+            on_bug=environment.die,
+        )
+
+    def begin(self) -> None:
+        """Start serving in a task of its own; the last line of a constructor."""
+        self.metrics.start(self.report_metrics)
+        self._start_task = self._tasks.spawn(self._start())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.config.topic}-{self.config.partition})"
+
+    async def load(self) -> None:
+        """Load the shell on top of the replica; a partition has none to load."""
 
     async def ping(self, request: PingRequest) -> PingReply:
         """Answer that this process is alive."""
@@ -201,73 +256,7 @@ class ReplicationCalls:
         timeout_ms = self.config.cluster.internal_call_timeout_ms
         return await self.transport.call(CONTROLLER_ACTOR, request, timeout_ms=timeout_ms)
 
-
-class ReplicaServer(ReplicationCalls):
-    """What every process with a log has: replica, start, maintenance and metrics."""
-
-    replica_class: ClassVar[type[Replica]] = Replica
-
-    def __init__(self, config: ReplicaConfig, environment: Environment) -> None:
-        self.config = config
-        self.environment = environment
-        self.clock = environment.clock
-        self.transport = environment.transport
-        self.failure = ""
-        self.is_stopped = False
-        self.has_moved = False
-        """Whether it has ended because the partition has moved to other brokers."""
-        self.expected_log: ExpectedLog | None = None
-        """The controller's recent answer about the log, which saves the first question."""
-        self.only_topic_id = ""
-        """If set, the only topic it serves; calls for another topic of that name are rejected."""
-        self.replica: Replica = self.replica_class(
-            config=config,
-            filesystem=environment.filesystem,
-            clock=environment.clock,
-            background=environment.new_background(),
-            epoch_source=self.ask_for_epoch,
-            log_source=self.ask_for_log,
-            beginning_source=self.ask_to_begin,
-            opener=environment.new_opener() if environment.new_opener else None,
-        )
-        self.replica.on_newer_keys = self.refresh_keys_soon
-        self.replica.on_newer_settings = self.refresh_settings_soon
-        self.replica.on_bug = environment.die
-        self.replica.on_restart = self.restart_later
-        self.replica.on_loss = self.end_for_another
-        self.replica.on_following = self.start_upkeep
-        self.replica.send_push = self.send_push
-        self.replica.propose_isr = self.propose_isr
-        self._tasks = OwnTasks(environment.die)
-        self._key_task: asyncio.Task[None] | None = None
-        self._settings_task: asyncio.Task[None] | None = None
-        self.maintenance = Maintenance(
-            replica=self.replica,
-            clock=environment.clock,
-            on_failure=environment.die,
-            refresh=self.refresh_settings,
-            compact=self.compact_log,
-            is_serving=self.is_serving,
-        )
-        self.metrics = ReplicaMetrics(
-            replica=self.replica,
-            clock=environment.clock,
-            sink=environment.metrics,
-            disk=environment.disk_metrics,
-            has_failed=lambda: bool(self.failure),
-            on_bug=environment.die,
-        )
-
-    def begin(self) -> None:
-        """Start serving in a task of its own; the last line of a constructor."""
-        self.metrics.start(self.report_metrics)
-        self._start_task = self._tasks.spawn(self._start())
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.config.topic}-{self.config.partition})"
-
-    async def load(self) -> None:
-        """Load the shell on top of the replica; a partition has none to load."""
+    # --- role -----------------------------------------------------------------------------
 
     async def ask_for_epoch(self, last_epoch: int) -> BecomeLeaderReply:
         """Ask the controller for the epoch after ``last_epoch``, if that is the current one.
