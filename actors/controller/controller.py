@@ -110,6 +110,7 @@ class Controller:
         on_failure: Callable[[BaseException], None],
         machine_size: MachineSize = SMALL_MACHINE,
         metadata_log: MetadataReplica | None = None,
+        leave: Callable[[], None] | None = None,
     ) -> None:
         # One thing: the parts of the controller, and how they are connected.
         self.replica = replica
@@ -139,6 +140,9 @@ class Controller:
             timeout_ms=timeout_ms,
             on_taken=self._record_taken,
         )
+        self._voters = Voters(
+            self.machine, metadata_log, clock=clock, execute=self._execute, leave=leave
+        )
         self._members = BrokerMembership(
             machine=self.machine,
             launcher=launcher,
@@ -147,6 +151,8 @@ class Controller:
             data_dir=replica.config.data_dir,
             config=config,
             execute=self._execute,
+            without_vote=self._voters.without,
+            is_current=self._voters.is_current,
         )
         # Actor names contain the topic's name, so a new topic of that name waits until they are
         # gone.
@@ -159,10 +165,8 @@ class Controller:
             rules=self._rules,
             config=config,
             execute=self._execute,
+            is_current=self._voters.is_current,
         )
-        self._voters = Voters(self.machine, metadata_log, clock=clock, execute=self._execute)
-        self._members.without_vote = self._voters.without
-        self._members.is_current = self._moves.leaving.is_current = self._voters.is_current
 
     async def load(self) -> None:
         """Load the metadata log, found the cluster if necessary, and start every replica."""

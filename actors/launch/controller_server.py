@@ -89,9 +89,8 @@ class ControllerServer(Controller, ReplicaServer):
             on_failure=environment.die,
             machine_size=machine_size,
             metadata_log=self.metadata_log,
+            leave=self._leave_head if is_on_head else None,
         )
-        if is_on_head:
-            self._voters.leave = lambda: self._resign("it is on Ray's head, and others are not")
         self.cluster_metrics = ControllerMetrics(
             machine=self.machine, sink=environment.metrics, broker_id=config.broker_id
         )
@@ -254,6 +253,9 @@ class ControllerServer(Controller, ReplicaServer):
         """See ``ReplicaServer``; if others can take over, resign instead."""
         if not self._others_may_follow():
             super().restart_later(reason)
+
+    def _leave_head(self) -> None:
+        self._resign("it is on Ray's head, and others are not")
 
     def _resign(self, reason: str) -> None:
         if self._has_resigned:
