@@ -31,6 +31,7 @@ from oncelog.actors.controller.replica_actors import (
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
 from oncelog.actors.interfaces import Clock, Transport, address_of, holder_of
 from oncelog.actors.process.background import OwnTasks
+from oncelog.actors.process.metrics import Metric, MetricSink
 from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
 from oncelog.actors.protocol.cluster.cluster_records import BrokerRegistered, ClusterFounded
 from oncelog.actors.protocol.cluster.elections import decide_alter_isr
@@ -190,6 +191,17 @@ class Controller:
         for work in (*watches, snapshots.watch()):
             self._tasks.spawn(work)
         await self._actors.start(self.machine.placements())
+
+    async def stop(self) -> None:
+        """Stop background tasks; call it before the replica stops."""
+        self._tasks.cancel()
+
+    def gauges(self) -> Mapping[Metric, int]:
+        """None: what it knows is of the cluster, not of its log."""
+        return {}
+
+    def report_metrics(self, sink: MetricSink) -> None:
+        """Do nothing: see ``ControllerMetrics``."""
 
     async def _found(self) -> bool:
         """Found the cluster, if its directory says to; return whether it is founded.
@@ -453,13 +465,11 @@ class Controller:
         )
 
     async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
-        """Stop every replica cleanly, then the metadata log. The caller kills the processes."""
+        """Stop every replica cleanly; the caller stops this log and kills the processes."""
         error = self._unavailable()
         if error is not ErrorCode.NONE:
             return request.failed(error)
         await self._calls.shut_down(self.machine.placements(), remove_data=False)
-        self._tasks.cancel()
-        await self.replica.stop()
         return ShutdownReply()
 
     # --- shared by requests ---------------------------------------------------------------

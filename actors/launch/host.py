@@ -20,7 +20,7 @@ from oncelog.actors.launch.assembly import (
     Environment,
     LeadershipLostError,
     ReplicaServer,
-    server_of,
+    shell_of,
 )
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.protocol.messages.base import Request
@@ -191,9 +191,12 @@ class Host:
             die=functools.partial(self._ended, key, held),
             shared_metadata=self._metadata,
         )
-        server = server_of(tp.topic)(self.config.replica(tp.topic, tp.partition), environment)
-        server.expected_log = ExpectedLog(topic_id=replica.topic_id, is_in_sync=replica.is_in_sync)
-        server.only_topic_id = replica.topic_id
+        server = ReplicaServer(
+            self.config.replica(tp.topic, tp.partition),
+            environment,
+            shell_of,
+            listed=ExpectedLog(topic_id=replica.topic_id, is_in_sync=replica.is_in_sync),
+        )
         held.append(server)
         self._servers[key] = server
 

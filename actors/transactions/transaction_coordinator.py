@@ -24,6 +24,12 @@ from oncelog.actors.coordination.runtime import CoordinatorRuntime
 from oncelog.actors.interfaces import Clock, DriverWatch, Transport
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.clock import backoff_ms, loop_ms, monotonic_s
+from oncelog.actors.process.metrics import (
+    ACTIVE_TRANSACTIONAL_ID_COUNT,
+    TRANSACTIONAL_ID_COUNT,
+    Metric,
+    MetricSink,
+)
 from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
 from oncelog.actors.protocol.messages.cluster import TopicMetadata
@@ -192,6 +198,18 @@ class TransactionCoordinator:
         self._is_stopped = True
         self._runtime.is_loaded = False
         await asyncio.gather(*self._tasks.cancel(), return_exceptions=True)
+
+    def gauges(self) -> Mapping[Metric, int]:
+        """How many ids there are, and how many have a transaction that is not complete."""
+        ids = self.machine.ids
+        return {
+            TRANSACTIONAL_ID_COUNT: len(ids),
+            ACTIVE_TRANSACTIONAL_ID_COUNT: len(ids.not_at_rest()),
+        }
+
+    def report_metrics(self, sink: MetricSink) -> None:
+        """Report how long the ends of transactions took."""
+        self.end_durations.report(sink, self.replica.broker_id)
 
     # --- requests -------------------------------------------------------------------------
 

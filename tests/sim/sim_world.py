@@ -43,7 +43,7 @@ from sim_story import Story, StoryHandler
 
 from oncelog.actors.config import BrokerConfig, ClusterConfig, HostConfig, ReplicaConfig
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, broker_actor
-from oncelog.actors.launch.assembly import server_of
+from oncelog.actors.launch.assembly import ReplicaServer, shell_of
 from oncelog.actors.launch.broker import Broker
 from oncelog.actors.launch.controller_server import ControllerServer
 from oncelog.actors.launch.host import Host
@@ -310,7 +310,7 @@ class World(Faults, Nodes, Controllers, Readiness):
             )
             process.answer_with(controller)
         else:
-            process.answer_with(server_of(config.topic)(config, process.environment()))
+            process.answer_with(ReplicaServer(config, process.environment(), shell_of))
         if not self.loop.is_running():
             asyncio._set_running_loop(None)
 

@@ -113,13 +113,15 @@ class Walk:
         self.world.quiesce()
         self.world.run_until(lambda: not self.partition.is_moving)
         self.world.run_until(lambda: set(self.partition.isr) == set(self.partition.replicas))
-        self.world.run_until(lambda: not len(moves_of(self.world.server("controller")).leaving))
+        self.world.run_until(
+            lambda: not len(moves_of(self.world.server("controller").shell).leaving)
+        )
         self.world.run_until(lambda: set(self.logs()) == set(self.partition.replicas))
         self.world.run_until(lambda: len(set(self.logs().values())) == 1)
 
     @property
     def partition(self) -> Any:
-        return self.world.server("controller").machine.topics["a"].partitions[0]
+        return self.world.server("controller").shell.machine.topics["a"].partitions[0]
 
     def logs(self) -> dict[int, bytes]:
         """The bytes of each log of the partition that something has open, by broker."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -139,7 +138,7 @@ class Cluster:
         await until(lambda: not len(self.leaving()))
 
     async def stop(self) -> None:
-        await asyncio.gather(*self.controller._tasks.cancel(), return_exceptions=True)
+        await self.controller.stop()
         await self.controller.replica.stop()
 
     async def restart(self) -> None:
