@@ -50,7 +50,7 @@ class Readiness:
     def is_serving(self) -> bool:
         """Whether everything that the controller knows is ready."""
         controller = self.server(CONTROLLER_ACTOR)
-        if controller is None or not controller.shell._runtime.is_loaded:
+        if controller is None or not controller.shell.runtime.is_loaded:
             return False
         return bool(self.placements()) and not self.unready()
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from inside import moves_of
 from sim_world import World, WorldSettings
 
 from oncelog.actors.config import ClusterConfig
@@ -139,7 +138,7 @@ def test_a_replica_on_a_dead_broker_moves_and_its_files_go_when_that_is_back(
     admin(world, "reassign_partition", "a", 0, [leader, new])
     world.run_until(lambda: has_moved(world, leader, new))
     world.start_node(gone)
-    leaving = moves_of(world.server("controller").shell).leaving
+    leaving = world.server("controller").shell.moves.leaving
     world.run_until(lambda: not len(leaving))
     assert has_moved(world, leader, new)
     assert read(world) == ["a"]

@@ -6,7 +6,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from inside import moves_of
 from sim_world import World, WorldSettings
 
 from oncelog.actors.config import ClusterConfig
@@ -113,9 +112,7 @@ class Walk:
         self.world.quiesce()
         self.world.run_until(lambda: not self.partition.is_moving)
         self.world.run_until(lambda: set(self.partition.isr) == set(self.partition.replicas))
-        self.world.run_until(
-            lambda: not len(moves_of(self.world.server("controller").shell).leaving)
-        )
+        self.world.run_until(lambda: not len(self.world.server("controller").shell.moves.leaving))
         self.world.run_until(lambda: set(self.logs()) == set(self.partition.replicas))
         self.world.run_until(lambda: len(set(self.logs().values())) == 1)
 

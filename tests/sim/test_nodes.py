@@ -63,7 +63,7 @@ def write(world: World, text: str, *, node: int = ELSEWHERE) -> list[bool]:
 
 
 def told_live(world: World) -> dict[int, bool]:
-    described = world.server("controller").shell._members.brokers.described()
+    described = world.server("controller").shell.members.brokers.described()
     return {one.broker_id: one.is_live for one in described}
 
 

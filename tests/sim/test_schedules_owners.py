@@ -230,7 +230,7 @@ def _age(play: Play, producer_epoch: int) -> None:
     )
     record = LogRecord(encode_key("T"), encode_value(metadata))
     decision = Decision(reply=InitProducerIdReply(), records=(record,))
-    play.end(process.spawn(server.shell._runtime.execute("T", lambda _: decision)))
+    play.end(process.spawn(server.shell.runtime.execute("T", lambda _: decision)))
     play.crash(C)
 
 
