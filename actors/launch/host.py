@@ -184,33 +184,32 @@ class Host:
     def _begin(self, key: str, replica: HostedReplica) -> None:
         tp = replica.topic_partition
         self._begun_count += 1
-        held: list[ReplicaServer] = []
+        incarnation = f"{self.environment.incarnation}-{self._begun_count}"
         environment = dataclasses.replace(
             self.environment,
-            incarnation=f"{self.environment.incarnation}-{self._begun_count}",
-            die=functools.partial(self._ended, key, held),
+            incarnation=incarnation,
+            die=functools.partial(self._ended, key, incarnation),
             shared_metadata=self._metadata,
         )
-        server = ReplicaServer(
+        self._servers[key] = ReplicaServer(
             self.config.replica(tp.topic, tp.partition),
             environment,
             shell_of,
             listed=ExpectedLog(topic_id=replica.topic_id, is_in_sync=replica.is_in_sync),
         )
-        held.append(server)
-        self._servers[key] = server
 
     # --- the end of a replica -------------------------------------------------------------
 
-    def _ended(self, key: str, held: list[ReplicaServer], error: BaseException) -> None:
+    def _ended(self, key: str, incarnation: str, error: BaseException) -> None:
         """A server cannot go on: restart it, unless it met a bug or has ended already."""
         if not isinstance(error, (LeadershipLostError, DiskRefusedError)):
             self.environment.die(error)
-        server = held[0] if held else None
-        if server is not None and self._servers.get(key) is server and not server.is_stopped:
-            _logger.warning("%r begins again: %s", server, error)
-            del self._servers[key]
-            self._tasks.spawn(self._restart_server(server))
+        server = self._servers.get(key)
+        if server is None or server.environment.incarnation != incarnation or server.is_stopped:
+            return
+        _logger.warning("%r begins again: %s", server, error)
+        del self._servers[key]
+        self._tasks.spawn(self._restart_server(server))
 
     async def _restart_server(self, server: ReplicaServer) -> None:
         await server.end()
