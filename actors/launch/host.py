@@ -34,6 +34,9 @@ from oncelog.actors.protocol.messages.cluster import (
     MetadataRequest,
 )
 from oncelog.actors.replica.opening import ExpectedLog
+from oncelog.actors.rpc.actor_transport import LocalTransport
+from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
+from oncelog.actors.rpc.dispatch import Dispatch
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
     CONSUMER_OFFSETS_TOPIC,
@@ -58,13 +61,18 @@ BEGUN_AT_ONCE: Final = 50
 class Host:
     """Holds the replicas that the controller lists for it; see the module.
 
-    ``environment`` are those of the process. A replica that must restart does so alone. A broken
-    invariant or another bug ends the whole process.
+    ``environment`` is that of the process, whose calls ``dispatch`` answers. A replica that must
+    restart does so alone. A broken invariant or another bug ends the whole process.
     """
 
-    def __init__(self, config: HostConfig, environment: Environment) -> None:
+    def __init__(
+        self, config: HostConfig, environment: Environment, reports: CallReports = NO_REPORTS
+    ) -> None:
         self.config = config
-        self.environment = environment
+        self.dispatch = Dispatch(self, on_bug=environment.die, reports=reports, find=self.find)
+        name = host_actor(config.number, config.broker_id)
+        transport = LocalTransport(name, self.dispatch, environment.transport)
+        self.environment = dataclasses.replace(environment, transport=transport)
         self._servers: dict[str, ReplicaServer] = {}
         self._tasks = OwnTasks(environment.die)
         self._holding = asyncio.Lock()

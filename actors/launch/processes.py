@@ -63,7 +63,7 @@ from oncelog.actors.process.process_table import ProcessTable, boot_id
 from oncelog.actors.process.ray_metrics import RayMetrics
 from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR, Placement
 from oncelog.actors.protocol.messages.base import Request
-from oncelog.actors.rpc.actor_transport import ActorTransport, LocalTransport
+from oncelog.actors.rpc.actor_transport import ActorTransport
 from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.actors.rpc.dispatch import Dispatch, read_answer
 from oncelog.actors.rpc.listener import TOKEN_BYTES, Listener, ListenerAddress
@@ -179,10 +179,10 @@ class ActorProcess:
         *,
         calls: str,
         reports: CallReports = NO_REPORTS,
-        find: Callable[[str], object | None] | None = None,
+        dispatch: Dispatch | None = None,
     ) -> None:
         self.server = server
-        self.dispatch = Dispatch(server, on_bug=die_of_bug, reports=reports, find=find)
+        self.dispatch = dispatch or Dispatch(server, on_bug=die_of_bug, reports=reports)
         self.listener: Listener | None = None
         if calls == CONNECTIONS:
             # Listen at the address by which Ray knows this node.
@@ -256,15 +256,8 @@ class HostProcess(ActorProcess):
     answering = (Host, ReplicaServer, PartitionShell, TransactionCoordinator, GroupCoordinator)
 
     def __init__(self, config: HostConfig) -> None:
-        environment = production(config)
-        transport = LocalTransport(
-            host_actor(config.number, config.broker_id), environment.transport
-        )
-        host = Host(config, dataclasses.replace(environment, transport=transport))
-        super().__init__(
-            host, calls=config.cluster.calls, reports=call_reports(config), find=host.find
-        )
-        transport.dispatch = self.dispatch
+        host = Host(config, production(config), call_reports(config))
+        super().__init__(host, calls=config.cluster.calls, dispatch=host.dispatch)
         host.begin()
 
     def key_for(self, request: Request[Any]) -> str:

@@ -48,7 +48,6 @@ from oncelog.actors.launch.broker import Broker
 from oncelog.actors.launch.controller_server import ControllerServer
 from oncelog.actors.launch.host import Host
 from oncelog.actors.replica.replica import Replica
-from oncelog.actors.rpc.actor_transport import LocalTransport
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC
 
 ActorConfig = ReplicaConfig | HostConfig | BrokerConfig
@@ -290,7 +289,6 @@ class World(Faults, Nodes, Controllers, Readiness):
     def _build(self, process: ActorProcess, config: ActorConfig) -> None:
         asyncio._set_running_loop(self.loop)
         if isinstance(config, HostConfig):
-            process.transport = LocalTransport(process.name, process.transport)
             host = Host(config, process.environment())
             process.answer_with(host)
             host.begin()
