@@ -56,7 +56,11 @@ SNAPSHOT_CHECK_MS: Final = 1_000
 
 
 class Voters:
-    """Manages the voters. ``log`` is the controller's replica; None: it is the only voter."""
+    """Manages the voters.
+
+    ``log`` is the controller's replica; None: it is the only voter. ``leave`` ends this controller
+    for good once another voter can take over; None: it stays.
+    """
 
     def __init__(
         self,
@@ -65,13 +69,13 @@ class Voters:
         *,
         clock: Clock,
         execute: Execute,
+        leave: Callable[[], None] | None,
     ) -> None:
         self._machine = machine
         self._log = log
         self._clock = clock
         self._execute = execute
-        self.leave: Callable[[], None] | None = None
-        """Ends this controller for good once another voter can take over; None: it stays."""
+        self._leave = leave
 
     async def begin(self) -> bool:
         """Commit the whole log with a first record of this epoch; return whether that succeeded.
@@ -103,8 +107,8 @@ class Voters:
                 # The third follows the second at once: of two voters neither may be away.
                 while await self.add_voter():
                     pass
-                if self.leave is not None and self._may_leave():
-                    self.leave()
+                if self._leave is not None and self._may_leave():
+                    self._leave()
 
     def _may_leave(self) -> bool:
         log = self._log

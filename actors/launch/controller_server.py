@@ -49,7 +49,7 @@ UNELECTED_FACTOR: Final = 5
 _UNELECTED: Final = "it has not been elected"
 
 
-class ControllerServer(Controller, ReplicaServer):
+class ControllerServer(ReplicaServer):
     """The controller, with its own log and an epoch given by the voters of that log.
 
     ``resign`` ends the process for good and frees the controller's name, for one of three reasons.
@@ -60,6 +60,7 @@ class ControllerServer(Controller, ReplicaServer):
     """
 
     replica_class = MetadataReplica
+    shell: Controller
 
     def __init__(
         self,
@@ -72,30 +73,30 @@ class ControllerServer(Controller, ReplicaServer):
         resign: Callable[[], None] | None = None,
         is_on_head: bool = False,
     ) -> None:
-        ReplicaServer.__init__(self, config, environment)
+        def new_controller(server: ReplicaServer) -> Controller:
+            return Controller(
+                replica=server.replica,
+                clock=environment.clock,
+                transport=environment.transport,
+                launcher=launcher,
+                config=config.cluster,
+                process_id=environment.process_id,
+                token_bytes=token_bytes,
+                on_failure=environment.die,
+                machine_size=machine_size,
+                metadata_log=cast("MetadataReplica", server.replica),
+                leave=self._leave_head if is_on_head else None,
+            )
+
+        super().__init__(config, environment, new_controller)
         self.metadata_log = cast("MetadataReplica", self.replica)
+        self._launcher = launcher
         self._resign_for_good = resign
         self._reported_epoch = NO_LEADER_EPOCH
         self._has_resigned = False
-        Controller.__init__(
-            self,
-            replica=self.replica,
-            clock=self.clock,
-            transport=self.transport,
-            launcher=launcher,
-            config=config.cluster,
-            process_id=environment.process_id,
-            token_bytes=token_bytes,
-            on_failure=environment.die,
-            machine_size=machine_size,
-            metadata_log=self.metadata_log,
-        )
-        if is_on_head:
-            self._voters.leave = lambda: self._resign("it is on Ray's head, and others are not")
         self.cluster_metrics = ControllerMetrics(
-            machine=self.machine, sink=environment.metrics, broker_id=config.broker_id
+            machine=self.shell.machine, sink=environment.metrics, broker_id=config.broker_id
         )
-        self.begin()
         self._tasks.spawn(self._resign_when_useless())
 
     def __repr__(self) -> str:
@@ -105,7 +106,7 @@ class ControllerServer(Controller, ReplicaServer):
         """Report the metrics of the log and of the cluster."""
         super().report_metrics()
         if self.is_serving() and self.metrics.sink is not NO_METRICS:
-            self.cluster_metrics.report(self.loaded_election_count)
+            self.cluster_metrics.report(self.shell.loaded_election_count)
             if self.metadata_log.quorum is not None:
                 self.cluster_metrics.report_voters(self.metadata_log.quorum)
 
@@ -255,6 +256,9 @@ class ControllerServer(Controller, ReplicaServer):
         if not self._others_may_follow():
             super().restart_later(reason)
 
+    def _leave_head(self) -> None:
+        self._resign("it is on Ray's head, and others are not")
+
     def _resign(self, reason: str) -> None:
         if self._has_resigned:
             return
@@ -283,4 +287,8 @@ class ControllerServer(Controller, ReplicaServer):
         """Stop every replica of the cluster, then the metadata log."""
         self.metrics.stop()
         await self.maintenance.stop()
-        return await Controller.shutdown(self, request)
+        reply = await self.shell.shutdown(request)
+        if reply.error is ErrorCode.NONE:
+            self._tasks.cancel()
+            await self.stop_serving(remove_data=False)
+        return reply

@@ -29,11 +29,6 @@ def callers_of(listener: Listener) -> dict[Caller, None]:
     return listener.places._trusted
 
 
-def moves_of(controller: Any) -> Any:
-    """What moves replicas, and removes those that have moved away."""
-    return controller._moves
-
-
 def copy_of(broker: Any) -> Any:
     """The broker's copy of the controller's log, if it follows one now."""
     return broker.voter._copy

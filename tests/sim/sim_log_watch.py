@@ -518,7 +518,7 @@ def _deleting(watch: LogWatch, method: Method) -> Method:
 
 def _reading(watch: LogWatch, method: Method) -> Method:
     async def load(self: TransactionCoordinator) -> None:
-        with watch.loading(self.machine.ids, lambda: self._runtime.is_loaded):
+        with watch.loading(self.machine.ids, lambda: self.runtime.is_loaded):
             await method(self)
 
     return load

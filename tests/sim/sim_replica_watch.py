@@ -292,7 +292,7 @@ def _unequal_batches(tp: TopicPartition, logs: list[bytes]) -> list[Violation]:
 
 def stale_settings(world: Any) -> list[Violation]:
     """At peace every leader follows the settings that the controller has recorded last."""
-    machine, found = world.server("controller").machine, []
+    machine, found = world.server("controller").shell.machine, []
     for replica in world.replicas().values():
         tp, told = replica.topic_partition, machine.leadership(replica.topic_partition)
         if told is None or replica.leadership.topic_id != told.topic_id:
@@ -308,7 +308,7 @@ def stale_settings(world: Any) -> list[Violation]:
 def unequal_metadata(world: Any) -> list[Violation]:
     """At peace every voter's log gives what the controller knows, wherever the log begins."""
     found, controller = [], world.server("controller")
-    expected = state_of(controller.machine)
+    expected = state_of(controller.shell.machine)
     for replica in (controller.replica, *_metadata_copies(world)):
         loaded = ClusterMachine()
         for batch in replica.replay():

@@ -161,7 +161,11 @@ def test_nothing_is_dropped_before_the_snapshot_is_committed(tmp_path: Path) -> 
         await create_topics(world)
         await world.until_voters(1, 2, 3)
         controller = controller_of(world)
-        snapshots = Snapshots(controller.machine, controller.replica, execute=controller._execute)
+        snapshots = Snapshots(
+            controller.shell.machine,
+            controller.replica,
+            execute=controller.shell._execute,
+        )
         one.is_isolated = True
         writing = asyncio.ensure_future(snapshots.write())
         await asyncio.sleep(2)

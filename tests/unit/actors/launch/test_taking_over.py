@@ -171,7 +171,9 @@ def test_a_controller_without_a_majority_answers_nothing(tmp_path: Path) -> None
         assert await world.create("a") is ErrorCode.NONE
         old = world.nodes[1].controller
         assert old is not None
-        epochs = {one.broker_id: one.broker_epoch for one in old.machine.broker_states.values()}
+        epochs = {
+            one.broker_id: one.broker_epoch for one in old.shell.machine.broker_states.values()
+        }
         tp = TopicPartition("gone", 0)
         questions = (
             old.metadata(MetadataRequest()),
@@ -354,14 +356,14 @@ def test_a_voter_with_a_new_disk_has_no_vote_until_it_has_a_copy(tmp_path: Path)
         one.kill()
         controller = world.nodes[await world.until_serving()].controller
         assert controller is not None
-        for topic in controller.machine.topics.values():
+        for topic in controller.shell.machine.topics.values():
             for partition in topic.partitions:
                 partition.isr = ()  # Nothing else counts on the disk that is lost.
         shutil.rmtree(one.data_dir)
         one.is_up = True
         changes = []
         while not changes or set(changes[-1]) != {1, 2, 3} or len(set(changes)) < 2:
-            changes.append(controller.machine.voters)
+            changes.append(controller.shell.machine.voters)
             await asyncio.sleep(0.1)
         assert {2, 3} in map(set, changes)
         await world.until_voters(1, 2, 3)
@@ -438,7 +440,7 @@ def test_a_voter_with_an_older_copy_of_its_disk_votes_again_once_it_has_a_copy_o
         voters = set()
         for _ in range(200):
             await asyncio.sleep(0.1)
-            voters.add(controller.machine.voters)
+            voters.add(controller.shell.machine.voters)
         assert (1, 2) in voters
         await world.until_voters(1, 2, 3)
         world.nodes[1].kill()
