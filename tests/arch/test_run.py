@@ -75,10 +75,10 @@ def test_without_a_python_the_answer_names_what_is_needed(bare):
 
 
 def test_a_python_of_another_version_is_named_and_not_used(bare):
-    program(bare / "tools" / "python3", "echo 3.14 complete")
+    program(bare / "tools" / "python3", "echo 3.15 complete")
     done = start(bare, "python")
     assert done.returncode == 1
-    assert "found 3.14" in done.stderr
+    assert "found 3.15" in done.stderr
 
 
 def test_a_python_without_venv_is_answered_with_the_package_to_install(bare):
