@@ -13,6 +13,7 @@ from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 from setuptools.errors import CCompilerError
 
@@ -89,6 +90,15 @@ class BuildExtensions(build_ext):
             raise SystemExit(f"oncelog does not compile here ({error}); {how}") from None
 
 
+class BuildPackages(build_py):
+    """Leaves out what stands beside the package's ``__init__``, and is none of its modules."""
+
+    def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
+        """The modules of a package, as (package, name, file)."""
+        found = super().find_package_modules(package, package_dir)
+        return [one for one in found if package != "oncelog" or one[1] == "__init__"]
+
+
 class SourceDistribution(sdist):
     """The sources with their C, so that whoever builds them needs no Cython."""
 
@@ -109,6 +119,10 @@ setup(
     packages=packages(),
     package_dir={"oncelog": "."},
     ext_modules=extensions,
-    cmdclass={"build_ext": BuildExtensions, "sdist": SourceDistribution},
+    cmdclass={
+        "build_ext": BuildExtensions,
+        "build_py": BuildPackages,
+        "sdist": SourceDistribution,
+    },
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if HAS_STABLE_ABI else {},
 )
