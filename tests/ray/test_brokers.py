@@ -14,7 +14,7 @@ import pytest
 from deadlines import DEADLINE_S, wait_for
 from ray_nodes import Nodes, can_unshare
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.nodes]
 
 WRITER = """
 import sys, oncelog

@@ -13,7 +13,7 @@ import pytest
 from deadlines import DEADLINE_S, wait_for
 from ray_nodes import Nodes, can_unshare
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.nodes, pytest.mark.slow]
 
 ADDRESSES = {1: "127.0.0.2", 2: "127.0.0.3", 3: "127.0.0.4"}
 

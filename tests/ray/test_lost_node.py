@@ -11,7 +11,7 @@ import pytest
 from deadlines import DEADLINE_S, wait_for
 from ray_nodes import Nodes, can_unshare
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.nodes]
 
 NODE_ADDRESS = "127.0.0.2"
 RECORDS = 1_000

@@ -15,7 +15,7 @@ import pytest
 from deadlines import DEADLINE_S, wait_for
 from ray_nodes import Nodes, can_unshare
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.nodes, pytest.mark.slow]
 
 PARTITIONS = 3
 COUNT = 300

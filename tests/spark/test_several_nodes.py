@@ -13,7 +13,7 @@ import pytest
 from deadlines import wait_for
 from ray_nodes import Nodes, can_unshare
 
-pytestmark = [pytest.mark.ray, pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.nodes, pytest.mark.spark, pytest.mark.slow]
 
 HELPERS = Path(__file__).resolve().parent.parent / "helpers"
 DRIVER_TIMEOUT_S = 500
