@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from network_hosts import COMMAND_S, DISK, Host, Network, wait_for
+from deadlines import wait_for
+from network_hosts import COMMAND_S, DISK, Host, Network
 
 ROOT: Final = Path(__file__).parents[2]
 PROGRAMS: Final = ROOT / "tests" / "hosts"
 UP_S: Final = 480.0
 TOO_BUSY: Final = "The current node timed out during startup"
 STATUS_S: Final = 60.0
-JOINED_S: Final = 180.0
-"""Ray's autoscaler takes half a minute to miss a node, and tries again as often."""
 
 
 def ledger(host: Host, topic: str, name: str) -> Path:
@@ -225,7 +224,7 @@ class HostsCluster:
             return are_alive and bool(status["serving"])
 
         what = "all brokers alive and every partition serving"
-        wait_for(serve, what, JOINED_S, instead=self.status)
+        wait_for(serve, what, instead=self.status)
 
     def wait_until_gone(self, host: Host) -> None:
         marks = ("gone", "fenced")
