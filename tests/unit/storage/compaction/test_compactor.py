@@ -366,7 +366,7 @@ def test_compacted_segments_are_recovered_with_their_gaps(log):
     for index in log.directory.glob("*.*index"):
         if index.suffix != ".txnindex":
             index.unlink()
-    log.log = log._open()
+    log.log = log.open()
     log.machine = log.replayed(with_snapshot=True)
     assert pairs(log) == expected
 
