@@ -59,6 +59,7 @@ from oncelog.actors.protocol.messages.cluster import (
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.followers import IsrProposal
+from oncelog.actors.replica.events import ReplicaEvents
 from oncelog.actors.replica.maintenance import Maintenance, clean_if_dirty
 from oncelog.actors.replica.opening import ExpectedLog
 from oncelog.actors.replica.partition_leader import PartitionLeader
@@ -117,7 +118,7 @@ class DiskRefusedError(Exception):
     """Not a bug: a transient disk error, after which this process must restart."""
 
 
-class ReplicationCalls:
+class ReplicationCalls(ReplicaEvents):
     """A replica's replication calls: those it answers, and those it makes.
 
     Base of ``ReplicaServer``, which has ``only_topic_id``.
@@ -225,19 +226,12 @@ class ReplicaServer(ReplicationCalls):
             filesystem=environment.filesystem,
             clock=environment.clock,
             background=environment.new_background(),
+            events=self,
             epoch_source=self.ask_for_epoch,
             log_source=self.ask_for_log,
             beginning_source=self.ask_to_begin,
             opener=environment.new_opener() if environment.new_opener else None,
         )
-        self.replica.on_newer_keys = self.refresh_keys_soon
-        self.replica.on_newer_settings = self.refresh_settings_soon
-        self.replica.on_bug = environment.die
-        self.replica.on_restart = self.restart_later
-        self.replica.on_loss = self.end_for_another
-        self.replica.on_following = self.start_upkeep
-        self.replica.send_push = self.send_push
-        self.replica.propose_isr = self.propose_isr
         self._tasks = OwnTasks(environment.die)
         self._key_task: asyncio.Task[None] | None = None
         self._settings_task: asyncio.Task[None] | None = None
@@ -350,6 +344,10 @@ class ReplicaServer(ReplicationCalls):
             if is_ours and is_serving and known.leader_epoch > epoch:
                 lost = f"{self!r} leads with epoch {epoch}, and {known.leader_epoch} was given"
                 self.environment.die(LeadershipLostError(lost))
+
+    def on_bug(self, bug: BaseException) -> None:
+        """End the process at once."""
+        self.environment.die(bug)
 
     def restart_later(self, reason: str) -> None:
         """Restart the process after ``DISK_RESTART_MS``, unless it is stopped."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, Protocol
 
 from oncelog.actors.config import BrokerConfig, ReplicaConfig, own_directory
@@ -33,6 +33,7 @@ from oncelog.actors.protocol.messages.replication import (
     VoteRequest,
 )
 from oncelog.actors.replica.data_directory import VOTER_FILE
+from oncelog.actors.replica.events import ReplicaEvents
 from oncelog.actors.replica.follower_log import NOT_NOW
 from oncelog.actors.replica.metadata_replica import MetadataCopy
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC, NO_LEADER_EPOCH
@@ -241,8 +242,8 @@ class MetadataVoter:
             filesystem=environment.filesystem,
             clock=environment.clock,
             background=environment.new_background(),
+            events=_CopyEvents(environment.die),
         )
-        copy.on_bug = environment.die
         self._tasks.spawn(copy.start())
 
     # --- taking over ----------------------------------------------------------------------
@@ -288,6 +289,17 @@ class MetadataVoter:
         await self._end_copy(copy)
         await self._place.start()
         self.record_served()
+
+
+class _CopyEvents(ReplicaEvents):
+    """A copy makes no calls; a bug in it ends the broker's process."""
+
+    def __init__(self, die: Callable[[BaseException], None]) -> None:
+        self._die = die
+
+    def on_bug(self, bug: BaseException) -> None:
+        """See ``ReplicaEvents``."""
+        self._die(bug)
 
 
 async def ask_voters(

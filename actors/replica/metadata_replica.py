@@ -44,6 +44,7 @@ from oncelog.actors.protocol.messages.replication import (
 from oncelog.actors.protocol.partition.following import ReplicateVerdict
 from oncelog.actors.protocol.partition.quorum_replication import QuorumReplication
 from oncelog.actors.replica.data_directory import read_voter_state, write_voter_state
+from oncelog.actors.replica.events import ReplicaEvents
 from oncelog.actors.replica.follower_log import NOT_NOW
 from oncelog.actors.replica.maintenance import Maintenance
 from oncelog.actors.replica.opening import ExpectedLog
@@ -145,16 +146,11 @@ class MetadataReplica(MetadataLog):
                 now_ms=loop_ms(),
                 disks=self.disks,
             ),
-            request_of=self._request_of,
-            send=self.send_push,
-            propose=self.propose_isr,
-            on_rise=self._on_rise,
-            on_loss=self._lose_leadership,
-            on_failure=self.on_bug,
-            counters=self.counters,
+            log=self,
+            events=self.events,
         )
         self.replicator = replicator
-        self._on_rise()
+        self.high_watermark_rose()
         replicator.appended()
 
     def append(self, records: Sequence[LogRecord], **arguments: Any) -> AppendOutcome:
@@ -200,7 +196,7 @@ class MetadataReplica(MetadataLog):
         if quorum is not None and replicator is not None:
             learners = [one for one in self._learners if one not in self.voters]
             if quorum.set_voters(self.voters, learners, loop_ms()):
-                self._on_rise()
+                self.high_watermark_rose()
             replicator.appended()
 
 
@@ -214,12 +210,14 @@ class MetadataCopy(MetadataLog):
         filesystem: FileSystem,
         clock: Clock,
         background: Background,
+        events: ReplicaEvents,
     ) -> None:
         super().__init__(
             config=config,
             filesystem=filesystem,
             clock=clock,
             background=background,
+            events=events,
             epoch_source=self._known_epoch,
             log_source=self._expected,
         )
@@ -229,9 +227,7 @@ class MetadataCopy(MetadataLog):
         self.electorate = Electorate()
         """The voters and disks in its log; empty while unknown."""
         self._turn = asyncio.Lock()
-        self._maintenance = Maintenance(
-            replica=self, clock=clock, on_failure=lambda bug: self.on_bug(bug)
-        )
+        self._maintenance = Maintenance(replica=self, clock=clock, on_failure=events.on_bug)
 
     async def _expected(self) -> ExpectedLog:
         """A copy that knows any epoch must have a log."""

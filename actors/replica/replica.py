@@ -29,6 +29,7 @@ from oncelog.actors.protocol.partition.replication import (
 )
 from oncelog.actors.protocol.tickets import NO_KEYS, ClusterKeys
 from oncelog.actors.replica.data_directory import MissingLogError
+from oncelog.actors.replica.events import ReplicaEvents
 from oncelog.actors.replica.follower_log import NOT_NOW, FollowerLog
 from oncelog.actors.replica.group_sync import DISK_RETRY_MS
 from oncelog.actors.replica.opening import (
@@ -95,12 +96,13 @@ class Replica(FollowerLog):
         filesystem: FileSystem,
         clock: Clock,
         background: Background,
+        events: ReplicaEvents,
         epoch_source: Callable[[int], Awaitable[BecomeLeaderReply]],
         log_source: Callable[[], Awaitable[ExpectedLog | None]] | None = None,
         beginning_source: Callable[[str], Awaitable[BecomeLeaderReply]] | None = None,
         opener: Background | None = None,
     ) -> None:
-        super().__init__(config=config, background=background)
+        super().__init__(config=config, background=background, events=events)
         self._opener = opener or background
         self.broker_id = config.broker_id
         self.directory = ReplicaDirectory(
@@ -200,7 +202,7 @@ class Replica(FollowerLog):
             if not await self._manage("follow a leader in", follow):
                 return
             self.configure(self.leadership.settings, self.leadership.settings_version)
-            self.on_following()
+            self.events.start_upkeep()
             # If there is a leader, the controller announces the next one; if not, ask again.
             has_leader = self.leadership.leader >= 0
             elected = await self._election(None if has_leader else LEADERLESS_ASK_MS)
@@ -228,17 +230,8 @@ class Replica(FollowerLog):
             # The time matters only for followers.
             now_ms=loop_ms() if len(assignment.replicas) > 1 else 0,
         )
-        self.replicator = Replicator(
-            replication,
-            counters=self.counters,
-            request_of=self._request_of,
-            send=self.send_push,
-            propose=self.propose_isr,
-            on_rise=self._on_rise,
-            on_loss=self._lose_leadership,
-            on_failure=self.on_bug,
-        )
-        self._on_rise()
+        self.replicator = Replicator(replication, log=self, events=self.events)
+        self.high_watermark_rose()
         self.replicator.appended()
 
     @property
@@ -254,7 +247,7 @@ class Replica(FollowerLog):
             lag_max_ms=self.config.cluster.replica_lag_time_max_ms,
         )
 
-    def _request_of(self, push: Push) -> ReplicateRequest | None:
+    def request_of(self, push: Push) -> ReplicateRequest | None:
         """A push with its batches; ``None`` if they cannot be read now."""
         batches: Buffer = b""
         log_end_offset = self.machine.log_end_offset
@@ -291,11 +284,11 @@ class Replica(FollowerLog):
         """See ``FollowerLog``; a push of a newer epoch deposes this leader."""
         if self.replicator is None:
             if request.settings_version > self._settings_version:
-                self.on_newer_settings()
+                self.events.refresh_settings_soon()
             return await super().replicate(request)
         is_ours = request.topic_id == self.leadership.topic_id
         if is_ours and request.leader_epoch > self.leader_epoch:
-            self._lose_leadership()
+            self.lose_leadership()
         return ReplicateReply(error=NOT_NOW)
 
     def learn_leadership(self, leadership: BecomeLeaderReply) -> ErrorCode:
@@ -334,11 +327,13 @@ class Replica(FollowerLog):
             is_confirmed = False
         return ErrorCode.NONE if is_confirmed else ErrorCode.NOT_LEADER_OR_FOLLOWER
 
-    def _lose_leadership(self) -> None:
+    def lose_leadership(self) -> None:
         """Another leads, or may: answer all waiters and restart."""
         epoch = self.leader_epoch
         self._end_leading(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        self.on_loss(f"{self.topic_partition} was led in epoch {epoch}, and a newer one was given")
+        self.events.end_for_another(
+            f"{self.topic_partition} was led in epoch {epoch}, and a newer one was given"
+        )
 
     async def _manage(self, doing: str, attempt: Callable[[], Awaitable[None]]) -> bool:
         """Retry ``attempt`` until it succeeds; false if the replica goes offline or is stopped."""

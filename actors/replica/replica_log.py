@@ -17,7 +17,7 @@ import functools
 import logging
 from bisect import insort
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import Final, NamedTuple
 
@@ -27,11 +27,10 @@ from oncelog.actors.process.background import resolve_future
 from oncelog.actors.process.clock import loop_ms, monotonic_s
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.invariants import invariant
-from oncelog.actors.protocol.messages.cluster import AlterIsrReply, BecomeLeaderReply
+from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import TxnMarker
-from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
-from oncelog.actors.protocol.partition.followers import IsrProposal
 from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
+from oncelog.actors.replica.events import ReplicaEvents
 from oncelog.actors.replica.group_sync import DiskRefusal, GroupSync
 from oncelog.actors.replica.observations import FoundDamage, ReplicaCounters
 from oncelog.actors.replica.opening import (
@@ -62,11 +61,6 @@ _logger = logging.getLogger(__name__)
 REPLAY_SLICE_BYTES: Final = 65_536
 """Bytes decoded in one turn of the event loop: some milliseconds."""
 
-SendPush = Callable[[int, ReplicateRequest], Awaitable[ReplicateReply]]
-"""Sends a push to the follower on a broker."""
-
-ProposeIsr = Callable[[IsrProposal], Awaitable[AlterIsrReply]]
-
 _NEXT_OFFSET: Final = itemgetter(0)
 
 
@@ -86,16 +80,17 @@ class AppendOutcome(NamedTuple):
 class ReplicaLog:
     """The log of one partition, its machine, and those who wait for it.
 
-    ``failure`` says why it is offline. ``on_bug`` ends the process. So do ``on_restart``, if the
-    replica is offline for a transient reason, and ``on_loss``, if another leads. ``send_push`` and
-    ``propose_isr`` make calls, and never raise for a lost one. Opening the log sets ``_log``,
-    ``_is_leading`` and ``leadership``.
+    ``failure`` says why it is offline. Opening the log sets ``_log``, ``_is_leading`` and
+    ``leadership``.
     """
 
     directory: ReplicaDirectory
 
-    def __init__(self, *, config: ReplicaConfig, background: Background) -> None:
+    def __init__(
+        self, *, config: ReplicaConfig, background: Background, events: ReplicaEvents
+    ) -> None:
         self.config = config
+        self.events = events
         self.topic_partition = TopicPartition(config.topic, config.partition)
         self.machine = PartitionMachine(self.topic_partition)
         self.topic = TopicConfig()
@@ -104,14 +99,6 @@ class ReplicaLog:
         self.damage = FoundDamage(self.topic_partition)
         self.refusal = DiskRefusal()
         self.counters = ReplicaCounters()
-        self.on_newer_keys: Callable[[], None] = lambda: None
-        self.on_newer_settings: Callable[[], None] = lambda: None
-        self.on_bug: Callable[[BaseException], None] = _raise
-        self.on_restart: Callable[[str], None] = lambda _reason: None
-        self.on_loss: Callable[[str], None] = lambda _reason: None
-        self.on_following: Callable[[], None] = lambda: None
-        self.send_push: SendPush = _refuse_push
-        self.propose_isr: ProposeIsr = _change_nothing
         self.restarts_itself = False
         self._background = background
         self._log: PartitionLog | None = None
@@ -126,12 +113,10 @@ class ReplicaLog:
         self._sync = GroupSync(
             machine=self.machine,
             background=background,
-            on_synced=self._on_synced,
+            log=self,
+            events=events,
             durations=self.counters.sync_durations,
             refusal=self.refusal,
-            on_failure=functools.partial(self._on_disk_failure, "sync"),
-            on_bug=lambda bug: self.on_bug(bug),
-            is_offline=lambda: self.failure is not None,
         )
 
     # --- state ----------------------------------------------------------------------------
@@ -179,7 +164,7 @@ class ReplicaLog:
         self._go_offline(f"cannot {doing} {self.directory.path}: {error}")
         if is_transient(error):
             self.restarts_itself = True
-            self.on_restart(f"cannot {doing} {self.directory.path}: {error}")
+            self.events.restart_later(f"cannot {doing} {self.directory.path}: {error}")
 
     def _on_disk_refusal(self, doing: str, error: OSError) -> None:
         """Log a disk error of work that is retried; give up only if the log is offline."""
@@ -238,7 +223,7 @@ class ReplicaLog:
             now_ms=now_ms,
         )
         if verdict.needs_keys:
-            self.on_newer_keys()
+            self.events.refresh_keys_soon()
         if verdict.error is not ErrorCode.NONE:
             return AppendOutcome(error=verdict.error)
         if verdict.duplicate_base_offset is not None:
@@ -329,14 +314,19 @@ class ReplicaLog:
 
     # --- group sync -----------------------------------------------------------------------
 
-    def _on_synced(self, offset: int) -> None:
+    def synced(self, offset: int) -> None:
+        """Everything below ``offset`` (exclusive) is synced."""
         self._synced_offset = max(self._synced_offset, offset)
         self._sync_waiters.release(offset)
         if self.replicator is not None:
             self.replicator.synced(offset)
 
-    def _on_rise(self) -> None:
-        """The high watermark has risen: answer waiters and wake readers."""
+    def sync_failed(self, error: OSError) -> None:
+        """Go offline: a sync has failed."""
+        self._on_disk_failure("sync", error)
+
+    def high_watermark_rose(self) -> None:
+        """Answer waiters and wake readers."""
         high_watermark = self.machine.high_watermark
         if self._log is not None:
             self._log.high_watermark = high_watermark
@@ -488,18 +478,6 @@ class ReplicaLog:
                 await asyncio.sleep(0)
                 if self._log is not log or self.failure is not None:
                     raise OSError(errno.EBADF, "the log is closed")
-
-
-def _raise(bug: BaseException) -> None:
-    raise bug
-
-
-async def _refuse_push(_broker_id: int, _request: ReplicateRequest) -> ReplicateReply:
-    return ReplicateReply(error=ErrorCode.NETWORK_EXCEPTION)
-
-
-async def _change_nothing(_proposal: IsrProposal) -> AlterIsrReply:
-    return AlterIsrReply(error=ErrorCode.NETWORK_EXCEPTION)
 
 
 class ReplicaWaiters:

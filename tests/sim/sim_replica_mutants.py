@@ -190,7 +190,7 @@ def _unchecked_copies(*, is_internal: bool) -> Iterator[None]:
 
     In the topics of coordinators, or of users; a controller would not load such a log.
     """
-    real = Replica._request_of
+    real = Replica.request_of
     pushes = itertools.count(1)
 
     def request_of(self: Replica, push: Push) -> ReplicateRequest | None:
@@ -204,7 +204,7 @@ def _unchecked_copies(*, is_internal: bool) -> Iterator[None]:
         return structs.replace(request, batches=bytes(flipped))
 
     with (
-        mock.patch.object(Replica, "_request_of", request_of),
+        mock.patch.object(Replica, "request_of", request_of),
         mock.patch.object(following, "crc_matches", return_value=True),
     ):
         yield
@@ -221,7 +221,7 @@ def leads_on() -> Iterator[None]:
     """A leader that is told of a newer epoch leads on, whoever tells it."""
     with (
         mock.patch.object(LeaderReplication, "step_down"),
-        mock.patch.object(Replica, "_lose_leadership"),
+        mock.patch.object(Replica, "lose_leadership"),
     ):
         yield
 

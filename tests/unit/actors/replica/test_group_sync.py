@@ -239,14 +239,14 @@ def test_a_broken_rule_met_after_a_sync_is_told_to_the_process(
         raise InvariantViolation("I-04: too far")
 
     async def scenario(table: Table) -> None:
-        bugs: list[BaseException] = []
-        table.replica.on_bug = bugs.append
+        events = table.harness.events
+        events.are_bugs_expected = True
         table.background.is_quick = is_quick
         monkeypatch.setattr(PartitionMachine, "advance_high_watermark", broken)
         await table.produce(100)
         if not is_quick:
             await table.step()
-        assert [type(bug) for bug in bugs] == [InvariantViolation]
+        assert [type(bug) for bug in events.bugs] == [InvariantViolation]
         assert table.answered == [None]
         monkeypatch.undo()
 
@@ -261,14 +261,14 @@ def test_a_sync_that_ends_in_anything_but_a_fault_of_the_disk_is_told_to_the_pro
         raise MemoryError
 
     async def scenario(table: Table) -> None:
-        bugs: list[BaseException] = []
-        table.replica.on_bug = bugs.append
+        events = table.harness.events
+        events.are_bugs_expected = True
         table.background.is_quick = is_quick
         monkeypatch.setattr(PartitionLog, "mark_synced", exhausted)
         await table.produce(100)
         if not is_quick:
             await table.step()
-        assert [type(bug) for bug in bugs] == [MemoryError]
+        assert [type(bug) for bug in events.bugs] == [MemoryError]
         assert table.answered == [None]
         monkeypatch.undo()
 

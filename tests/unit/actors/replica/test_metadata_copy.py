@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from metadata_copies import asked, pushed
 from msgspec import structs
+from replicas import RecordedEvents
 from virtual_time import ManualClock
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
@@ -37,6 +38,7 @@ Scenario = Callable[[MetadataCopy], Coroutine[Any, Any, None]]
 
 
 async def begun(directory: Path) -> MetadataCopy:
+    events = RecordedEvents()
     copy = MetadataCopy(
         config=ReplicaConfig(
             topic=CLUSTER_METADATA_TOPIC,
@@ -50,11 +52,10 @@ async def begun(directory: Path) -> MetadataCopy:
         filesystem=RealFileSystem(),
         clock=ManualClock(),
         background=ThreadBackground(),
+        events=events,
     )
-    follows = asyncio.Event()
-    copy.on_following = follows.set
     starting = asyncio.ensure_future(copy.start())
-    following = asyncio.ensure_future(follows.wait())
+    following = asyncio.ensure_future(events.follows.wait())
     await asyncio.wait({starting, following}, return_when=asyncio.FIRST_COMPLETED)
     following.cancel()
     return copy

@@ -22,6 +22,7 @@ from virtual_time import ManualClock, run_virtually
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.protocol.cluster.cluster_records import BrokerRegistered, VotersChanged
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest, VoteReply
+from oncelog.actors.replica.events import ReplicaEvents
 from oncelog.actors.replica.metadata_replica import MetadataCopy
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC
@@ -48,6 +49,7 @@ class Voter:
             filesystem=disk,
             clock=ManualClock(),
             background=InlineBackground(),
+            events=ReplicaEvents(),
         )
         self._starting: asyncio.Future[object] | None = None
 
