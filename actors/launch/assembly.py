@@ -14,7 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from random import Random
-from typing import ClassVar, Final
+from typing import Final
 
 from msgspec import structs
 
@@ -64,6 +64,7 @@ from oncelog.actors.replica.maintenance import Maintenance, clean_if_dirty
 from oncelog.actors.replica.opening import ExpectedLog
 from oncelog.actors.replica.partition_leader import PartitionLeader
 from oncelog.actors.replica.replica import Replica
+from oncelog.actors.replica.replica_log import ReplicaRole
 from oncelog.actors.transactions.transaction_coordinator import TransactionCoordinator
 from oncelog.storage.disk.disk_errors import is_transient
 from oncelog.storage.disk.file_system import FileSystem
@@ -206,8 +207,6 @@ class ReplicationCalls(ReplicaEvents):
 class ReplicaServer(ReplicationCalls):
     """What every process with a log has: replica, start, maintenance and metrics."""
 
-    replica_class: ClassVar[type[Replica]] = Replica
-
     def __init__(self, config: ReplicaConfig, environment: Environment) -> None:
         self.config = config
         self.environment = environment
@@ -221,7 +220,7 @@ class ReplicaServer(ReplicationCalls):
         """The controller's recent answer about the log, which saves the first question."""
         self.only_topic_id = ""
         """If set, the only topic it serves; calls for another topic of that name are rejected."""
-        self.replica: Replica = self.replica_class(
+        self.replica = Replica(
             config=config,
             filesystem=environment.filesystem,
             clock=environment.clock,
@@ -231,6 +230,7 @@ class ReplicaServer(ReplicationCalls):
             log_source=self.ask_for_log,
             beginning_source=self.ask_to_begin,
             opener=environment.new_opener() if environment.new_opener else None,
+            new_role=self.new_role,
         )
         self._tasks = OwnTasks(environment.die)
         self._key_task: asyncio.Task[None] | None = None
@@ -256,6 +256,10 @@ class ReplicaServer(ReplicationCalls):
         """Start serving in a task of its own; the last line of a constructor."""
         self.metrics.start(self.report_metrics)
         self._start_task = self._tasks.spawn(self._start())
+
+    def new_role(self, _replica: Replica) -> ReplicaRole:
+        """Make what the kind of log adds to the replica."""
+        return ReplicaRole()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.config.topic}-{self.config.partition})"

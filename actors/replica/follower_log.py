@@ -12,61 +12,50 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Final
 
 from oncelog.actors.process.background import resolve_future
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.following import FollowerReplication, ReplicateVerdict
-from oncelog.actors.replica.opening import index_if_aborted
-from oncelog.actors.replica.replica_log import ReplicaLog
+from oncelog.actors.replica.replica_log import NOT_NOW, ReplicaLog, ReplicaRole
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_OFFSET
-from oncelog.storage.records.batch import iterate_batches
-from oncelog.storage.records.control import decode_control
 
 _logger = logging.getLogger(__name__)
 
-NOT_NOW: Final = ErrorCode.NOT_LEADER_OR_FOLLOWER
-"""The answer to a push while the replica does not follow."""
 
+class Follower:
+    """The follower role of a replica; ``is_following`` between start and election."""
 
-class FollowerLog(ReplicaLog):
-    """The follower's half of a replica; ``is_following`` between start and election."""
-
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self._follower: FollowerReplication | None = None
+    def __init__(self, log: ReplicaLog, role: ReplicaRole) -> None:
+        self._log = log
+        self._role = role
+        self._replication: FollowerReplication | None = None
         self._elected: asyncio.Future[BecomeLeaderReply] | None = None
-        self._is_cutting = False
-        self._kept_log_start = 0
-        """The log start that is durable; one found at start may be only in the page cache."""
         self._last_refusal = ""
         """The last error logged, to log it once: the leader retries the same push."""
 
     @property
     def is_following(self) -> bool:
         """Whether it takes pushes of a leader."""
-        return self._follower is not None and self.failure is None
-
-    def upkeep_error(self) -> ErrorCode:
-        """See ``ReplicaLog``; a follower maintains its log too."""
-        return ErrorCode.NONE if self.is_following and not self._is_cutting else self.availability()
+        return self._replication is not None and self._log.failure is None
 
     # --- role -----------------------------------------------------------------------------
 
-    async def _follow(self, leadership: BecomeLeaderReply) -> None:
+    async def follow(self, leadership: BecomeLeaderReply) -> None:
         """Take pushes from now on. OSError."""
         # Drop epochs in which this replica led but wrote no batch.
-        self.log.truncate_to(self.log.log_end_offset)
-        self.machine.become_follower(max(leadership.leader_epoch, self.machine.leader_epoch))
-        self.leadership = leadership
-        if self._follower is None:
-            self._follower = FollowerReplication(self.machine, leadership.topic_id)
+        log, machine = self._log.log, self._log.machine
+        log.truncate_to(log.log_end_offset)
+        machine.become_follower(max(leadership.leader_epoch, machine.leader_epoch))
+        self._log.leadership = leadership
+        if self._replication is None:
+            self._replication = FollowerReplication(machine, leadership.topic_id)
+        self._role.follows()
 
-    async def _election(self, timeout_ms: int | None) -> BecomeLeaderReply | None:
+    async def election(self, timeout_ms: int | None) -> BecomeLeaderReply | None:
         """Wait until this replica is elected; ``None`` after ``timeout_ms`` or if stopped."""
         self._elected = asyncio.get_running_loop().create_future()
         timeout_s = None if timeout_ms is None else timeout_ms / 1000
@@ -76,33 +65,39 @@ class FollowerLog(ReplicaLog):
 
     def learn_leadership(self, leadership: BecomeLeaderReply) -> ErrorCode:
         """Take news of the current leader; it may be this replica."""
-        follower = self._follower
-        if follower is None or self._is_cutting or self.failure is not None:
+        follower = self._replication
+        if follower is None or self._log.is_cutting or self._log.failure is not None:
             return NOT_NOW
-        if leadership.topic_id != self.leadership.topic_id:
+        if leadership.topic_id != self._log.leadership.topic_id:
             return ErrorCode.UNKNOWN_TOPIC_ID
         if leadership.leader_epoch <= follower.known_epoch:
             is_known = leadership.leader_epoch == follower.known_epoch
-            is_other = is_known and leadership.leader != self.config.broker_id
+            is_other = is_known and leadership.leader != self._log.config.broker_id
             return ErrorCode.NONE if is_other else ErrorCode.FENCED_LEADER_EPOCH
-        if leadership.leader == self.config.broker_id:
+        if leadership.leader == self._log.config.broker_id:
             if self._elected is None:
                 return NOT_NOW
             # From here on take no push: the election was decided without it.
-            self._end_following()
+            self.end()
             resolve_future(self._elected, leadership)
         return ErrorCode.NONE
 
-    def _end_following(self) -> None:
-        self._follower = None
-        self._sync_waiters.fail_all(NOT_NOW)
+    def end(self) -> None:
+        """Take no push from now on."""
+        self._replication = None
+        self._log.refuse_pushes()
+
+    def end_election(self) -> None:
+        """Let ``election`` return: the replica stops."""
+        if self._elected is not None:
+            self._elected.cancel()
 
     # --- pushes ---------------------------------------------------------------------------
 
     async def replicate(self, request: ReplicateRequest) -> ReplicateReply:
         """Take a push; what is acknowledged is synced and equal to the leader's log."""
-        follower = self._follower
-        if follower is None or self._is_cutting or self.failure is not None:
+        follower = self._replication
+        if follower is None or self._log.is_cutting or self._log.failure is not None:
             return ReplicateReply(error=NOT_NOW)
         verdict = follower.decide(request)
         if verdict.error is not ErrorCode.NONE:
@@ -110,112 +105,46 @@ class FollowerLog(ReplicaLog):
             return follower.acknowledge(request, verdict, NO_OFFSET)
         try:
             if verdict.adopts_epoch:
-                self.machine.become_follower(request.leader_epoch)
+                self._log.machine.become_follower(request.leader_epoch)
             if (verdict.truncate_offset, verdict.restart_offset) != (NO_OFFSET, NO_OFFSET):
                 await self._cut(verdict)
-                if self._follower is not follower:
+                if self._replication is not follower:
                     return ReplicateReply(error=NOT_NOW)
-            self._append_pushed(memoryview(request.batches)[verdict.append_position :])
+            self._append(memoryview(request.batches)[verdict.append_position :])
         except CorruptDataError as damage:
-            self._go_offline(f"cannot replicate to {self.directory.path}: {damage}")
+            self._log.go_offline(f"cannot replicate to {self._log.directory.path}: {damage}")
             return ReplicateReply(error=ErrorCode.KAFKA_STORAGE_ERROR, detail=str(damage))
         except OSError as refused:
-            ends_at = self.machine.log_end_offset + 1
-            self.refusal.record(refused, ends_at=ends_at, now_ms=loop_ms())
-            self._on_disk_refusal("replicate to", refused)
+            ends_at = self._log.machine.log_end_offset + 1
+            self._log.refusal.record(refused, ends_at=ends_at, now_ms=loop_ms())
+            self._log.disk_refused("replicate to", refused)
             return ReplicateReply(error=ErrorCode.KAFKA_STORAGE_ERROR, detail=str(refused))
         follower.done(request, verdict)
-        error = await self._until_synced(self.machine.log_end_offset)
+        error = await self._log.until_synced(self._log.machine.log_end_offset)
         if error is not ErrorCode.NONE:
             return ReplicateReply(error=error)
-        self.check_ends()
-        reply = follower.acknowledge(request, verdict, self._synced_offset)
-        error = await self._keep_bounds()
+        self._log.check_ends()
+        reply = follower.acknowledge(request, verdict, self._log.synced_offset)
+        error = await self._log.keep_bounds()
         return reply if error is ErrorCode.NONE else ReplicateReply(error=error)
 
-    def _append_pushed(self, batches: memoryview) -> None:
-        """Append whole batches as they are. OSError: those before the failed one are appended."""
-        size_bytes = 0
-        try:
-            for position, header in iterate_batches(batches):
-                batch = batches[position : position + header.size_bytes]
-                self._roll_if_needed(len(batch), header, header.max_timestamp_ms)
-                self.log.append_as_is(batch, header)
-                control = decode_control(batch, header) if header.is_control else None
-                index_if_aborted(self.log, self.machine.apply(header, control))
-                size_bytes += len(batch)
-        finally:
-            if size_bytes:
-                self.counters.replicated_bytes += size_bytes
-                self._sync.request(self.log, size_bytes, is_awaited=self.topic.flush != "os")
-
     async def _cut(self, verdict: ReplicateVerdict) -> None:
-        """Cut the log and rebuild the machine from what is left, durably.
+        self._role.cut_begins()
+        await self._log.cut(verdict)
+        await self._role.cut_ended()
 
-        OSError: the replica is offline until it has restarted.
-        """
-        log, epoch = self.log, self.machine.leader_epoch
-        _logger.warning(
-            "%s cuts its log at %d, which ended at %d: it conflicts with the leader's",
-            self.topic_partition,
-            max(verdict.restart_offset, verdict.truncate_offset),
-            log.log_end_offset,
-        )
-        self.counters.follower_cuts += 1
-
-        def cut() -> None:
-            if verdict.restart_offset != NO_OFFSET:
-                log.restart_at(verdict.restart_offset)
-            if verdict.truncate_offset != NO_OFFSET:
-                log.truncate_to(verdict.truncate_offset)
-            self.directory.rebuild(log)
-
-        self._is_cutting = True
+    def _append(self, batches: memoryview) -> None:
         try:
-            await self._sync.drain()
-            self._sync_waiters.fail_all(NOT_NOW)
-            # Nothing counts as synced until the cut is done.
-            self._synced_offset = self._kept_log_start = 0
-            await self.run_in_thread(cut)
-        except OSError as error:
-            # Log and machine may differ now: only a restart makes them equal again.
-            self._on_disk_failure("cut", error)
-            raise
+            self._log.append_pushed(batches)
         finally:
-            self._is_cutting = False
-        if self._log is log:
-            self.machine.become_follower(epoch)
-            self._sync.begin(log)
-
-    async def _until_synced(self, offset: int) -> ErrorCode:
-        """Wait until everything below ``offset`` (exclusive) is synced."""
-        if self._synced_offset >= offset:
-            return ErrorCode.NONE
-        waiter: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
-        self._sync_waiters.when_committed(offset, lambda error: resolve_future(waiter, error))
-        return await waiter
-
-    async def _keep_bounds(self) -> ErrorCode:
-        """Keep the leader's log start and high watermark for the next start.
-
-        On ``NONE`` the log start is durable: records count as deleted once all in-sync replicas
-        hide them, and none of these may lead with a lower log start after a power loss.
-        """
-        self.log.high_watermark = self.machine.high_watermark
-        log_start_offset = self.machine.log_start_offset
-        if log_start_offset <= self._kept_log_start:
-            return ErrorCode.NONE
-        error = await self.raise_log_start(log_start_offset)
-        if error is ErrorCode.NONE and self.log.log_start_offset >= log_start_offset:
-            self._kept_log_start = max(self._kept_log_start, log_start_offset)
-        return error
+            self._role.pushed(batches)
 
     def _log_refusal(self, request: ReplicateRequest, verdict: ReplicateVerdict) -> None:
         if verdict.detail and verdict.detail != self._last_refusal:
             self._last_refusal = verdict.detail
             _logger.error(
                 "%s refuses what %d pushes: %s",
-                self.topic_partition,
+                self._log.topic_partition,
                 request.leader,
                 verdict.detail,
             )

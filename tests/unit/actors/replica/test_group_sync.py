@@ -315,7 +315,7 @@ def test_round_that_runs_while_the_log_is_truncated_moves_no_high_watermark(harn
         machine, epochs = replica.machine, replica.log.leader_epochs
         machine.load(0, 0, (), leader_epochs=epochs)
         replica._end_leading(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        replica._synced_offset = 0
+        replica.synced_offset = 0
         replica.log.assign_leader_epoch(replica.leader_epoch + 1, 0)
         replica.leadership = structs.replace(
             replica.leadership, leader_epoch=replica.leader_epoch + 1
