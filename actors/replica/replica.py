@@ -1,7 +1,7 @@
 """One replica of a partition: how it starts, becomes leader or follower, and stops.
 
 Every actor with a log has one. ``replica_log`` has the log itself, ``replicator`` the calls of a
-leader, and ``follower_log`` the follower role.
+leader, and ``follower`` the follower role.
 
 One file: each step of a start depends on the steps before it.
 """
@@ -27,7 +27,7 @@ from oncelog.actors.protocol.partition.replication import (
 from oncelog.actors.protocol.tickets import NO_KEYS, ClusterKeys
 from oncelog.actors.replica.data_directory import MissingLogError
 from oncelog.actors.replica.events import ReplicaEvents
-from oncelog.actors.replica.follower_log import Follower
+from oncelog.actors.replica.follower import Follower
 from oncelog.actors.replica.group_sync import DISK_RETRY_MS
 from oncelog.actors.replica.opening import (
     EPOCH_RETRY_MAX_MS,
