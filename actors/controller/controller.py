@@ -78,7 +78,7 @@ from oncelog.actors.protocol.messages.cluster import (
 )
 from oncelog.actors.protocol.messages.partition import ConfigureRequest
 from oncelog.actors.replica.data_directory import DirectoryIdentity
-from oncelog.actors.replica.metadata_replica import MetadataReplica
+from oncelog.actors.replica.metadata_replica import MetadataLeader
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import InvalidSettingError
@@ -110,7 +110,7 @@ class Controller:
         token_bytes: Callable[[int], bytes],
         on_failure: Callable[[BaseException], None],
         machine_size: MachineSize = SMALL_MACHINE,
-        metadata_log: MetadataReplica | None = None,
+        metadata_log: MetadataLeader | None = None,
         leave: Callable[[], None] | None = None,
     ) -> None:
         # One thing: the parts of the controller, and how they are connected.
@@ -216,7 +216,7 @@ class Controller:
         if founded is None or identity is None or founded.cluster_id != identity.cluster_id:
             wanted = "a cluster" if identity is None else f"cluster {identity.cluster_id}"
             found = "none" if founded is None else f"cluster {founded.cluster_id}"
-            self.replica.refuse(
+            self.replica.go_offline(
                 f"the metadata log in {self.replica.config.directory} should be of {wanted}, and "
                 f"is of {found}: put the right one back"
             )

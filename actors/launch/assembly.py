@@ -14,7 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import ClassVar, Final, Protocol
+from typing import Final, Protocol
 
 from msgspec import structs
 
@@ -59,10 +59,12 @@ from oncelog.actors.protocol.messages.cluster import (
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.followers import IsrProposal
+from oncelog.actors.replica.events import ReplicaEvents
 from oncelog.actors.replica.maintenance import Maintenance, clean_if_dirty
 from oncelog.actors.replica.opening import ExpectedLog
 from oncelog.actors.replica.partition_leader import PartitionLeader
 from oncelog.actors.replica.replica import Replica
+from oncelog.actors.replica.replica_log import ReplicaRole
 from oncelog.actors.rpc.message_codec import REQUESTS
 from oncelog.actors.transactions.transaction_coordinator import TransactionCoordinator
 from oncelog.storage.disk.disk_errors import is_transient
@@ -141,15 +143,13 @@ class Shell(Protocol):
         ...
 
 
-class ReplicaServer:
+class ReplicaServer(ReplicaEvents):
     """What every process with a log has: replica, shell, start, maintenance and metrics.
 
     A request is answered by the method of its name, of the server or else of the shell. ``listed``
     is what the controller has just said of the log: it saves the first question, and calls for
     another topic of that name are rejected.
     """
-
-    replica_class: ClassVar[type[Replica]] = Replica
 
     def __init__(
         self,
@@ -170,24 +170,18 @@ class ReplicaServer:
         """Whether it has ended because the partition has moved to other brokers."""
         self._listed = listed
         self._only_topic_id = "" if listed is None else listed.topic_id
-        self.replica: Replica = self.replica_class(
+        self.replica = Replica(
             config=config,
             filesystem=environment.filesystem,
             clock=environment.clock,
             background=environment.new_background(),
+            events=self,
             epoch_source=self.ask_for_epoch,
             log_source=self.ask_for_log,
             beginning_source=self.ask_to_begin,
             opener=environment.new_opener() if environment.new_opener else None,
+            new_role=self.new_role,
         )
-        self.replica.on_newer_keys = self.refresh_keys_soon
-        self.replica.on_newer_settings = self.refresh_settings_soon
-        self.replica.on_bug = environment.die
-        self.replica.on_restart = self.restart_later
-        self.replica.on_loss = self.end_for_another
-        self.replica.on_following = self.start_upkeep
-        self.replica.send_push = self.send_push
-        self.replica.propose_isr = self.propose_isr
         self._tasks = OwnTasks(environment.die)
         self._key_task: asyncio.Task[None] | None = None
         self._settings_task: asyncio.Task[None] | None = None
@@ -293,6 +287,10 @@ class ReplicaServer:
 
     # --- role -----------------------------------------------------------------------------
 
+    def new_role(self, _replica: Replica) -> ReplicaRole:
+        """Make what the kind of log adds to the replica."""
+        return ReplicaRole()
+
     async def ask_for_epoch(self, last_epoch: int) -> BecomeLeaderReply:
         """Ask the controller for the epoch after ``last_epoch``, if that is the current one.
 
@@ -374,6 +372,10 @@ class ReplicaServer:
             if is_ours and is_serving and known.leader_epoch > epoch:
                 lost = f"{self!r} leads with epoch {epoch}, and {known.leader_epoch} was given"
                 self.environment.die(LeadershipLostError(lost))
+
+    def on_bug(self, bug: BaseException) -> None:
+        """End the process at once."""
+        self.environment.die(bug)
 
     def restart_later(self, reason: str) -> None:
         """Restart the process after ``DISK_RESTART_MS``, unless it is stopped."""

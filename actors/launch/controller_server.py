@@ -32,8 +32,10 @@ from oncelog.actors.protocol.messages.replication import (
 )
 from oncelog.actors.replica.data_directory import VOTER_FILE
 from oncelog.actors.replica.log_directories import DIRECTORY_ID_BYTES, join_further
-from oncelog.actors.replica.metadata_replica import MetadataReplica
+from oncelog.actors.replica.metadata_replica import MetadataLeader
 from oncelog.actors.replica.opening import ExpectedLog
+from oncelog.actors.replica.replica import Replica
+from oncelog.actors.replica.replica_log import ReplicaRole
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_LEADER_EPOCH
@@ -59,7 +61,6 @@ class ControllerServer(ReplicaServer):
     (raft's CheckQuorum).
     """
 
-    replica_class = MetadataReplica
     shell: Controller
 
     def __init__(
@@ -84,12 +85,12 @@ class ControllerServer(ReplicaServer):
                 token_bytes=token_bytes,
                 on_failure=environment.die,
                 machine_size=machine_size,
-                metadata_log=cast("MetadataReplica", server.replica),
+                metadata_log=cast("MetadataLeader", server.replica.role),
                 leave=self._leave_head if is_on_head else None,
             )
 
         super().__init__(config, environment, new_controller)
-        self.metadata_log = cast("MetadataReplica", self.replica)
+        self.metadata_log = cast("MetadataLeader", self.replica.role)
         self._launcher = launcher
         self._resign_for_good = resign
         self._reported_epoch = NO_LEADER_EPOCH
@@ -98,6 +99,10 @@ class ControllerServer(ReplicaServer):
             machine=self.shell.machine, sink=environment.metrics, broker_id=config.broker_id
         )
         self._tasks.spawn(self._resign_when_useless())
+
+    def new_role(self, replica: Replica) -> ReplicaRole:
+        """See ``ReplicaServer``."""
+        return MetadataLeader(replica, self.environment.filesystem)
 
     def __repr__(self) -> str:
         return "Controller"
@@ -142,7 +147,7 @@ class ControllerServer(ReplicaServer):
         log, own = self.metadata_log, self.config.broker_id
         electorate = await log.electorate_in_log()
         voters = electorate.voters
-        if not voters and log.machine.log_end_offset == 0:
+        if not voters and self.replica.machine.log_end_offset == 0:
             # Without voters it is a copy that was begun anew and received nothing yet.
             voters = (own,)
         log.voters, log.disks = voters, dict(electorate.disks)
@@ -173,7 +178,7 @@ class ControllerServer(ReplicaServer):
             log_epoch=position.epoch,
             log_end_offset=position.end_offset,
             is_trial=is_trial,
-            disk=log.directory.disk(),
+            disk=self.replica.directory.disk(),
         )
         candidacy = await ask_voters(
             self.transport,
@@ -210,16 +215,16 @@ class ControllerServer(ReplicaServer):
 
     async def _resign_reason(self) -> str:
         """Why this controller cannot commit now; "" if it can."""
-        log = self.metadata_log
-        offline = self.failure or log.failure or log.waits_for
+        replica = self.replica
+        offline = self.failure or replica.failure or replica.waits_for
         if offline:
             return offline
-        if log.refusal.lasts_ms(loop_ms()) is not None:
-            return f"the disk of {log.directory.path} refuses writes"
-        if log.quorum is None:
+        if replica.refusal.lasts_ms(loop_ms()) is not None:
+            return f"the disk of {replica.directory.path} refuses writes"
+        if self.metadata_log.quorum is None:
             return _UNELECTED
         timeout_ms = self.config.cluster.controller_session_timeout_ms
-        if await log.confirm(timeout_ms) is ErrorCode.NONE:
+        if await replica.confirm(timeout_ms) is ErrorCode.NONE:
             return ""
         return "no majority of the voters answers"
 

@@ -155,7 +155,7 @@ class PartitionLeader:
             if not verdict.is_early or not await self._predecessor(header, deadline_ms - loop_ms()):
                 break
         if verdict.needs_keys:
-            replica.on_newer_keys()
+            replica.events.refresh_keys_soon()
         if verdict.error is not ErrorCode.NONE:
             return AppendOutcome(error=verdict.error)
         batch = request.batch

@@ -455,7 +455,7 @@ class TransactionCoordinator:
 
     def _learn_newer_keys(self) -> None:
         if self._cluster.cluster_key_version > self.replica.keys.version:
-            self.replica.on_newer_keys()
+            self.replica.events.refresh_keys_soon()
 
     def _with_tickets(
         self,

@@ -188,8 +188,8 @@ class Node:
             broker._tasks.cancel()
             copy = copy_of(broker)
             if copy is not None:
-                copy.halt()
-                copy.directory.release()
+                copy.replica.halt()
+                copy.replica.directory.release()
 
 
 class VotingWorld:

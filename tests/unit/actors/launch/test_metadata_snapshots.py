@@ -108,7 +108,7 @@ def test_every_voter_drops_what_is_before_the_snapshot(tmp_path: Path) -> None:
         begins_at = controller_of(world).replica.log.log_start_offset
         assert begins_at > RECORDS_MAX
         for number in (2, 3):
-            log = copy_on(world.nodes[number]).log
+            log = copy_on(world.nodes[number]).replica.log
             assert log.log_start_offset == begins_at
             assert copy_on(world.nodes[number]).electorate.voters == (1, 2, 3)
         world.nodes[1].kill()
@@ -136,14 +136,14 @@ def test_a_voter_that_was_away_and_one_with_a_new_disk_are_given_the_snapshot(
         three.is_up = True
         three.start_broker()
         await world.until_voters(1, 2, 3)
-        assert copy_on(three).log.log_start_offset >= begins_at
+        assert copy_on(three).replica.log.log_start_offset >= begins_at
         two.kill()
         shutil.rmtree(two.data_dir)
         await asyncio.sleep(8)
         two.is_up = True
         two.start_broker()
         await world.until_voters(1, 2, 3)
-        assert copy_on(two).log.log_start_offset >= begins_at
+        assert copy_on(two).replica.log.log_start_offset >= begins_at
         one.kill()
         await check_topics(world)
         await change_much(world, last)

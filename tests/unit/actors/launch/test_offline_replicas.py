@@ -84,7 +84,7 @@ def test_who_leads_or_follows_is_not_offline_until_its_disk_fails(
         await until(lambda: server.is_serving() or server.replica.is_following)
         server.replica.waits_for = "room that it had not a moment ago"
         assert await offline(server) == ()
-        server.replica.refuse("the disk has failed")
+        server.replica.go_offline("the disk has failed")
         assert await offline(server) == OFFLINE
         await stop(server)
 
@@ -128,7 +128,7 @@ def test_a_host_tells_of_each_of_its_replicas(tmp_path: Path) -> None:
         one, other = host.servers.values()
         await until(lambda: one.is_serving() and other.is_serving())
         assert await offline(host) == ()
-        other.replica.refuse("the disk has failed")
+        other.replica.go_offline("the disk has failed")
         one.replica.refusal.record(REFUSED, ends_at=1, now_ms=loop_ms() - 10_000)
         told = await host.ping(PingRequest())
         for tell, server in ((told.offline_replicas, other), (told.refusing_replicas, one)):
@@ -160,7 +160,7 @@ def test_a_leader_whose_disk_refuses_tells_so_after_a_while_and_a_follower_at_on
             assert reply.offline_replicas == ()
         described = await server.describe_replica(DescribeReplicaRequest())
         assert (described.refusal, described.refused_ms >= limit_ms) == (str(REFUSED), True)
-        server.replica.refuse("the disk has failed")
+        server.replica.go_offline("the disk has failed")
         assert (await server.ping(PingRequest())).refusing_replicas == ()
         refusal.synced(1)
         assert (await server.describe_replica(DescribeReplicaRequest())).refusal == ""

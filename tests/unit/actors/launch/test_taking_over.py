@@ -639,7 +639,7 @@ def test_a_lone_voter_stays_and_says_what_is_wrong(tmp_path: Path) -> None:
     async def scenario(world: VotingWorld) -> None:
         one = world.nodes[1]
         assert one.controller is not None
-        one.controller.replica.refuse("the disk is gone")
+        one.controller.replica.go_offline("the disk is gone")
         await asyncio.sleep(60)
         assert world.resigned == []
         assert one.controller.replica.failure == "the disk is gone"
@@ -682,7 +682,7 @@ def test_a_copy_lets_the_directory_go_for_the_controller_that_waits_for_it(
         one.end_controller(None)
         world.holder = one  # Ray starts it again.
         await asyncio.sleep(0.1)
-        assert copy_of(one.broker).is_following
+        assert copy_of(one.broker).replica.is_following
         one.start_controller()
         assert await world.until_serving() == 1
         assert world.starts == [1, 1]

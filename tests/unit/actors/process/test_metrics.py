@@ -255,7 +255,7 @@ def test_a_replica_that_is_offline_tells_that_and_nothing_of_its_log(tmp_path: P
         world = World()
         server = world.server(FLIGHTS, tmp_path)
         await until(server.is_serving)
-        server.replica.refuse("as a test")
+        server.replica.go_offline("as a test")
         server.report_metrics()
         assert world.values["replica_offline"] == 1
         assert "last_stable_offset" not in world.values

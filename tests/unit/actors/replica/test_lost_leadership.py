@@ -46,7 +46,7 @@ def test_a_replica_that_does_not_lead_has_nothing_to_lose(tmp_path: Path) -> Non
         world = World()
         server = world.server(FLIGHTS, tmp_path)
         await until(server.is_serving)
-        server.replica.refuse("the disk is gone")
+        server.replica.go_offline("the disk is gone")
         world.leader_epoch = 2
         await server.refresh_settings()
         await stop(server)
