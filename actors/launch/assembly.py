@@ -518,8 +518,11 @@ class PartitionShell(PartitionLeader):
     """A partition's leader as a shell: it has nothing to load, to stop or to report."""
 
     def __init__(self, server: ReplicaServer) -> None:
-        super().__init__(replica=server.replica, clock=server.environment.clock)
-        self.on_log_start_raised = server.maintenance.retain_soon
+        super().__init__(
+            replica=server.replica,
+            clock=server.environment.clock,
+            on_log_start_raised=server.maintenance.retain_soon,
+        )
 
     async def load(self) -> None:
         """See ``Shell``."""
