@@ -1,4 +1,4 @@
-"""Builds the record codec and the send path in C.
+"""Builds the record codec and the send path in C, and finds the packages.
 
 The rest stands in ``pyproject.toml``. In a checkout Cython makes the C; a source distribution has
 it, and needs none. From Python 3.11 on one build serves all later versions (the stable ABI); 3.10
@@ -11,8 +11,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 from setuptools.errors import CCompilerError
 
@@ -43,6 +44,9 @@ def extension(module: str, source: str, *parts: str) -> Extension:
     )
 
 
+ROOMS = ("actors", "api", "examples", "ray_data", "spark_bridge", "storage")
+"""The directories of this one that are packages of ``oncelog``, which is this directory itself."""
+
 LAYOUT = "storage/records/_layout.pxi"
 
 EXTENSIONS = [
@@ -57,6 +61,12 @@ EXTENSIONS = [
     ),
     extension("oncelog.api.batching._open_batches", "api/batching/_open_batches.pyx", LAYOUT),
 ]
+
+
+def packages() -> list[str]:
+    """All packages, by their full names."""
+    found = find_packages(include=[name for room in ROOMS for name in (room, f"{room}.*")])
+    return ["oncelog", *(f"oncelog.{name}" for name in found)]
 
 
 def in_c(built: Extension) -> Path:
@@ -80,6 +90,15 @@ class BuildExtensions(build_ext):
             raise SystemExit(f"oncelog does not compile here ({error}); {how}") from None
 
 
+class BuildPackages(build_py):
+    """Leaves out what stands beside the package's ``__init__``, and is none of its modules."""
+
+    def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
+        """The modules of a package, as (package, name, file)."""
+        found = super().find_package_modules(package, package_dir)
+        return [one for one in found if package != "oncelog" or one[1] == "__init__"]
+
+
 class SourceDistribution(sdist):
     """The sources with their C, so that whoever builds them needs no Cython."""
 
@@ -97,7 +116,13 @@ class SourceDistribution(sdist):
 extensions = cythonize(EXTENSIONS, build_dir="build") if cythonize else EXTENSIONS
 
 setup(
+    packages=packages(),
+    package_dir={"oncelog": "."},
     ext_modules=extensions,
-    cmdclass={"build_ext": BuildExtensions, "sdist": SourceDistribution},
+    cmdclass={
+        "build_ext": BuildExtensions,
+        "build_py": BuildPackages,
+        "sdist": SourceDistribution,
+    },
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if HAS_STABLE_ABI else {},
 )

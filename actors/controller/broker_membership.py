@@ -100,6 +100,8 @@ class BrokerMembership:
     """What the controller knows of its brokers.
 
     ``own`` is the broker on whose node the controller runs, and ``data_dir`` its directory.
+    ``without_vote`` gives the records that remove the vote of a broker that lost its disk; None if
+    that is not possible. ``is_current``: whether this is still the controller.
     """
 
     def __init__(
@@ -112,6 +114,8 @@ class BrokerMembership:
         data_dir: str,
         config: ClusterConfig,
         execute: Execute,
+        without_vote: Callable[[int], Records | None],
+        is_current: Callable[[], Awaitable[bool]],
     ) -> None:
         self._machine = machine
         self._transport = transport
@@ -119,6 +123,8 @@ class BrokerMembership:
         self._data_dir = data_dir
         self._config = config
         self._execute = execute
+        self._without_vote = without_vote
+        self._is_current = is_current
         self.brokers = BrokerWatch(
             launcher=launcher,
             own=own,
@@ -128,10 +134,6 @@ class BrokerMembership:
             is_a_voter=lambda: len(machine.voters) == VOTERS_MAX,
             session_ms=config.broker_session_timeout_ms,
         )
-        self.without_vote: Callable[[int], Records | None] = lambda _broker_id: ()
-        """Records that remove the vote of a broker that lost its disk; None if not possible."""
-        self.is_current: Callable[[], Awaitable[bool]] = always
-        """Whether this is still the controller."""
         self._own_actors = ActorWatch(
             transport,
             silent_after_ms=config.broker_session_timeout_ms,
@@ -176,7 +178,7 @@ class BrokerMembership:
         )
         if known is None or request.disk.may_be(known.disk):
             return decided
-        records = self.without_vote(request.broker_id)
+        records = self._without_vote(request.broker_id)
         if records is None and decided.records:
             detail = f"broker {request.broker_id} had a vote on a disk that it has lost"
             return refused(request, ErrorCode.DUPLICATE_BROKER_REGISTRATION, detail)
@@ -244,7 +246,7 @@ class BrokerMembership:
             await asyncio.sleep(SESSION_CHECK_MS / 1000)
             # Not one that came with another disk: it may take part only once it has been fenced.
             silent = [one for one in self.brokers.silent() if one not in self.brokers.problems]
-            if silent and await self.is_current():
+            if silent and await self._is_current():
                 await asyncio.gather(*map(self._ask_actors_of, silent))
 
     async def _ask_actors_of(self, broker_id: int) -> None:
@@ -472,8 +474,3 @@ def _named(replicas: Iterable[OfflineReplica]) -> Callable[[Placement], bool]:
     return lambda one: (
         not named.isdisjoint({(one.topic_partition, one.topic_id), (one.topic_partition, "")})
     )
-
-
-async def always() -> bool:
-    """``is_current`` of a controller that is the only one, as in a test."""
-    return True

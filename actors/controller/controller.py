@@ -31,6 +31,7 @@ from oncelog.actors.controller.replica_actors import (
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
 from oncelog.actors.interfaces import Clock, Transport, address_of, holder_of
 from oncelog.actors.process.background import OwnTasks
+from oncelog.actors.process.metrics import Metric, MetricSink
 from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
 from oncelog.actors.protocol.cluster.cluster_records import BrokerRegistered, ClusterFounded
 from oncelog.actors.protocol.cluster.elections import decide_alter_isr
@@ -77,7 +78,7 @@ from oncelog.actors.protocol.messages.cluster import (
 )
 from oncelog.actors.protocol.messages.partition import ConfigureRequest
 from oncelog.actors.replica.data_directory import DirectoryIdentity
-from oncelog.actors.replica.metadata_replica import MetadataReplica
+from oncelog.actors.replica.metadata_replica import MetadataLeader
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import InvalidSettingError
@@ -109,12 +110,13 @@ class Controller:
         token_bytes: Callable[[int], bytes],
         on_failure: Callable[[BaseException], None],
         machine_size: MachineSize = SMALL_MACHINE,
-        metadata_log: MetadataReplica | None = None,
+        metadata_log: MetadataLeader | None = None,
+        leave: Callable[[], None] | None = None,
     ) -> None:
         # One thing: the parts of the controller, and how they are connected.
         self.replica = replica
         self.machine = ClusterMachine()
-        self._runtime = CoordinatorRuntime(
+        self.runtime = CoordinatorRuntime(
             replica=replica,
             clock=clock,
             apply=self._apply,
@@ -139,7 +141,10 @@ class Controller:
             timeout_ms=timeout_ms,
             on_taken=self._record_taken,
         )
-        self._members = BrokerMembership(
+        self.voters = Voters(
+            self.machine, metadata_log, clock=clock, execute=self._execute, leave=leave
+        )
+        self.members = BrokerMembership(
             machine=self.machine,
             launcher=launcher,
             transport=transport,
@@ -147,11 +152,13 @@ class Controller:
             data_dir=replica.config.data_dir,
             config=config,
             execute=self._execute,
+            without_vote=self.voters.without,
+            is_current=self.voters.is_current,
         )
         # Actor names contain the topic's name, so a new topic of that name waits until they are
         # gone.
         self._names = NameLocks()
-        self._moves = Moves(
+        self.moves = Moves(
             machine=self.machine,
             actors=self._actors,
             calls=self._calls,
@@ -159,14 +166,12 @@ class Controller:
             rules=self._rules,
             config=config,
             execute=self._execute,
+            is_current=self.voters.is_current,
         )
-        self._voters = Voters(self.machine, metadata_log, clock=clock, execute=self._execute)
-        self._members.without_vote = self._voters.without
-        self._members.is_current = self._moves.leaving.is_current = self._voters.is_current
 
     async def load(self) -> None:
         """Load the metadata log, found the cluster if necessary, and start every replica."""
-        if self.replica.availability() is not ErrorCode.NONE or not await self._voters.begin():
+        if self.replica.availability() is not ErrorCode.NONE or not await self.voters.begin():
             return
         async for batch in self.replica.replay_in_slices():
             for record in batch.records:
@@ -179,13 +184,24 @@ class Controller:
         # Before any request: a topic created meanwhile would be mistaken for a deleted one.
         if not await self._end_undeclared():
             return
-        self._runtime.is_loaded = True
+        self.runtime.is_loaded = True
         self._leaders.announce(self.machine.take_unannounced())
         snapshots = Snapshots(self.machine, self.replica, execute=self._execute)
-        watches = (*self._members.watches(), *self._moves.watches(), self._voters.watch())
+        watches = (*self.members.watches(), *self.moves.watches(), self.voters.watch())
         for work in (*watches, snapshots.watch()):
             self._tasks.spawn(work)
         await self._actors.start(self.machine.placements())
+
+    async def stop(self) -> None:
+        """Stop background tasks; call it before the replica stops."""
+        self._tasks.cancel()
+
+    def gauges(self) -> Mapping[Metric, int]:
+        """None: what it knows is of the cluster, not of its log."""
+        return {}
+
+    def report_metrics(self, sink: MetricSink) -> None:
+        """Do nothing: see ``ControllerMetrics``."""
 
     async def _found(self) -> bool:
         """Found the cluster, if its directory says to; return whether it is founded.
@@ -200,7 +216,7 @@ class Controller:
         if founded is None or identity is None or founded.cluster_id != identity.cluster_id:
             wanted = "a cluster" if identity is None else f"cluster {identity.cluster_id}"
             found = "none" if founded is None else f"cluster {founded.cluster_id}"
-            self.replica.refuse(
+            self.replica.go_offline(
                 f"the metadata log in {self.replica.config.directory} should be of {wanted}, and "
                 f"is of {found}: put the right one back"
             )
@@ -226,7 +242,7 @@ class Controller:
             directory_id=identity.directory_id,
         )
         topic_ids = (self._token_bytes(16).hex(), self._token_bytes(16).hex())
-        await self._runtime.execute(
+        await self.runtime.execute(
             _ALL,
             lambda _now_ms: self.machine.decide_founding(
                 founded, broker, topic_ids, self._rules({})
@@ -250,11 +266,11 @@ class Controller:
         running = await self._launcher.running()
         declared = {holder_of(placement) for placement in self.machine.placements()}
         undeclared = [one for one in running if one.startswith(_HOLDERS) and one not in declared]
-        moved = self._moves.leaving.adopt(undeclared)
+        moved = self.moves.leaving.adopt(undeclared)
         found = await self._launcher.find([name for name in undeclared if name not in moved])
         # Actors listed before the confirmation cannot have been started by a successor of this
         # controller.
-        while not await self._voters.is_current():
+        while not await self.voters.is_current():
             if self.replica.availability() is not ErrorCode.NONE:
                 return False
         await self._launcher.end(found)
@@ -272,8 +288,8 @@ class Controller:
         founded = self.machine.founded
         return MetadataReply(
             cluster_id=founded.cluster_id if founded else "",
-            controller_epoch=self._runtime.coordinator_epoch,
-            brokers=self._members.brokers.described(),
+            controller_epoch=self.runtime.coordinator_epoch,
+            brokers=self.members.brokers.described(),
             topics=self.machine.metadata(request.topics),
             transaction_state_partitions=founded.transaction_state_partitions if founded else 0,
             offsets_partitions=founded.offsets_partitions if founded else 0,
@@ -282,7 +298,7 @@ class Controller:
             process_id=self._process_id,
             version=__version__,
             settings=self._settings(),
-            voters=self._voters.described(),
+            voters=self.voters.described(),
         )
 
     def _settings(self) -> tuple[tuple[str, str], ...]:
@@ -359,14 +375,14 @@ class Controller:
         async with self._names.hold(request.name):
             known = self.machine.metadata([request.name])
             declared = self.machine.placements(request.name) if known else []
-            placements = [*declared, *self._moves.leaving.of_topic(request.name)]
+            placements = [*declared, *self.moves.leaving.of_topic(request.name)]
             # Keep them listed until they are shut down: a host that asks now must not end them
             # before they have removed their files.
             found = await self._actors.find(placements)
-            with self._moves.leaving.deleting(request.name, placements):
+            with self.moves.leaving.deleting(request.name, placements):
                 reply = await self._delete(request, placements)
             if reply.error is ErrorCode.NONE:
-                self._moves.leaving.discard(placements)
+                self.moves.leaving.discard(placements)
                 await self._actors.end(placements, found)
             return reply
 
@@ -382,19 +398,19 @@ class Controller:
 
     async def register_broker(self, request: RegisterBrokerRequest) -> RegisterBrokerReply:
         """Register a broker, or remember why it cannot be registered."""
-        return await self._members.register(request)
+        return await self.members.register(request)
 
     async def broker_heartbeat(self, request: BrokerHeartbeatRequest) -> BrokerHeartbeatReply:
         """Note that a broker is alive, but perhaps not all of its actors."""
-        return await self._members.heartbeat(request)
+        return await self.members.heartbeat(request)
 
     async def drain_broker(self, request: DrainBrokerRequest) -> DrainBrokerReply:
         """Move everything off a broker, or use it again."""
-        return await self._moves.drain(request)
+        return await self.moves.drain(request)
 
     async def reassign_partition(self, request: ReassignPartitionRequest) -> ReassignPartitionReply:
         """Begin or cancel the reassignment of a partition."""
-        return await self._moves.reassign(request)
+        return await self.moves.reassign(request)
 
     async def alter_isr(self, request: AlterIsrRequest) -> AlterIsrReply:
         """Change the ISR as its leader proposes."""
@@ -409,14 +425,14 @@ class Controller:
         error = await self._not_current()
         if error is not ErrorCode.NONE:
             return request.failed(error)
-        leaving = self._moves.leaving.hosted(request.broker_id, request.host)
+        leaving = self.moves.leaving.hosted(request.broker_id, request.host)
         listed = self.machine.hosted(request.broker_id, request.host)
         return HostedReplicasReply(replicas=(*leaving, *listed))
 
     async def become_leader(self, request: BecomeLeaderRequest) -> BecomeLeaderReply:
         """Give a started replica its leader epoch."""
         if request.has_log and self.machine.is_on_its_disk(request):
-            self._members.record_start(request)
+            self.members.record_start(request)
         return await self._execute(
             request, lambda _now_ms: self.machine.decide_become_leader(request)
         )
@@ -449,13 +465,11 @@ class Controller:
         )
 
     async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
-        """Stop every replica cleanly, then the metadata log. The caller kills the processes."""
+        """Stop every replica cleanly; the caller stops this log and kills the processes."""
         error = self._unavailable()
         if error is not ErrorCode.NONE:
             return request.failed(error)
         await self._calls.shut_down(self.machine.placements(), remove_data=False)
-        self._tasks.cancel()
-        await self.replica.stop()
         return ShutdownReply()
 
     # --- shared by requests ---------------------------------------------------------------
@@ -478,7 +492,7 @@ class Controller:
             is_logged = bool(decision.records)
             return decision
 
-        reply = await self._runtime.execute(_ALL, decide_and_record, refused=request.failed)
+        reply = await self.runtime.execute(_ALL, decide_and_record, refused=request.failed)
         if not is_logged and (error := await self._not_current()) is not ErrorCode.NONE:
             return request.failed(error)
         return reply
@@ -488,7 +502,7 @@ class Controller:
         self.machine.apply(record)
         changed = self.machine.take_unannounced()
         self._leaders.announce(changed)
-        self._moves.on_changed(changed)
+        self.moves.on_changed(changed)
 
     async def _record_taken(self, tp: TopicPartition, told: BecomeLeaderReply) -> None:
         """Log that a leader uses a higher ``min_insync_replicas``; on failure, announce again."""
@@ -502,12 +516,12 @@ class Controller:
         That is, committed before this call: state may be read before or after it, in the same turn.
         """
         error = self._unavailable()
-        if error is ErrorCode.NONE and not await self._voters.is_current():
+        if error is ErrorCode.NONE and not await self.voters.is_current():
             error = ErrorCode.NOT_CONTROLLER
         return error if error is not ErrorCode.NONE else self._unavailable()
 
     def _unavailable(self) -> ErrorCode:
-        error = self._runtime.unavailable()
+        error = self.runtime.unavailable()
         return ErrorCode.NOT_CONTROLLER if error is not ErrorCode.NONE else ErrorCode.NONE
 
 

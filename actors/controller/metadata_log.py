@@ -41,7 +41,7 @@ from oncelog.actors.protocol.cluster.quorum import (
 from oncelog.actors.protocol.effects import Decision
 from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest, VoterMetadata
 from oncelog.actors.replica.data_directory import founders_directory
-from oncelog.actors.replica.metadata_replica import MetadataReplica
+from oncelog.actors.replica.metadata_replica import MetadataLeader
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_OFFSET
@@ -56,22 +56,26 @@ SNAPSHOT_CHECK_MS: Final = 1_000
 
 
 class Voters:
-    """Manages the voters. ``log`` is the controller's replica; None: it is the only voter."""
+    """Manages the voters.
+
+    ``log`` is the controller's role; None: it is the only voter. ``leave`` ends this controller
+    for good once another voter can take over; None: it stays.
+    """
 
     def __init__(
         self,
         machine: ClusterMachine,
-        log: MetadataReplica | None,
+        log: MetadataLeader | None,
         *,
         clock: Clock,
         execute: Execute,
+        leave: Callable[[], None] | None,
     ) -> None:
         self._machine = machine
         self._log = log
         self._clock = clock
         self._execute = execute
-        self.leave: Callable[[], None] | None = None
-        """Ends this controller for good once another voter can take over; None: it stays."""
+        self._leave = leave
 
     async def begin(self) -> bool:
         """Commit the whole log with a first record of this epoch; return whether that succeeded.
@@ -81,19 +85,19 @@ class Voters:
         log = self._log
         if log is None or len(log.voters) == 1:
             return True
-        elected = ControllerElected(broker_id=log.broker_id, epoch=log.leader_epoch)
-        outcome = log.append([encode_cluster_record(elected)], now_ms=self._clock.now_ms())
+        elected = ControllerElected(broker_id=log.replica.broker_id, epoch=log.replica.leader_epoch)
+        outcome = log.replica.append([encode_cluster_record(elected)], now_ms=self._clock.now_ms())
         error = outcome.error
         if error is ErrorCode.NONE:
-            error = await log.committed(outcome.next_offset)
+            error = await log.replica.committed(outcome.next_offset)
         return error is ErrorCode.NONE
 
     async def is_current(self) -> bool:
         """Whether this was still the controller at the time of the call."""
         if self._log is None:
             return True
-        timeout_ms = self._log.config.cluster.internal_call_timeout_ms
-        return await self._log.confirm(timeout_ms) is ErrorCode.NONE
+        timeout_ms = self._log.replica.config.cluster.internal_call_timeout_ms
+        return await self._log.replica.confirm(timeout_ms) is ErrorCode.NONE
 
     async def watch(self) -> None:
         """Add voters one at a time, and hand over if that is wanted; run it in its own task."""
@@ -103,14 +107,14 @@ class Voters:
                 # The third follows the second at once: of two voters neither may be away.
                 while await self.add_voter():
                     pass
-                if self.leave is not None and self._may_leave():
-                    self.leave()
+                if self._leave is not None and self._may_leave():
+                    self._leave()
 
     def _may_leave(self) -> bool:
         log = self._log
         if log is None or log.quorum is None or not log.quorum.may_change_voters:
             return False
-        return may_leave(self._machine.voters, log.broker_id, log.quorum.caught_up())
+        return may_leave(self._machine.voters, log.replica.broker_id, log.quorum.caught_up())
 
     async def add_voter(self) -> bool:
         """Have copies made where voters are wanted; add one that has caught up, if there is one."""
@@ -133,12 +137,12 @@ class Voters:
             _logger.warning("the metadata log is on brokers %s now", self._machine.voters)
         return reply.error is ErrorCode.NONE
 
-    async def _name_directory(self, log: MetadataReplica) -> None:
+    async def _name_directory(self, log: MetadataLeader) -> None:
         """Give an id to the founder's directory of an earlier build, which has none. OSError.
 
         The id tells it from an empty directory that replaces it.
         """
-        own, directory = self._machine.broker_states[log.broker_id], log.directory
+        own, directory = self._machine.broker_states[log.replica.broker_id], log.replica.directory
         identity = directory.identity()
         if own.directory_id or identity is None:
             return
@@ -189,7 +193,7 @@ class Voters:
     def described(self) -> tuple[VoterMetadata, ...]:
         """Each voter, and whether it lacks committed records."""
         quorum = None if self._log is None else self._log.quorum
-        own = None if self._log is None else self._log.broker_id
+        own = None if self._log is None else self._log.replica.broker_id
         caught_up = frozenset() if quorum is None else quorum.caught_up()
         return tuple(
             VoterMetadata(

@@ -31,7 +31,7 @@ from collections.abc import (
 from typing import Any, Final
 
 from oncelog.actors.config import ClusterConfig
-from oncelog.actors.controller.broker_membership import Execute, always
+from oncelog.actors.controller.broker_membership import Execute
 from oncelog.actors.controller.replica_actors import ReplicaActors, ReplicaCalls
 from oncelog.actors.interfaces import actor_of, holder_of
 from oncelog.actors.protocol.cluster.brokers import decide_drain
@@ -67,7 +67,11 @@ REMOVAL_RETRY_MS: Final = 5_000
 
 
 class Moves:
-    """Begins and ends reassignments. ``rules``: how replicas share actors, by topic settings."""
+    """Begins and ends reassignments.
+
+    ``rules``: how replicas share actors, by topic settings. ``is_current``: whether this is still
+    the controller.
+    """
 
     def __init__(
         self,
@@ -79,10 +83,13 @@ class Moves:
         rules: Callable[[Mapping[str, str]], HostRules],
         config: ClusterConfig,
         execute: Execute,
+        is_current: Callable[[], Awaitable[bool]],
     ) -> None:
         self._machine = machine
         self._actors = actors
-        self.leaving = LeavingReplicas(machine=machine, actors=actors, calls=calls, names=names)
+        self.leaving = LeavingReplicas(
+            machine=machine, actors=actors, calls=calls, names=names, is_current=is_current
+        )
         self._names = names
         self._rules = rules
         self._config = config
@@ -268,7 +275,10 @@ class Moves:
 
 
 class LeavingReplicas:
-    """Replicas to be removed; changes happen under the lock of the topic's name."""
+    """Replicas to be removed; changes happen under the lock of the topic's name.
+
+    ``is_current``: whether this is still the controller; a newer one may have placed them again.
+    """
 
     def __init__(
         self,
@@ -277,17 +287,17 @@ class LeavingReplicas:
         actors: ReplicaActors,
         calls: ReplicaCalls,
         names: NameLocks,
+        is_current: Callable[[], Awaitable[bool]],
     ) -> None:
         self._machine = machine
         self._actors = actors
+        self.is_current = is_current
         self._calls = calls
         self._names = names
         self._placements: dict[Placement, None] = {}
         self._deleted: dict[str, Sequence[Placement]] = {}
         """Topic name → replicas, for topics being deleted; bounded by the calls in progress."""
         self._is_due = asyncio.Event()
-        self.is_current: Callable[[], Awaitable[bool]] = always
-        """Whether this is still the controller; a newer one may have placed them again."""
 
     def __len__(self) -> int:
         return len(self._placements)

@@ -24,6 +24,7 @@ from oncelog.actors.coordination.runtime import client_error_of_append
 from oncelog.actors.interfaces import Clock, Transport
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.clock import loop_ms
+from oncelog.actors.process.metrics import Metric, MetricSink
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.group.group_machine import GroupMachine, GroupTable
 from oncelog.actors.protocol.group.rebalance import (
@@ -189,6 +190,17 @@ class GroupCoordinator:
         self._run(machine.finish_load(self._clock.now_ms()))
         self._tasks.spawn(self._expire_for_ever())
         self._tasks.spawn(self._forget_deleted_topics_for_ever())
+
+    async def stop(self) -> None:
+        """Resign; call it before the replica stops."""
+        self.resign()
+
+    def gauges(self) -> Mapping[Metric, int]:
+        """None: groups have no metrics."""
+        return {}
+
+    def report_metrics(self, sink: MetricSink) -> None:
+        """Do nothing: groups have no metrics."""
 
     def resign(self) -> None:
         """Stop serving: parked calls are answered ``NOT_COORDINATOR``, timers are stopped."""

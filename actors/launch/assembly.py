@@ -1,20 +1,20 @@
-"""Assembles each kind of process from its shell, replica and maintenance.
+"""Assembles each kind of server from its replica, maintenance and shell.
 
-``processes.py`` passes production's ``Environment`` and makes Ray actors of these classes; the
-simulator passes its own. Constructors only set fields, because an exception there would end a Ray
-actor for good. Recovery runs in a task, and meanwhile requests are answered with an error code.
+``processes.py`` passes production's ``Environment`` and makes Ray actors of servers; the simulator
+passes its own. Constructors only set fields, because an exception there would end a Ray actor for
+good. Recovery runs in a task, and meanwhile requests are answered with an error code.
 
-One file: the servers share everything but the shell on top of the replica.
+One file: all servers are one class, which has the same duties whatever its shell is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import ClassVar, Final
+from typing import Final, Protocol
 
 from msgspec import structs
 
@@ -34,7 +34,7 @@ from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.process.metrics import (
     ACTIVE_TRANSACTIONAL_ID_COUNT,
     NO_METRICS,
-    TRANSACTIONAL_ID_COUNT,
+    Metric,
     MetricSink,
 )
 from oncelog.actors.protocol.cluster.hosts import Placement
@@ -59,10 +59,13 @@ from oncelog.actors.protocol.messages.cluster import (
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.followers import IsrProposal
+from oncelog.actors.replica.events import ReplicaEvents
 from oncelog.actors.replica.maintenance import Maintenance, clean_if_dirty
 from oncelog.actors.replica.opening import ExpectedLog
 from oncelog.actors.replica.partition_leader import PartitionLeader
 from oncelog.actors.replica.replica import Replica
+from oncelog.actors.replica.replica_log import ReplicaRole
+from oncelog.actors.rpc.message_codec import REQUESTS
 from oncelog.actors.transactions.transaction_coordinator import TransactionCoordinator
 from oncelog.storage.disk.disk_errors import is_transient
 from oncelog.storage.disk.file_system import FileSystem
@@ -117,19 +120,100 @@ class DiskRefusedError(Exception):
     """Not a bug: a transient disk error, after which this process must restart."""
 
 
-class ReplicationCalls:
-    """A replica's replication calls: those it answers, and those it makes.
+class Shell(Protocol):
+    """What a server serves with on top of its replica.
 
-    Base of ``ReplicaServer``, which has ``only_topic_id``.
+    It has a method for each request that the server does not answer itself.
     """
 
-    config: ReplicaConfig
-    replica: Replica
-    transport: Transport
-    is_loaded = False
-    """Whether the shell on top of the replica is loaded."""
-    failure: str
-    only_topic_id: str
+    async def load(self) -> None:
+        """Load what it serves from the log, if the replica leads; may wait for followers."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop serving; the replica stops after that."""
+        ...
+
+    def gauges(self) -> Mapping[Metric, int]:
+        """Its own metrics of a partition; reported while the replica leads."""
+        ...
+
+    def report_metrics(self, sink: MetricSink) -> None:
+        """Report its other metrics."""
+        ...
+
+
+class ReplicaServer(ReplicaEvents):
+    """What every process with a log has: replica, shell, start, maintenance and metrics.
+
+    A request is answered by the method of its name, of the server or else of the shell. ``listed``
+    is what the controller has just said of the log: it saves the first question, and calls for
+    another topic of that name are rejected.
+    """
+
+    def __init__(
+        self,
+        config: ReplicaConfig,
+        environment: Environment,
+        new_shell: Callable[[ReplicaServer], Shell],
+        *,
+        listed: ExpectedLog | None = None,
+    ) -> None:
+        self.config = config
+        self.environment = environment
+        self.transport = environment.transport
+        self.is_loaded = False
+        """Whether the shell on top of the replica is loaded."""
+        self.failure = ""
+        self.is_stopped = False
+        self.has_moved = False
+        """Whether it has ended because the partition has moved to other brokers."""
+        self._listed = listed
+        self._only_topic_id = "" if listed is None else listed.topic_id
+        self.replica = Replica(
+            config=config,
+            filesystem=environment.filesystem,
+            clock=environment.clock,
+            background=environment.new_background(),
+            events=self,
+            epoch_source=self.ask_for_epoch,
+            log_source=self.ask_for_log,
+            beginning_source=self.ask_to_begin,
+            opener=environment.new_opener() if environment.new_opener else None,
+            new_role=self.new_role,
+        )
+        self._tasks = OwnTasks(environment.die)
+        self._key_task: asyncio.Task[None] | None = None
+        self._settings_task: asyncio.Task[None] | None = None
+        self.maintenance = Maintenance(
+            replica=self.replica,
+            clock=environment.clock,
+            on_failure=environment.die,
+            refresh=self.refresh_settings,
+            compact=self.compact_log,
+            is_serving=self.is_serving,
+        )
+        self.metrics = ReplicaMetrics(
+            replica=self.replica,
+            clock=environment.clock,
+            sink=environment.metrics,
+            disk=environment.disk_metrics,
+            has_failed=lambda: bool(self.failure),
+            on_bug=environment.die,
+        )
+        self.shell = new_shell(self)
+        self._take_methods_of_shell()
+        self.metrics.start(self.report_metrics)
+        self._tasks.spawn(self._start())
+
+    def _take_methods_of_shell(self) -> None:
+        """Find the shell's methods once, so that its calls cost no more than the server's own."""
+        for name in REQUESTS:
+            if hasattr(self.shell, name) and not hasattr(self, name):
+                setattr(self, name, getattr(self.shell, name))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.config.topic}-{self.config.partition})"
 
     async def ping(self, request: PingRequest) -> PingReply:
         """Answer that this process is alive."""
@@ -144,7 +228,7 @@ class ReplicationCalls:
         reason = self.failure or replica.failure or replica.waits_for
         if not reason or replica.is_following or self.is_serving():
             return ()
-        known = self.only_topic_id or replica.leadership.topic_id
+        known = self._only_topic_id or replica.leadership.topic_id
         topic_id = known or replica.directory.claimed_topic_id
         return (OfflineReplica(topic_partition=replica.topic_partition, topic_id=topic_id),)
 
@@ -201,73 +285,11 @@ class ReplicationCalls:
         timeout_ms = self.config.cluster.internal_call_timeout_ms
         return await self.transport.call(CONTROLLER_ACTOR, request, timeout_ms=timeout_ms)
 
+    # --- role -----------------------------------------------------------------------------
 
-class ReplicaServer(ReplicationCalls):
-    """What every process with a log has: replica, start, maintenance and metrics."""
-
-    replica_class: ClassVar[type[Replica]] = Replica
-
-    def __init__(self, config: ReplicaConfig, environment: Environment) -> None:
-        self.config = config
-        self.environment = environment
-        self.clock = environment.clock
-        self.transport = environment.transport
-        self.failure = ""
-        self.is_stopped = False
-        self.has_moved = False
-        """Whether it has ended because the partition has moved to other brokers."""
-        self.expected_log: ExpectedLog | None = None
-        """The controller's recent answer about the log, which saves the first question."""
-        self.only_topic_id = ""
-        """If set, the only topic it serves; calls for another topic of that name are rejected."""
-        self.replica: Replica = self.replica_class(
-            config=config,
-            filesystem=environment.filesystem,
-            clock=environment.clock,
-            background=environment.new_background(),
-            epoch_source=self.ask_for_epoch,
-            log_source=self.ask_for_log,
-            beginning_source=self.ask_to_begin,
-            opener=environment.new_opener() if environment.new_opener else None,
-        )
-        self.replica.on_newer_keys = self.refresh_keys_soon
-        self.replica.on_newer_settings = self.refresh_settings_soon
-        self.replica.on_bug = environment.die
-        self.replica.on_restart = self.restart_later
-        self.replica.on_loss = self.end_for_another
-        self.replica.on_following = self.start_upkeep
-        self.replica.send_push = self.send_push
-        self.replica.propose_isr = self.propose_isr
-        self._tasks = OwnTasks(environment.die)
-        self._key_task: asyncio.Task[None] | None = None
-        self._settings_task: asyncio.Task[None] | None = None
-        self.maintenance = Maintenance(
-            replica=self.replica,
-            clock=environment.clock,
-            on_failure=environment.die,
-            refresh=self.refresh_settings,
-            compact=self.compact_log,
-            is_serving=self.is_serving,
-        )
-        self.metrics = ReplicaMetrics(
-            replica=self.replica,
-            clock=environment.clock,
-            sink=environment.metrics,
-            disk=environment.disk_metrics,
-            has_failed=lambda: bool(self.failure),
-            on_bug=environment.die,
-        )
-
-    def begin(self) -> None:
-        """Start serving in a task of its own; the last line of a constructor."""
-        self.metrics.start(self.report_metrics)
-        self._start_task = self._tasks.spawn(self._start())
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.config.topic}-{self.config.partition})"
-
-    async def load(self) -> None:
-        """Load the shell on top of the replica; a partition has none to load."""
+    def new_role(self, _replica: Replica) -> ReplicaRole:
+        """Make what the kind of log adds to the replica."""
+        return ReplicaRole()
 
     async def ask_for_epoch(self, last_epoch: int) -> BecomeLeaderReply:
         """Ask the controller for the epoch after ``last_epoch``, if that is the current one.
@@ -311,13 +333,13 @@ class ReplicaServer(ReplicationCalls):
 
     async def ask_for_log(self) -> ExpectedLog | None:
         """Ask the controller what log this replica should have; ``None`` if there is no answer."""
-        expected, self.expected_log = self.expected_log, None
+        expected, self._listed = self._listed, None
         if expected is not None:
             return expected
         reply = await self._ask_controller(MetadataRequest(topics=(self.config.topic,)))
         for topic in reply.topics:
             known = topic.find(self.config.partition)
-            if known is not None and self.only_topic_id in {"", topic.topic_id}:
+            if known is not None and self._only_topic_id in {"", topic.topic_id}:
                 return ExpectedLog(
                     topic_id=topic.topic_id,
                     is_in_sync=known.has_log(self.config.broker_id),
@@ -350,6 +372,10 @@ class ReplicaServer(ReplicationCalls):
             if is_ours and is_serving and known.leader_epoch > epoch:
                 lost = f"{self!r} leads with epoch {epoch}, and {known.leader_epoch} was given"
                 self.environment.die(LeadershipLostError(lost))
+
+    def on_bug(self, bug: BaseException) -> None:
+        """End the process at once."""
+        self.environment.die(bug)
 
     def restart_later(self, reason: str) -> None:
         """Restart the process after ``DISK_RESTART_MS``, unless it is stopped."""
@@ -390,7 +416,7 @@ class ReplicaServer(ReplicationCalls):
         """Compact the log of a compacted topic, if it is dirty enough."""
         await clean_if_dirty(
             self.replica,
-            now_ms=self.clock.now_ms(),
+            now_ms=self.environment.clock.now_ms(),
             is_wanted=lambda: self.maintenance.may_compact,
         )
 
@@ -399,7 +425,7 @@ class ReplicaServer(ReplicationCalls):
             await self.replica.start()
             # Loading may wait for followers; settings and epochs must be checked meanwhile.
             self.start_upkeep()
-            await self.load()
+            await self.shell.load()
             self.is_loaded = True
         except InvariantViolation as error:
             self.environment.die(error)
@@ -432,18 +458,18 @@ class ReplicaServer(ReplicationCalls):
             self.replica.describe(self.environment.process_id),
             late_transaction_count=self.metrics.ages.late_count,
             oldest_open_transaction_age_ms=self.metrics.ages.oldest_ms,
-            active_transactional_id_count=self.active_transactional_id_count(),
+            active_transactional_id_count=self.shell.gauges().get(ACTIVE_TRANSACTIONAL_ID_COUNT),
             refusal="" if refused_ms is None else refusal.reason,
             refused_ms=refused_ms or 0,
         )
 
-    def active_transactional_id_count(self) -> int | None:
-        """Number of transactional ids with a transaction; ``None`` except for their coordinator."""
-        return None
-
     def report_metrics(self) -> None:
-        """Report the metrics that operators watch."""
+        """Report the metrics of the log and of the shell."""
         self.metrics.report()
+        if self.replica.availability() is ErrorCode.NONE:
+            for metric, value in self.shell.gauges().items():
+                self.metrics.set(metric, value)
+        self.shell.report_metrics(self.metrics.sink)
 
     async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
         """Stop serving, flush and release the directory; the caller kills the process."""
@@ -484,81 +510,53 @@ class ReplicaServer(ReplicationCalls):
 
     async def stop_serving(self, *, remove_data: bool) -> None:
         """Stop the shell on top of the replica, then the replica."""
+        await self.shell.stop()
         await self.replica.stop(remove_data=remove_data)
 
 
-class PartitionServer(PartitionLeader, ReplicaServer):
-    """One partition replica."""
+class PartitionShell(PartitionLeader):
+    """A partition's leader as a shell: it has nothing to load, to stop or to report."""
 
-    def __init__(self, config: ReplicaConfig, environment: Environment) -> None:
-        ReplicaServer.__init__(self, config, environment)
-        PartitionLeader.__init__(self, replica=self.replica, clock=self.clock)
-        self.on_log_start_raised = self.maintenance.retain_soon
-        self.begin()
+    def __init__(self, server: ReplicaServer) -> None:
+        super().__init__(
+            replica=server.replica,
+            clock=server.environment.clock,
+            on_log_start_raised=server.maintenance.retain_soon,
+        )
+
+    async def load(self) -> None:
+        """See ``Shell``."""
+
+    async def stop(self) -> None:
+        """See ``Shell``."""
+
+    def gauges(self) -> Mapping[Metric, int]:
+        """See ``Shell``."""
+        return {}
+
+    def report_metrics(self, sink: MetricSink) -> None:
+        """See ``Shell``."""
 
 
-class TransactionCoordinatorServer(TransactionCoordinator, ReplicaServer):
-    """One shard of transactional ids."""
-
-    def __init__(self, config: ReplicaConfig, environment: Environment) -> None:
-        ReplicaServer.__init__(self, config, environment)
-        TransactionCoordinator.__init__(
-            self,
-            replica=self.replica,
-            transport=self.transport,
-            clock=self.clock,
+def shell_of(server: ReplicaServer) -> Shell:
+    """The shell that serves the topic of ``server``; not for the metadata log."""
+    environment, topic = server.environment, server.config.topic
+    if topic == TRANSACTION_STATE_TOPIC:
+        return TransactionCoordinator(
+            replica=server.replica,
+            transport=environment.transport,
+            clock=environment.clock,
             rng=environment.random,
             drivers=environment.drivers,
             on_failure=environment.die,
         )
-        self.begin()
-
-    async def stop_serving(self, *, remove_data: bool) -> None:
-        """Stop background tasks, then the replica."""
-        await self.stop()
-        await self.replica.stop(remove_data=remove_data)
-
-    def active_transactional_id_count(self) -> int:
-        """How many transactional ids have a transaction that is open or not complete."""
-        return len(self.machine.ids.not_at_rest())
-
-    def report_metrics(self) -> None:
-        """Report the metrics of the log and of the shard."""
-        super().report_metrics()
-        if self.replica.availability() is ErrorCode.NONE:
-            self.metrics.set(TRANSACTIONAL_ID_COUNT, len(self.machine.ids))
-            self.metrics.set(ACTIVE_TRANSACTIONAL_ID_COUNT, self.active_transactional_id_count())
-        self.end_durations.report(self.metrics.sink, self.config.broker_id)
-
-
-class GroupCoordinatorServer(GroupCoordinator, ReplicaServer):
-    """One shard of consumer groups."""
-
-    def __init__(self, config: ReplicaConfig, environment: Environment) -> None:
-        ReplicaServer.__init__(self, config, environment)
-        GroupCoordinator.__init__(
-            self,
-            replica=self.replica,
-            transport=self.transport,
-            clock=self.clock,
+    if topic == CONSUMER_OFFSETS_TOPIC:
+        return GroupCoordinator(
+            replica=server.replica,
+            transport=environment.transport,
+            clock=environment.clock,
             random=environment.random,
-            settings=group_settings(config.cluster),
+            settings=group_settings(server.config.cluster),
             on_failure=environment.die,
         )
-        self.begin()
-
-    async def stop_serving(self, *, remove_data: bool) -> None:
-        """Answer the parked calls, then stop the replica."""
-        self.resign()
-        await self.replica.stop(remove_data=remove_data)
-
-
-def server_of(
-    topic: str,
-) -> type[PartitionServer | TransactionCoordinatorServer | GroupCoordinatorServer]:
-    """The class that serves a partition of ``topic``; not for the metadata log."""
-    if topic == TRANSACTION_STATE_TOPIC:
-        return TransactionCoordinatorServer
-    if topic == CONSUMER_OFFSETS_TOPIC:
-        return GroupCoordinatorServer
-    return PartitionServer
+    return PartitionShell(server)

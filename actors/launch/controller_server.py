@@ -32,8 +32,10 @@ from oncelog.actors.protocol.messages.replication import (
 )
 from oncelog.actors.replica.data_directory import VOTER_FILE
 from oncelog.actors.replica.log_directories import DIRECTORY_ID_BYTES, join_further
-from oncelog.actors.replica.metadata_replica import MetadataReplica
+from oncelog.actors.replica.metadata_replica import MetadataLeader
 from oncelog.actors.replica.opening import ExpectedLog
+from oncelog.actors.replica.replica import Replica
+from oncelog.actors.replica.replica_log import ReplicaRole
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_LEADER_EPOCH
@@ -49,7 +51,7 @@ UNELECTED_FACTOR: Final = 5
 _UNELECTED: Final = "it has not been elected"
 
 
-class ControllerServer(Controller, ReplicaServer):
+class ControllerServer(ReplicaServer):
     """The controller, with its own log and an epoch given by the voters of that log.
 
     ``resign`` ends the process for good and frees the controller's name, for one of three reasons.
@@ -59,7 +61,7 @@ class ControllerServer(Controller, ReplicaServer):
     (raft's CheckQuorum).
     """
 
-    replica_class = MetadataReplica
+    shell: Controller
 
     def __init__(
         self,
@@ -72,31 +74,35 @@ class ControllerServer(Controller, ReplicaServer):
         resign: Callable[[], None] | None = None,
         is_on_head: bool = False,
     ) -> None:
-        ReplicaServer.__init__(self, config, environment)
-        self.metadata_log = cast("MetadataReplica", self.replica)
+        def new_controller(server: ReplicaServer) -> Controller:
+            return Controller(
+                replica=server.replica,
+                clock=environment.clock,
+                transport=environment.transport,
+                launcher=launcher,
+                config=config.cluster,
+                process_id=environment.process_id,
+                token_bytes=token_bytes,
+                on_failure=environment.die,
+                machine_size=machine_size,
+                metadata_log=cast("MetadataLeader", server.replica.role),
+                leave=self._leave_head if is_on_head else None,
+            )
+
+        super().__init__(config, environment, new_controller)
+        self.metadata_log = cast("MetadataLeader", self.replica.role)
+        self._launcher = launcher
         self._resign_for_good = resign
         self._reported_epoch = NO_LEADER_EPOCH
         self._has_resigned = False
-        Controller.__init__(
-            self,
-            replica=self.replica,
-            clock=self.clock,
-            transport=self.transport,
-            launcher=launcher,
-            config=config.cluster,
-            process_id=environment.process_id,
-            token_bytes=token_bytes,
-            on_failure=environment.die,
-            machine_size=machine_size,
-            metadata_log=self.metadata_log,
-        )
-        if is_on_head:
-            self._voters.leave = lambda: self._resign("it is on Ray's head, and others are not")
         self.cluster_metrics = ControllerMetrics(
-            machine=self.machine, sink=environment.metrics, broker_id=config.broker_id
+            machine=self.shell.machine, sink=environment.metrics, broker_id=config.broker_id
         )
-        self.begin()
         self._tasks.spawn(self._resign_when_useless())
+
+    def new_role(self, replica: Replica) -> ReplicaRole:
+        """See ``ReplicaServer``."""
+        return MetadataLeader(replica, self.environment.filesystem)
 
     def __repr__(self) -> str:
         return "Controller"
@@ -105,7 +111,7 @@ class ControllerServer(Controller, ReplicaServer):
         """Report the metrics of the log and of the cluster."""
         super().report_metrics()
         if self.is_serving() and self.metrics.sink is not NO_METRICS:
-            self.cluster_metrics.report(self.loaded_election_count)
+            self.cluster_metrics.report(self.shell.loaded_election_count)
             if self.metadata_log.quorum is not None:
                 self.cluster_metrics.report_voters(self.metadata_log.quorum)
 
@@ -141,7 +147,7 @@ class ControllerServer(Controller, ReplicaServer):
         log, own = self.metadata_log, self.config.broker_id
         electorate = await log.electorate_in_log()
         voters = electorate.voters
-        if not voters and log.machine.log_end_offset == 0:
+        if not voters and self.replica.machine.log_end_offset == 0:
             # Without voters it is a copy that was begun anew and received nothing yet.
             voters = (own,)
         log.voters, log.disks = voters, dict(electorate.disks)
@@ -172,7 +178,7 @@ class ControllerServer(Controller, ReplicaServer):
             log_epoch=position.epoch,
             log_end_offset=position.end_offset,
             is_trial=is_trial,
-            disk=log.directory.disk(),
+            disk=self.replica.directory.disk(),
         )
         candidacy = await ask_voters(
             self.transport,
@@ -209,16 +215,16 @@ class ControllerServer(Controller, ReplicaServer):
 
     async def _resign_reason(self) -> str:
         """Why this controller cannot commit now; "" if it can."""
-        log = self.metadata_log
-        offline = self.failure or log.failure or log.waits_for
+        replica = self.replica
+        offline = self.failure or replica.failure or replica.waits_for
         if offline:
             return offline
-        if log.refusal.lasts_ms(loop_ms()) is not None:
-            return f"the disk of {log.directory.path} refuses writes"
-        if log.quorum is None:
+        if replica.refusal.lasts_ms(loop_ms()) is not None:
+            return f"the disk of {replica.directory.path} refuses writes"
+        if self.metadata_log.quorum is None:
             return _UNELECTED
         timeout_ms = self.config.cluster.controller_session_timeout_ms
-        if await log.confirm(timeout_ms) is ErrorCode.NONE:
+        if await replica.confirm(timeout_ms) is ErrorCode.NONE:
             return ""
         return "no majority of the voters answers"
 
@@ -255,6 +261,9 @@ class ControllerServer(Controller, ReplicaServer):
         if not self._others_may_follow():
             super().restart_later(reason)
 
+    def _leave_head(self) -> None:
+        self._resign("it is on Ray's head, and others are not")
+
     def _resign(self, reason: str) -> None:
         if self._has_resigned:
             return
@@ -283,4 +292,8 @@ class ControllerServer(Controller, ReplicaServer):
         """Stop every replica of the cluster, then the metadata log."""
         self.metrics.stop()
         await self.maintenance.stop()
-        return await Controller.shutdown(self, request)
+        reply = await self.shell.shutdown(request)
+        if reply.error is ErrorCode.NONE:
+            self._tasks.cancel()
+            await self.stop_serving(remove_data=False)
+        return reply

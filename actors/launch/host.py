@@ -20,7 +20,7 @@ from oncelog.actors.launch.assembly import (
     Environment,
     LeadershipLostError,
     ReplicaServer,
-    server_of,
+    shell_of,
 )
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.protocol.messages.base import Request
@@ -34,6 +34,9 @@ from oncelog.actors.protocol.messages.cluster import (
     MetadataRequest,
 )
 from oncelog.actors.replica.opening import ExpectedLog
+from oncelog.actors.rpc.actor_transport import LocalTransport
+from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
+from oncelog.actors.rpc.dispatch import Dispatch
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
     CONSUMER_OFFSETS_TOPIC,
@@ -58,13 +61,18 @@ BEGUN_AT_ONCE: Final = 50
 class Host:
     """Holds the replicas that the controller lists for it; see the module.
 
-    ``environment`` are those of the process. A replica that must restart does so alone. A broken
-    invariant or another bug ends the whole process.
+    ``environment`` is that of the process, whose calls ``dispatch`` answers. A replica that must
+    restart does so alone. A broken invariant or another bug ends the whole process.
     """
 
-    def __init__(self, config: HostConfig, environment: Environment) -> None:
+    def __init__(
+        self, config: HostConfig, environment: Environment, reports: CallReports = NO_REPORTS
+    ) -> None:
         self.config = config
-        self.environment = environment
+        self.dispatch = Dispatch(self, on_bug=environment.die, reports=reports, find=self.find)
+        name = host_actor(config.number, config.broker_id)
+        transport = LocalTransport(name, self.dispatch, environment.transport)
+        self.environment = dataclasses.replace(environment, transport=transport)
         self._servers: dict[str, ReplicaServer] = {}
         self._tasks = OwnTasks(environment.die)
         self._holding = asyncio.Lock()
@@ -184,30 +192,32 @@ class Host:
     def _begin(self, key: str, replica: HostedReplica) -> None:
         tp = replica.topic_partition
         self._begun_count += 1
-        held: list[ReplicaServer] = []
+        incarnation = f"{self.environment.incarnation}-{self._begun_count}"
         environment = dataclasses.replace(
             self.environment,
-            incarnation=f"{self.environment.incarnation}-{self._begun_count}",
-            die=functools.partial(self._ended, key, held),
+            incarnation=incarnation,
+            die=functools.partial(self._ended, key, incarnation),
             shared_metadata=self._metadata,
         )
-        server = server_of(tp.topic)(self.config.replica(tp.topic, tp.partition), environment)
-        server.expected_log = ExpectedLog(topic_id=replica.topic_id, is_in_sync=replica.is_in_sync)
-        server.only_topic_id = replica.topic_id
-        held.append(server)
-        self._servers[key] = server
+        self._servers[key] = ReplicaServer(
+            self.config.replica(tp.topic, tp.partition),
+            environment,
+            shell_of,
+            listed=ExpectedLog(topic_id=replica.topic_id, is_in_sync=replica.is_in_sync),
+        )
 
     # --- the end of a replica -------------------------------------------------------------
 
-    def _ended(self, key: str, held: list[ReplicaServer], error: BaseException) -> None:
+    def _ended(self, key: str, incarnation: str, error: BaseException) -> None:
         """A server cannot go on: restart it, unless it met a bug or has ended already."""
         if not isinstance(error, (LeadershipLostError, DiskRefusedError)):
             self.environment.die(error)
-        server = held[0] if held else None
-        if server is not None and self._servers.get(key) is server and not server.is_stopped:
-            _logger.warning("%r begins again: %s", server, error)
-            del self._servers[key]
-            self._tasks.spawn(self._restart_server(server))
+        server = self._servers.get(key)
+        if server is None or server.environment.incarnation != incarnation or server.is_stopped:
+            return
+        _logger.warning("%r begins again: %s", server, error)
+        del self._servers[key]
+        self._tasks.spawn(self._restart_server(server))
 
     async def _restart_server(self, server: ReplicaServer) -> None:
         await server.end()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, Protocol
 
 from oncelog.actors.config import BrokerConfig, ReplicaConfig, own_directory
@@ -33,8 +33,9 @@ from oncelog.actors.protocol.messages.replication import (
     VoteRequest,
 )
 from oncelog.actors.replica.data_directory import VOTER_FILE
-from oncelog.actors.replica.follower_log import NOT_NOW
+from oncelog.actors.replica.events import ReplicaEvents
 from oncelog.actors.replica.metadata_replica import MetadataCopy
+from oncelog.actors.replica.replica_log import NOT_NOW
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC, NO_LEADER_EPOCH
 
 _logger = logging.getLogger(__name__)
@@ -152,8 +153,8 @@ class MetadataVoter:
     def described(self) -> DescribeVoterReply:
         """The state of the copy, if there is a readable one."""
         copy, own = self._copy, self._config.broker_id
-        if copy is None or not copy.is_following:
-            problem = "" if copy is None else copy.failure or copy.waits_for
+        if copy is None or not copy.replica.is_following:
+            problem = "" if copy is None else copy.replica.failure or copy.replica.waits_for
             return DescribeVoterReply(broker_id=own, problem=problem)
         return DescribeVoterReply(
             broker_id=own,
@@ -184,7 +185,7 @@ class MetadataVoter:
         interval_ms = self._config.cluster.broker_heartbeat_interval_ms
         while True:
             await self.check()
-            follows = self._copy is not None and self._copy.is_following
+            follows = self._copy is not None and self._copy.replica.is_following
             await asyncio.sleep(
                 (min(FOLLOWING_CHECK_MS, interval_ms) if follows else interval_ms) / 1000
             )
@@ -196,14 +197,14 @@ class MetadataVoter:
             await self._kill_if_hung()
             if self._has_voted_before() or self._is_wanted:
                 await self._begin_copy()
-        elif copy.failure is not None:
+        elif copy.replica.failure is not None:
             if loop_ms() - self._begun_ms > MENDED_CHECK_MS:
                 await self._end_copy(copy)
-        elif not copy.is_following or self._silent_ms() > 0:
+        elif not copy.replica.is_following or self._silent_ms() > 0:
             if await self._place.is_here():
                 _logger.warning("the controller is on this node: this broker's copy ends")
                 await self._end_copy(copy)
-            elif copy.is_following and await self._is_next(copy):
+            elif copy.replica.is_following and await self._is_next(copy):
                 await self._take_over(copy)
 
     async def _end_copy(self, copy: MetadataCopy) -> None:
@@ -241,8 +242,8 @@ class MetadataVoter:
             filesystem=environment.filesystem,
             clock=environment.clock,
             background=environment.new_background(),
+            events=_CopyEvents(environment.die),
         )
-        copy.on_bug = environment.die
         self._tasks.spawn(copy.start())
 
     # --- taking over ----------------------------------------------------------------------
@@ -288,6 +289,17 @@ class MetadataVoter:
         await self._end_copy(copy)
         await self._place.start()
         self.record_served()
+
+
+class _CopyEvents(ReplicaEvents):
+    """A copy makes no calls; a bug in it ends the broker's process."""
+
+    def __init__(self, die: Callable[[BaseException], None]) -> None:
+        self._die = die
+
+    def on_bug(self, bug: BaseException) -> None:
+        """See ``ReplicaEvents``."""
+        self._die(bug)
 
 
 async def ask_voters(

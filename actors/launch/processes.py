@@ -30,7 +30,9 @@ from ray.exceptions import RayError
 
 from oncelog.actors.config import CONNECTIONS, BrokerConfig, HostConfig, ReplicaConfig
 from oncelog.actors.controller.broker_membership import BrokerNode
+from oncelog.actors.controller.controller import Controller
 from oncelog.actors.controller.replica_actors import FoundActor, MachineSize
+from oncelog.actors.groups.group_coordinator import GroupCoordinator
 from oncelog.actors.interfaces import (
     CONTROLLER_ACTOR,
     NAMESPACE,
@@ -40,11 +42,9 @@ from oncelog.actors.interfaces import (
 )
 from oncelog.actors.launch.assembly import (
     Environment,
-    GroupCoordinatorServer,
-    PartitionServer,
+    PartitionShell,
     ReplicaServer,
-    TransactionCoordinatorServer,
-    server_of,
+    shell_of,
 )
 from oncelog.actors.launch.broker import Broker
 from oncelog.actors.launch.cluster_location import ClusterLocation, write_location
@@ -63,13 +63,15 @@ from oncelog.actors.process.process_table import ProcessTable, boot_id
 from oncelog.actors.process.ray_metrics import RayMetrics
 from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR, Placement
 from oncelog.actors.protocol.messages.base import Request
-from oncelog.actors.rpc.actor_transport import ActorTransport, LocalTransport
+from oncelog.actors.rpc.actor_transport import ActorTransport
 from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.actors.rpc.dispatch import Dispatch, read_answer
 from oncelog.actors.rpc.listener import TOKEN_BYTES, Listener, ListenerAddress
 from oncelog.actors.rpc.message_codec import REQUESTS, encode
 from oncelog.actors.rpc.ray_transport import RayTransport, connection_secret, find_actor
+from oncelog.actors.transactions.transaction_coordinator import TransactionCoordinator
 from oncelog.storage.disk.file_system import RealFileSystem
+from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 
 _logger = logging.getLogger(__name__)
 
@@ -160,16 +162,14 @@ def _ray_method(name: str) -> Callable[..., Awaitable[Any]]:
 class ActorProcess:
     """A Ray actor around one plain server; Ray and connections call it through one ``Dispatch``."""
 
-    server_class: ClassVar[type]
-    held_classes: ClassVar[tuple[type, ...]] = ()
-    """Finds the server for a call with a key."""
+    answering: ClassVar[tuple[type, ...]]
+    """The classes whose methods answer its requests: of the server, its shell, what it holds."""
 
     def __init_subclass__(cls) -> None:
-        """Give Ray a method for each request that the server, or a replica in it, answers."""
+        """Give Ray a method for each request that is answered."""
         # Ray derives a subclass, which inherits the methods: it is pickled by value, they are not.
         for name in REQUESTS:
-            answering = (cls.server_class, *cls.held_classes)
-            is_answered = any(hasattr(server_class, name) for server_class in answering)
+            is_answered = any(hasattr(one, name) for one in cls.answering)
             if is_answered and not hasattr(cls, name):
                 setattr(cls, name, _ray_method(name))
 
@@ -179,10 +179,10 @@ class ActorProcess:
         *,
         calls: str,
         reports: CallReports = NO_REPORTS,
-        find: Callable[[str], object | None] | None = None,
+        dispatch: Dispatch | None = None,
     ) -> None:
         self.server = server
-        self.dispatch = Dispatch(server, on_bug=die_of_bug, reports=reports, find=find)
+        self.dispatch = dispatch or Dispatch(server, on_bug=die_of_bug, reports=reports)
         self.listener: Listener | None = None
         if calls == CONNECTIONS:
             # Listen at the address by which Ray knows this node.
@@ -213,7 +213,7 @@ class ActorProcess:
 class ReplicaProcess(ActorProcess):
     """The process of a server that holds a log."""
 
-    server_class: ClassVar[type[ReplicaServer]] = ReplicaServer
+    answering: ClassVar[tuple[type, ...]] = (ReplicaServer,)
 
     def __init__(self, config: ReplicaConfig) -> None:
         super().__init__(
@@ -222,7 +222,7 @@ class ReplicaProcess(ActorProcess):
 
     def make_server(self, config: ReplicaConfig) -> ReplicaServer:
         """Create the server with production's ``Environment``."""
-        return self.server_class(config, production(config))
+        return ReplicaServer(config, production(config), shell_of)
 
     @ray.method(concurrency_group="health")
     async def health(self) -> Health:
@@ -239,37 +239,29 @@ class ReplicaProcess(ActorProcess):
 class PartitionProcess(ReplicaProcess):
     """The process of one partition replica."""
 
-    server_class = PartitionServer
+    answering = (ReplicaServer, PartitionShell)
 
 
 class TransactionCoordinatorProcess(ReplicaProcess):
     """The process of one shard of transactional ids."""
 
-    server_class = TransactionCoordinatorServer
+    answering = (ReplicaServer, TransactionCoordinator)
 
 
 class GroupCoordinatorProcess(ReplicaProcess):
     """The process of one shard of consumer groups."""
 
-    server_class = GroupCoordinatorServer
+    answering = (ReplicaServer, GroupCoordinator)
 
 
 class HostProcess(ActorProcess):
     """The process of a host, which holds several replicas."""
 
-    server_class = Host
-    held_classes = (PartitionServer, TransactionCoordinatorServer, GroupCoordinatorServer)
+    answering = (Host, ReplicaServer, PartitionShell, TransactionCoordinator, GroupCoordinator)
 
     def __init__(self, config: HostConfig) -> None:
-        environment = production(config)
-        transport = LocalTransport(
-            host_actor(config.number, config.broker_id), environment.transport
-        )
-        host = Host(config, dataclasses.replace(environment, transport=transport))
-        super().__init__(
-            host, calls=config.cluster.calls, reports=call_reports(config), find=host.find
-        )
-        transport.dispatch = self.dispatch
+        host = Host(config, production(config), call_reports(config))
+        super().__init__(host, calls=config.cluster.calls, dispatch=host.dispatch)
         host.begin()
 
     def key_for(self, request: Request[Any]) -> str:
@@ -297,7 +289,7 @@ class HostProcess(ActorProcess):
 class BrokerProcess(ActorProcess):
     """The process of a broker's own actor."""
 
-    server_class = Broker
+    answering = (Broker,)
 
     def __init__(self, config: BrokerConfig) -> None:
         place = RayControllerPlace(config, launch_controller)
@@ -320,7 +312,7 @@ class BrokerProcess(ActorProcess):
 class ControllerProcess(ReplicaProcess):
     """The process of the controller."""
 
-    server_class = ControllerServer
+    answering = (ControllerServer, Controller)
 
     def make_server(self, config: ReplicaConfig) -> ControllerServer:
         """The controller, which also starts the actors of replicas."""
@@ -364,15 +356,15 @@ def resign() -> None:
         die_of_bug(error)
 
 
-_PROCESSES: Final = {
-    kind.server_class: kind
-    for kind in (PartitionProcess, TransactionCoordinatorProcess, GroupCoordinatorProcess)
+_PROCESSES: Final[Mapping[str, type[ReplicaProcess]]] = {
+    TRANSACTION_STATE_TOPIC: TransactionCoordinatorProcess,
+    CONSUMER_OFFSETS_TOPIC: GroupCoordinatorProcess,
 }
 
 
 def process_of(topic: str) -> type[ReplicaProcess]:
     """The class of the process that serves a partition of ``topic``; not for the metadata log."""
-    return _PROCESSES[server_of(topic)]
+    return _PROCESSES.get(topic, PartitionProcess)
 
 
 def launch_actor(

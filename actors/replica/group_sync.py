@@ -16,13 +16,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from oncelog.actors.interfaces import Background
 from oncelog.actors.process.clock import loop_ms, monotonic_s
 from oncelog.actors.process.metrics import Histogram
 from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
+from oncelog.actors.replica.events import ReplicaEvents
 from oncelog.storage.disk.disk_errors import is_transient
 from oncelog.storage.disk.sync_point import SyncPoint
 from oncelog.storage.log.partition import PartitionLog
@@ -75,12 +75,29 @@ class DiskRefusal:
         return now_ms - self._since_ms
 
 
-class GroupSync:
-    """Syncs one replica's log; ``on_synced`` gets each new synced end (exclusive).
+class SyncedLog(Protocol):
+    """The owner of the log that is synced."""
 
-    ``on_failure`` takes the replica offline; ``is_offline`` says whether it is. ``refusal`` is told
-    of repeated rounds and of what is synced. ``on_bug`` gets any other exception of a round, as
-    there is no caller to raise it to. ``durations`` gets the duration of each successful round.
+    @property
+    def failure(self) -> str | None:
+        """Why it is offline."""
+        ...
+
+    def synced(self, offset: int) -> None:
+        """Everything below ``offset`` (exclusive) is synced."""
+        ...
+
+    def sync_failed(self, error: OSError) -> None:
+        """Go offline: a sync has failed."""
+        ...
+
+
+class GroupSync:
+    """Syncs one replica's log, and tells ``log`` each new synced end.
+
+    ``refusal`` is told of repeated rounds and of what is synced. ``events`` gets any other
+    exception of a round than a disk error, as there is no caller to raise it to. ``durations`` gets
+    the duration of each successful round.
     """
 
     def __init__(
@@ -88,22 +105,18 @@ class GroupSync:
         *,
         machine: PartitionMachine,
         background: Background,
-        on_synced: Callable[[int], None],
+        log: SyncedLog,
+        events: ReplicaEvents,
         durations: Histogram,
         refusal: DiskRefusal,
-        on_failure: Callable[[OSError], None],
-        on_bug: Callable[[BaseException], None],
-        is_offline: Callable[[], bool],
     ) -> None:
         self._machine = machine
         self._background = background
-        self._on_synced = on_synced
+        self._owner = log
+        self._events = events
         self._durations = durations
         self._began_s = 0.0
         self._refusal = refusal
-        self._on_failure = on_failure
-        self._on_bug = on_bug
-        self._is_offline = is_offline
         self._begun_offset = 0
         """Everything below is durable, or in a round that has begun."""
         self._begun_generation = 0
@@ -124,7 +137,7 @@ class GroupSync:
         """Start with everything durable: the log was synced when it was opened."""
         self._begun_offset = self._machine.log_end_offset
         self._begun_generation = log.generation
-        self._on_synced(self._begun_offset)
+        self._owner.synced(self._begun_offset)
 
     def request(
         self, log: PartitionLog, size_bytes: int, *, is_awaited: bool, is_pushed: bool = False
@@ -136,7 +149,7 @@ class GroupSync:
         """
         if not is_awaited:
             # The sync follows anyway, so that a restart has little to scan.
-            self._on_synced(log.indexed_end_offset)
+            self._owner.synced(log.indexed_end_offset)
         self._is_due = True
         self._is_awaited |= is_awaited
         self._unbegun_bytes += size_bytes
@@ -190,7 +203,7 @@ class GroupSync:
     def _begin_round(self, log: PartitionLog) -> None:
         """Sync all that is unsynced now."""
         self._forget_next()
-        if self._round is not None or self._is_offline() or not self._is_unbegun(log):
+        if self._round is not None or self._owner.failure is not None or not self._is_unbegun(log):
             return
         is_small = self._is_awaited and self._unbegun_bytes <= SMALL_BYTES
         self._unbegun_bytes, self._is_due, self._is_awaited = 0, False, False
@@ -204,7 +217,7 @@ class GroupSync:
             self._repeat_or_fail(log, error)
             return
         except Exception as bug:
-            self._on_bug(bug)
+            self._events.on_bug(bug)
             return
         self._round = round_
         end = functools.partial(self._end_round, log, point)
@@ -222,16 +235,16 @@ class GroupSync:
         try:
             round_.result()
             self._durations.observe(1_000 * (monotonic_s() - self._began_s))
-            if self._is_offline():
+            if self._owner.failure is not None:
                 return
             if log.mark_synced(point):
                 self._is_refused = False
                 self._refusal.synced(point.log_end_offset)
-                self._on_synced(point.log_end_offset)
+                self._owner.synced(point.log_end_offset)
         except OSError as error:
             self._repeat_or_fail(log, error)
         except Exception as bug:
-            self._on_bug(bug)
+            self._events.on_bug(bug)
         else:
             self._go_on(log)
 
@@ -248,10 +261,10 @@ class GroupSync:
 
     def _repeat_or_fail(self, log: PartitionLog, error: OSError) -> None:
         """Repeat the round later, unless the error took the log offline."""
-        if self._is_offline():
+        if self._owner.failure is not None:
             return
         if log.failure is not None or not is_transient(error):
-            self._on_failure(error)
+            self._owner.sync_failed(error)
             return
         ends_at = self._machine.log_end_offset
         self._refusal.record(error, ends_at=ends_at, now_ms=loop_ms())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from msgspec import structs
 
@@ -41,15 +41,14 @@ from oncelog.actors.protocol.messages.replication import (
     VoteReply,
     VoteRequest,
 )
-from oncelog.actors.protocol.partition.following import ReplicateVerdict
 from oncelog.actors.protocol.partition.quorum_replication import QuorumReplication
+from oncelog.actors.protocol.partition.replication import LeaderReplication, ReplicationSettings
 from oncelog.actors.replica.data_directory import read_voter_state, write_voter_state
-from oncelog.actors.replica.follower_log import NOT_NOW
+from oncelog.actors.replica.events import ReplicaEvents
 from oncelog.actors.replica.maintenance import Maintenance
 from oncelog.actors.replica.opening import ExpectedLog
 from oncelog.actors.replica.replica import Replica
-from oncelog.actors.replica.replica_log import AppendOutcome
-from oncelog.actors.replica.replicator import Replicator
+from oncelog.actors.replica.replica_log import NOT_NOW, ReplicaLog, ReplicaRole
 from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
@@ -69,24 +68,24 @@ _ANOTHER: Final = 0
 """Placeholder for the leader at a copy: no broker has this number; a push names the real one."""
 
 
-class MetadataLog(Replica):
+class MetadataRole(ReplicaRole):
     """The metadata log, at the controller or a copy; ``state`` is in the voter file."""
 
-    def __init__(self, *, filesystem: FileSystem, **arguments: Any) -> None:
-        super().__init__(filesystem=filesystem, **arguments)
+    def __init__(self, replica: Replica, filesystem: FileSystem) -> None:
+        self.replica = replica
         self._filesystem = filesystem
-        self._data_dir = own_directory(self.config.data_dir)
+        self._data_dir = own_directory(replica.config.data_dir)
 
     def position(self) -> LogPosition:
         """The end and last epoch of the log, by which voters compare logs."""
-        machine = self.machine
+        machine = self.replica.machine
         epoch = epoch_span(machine.leader_epochs.entries, machine.log_end_offset - 1)[0]
         return LogPosition(NO_LEADER_EPOCH if epoch is None else epoch, machine.log_end_offset)
 
     async def electorate_in_log(self) -> Electorate:
         """The voters and disks in the log; none without a cluster. OSError, CorruptDataError."""
         found = Electorate()
-        async for batch in self.replay_in_slices():
+        async for batch in self.replica.replay_in_slices():
             found = electorate_in((record.value for record in batch.records), found)
         return found
 
@@ -104,7 +103,7 @@ class MetadataLog(Replica):
             self._filesystem.remove(path)
 
         try:
-            await self.run_in_thread(attempt)
+            await self.replica.run_in_thread(attempt)
         except OSError as error:
             _logger.warning("%s cannot be written to: %s", self._data_dir, error)
             return False
@@ -112,14 +111,16 @@ class MetadataLog(Replica):
 
     async def write_state(self, state: VoterState) -> None:
         """Write the voter file, durably. OSError."""
-        await self.run_in_thread(lambda: write_voter_state(self._filesystem, self._data_dir, state))
+        await self.replica.run_in_thread(
+            lambda: write_voter_state(self._filesystem, self._data_dir, state)
+        )
 
 
-class MetadataReplica(MetadataLog):
-    """The controller's replica; ``voters`` are known before it begins to lead."""
+class MetadataLeader(MetadataRole):
+    """The controller's role; ``voters`` are known before it begins to lead."""
 
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
+    def __init__(self, replica: Replica, filesystem: FileSystem) -> None:
+        super().__init__(replica, filesystem)
         self.voters: tuple[int, ...] = ()
         self.disks: Disks = {}
         """Broker → disk, by the log: answers from other disks do not count."""
@@ -128,46 +129,32 @@ class MetadataReplica(MetadataLog):
     @property
     def quorum(self) -> QuorumReplication | None:
         """The replication of the current epoch, while it leads."""
-        replicator = self.replicator
+        replicator = self.replica.replicator
         found = None if replicator is None else replicator.replication
         return found if isinstance(found, QuorumReplication) else None
 
-    def _begin_replication(self) -> None:
-        """See ``Replica``; if the log names no voters yet, its founder is the only one."""
-        self.voters = self.voters or (self.broker_id,)
-        replicator = Replicator(
-            QuorumReplication(
-                self.machine,
-                voters=self.voters,
-                leader_epoch=self.leader_epoch,
-                broker_id=self.broker_id,
-                synced_end_offset=self._synced_offset,
-                now_ms=loop_ms(),
-                disks=self.disks,
-            ),
-            request_of=self._request_of,
-            send=self.send_push,
-            propose=self.propose_isr,
-            on_rise=self._on_rise,
-            on_loss=self._lose_leadership,
-            on_failure=self.on_bug,
-            counters=self.counters,
+    def replication(self, log: ReplicaLog, _settings: ReplicationSettings) -> LeaderReplication:
+        """See ``ReplicaRole``; if the log names no voters yet, its founder is the only one."""
+        broker_id = log.config.broker_id
+        self.voters = self.voters or (broker_id,)
+        return QuorumReplication(
+            log.machine,
+            voters=self.voters,
+            leader_epoch=log.leader_epoch,
+            broker_id=broker_id,
+            synced_end_offset=log.synced_offset,
+            now_ms=loop_ms(),
+            disks=self.disks,
         )
-        self.replicator = replicator
-        self._on_rise()
-        replicator.appended()
 
-    def append(self, records: Sequence[LogRecord], **arguments: Any) -> AppendOutcome:
-        """See ``ReplicaLog``; new voters are in force as soon as they are appended."""
-        outcome = super().append(records, **arguments)
-        if outcome.error is ErrorCode.NONE:
-            for record in records:
-                changed = decode_cluster_record(record.value or b"")
-                self._record_disks(changed)
-                if isinstance(changed, VotersChanged):
-                    self.voters = changed.voters
-                    self._recount()
-        return outcome
+    def appended(self, records: Sequence[LogRecord]) -> None:
+        """See ``ReplicaRole``; new voters are in force as soon as they are appended."""
+        for record in records:
+            changed = decode_cluster_record(record.value or b"")
+            self._record_disks(changed)
+            if isinstance(changed, VotersChanged):
+                self.voters = changed.voters
+                self._recount()
 
     def _record_disks(self, record: ClusterRecord) -> None:
         before = dict(self.disks)
@@ -183,10 +170,10 @@ class MetadataReplica(MetadataLog):
 
     async def keep_state(self) -> None:
         """Write down the epoch in which it leads, for the time when others have copies. OSError."""
-        state = self.load_state()
-        if state.epoch < self.leader_epoch:
-            state = with_epoch(state, self.leader_epoch)
-            await self.write_state(structs.replace(state, voted_for=self.broker_id))
+        state, replica = self.load_state(), self.replica
+        if state.epoch < replica.leader_epoch:
+            state = with_epoch(state, replica.leader_epoch)
+            await self.write_state(structs.replace(state, voted_for=replica.broker_id))
 
     def set_learners(self, learners: Iterable[int]) -> None:
         """Push to these as well, who have no vote yet."""
@@ -196,16 +183,19 @@ class MetadataReplica(MetadataLog):
             self._recount()
 
     def _recount(self) -> None:
-        quorum, replicator = self.quorum, self.replicator
+        quorum, replicator = self.quorum, self.replica.replicator
         if quorum is not None and replicator is not None:
             learners = [one for one in self._learners if one not in self.voters]
             if quorum.set_voters(self.voters, learners, loop_ms()):
-                self._on_rise()
+                self.replica.high_watermark_rose()
             replicator.appended()
 
 
-class MetadataCopy(MetadataLog):
-    """A broker's copy, which follows and votes. It stops before a controller starts there."""
+class MetadataCopy(MetadataRole):
+    """A broker's copy, and the role of its replica: it follows and votes.
+
+    It stops before a controller starts there.
+    """
 
     def __init__(
         self,
@@ -214,24 +204,26 @@ class MetadataCopy(MetadataLog):
         filesystem: FileSystem,
         clock: Clock,
         background: Background,
+        events: ReplicaEvents,
     ) -> None:
-        super().__init__(
+        replica = Replica(
             config=config,
             filesystem=filesystem,
             clock=clock,
             background=background,
+            events=events,
             epoch_source=self._known_epoch,
             log_source=self._expected,
+            new_role=lambda _replica: self,
         )
+        super().__init__(replica, filesystem)
         self.state = VoterState()
         self.disk = NO_DISK
         """The identity of its disk; the broker keeps it up to date."""
         self.electorate = Electorate()
         """The voters and disks in its log; empty while unknown."""
         self._turn = asyncio.Lock()
-        self._maintenance = Maintenance(
-            replica=self, clock=clock, on_failure=lambda bug: self.on_bug(bug)
-        )
+        self._maintenance = Maintenance(replica=replica, clock=clock, on_failure=events.on_bug)
 
     async def _expected(self) -> ExpectedLog:
         """A copy that knows any epoch must have a log."""
@@ -244,12 +236,14 @@ class MetadataCopy(MetadataLog):
             found = read_voter_state(self._filesystem, self._data_dir)
             if found is None:
                 # Without a file the log is the founder's, or empty.
-                found = VoterState(is_copied=self.log.log_end_offset == 0)
+                found = VoterState(is_copied=self.replica.log.log_end_offset == 0)
                 await self.write_state(found)
-            self.disk = self.directory.disk()
+            self.disk = self.replica.directory.disk()
             self.electorate = await self.electorate_in_log()
         except (OSError, CorruptDataError) as error:
-            self.refuse(f"cannot tell what {self._data_dir} voted, and who else may: {error}")
+            self.replica.go_offline(
+                f"cannot tell what {self._data_dir} voted, and who else may: {error}"
+            )
             return BecomeLeaderReply(error=ErrorCode.KAFKA_STORAGE_ERROR)
         self.state = found
         return BecomeLeaderReply(
@@ -263,9 +257,9 @@ class MetadataCopy(MetadataLog):
     async def vote(self, request: VoteRequest) -> VoteReply:
         """Answer a candidate."""
         async with self._turn:
-            if not self.is_following or self._is_cutting:
+            if not self.replica.is_following or self.replica.is_cutting:
                 return request.failed(NOT_NOW)
-            cluster_id = self.config.cluster_id
+            cluster_id = self.replica.config.cluster_id
             disk = self.electorate.disks.get(request.candidate, NO_DISK)
             vote = decide_vote(
                 self.state, self.position(), request, cluster_id=cluster_id, disk=disk
@@ -275,45 +269,47 @@ class MetadataCopy(MetadataLog):
             return structs.replace(vote.reply, disk=self.disk)
 
     async def replicate(self, request: ReplicateRequest) -> ReplicateReply:
-        """See ``FollowerLog``; a new epoch is written down first."""
+        """Take a push; a new epoch is written down first."""
         async with self._turn:
-            if not self.is_following or self._is_cutting:
+            if not self.replica.is_following or self.replica.is_cutting:
                 return ReplicateReply(error=NOT_NOW)
             if not await self._is_remembered(with_epoch(self.state, request.leader_epoch)):
                 return ReplicateReply(error=ErrorCode.KAFKA_STORAGE_ERROR)
-            return structs.replace(await super().replicate(request), disk=self.disk)
+            return structs.replace(await self.replica.replicate(request), disk=self.disk)
 
-    async def _follow(self, leadership: BecomeLeaderReply) -> None:
-        """See ``FollowerLog``."""
-        await super()._follow(leadership)
+    def follows(self) -> None:
+        """See ``ReplicaRole``."""
         self._maintenance.start()
 
-    def _append_pushed(self, batches: memoryview) -> None:
-        """See ``FollowerLog``; new voters are in force as soon as they are appended."""
-        try:
-            super()._append_pushed(batches)
-        finally:
-            for position, header in iterate_batches(batches):
-                batch = batches[position : position + header.size_bytes]
-                is_there = header.next_offset <= self.machine.log_end_offset
-                if is_there and not header.is_control:
-                    values = (record.value for record in decode_records(batch, header))
-                    self.electorate = electorate_in(values, self.electorate)
+    def pushed(self, batches: memoryview) -> None:
+        """See ``ReplicaRole``; new voters are in force as soon as they are appended."""
+        for position, header in iterate_batches(batches):
+            batch = batches[position : position + header.size_bytes]
+            is_there = header.next_offset <= self.replica.machine.log_end_offset
+            if is_there and not header.is_control:
+                values = (record.value for record in decode_records(batch, header))
+                self.electorate = electorate_in(values, self.electorate)
 
-    async def _cut(self, verdict: ReplicateVerdict) -> None:
-        """See ``FollowerLog``; then read the voters from what is left."""
+    def cut_begins(self) -> None:
+        """See ``ReplicaRole``; the voters are not known until the cut has ended."""
         self.electorate = Electorate()
-        await super()._cut(verdict)
+
+    async def cut_ended(self) -> None:
+        """See ``ReplicaRole``; read the voters from what is left."""
         try:
             self.electorate = await self.electorate_in_log()
         except OSError as error:
-            self._on_disk_failure("read the voters in", error)
+            self.replica.disk_failed("read the voters in", error)
             raise
 
-    async def stop(self, *, remove_data: bool = False) -> None:
+    async def start(self) -> None:
+        """See ``Replica``."""
+        await self.replica.start()
+
+    async def stop(self) -> None:
         """See ``Replica``."""
         await self._maintenance.stop()
-        await super().stop(remove_data=remove_data)
+        await self.replica.stop()
 
     async def _is_remembered(self, state: VoterState) -> bool:
         """Write down a new state; false on a disk error, and then nothing may be promised."""
@@ -322,11 +318,11 @@ class MetadataCopy(MetadataLog):
         try:
             await self.write_state(state)
         except OSError as error:
-            self._on_disk_failure("write the vote in", error)
+            self.replica.disk_failed("write the vote in", error)
             return False
-        if not self.is_following:
+        if not self.replica.is_following:
             return False
-        if state.epoch > self.machine.leader_epoch:
-            self.machine.become_follower(state.epoch)
+        if state.epoch > self.replica.machine.leader_epoch:
+            self.replica.machine.become_follower(state.epoch)
         self.state = state
         return True

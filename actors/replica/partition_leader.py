@@ -73,14 +73,23 @@ _ANY_AGE_MS: Final = 2**63 - 1
 
 
 class PartitionLeader:
-    """Serves produce, fetch, offsets and markers of one replica."""
+    """Serves produce, fetch, offsets and markers of one replica.
 
-    def __init__(self, *, replica: Replica, clock: Clock) -> None:
+    ``on_log_start_raised`` is called after records were deleted on request.
+    """
+
+    def __init__(
+        self,
+        *,
+        replica: Replica,
+        clock: Clock,
+        on_log_start_raised: Callable[[], None] = lambda: None,
+    ) -> None:
         self.replica = replica
         self._clock = clock
         self._early: defaultdict[int, dict[asyncio.Future[None], None]] = defaultdict(dict)
         """Producer id → waiting batches; dicts, so that they are woken in order of arrival."""
-        self.on_log_start_raised: Callable[[], None] = lambda: None
+        self._on_log_start_raised = on_log_start_raised
 
     # --- produce --------------------------------------------------------------------------
 
@@ -155,7 +164,7 @@ class PartitionLeader:
             if not verdict.is_early or not await self._predecessor(header, deadline_ms - loop_ms()):
                 break
         if verdict.needs_keys:
-            replica.on_newer_keys()
+            replica.events.refresh_keys_soon()
         if verdict.error is not ErrorCode.NONE:
             return AppendOutcome(error=verdict.error)
         batch = request.batch
@@ -287,7 +296,7 @@ class PartitionLeader:
         if replica.replicator is not None and not await replica.replicator.have_log_start(offset):
             # The next leader may not know the new log start.
             return request.failed(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        self.on_log_start_raised()
+        self._on_log_start_raised()
         return DeleteRecordsReply(log_start_offset=replica.machine.log_start_offset)
 
     async def configure(self, request: ConfigureRequest) -> ConfigureReply:

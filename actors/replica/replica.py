@@ -1,7 +1,7 @@
 """One replica of a partition: how it starts, becomes leader or follower, and stops.
 
-Every actor with a log has one. The leader role is in ``replica.log``, the follower role in
-``replica.follower_log``.
+Every actor with a log has one. ``replica_log`` has the log itself, ``replicator`` the calls of a
+leader, and ``follower`` the follower role.
 
 One file: each step of a start depends on the steps before it.
 """
@@ -16,20 +16,18 @@ from typing import Final
 
 from oncelog.actors.config import ReplicaConfig, TopicConfig, internal_topic_config
 from oncelog.actors.interfaces import Background, Clock
-from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.cluster.placement import min_insync_of
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.followers import Push
 from oncelog.actors.protocol.partition.replication import (
-    LeaderReplication,
-    PartitionAssignment,
     ReplicationSettings,
 )
 from oncelog.actors.protocol.tickets import NO_KEYS, ClusterKeys
 from oncelog.actors.replica.data_directory import MissingLogError
-from oncelog.actors.replica.follower_log import NOT_NOW, FollowerLog
+from oncelog.actors.replica.events import ReplicaEvents
+from oncelog.actors.replica.follower import Follower
 from oncelog.actors.replica.group_sync import DISK_RETRY_MS
 from oncelog.actors.replica.opening import (
     EPOCH_RETRY_MAX_MS,
@@ -40,6 +38,12 @@ from oncelog.actors.replica.opening import (
     ask_until_answered,
     is_leader,
     log_settings,
+)
+from oncelog.actors.replica.replica_log import (
+    NOT_NOW,
+    ReplicaLog,
+    ReplicaRole,
+    assignment_of,
 )
 from oncelog.actors.replica.replicator import Replicator
 from oncelog.storage.disk.disk_errors import is_transient
@@ -78,13 +82,14 @@ START_RETRY_MAX_MS: Final = 10_000
 """Maximum back-off of a start after transient disk errors, such as a full disk."""
 
 
-class Replica(FollowerLog):
+class Replica(ReplicaLog):
     """The log of one partition with its directory and its role.
 
     ``epoch_source`` asks for the replica's role, given the newest epoch that it knows; it is asked
     until it answers ``NONE``. ``log_source`` asks the controller what log to expect; it gives
     ``None`` if there is no answer, and is None itself for a log that no controller knows.
-    ``beginning_source`` asks whether the replica may begin a log for a topic id. ``opener`` runs
+    ``beginning_source`` asks whether the replica may begin a log for a topic id. ``new_role`` makes
+    what the kind of log adds. ``opener`` runs
     work that may take minutes, so that it does not delay syncs of other logs.
     """
 
@@ -95,18 +100,22 @@ class Replica(FollowerLog):
         filesystem: FileSystem,
         clock: Clock,
         background: Background,
+        events: ReplicaEvents,
         epoch_source: Callable[[int], Awaitable[BecomeLeaderReply]],
         log_source: Callable[[], Awaitable[ExpectedLog | None]] | None = None,
         beginning_source: Callable[[str], Awaitable[BecomeLeaderReply]] | None = None,
         opener: Background | None = None,
+        new_role: Callable[[Replica], ReplicaRole] = lambda _replica: ReplicaRole(),
     ) -> None:
-        super().__init__(config=config, background=background)
+        super().__init__(config=config, background=background, events=events)
         self._opener = opener or background
         self.broker_id = config.broker_id
         self.directory = ReplicaDirectory(
             config=config, filesystem=filesystem, clock=clock, machine=self.machine
         )
         self.keys = NO_KEYS
+        self.role = new_role(self)
+        self.follower = Follower(self, self.role)
         self._epoch_source = epoch_source
         self._log_source = log_source
         self._beginning_source = beginning_source
@@ -119,6 +128,15 @@ class Replica(FollowerLog):
         self._settings_version = 0
 
     # --- state ----------------------------------------------------------------------------
+
+    @property
+    def is_following(self) -> bool:
+        """Whether it takes pushes of a leader."""
+        return self.follower.is_following
+
+    def upkeep_error(self) -> ErrorCode:
+        """See ``ReplicaLog``; a follower maintains its log too."""
+        return ErrorCode.NONE if self.is_following and not self.is_cutting else self.availability()
 
     def describe(self, process_id: int) -> DescribeReplicaReply:
         """Describe bounds, role and process, for people, metrics and fault tests."""
@@ -170,7 +188,7 @@ class Replica(FollowerLog):
         if not await self._manage("open", self._open):
             return
         await self._until_elected()
-        self._end_following()
+        self.follower.end()
         self._check_epoch()
         if not await self._manage("write the leader epoch in", self._begin_epoch):
             return
@@ -192,18 +210,18 @@ class Replica(FollowerLog):
                 continue
             self.leadership = told
             if is_leader(told, self.broker_id) or not self._may_go_on():
-                self._end_following()
+                self.follower.end()
                 return
             if told.leader_epoch < self._newest_epoch():
                 return
-            follow = functools.partial(self._follow, self.leadership)
+            follow = functools.partial(self.follower.follow, self.leadership)
             if not await self._manage("follow a leader in", follow):
                 return
             self.configure(self.leadership.settings, self.leadership.settings_version)
-            self.on_following()
+            self.events.start_upkeep()
             # If there is a leader, the controller announces the next one; if not, ask again.
             has_leader = self.leadership.leader >= 0
-            elected = await self._election(None if has_leader else LEADERLESS_ASK_MS)
+            elected = await self.follower.election(None if has_leader else LEADERLESS_ASK_MS)
             if elected is not None:
                 self.leadership = elected
                 return
@@ -218,27 +236,9 @@ class Replica(FollowerLog):
 
     def _begin_replication(self) -> None:
         """Replicate to followers from now on, if there are any; commit what is synced."""
-        assignment = assignment_of(self.leadership, self.broker_id)
-        replication = LeaderReplication(
-            self.machine,
-            assignment,
-            broker_id=self.broker_id,
-            synced_end_offset=self._synced_offset,
-            settings=self._replication_settings(),
-            # The time matters only for followers.
-            now_ms=loop_ms() if len(assignment.replicas) > 1 else 0,
-        )
-        self.replicator = Replicator(
-            replication,
-            counters=self.counters,
-            request_of=self._request_of,
-            send=self.send_push,
-            propose=self.propose_isr,
-            on_rise=self._on_rise,
-            on_loss=self._lose_leadership,
-            on_failure=self.on_bug,
-        )
-        self._on_rise()
+        replication = self.role.replication(self, self._replication_settings())
+        self.replicator = Replicator(replication, log=self, events=self.events)
+        self.high_watermark_rose()
         self.replicator.appended()
 
     @property
@@ -254,7 +254,7 @@ class Replica(FollowerLog):
             lag_max_ms=self.config.cluster.replica_lag_time_max_ms,
         )
 
-    def _request_of(self, push: Push) -> ReplicateRequest | None:
+    def request_of(self, push: Push) -> ReplicateRequest | None:
         """A push with its batches; ``None`` if they cannot be read now."""
         batches: Buffer = b""
         log_end_offset = self.machine.log_end_offset
@@ -288,21 +288,21 @@ class Replica(FollowerLog):
         )
 
     async def replicate(self, request: ReplicateRequest) -> ReplicateReply:
-        """See ``FollowerLog``; a push of a newer epoch deposes this leader."""
+        """Take a push of the leader; one of a newer epoch deposes this replica."""
         if self.replicator is None:
             if request.settings_version > self._settings_version:
-                self.on_newer_settings()
-            return await super().replicate(request)
+                self.events.refresh_settings_soon()
+            return await self.follower.replicate(request)
         is_ours = request.topic_id == self.leadership.topic_id
         if is_ours and request.leader_epoch > self.leader_epoch:
-            self._lose_leadership()
+            self.lose_leadership()
         return ReplicateReply(error=NOT_NOW)
 
     def learn_leadership(self, leadership: BecomeLeaderReply) -> ErrorCode:
         """Take the controller's news of leader and ISR."""
         replicator = self.replicator
         if replicator is None:
-            return super().learn_leadership(leadership)
+            return self.follower.learn_leadership(leadership)
         if leadership.topic_id != self.leadership.topic_id:
             return ErrorCode.UNKNOWN_TOPIC_ID
         if leadership.leader_epoch < self.leader_epoch:
@@ -334,11 +334,13 @@ class Replica(FollowerLog):
             is_confirmed = False
         return ErrorCode.NONE if is_confirmed else ErrorCode.NOT_LEADER_OR_FOLLOWER
 
-    def _lose_leadership(self) -> None:
+    def lose_leadership(self) -> None:
         """Another leads, or may: answer all waiters and restart."""
         epoch = self.leader_epoch
         self._end_leading(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        self.on_loss(f"{self.topic_partition} was led in epoch {epoch}, and a newer one was given")
+        self.events.end_for_another(
+            f"{self.topic_partition} was led in epoch {epoch}, and a newer one was given"
+        )
 
     async def _manage(self, doing: str, attempt: Callable[[], Awaitable[None]]) -> bool:
         """Retry ``attempt`` until it succeeds; false if the replica goes offline or is stopped."""
@@ -349,12 +351,12 @@ class Replica(FollowerLog):
                 self.waits_for = ""
                 return self._may_go_on()
             except CorruptDataError as error:
-                self._go_offline(f"cannot {doing} {self.directory.path}: {error}")
+                self.go_offline(f"cannot {doing} {self.directory.path}: {error}")
             except OSError as error:
                 log = self._log
                 is_lost = log is not None and log.failure is not None
                 if is_lost or not is_transient(error):
-                    self._on_disk_failure(doing, error)
+                    self.disk_failed(doing, error)
                     continue
                 self.failure = None
                 self.waits_for = f"cannot {doing} {self.directory.path} yet: {error}"
@@ -366,10 +368,6 @@ class Replica(FollowerLog):
     async def _open(self) -> None:
         await self._take_directory()
         await self._use(lambda: self.directory.open(self.topic))
-
-    def refuse(self, reason: str) -> None:
-        """Go offline: the log is not what it should be."""
-        self._go_offline(reason)
 
     async def _take_directory(self) -> None:
         """Lock the directory and claim it for this topic, once the log is known to be there.
@@ -395,7 +393,7 @@ class Replica(FollowerLog):
             except MissingLogError as missing:
                 self.directory.release()
                 if self.failure != str(missing):
-                    self._go_offline(str(missing))
+                    self.go_offline(str(missing))
             except DirectoryRemovedError as removed:
                 removals += 1
                 if removals > REMOVALS_MAX:
@@ -449,7 +447,7 @@ class Replica(FollowerLog):
             return
         newest = self._newest_epoch()
         if self.leader_epoch <= newest:
-            self._go_offline(
+            self.go_offline(
                 f"{self.directory.path} was led in epoch {newest}, and the controller gave "
                 f"{self.leader_epoch}: its metadata log is an older copy, or another cluster's"
             )
@@ -491,10 +489,9 @@ class Replica(FollowerLog):
     def halt(self) -> None:
         """Stop leading and following: accept nothing from now on, and end ``start`` early."""
         self._is_stopped = True
-        self._end_following()
+        self.follower.end()
         self._end_leading(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        if self._elected is not None:
-            self._elected.cancel()
+        self.follower.end_election()
 
     async def stop(self, *, remove_data: bool = False) -> None:
         """Stop leading, flush, write the snapshot and the clean-shutdown file, release the lock.
@@ -516,15 +513,5 @@ class Replica(FollowerLog):
                     await self.directory.forget()
                     await self._background.run(self.directory.remove)
             except (OSError, CorruptDataError) as error:
-                self._go_offline(f"cannot close {self.directory.path}: {error}")
+                self.go_offline(f"cannot close {self.directory.path}: {error}")
             self.directory.release()
-
-
-def assignment_of(leadership: BecomeLeaderReply, broker_id: int) -> PartitionAssignment:
-    """What ``leadership`` says of replicas; the only one is that of ``broker_id``."""
-    return PartitionAssignment(
-        leader_epoch=leadership.leader_epoch,
-        partition_version=leadership.partition_version,
-        replicas=leadership.replicas or (broker_id,),
-        isr=leadership.isr or (broker_id,),
-    )

@@ -1,12 +1,12 @@
-"""A log and its machine in the leader role: append, wait until durable, read back.
+"""A log and its machine: append, wait until durable, cut, read back.
 
 Rules: a batch is checked, written and applied in one turn of the event loop, without a wait. The
 high watermark, and so every acknowledgement and every read, covers only what is on disk: see
 ``group_sync``. A failed write or sync takes the replica offline, since it is unknown what reached
 the disk, unless the error is transient (``storage.disk.disk_errors``). ``replica`` has start and
-stop.
+stop, and ``ReplicaRole`` what a kind of log adds.
 
-One file: appends, their waiters and the readers depend on one order of events.
+One file: appends, cuts, their waiters and the readers depend on one order of events.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import functools
 import logging
 from bisect import insort
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import Final, NamedTuple
 
@@ -27,11 +27,16 @@ from oncelog.actors.process.background import resolve_future
 from oncelog.actors.process.clock import loop_ms, monotonic_s
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.invariants import invariant
-from oncelog.actors.protocol.messages.cluster import AlterIsrReply, BecomeLeaderReply
+from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import TxnMarker
-from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
-from oncelog.actors.protocol.partition.followers import IsrProposal
+from oncelog.actors.protocol.partition.following import ReplicateVerdict
 from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
+from oncelog.actors.protocol.partition.replication import (
+    LeaderReplication,
+    PartitionAssignment,
+    ReplicationSettings,
+)
+from oncelog.actors.replica.events import ReplicaEvents
 from oncelog.actors.replica.group_sync import DiskRefusal, GroupSync
 from oncelog.actors.replica.observations import FoundDamage, ReplicaCounters
 from oncelog.actors.replica.opening import (
@@ -53,19 +58,17 @@ from oncelog.storage.model import (
     AppendOrigin,
     TopicPartition,
 )
-from oncelog.storage.records.batch import BatchHeader, Buffer, parse_header
+from oncelog.storage.records.batch import BatchHeader, Buffer, iterate_batches, parse_header
 from oncelog.storage.records.codec import encode_records
-from oncelog.storage.records.control import ControlRecord, encode_marker
+from oncelog.storage.records.control import ControlRecord, decode_control, encode_marker
 
 _logger = logging.getLogger(__name__)
 
+NOT_NOW: Final = ErrorCode.NOT_LEADER_OR_FOLLOWER
+"""The answer to a push while the replica does not follow."""
+
 REPLAY_SLICE_BYTES: Final = 65_536
 """Bytes decoded in one turn of the event loop: some milliseconds."""
-
-SendPush = Callable[[int, ReplicateRequest], Awaitable[ReplicateReply]]
-"""Sends a push to the follower on a broker."""
-
-ProposeIsr = Callable[[IsrProposal], Awaitable[AlterIsrReply]]
 
 _NEXT_OFFSET: Final = itemgetter(0)
 
@@ -83,19 +86,54 @@ class AppendOutcome(NamedTuple):
     """Whether the producer should renew its plain ticket."""
 
 
+class ReplicaRole:
+    """What a kind of log adds to leading and following; these defaults are a partition's."""
+
+    def replication(self, log: ReplicaLog, settings: ReplicationSettings) -> LeaderReplication:
+        """Replication to followers, in the epoch in which ``log`` begins to lead."""
+        broker_id = log.config.broker_id
+        assignment = assignment_of(log.leadership, broker_id)
+        return LeaderReplication(
+            log.machine,
+            assignment,
+            broker_id=broker_id,
+            synced_end_offset=log.synced_offset,
+            settings=settings,
+            # The time matters only for followers.
+            now_ms=loop_ms() if len(assignment.replicas) > 1 else 0,
+        )
+
+    def appended(self, records: Sequence[LogRecord]) -> None:
+        """A leader has appended records of a coordinator."""
+
+    def follows(self) -> None:
+        """The replica follows from now on."""
+
+    def pushed(self, batches: memoryview) -> None:
+        """A follower has appended these batches, or those before a failed one."""
+
+    def cut_begins(self) -> None:
+        """A follower is about to cut its log."""
+
+    async def cut_ended(self) -> None:
+        """A follower has cut its log. OSError, CorruptDataError: it takes no push."""
+
+
 class ReplicaLog:
     """The log of one partition, its machine, and those who wait for it.
 
-    ``failure`` says why it is offline. ``on_bug`` ends the process. So do ``on_restart``, if the
-    replica is offline for a transient reason, and ``on_loss``, if another leads. ``send_push`` and
-    ``propose_isr`` make calls, and never raise for a lost one. Opening the log sets ``_log``,
-    ``_is_leading`` and ``leadership``.
+    ``failure`` says why it is offline. Opening the log sets ``_log``, ``_is_leading`` and
+    ``leadership``.
     """
 
     directory: ReplicaDirectory
+    role: ReplicaRole
 
-    def __init__(self, *, config: ReplicaConfig, background: Background) -> None:
+    def __init__(
+        self, *, config: ReplicaConfig, background: Background, events: ReplicaEvents
+    ) -> None:
         self.config = config
+        self.events = events
         self.topic_partition = TopicPartition(config.topic, config.partition)
         self.machine = PartitionMachine(self.topic_partition)
         self.topic = TopicConfig()
@@ -104,34 +142,27 @@ class ReplicaLog:
         self.damage = FoundDamage(self.topic_partition)
         self.refusal = DiskRefusal()
         self.counters = ReplicaCounters()
-        self.on_newer_keys: Callable[[], None] = lambda: None
-        self.on_newer_settings: Callable[[], None] = lambda: None
-        self.on_bug: Callable[[BaseException], None] = _raise
-        self.on_restart: Callable[[str], None] = lambda _reason: None
-        self.on_loss: Callable[[str], None] = lambda _reason: None
-        self.on_following: Callable[[], None] = lambda: None
-        self.send_push: SendPush = _refuse_push
-        self.propose_isr: ProposeIsr = _change_nothing
         self.restarts_itself = False
         self._background = background
         self._log: PartitionLog | None = None
         self._is_leading = False
+        self.is_cutting = False
         self._waiters = ReplicaWaiters()
         self._sync_waiters = ReplicaWaiters()
         """Pushes that wait for a sync before they are answered."""
         self.replicator: Replicator | None = None
         """The replication to its followers, while it leads."""
-        self._synced_offset = 0
+        self.synced_offset = 0
         """Exclusive."""
+        self._kept_log_start = 0
+        """The log start that is durable; one found at start may be only in the page cache."""
         self._sync = GroupSync(
             machine=self.machine,
             background=background,
-            on_synced=self._on_synced,
+            log=self,
+            events=events,
             durations=self.counters.sync_durations,
             refusal=self.refusal,
-            on_failure=functools.partial(self._on_disk_failure, "sync"),
-            on_bug=lambda bug: self.on_bug(bug),
-            is_offline=lambda: self.failure is not None,
         )
 
     # --- state ----------------------------------------------------------------------------
@@ -158,7 +189,8 @@ class ReplicaLog:
         """``NONE`` if maintenance may work on the log, in any role."""
         return self.availability()
 
-    def _go_offline(self, reason: str) -> None:
+    def go_offline(self, reason: str) -> None:
+        """Accept nothing from now on, as the log is not what it should be; answer all waiters."""
         _logger.error("%s is offline: %s", self.topic_partition, reason)
         self.failure = reason
         self._end_leading(ErrorCode.KAFKA_STORAGE_ERROR)
@@ -172,19 +204,19 @@ class ReplicaLog:
         self._waiters.fail_all(error)
         self._sync_waiters.fail_all(error)
 
-    def _on_disk_failure(self, doing: str, error: OSError) -> None:
+    def disk_failed(self, doing: str, error: OSError) -> None:
         """Go offline after a disk error; request a restart if that can help."""
         if self.failure is not None:
             return
-        self._go_offline(f"cannot {doing} {self.directory.path}: {error}")
+        self.go_offline(f"cannot {doing} {self.directory.path}: {error}")
         if is_transient(error):
             self.restarts_itself = True
-            self.on_restart(f"cannot {doing} {self.directory.path}: {error}")
+            self.events.restart_later(f"cannot {doing} {self.directory.path}: {error}")
 
-    def _on_disk_refusal(self, doing: str, error: OSError) -> None:
+    def disk_refused(self, doing: str, error: OSError) -> None:
         """Log a disk error of work that is retried; give up only if the log is offline."""
         if self._log is None or self._log.failure is not None or not is_transient(error):
-            self._on_disk_failure(doing, error)
+            self.disk_failed(doing, error)
         else:
             _logger.warning(
                 "%s: cannot %s %s: %s", self.topic_partition, doing, self.directory.path, error
@@ -238,7 +270,7 @@ class ReplicaLog:
             now_ms=now_ms,
         )
         if verdict.needs_keys:
-            self.on_newer_keys()
+            self.events.refresh_keys_soon()
         if verdict.error is not ErrorCode.NONE:
             return AppendOutcome(error=verdict.error)
         if verdict.duplicate_base_offset is not None:
@@ -248,7 +280,10 @@ class ReplicaLog:
                 next_offset=verdict.duplicate_next_offset,
                 is_duplicate=True,
             )
-        return self.write(batch, header, None, now_ms=now_ms, is_awaited=is_awaited)
+        outcome = self.write(batch, header, None, now_ms=now_ms, is_awaited=is_awaited)
+        if outcome.error is ErrorCode.NONE:
+            self.role.appended(records)
+        return outcome
 
     def append_marker(
         self, marker: TxnMarker, coordinator_epoch: int, now_ms: int
@@ -299,7 +334,7 @@ class ReplicaLog:
                 index_if_aborted(log, completed)
         except OSError as error:
             if log.failure is not None:
-                self._on_disk_failure("write to", error)
+                self.disk_failed("write to", error)
             else:
                 self.refusal.record(error, ends_at=base_offset + 1, now_ms=loop_ms())
             return AppendOutcome(error=ErrorCode.KAFKA_STORAGE_ERROR)
@@ -327,16 +362,104 @@ class ReplicaLog:
         if log.needs_roll(size_bytes, header.max_timestamp_ms, now_ms, last_offset_delta=delta):
             log.roll(self.machine.snapshot())
 
+    # --- pushes of a leader ---------------------------------------------------------------
+
+    def append_pushed(self, batches: memoryview) -> None:
+        """Append whole batches as they are. OSError: those before the failed one are appended."""
+        size_bytes = 0
+        try:
+            for position, header in iterate_batches(batches):
+                batch = batches[position : position + header.size_bytes]
+                self._roll_if_needed(len(batch), header, header.max_timestamp_ms)
+                self.log.append_as_is(batch, header)
+                control = decode_control(batch, header) if header.is_control else None
+                index_if_aborted(self.log, self.machine.apply(header, control))
+                size_bytes += len(batch)
+        finally:
+            if size_bytes:
+                self.counters.replicated_bytes += size_bytes
+                self._sync.request(self.log, size_bytes, is_awaited=self.topic.flush != "os")
+
+    async def cut(self, verdict: ReplicateVerdict) -> None:
+        """Cut the log and rebuild the machine from what is left, durably.
+
+        OSError: the replica is offline until it has restarted.
+        """
+        log, epoch = self.log, self.machine.leader_epoch
+        _logger.warning(
+            "%s cuts its log at %d, which ended at %d: it conflicts with the leader's",
+            self.topic_partition,
+            max(verdict.restart_offset, verdict.truncate_offset),
+            log.log_end_offset,
+        )
+        self.counters.follower_cuts += 1
+
+        def cut() -> None:
+            if verdict.restart_offset != NO_OFFSET:
+                log.restart_at(verdict.restart_offset)
+            if verdict.truncate_offset != NO_OFFSET:
+                log.truncate_to(verdict.truncate_offset)
+            self.directory.rebuild(log)
+
+        self.is_cutting = True
+        try:
+            await self._sync.drain()
+            self.refuse_pushes()
+            # Nothing counts as synced until the cut is done.
+            self.synced_offset = self._kept_log_start = 0
+            await self.run_in_thread(cut)
+        except OSError as error:
+            # Log and machine may differ now: only a restart makes them equal again.
+            self.disk_failed("cut", error)
+            raise
+        finally:
+            self.is_cutting = False
+        if self._log is log:
+            self.machine.become_follower(epoch)
+            self._sync.begin(log)
+
+    async def until_synced(self, offset: int) -> ErrorCode:
+        """Wait until everything below ``offset`` (exclusive) is synced."""
+        if self.synced_offset >= offset:
+            return ErrorCode.NONE
+        waiter: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
+        self._sync_waiters.when_committed(offset, lambda error: resolve_future(waiter, error))
+        return await waiter
+
+    async def keep_bounds(self) -> ErrorCode:
+        """Keep the leader's log start and high watermark for the next start.
+
+        On ``NONE`` the log start is durable: records count as deleted once all in-sync replicas
+        hide them, and none of these may lead with a lower log start after a power loss.
+        """
+        self.log.high_watermark = self.machine.high_watermark
+        log_start_offset = self.machine.log_start_offset
+        if log_start_offset <= self._kept_log_start:
+            return ErrorCode.NONE
+        error = await self.raise_log_start(log_start_offset)
+        if error is ErrorCode.NONE and self.log.log_start_offset >= log_start_offset:
+            self._kept_log_start = max(self._kept_log_start, log_start_offset)
+        return error
+
+    def refuse_pushes(self) -> None:
+        """Answer the pushes that wait for a sync: this replica does not follow now."""
+        self._sync_waiters.fail_all(NOT_NOW)
+
     # --- group sync -----------------------------------------------------------------------
 
-    def _on_synced(self, offset: int) -> None:
-        self._synced_offset = max(self._synced_offset, offset)
+    def synced(self, offset: int) -> None:
+        """Everything below ``offset`` (exclusive) is synced."""
+        self.synced_offset = max(self.synced_offset, offset)
         self._sync_waiters.release(offset)
         if self.replicator is not None:
             self.replicator.synced(offset)
 
-    def _on_rise(self) -> None:
-        """The high watermark has risen: answer waiters and wake readers."""
+    def sync_failed(self, error: OSError) -> None:
+        """Go offline: a sync has failed."""
+        self.disk_failed("sync", error)
+
+    def high_watermark_rose(self) -> None:
+        """Answer waiters and wake readers."""
         high_watermark = self.machine.high_watermark
         if self._log is not None:
             self._log.high_watermark = high_watermark
@@ -416,7 +539,7 @@ class ReplicaLog:
                 return ErrorCode.NOT_LEADER_OR_FOLLOWER
             log.mark_synced(point)
         except OSError as failure:
-            self._on_disk_refusal("sync", failure)
+            self.disk_refused("sync", failure)
             return ErrorCode.KAFKA_STORAGE_ERROR
         return self.upkeep_error()
 
@@ -443,7 +566,7 @@ class ReplicaLog:
             if not self.log.advance_log_start(offset):
                 return ErrorCode.NONE
         except OSError as error:
-            self._on_disk_refusal("write to", error)
+            self.disk_refused("write to", error)
             return ErrorCode.KAFKA_STORAGE_ERROR
         self.machine.advance_log_start(offset)
         # The last stable offset may have risen: a transaction may have lost its first batches.
@@ -462,7 +585,7 @@ class ReplicaLog:
     def check_log(self) -> None:
         """Go offline if the log is: background work has met a disk error."""
         if self._log is not None and self._log.failure is not None and self.failure is None:
-            self._on_disk_failure("use", self._log.failure)
+            self.disk_failed("use", self._log.failure)
 
     async def run_in_thread(self, work: Callable[[], ResultT]) -> ResultT:
         """Run file work beside the event loop; return its result or raise its error."""
@@ -490,16 +613,14 @@ class ReplicaLog:
                     raise OSError(errno.EBADF, "the log is closed")
 
 
-def _raise(bug: BaseException) -> None:
-    raise bug
-
-
-async def _refuse_push(_broker_id: int, _request: ReplicateRequest) -> ReplicateReply:
-    return ReplicateReply(error=ErrorCode.NETWORK_EXCEPTION)
-
-
-async def _change_nothing(_proposal: IsrProposal) -> AlterIsrReply:
-    return AlterIsrReply(error=ErrorCode.NETWORK_EXCEPTION)
+def assignment_of(leadership: BecomeLeaderReply, broker_id: int) -> PartitionAssignment:
+    """What ``leadership`` says of replicas; the only one is that of ``broker_id``."""
+    return PartitionAssignment(
+        leader_epoch=leadership.leader_epoch,
+        partition_version=leadership.partition_version,
+        replicas=leadership.replicas or (broker_id,),
+        isr=leadership.isr or (broker_id,),
+    )
 
 
 class ReplicaWaiters:

@@ -8,12 +8,11 @@ one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Callable
+from typing import Final, Protocol
 
 from oncelog.actors.process.background import OwnTasks, resolve_future
 from oncelog.actors.process.clock import loop_ms
-from oncelog.actors.protocol.messages.cluster import AlterIsrReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.followers import IsrProposal, Push
 from oncelog.actors.protocol.partition.replication import (
@@ -21,6 +20,7 @@ from oncelog.actors.protocol.partition.replication import (
     PartitionAssignment,
     ReplicationSettings,
 )
+from oncelog.actors.replica.events import ReplicaEvents
 from oncelog.actors.replica.observations import ReplicaCounters
 from oncelog.storage.errors import ErrorCode
 
@@ -28,34 +28,41 @@ SETTLING: Final = ErrorCode.NOT_LEADER_OR_FOLLOWER
 """The answer for a push whose batches cannot be read, so that it is retried."""
 
 
-class Replicator:
-    """The calls of one leader in one epoch; ``stop`` ends them.
+class LeaderLog(Protocol):
+    """The log that is replicated."""
 
-    ``request_of`` reads a push's batches; ``send`` and ``propose`` make calls and never raise for a
-    lost one. ``on_rise`` is called when the high watermark has risen or the ISR changed,
-    ``on_loss`` once, when another leads. ``counters`` counts events.
-    """
+    @property
+    def counters(self) -> ReplicaCounters:
+        """Counts what is pushed, and changes of the ISR."""
+        ...
+
+    def request_of(self, push: Push) -> ReplicateRequest | None:
+        """A push with its batches; ``None`` if they cannot be read now."""
+        ...
+
+    def high_watermark_rose(self) -> None:
+        """The high watermark has risen, or the ISR has changed."""
+        ...
+
+    def lose_leadership(self) -> None:
+        """Another leads; called once."""
+        ...
+
+
+class Replicator:
+    """The calls of one leader in one epoch, made through ``events``; ``stop`` ends them."""
 
     def __init__(
         self,
         replication: LeaderReplication,
         *,
-        counters: ReplicaCounters,
-        request_of: Callable[[Push], ReplicateRequest | None],
-        send: Callable[[int, ReplicateRequest], Awaitable[ReplicateReply]],
-        propose: Callable[[IsrProposal], Awaitable[AlterIsrReply]],
-        on_rise: Callable[[], None],
-        on_loss: Callable[[], None],
-        on_failure: Callable[[BaseException], None],
+        log: LeaderLog,
+        events: ReplicaEvents,
     ) -> None:
         self.replication = replication
-        self._counters = counters
-        self._request_of = request_of
-        self._send = send
-        self._propose = propose
-        self._on_rise = on_rise
-        self._on_loss = on_loss
-        self._tasks = OwnTasks(on_failure)
+        self._log = log
+        self._events = events
+        self._tasks = OwnTasks(events.on_bug)
         self._next: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_stopped = False
@@ -130,8 +137,8 @@ class Replicator:
     def _count_change_from(self, isr: frozenset[int]) -> bool:
         """Count and return whether the ISR has changed."""
         now = self.replication.in_sync.isr
-        self._counters.isr_shrinks += bool(isr - now)
-        self._counters.isr_expands += bool(now - isr)
+        self._log.counters.isr_shrinks += bool(isr - now)
+        self._log.counters.isr_expands += bool(now - isr)
         return now != isr
 
     def _on_progress(self, has_risen: bool) -> None:
@@ -140,7 +147,7 @@ class Replicator:
         if not self.replication.is_leading:
             self._lose()
         elif has_risen:
-            self._on_rise()
+            self._log.high_watermark_rose()
             # Tell followers soon: after an election their readers must not see less.
             self.appended()
 
@@ -151,7 +158,7 @@ class Replicator:
 
     def _lose(self) -> None:
         self.stop()
-        self._on_loss()
+        self._log.lose_leadership()
 
     def _go_on(self) -> None:
         """Make every call that is due now, and wake up when the next one is."""
@@ -173,17 +180,17 @@ class Replicator:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._go_on)
 
     async def _push(self, push: Push) -> None:
-        request = self._request_of(push)
+        request = self._log.request_of(push)
         reply = ReplicateReply(error=SETTLING)
         if request is not None:
-            self._counters.pushed_bytes += len(request.batches)
-            reply = await self._send(push.broker_id, request)
+            self._log.counters.pushed_bytes += len(request.batches)
+            reply = await self._events.send_push(push.broker_id, request)
         if not self._is_stopped:
             self._on_progress(self.replication.answered(push, reply, loop_ms()))
             self._wake_answers()
             self.appended()
 
     async def _make_proposal(self, proposal: IsrProposal) -> None:
-        reply = await self._propose(proposal)
+        reply = await self._events.propose_isr(proposal)
         if not self._is_stopped:
             self._change(lambda: self.replication.proposal_answered(reply, loop_ms()))

@@ -417,26 +417,25 @@ def _warn_insecure(address: ListenerAddress, error: Exception | str) -> None:
 
 
 class LocalTransport:
-    """Calls replicas in the actor ``name`` directly, and all others by ``others``.
+    """Calls replicas in the actor ``name`` by its ``dispatch``, and all others by ``others``.
 
     As with a remote call, the caller may give up while the call goes on.
     """
 
-    def __init__(self, name: str, others: Transport) -> None:
-        self.dispatch: Dispatch | None = None
-        """Set by the process once it can answer calls."""
+    def __init__(self, name: str, dispatch: Dispatch, others: Transport) -> None:
         self._name = name
+        self._dispatch = dispatch
         self._others = others
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def call(self, actor: str, request: Request[ReplyT], *, timeout_ms: int) -> ReplyT:
         """See ``Transport.call``."""
         name, _, key = actor.partition("/")
-        if name != self._name or self.dispatch is None:
+        if name != self._name:
             return await self._others.call(actor, request, timeout_ms=timeout_ms)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[ReplyT] = loop.create_future()
-        task = loop.create_task(self._answer(self.dispatch, key, request, answer))
+        task = loop.create_task(self._answer(key, request, answer))
         self._tasks.add(task)
         task.add_done_callback(functools.partial(self._answered, answer))
         timed_out = request.failed(ErrorCode.REQUEST_TIMED_OUT)
@@ -447,13 +446,9 @@ class LocalTransport:
             timer.cancel()
 
     async def _answer(
-        self,
-        dispatch: Dispatch,
-        key: str,
-        request: Request[ReplyT],
-        answer: asyncio.Future[ReplyT],
+        self, key: str, request: Request[ReplyT], answer: asyncio.Future[ReplyT]
     ) -> None:
-        resolve_future(answer, await dispatch.answer_here(key, request))
+        resolve_future(answer, await self._dispatch.answer_here(key, request))
 
     def _answered(self, answer: asyncio.Future[ReplyT], task: asyncio.Task[None]) -> None:
         """Pass a bug on to a caller that still waits."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
@@ -39,7 +39,7 @@ class Dispatch:
         self,
         server: object,
         *,
-        on_bug: Callable[[InvariantViolation], NoReturn],
+        on_bug: Callable[[InvariantViolation], None],
         reports: CallReports = NO_REPORTS,
         find: Callable[[str], object | None] | None = None,
     ) -> None:
@@ -73,6 +73,7 @@ class Dispatch:
             parts = message_codec.encode_in_parts(reply)
         except InvariantViolation as bug:
             self._on_bug(bug)
+            raise
         except Exception as error:
             _logger.exception("%r.%s raised", server, name)
             parts = (repr(error).encode(),)
@@ -89,6 +90,7 @@ class Dispatch:
             reply: ReplyT = await getattr(server, request.method)(request)
         except InvariantViolation as bug:
             self._on_bug(bug)
+            raise
         except Exception as error:
             _logger.exception("%r.%s raised", server, request.method)
             return request.failed(ErrorCode.UNKNOWN_SERVER_ERROR, repr(error))

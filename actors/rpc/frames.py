@@ -226,7 +226,9 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
             if self._large_filled == len(large):
                 # A claimed length costs the peer nothing: grow only as bytes arrive.
                 missing = self._large_length - len(large)
-                large += bytes(min(missing, max(len(large), FRAME_STEP_BYTES)))
+                # A new one: Python 3.10's TLS still has a view of the old one.
+                more = bytes(min(missing, max(len(large), FRAME_STEP_BYTES)))
+                self._large = large = large + more
             return memoryview(large)[self._large_filled :]
         return memoryview(self._buffer)[self._end :]
 

@@ -111,7 +111,7 @@ class PlainProducers:
             now_ms=self._clock.now_ms(),
         )
         if verdict is TicketVerdict.NEWER_KEY:
-            self._replica.on_newer_keys()
+            self._replica.events.refresh_keys_soon()
             return request.failed(
                 ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "the key of the ticket is not known yet"
             )

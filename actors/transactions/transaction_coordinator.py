@@ -24,6 +24,12 @@ from oncelog.actors.coordination.runtime import CoordinatorRuntime
 from oncelog.actors.interfaces import Clock, DriverWatch, Transport
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.clock import backoff_ms, loop_ms, monotonic_s
+from oncelog.actors.process.metrics import (
+    ACTIVE_TRANSACTIONAL_ID_COUNT,
+    TRANSACTIONAL_ID_COUNT,
+    Metric,
+    MetricSink,
+)
 from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
 from oncelog.actors.protocol.messages.cluster import TopicMetadata
@@ -112,7 +118,7 @@ class TransactionCoordinator:
             distributed_write_max_ms=cluster.distributed_write_max_ms,
             transactional_id_expiration_ms=cluster.transactional_id_expiration_ms,
         )
-        self._runtime = CoordinatorRuntime(
+        self.runtime = CoordinatorRuntime(
             replica=replica,
             clock=clock,
             apply=self.machine.ids.apply,
@@ -132,7 +138,7 @@ class TransactionCoordinator:
         self.end_durations = EndDurations()
         self._completions = TransactionCompletions(
             machine=self.machine,
-            runtime=self._runtime,
+            runtime=self.runtime,
             markers=MarkerSender(
                 transport=transport,
                 cluster=self._cluster,
@@ -173,11 +179,11 @@ class TransactionCoordinator:
                     return
         if await self.replica.all_committed() is not ErrorCode.NONE or self._is_stopped:
             return
-        self._runtime.is_loaded = True
+        self.runtime.is_loaded = True
         self._completions.resume()
         scans = TransactionScans(
             machine=self.machine,
-            runtime=self._runtime,
+            runtime=self.runtime,
             completions=self._completions,
             reservation=self._reservation,
             drivers=self._drivers,
@@ -190,8 +196,20 @@ class TransactionCoordinator:
     async def stop(self) -> None:
         """Stop sending markers and looking for timeouts; call it before the replica stops."""
         self._is_stopped = True
-        self._runtime.is_loaded = False
+        self.runtime.is_loaded = False
         await asyncio.gather(*self._tasks.cancel(), return_exceptions=True)
+
+    def gauges(self) -> Mapping[Metric, int]:
+        """How many ids there are, and how many have a transaction that is not complete."""
+        ids = self.machine.ids
+        return {
+            TRANSACTIONAL_ID_COUNT: len(ids),
+            ACTIVE_TRANSACTIONAL_ID_COUNT: len(ids.not_at_rest()),
+        }
+
+    def report_metrics(self, sink: MetricSink) -> None:
+        """Report how long the ends of transactions took."""
+        self.end_durations.report(sink, self.replica.broker_id)
 
     # --- requests -------------------------------------------------------------------------
 
@@ -199,7 +217,7 @@ class TransactionCoordinator:
         """Give a producer its id and epoch, durably; with a transactional id, fence others."""
         transactional_id = request.transactional_id
         if transactional_id is None:
-            error = self._runtime.unavailable()
+            error = self.runtime.unavailable()
             if error is not ErrorCode.NONE:
                 return request.failed(error)
             return await self._plain.identity(request)
@@ -256,7 +274,7 @@ class TransactionCoordinator:
             )
         self._learn_newer_keys()
         counts = {name: len(topic.partitions) for name, topic in topics.items()}
-        reply = await self._runtime.execute(
+        reply = await self.runtime.execute(
             request.transactional_id,
             lambda now_ms: self.machine.producers.decide_add_partitions(request, now_ms, counts),
             refused=request.failed,
@@ -271,7 +289,7 @@ class TransactionCoordinator:
             return request.failed(
                 ErrorCode.INVALID_GROUP_ID, f"group_id: give 1 to {GROUP_ID_MAX_BYTES} bytes"
             )
-        error = self._runtime.unavailable()
+        error = self.runtime.unavailable()
         if error is not ErrorCode.NONE:
             return request.failed(error)
         shard = shard_of(request.group_id, self.replica.leadership.offsets_partitions)
@@ -303,7 +321,7 @@ class TransactionCoordinator:
         counts = self._counts_ahead(request)
         await self._reservation.ensure()
         began_s = monotonic_s()
-        reply = await self._runtime.execute(
+        reply = await self.runtime.execute(
             transactional_id,
             lambda now_ms: self.machine.decide_end_txn(request, now_ms, held, counts),
             refused=request.failed,
@@ -365,7 +383,7 @@ class TransactionCoordinator:
         self, request: DescribeTransactionsRequest
     ) -> DescribeTransactionsReply:
         """Describe transactional ids of this shard."""
-        error = self._runtime.unavailable()
+        error = self.runtime.unavailable()
         if error is not ErrorCode.NONE:
             return request.failed(error)
         if request.transactional_ids is None:
@@ -401,7 +419,7 @@ class TransactionCoordinator:
         refusal = self._refusal(request.transactional_id)
         if refusal is not None:
             return request.failed(*refusal)
-        return await self._runtime.execute(
+        return await self.runtime.execute(
             request.transactional_id,
             lambda _now_ms: self.machine.operations.decide_delete(request),
             refused=request.failed,
@@ -418,7 +436,7 @@ class TransactionCoordinator:
         if refusal is not None:
             return request.failed(*refusal)
         await self._reservation.ensure()
-        reply = await self._runtime.execute(transactional_id, decide, refused=request.failed)
+        reply = await self.runtime.execute(transactional_id, decide, refused=request.failed)
         self._completions.ensure(transactional_id)
         return reply
 
@@ -427,7 +445,7 @@ class TransactionCoordinator:
         refusal = check_transactional_id(transactional_id)
         if refusal is not None:
             return refusal
-        error = self._runtime.unavailable()
+        error = self.runtime.unavailable()
         if error is not ErrorCode.NONE:
             return error, self.replica.failure or ""
         shard = shard_of(transactional_id, self.replica.leadership.transaction_state_partitions)
@@ -437,7 +455,7 @@ class TransactionCoordinator:
 
     def _learn_newer_keys(self) -> None:
         if self._cluster.cluster_key_version > self.replica.keys.version:
-            self.replica.on_newer_keys()
+            self.replica.events.refresh_keys_soon()
 
     def _with_tickets(
         self,

@@ -14,6 +14,7 @@ from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
 from oncelog.actors.protocol.tickets import ClusterKeys, issue_plain_ticket
+from oncelog.actors.replica.events import ReplicaEvents
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.disk.file_system import Buffer, RealFileHandle, RealFileSystem
 from oncelog.storage.errors import ErrorCode
@@ -211,6 +212,7 @@ def make_replica(data_dir: Path) -> Replica:
         filesystem=RealFileSystem(),
         clock=SystemClock(),
         background=ThreadBackground(),
+        events=ReplicaEvents(),
         epoch_source=epoch_source,
     )
 

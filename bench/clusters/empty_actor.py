@@ -18,7 +18,7 @@ class EmptyServer:
 class EmptyProcess(ActorProcess):
     """The process of an ``EmptyServer``."""
 
-    server_class = EmptyServer
+    answering = (EmptyServer,)
 
     def __init__(self) -> None:
         super().__init__(EmptyServer(), calls=CONNECTIONS)

@@ -19,7 +19,7 @@ from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.controller.broker_membership import BrokerNode
 from oncelog.actors.controller.replica_actors import FoundActor
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, Transport, actor_of
-from oncelog.actors.launch.assembly import Environment, server_of
+from oncelog.actors.launch.assembly import Environment, ReplicaServer, shell_of
 from oncelog.actors.launch.controller_server import ControllerServer
 from oncelog.actors.process.background import ThreadBackground
 from oncelog.actors.process.clock import SystemClock
@@ -147,9 +147,9 @@ class LocalCluster:
         """Start the server of one partition unless it runs."""
         name = actor_of(tp, broker_id)
         if name not in self.board.servers:
-            kind = server_of(tp.topic)
-            server = kind(self._replica_config(tp, broker_id), self._environment())
-            self.board.servers[name] = server
+            self.board.servers[name] = ReplicaServer(
+                self._replica_config(tp, broker_id), self._environment(), shell_of
+            )
 
     async def create_topic(self, name: str, partitions: int) -> None:
         """Make a topic."""

@@ -1,6 +1,6 @@
 """``./run`` answers a mistake, and a machine that lacks something, with one line.
 
-And the whole test succeeds when both of its halves do.
+And the whole test succeeds when all of its parts do.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ def test_without_a_python_the_answer_names_what_is_needed(bare):
     done = start(bare, "python")
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert "needs Python 3.10, 3.11 or 3.12 and found none" in done.stderr
+    assert "needs Python 3.10 to 3.14 and found none" in done.stderr
 
 
 def test_a_python_of_another_version_is_named_and_not_used(bare):
-    program(bare / "tools" / "python3", "echo 3.14 complete")
+    program(bare / "tools" / "python3", "echo 3.15 complete")
     done = start(bare, "python")
     assert done.returncode == 1
-    assert "found 3.14" in done.stderr
+    assert "found 3.15" in done.stderr
 
 
 def test_a_python_without_venv_is_answered_with_the_package_to_install(bare):
@@ -119,50 +119,87 @@ def test_without_arguments_the_commands_are_shown(bare):
 
 # --- the whole test ---------------------------------------------------------------------------
 
-REAL, SIMULATED, OTHERS = "= 1 of a real cluster =", "= 1 simulated =", "= 1 other ="
+REAL, NODES = "= 1 of a real cluster =", "= 1 of nodes of its own ="
+SIMULATED, OTHERS = "= 1 simulated =", "= 1 other ="
 FAILURES = "=== FAILURES ==="
 
 
-def whole_test(root, tmp_path, *, real=0, simulated=0, others=0):
+def function_of_run(root, name):
+    return re.search(rf"^{name}\(\).*?^}}$", (root / "run").read_text(), re.M | re.S).group()
+
+
+def bash(root, script, **environment):
+    """Run a script with the place where a whole test leaves what it said."""
+    return subprocess.run(
+        ["bash", "-c", f"set -euo pipefail\nroot={root}\n{script}"],
+        env={"PATH": os.environ["PATH"], **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE_S,
+    )
+
+
+def whole_test(root, tmp_path, *, real=0, nodes=0, simulated=0, others=0):
     """What ``run_all_tests`` does with a pytest that only prints and ends as told."""
-    function = re.search(r"^run_all_tests\(\).*?^}$", (root / "run").read_text(), re.M | re.S)
     failed = {status: f"echo '{FAILURES}'; " if status else "" for status in (0, 1)}
     program(
         tmp_path / "pytest",
         f"""case "$*" in
         *"not spark tests/sim") {failed[simulated]}echo "{SIMULATED}"; exit {simulated} ;;
         *"not spark --ignore=tests/sim") {failed[others]}echo "{OTHERS}"; exit {others} ;;
-        *) {failed[real]}echo "{REAL}"; exit {real} ;;
+        *"-m nodes") {failed[nodes]}echo "{NODES}"; exit {nodes} ;;
+        *"not nodes") {failed[real]}echo "{REAL}"; exit {real} ;;
         esac""",
     )
-    script = f"set -euo pipefail\n{function.group()}\nrun_all_tests"
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    (tmp_path / "left").mkdir()
-    done = subprocess.run(
-        ["bash", "-c", script],
-        env={"PATH": path, "TMPDIR": str(tmp_path / "left")},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=DEADLINE_S,
-    )
-    assert not list((tmp_path / "left").iterdir())
+    script = f"{function_of_run(root, 'run_all_tests')}\nrun_all_tests"
+    done = bash(tmp_path, script, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.stderr == ""
     return done.returncode, done.stdout.splitlines()
 
 
 def test_the_whole_test_succeeds_if_all_its_parts_do(root, tmp_path):
-    assert whole_test(root, tmp_path) == (0, [REAL, SIMULATED, OTHERS])
+    assert whole_test(root, tmp_path) == (0, [REAL, SIMULATED, NODES, OTHERS])
 
 
 def test_what_failed_on_a_real_cluster_is_told_at_the_end(root, tmp_path):
-    told = [FAILURES, REAL, SIMULATED, OTHERS, FAILURES, REAL]
+    told = [FAILURES, REAL, SIMULATED, NODES, OTHERS, FAILURES, REAL]
     assert whole_test(root, tmp_path, real=1) == (1, told)
 
 
+def test_what_failed_on_nodes_of_its_own_is_told_at_the_end(root, tmp_path):
+    told = [REAL, SIMULATED, FAILURES, NODES, OTHERS, FAILURES, NODES]
+    assert whole_test(root, tmp_path, nodes=1) == (1, told)
+
+
 def test_what_failed_in_the_simulator_is_told_at_the_end(root, tmp_path):
-    told = [REAL, FAILURES, SIMULATED, OTHERS, FAILURES, SIMULATED]
+    told = [REAL, FAILURES, SIMULATED, NODES, OTHERS, FAILURES, SIMULATED]
     assert whole_test(root, tmp_path, simulated=1) == (1, told)
 
 
 def test_the_whole_test_fails_with_what_else_computes(root, tmp_path):
-    assert whole_test(root, tmp_path, others=1) == (1, [REAL, SIMULATED, FAILURES, OTHERS])
+    told = [REAL, SIMULATED, NODES, FAILURES, OTHERS]
+    assert whole_test(root, tmp_path, others=1) == (1, told)
+
+
+def test_the_slowest_tests_are_those_of_every_part_of_the_last_whole_test(root, tmp_path):
+    program(
+        tmp_path / "pytest",
+        """case "$*" in
+        *"spark tests/sim") echo '9.50s call     of the simulator' ;;
+        *) echo '10.25s call     of others'; echo '0.90s setup    of others too' ;;
+        esac""",
+    )
+    functions = f"{function_of_run(root, 'run_all_tests')}\n{function_of_run(root, 'show_slowest')}"
+    script = f"{functions}\nrun_all_tests >/dev/null\nshow_slowest"
+    done = bash(tmp_path, script, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == 0, done.stderr
+    seconds = [float(line.split("s ")[0]) for line in done.stdout.splitlines()]
+    assert seconds == [10.25] * 3 + [9.5] + [0.9] * 3
+
+
+def test_without_a_whole_test_there_are_no_slowest_ones(root, tmp_path):
+    die = 'die() { echo "$*" >&2; exit 1; }'
+    done = bash(tmp_path, f"{die}\n{function_of_run(root, 'show_slowest')}\nshow_slowest")
+    assert done.returncode == 1
+    assert "no whole test yet" in done.stderr

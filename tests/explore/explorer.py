@@ -32,18 +32,21 @@ class World:
 
     __slots__ = ("_keys", "_owned", "_parts", "facts")
 
-    def __init__(self, parts: dict[Hashable, Any], facts: Any) -> None:
+    def __init__(
+        self,
+        parts: dict[Hashable, Any],
+        facts: Any,
+        keys: dict[Hashable, Hashable] | None = None,
+        owned: set[Hashable] | None = None,
+    ) -> None:
         self._parts = parts
-        self._keys: dict[Hashable, Hashable] = {}
-        self._owned: set[Hashable] = set(parts)
+        self._keys = {} if keys is None else keys
+        self._owned = set(parts) if owned is None else owned
         self.facts = facts
 
     def next(self) -> World:
         """A copy to take a step in."""
-        following = World(dict(self._parts), self.facts)
-        following._keys = dict(self._keys)
-        following._owned = set()
-        return following
+        return World(dict(self._parts), self.facts, dict(self._keys), set())
 
     def see(self, name: Hashable) -> Any:
         """A part, to be read only."""

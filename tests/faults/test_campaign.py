@@ -81,6 +81,7 @@ def test_clients_see_no_anomaly_where_ray_carries_the_calls_to_replicas_that_are
 
 
 @pytest.mark.ray
+@pytest.mark.nodes
 @pytest.mark.slow
 def test_clients_see_no_anomaly_while_brokers_die_of_which_a_majority_lives(tmp_path, seed):
     if not can_unshare():

@@ -8,7 +8,7 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
-from faults.struck_nodes import StruckNodes
+from faults.struck_nodes import take_all
 
 
 @pytest.mark.parametrize("obtainable_bytes", [0, 10_000, 1 << 20])
@@ -23,10 +23,5 @@ def test_filling_a_disk_ends_when_nothing_can_be_had(tmp_path, monkeypatch, obta
 
     monkeypatch.setattr(os, "posix_fallocate", allocate)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=1 << 20))
-    nodes = object.__new__(StruckNodes)
-    (tmp_path / "node-1").mkdir()
-    nodes._nodes = SimpleNamespace(root=tmp_path)
-    nodes._begin = lambda *_, **__: None
-    nodes._process = lambda _: SimpleNamespace(pid=7)
-    assert nodes.fill(0, None, 1) == [7]
+    take_all(tmp_path / "filler")
     assert obtainable_bytes - sum(taken) < 4_096

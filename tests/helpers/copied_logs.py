@@ -182,8 +182,8 @@ def state_of(copied: CopiedLog) -> dict[str, Any]:
         "log epochs": log.leader_epochs,
         "epochs": list(machine.leader_epochs.entries),
         "snapshot": sorted(machine.snapshot(), key=lambda entry: entry.producer_id),
-        "producers": dict(producers._entries),
-        "ongoing": producers.transactions._ongoing,
+        "producers": dict(producers.entries),
+        "ongoing": dict(producers.transactions.ongoing),
         "stable": machine.last_stable_offset,
         "aborted": [
             entry

@@ -179,11 +179,13 @@ class CrashDisk:
         self.is_dead = False
         self.open_handles = 0
         self._page_bytes = page_bytes
-        self._root = Directory()
+        self.root = Directory()
+        """The tree, as processes see it and as it would survive."""
         self._locked: set[Path] = set()
         self.faults: list[Fault] = []
         self._fault_at: tuple[int, Fault] | None = None
-        self._bad_sectors: list[tuple[Path, int, int]] = []
+        self.bad_sectors: list[tuple[Path, int, int]] = []
+        """Of a file, from where to where it cannot be read."""
         self.failed_directories: set[Path] = set()
         """Where another disk is mounted that has failed: whatever is done there fails."""
         self._stop_at = 0
@@ -229,7 +231,7 @@ class CrashDisk:
 
     def after_kill(self) -> CrashDisk:
         """The disk of the next process after kill -9; what was unsynced still is."""
-        return self._next_life(clone_tree(self._root, {}))
+        return self._next_life(clone_tree(self.root, {}))
 
     def after_power_loss(self, data: DataLoss, names: NameLoss, random: Random) -> CrashDisk:
         """The disk of the next process after the machine lost power; all of it is durable."""
@@ -247,11 +249,11 @@ class CrashDisk:
                 entries[name] = files[node]
             return Directory(entries, dict(entries))
 
-        return self._next_life(survivors(self._root))
+        return self._next_life(survivors(self.root))
 
     def files(self) -> dict[Path, bytes]:
         """Every file with what a process sees in it."""
-        return dict(walk(self._root, Path("/")))
+        return dict(walk(self.root, Path("/")))
 
     def flip_bit(self, path: Path, position: int, bit: int) -> None:
         """The medium changed one bit of a file, which nobody noticed."""
@@ -262,11 +264,11 @@ class CrashDisk:
 
     def spoil(self, path: Path, start: int, end: int) -> None:
         """The medium cannot read these bytes of a file any more, now and in later lives."""
-        self._bad_sectors.append((path, start, end))
+        self.bad_sectors.append((path, start, end))
 
     def mend(self, path: Path) -> None:
         """What is written there from now on can be read."""
-        self._bad_sectors[:] = [bad for bad in self._bad_sectors if bad[0] != path]
+        self.bad_sectors[:] = [bad for bad in self.bad_sectors if bad[0] != path]
 
     # For handles and locks
 
@@ -321,7 +323,7 @@ class CrashDisk:
     def refuse_read(self, path: Path, start: int, end: int) -> None:
         """OSError if reads of this file are planned to fail, or there is a bad sector in it."""
         self._check_works(path)
-        for bad_path, bad_start, bad_end in self._bad_sectors:
+        for bad_path, bad_start, bad_end in self.bad_sectors:
             if path == bad_path and start < bad_end and bad_start < end:
                 raise OSError(errno.EIO, "bad sector", str(path))
         fault = self._planned("read", path)
@@ -333,7 +335,7 @@ class CrashDisk:
         """How many bytes all files together may still grow by."""
         if self.capacity_bytes is None:
             return 1 << 62
-        return self.capacity_bytes - sum(len(data) for _, data in walk(self._root, Path("/")))
+        return self.capacity_bytes - sum(len(data) for _, data in walk(self.root, Path("/")))
 
     def unlock(self, path: Path) -> None:
         """Release the lock ``path``."""
@@ -358,7 +360,7 @@ class CrashDisk:
     def make_directory(self, path: Path) -> None:
         """Make the directory and its parents, durably; an existing one is left alone."""
         self.check_alive()
-        directory = self._root
+        directory = self.root
         for name in path.parts[1:]:
             node = directory.entries.get(name)
             if node is None:
@@ -466,7 +468,7 @@ class CrashDisk:
 
     def _find(self, path: Path) -> Node | None:
         self._check_works(path)
-        node: Node | None = self._root
+        node: Node | None = self.root
         for name in path.parts[1:]:
             node = node.entries.get(name) if isinstance(node, Directory) else None
         return node
@@ -500,8 +502,8 @@ class CrashDisk:
 
     def _next_life(self, root: Directory) -> CrashDisk:
         disk = CrashDisk(page_bytes=self._page_bytes, capacity_bytes=self.capacity_bytes)
-        disk._root = root
-        disk._bad_sectors = list(self._bad_sectors)
+        disk.root = root
+        disk.bad_sectors = list(self.bad_sectors)
         return disk
 
 

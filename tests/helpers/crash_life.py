@@ -137,7 +137,7 @@ class Life:
         """Recover, and take all that is there for readable; nothing is written after that."""
         finish(self.replica._use(lambda: self.replica.directory.open(self.replica.topic)))
         # As the leader of a partition with one replica does.
-        self.replica.machine.advance_high_watermark(self.replica._synced_offset)
+        self.replica.machine.advance_high_watermark(self.replica.synced_offset)
 
     def start(self) -> None:
         """Recover and lead. All that is there is durable then, and so promised."""

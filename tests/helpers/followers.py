@@ -7,7 +7,7 @@ import asyncio
 from actor_environment import InlineBackground
 from copied_logs import DATA_DIR, TP, LeaderLog
 from crash_disk import CrashDisk
-from replicas import TOPIC_ID, replica_of
+from replicas import TOPIC_ID, RecordedEvents, replica_of
 
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
@@ -21,17 +21,18 @@ class Follower:
 
     def __init__(self, disk: CrashDisk) -> None:
         self.disk = disk
-        self.restarts: list[str] = []
+        self.events = RecordedEvents()
         self.replica = replica_of(
             TP,
             DATA_DIR,
             self.told,
-            environment={"filesystem": disk, "background": InlineBackground()},
+            environment={
+                "filesystem": disk,
+                "background": InlineBackground(),
+                "events": self.events,
+            },
             broker_id=2,
         )
-        self.replica.on_restart = self.restarts.append
-        self._follows = asyncio.Event()
-        self.replica.on_following = self._follows.set
 
     async def told(self, last_epoch: int) -> BecomeLeaderReply:
         return BecomeLeaderReply(
@@ -46,7 +47,7 @@ class Follower:
 
     async def start(self) -> None:
         self._starting = asyncio.ensure_future(self.replica.start())
-        await self._follows.wait()
+        await self.events.follows.wait()
 
     async def kill(self) -> None:
         """The process is gone, with all that it was doing."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import select
 import shlex
 import subprocess
 import sys
@@ -14,15 +13,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from network_hosts import COMMAND_S, DISK, Host, Network, wait_for
+from deadlines import wait_for
+from network_hosts import COMMAND_S, DISK, Host, Network
+from ray_nodes import Commands
 
 ROOT: Final = Path(__file__).parents[2]
 PROGRAMS: Final = ROOT / "tests" / "hosts"
 UP_S: Final = 480.0
 TOO_BUSY: Final = "The current node timed out during startup"
 STATUS_S: Final = 60.0
-JOINED_S: Final = 180.0
-"""Ray's autoscaler takes half a minute to miss a node, and tries again as often."""
 
 
 def ledger(host: Host, topic: str, name: str) -> Path:
@@ -34,42 +33,6 @@ def log_on(host: Host, name: str) -> bytes:
     """The batches of a partition on a host's disk."""
     directory = host.disk / "oncelog" / "log" / name
     return b"".join(file.read_bytes() for file in sorted(directory.glob("*.log")))
-
-
-class Commands:
-    """``oncelog`` commands on a host, by one program there that stays connected."""
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self._program: subprocess.Popen[bytes] | None = None
-
-    def end(self) -> None:
-        """End the program; the next command begins another one."""
-        if self._program is not None:
-            assert self._program.stdin is not None
-            self._program.stdin.close()
-            self._program.kill()
-            self._program.wait()
-            self._program = None
-
-    def run(self, *arguments: str, timeout_s: float = COMMAND_S) -> tuple[int, str, str]:
-        """Exit status, output and errors; OSError if the program ends, or does not answer."""
-        program = self._program
-        if program is None or program.poll() is not None:
-            command = [sys.executable, str(PROGRAMS / "commands.py")]
-            program = self._host.begin(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            self._program = program
-        assert program.stdin is not None
-        assert program.stdout is not None
-        program.stdin.write(json.dumps(arguments).encode() + b"\n")
-        program.stdin.flush()
-        is_answered = select.select([program.stdout], [], [], timeout_s)[0]
-        line = program.stdout.readline() if is_answered else b""
-        if not line:
-            self.end()
-            raise OSError(f"{self._host.name}: oncelog {shlex.join(arguments)}: no answer")
-        status, output, errors = json.loads(line)
-        return status, output, errors
 
 
 class HostsCluster:
@@ -183,7 +146,8 @@ class HostsCluster:
         self._commands.pop(self.head.name).end()
 
     def _command(self, *arguments: str, timeout_s: float = COMMAND_S) -> tuple[int, str, str]:
-        commands = self._commands.setdefault(self.head.name, Commands(self.head))
+        head = self.head
+        commands = self._commands.setdefault(head.name, Commands(head.begin, head.name))
         return commands.run(*arguments, "--address=auto", timeout_s=timeout_s)
 
     def status(self) -> dict[str, Any]:
@@ -225,7 +189,7 @@ class HostsCluster:
             return are_alive and bool(status["serving"])
 
         what = "all brokers alive and every partition serving"
-        wait_for(serve, what, JOINED_S, instead=self.status)
+        wait_for(serve, what, instead=self.status)
 
     def wait_until_gone(self, host: Host) -> None:
         marks = ("gone", "fenced")

@@ -15,6 +15,11 @@ def core_of(client: Any) -> Any:
     return client._core
 
 
+def transaction_of(producer: Any) -> Any:
+    """The state of a producer's transactions; ``None`` without a transactional id."""
+    return core_of(producer)._state
+
+
 def segments_of(log: PartitionLog) -> Any:
     return log._segments
 
@@ -29,14 +34,14 @@ def callers_of(listener: Listener) -> dict[Caller, None]:
     return listener.places._trusted
 
 
-def moves_of(controller: Any) -> Any:
-    """What moves replicas, and removes those that have moved away."""
-    return controller._moves
-
-
 def copy_of(broker: Any) -> Any:
     """The broker's copy of the controller's log, if it follows one now."""
     return broker.voter._copy
+
+
+def groups_of(machine: Any) -> Any:
+    """What a machine of groups knows of each of them."""
+    return machine._groups.values()
 
 
 def generation_of(consumer: Any) -> int:

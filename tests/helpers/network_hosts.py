@@ -16,12 +16,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from deadlines import wait_for
 from ray_nodes import children_of
 
 DISK: Final = "/srv"
@@ -35,7 +34,6 @@ NETWORK: Final = "10.0.0"
 DESK: Final = "desk"
 SSHD: Final = "/usr/sbin/sshd"
 START_S: Final = 30.0
-LOOK_S: Final = 0.1
 COMMAND_S: Final = 180.0
 NEEDED: Final = {
     "ip": "iproute2",
@@ -93,22 +91,6 @@ def missing() -> str:
     if done.returncode:
         return f"needs the right to make namespaces, a bridge and mounts ({done.stderr.strip()})"
     return ""
-
-
-def wait_for(
-    is_true: Callable[[], bool],
-    what: str,
-    within_s: float = COMMAND_S,
-    *,
-    instead: Callable[[], object] | None = None,
-) -> None:
-    """Until that is so; ``instead`` tells what is so where it takes too long."""
-    deadline = time.monotonic() + within_s
-    while not is_true():
-        if time.monotonic() > deadline:
-            found = f"; instead: {instead()}" if instead is not None else ""
-            raise TimeoutError(f"{what}: not within {within_s:.0f} s{found}")
-        threading.Event().wait(LOOK_S)
 
 
 class Host:
@@ -170,10 +152,10 @@ class Host:
         )
         log.close()
         holder = self._holder.pid
-        wait_for(lambda: bool(children_of(holder)), f"first process of {self.name}", START_S)
+        wait_for(lambda: bool(children_of(holder)), f"first process of {self.name}")
         (self._first_pid,) = children_of(holder)
         # Its namespaces are its own once its name is.
-        wait_for(lambda: self._name_there() == self.name, f"namespaces of {self.name}", START_S)
+        wait_for(lambda: self._name_there() == self.name, f"namespaces of {self.name}")
         self._plug_in()
         assert self._holder.stdin is not None
         self._holder.stdin.write(b"\n")

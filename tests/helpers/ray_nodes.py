@@ -6,21 +6,25 @@ import contextlib
 import json
 import os
 import secrets
+import select
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from deadlines import DEADLINE_S
+from deadlines import DEADLINE_S, wait_for
 from links import OWN, Links, address_of
 
 from oncelog.actors.process.ray_environment import SYSTEM_CONFIG, prepare_to_start
 
+COMMANDS = Path(__file__).parents[1] / "hosts" / "commands.py"
 STARTS_MAX = 6
 """Ray gives a start up after 30 s, which a busy machine may take."""
 
@@ -31,6 +35,54 @@ def can_unshare() -> bool:
     with contextlib.suppress(OSError):
         return subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
     return False
+
+
+def begin_here(*command: str, **options: Any) -> subprocess.Popen[bytes]:
+    """A program on this machine; ``options`` are those of ``Popen``."""
+    return subprocess.Popen(command, **options)
+
+
+class Commands:
+    """``oncelog`` commands by one program that stays connected: to connect anew takes seconds.
+
+    ``begin`` starts it with the pipes that it is given.
+    """
+
+    def __init__(self, begin: Callable[..., subprocess.Popen[bytes]], name: str) -> None:
+        self._begin = begin
+        self._name = name
+        self._program: subprocess.Popen[bytes] | None = None
+
+    def end(self) -> None:
+        """End the program; the next command begins another one."""
+        if self._program is not None:
+            assert self._program.stdin is not None
+            assert self._program.stdout is not None
+            self._program.stdin.close()
+            self._program.kill()
+            self._program.wait()
+            self._program.stdout.close()
+            self._program = None
+
+    def run(self, *arguments: str, timeout_s: float = DEADLINE_S) -> tuple[int, str, str]:
+        """Exit status, output and errors; OSError if the program ends, or does not answer."""
+        program = self._program
+        if program is None or program.poll() is not None:
+            self.end()
+            command = [sys.executable, str(COMMANDS)]
+            program = self._begin(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._program = program
+        assert program.stdin is not None
+        assert program.stdout is not None
+        program.stdin.write(json.dumps(arguments).encode() + b"\n")
+        program.stdin.flush()
+        is_answered = select.select([program.stdout], [], [], timeout_s)[0]
+        line = program.stdout.readline() if is_answered else b""
+        if not line:
+            self.end()
+            raise OSError(f"{self._name}: oncelog {shlex.join(arguments)}: no answer")
+        status, output, errors = json.loads(line)
+        return status, output, errors
 
 
 class Nodes:
@@ -59,6 +111,7 @@ class Nodes:
         # A socket's path must be short, and pytest's directories are long.
         self.temporary = Path(tempfile.mkdtemp(prefix="oncelog-"))
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._commands = Commands(partial(begin_here, env=self.environment), self.address)
         self.start(
             "head",
             "--head",
@@ -91,13 +144,12 @@ class Nodes:
                 env=self.environment,
                 start_new_session=True,
             )
-        deadline = time.monotonic() + DEADLINE_S
-        while b"Ray runtime started" not in log_path.read_bytes():
-            assert time.monotonic() < deadline, f"node {name} is not up within {DEADLINE_S} s"
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=0.1)
-                return False
-        return True
+
+        def is_up() -> bool:
+            return b"Ray runtime started" in log_path.read_bytes()
+
+        wait_for(lambda: is_up() or process.poll() is not None, f"node {name} to be up")
+        return is_up()
 
     def start_linked_node(self, name: str, number: int, *, labels: str) -> None:
         """One node more, in the network of that number."""
@@ -118,10 +170,11 @@ class Nodes:
         os.kill(raylet, signal.SIGKILL)
         process.wait(timeout=DEADLINE_S)
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """One oncelog command on this cluster."""
+    def start_log(self, *options: str) -> subprocess.CompletedProcess[str]:
+        """``oncelog start``, by a program that ends then: the log is not to end with it."""
+        command = ["start", "--data-dir", str(self.data / "log"), "--address", self.address]
         return subprocess.run(
-            [sys.executable, "-m", "oncelog.api.cli.main", *arguments, "--address", self.address],
+            [sys.executable, "-m", "oncelog.api.cli.main", *command, *options],
             capture_output=True,
             text=True,
             check=False,
@@ -129,8 +182,28 @@ class Nodes:
             env=self.environment,
         )
 
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """One oncelog command on this cluster."""
+        return subprocess.CompletedProcess(
+            arguments, *self._commands.run(*arguments, "--address", self.address)
+        )
+
+    def status(self) -> dict[str, Any]:
+        """What ``oncelog status`` says; empty while it cannot tell."""
+        said = self.run("status", "--json").stdout
+        return dict(json.loads(said)) if said else {}
+
+    def brokers(self) -> dict[int, str]:
+        """What the status says of each broker."""
+        return {one["broker_id"]: one["state"] for one in self.status().get("brokers", [])}
+
+    def voters(self) -> dict[int, str]:
+        """What the status says of each voter."""
+        return {one["broker_id"]: one["state"] for one in self.status().get("voters", [])}
+
     def close(self) -> None:
         """End every process of every node at once: nothing of them is needed any more."""
+        self._commands.end()
         for process in self.processes.values():
             for one in (process.pid, *descendants_of(process.pid)):
                 with contextlib.suppress(ProcessLookupError):

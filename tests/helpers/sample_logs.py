@@ -107,7 +107,7 @@ class SampleLog:
         is_transactional: bool = False,
     ) -> None:
         """Append a batch; ``producer`` is (id, epoch, base sequence)."""
-        self._write(
+        self.write(
             encode_records(
                 records,
                 codec=codec,
@@ -120,7 +120,7 @@ class SampleLog:
 
     def marker(self, producer_id: int, epoch: int, *, committed: bool, time_ms: int) -> None:
         """Append a verdict."""
-        self._write(
+        self.write(
             encode_marker(
                 producer_id=producer_id,
                 producer_epoch=epoch,
@@ -131,7 +131,7 @@ class SampleLog:
             ControlRecord(committed, 5),
         )
 
-    def _write(self, batch: bytearray, control: ControlRecord | None = None) -> None:
+    def write(self, batch: bytearray, control: ControlRecord | None = None) -> None:
         offset = self.machine.log_end_offset
         patch(batch, base_offset=offset, leader_epoch=self.epoch)
         header = parse_header(batch)

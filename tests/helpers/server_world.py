@@ -9,6 +9,7 @@ from replicas import surroundings_of
 from virtual_time import START_MS
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
+from oncelog.actors.launch.assembly import ReplicaServer, shell_of
 from oncelog.actors.launch.server_metrics import DiskMetrics
 from oncelog.actors.process.metrics import METRICS, Kind, parts
 from oncelog.actors.process.process_table import ProcessTable
@@ -92,7 +93,9 @@ class World:
         topic = TopicMetadata(name="flights", topic_id="a" * 32, partitions=(partition,))
         return MetadataReply(topics=(topic,))
 
-    def server(self, kind: Any, tp: TopicPartition, directory: Path, **settings: int) -> Any:
+    def server(
+        self, tp: TopicPartition, directory: Path, *, new_shell: Any = shell_of, **settings: int
+    ) -> Any:
         config = ReplicaConfig(
             topic=tp.topic,
             partition=tp.partition,
@@ -108,7 +111,7 @@ class World:
             metrics=self,
             disk_metrics=DiskMetrics(self.disk_space),
         )
-        return kind(config, environment)
+        return ReplicaServer(config, environment, new_shell)
 
 
 async def stop(server: Any) -> None:

@@ -62,10 +62,10 @@ class TransactionalLog:
     producers: dict[int, Producer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.log = self._open()
+        self.log = self.open()
         self.machine = self.replayed()
 
-    def _open(self) -> PartitionLog:
+    def open(self) -> PartitionLog:
         return PartitionLog.open(
             filesystem=self.filesystem, directory=self.directory, settings=self.settings, now_ms=0
         )
@@ -98,7 +98,7 @@ class TransactionalLog:
             codec=codec,
             **fields,
         )
-        return self._write(batch)
+        return self.write(batch)
 
     def end(self, producer_id: int, *, committed: bool, raises_epoch: bool = True) -> int:
         """Append the marker of the producer's transaction; returns its offset."""
@@ -107,7 +107,7 @@ class TransactionalLog:
             producer.epoch += 1
             producer.sequence = 0
         producer.is_open = False
-        return self._write(
+        return self.write(
             encode_marker(
                 producer_id=producer_id,
                 producer_epoch=producer.epoch,
@@ -117,7 +117,7 @@ class TransactionalLog:
             )
         )
 
-    def _write(self, batch: bytearray) -> int:
+    def write(self, batch: bytearray) -> int:
         base_offset = self.log.log_end_offset
         header = parse_header(batch).with_offset(base_offset, 0)
         patch(batch, base_offset=base_offset, leader_epoch=0)
@@ -172,7 +172,7 @@ class TransactionalLog:
     def reopen(self, *, is_clean: bool) -> None:
         """Stop, cleanly or not, and start again."""
         self.log.close(self.machine.snapshot() if is_clean else None)
-        self.log = self._open()
+        self.log = self.open()
         self.machine = self.replayed(with_snapshot=True)
         self.log.end_restore()
 

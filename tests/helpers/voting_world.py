@@ -173,7 +173,7 @@ class Node:
         controller.is_stopped = True
         controller.metrics.stop()
         controller._tasks.cancel()
-        controller._start_task.cancel()
+        controller.shell._tasks.cancel()
         replica = controller.replica
         replica._is_stopped = True
         replica._end_leading(ErrorCode.NOT_LEADER_OR_FOLLOWER)
@@ -188,8 +188,8 @@ class Node:
             broker._tasks.cancel()
             copy = copy_of(broker)
             if copy is not None:
-                copy.halt()
-                copy.directory.release()
+                copy.replica.halt()
+                copy.replica.directory.release()
 
 
 class VotingWorld:

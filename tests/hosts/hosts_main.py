@@ -30,8 +30,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from deadlines import wait_for
 from hosts_cluster import HostsCluster, ledger
-from network_hosts import Host, Network, missing, wait_for
+from network_hosts import Host, Network, missing
 from steady_writer import SteadyWriter
 
 STATUS_SKIPPED: Final = 77
@@ -47,9 +48,6 @@ MORE: Final = "more"
 COPIES: Final = 3
 PARTITIONS: Final = 6
 PARTITIONS_OF_MORE: Final = 8
-DOWN_S: Final = 120.0
-"""Workers end a minute after they have lost the head."""
-
 AWAY_PAUSE_S: Final = 10.0
 """Nobody who writes to copies waits longer because a host is away, slow or full."""
 
@@ -287,7 +285,7 @@ class Trial:
         left = [host for host in cluster.hosts() if host is not self.head]
         assert not ray_processes(self.head), ray_processes(self.head)
         for host in left:
-            wait_for(lambda host=host: not ray_processes(host), f"the end of {host.name}", DOWN_S)
+            wait_for(lambda host=host: not ray_processes(host), f"the end of {host.name}")
         cluster.up()
         return self._back(self._begin_writing("after-down"))
 
@@ -356,7 +354,7 @@ class Trial:
         died = time.monotonic()
         shutil.rmtree(lost.disk / "oncelog")
         for host in cluster.workers:
-            wait_for(lambda host=host: not ray_processes(host), f"the end of {host.name}", DOWN_S)
+            wait_for(lambda host=host: not ray_processes(host), f"the end of {host.name}")
         ended_s = time.monotonic() - died
         steady.ended()
         went_on_s = max(0.0, steady.commits()[-1] - died)

@@ -7,8 +7,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
+from deadlines import DEADLINE_S, wait_for
 from hosts_cluster import HostsCluster, ledger
-from network_hosts import Host, wait_for
+from network_hosts import Host
 
 COMMITS_BEFORE: Final = 20
 """So many show that it writes."""
@@ -60,13 +61,13 @@ class SteadyWriter:
 
     def ended(self) -> None:
         """Wait until it has ended without being told to."""
-        self._program.wait(timeout=240)
+        self._program.wait(timeout=DEADLINE_S)
 
     def stop(self) -> Written:
         """End it, once it has committed some more."""
         self.wait_for_more()
         self._stop.touch()
-        assert self._program.wait(timeout=240) == 0, f"{self._name} failed"
+        assert self._program.wait(timeout=DEADLINE_S) == 0, f"{self._name} failed"
         commits = self.commits()
         return Written(
             name=self._name,

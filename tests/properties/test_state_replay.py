@@ -138,8 +138,8 @@ def state_of(log, snapshot_offset, entries, replay, from_offset):
     producers = machine.producers
     transactions = producers.transactions
     return count, (
-        list(producers._entries.values()),
-        transactions._ongoing,
+        list(producers.entries.values()),
+        dict(transactions.ongoing),
         sorted(one for one in transactions._unreplicated if one[1] >= log.high_watermark),
         aborted,
         machine.leader_epochs.entries,

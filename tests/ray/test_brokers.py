@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from deadlines import DEADLINE_S, wait_for
 from ray_nodes import Nodes, can_unshare
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.nodes]
 
 WRITER = """
 import sys, oncelog
@@ -42,15 +40,6 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
         found.close()
 
 
-def status(nodes: Nodes) -> dict[str, Any]:
-    done = nodes.run("status", "--json")
-    return dict(json.loads(done.stdout)) if done.stdout else {}
-
-
-def brokers(nodes: Nodes) -> dict[int, str]:
-    return {one["broker_id"]: one["state"] for one in status(nodes).get("brokers", [])}
-
-
 def write(nodes: Nodes, first: int, last: int, partitions: Iterable[int] = range(6)) -> None:
     """One transaction of the numbers from ``first`` to ``last``, exclusive."""
     chosen = ",".join(map(str, partitions))
@@ -69,17 +58,16 @@ def test_nodes_that_are_labelled_join_and_one_that_dies_takes_only_its_own(nodes
     3. Partitions lie on 1 and 2, and a transaction spans them. 4. Node 2 dies: what is on 1 serves.
     5. It is back, with all it had.
     """
-    data_dir = str(nodes.data / "log")
-    assert nodes.run("start", "--data-dir", data_dir).returncode == 0
+    assert nodes.start_log().returncode == 0
     strange = nodes.root / "three" / "log"
     strange.mkdir(parents=True)
     identity = f"version=0\nbroker.id=3\ncluster.id={'e' * 32}\n"
     (strange / "meta.properties").write_text(identity)
     nodes.start_node("two", "127.0.0.2", labels="broker=2,rack=b")
     nodes.start_node("three", "127.0.0.3", labels="broker=3")
-    wait_for(lambda: brokers(nodes).get(2) == "alive" and 3 in brokers(nodes), "the brokers")
-    assert "takes no part" in brokers(nodes)[3]
-    assert "e" * 32 in brokers(nodes)[3]
+    wait_for(lambda: nodes.brokers().get(2) == "alive" and 3 in nodes.brokers(), "the brokers")
+    assert "takes no part" in nodes.brokers()[3]
+    assert "e" * 32 in nodes.brokers()[3]
     created = nodes.run("topics", "create", "t", "--partitions", "6", "--replication-factor", "1")
     assert (created.returncode, created.stderr) == (0, "")
     write(nodes, 0, 60)
@@ -88,10 +76,10 @@ def test_nodes_that_are_labelled_join_and_one_that_dies_takes_only_its_own(nodes
     assert set(held.values()) == {1}
     assert len(list((nodes.root / "two" / "log").glob("t-*"))) == 3
     nodes.kill_raylet_of("two")
-    wait_for(lambda: brokers(nodes).get(2, "").startswith("fenced"), "the news of its death")
+    wait_for(lambda: nodes.brokers().get(2, "").startswith("fenced"), "the news of its death")
     on_one = [int(path.name[2:]) for path in (nodes.root / "head" / "log").glob("t-*")]
     write(nodes, 60, 90, on_one)
     nodes.start_node("two", "127.0.0.2", labels="broker=2,rack=b")
-    wait_for(lambda: status(nodes).get("serving") is True, "the log")
+    wait_for(lambda: nodes.status().get("serving") is True, "the log")
     write(nodes, 90, 120)
     assert read(nodes, 120) == list(range(120))

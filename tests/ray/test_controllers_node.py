@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from deadlines import DEADLINE_S, wait_for
 from ray_nodes import Nodes, can_unshare
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.nodes, pytest.mark.slow]
 
 ADDRESSES = {1: "127.0.0.2", 2: "127.0.0.3", 3: "127.0.0.4"}
 
@@ -46,16 +44,6 @@ def start_node(nodes: Nodes, number: int) -> None:
     nodes.start_node(str(number), ADDRESSES[number], labels=f"broker={number}")
 
 
-def status(nodes: Nodes) -> dict[str, Any]:
-    done = nodes.run("status", "--json")
-    return dict(json.loads(done.stdout)) if done.stdout else {}
-
-
-def voters(nodes: Nodes) -> dict[int, str]:
-    """What the status says of each voter."""
-    return {one["broker_id"]: one["state"] for one in status(nodes).get("voters", [])}
-
-
 def write(nodes: Nodes, topic: str) -> None:
     """Make a topic of three partitions, and commit a transaction to all of them."""
     created = nodes.run("topics", "create", topic, "--partitions", "3")
@@ -78,55 +66,49 @@ def internal_replicas(nodes: Nodes) -> set[int]:
     return {names.count(name) for name in names}
 
 
-def test_another_broker_is_the_controller_when_its_node_has_died(nodes: Nodes) -> None:
+def has_copies(nodes: Nodes) -> bool:
+    """Whether every voter is in sync, and every disk has each partition of the internal topics."""
+    are_in_sync = sorted(nodes.voters().values()) == ["controller", "in sync", "in sync"]
+    return are_in_sync and internal_replicas(nodes) == {3}
+
+
+def test_another_broker_is_the_controller_when_its_node_has_died_and_two_voters_begin_again(
+    nodes: Nodes, tmp_path: Path
+) -> None:
     """1. A log on broker 1; three voters. 2. Node 1 dies. 3. Topics are made and led.
-    4. Node 1 is back, and votes again. 5. Node 2 dies: all that was written is there.
+    4. Node 1 is back, and votes again. 5. Node 2 or 3, the controller's, dies: all that was written
+    is there. 6. Every node dies, Ray's head too. 7. The other two are back, with another head, and
+    the log is started: all is there, and topics are made.
     """
-    assert nodes.run("start", "--data-dir", str(nodes.data / "log")).returncode == 0
-    all_well = {1: "controller", 2: "in sync", 3: "in sync"}
-    wait_for(lambda: voters(nodes) == all_well, "three voters")
+    assert nodes.start_log().returncode == 0
+    wait_for(lambda: has_copies(nodes), "three voters, and copies of the internal topics")
+    assert nodes.voters()[1] == "controller"
     write(nodes, "a")
-    wait_for(lambda: internal_replicas(nodes) == {3}, "copies of the internal topics")
-    wait_for(lambda: status(nodes).get("serving") is True, "the log")
+    wait_for(lambda: nodes.status().get("serving") is True, "the log")
     nodes.kill_raylet_of("1")
-    wait_for(lambda: "controller" in (voters(nodes).get(2), voters(nodes).get(3)), "another one")
-    assert voters(nodes)[1] == "behind"
+    wait_for(lambda: "controller" in (nodes.voters().get(2), nodes.voters().get(3)), "another one")
+    assert nodes.voters()[1] == "behind"
     write(nodes, "b")
     assert read(nodes, "a") == read(nodes, "b") == list(range(30))
     start_node(nodes, 1)
-    wait_for(lambda: "behind" not in voters(nodes).values(), "the third voter")
-    (controller,) = (number for number, state in voters(nodes).items() if state == "controller")
-    wait_for(lambda: status(nodes).get("serving") is True, "the log")
+    wait_for(lambda: "behind" not in nodes.voters().values(), "the third voter")
+    (controller,) = (number for number, state in nodes.voters().items() if state == "controller")
+    wait_for(lambda: nodes.status().get("serving") is True, "the log")
     nodes.kill_raylet_of(str(controller))
-    wait_for(lambda: voters(nodes).get(controller) == "behind", "the next one")
+    wait_for(lambda: nodes.voters().get(controller) == "behind", "the next one")
     write(nodes, "c")
     assert read(nodes, "a") == read(nodes, "b") == read(nodes, "c") == list(range(30))
-
-
-def test_a_cluster_that_was_down_begins_again_where_two_voters_are(
-    nodes: Nodes, tmp_path: Path
-) -> None:
-    """1. Three voters. 2. Every node dies, Ray's head too. 3. Nodes 2 and 3 are back, with another
-    head, and the log is started: all is there, and topics are made.
-    """
-    data_dir = str(nodes.data / "log")
-    assert nodes.run("start", "--data-dir", data_dir).returncode == 0
-    wait_for(lambda: list(voters(nodes).values()).count("in sync") == 2, "three voters")
-    write(nodes, "a")
-    wait_for(lambda: internal_replicas(nodes) == {3}, "copies of the internal topics")
-    wait_for(lambda: status(nodes).get("serving") is True, "the log")
     nodes.close()
     again = Nodes(tmp_path)
     try:
-        start_node(again, 2)
-        start_node(again, 3)
-        started = again.run("start", "--data-dir", data_dir)
-        assert "founded" not in started.stdout
-        wait_for(lambda: "controller" in voters(again).values(), "the controller")
+        for number in ADDRESSES.keys() - {controller}:
+            start_node(again, number)
+        assert "founded" not in again.start_log().stdout
+        wait_for(lambda: "controller" in again.voters().values(), "the controller")
         wait_for(lambda: again.run("topics", "list").returncode == 0, "the log")
-        assert read(again, "a") == list(range(30))
-        write(again, "b")
-        assert read(again, "b") == list(range(30))
-        assert voters(again)[1] == "behind"
+        assert read(again, "a") == read(again, "c") == list(range(30))
+        write(again, "d")
+        assert read(again, "d") == list(range(30))
+        assert again.voters()[controller] == "behind"
     finally:
         again.close()

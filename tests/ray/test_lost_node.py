@@ -11,7 +11,7 @@ import pytest
 from deadlines import DEADLINE_S, wait_for
 from ray_nodes import Nodes, can_unshare
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.nodes]
 
 NODE_ADDRESS = "127.0.0.2"
 RECORDS = 1_000
@@ -57,7 +57,7 @@ def test_a_log_whose_node_is_away_is_unavailable_and_comes_back_whole(nodes: Nod
     assert (nodes.root / "node" / "log" / "meta.properties").exists()
     nodes.kill_raylet_of("node")
     wait_for(lambda: "is away" in nodes.run("topics", "list").stderr, "the news of its death")
-    refused = nodes.run("start", "--data-dir", data_dir)
+    refused = nodes.start_log()
     assert refused.returncode == 1
     assert "no node has the data of cluster" in refused.stderr
     assert nodes.run("consume", "t", "--from-beginning", "--timeout-ms", "1000").returncode == 1

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from deadlines import DEADLINE_S
+from ray_nodes import Commands, begin_here
 
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, leader_address
 from oncelog.actors.process.metrics import METRICS
@@ -33,31 +32,19 @@ NOBODY = 999_999_999
 """A producer id that no coordinator has given away."""
 
 
-@pytest.fixture
-def typed(cluster: Any) -> Any:
-    """Runs one ``oncelog`` command in a shell; its output, read as JSON if that was asked for."""
+@pytest.fixture(scope="module")
+def typed(cluster: Any) -> Iterator[Any]:
+    """Runs one ``oncelog`` command; its output, read as JSON if that was asked for."""
+    commands = Commands(begin_here, cluster.address)
 
     def run(*arguments: str, status: int = 0) -> Any:
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "oncelog.api.cli.main",
-                *arguments,
-                "--address",
-                cluster.address,
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=DEADLINE_S,
-            env=dict(os.environ),
-        )
-        assert done.returncode == status, done.stderr
-        text = done.stderr if status else done.stdout
+        returned, output, errors = commands.run(*arguments, "--address", cluster.address)
+        assert returned == status, errors
+        text = errors if status else output
         return json.loads(text) if "--json" in arguments else text
 
-    return run
+    yield run
+    commands.end()
 
 
 async def write_hanging(topic: str, topic_id: str) -> None:

@@ -9,13 +9,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from deadlines import DEADLINE_S, wait_for
 from ray_nodes import Nodes, can_unshare
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.nodes, pytest.mark.slow]
 
 PARTITIONS = 3
 COUNT = 300
@@ -52,25 +51,15 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
         pytest.skip("needs the right to give a process mounts of its own")
     found = Nodes(tmp_path, head_labels="broker=1")
     try:
-        data_dir = str(found.data / "log")
-        assert found.run("start", "--data-dir", data_dir).returncode == 0
+        assert found.start_log().returncode == 0
         found.start_node("two", "127.0.0.2", labels="broker=2,rack=b")
         found.start_node("three", "127.0.0.3", labels="broker=3,rack=c")
-        wait_for(lambda: list(brokers(found).values()) == ["alive"] * 3, "three brokers")
+        wait_for(lambda: list(found.brokers().values()) == ["alive"] * 3, "three brokers")
         created = found.run("topics", "create", "t", "--partitions", str(PARTITIONS))
         assert (created.returncode, created.stderr) == (0, "")
         yield found
     finally:
         found.close()
-
-
-def status(nodes: Nodes) -> dict[str, Any]:
-    done = nodes.run("status", "--json")
-    return dict(json.loads(done.stdout)) if done.stdout else {}
-
-
-def brokers(nodes: Nodes) -> dict[int, str]:
-    return {one["broker_id"]: one["state"] for one in status(nodes).get("brokers", [])}
 
 
 def partitions(nodes: Nodes) -> list[tuple[int, set[int]]]:
@@ -119,7 +108,7 @@ def test_transactions_go_on_through_the_death_of_a_node_and_a_process_that_stops
     in_sync = {1, 2, 3}
     wait_for(lambda: all(isr == in_sync for _, isr in partitions(nodes)), "three replicas in sync")
     stopped = next(
-        one["process_id"] for one in status(nodes)["actors"] if one["name"].endswith("@3")
+        one["process_id"] for one in nodes.status()["actors"] if one["name"].endswith("@3")
     )
     os.kill(stopped, signal.SIGSTOP)
     try:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from inside import core_of
+from inside import core_of, transaction_of
 from sim_history import CommittedOffset, Outcome, Write
 from sim_stage import (
     CALLS_AGAIN_MAX,
@@ -405,7 +405,7 @@ async def _careless_positions(
 ) -> None:
     """Send what are no positions, and go on as if nothing had been raised."""
     wrong, who = chance.choice(WRONG_POSITIONS)(positions, group)
-    state = core_of(producer)._state
+    state = transaction_of(producer)
     assert state is not None
     was_over = state.status is TransactionStatus.FATAL_ERROR
     try:

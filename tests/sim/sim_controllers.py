@@ -69,9 +69,9 @@ class Controllers:
     def voters(self) -> tuple[VoterMetadata, ...]:
         """The voters of the metadata log, as a controller that serves knows them; else nobody."""
         controller = self.server(CONTROLLER_ACTOR)
-        if controller is None or not controller._runtime.is_loaded:
+        if controller is None or not controller.shell.runtime.is_loaded:
             return ()
-        described: tuple[VoterMetadata, ...] = controller._voters.described()
+        described: tuple[VoterMetadata, ...] = controller.shell.voters.described()
         return described
 
     def mislead(self) -> None:

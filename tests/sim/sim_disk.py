@@ -28,7 +28,7 @@ class SimDisk(CrashDisk):
 
     def __init__(self, root: Directory, locked: set[Path]) -> None:
         super().__init__()
-        self._root = root
+        self.root = root
         self._locked = locked
         self._own_locks: list[Path] = []
         self.on_death: Callable[[str], None] | None = None
@@ -45,23 +45,18 @@ class SimDisk(CrashDisk):
         """Operations done in this life."""
         return len(self.history)
 
-    @property
-    def root(self) -> Directory:
-        """The tree, as processes see it and as it would survive."""
-        return self._root
-
     def next_life(self) -> SimDisk:
         """The same files for another process; planned failures stay behind."""
-        disk = SimDisk(self._root, self._locked)
-        disk._bad_sectors = self._bad_sectors
+        disk = SimDisk(self.root, self._locked)
+        disk.bad_sectors = self.bad_sectors
         disk.capacity_bytes = self.capacity_bytes
         return disk
 
     def after_loss(self, data: DataLoss, names: NameLoss, random: Random) -> SimDisk:
         """What a power loss leaves, for a process of the next boot."""
         survivor = self.after_power_loss(data, names, random)
-        disk = SimDisk(survivor._root, set())
-        disk._bad_sectors = survivor._bad_sectors
+        disk = SimDisk(survivor.root, set())
+        disk.bad_sectors = survivor.bad_sectors
         disk.capacity_bytes = self.capacity_bytes
         return disk
 

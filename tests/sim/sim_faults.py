@@ -288,7 +288,7 @@ class Faults:
             machine = server.replica.machine
             if machine.last_stable_offset != machine.log_end_offset:
                 return False
-            if name.startswith("transaction:") and not _is_at_rest(server.machine):
+            if name.startswith("transaction:") and not _is_at_rest(server.shell.machine):
                 return False
         return True
 

@@ -187,7 +187,7 @@ def are_led(world: World) -> bool:
     controller = world.server(CONTROLLER_ACTOR)
     return controller is not None and all(
         partition.leader >= 0
-        for topic in controller.machine.topics.values()
+        for topic in controller.shell.machine.topics.values()
         for partition in topic.partitions
     )
 

@@ -36,7 +36,6 @@ from oncelog.actors.protocol.transaction.transaction_state import (
     TransactionState,
     txn_markers,
 )
-from oncelog.actors.replica.follower_log import FollowerLog
 from oncelog.actors.replica.partition_leader import PartitionLeader
 from oncelog.actors.replica.replica_log import ReplicaLog
 from oncelog.actors.transactions.transaction_coordinator import TransactionCoordinator
@@ -435,7 +434,7 @@ def watching() -> Iterator[LogWatch]:
         (ClusterMachine, "_apply_to_partition", ClusterMachine._apply_to_partition),
         (GroupTable, "apply", GroupTable.apply),
         (ReplicaLog, "__init__", ReplicaLog.__init__),
-        (FollowerLog, "_cut", FollowerLog._cut),
+        (ReplicaLog, "cut", ReplicaLog.cut),
         (PartitionLeader, "delete_records", PartitionLeader.delete_records),
         (TransactionCoordinator, "load", TransactionCoordinator.load),
     ]
@@ -518,7 +517,7 @@ def _deleting(watch: LogWatch, method: Method) -> Method:
 
 def _reading(watch: LogWatch, method: Method) -> Method:
     async def load(self: TransactionCoordinator) -> None:
-        with watch.loading(self.machine.ids, lambda: self._runtime.is_loaded):
+        with watch.loading(self.machine.ids, lambda: self.runtime.is_loaded):
             await method(self)
 
     return load

@@ -20,7 +20,6 @@ from oncelog.actors.launch.assembly import DiskRefusedError, Environment, Leader
 from oncelog.actors.launch.broker import Broker
 from oncelog.actors.launch.host import Host
 from oncelog.actors.protocol.messages.transaction import DriverProcess
-from oncelog.actors.rpc.actor_transport import LocalTransport
 from oncelog.actors.rpc.dispatch import Dispatch
 from oncelog.api.admin.admin import AsyncAdmin
 from oncelog.api.config import ConsumerSettings, ProducerSettings
@@ -158,10 +157,8 @@ class ActorProcess(Process):
     def answer_with(self, server: Any) -> None:
         """Serve calls with ``server``; a host also with the replicas that it holds."""
         self.server = server
-        find = server.find if isinstance(server, Host) else None
-        self.dispatch = Dispatch(server, on_bug=self.die_of_bug, find=find)
-        if isinstance(self.transport, LocalTransport):
-            self.transport.dispatch = self.dispatch
+        is_host = isinstance(server, Host)
+        self.dispatch = server.dispatch if is_host else Dispatch(server, on_bug=self.die_of_bug)
 
     @property
     def servers(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ class Readiness:
     def placements(self) -> list[Placement]:
         """Every replica that the controller knows; none while it is dead."""
         controller = self.server(CONTROLLER_ACTOR)
-        return [] if controller is None else controller.machine.placements()
+        return [] if controller is None else controller.shell.machine.placements()
 
     def replicas_of(self, topic_partition: TopicPartition) -> list[Placement]:
         """Where the controller has the replicas of a partition, the preferred leader first."""
@@ -31,7 +31,7 @@ class Readiness:
         replicas = self.replicas_of(topic_partition)
         if not replicas:
             return None
-        topic = self.server(CONTROLLER_ACTOR).machine.topics[topic_partition.topic]
+        topic = self.server(CONTROLLER_ACTOR).shell.machine.topics[topic_partition.topic]
         leader = topic.partitions[topic_partition.partition].leader
         if leader == NO_LEADER:
             return replicas[0]
@@ -50,7 +50,7 @@ class Readiness:
     def is_serving(self) -> bool:
         """Whether everything that the controller knows is ready."""
         controller = self.server(CONTROLLER_ACTOR)
-        if controller is None or not controller._runtime.is_loaded:
+        if controller is None or not controller.shell.runtime.is_loaded:
             return False
         return bool(self.placements()) and not self.unready()
 
@@ -65,7 +65,7 @@ class Readiness:
 
     def out_of_sync(self) -> list[str]:
         """The replicas that are not in sync, and partitions that nobody leads."""
-        topics = self.server(CONTROLLER_ACTOR).machine.topics
+        topics = self.server(CONTROLLER_ACTOR).shell.machine.topics
         found = []
         for placement in self.placements():
             tp = placement.topic_partition
@@ -83,7 +83,7 @@ class Readiness:
         is_needed = any(one.is_behind for one in voters if one.broker_id != number)
         if is_needed or len(voters) < VOTERS_MAX:
             return False
-        topics = self.server(CONTROLLER_ACTOR).machine.topics.values()
+        topics = self.server(CONTROLLER_ACTOR).shell.machine.topics.values()
         return not any(number in one.isr for topic in topics for one in topic.partitions)
 
     def is_copied(self) -> bool:

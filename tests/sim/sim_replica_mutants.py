@@ -22,9 +22,8 @@ from oncelog.actors.protocol.partition import following, quorum_replication
 from oncelog.actors.protocol.partition.followers import FollowerProgress, InSyncReplicas, Push
 from oncelog.actors.protocol.partition.following import FollowerReplication, ReplicateVerdict
 from oncelog.actors.protocol.partition.replication import LeaderReplication
-from oncelog.actors.replica.follower_log import FollowerLog
-from oncelog.actors.replica.metadata_replica import MetadataLog
 from oncelog.actors.replica.replica import Replica
+from oncelog.actors.replica.replica_log import ReplicaLog
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
     CLUSTER_METADATA_TOPIC,
@@ -53,15 +52,15 @@ def _fastest_follower() -> Any:
 
 def _acknowledge_unsynced() -> Any:
     """Followers answer for what they have written, and sync it when they may; voters do not."""
-    real = FollowerLog._until_synced
+    real = ReplicaLog.until_synced
 
-    async def until_synced(self: FollowerLog, offset: int) -> ErrorCode:
-        if isinstance(self, MetadataLog):
+    async def until_synced(self: ReplicaLog, offset: int) -> ErrorCode:
+        if self.topic_partition.topic == CLUSTER_METADATA_TOPIC:
             return await real(self, offset)
-        self._synced_offset = max(self._synced_offset, offset)
+        self.synced_offset = max(self.synced_offset, offset)
         return ErrorCode.NONE
 
-    return mock.patch.object(FollowerLog, "_until_synced", until_synced)
+    return mock.patch.object(ReplicaLog, "until_synced", until_synced)
 
 
 def _few_are_enough() -> Any:
@@ -190,7 +189,7 @@ def _unchecked_copies(*, is_internal: bool) -> Iterator[None]:
 
     In the topics of coordinators, or of users; a controller would not load such a log.
     """
-    real = Replica._request_of
+    real = Replica.request_of
     pushes = itertools.count(1)
 
     def request_of(self: Replica, push: Push) -> ReplicateRequest | None:
@@ -204,7 +203,7 @@ def _unchecked_copies(*, is_internal: bool) -> Iterator[None]:
         return structs.replace(request, batches=bytes(flipped))
 
     with (
-        mock.patch.object(Replica, "_request_of", request_of),
+        mock.patch.object(Replica, "request_of", request_of),
         mock.patch.object(following, "crc_matches", return_value=True),
     ):
         yield
@@ -221,7 +220,7 @@ def leads_on() -> Iterator[None]:
     """A leader that is told of a newer epoch leads on, whoever tells it."""
     with (
         mock.patch.object(LeaderReplication, "step_down"),
-        mock.patch.object(Replica, "_lose_leadership"),
+        mock.patch.object(Replica, "lose_leadership"),
     ):
         yield
 

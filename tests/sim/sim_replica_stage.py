@@ -116,7 +116,7 @@ def replica(world: World, broker: int, partition: int = 0) -> Replica:
 
 def state(world: World, partition: int = 0) -> Any:
     """What the controller has recorded."""
-    return world.server("controller").machine.topics["a"].partitions[partition]
+    return world.server("controller").shell.machine.topics["a"].partitions[partition]
 
 
 def leader(world: World, partition: int = 0) -> int:

@@ -23,7 +23,7 @@ from oncelog.actors.interfaces import broker_actor
 from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.partition.bounds import PartitionBounds, Role
-from oncelog.actors.replica.metadata_replica import MetadataReplica
+from oncelog.actors.replica.metadata_replica import MetadataLeader
 from oncelog.actors.replica.replica import Replica
 from oncelog.actors.replica.replica_log import ReplicaLog
 from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
@@ -187,8 +187,8 @@ class ReplicaWatch:
             return
         tp, end = machine.topic_partition, machine.high_watermark
         wanted, counted = leader._min_insync_replicas, None
-        if isinstance(leader, MetadataReplica):
-            counted = leader.voters or (leader.config.broker_id,)
+        if isinstance(leader.role, MetadataLeader):
+            counted = leader.role.voters or (leader.config.broker_id,)
             wanted = len(counted) // 2 + 1
         copies = [
             broker_id
@@ -292,7 +292,7 @@ def _unequal_batches(tp: TopicPartition, logs: list[bytes]) -> list[Violation]:
 
 def stale_settings(world: Any) -> list[Violation]:
     """At peace every leader follows the settings that the controller has recorded last."""
-    machine, found = world.server("controller").machine, []
+    machine, found = world.server("controller").shell.machine, []
     for replica in world.replicas().values():
         tp, told = replica.topic_partition, machine.leadership(replica.topic_partition)
         if told is None or replica.leadership.topic_id != told.topic_id:
@@ -308,7 +308,7 @@ def stale_settings(world: Any) -> list[Violation]:
 def unequal_metadata(world: Any) -> list[Violation]:
     """At peace every voter's log gives what the controller knows, wherever the log begins."""
     found, controller = [], world.server("controller")
-    expected = state_of(controller.machine)
+    expected = state_of(controller.shell.machine)
     for replica in (controller.replica, *_metadata_copies(world)):
         loaded = ClusterMachine()
         for batch in replica.replay():
@@ -334,7 +334,7 @@ def _metadata_copies(world: Any) -> list[ReplicaLog]:
     brokers = [world.server(broker_actor(number)) for number in world.node_numbers()]
     copies = [None if broker is None else copy_of(broker) for broker in brokers]
     # One beside the controller waits for its directory, in vain.
-    return [copy for copy in copies if copy is not None and copy.is_following]
+    return [copy.replica for copy in copies if copy is not None and copy.replica.is_following]
 
 
 def bytes_from(replica: ReplicaLog, begin: int) -> bytes:
@@ -377,7 +377,7 @@ def beginning(watch: Any, method: Method) -> Method:
 
 
 def cutting(watch: Any, method: Method) -> Method:
-    """Around ``FollowerLog._cut``."""
+    """Around ``ReplicaLog.cut``."""
 
     async def cut(self: Any, verdict: Any) -> None:
         high_watermark = self.machine.high_watermark

@@ -126,7 +126,7 @@ def _transactions(player: Player, *, is_open: bool) -> list[TransactionDescripti
     return [
         found
         for _, server in _coordinators(player)
-        for found in server.machine.operations.matching(DescribeTransactionsRequest(), 0)
+        for found in server.shell.machine.operations.matching(DescribeTransactionsRequest(), 0)
         if not found.member_count
         if not is_open or found.state == TransactionState.ONGOING.value
     ]
@@ -222,7 +222,7 @@ async def _own_ticket(player: Player) -> bytes | None:
 
 async def _ticket_of_another_partition(player: Player, forgery: Forgery) -> bytes | None:
     for name, server in _coordinators(player):
-        for found in server.machine.operations.describe((forgery.transactional_id,)):
+        for found in server.shell.machine.operations.describe((forgery.transactional_id,)):
             others = [tp for tp in found.partitions if tp != forgery.topic_partition]
             enrolled = [tp for tp in others if tp in player.stage.partitions]
             if not enrolled:

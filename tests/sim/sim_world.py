@@ -43,12 +43,11 @@ from sim_story import Story, StoryHandler
 
 from oncelog.actors.config import BrokerConfig, ClusterConfig, HostConfig, ReplicaConfig
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, broker_actor
-from oncelog.actors.launch.assembly import server_of
+from oncelog.actors.launch.assembly import ReplicaServer, shell_of
 from oncelog.actors.launch.broker import Broker
 from oncelog.actors.launch.controller_server import ControllerServer
 from oncelog.actors.launch.host import Host
 from oncelog.actors.replica.replica import Replica
-from oncelog.actors.rpc.actor_transport import LocalTransport
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC
 
 ActorConfig = ReplicaConfig | HostConfig | BrokerConfig
@@ -290,7 +289,6 @@ class World(Faults, Nodes, Controllers, Readiness):
     def _build(self, process: ActorProcess, config: ActorConfig) -> None:
         asyncio._set_running_loop(self.loop)
         if isinstance(config, HostConfig):
-            process.transport = LocalTransport(process.name, process.transport)
             host = Host(config, process.environment())
             process.answer_with(host)
             host.begin()
@@ -310,7 +308,7 @@ class World(Faults, Nodes, Controllers, Readiness):
             )
             process.answer_with(controller)
         else:
-            process.answer_with(server_of(config.topic)(config, process.environment()))
+            process.answer_with(ReplicaServer(config, process.environment(), shell_of))
         if not self.loop.is_running():
             asyncio._set_running_loop(None)
 

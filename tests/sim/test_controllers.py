@@ -100,7 +100,7 @@ def test_the_controller_dies_with_its_node_and_another_goes_on_with_all(world: W
     second = world.controller_node
     world.kill_node(second, is_power_lost=True)
     until_taken_over(world, second)
-    assert {"a", "b", "c"} <= world.server("controller").machine.topics.keys()
+    assert {"a", "b", "c"} <= world.server("controller").shell.machine.topics.keys()
     assert all(write(world, ["c"]))
     world.quiesce()
     assert read(world) == ["a", "b", "c"]
@@ -157,7 +157,7 @@ def test_a_controller_that_hung_decides_nothing_once_it_goes_on(world: World) ->
     assert all(write(world, ["a"]))
     world.quiesce()
     until(world, world.has_three_voters)
-    assert "lost" not in world.server("controller").machine.topics
+    assert "lost" not in world.server("controller").shell.machine.topics
 
 
 async def _make(client: Any, name: str) -> None:

@@ -152,7 +152,7 @@ def test_a_host_that_missed_a_deletion_ends_the_replicas_when_it_is_back(world: 
         await client.transport.call("controller", request, timeout_ms=60_000)
 
     world.run(gone.spawn(delete(gone)))
-    assert not controller.machine.hosted(1, 1)[4:]
+    assert not controller.shell.machine.hosted(1, 1)[4:]
     world.resume(HOST)
     world.run_for(10.0)
     assert not [name for name in world.servers() if name.startswith("partition:a-")]

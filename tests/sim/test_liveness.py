@@ -14,7 +14,7 @@ from sim_replica_stage import replicated
 from sim_world import SimulationError, World
 
 from oncelog.actors.coordination.actor_watch import ActorWatch, WatchReport
-from oncelog.actors.launch.assembly import ReplicationCalls
+from oncelog.actors.launch.assembly import ReplicaServer
 from oncelog.actors.launch.controller_server import ControllerServer
 from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
 from oncelog.actors.protocol.effects import Decision
@@ -103,7 +103,7 @@ PROTECTIONS = {
         1,
     ),
     "a leader whose disk refuses gives way": (
-        lambda: mock.patch.object(ReplicationCalls, "refusing_replicas", return_value=()),
+        lambda: mock.patch.object(ReplicaServer, "refusing_replicas", return_value=()),
         "disks full",
         2,
     ),

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from inside import moves_of
 from sim_world import World, WorldSettings
 
 from oncelog.actors.config import ClusterConfig
@@ -67,7 +66,7 @@ def admin(world: World, method: str, *arguments: Any) -> None:
 
 
 def partition(world: World, tp: TopicPartition = TP) -> PartitionState:
-    machine = world.server("controller").machine
+    machine = world.server("controller").shell.machine
     found: PartitionState = machine.topics[tp.topic].partitions[tp.partition]
     return found
 
@@ -139,7 +138,7 @@ def test_a_replica_on_a_dead_broker_moves_and_its_files_go_when_that_is_back(
     admin(world, "reassign_partition", "a", 0, [leader, new])
     world.run_until(lambda: has_moved(world, leader, new))
     world.start_node(gone)
-    leaving = moves_of(world.server("controller")).leaving
+    leaving = world.server("controller").shell.moves.leaving
     world.run_until(lambda: not len(leaving))
     assert has_moved(world, leader, new)
     assert read(world) == ["a"]
@@ -147,7 +146,7 @@ def test_a_replica_on_a_dead_broker_moves_and_its_files_go_when_that_is_back(
 
 def test_a_broker_is_drained_of_everything_and_coordinators_serve_on(world: World) -> None:
     write(world, "a")
-    machine = world.server("controller").machine
+    machine = world.server("controller").shell.machine
 
     def on(broker_id: int) -> int:
         return sum(one.broker_id == broker_id for one in machine.placements())
@@ -190,7 +189,7 @@ def test_one_of_three_brokers_is_drained_and_used_again() -> None:
     """The coordinators' topics have two replicas meanwhile; a user's would need three brokers."""
     settings = WorldSettings(**(BROKERS | {"brokers": 3}))
     with World(seed=3, topics={"a": 1}, settings=settings) as world:
-        machine = world.server("controller").machine
+        machine = world.server("controller").shell.machine
         internal = [
             machine.topics[name] for name in sorted(INTERNAL_TOPICS & machine.topics.keys())
         ]

@@ -6,7 +6,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from inside import moves_of
 from sim_world import World, WorldSettings
 
 from oncelog.actors.config import ClusterConfig
@@ -113,13 +112,13 @@ class Walk:
         self.world.quiesce()
         self.world.run_until(lambda: not self.partition.is_moving)
         self.world.run_until(lambda: set(self.partition.isr) == set(self.partition.replicas))
-        self.world.run_until(lambda: not len(moves_of(self.world.server("controller")).leaving))
+        self.world.run_until(lambda: not len(self.world.server("controller").shell.moves.leaving))
         self.world.run_until(lambda: set(self.logs()) == set(self.partition.replicas))
         self.world.run_until(lambda: len(set(self.logs().values())) == 1)
 
     @property
     def partition(self) -> Any:
-        return self.world.server("controller").machine.topics["a"].partitions[0]
+        return self.world.server("controller").shell.machine.topics["a"].partitions[0]
 
     def logs(self) -> dict[int, bytes]:
         """The bytes of each log of the partition that something has open, by broker."""

@@ -65,7 +65,7 @@ def spawn(world: World, work: Any) -> Any:
 
 def partitions(world: World) -> list[Any]:
     """What the controller has recorded."""
-    found: list[Any] = world.server("controller").machine.topics["new"].partitions
+    found: list[Any] = world.server("controller").shell.machine.topics["new"].partitions
     return found
 
 
@@ -76,7 +76,7 @@ def test_a_new_topic_is_led_although_a_first_leader_dies_at_once(
     """1. A topic is made. 2. A node dies that is to lead some of it, and stays away."""
     creating = spawn(world, create)
     world.run_for(delay_s)
-    assert "new" in world.server("controller").machine.topics
+    assert "new" in world.server("controller").shell.machine.topics
     world.kill_node(2)
     world.run(creating, limit_s=LED_LIMIT_S)
     world.run(spawn(world, write_all), limit_s=LED_LIMIT_S)
@@ -93,7 +93,7 @@ def test_with_the_first_leader_alone_in_sync_an_empty_partition_has_no_leader(
     none_is_eligible = mock.patch.object(PartitionState, "_keep_eligible", return_value=None)
     with mock.patch.object(cluster_machine, "after_start", alone), none_is_eligible:
         creating = spawn(world, create)
-        topics = world.server("controller").machine.topics
+        topics = world.server("controller").shell.machine.topics
         while "new" not in topics or all(one.leader != 2 for one in partitions(world)):
             world.run_for(0.001)
         world.kill_node(2)

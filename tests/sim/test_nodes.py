@@ -63,12 +63,12 @@ def write(world: World, text: str, *, node: int = ELSEWHERE) -> list[bool]:
 
 
 def told_live(world: World) -> dict[int, bool]:
-    described = world.server("controller")._members.brokers.described()
+    described = world.server("controller").shell.members.brokers.described()
     return {one.broker_id: one.is_live for one in described}
 
 
 def directory_ids(world: World) -> list[str]:
-    brokers = world.server("controller").machine.broker_states
+    brokers = world.server("controller").shell.machine.broker_states
     return [brokers[number].directory_id for number in sorted(brokers) if number > 1]
 
 

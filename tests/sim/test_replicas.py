@@ -26,8 +26,8 @@ from sim_replica_stage import (
 )
 from sim_world import World
 
+from oncelog.actors.groups.group_coordinator import GroupCoordinator
 from oncelog.actors.interfaces import holder_of
-from oncelog.actors.launch.assembly import GroupCoordinatorServer
 from oncelog.actors.protocol.messages.group import OffsetFetchReply, OffsetFetchRequest
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import OncelogError
@@ -126,7 +126,7 @@ def group_coordinator(world: World) -> Any:
     return next(
         server
         for server in world.servers().values()
-        if isinstance(server, GroupCoordinatorServer)
+        if isinstance(server.shell, GroupCoordinator)
         and server.replica.availability() is ErrorCode.NONE
         and server.replica.machine.log_end_offset
     )

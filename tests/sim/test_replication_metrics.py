@@ -63,7 +63,7 @@ def told(world: World, name: str) -> dict[str, float]:
         metrics.sink, metrics._reported, metrics._raised = sink, {}, set()
         if name == "controller":
             server.cluster_metrics = ControllerMetrics(
-                machine=server.machine, sink=sink, broker_id=1
+                machine=server.shell.machine, sink=sink, broker_id=1
             )
         server.report_metrics()
 

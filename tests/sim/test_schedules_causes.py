@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from inside import core_of
+from inside import transaction_of
 from sim_schedules import Play, Writer
 
 from oncelog.actors.protocol.messages.transaction import AbortTransactionRequest
@@ -35,7 +35,7 @@ def test_a_producer_that_was_too_slow_is_told_of_the_timeout_and_goes_on():
         told = late_record(play, writer)
         assert "transaction_timeout_ms=2000" in str(told)
         assert "nobody has taken over" in str(told)
-        assert core_of(writer.producer)._state.error.code is ErrorCode.TRANSACTION_TIMED_OUT
+        assert transaction_of(writer.producer).error.code is ErrorCode.TRANSACTION_TIMED_OUT
         writer.abort()
         writer.transaction(a="a2", b="b2")
         assert (play.read("a"), play.read("b")) == (["a2"], ["b2"])
@@ -77,4 +77,4 @@ def test_a_producer_that_was_replaced_is_told_by_whom():
         gate.release()
         with pytest.raises(OncelogError, match="a newer producer of 'T' is known"):
             play.end(sending)
-        assert core_of(writer.producer)._state.error.code is ErrorCode.PRODUCER_FENCED
+        assert transaction_of(writer.producer).error.code is ErrorCode.PRODUCER_FENCED

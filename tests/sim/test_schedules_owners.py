@@ -224,11 +224,13 @@ def _age(play: Play, producer_epoch: int) -> None:
     assert process is not None
     server = process.server
     metadata = structs.replace(
-        server.machine.ids.metadata("T"), producer_epoch=producer_epoch, last_producer_epoch=-1
+        server.shell.machine.ids.metadata("T"),
+        producer_epoch=producer_epoch,
+        last_producer_epoch=-1,
     )
     record = LogRecord(encode_key("T"), encode_value(metadata))
     decision = Decision(reply=InitProducerIdReply(), records=(record,))
-    play.end(process.spawn(server._runtime.execute("T", lambda _: decision)))
+    play.end(process.spawn(server.shell.runtime.execute("T", lambda _: decision)))
     play.crash(C)
 
 

@@ -13,7 +13,7 @@ import pytest
 from deadlines import wait_for
 from ray_nodes import Nodes, can_unshare
 
-pytestmark = [pytest.mark.ray, pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.nodes, pytest.mark.spark, pytest.mark.slow]
 
 HELPERS = Path(__file__).resolve().parent.parent / "helpers"
 DRIVER_TIMEOUT_S = 500
@@ -147,18 +147,12 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         patch.setenv("PYTHONWARNINGS", "ignore")
         found = Nodes(tmp_path_factory.mktemp("nodes"), head_labels="broker=1")
         try:
-            assert found.run("start", "--data-dir", str(found.data / "log")).returncode == 0
+            assert found.start_log().returncode == 0
             found.start_node("two", "127.0.0.2", labels="broker=2")
-            wait_for(lambda: _live(found) == {1, 2}, "both brokers")
+            wait_for(lambda: found.brokers() == {1: "alive", 2: "alive"}, "both brokers")
             yield found
         finally:
             found.close()
-
-
-def _live(nodes: Nodes) -> set[int]:
-    shown = nodes.run("status", "--json").stdout
-    brokers = json.loads(shown)["brokers"] if shown else []
-    return {one["broker_id"] for one in brokers if one["state"] == "alive"}
 
 
 def create(nodes: Nodes, topic: str, partitions: int) -> list[dict[str, Any]]:

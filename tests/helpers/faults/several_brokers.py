@@ -79,7 +79,7 @@ def several_brokers(
         for broker_id in broker_ids:
             start_node(nodes, broker_id)
         options = [word for pair in settings.items() for word in ("--config", "=".join(pair))]
-        started = nodes.run("start", "--data-dir", str(nodes.data / "log"), *options)
+        started = nodes.start_log(*options)
         if started.returncode:
             raise OSError(f"the log did not start: {started.stdout} {started.stderr}")
         cluster = oncelog.connect(nodes.address)

@@ -68,6 +68,18 @@ class _Strike:
         return bool(self.stopped or self.cut or self.filler)
 
 
+def take_all(filler: Path) -> None:
+    """Leave no room on the disk of this file."""
+    with filler.open("wb") as file:
+        size_bytes = shutil.disk_usage(filler).free
+        while size_bytes >= PAGE_BYTES:
+            try:
+                os.posix_fallocate(file.fileno(), file.tell(), size_bytes)
+                file.seek(size_bytes, os.SEEK_CUR)
+            except OSError:  # Others write meanwhile; and not all that is free can be had.
+                size_bytes //= 2
+
+
 class StruckNodes:
     """Strikes nodes, and keeps every other one running, in a thread until ``stop``.
 
@@ -141,14 +153,7 @@ class StruckNodes:
     def fill(self, number: int, fault: Fault, broker_id: int) -> list[int]:
         """Leave no room on the disk of the node, which ``can_fill``."""
         filler = self._disk(broker_id) / "filler"
-        with filler.open("wb") as file:
-            size_bytes = shutil.disk_usage(filler).free
-            while size_bytes >= PAGE_BYTES:
-                try:
-                    os.posix_fallocate(file.fileno(), file.tell(), size_bytes)
-                    file.seek(size_bytes, os.SEEK_CUR)
-                except OSError:  # Others write meanwhile; and not all that is free can be had.
-                    size_bytes //= 2
+        take_all(filler)
         self._begin(number, fault, broker_id, filler=filler)
         return [self._process(broker_id).pid]
 

@@ -19,7 +19,7 @@ from faults.client import (
     polled,
     repeat,
 )
-from inside import core_of
+from inside import transaction_of
 
 from oncelog.storage.exceptions import OncelogError
 
@@ -54,7 +54,7 @@ class TransactionalClient(Client):
             producer.close(1_000)
             raise LifeEnded(f"init_transactions: {error}") from error
         # The public call answers with the commit token only.
-        identity = core_of(producer)._state.identity
+        identity = transaction_of(producer).identity
         self.writer.complete(
             "ok", [identity.producer_id, identity.producer_epoch], txn_id=transactional_id
         )

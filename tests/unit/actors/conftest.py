@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replicas import FLIGHTS, TOPIC_ID, replica_of
+from replicas import FLIGHTS, TOPIC_ID, RecordedEvents, replica_of
 from virtual_time import ManualClock
 
 from oncelog.actors.config import ClusterConfig
@@ -44,6 +44,7 @@ class LeaderHarness:
         self.filesystem: Any = RealFileSystem()
         self.tp = FLIGHTS
         self.cluster = ClusterConfig(out_of_order_wait_ms=200)
+        self.events = RecordedEvents()
         self.leader: PartitionLeader
 
     @property
@@ -71,6 +72,7 @@ class LeaderHarness:
                 "filesystem": self.filesystem,
                 "clock": self.clock,
                 "background": self.background,
+                "events": self.events,
                 "log_source": self.log_source,
             },
             cluster=self.cluster,

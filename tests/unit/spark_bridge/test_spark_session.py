@@ -54,8 +54,9 @@ def test_a_save_without_a_mode_is_told_which_and_why(source, is_told):
     with pytest.raises(AnalysisException) as told:
         explained(save)("writer", path="t")
     assert told.value is refusal
-    advice = "\n".join(getattr(refusal, "__notes__", []))
-    assert (".mode('append')" in advice) is is_told
+    if sys.version_info >= (3, 11):  # Python 3.10 has no notes
+        advice = "\n".join(getattr(refusal, "__notes__", []))
+        assert (".mode('append')" in advice) is is_told
 
 
 class NotedWriter:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -52,15 +53,23 @@ class FailingHandle:
         self._filesystem.synced.append(self._name)
 
     def duplicate(self) -> FailingHandle:
-        return FailingHandle(self._inner.duplicate(), self._filesystem, self._name)
+        return self._filesystem.handle_of(self._inner.duplicate(), self._name)
 
 
 class FailingFileSystem(RealFileSystem):
-    """The real file system, but ``fail`` makes one kind of call on one kind of file fail."""
+    """The real file system, but ``fail`` makes one kind of call on one kind of file fail.
+
+    It owns the files that it opens: ``close`` closes those that a test leaves open.
+    """
 
     def __init__(self) -> None:
         self._plan: dict[tuple[str, str], int] = {}
         self.synced: list[str] = []
+        self._handles: list[FailingHandle] = []
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.close()
 
     def fail(self, call: str, suffix: str, number: int = errno.EIO) -> None:
         self._plan[call, suffix] = number
@@ -80,15 +89,20 @@ class FailingFileSystem(RealFileSystem):
             raise failure
 
     def open(self, path: Path, *, create: bool) -> FailingHandle:  # type: ignore[override]
-        return FailingHandle(super().open(path, create=create), self, path.name)
+        return self.handle_of(super().open(path, create=create), path.name)
+
+    def handle_of(self, inner: FileHandle, name: str) -> FailingHandle:
+        self._handles.append(FailingHandle(inner, self, name))
+        return self._handles[-1]
 
     def sync_directory(self, path: Path) -> None:
         self.check("sync_directory", path.name)
 
 
 @pytest.fixture
-def filesystem() -> FailingFileSystem:
-    return FailingFileSystem()
+def filesystem() -> Iterator[FailingFileSystem]:
+    with contextlib.closing(FailingFileSystem()) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

@@ -66,7 +66,12 @@ class Members:
             data_dir="/own",
             config=CONFIG,
             execute=self.execute,
+            without_vote=lambda _broker_id: (),
+            is_current=self.is_current,
         )
+
+    async def is_current(self) -> bool:
+        return True
 
     async def execute(self, request: Any, decide: Callable[[int], Decision[Any]]) -> Any:
         if not self.is_serving:

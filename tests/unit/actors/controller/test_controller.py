@@ -363,7 +363,7 @@ def test_a_leader_changes_its_isr_and_who_is_in_it_leads_after_it(tmp_path: Path
         assert told[-1][0] == "partition:flights-0@2"
         assert told[-1][1].leadership == controller.machine.leadership(FLIGHT)
         silent = structs.replace(beat, silent_actors=("partition:flights-0@2",))
-        controller._members._started_ms.clear()  # As if a session had passed since its start.
+        controller.members._started_ms.clear()  # As if a session had passed since its start.
         assert (await controller.broker_heartbeat(silent)).error is ErrorCode.NONE
         before = partition_of(controller)
         assert (before.leader, before.leader_epoch, before.isr) == (1, 1, (1,))

@@ -254,7 +254,7 @@ def test_a_controller_that_was_followed_ends_nothing_that_it_does_not_know(play:
             controller.replica.halt()
             return False
 
-        controller._voters.is_current = is_current  # type: ignore[method-assign]
+        controller.voters.is_current = is_current  # type: ignore[method-assign]
         assert not await controller._end_undeclared()
         assert world.events == []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 from controller_world import CLUSTER_ID, ControllerWorld
 from deadlines import to_its_end, until
-from inside import moves_of
 
 from oncelog.actors.config import ClusterConfig
 from oncelog.actors.controller import moves as controller_moves
@@ -122,7 +120,7 @@ class Cluster:
         Leaders of internal topics are elected first.
         """
         for _ in range(3):
-            await moves_of(self.controller).move_on()
+            await self.controller.moves.move_on()
             for topic in self.controller.machine.topics.values():
                 for number, partition in enumerate(topic.partitions):
                     tp = TopicPartition(topic.name, number)
@@ -132,14 +130,14 @@ class Cluster:
                         await self.sync(tp, *partition.replicas)
 
     def leaving(self) -> LeavingReplicas:
-        return moves_of(self.controller).leaving
+        return self.controller.moves.leaving
 
     async def settled(self) -> None:
         """Until nothing is left to be removed."""
         await until(lambda: not len(self.leaving()))
 
     async def stop(self) -> None:
-        await asyncio.gather(*self.controller._tasks.cancel(), return_exceptions=True)
+        await self.controller.stop()
         await self.controller.replica.stop()
 
     async def restart(self) -> None:
@@ -281,7 +279,7 @@ def test_a_replica_on_a_fenced_broker_is_removed_when_that_is_back(play: Any) ->
         leader, gone = cluster.partition(TP).replicas
         kept = (leader,)
         (added,) = {1, 2, 3} - {leader, gone}
-        await cluster.controller._members._fence(gone)
+        await cluster.controller.members._fence(gone)
         assert (await cluster.reassign(*kept, added)).error is ErrorCode.NONE
         await cluster.sync(TP, *kept, added)
         await until(lambda: len(cluster.leaving()) == 1)
@@ -316,7 +314,7 @@ def test_a_controller_that_starts_goes_on_with_moves(play: Any) -> None:
         await cluster.join(2)
         await cluster.create()
         await cluster.reassign(2)
-        moves_of(cluster.controller).on_changed = lambda _partitions: None
+        cluster.controller.moves.on_changed = lambda _partitions: None
         await cluster.sync(TP, 1, 2)
         cluster.world.started.clear()
         await cluster.restart()
@@ -414,7 +412,7 @@ def test_internal_topics_grow_and_their_leaders_are_spread(play: Any) -> None:
     async def scenario(cluster: Cluster) -> None:
         assert set(internal(cluster).values()) == {(1,)}
         await cluster.join(2, 3)
-        await moves_of(cluster.controller).move_on()
+        await cluster.controller.moves.move_on()
         replicas = internal(cluster)
         assert {tp: (one[0], sorted(one)) for tp, one in replicas.items()} == {
             TopicPartition(name, number): (number + 1, [1, 2, 3])
@@ -444,11 +442,11 @@ def test_preferred_leaders_that_are_in_sync_lead_again(play: Any) -> None:
         await cluster.join(2)
         await cluster.create()
         await cluster.reassign(2, 1)
-        await moves_of(cluster.controller).balance()
+        await cluster.controller.moves.balance()
         assert cluster.partition(TP).leader == 1
         await cluster.sync(TP, 1, 2)
         await until(lambda: cluster.partition(TP).adding == ())
-        await moves_of(cluster.controller).balance()
+        await cluster.controller.moves.balance()
         assert (cluster.partition(TP).leader, cluster.partition(TP).replicas) == (2, (2, 1))
 
     play(scenario)

@@ -41,7 +41,7 @@ class Actors:
             return request.failed(ErrorCode.REQUEST_TIMED_OUT)
         if actor not in self.dead and request.hold_ms:
             ends = self._open.setdefault(actor, asyncio.Event())
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(ends.wait(), request.hold_ms / 1000)
                 return request.failed(ErrorCode.NETWORK_EXCEPTION)
         if actor in self.dead:

@@ -108,7 +108,7 @@ def test_every_voter_drops_what_is_before_the_snapshot(tmp_path: Path) -> None:
         begins_at = controller_of(world).replica.log.log_start_offset
         assert begins_at > RECORDS_MAX
         for number in (2, 3):
-            log = copy_on(world.nodes[number]).log
+            log = copy_on(world.nodes[number]).replica.log
             assert log.log_start_offset == begins_at
             assert copy_on(world.nodes[number]).electorate.voters == (1, 2, 3)
         world.nodes[1].kill()
@@ -136,14 +136,14 @@ def test_a_voter_that_was_away_and_one_with_a_new_disk_are_given_the_snapshot(
         three.is_up = True
         three.start_broker()
         await world.until_voters(1, 2, 3)
-        assert copy_on(three).log.log_start_offset >= begins_at
+        assert copy_on(three).replica.log.log_start_offset >= begins_at
         two.kill()
         shutil.rmtree(two.data_dir)
         await asyncio.sleep(8)
         two.is_up = True
         two.start_broker()
         await world.until_voters(1, 2, 3)
-        assert copy_on(two).log.log_start_offset >= begins_at
+        assert copy_on(two).replica.log.log_start_offset >= begins_at
         one.kill()
         await check_topics(world)
         await change_much(world, last)
@@ -161,7 +161,11 @@ def test_nothing_is_dropped_before_the_snapshot_is_committed(tmp_path: Path) -> 
         await create_topics(world)
         await world.until_voters(1, 2, 3)
         controller = controller_of(world)
-        snapshots = Snapshots(controller.machine, controller.replica, execute=controller._execute)
+        snapshots = Snapshots(
+            controller.shell.machine,
+            controller.replica,
+            execute=controller.shell._execute,
+        )
         one.is_isolated = True
         writing = asyncio.ensure_future(snapshots.write())
         await asyncio.sleep(2)

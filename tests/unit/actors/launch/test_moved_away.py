@@ -13,7 +13,7 @@ from replicas import FLIGHTS, TOPIC_ID
 from server_world import World
 
 from oncelog.actors.config import ClusterConfig, HostConfig
-from oncelog.actors.launch.assembly import LeadershipLostError, PartitionServer
+from oncelog.actors.launch.assembly import LeadershipLostError
 from oncelog.actors.launch.host import Host
 from oncelog.actors.protocol.messages.cluster import (
     BecomeLeaderReply,
@@ -73,7 +73,7 @@ def play(tmp_path: Path) -> Callable[..., None]:
     def run(scenario: Any) -> None:
         async def body() -> None:
             world = MovingWorld()
-            server = world.server(PartitionServer, FLIGHTS, tmp_path)
+            server = world.server(FLIGHTS, tmp_path)
             await until(server.is_serving)
             world.listed = ()
             await scenario(world, server, tmp_path / "flights-0")
@@ -155,7 +155,7 @@ def test_a_host_begins_a_replica_anew_that_had_moved_away_and_is_back(tmp_path: 
     async def body() -> None:
         world = MovingWorld()
         config = HostConfig(number=1, broker_id=1, data_dir=str(tmp_path), cluster=ClusterConfig())
-        alone = world.server(PartitionServer, FLIGHTS, tmp_path / "elsewhere")
+        alone = world.server(FLIGHTS, tmp_path / "elsewhere")
         host = Host(config, dataclasses.replace(alone.environment))
         listed = HostedReplica(topic_partition=FLIGHTS, topic_id=TOPIC_ID, is_in_sync=False)
         leaving = HostedReplica(

@@ -10,7 +10,6 @@ from deadlines import to_its_end, until
 from replicas import FLIGHTS, TOPIC_ID
 from server_world import World, stop
 
-from oncelog.actors.launch.assembly import PartitionServer
 from oncelog.actors.protocol.messages.cluster import (
     BecomeLeaderReply,
     BecomeLeaderRequest,
@@ -84,7 +83,7 @@ def test_a_bug_met_while_newer_ones_are_asked_for_ends_the_process(
     async def body() -> None:
         nonlocal asked
         world = BrokenWorld()
-        server = world.server(PartitionServer, FLIGHTS, tmp_path)
+        server = world.server(FLIGHTS, tmp_path)
         await until(lambda: server.replica.is_following)
         asked = world.settings_asked - 1
         if what == "keys":
@@ -101,7 +100,7 @@ def test_a_bug_met_while_newer_ones_are_asked_for_ends_the_process(
 def test_a_push_with_newer_settings_has_the_follower_ask_for_them_once(tmp_path: Path) -> None:
     async def body() -> None:
         world = SettledWorld()
-        server = world.server(PartitionServer, FLIGHTS, tmp_path)
+        server = world.server(FLIGHTS, tmp_path)
         await until(lambda: server.replica.is_following)
         asked = world.settings_asked
         assert server.replica.topic.flush == "sync"

@@ -13,7 +13,7 @@ from replicas import FLIGHTS, TOPIC_ID
 from server_world import World, stop
 
 from oncelog.actors.config import ClusterConfig, HostConfig
-from oncelog.actors.launch.assembly import PartitionServer
+from oncelog.actors.launch.assembly import PartitionShell
 from oncelog.actors.launch.host import Host
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.brokers import OfflineReplica, PingRequest
@@ -79,12 +79,12 @@ def test_who_leads_or_follows_is_not_offline_until_its_disk_fails(
     async def body() -> None:
         world = FollowedWorld()
         world.leader = leader
-        server = world.server(PartitionServer, FLIGHTS, tmp_path)
+        server = world.server(FLIGHTS, tmp_path)
         assert await offline(server) == ()
         await until(lambda: server.is_serving() or server.replica.is_following)
         server.replica.waits_for = "room that it had not a moment ago"
         assert await offline(server) == ()
-        server.replica.refuse("the disk has failed")
+        server.replica.go_offline("the disk has failed")
         assert await offline(server) == OFFLINE
         await stop(server)
 
@@ -93,7 +93,7 @@ def test_who_leads_or_follows_is_not_offline_until_its_disk_fails(
 
 def test_what_waits_for_the_disk_before_it_serves_is_offline(tmp_path: Path) -> None:
     async def body() -> None:
-        server = World().server(PartitionServer, FLIGHTS, tmp_path)
+        server = World().server(FLIGHTS, tmp_path)
         server.replica.waits_for = "room"
         nameless = OfflineReplica(topic_partition=FLIGHTS, topic_id="")
         assert await offline(server) == (nameless,)
@@ -105,12 +105,12 @@ def test_what_waits_for_the_disk_before_it_serves_is_offline(tmp_path: Path) -> 
 
 
 def test_what_leads_but_could_not_load_is_offline(tmp_path: Path) -> None:
-    class Broken(PartitionServer):
+    class Broken(PartitionShell):
         async def load(self) -> None:
             raise OSError("a bad sector")
 
     async def body() -> None:
-        server = World().server(Broken, FLIGHTS, tmp_path)
+        server = World().server(FLIGHTS, tmp_path, new_shell=Broken)
         await until(lambda: bool(server.failure))
         assert await offline(server) == OFFLINE
         await stop(server)
@@ -122,13 +122,13 @@ def test_a_host_tells_of_each_of_its_replicas(tmp_path: Path) -> None:
     async def body() -> None:
         world = FollowedWorld()
         config = HostConfig(number=1, broker_id=1, data_dir=str(tmp_path), cluster=ClusterConfig())
-        alone = world.server(PartitionServer, FLIGHTS, tmp_path / "elsewhere")
+        alone = world.server(FLIGHTS, tmp_path / "elsewhere")
         host = Host(config, alone.environment)
         await host.hold_replicas(HoldReplicasRequest())
         one, other = host.servers.values()
         await until(lambda: one.is_serving() and other.is_serving())
         assert await offline(host) == ()
-        other.replica.refuse("the disk has failed")
+        other.replica.go_offline("the disk has failed")
         one.replica.refusal.record(REFUSED, ends_at=1, now_ms=loop_ms() - 10_000)
         told = await host.ping(PingRequest())
         for tell, server in ((told.offline_replicas, other), (told.refusing_replicas, one)):
@@ -148,7 +148,7 @@ def test_a_leader_whose_disk_refuses_tells_so_after_a_while_and_a_follower_at_on
     async def body() -> None:
         world = FollowedWorld()
         world.leader = 1 if is_leading else 2
-        server = world.server(PartitionServer, FLIGHTS, tmp_path)
+        server = world.server(FLIGHTS, tmp_path)
         await until(lambda: server.is_serving() or server.replica.is_following)
         limit_ms = server.config.cluster.disk_refusal_time_max_ms
         refusal = server.replica.refusal
@@ -160,7 +160,7 @@ def test_a_leader_whose_disk_refuses_tells_so_after_a_while_and_a_follower_at_on
             assert reply.offline_replicas == ()
         described = await server.describe_replica(DescribeReplicaRequest())
         assert (described.refusal, described.refused_ms >= limit_ms) == (str(REFUSED), True)
-        server.replica.refuse("the disk has failed")
+        server.replica.go_offline("the disk has failed")
         assert (await server.ping(PingRequest())).refusing_replicas == ()
         refusal.synced(1)
         assert (await server.describe_replica(DescribeReplicaRequest())).refusal == ""

@@ -35,7 +35,7 @@ from oncelog.storage.errors import ErrorCode
 
 
 class Process(ActorProcess):
-    server_class = Server
+    answering = (Server,)
 
     def __init__(self, calls: str = CONNECTIONS) -> None:
         super().__init__(Server(), calls=calls)
@@ -51,7 +51,7 @@ class Process(ActorProcess):
     ],
 )
 def test_ray_has_a_method_for_each_request_of_the_server(kind: type[ReplicaProcess]) -> None:
-    requests = {name for name in REQUESTS if hasattr(kind.server_class, name)}
+    requests = {name for name in REQUESTS for one in kind.answering if hasattr(one, name)}
     assert "describe_replica" in requests
     for name in requests:
         assert asyncio.iscoroutinefunction(getattr(kind, name)), name

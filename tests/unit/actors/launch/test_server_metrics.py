@@ -138,7 +138,7 @@ def test_a_voter_that_is_away_is_told_and_for_how_long(tmp_path: Path) -> None:
             assert controller is not None
             quorum = controller.metadata_log.quorum
             assert quorum is not None
-            metrics = ControllerMetrics(machine=controller.machine, sink=sink, broker_id=1)
+            metrics = ControllerMetrics(machine=controller.shell.machine, sink=sink, broker_id=1)
             metrics.report_voters(quorum)
             return sink.values
 

@@ -171,7 +171,9 @@ def test_a_controller_without_a_majority_answers_nothing(tmp_path: Path) -> None
         assert await world.create("a") is ErrorCode.NONE
         old = world.nodes[1].controller
         assert old is not None
-        epochs = {one.broker_id: one.broker_epoch for one in old.machine.broker_states.values()}
+        epochs = {
+            one.broker_id: one.broker_epoch for one in old.shell.machine.broker_states.values()
+        }
         tp = TopicPartition("gone", 0)
         questions = (
             old.metadata(MetadataRequest()),
@@ -354,14 +356,14 @@ def test_a_voter_with_a_new_disk_has_no_vote_until_it_has_a_copy(tmp_path: Path)
         one.kill()
         controller = world.nodes[await world.until_serving()].controller
         assert controller is not None
-        for topic in controller.machine.topics.values():
+        for topic in controller.shell.machine.topics.values():
             for partition in topic.partitions:
                 partition.isr = ()  # Nothing else counts on the disk that is lost.
         shutil.rmtree(one.data_dir)
         one.is_up = True
         changes = []
         while not changes or set(changes[-1]) != {1, 2, 3} or len(set(changes)) < 2:
-            changes.append(controller.machine.voters)
+            changes.append(controller.shell.machine.voters)
             await asyncio.sleep(0.1)
         assert {2, 3} in map(set, changes)
         await world.until_voters(1, 2, 3)
@@ -438,7 +440,7 @@ def test_a_voter_with_an_older_copy_of_its_disk_votes_again_once_it_has_a_copy_o
         voters = set()
         for _ in range(200):
             await asyncio.sleep(0.1)
-            voters.add(controller.machine.voters)
+            voters.add(controller.shell.machine.voters)
         assert (1, 2) in voters
         await world.until_voters(1, 2, 3)
         world.nodes[1].kill()
@@ -637,7 +639,7 @@ def test_a_lone_voter_stays_and_says_what_is_wrong(tmp_path: Path) -> None:
     async def scenario(world: VotingWorld) -> None:
         one = world.nodes[1]
         assert one.controller is not None
-        one.controller.replica.refuse("the disk is gone")
+        one.controller.replica.go_offline("the disk is gone")
         await asyncio.sleep(60)
         assert world.resigned == []
         assert one.controller.replica.failure == "the disk is gone"
@@ -680,7 +682,7 @@ def test_a_copy_lets_the_directory_go_for_the_controller_that_waits_for_it(
         one.end_controller(None)
         world.holder = one  # Ray starts it again.
         await asyncio.sleep(0.1)
-        assert copy_of(one.broker).is_following
+        assert copy_of(one.broker).replica.is_following
         one.start_controller()
         assert await world.until_serving() == 1
         assert world.starts == [1, 1]

@@ -13,7 +13,7 @@ from replicas import FLIGHTS, leading, replica_of
 from server_world import KEY, World, stop
 
 from oncelog.actors.config import ReplicaConfig
-from oncelog.actors.launch.assembly import PartitionServer, TransactionCoordinatorServer
+from oncelog.actors.launch.assembly import PartitionShell
 from oncelog.actors.launch.server_metrics import NO_DISK, DiskMetrics, ReplicaMetrics
 from oncelog.actors.process.clock import loop_ms, monotonic_s
 from oncelog.actors.process.metrics import (
@@ -114,7 +114,7 @@ def test_every_metric_has_a_name_of_its_own_and_says_what_it_is() -> None:
 def test_a_partition_tells_what_open_transactions_hold_back(tmp_path: Path, caplog: Any) -> None:
     async def scenario() -> None:
         world = World()
-        server = world.server(PartitionServer, FLIGHTS, tmp_path)
+        server = world.server(FLIGHTS, tmp_path)
         await until(server.is_serving)
         reply = await server.produce(request(world, is_transactional=True))
         assert reply.error is ErrorCode.NONE
@@ -155,7 +155,7 @@ def test_a_coordinator_tells_how_many_ids_are_active(tmp_path: Path) -> None:
     async def scenario() -> None:
         world = World()
         tp = TopicPartition(TRANSACTION_STATE_TOPIC, 0)
-        server = world.server(TransactionCoordinatorServer, tp, tmp_path)
+        server = world.server(tp, tmp_path)
         await until(server.is_serving)
         for name in ("loader", "idle"):
             owner = await server.init_producer_id(InitProducerIdRequest(transactional_id=name))
@@ -172,7 +172,7 @@ def test_a_coordinator_tells_how_many_ids_are_active(tmp_path: Path) -> None:
         described = await server.describe_replica(DescribeReplicaRequest())
         assert described.active_transactional_id_count == 1
         assert "transaction_end_duration_ms_count" not in world.values
-        server.end_durations.observe(EndStep.DECISION, monotonic_s())
+        server.shell.end_durations.observe(EndStep.DECISION, monotonic_s())
         server.report_metrics()
         assert world.values["transaction_end_duration_ms_count"] == 1
         await stop(server)
@@ -183,7 +183,7 @@ def test_a_coordinator_tells_how_many_ids_are_active(tmp_path: Path) -> None:
 def test_what_is_written_and_read_is_added_up_and_reported_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         world = World()
-        server = world.server(PartitionServer, FLIGHTS, tmp_path)
+        server = world.server(FLIGHTS, tmp_path)
         await until(server.is_serving)
         for _ in range(2):
             produced = request(world, is_transactional=True)
@@ -216,7 +216,7 @@ def test_what_is_written_and_read_is_added_up_and_reported_once(tmp_path: Path) 
 def test_what_is_appended_and_not_synced_is_told(tmp_path: Path) -> None:
     async def scenario() -> None:
         world = World()
-        server = world.server(PartitionServer, FLIGHTS, tmp_path)
+        server = world.server(FLIGHTS, tmp_path)
         await until(server.is_serving)
         written = asyncio.ensure_future(server.produce(request(world, is_transactional=True)))
         await asyncio.sleep(0)
@@ -235,7 +235,7 @@ def test_a_gauge_that_rests_at_zero_is_told_above_it_and_once_when_it_is_back(
 ) -> None:
     async def scenario() -> None:
         world = World()
-        server = world.server(PartitionServer, FLIGHTS, tmp_path)
+        server = world.server(FLIGHTS, tmp_path)
         await until(server.is_serving)
         told = []
         for value in (0, 3, 3, 0, 0, 2):
@@ -254,9 +254,9 @@ def test_a_gauge_that_rests_at_zero_is_told_above_it_and_once_when_it_is_back(
 def test_a_replica_that_is_offline_tells_that_and_nothing_of_its_log(tmp_path: Path) -> None:
     async def scenario() -> None:
         world = World()
-        server = world.server(PartitionServer, FLIGHTS, tmp_path)
+        server = world.server(FLIGHTS, tmp_path)
         await until(server.is_serving)
-        server.replica.refuse("as a test")
+        server.replica.go_offline("as a test")
         server.report_metrics()
         assert world.values["replica_offline"] == 1
         assert "last_stable_offset" not in world.values
@@ -268,7 +268,7 @@ def test_a_replica_that_is_offline_tells_that_and_nothing_of_its_log(tmp_path: P
 def test_a_disk_that_refuses_is_told_as_long_as_it_does(tmp_path: Path) -> None:
     async def scenario() -> None:
         world = World()
-        server = world.server(PartitionServer, FLIGHTS, tmp_path)
+        server = world.server(FLIGHTS, tmp_path)
         await until(server.is_serving)
         server.report_metrics()
         assert "disk_refusing" not in world.values
@@ -290,7 +290,7 @@ def test_a_server_that_cannot_start_tells_that_its_replica_is_offline(
 ) -> None:
     async def scenario() -> None:
         world = World()
-        server = world.server(PartitionServer, FLIGHTS, tmp_path)
+        server = world.server(FLIGHTS, tmp_path)
         server.report_metrics()
         assert world.values["replica_offline"] == 0, "it is starting"
         await until(server.is_serving)
@@ -359,12 +359,12 @@ def test_a_report_that_fails_is_a_bug_of_the_process(tmp_path: Path) -> None:
         world = World()
         died = asyncio.Event()
 
-        class Server(PartitionServer):
-            def report_metrics(self) -> None:
+        class Failing(PartitionShell):
+            def report_metrics(self, sink: Any) -> None:
                 died.set()
                 raise ZeroDivisionError
 
-        server = world.server(Server, FLIGHTS, tmp_path, metrics_interval_ms=1)
+        server = world.server(FLIGHTS, tmp_path, new_shell=Failing, metrics_interval_ms=1)
         await asyncio.wait_for(died.wait(), DEADLINE_S)
         await until(server.is_serving)
         assert [type(death) for death in world.deaths] == [ZeroDivisionError]
@@ -394,7 +394,7 @@ def test_replicas_of_a_process_report_at_times_of_their_own_and_until_they_are_s
             metrics.stop()
         assert 0 < min(due_s) < 3
         assert 7 < max(due_s) < 11
-        server = world.server(PartitionServer, FLIGHTS, tmp_path)
+        server = world.server(FLIGHTS, tmp_path)
         await until(server.is_serving)
         topic_id = server.replica.known_topic_id()
         reply = await server.shutdown(ShutdownRequest(topic_id=topic_id))
@@ -410,12 +410,13 @@ def test_figures_are_reported_by_themselves(tmp_path: Path, interval_ms: int) ->
         world = World()
         reported = asyncio.Event()
 
-        class Server(PartitionServer):
-            def report_metrics(self) -> None:
-                super().report_metrics()
+        class Reporting(PartitionShell):
+            def report_metrics(self, sink: Any) -> None:
                 reported.set()
 
-        server = world.server(Server, FLIGHTS, tmp_path, metrics_interval_ms=interval_ms)
+        server = world.server(
+            FLIGHTS, tmp_path, new_shell=Reporting, metrics_interval_ms=interval_ms
+        )
         await until(server.is_serving)
         for _ in range(2 if interval_ms == 1 else 0):
             reported.clear()

@@ -66,7 +66,7 @@ def test_nothing_that_was_cut_is_acknowledged_after_a_cut_that_failed(
         assert not follower.replica.is_following
         assert follower.replica.failure is not None
         # What may pass needs no operator.
-        assert len(follower.restarts) == (number == errno.EMFILE)
+        assert len(follower.events.restarts) == (number == errno.EMFILE)
 
     async def begins_again(follower: Follower) -> None:
         replica = follower.replica

@@ -239,14 +239,14 @@ def test_a_broken_rule_met_after_a_sync_is_told_to_the_process(
         raise InvariantViolation("I-04: too far")
 
     async def scenario(table: Table) -> None:
-        bugs: list[BaseException] = []
-        table.replica.on_bug = bugs.append
+        events = table.harness.events
+        events.are_bugs_expected = True
         table.background.is_quick = is_quick
         monkeypatch.setattr(PartitionMachine, "advance_high_watermark", broken)
         await table.produce(100)
         if not is_quick:
             await table.step()
-        assert [type(bug) for bug in bugs] == [InvariantViolation]
+        assert [type(bug) for bug in events.bugs] == [InvariantViolation]
         assert table.answered == [None]
         monkeypatch.undo()
 
@@ -261,14 +261,14 @@ def test_a_sync_that_ends_in_anything_but_a_fault_of_the_disk_is_told_to_the_pro
         raise MemoryError
 
     async def scenario(table: Table) -> None:
-        bugs: list[BaseException] = []
-        table.replica.on_bug = bugs.append
+        events = table.harness.events
+        events.are_bugs_expected = True
         table.background.is_quick = is_quick
         monkeypatch.setattr(PartitionLog, "mark_synced", exhausted)
         await table.produce(100)
         if not is_quick:
             await table.step()
-        assert [type(bug) for bug in bugs] == [MemoryError]
+        assert [type(bug) for bug in events.bugs] == [MemoryError]
         assert table.answered == [None]
         monkeypatch.undo()
 
@@ -315,7 +315,7 @@ def test_round_that_runs_while_the_log_is_truncated_moves_no_high_watermark(harn
         machine, epochs = replica.machine, replica.log.leader_epochs
         machine.load(0, 0, (), leader_epochs=epochs)
         replica._end_leading(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        replica._synced_offset = 0
+        replica.synced_offset = 0
         replica.log.assign_leader_epoch(replica.leader_epoch + 1, 0)
         replica.leadership = structs.replace(
             replica.leadership, leader_epoch=replica.leader_epoch + 1

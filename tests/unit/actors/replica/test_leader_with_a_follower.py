@@ -27,12 +27,12 @@ class Follower:
     def __init__(self, harness: Any) -> None:
         self.gate = asyncio.Event()
         self.gate.set()
-        self._harness, self._alone = harness, harness.epoch_source
+        self._alone = harness.epoch_source
+        harness.events.push = self.take
         harness.epoch_source = self.epoch_source
         harness.background = InlineBackground()
 
     async def epoch_source(self, last_epoch: int) -> BecomeLeaderReply:
-        self._harness.replica.send_push = self.take
         return structs.replace(
             await self._alone(last_epoch),
             leader=1,
@@ -112,9 +112,8 @@ def test_who_waits_is_told_at_once_that_another_leads(harness: Any, follower: Fo
     """
 
     async def body() -> None:
-        losses: list[str] = []
         await harness.start()
-        harness.replica.on_loss = losses.append
+        losses = harness.events.losses
         await give_turns()
         follower.gate.clear()
         producing = asyncio.ensure_future(harness.produce(harness.batch(b"a"), acks=-1))

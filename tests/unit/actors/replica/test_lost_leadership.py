@@ -14,27 +14,22 @@ from deadlines import until
 from replicas import FLIGHTS
 from server_world import World, stop
 
-from oncelog.actors.launch.assembly import (
-    LeadershipLostError,
-    PartitionServer,
-    TransactionCoordinatorServer,
-)
+from oncelog.actors.launch.assembly import LeadershipLostError
 from oncelog.actors.protocol.messages.cluster import ShutdownRequest
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TRANSACTION_STATE_TOPIC, TopicPartition
 
 SHARD = TopicPartition(TRANSACTION_STATE_TOPIC, 0)
-KINDS = [(PartitionServer, FLIGHTS), (TransactionCoordinatorServer, SHARD)]
 
 
-@pytest.mark.parametrize(("kind", "tp"), KINDS)
+@pytest.mark.parametrize("tp", [FLIGHTS, SHARD])
 @pytest.mark.parametrize(("given_epoch", "is_lost"), [(1, False), (2, True)])
 def test_a_leader_ends_only_if_a_newer_epoch_was_given(
-    tmp_path: Path, kind: type, tp: TopicPartition, given_epoch: int, is_lost: bool
+    tmp_path: Path, tp: TopicPartition, given_epoch: int, is_lost: bool
 ) -> None:
     async def scenario() -> World:
         world = World()
-        server = world.server(kind, tp, tmp_path)
+        server = world.server(tp, tmp_path)
         await until(server.is_serving)
         world.leader_epoch = given_epoch
         await server.refresh_settings()
@@ -49,9 +44,9 @@ def test_a_leader_ends_only_if_a_newer_epoch_was_given(
 def test_a_replica_that_does_not_lead_has_nothing_to_lose(tmp_path: Path) -> None:
     async def scenario() -> World:
         world = World()
-        server = world.server(PartitionServer, FLIGHTS, tmp_path)
+        server = world.server(FLIGHTS, tmp_path)
         await until(server.is_serving)
-        server.replica.refuse("the disk is gone")
+        server.replica.go_offline("the disk is gone")
         world.leader_epoch = 2
         await server.refresh_settings()
         await stop(server)
@@ -68,7 +63,7 @@ def test_a_late_call_that_ends_the_replica_of_a_deleted_topic_leaves_the_next_on
 
     async def scenario() -> tuple[ErrorCode, ErrorCode, bool, ErrorCode]:
         world = World()
-        server = world.server(PartitionServer, FLIGHTS, tmp_path)
+        server = world.server(FLIGHTS, tmp_path)
         if is_serving:
             await until(server.is_serving)
         late = await server.shutdown(ShutdownRequest(remove_data=True, topic_id="b" * 32))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from metadata_copies import asked, pushed
 from msgspec import structs
+from replicas import RecordedEvents
 from virtual_time import ManualClock
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
@@ -27,6 +28,7 @@ from oncelog.actors.protocol.messages.replication import ReplicateReply, VoteRep
 from oncelog.actors.replica import metadata_replica
 from oncelog.actors.replica.data_directory import VOTER_FILE, read_voter_state, write_voter_state
 from oncelog.actors.replica.metadata_replica import MetadataCopy
+from oncelog.actors.replica.replica import Replica
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
@@ -37,6 +39,7 @@ Scenario = Callable[[MetadataCopy], Coroutine[Any, Any, None]]
 
 
 async def begun(directory: Path) -> MetadataCopy:
+    events = RecordedEvents()
     copy = MetadataCopy(
         config=ReplicaConfig(
             topic=CLUSTER_METADATA_TOPIC,
@@ -50,11 +53,10 @@ async def begun(directory: Path) -> MetadataCopy:
         filesystem=RealFileSystem(),
         clock=ManualClock(),
         background=ThreadBackground(),
+        events=events,
     )
-    follows = asyncio.Event()
-    copy.on_following = follows.set
     starting = asyncio.ensure_future(copy.start())
-    following = asyncio.ensure_future(follows.wait())
+    following = asyncio.ensure_future(events.follows.wait())
     await asyncio.wait({starting, following}, return_when=asyncio.FIRST_COMPLETED)
     following.cancel()
     return copy
@@ -199,10 +201,10 @@ def test_the_voters_are_those_of_what_a_cut_leaves(tmp_path: Path) -> None:
         part = SnapshotPart(part=0, is_last=False, records=(voters,))
         push = structs.replace(pushed(3, part, at=50, previous=2), log_start_offset=50)
         assert (await copy.replicate(push)).log_end_offset == 51
-        assert (copy.log.log_start_offset, copy.electorate.voters) == (50, (1, 3))
+        assert (copy.replica.log.log_start_offset, copy.electorate.voters) == (50, (1, 3))
 
     async def remembers(copy: MetadataCopy) -> None:
-        assert (copy.log.log_start_offset, copy.electorate.voters) == (50, (1, 3))
+        assert (copy.replica.log.log_start_offset, copy.electorate.voters) == (50, (1, 3))
 
     play(tmp_path, cuts, begins_anew, remembers)
 
@@ -212,14 +214,14 @@ def test_a_copy_removes_what_its_controller_has_dropped(tmp_path: Path) -> None:
         large = BrokerRegistered(broker_id=1, data_dir="d" * 4_000)
         for offset in range(3):
             await copy.replicate(pushed(0, large, at=offset, previous=0 if offset else -1))
-        assert copy.log.retention.first_base_offset == 0
+        assert copy.replica.log.retention.first_base_offset == 0
         told = structs.replace(pushed(0, at=3, previous=0), log_start_offset=2, high_watermark=3)
         await copy.replicate(told)
         for _ in range(1_000):
-            if copy.log.retention.first_base_offset == 2:
+            if copy.replica.log.retention.first_base_offset == 2:
                 break
             await asyncio.sleep(0.01)
-        assert copy.log.retention.first_base_offset == 2
+        assert copy.replica.log.retention.first_base_offset == 2
 
     play(tmp_path, scenario)
 
@@ -232,24 +234,24 @@ def test_a_copy_that_cannot_tell_the_voters_takes_nothing(
 ) -> None:
     """Until it begins anew."""
 
-    def fail(_: MetadataCopy) -> None:
+    def fail(_: Replica) -> None:
         raise error
 
     async def takes(copy: MetadataCopy) -> None:
         await copy.replicate(pushed(0, FOUNDER))
-        monkeypatch.setattr(MetadataCopy, "replay", fail)
+        monkeypatch.setattr(Replica, "replay", fail)
 
     async def refuses(copy: MetadataCopy) -> None:
-        assert (copy.electorate.voters, copy.failure is None) == ((), False)
+        assert (copy.electorate.voters, copy.replica.failure is None) == ((), False)
         assert (await copy.vote(asked(5, 1))).error is ErrorCode.NOT_LEADER_OR_FOLLOWER
         monkeypatch.undo()
 
     async def cuts(copy: MetadataCopy) -> None:
         assert copy.electorate.voters == (1,)
-        monkeypatch.setattr(copy, "replay", lambda: fail(copy))
+        monkeypatch.setattr(copy.replica, "replay", lambda: fail(copy.replica))
         refused = await copy.replicate(pushed(2, ControllerElected(broker_id=3, epoch=2)))
         assert refused.error is ErrorCode.KAFKA_STORAGE_ERROR
-        assert (copy.electorate.voters, copy.failure is None) == ((), False)
+        assert (copy.electorate.voters, copy.replica.failure is None) == ((), False)
 
     play(tmp_path, takes, refuses, cuts)
 
@@ -264,7 +266,7 @@ def test_without_the_file_nothing_is_promised(
         monkeypatch.setattr(metadata_replica, "write_voter_state", fail)
         assert (await copy.vote(asked(5, 1))).error is ErrorCode.KAFKA_STORAGE_ERROR
         assert state_in(tmp_path) == VoterState(is_copied=True)
-        assert copy.failure is not None
+        assert copy.replica.failure is not None
         assert not (await copy.vote(asked(5, 1))).is_granted
 
     play(tmp_path, scenario)
@@ -274,8 +276,8 @@ def test_a_file_that_cannot_be_read_keeps_the_copy_from_voting(tmp_path: Path) -
     (tmp_path / VOTER_FILE).write_text("{")
 
     async def scenario(copy: MetadataCopy) -> None:
-        assert copy.failure is not None
-        assert VOTER_FILE in copy.failure
+        assert copy.replica.failure is not None
+        assert VOTER_FILE in copy.replica.failure
         assert (await copy.vote(asked(5, 1))).error is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
     play(tmp_path, scenario)

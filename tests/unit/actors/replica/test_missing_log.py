@@ -21,6 +21,7 @@ from oncelog.actors.replica.data_directory import (
     prepare,
     write_identity,
 )
+from oncelog.actors.replica.events import ReplicaEvents
 from oncelog.actors.replica.opening import ExpectedLog
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.disk.file_system import RealFileSystem
@@ -174,6 +175,7 @@ def test_what_waited_while_its_topic_was_made_again_removes_nothing_of_the_new_o
             filesystem=DISK,
             clock=harness.clock,
             background=ThreadBackground(),
+            events=ReplicaEvents(),
             epoch_source=harness.epoch_source,
             log_source=log_source,
             beginning_source=beginning_source,

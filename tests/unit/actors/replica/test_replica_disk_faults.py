@@ -179,10 +179,7 @@ def test_a_follower_is_refused_until_what_its_leader_pushes_is_synced(harness):
 
 
 async def following(harness: Any) -> Any:
-    began = asyncio.Event()
-    await until(lambda: hasattr(harness, "leader"))
-    harness.replica.on_following = began.set
-    await asyncio.wait_for(began.wait(), DEADLINE_S)
+    await asyncio.wait_for(harness.events.follows.wait(), DEADLINE_S)
     return harness.replica
 
 
@@ -386,8 +383,7 @@ def test_sync_that_had_no_room_has_the_replica_begin_again(play):
     """What it covers may be lost: only a recovery, which writes it again, makes it durable."""
 
     async def scenario(faulty: FaultyHarness) -> None:
-        asked: list[str] = []
-        faulty.replica.on_restart = asked.append
+        asked = faulty.inner.events.restarts
         assert await faulty.produce() is ErrorCode.NONE
         faulty.disk.fail("datasync", ".log", errno.ENOSPC, times=1)
         assert await faulty.produce() is ErrorCode.KAFKA_STORAGE_ERROR
@@ -404,8 +400,7 @@ def test_sync_that_had_no_room_has_the_replica_begin_again(play):
 
 def test_error_of_the_medium_asks_for_no_restart(play):
     async def scenario(faulty: FaultyHarness) -> None:
-        asked: list[str] = []
-        faulty.replica.on_restart = asked.append
+        asked = faulty.inner.events.restarts
         faulty.disk.fail("datasync", ".log", errno.EIO, times=1)
         assert await faulty.produce() is ErrorCode.KAFKA_STORAGE_ERROR
         assert (faulty.replica.restarts_itself, asked) == (False, [])

@@ -16,6 +16,7 @@ from oncelog.actors.protocol.partition.replication import (
     ReplicationSettings,
 )
 from oncelog.actors.protocol.tickets import NO_KEYS
+from oncelog.actors.replica.events import ReplicaEvents
 from oncelog.actors.replica.observations import ReplicaCounters
 from oncelog.actors.replica.replicator import Replicator
 from oncelog.storage.model import TopicPartition
@@ -30,7 +31,7 @@ def assigned(isr: tuple[int, ...], version: int) -> PartitionAssignment:
     )
 
 
-class Leader:
+class Leader(ReplicaEvents):
     """Broker 1, in epoch 1; its followers answer that they have nothing, as there is nothing."""
 
     def __init__(self, isr: tuple[int, ...], min_insync_replicas: int = 1) -> None:
@@ -50,16 +51,7 @@ class Leader:
             settings=ReplicationSettings(min_insync_replicas=min_insync_replicas),
             now_ms=0,
         )
-        self.replicator = Replicator(
-            replication,
-            counters=self.counters,
-            request_of=self.request_of,
-            send=self.send,
-            propose=self.propose,
-            on_rise=self.rise,
-            on_loss=lambda: None,
-            on_failure=self.fail,
-        )
+        self.replicator = Replicator(replication, log=self, events=self)
 
     @property
     def changes(self) -> tuple[int, int]:
@@ -80,22 +72,22 @@ class Leader:
             batches=b"seven b",
         )
 
-    async def send(self, broker_id: int, request: ReplicateRequest) -> ReplicateReply:
+    async def send_push(self, broker_id: int, request: ReplicateRequest) -> ReplicateReply:
         self.sent_bytes += len(request.batches)
         return ReplicateReply(log_end_offset=0)
 
-    async def propose(self, proposal: IsrProposal) -> AlterIsrReply:
+    async def propose_isr(self, proposal: IsrProposal) -> AlterIsrReply:
         self.proposed.append(proposal)
         return AlterIsrReply(
             leader_epoch=1, partition_version=2, replicas=(1, 2, 3), isr=proposal.isr
         )
 
-    def rise(self) -> None:
+    def high_watermark_rose(self) -> None:
         self.rises += 1
         self.risen.set()
 
-    def fail(self, error: BaseException) -> None:
-        raise error
+    def lose_leadership(self) -> None:
+        raise AssertionError
 
 
 def test_a_leader_tells_that_the_controller_has_taken_members_away() -> None:

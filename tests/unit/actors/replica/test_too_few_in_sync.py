@@ -123,7 +123,7 @@ def test_a_running_leader_follows_another_minimum_in_sync(harness: Any, tell: An
         # In an emergency it is lowered again; "auto" is 1 with two replicas.
         assert await tell(harness, version=3) is ErrorCode.NONE
         assert (await harness.produce(harness.batch(b"b"), acks=-1)).error is ErrorCode.NONE
-        told = harness.replica._request_of(PUSH)
+        told = harness.replica.request_of(PUSH)
         assert told is not None
         assert told.settings_version == 3
         await harness.replica.stop()
@@ -166,9 +166,8 @@ def test_a_follower_follows_settings_and_asks_for_those_that_its_leader_knows(ha
         harness.epoch_source = epoch_source
         starting = asyncio.ensure_future(harness.start())
         await give_turns()
-        replica, asked = harness.replica, []
+        replica, events = harness.replica, harness.events
         assert replica.is_following
-        replica.on_newer_settings = lambda: asked.append(True)
         assert await configured(harness, ("flush", "os"), version=2) is ErrorCode.NONE
         assert replica.topic.flush == "os"
         push = ReplicateRequest(
@@ -185,10 +184,10 @@ def test_a_follower_follows_settings_and_asks_for_those_that_its_leader_knows(ha
             batches=b"",
         )
         assert (await replica.replicate(push)).error is ErrorCode.NONE
-        assert asked == []
+        assert events.settings_requests == 0
         newer = structs.replace(push, settings_version=3)
         assert (await replica.replicate(newer)).error is ErrorCode.NONE
-        assert asked == [True]
+        assert events.settings_requests == 1
         await replica.stop()
         await starting
         late = await configured(harness, ("flush", "sync"), version=3)

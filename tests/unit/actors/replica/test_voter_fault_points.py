@@ -22,6 +22,7 @@ from virtual_time import ManualClock, run_virtually
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.protocol.cluster.cluster_records import BrokerRegistered, VotersChanged
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest, VoteReply
+from oncelog.actors.replica.events import ReplicaEvents
 from oncelog.actors.replica.metadata_replica import MetadataCopy
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC
@@ -48,6 +49,7 @@ class Voter:
             filesystem=disk,
             clock=ManualClock(),
             background=InlineBackground(),
+            events=ReplicaEvents(),
         )
         self._starting: asyncio.Future[object] | None = None
 
@@ -56,12 +58,12 @@ class Voter:
         self._starting = asyncio.ensure_future(self.copy.start())
         for _ in range(600):
             await asyncio.sleep(0.1)
-            if self.copy.is_following or self.copy.failure is not None:
+            if self.copy.replica.is_following or self.copy.replica.failure is not None:
                 return
 
     async def kill(self) -> None:
         self.disk.kill()
-        self.copy.halt()
+        self.copy.replica.halt()
         assert self._starting is not None
         self._starting.cancel()
         await asyncio.wait({self._starting})
@@ -137,8 +139,8 @@ async def lived(
     disk.fails_at, disk.error, disk.is_armed = fails_at, error, True
     await deed(voter, promises)
     disk.is_armed = False
-    if voter.copy.is_following:
-        assert voter.copy.machine.log_end_offset == voter.copy.log.log_end_offset
+    if voter.copy.replica.is_following:
+        assert voter.copy.replica.machine.log_end_offset == voter.copy.replica.log.log_end_offset
         # In the same life too: another candidate of the same epoch, after what has failed.
         promises.note_vote(NEXT_EPOCH + 1, 1, await voter.copy.vote(asked(NEXT_EPOCH + 1, 1)))
         rival = await voter.copy.vote(asked(NEXT_EPOCH + 1, 3))
@@ -156,9 +158,9 @@ async def check(disk: PointedDisk, promises: Promises, what: str) -> None:
         again = Voter(left)
         await again.start()
         copy = again.copy
-        assert copy.is_following or copy.failure is not None, what
-        if copy.is_following:
-            assert copy.machine.log_end_offset == copy.log.log_end_offset, what
+        assert copy.replica.is_following or copy.replica.failure is not None, what
+        if copy.replica.is_following:
+            assert copy.replica.machine.log_end_offset == copy.replica.log.log_end_offset, what
             assert copy.position().end_offset >= promises.records, what
             assert copy.state.epoch >= promises.epoch, what
             for epoch, candidate in promises.votes.items():

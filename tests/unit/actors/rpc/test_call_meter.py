@@ -267,7 +267,7 @@ def test_an_encoded_call_through_ray_is_counted_at_the_callee(fails: bool) -> No
         counted = Counted()
 
         class Process(ActorProcess):
-            server_class = Server
+            answering = (Server,)
 
         process: Any = Process(Server(), calls="ray", reports=CallReports(counted, NEVER_MS))
         request: Request[Any] = DescribeReplicaRequest() if fails else produce(3, b"b")

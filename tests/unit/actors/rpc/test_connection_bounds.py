@@ -161,7 +161,7 @@ def test_calls_wait_for_an_actor_that_does_not_read(monkeypatch):
     monkeypatch.setattr(frames, "OUTGOING_PAUSE_BYTES", 100_000)
 
     async def run() -> None:
-        is_reading = asyncio.Event()
+        is_reading, has_left = asyncio.Event(), asyncio.Event()
         read = []
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -178,6 +178,7 @@ def test_calls_wait_for_an_actor_that_does_not_read(monkeypatch):
                     number = int.from_bytes(request[:8], "big")
                     writer.write(frame(number, "", message_codec.encode(ProduceReply())))
             writer.close()
+            has_left.set()
 
         mute = await asyncio.start_server(serve, "127.0.0.1", 0, limit=MIB)
         address = ListenerAddress(
@@ -203,6 +204,7 @@ def test_calls_wait_for_an_actor_that_does_not_read(monkeypatch):
         assert {reply.error for reply in replies} == {ErrorCode.NONE}
         assert len(read) == connection._next_id - 1, "calls that timed out had not been sent"
         connection.close()
+        await has_left.wait()
         mute.close()
 
     to_its_end(run())

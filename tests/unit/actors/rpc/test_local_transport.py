@@ -55,11 +55,10 @@ class House:
 
     def __init__(self) -> None:
         self.server, self.others = Server(), Others()
-        self.transport = LocalTransport("partitions:1@1", self.others)
         self.bugs: list[InvariantViolation] = []
         held = {"here": self.server}
         self.dispatch = Dispatch("host", on_bug=self._die, find=held.get)
-        self.transport.dispatch = self.dispatch
+        self.transport = LocalTransport("partitions:1@1", self.dispatch, self.others)
 
     def _die(self, bug: InvariantViolation) -> NoReturn:
         self.bugs.append(bug)

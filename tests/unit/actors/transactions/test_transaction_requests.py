@@ -36,7 +36,7 @@ from oncelog.storage.model import (
 def test_requests_before_load_and_after_resigning_say_so(world: Any) -> None:
     async def scenario() -> None:
         coordinator = await world.coordinator()
-        coordinator._runtime.is_loaded = False
+        coordinator.runtime.is_loaded = False
         assert (await init(coordinator)).error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         assert (await init(coordinator, None)).error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         await world.crash(coordinator)
@@ -300,6 +300,6 @@ def test_a_load_that_is_overtaken_by_a_stop_is_discarded(world: Any) -> None:
         request = InitProducerIdRequest(transactional_id="loader")
         assert (await second.init_producer_id(request)).error is ErrorCode.NOT_COORDINATOR
         assert second.machine.ids.metadata("other") is None
-        assert not second._runtime.is_loaded
+        assert not second.runtime.is_loaded
 
     world.run(scenario)

@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from inside import groups_of
 
 from oncelog.actors.protocol.group.group_state import Group, GroupState
 from oncelog.actors.protocol.group.rebalance import TimerKind
@@ -97,9 +98,9 @@ class Walker:
         if not self.joins:
             return
         member_id, fields = self.joins[-1 - place % len(self.joins)]
-        before = [dict(group.static_members) for group in self.world.machine._groups.values()]
+        before = [dict(group.static_members) for group in groups_of(self.world.machine)]
         self.world.join(member_id, **fields)
-        after = [dict(group.static_members) for group in self.world.machine._groups.values()]
+        after = [dict(group.static_members) for group in groups_of(self.world.machine)]
         assert after[: len(before)] == before
 
     def sync(self, index: int) -> None:
@@ -129,7 +130,7 @@ class Walker:
 
     def check(self) -> None:
         """Nobody is forgotten: whoever is not waited for is timed, and whoever waits is known."""
-        for group in self.world.machine._groups.values():
+        for group in groups_of(self.world.machine):
             self.check_group(group)
         for index in range(MEMBERS):
             if self.instance(index) and self.ids[index] == self.member_once[index] != "":

@@ -12,6 +12,7 @@ from inside import segments_of
 from transactional_logs import TransactionalLog
 
 from oncelog.storage.compaction.compactor import Cleaner, CompactionSettings
+from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.log.partition import LogSettings
 from oncelog.storage.records.compression import Codec
@@ -20,8 +21,9 @@ RETENTION_MS = 100
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> TransactionalLog:
-    return TransactionalLog(tmp_path / "flights-0", LogSettings(segment_bytes=4_096))
+def log(tmp_path: Path, filesystem: RealFileSystem) -> TransactionalLog:
+    settings = LogSettings(segment_bytes=4_096)
+    return TransactionalLog(tmp_path / "flights-0", settings, filesystem)
 
 
 def compact(log: TransactionalLog, **settings):
@@ -364,7 +366,7 @@ def test_compacted_segments_are_recovered_with_their_gaps(log):
     for index in log.directory.glob("*.*index"):
         if index.suffix != ".txnindex":
             index.unlink()
-    log.log = log._open()
+    log.log = log.open()
     log.machine = log.replayed(with_snapshot=True)
     assert pairs(log) == expected
 

@@ -103,6 +103,7 @@ def test_syncs_in_another_thread_never_disturb_appends_and_rolls(tmp_path, appen
     assert errors == []
     assert log.recovery_point == 115
     assert offsets_of(read_all(log)) == list(range(120))
+    log.close(None)
 
 
 def test_failed_sync_takes_the_log_offline_for_good(open_log, append, sync, filesystem):

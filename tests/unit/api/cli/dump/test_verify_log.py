@@ -238,7 +238,7 @@ def test_a_record_that_breaks_its_batch_is_found_by_deep_only(samples, tmp_path,
     log = sample_logs.SampleLog(tmp_path, "flights")
     batch = sample_logs.encode_records([sample_logs.record(1)])
     batch[HEADER_BYTES] = 0x7E
-    log._write(resealed(batch))
+    log.write(resealed(batch))
     log.close()
     assert verify(log.directory)[1] == []
     problems = verify(log.directory, "--deep")[1]
