@@ -68,7 +68,12 @@ from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.actors.rpc.dispatch import Dispatch, read_answer
 from oncelog.actors.rpc.listener import TOKEN_BYTES, Listener, ListenerAddress
 from oncelog.actors.rpc.message_codec import REQUESTS, encode
-from oncelog.actors.rpc.ray_transport import RayTransport, connection_secret, find_actor
+from oncelog.actors.rpc.ray_transport import (
+    RayTransport,
+    connection_secret,
+    find_actor,
+    ray_token,
+)
 from oncelog.actors.transactions.transaction_coordinator import TransactionCoordinator
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
@@ -188,7 +193,7 @@ class ActorProcess:
             # Listen at the address by which Ray knows this node.
             host = ray.util.get_node_ip_address()
             self.token = secrets.token_bytes(TOKEN_BYTES)
-            secret = connection_secret(self.token)
+            secret = connection_secret(self.token, ray_token())
             self.listener = Listener(self.dispatch, host=host, token=secret)
 
     def __repr__(self) -> str:
@@ -198,7 +203,8 @@ class ActorProcess:
         """Where this process listens for connections; ``None`` if only Ray carries calls."""
         if self.listener is None:
             return None
-        return dataclasses.replace(await self.listener.address(), token=self.token)
+        address = await self.listener.address()
+        return dataclasses.replace(address, token=self.token, is_keyed=bool(ray_token()))
 
     def key_for(self, request: Request[Any]) -> str:  # noqa: ARG002
         """The key of the replica that ``request`` is for; "" if the actor holds just one."""

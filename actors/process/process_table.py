@@ -78,12 +78,11 @@ class ProcessTable:
 
 
 def raylet_addresses() -> set[str] | None:
-    """Addresses (host:port) of the clusters that a Ray node of this machine is in.
+    """Addresses (host:port) of the clusters that a Ray node of this machine and user is in.
 
-    Only nodes of this user or of root count, since anybody may call a program "raylet"; root
-    believes all. ``None`` if the processes cannot be seen.
+    Others' nodes do not count: anybody may call a program "raylet", and Ray lets only its own user
+    use a node. ``None`` if processes cannot be seen.
     """
-    trusted = {0, os.getuid()}
     try:
         numbers = [int(name) for name in os.listdir(_PROC) if name.isdigit()]
     except OSError:
@@ -95,13 +94,19 @@ def raylet_addresses() -> set[str] | None:
             continue
         try:
             arguments = (_PROC / str(number) / "cmdline").read_text(errors="replace").split("\0")
-            owner = (_PROC / str(number)).stat().st_uid
+            is_ours = _users_of(number) == {os.getuid()}
         except OSError:
             # It has just ended.
             continue
-        if owner in trusted or not os.getuid():
+        if is_ours:
             found |= {one[len(_GCS) :] for one in arguments if one.startswith(_GCS)}
     return found
+
+
+def _users_of(process_id: int) -> set[int]:
+    """The user ids of a process: real, effective, saved, of files. OSError."""
+    lines = (_PROC / str(process_id) / "status").read_text(errors="replace").splitlines()
+    return {int(one) for line in lines if line.startswith("Uid:") for one in line.split()[1:]}
 
 
 def boot_id() -> str:

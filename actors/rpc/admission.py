@@ -16,8 +16,8 @@ CONNECTIONS_MAX: Final = 4_000
 HALF_OPEN_MAX: Final = 1_024
 """Maximum connections that have not proved a token yet, TLS handshakes among them."""
 
-HALF_OPEN_PER_HOST_MAX: Final = 64
-"""Maximum of these from one host: strangers elsewhere take no caller's place."""
+HALF_OPEN_PER_HOST_MAX: Final = 256
+"""Maximum of these from one host, or one IPv6 network of 64 bits."""
 
 REQUESTS_PER_CONNECTION_MAX: Final = 1_000
 """Maximum requests in progress per connection, including parked calls and long polls."""
@@ -80,36 +80,34 @@ class Places:
     """The connections of one actor. Methods return a connection to close to make room, if any."""
 
     def __init__(self) -> None:
-        self._half_open: dict[str, dict[Opening, None]] = {}
-        """By host, each with at least one; the oldest come first."""
-        self._half_open_count = 0
+        self._half_open: dict[Opening, None] = {}
+        """The oldest come first, here and in those of each host."""
+        self._of_host: dict[str, dict[Opening, None]] = {}
         self._trusted: dict[Caller, None] = {}
         self._slow: dict[Caller, None] = {}
 
     def begin(self, opening: Opening) -> Opening | None:
-        """Add a connection; if there are too many, close the oldest of the host with the most.
+        """Add a connection; if there are too many, of its host or of all, close the oldest.
 
         Our own callers prove their token at once, so they are never among these for long.
         """
-        of_host = self._half_open.setdefault(opening.host, {})
-        of_host[opening] = None
-        self._half_open_count += 1
-        if len(of_host) <= HALF_OPEN_PER_HOST_MAX:
-            if self._half_open_count <= HALF_OPEN_MAX:
-                return None
-            of_host = max(self._half_open.values(), key=len)
-        oldest = next(iter(of_host))
+        of_host = self._of_host.setdefault(opening.host, {})
+        of_host[opening] = self._half_open[opening] = None
+        is_host_full = len(of_host) > HALF_OPEN_PER_HOST_MAX
+        if not is_host_full and len(self._half_open) <= HALF_OPEN_MAX:
+            return None
+        oldest = next(iter(of_host if is_host_full else self._half_open))
         self.end_opening(oldest)
         return oldest
 
     def end_opening(self, opening: Opening) -> None:
         """Remove a connection that has proved its token, or is lost; again does nothing."""
-        of_host = self._half_open.get(opening.host, {})
-        if opening in of_host:
+        if opening in self._half_open:
+            del self._half_open[opening]
+            of_host = self._of_host[opening.host]
             del of_host[opening]
-            self._half_open_count -= 1
             if not of_host:
-                del self._half_open[opening.host]
+                del self._of_host[opening.host]
 
     def trust(self, caller: Caller) -> Caller | None:
         """The token is verified; beyond ``CONNECTIONS_MAX`` the longest idle connection is closed.

@@ -7,11 +7,13 @@ time, many times the work of a small call (``docs/adr/0010``).
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import socket
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.rpc.admission import (
@@ -38,17 +40,23 @@ FIRST_FRAME_MAX_BYTES: Final = 1_024
 BACKLOG: Final = 1_024
 """Connections that the system keeps until they are accepted."""
 
+_IPV6_NETWORK_BITS: Final = 64
+
 ACCEPT_RETRY_S: Final = 0.1
 """Pause after a connection could not be accepted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerAddress:
-    """Where one incarnation of an actor listens, and the token that its callers must know."""
+    """Where one incarnation of an actor listens, and the token that its callers must know.
+
+    ``is_keyed``: the actor's process has Ray's token, and callers must know that too.
+    """
 
     host: str
     port: int
     token: bytes = field(repr=False)
+    is_keyed: bool = False
 
 
 class Listener:
@@ -139,7 +147,8 @@ class _TlsServer:
         self._listener = listener
         self._context = context
         self._tasks = OwnTasks(_log_bug)
-        opened = socket.create_server((host, 0), backlog=BACKLOG)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        opened = socket.create_server((host, 0), family=family, backlog=BACKLOG)
         opened.setblocking(False)
         self.sockets = (opened,)
         self._accepting = self._tasks.spawn(self._accept(opened))
@@ -159,15 +168,18 @@ class _TlsServer:
                 self._listener.warnings.warn("a connection could not be accepted: %s", error)
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue
-            handshake = _TlsHandshake(host=str(peer[0]))
-            handshake.task = self._tasks.spawn(self._secure(accepted, handshake))
+            handshake = _TlsHandshake(host_of(peer), accepted)
+            handshake.task = self._tasks.spawn(self._secure(handshake))
             self._listener.open_place(handshake)
+            # ``sock_accept`` does not wait while there are connections: others have a turn.
+            await asyncio.sleep(0)
 
-    async def _secure(self, accepted: socket.socket, handshake: _TlsHandshake) -> None:
+    async def _secure(self, handshake: _TlsHandshake) -> None:
         """Encrypt a connection, and then let its caller prove its token."""
+        accepted, handshake.accepted = handshake.accepted, None
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: _Caller(self._listener),
+                lambda: _Caller(self._listener, handshake),
                 accepted,
                 ssl=self._context,
                 ssl_handshake_timeout=FIRST_FRAME_TIMEOUT_S,
@@ -176,32 +188,41 @@ class _TlsServer:
             self._listener.warnings.warn("a TLS handshake of %s failed: %s", handshake.host, error)
         finally:
             self._listener.places.end_opening(handshake)
+            handshake.task = None
 
 
 @dataclass(eq=False, slots=True)
 class _TlsHandshake:
-    """A connection that is not encrypted yet."""
+    """A connection that is not encrypted yet; ``accepted`` until its task has begun."""
 
     host: str
+    accepted: socket.socket | None
     task: asyncio.Task[None] | None = None
 
     def close(self) -> None:
         """Close the connection."""
+        if self.accepted is not None:
+            self.accepted.close()
         if self.task is not None:
             self.task.cancel()
 
 
-def peer_host(transport: asyncio.BaseTransport) -> str:
-    """The address at the other end, as text; "" if the connection is already lost."""
-    peer = transport.get_extra_info("peername")
-    return str(peer[0]) if peer else ""
+def host_of(peer: Sequence[Any] | None) -> str:
+    """Where a connection comes from, by its socket address: a host, or an IPv6 network of it."""
+    if not peer:
+        return ""
+    address = ipaddress.ip_address(str(peer[0]).partition("%")[0])
+    if address.version == 4:
+        return str(address)
+    return str(ipaddress.IPv6Network((address, _IPV6_NETWORK_BITS), strict=False))
 
 
 class _Caller(FramedProtocol):
     """One connection of one caller. No request is read before its token is verified."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, handshake: _TlsHandshake | None = None) -> None:
         super().__init__(frame_max_bytes=FIRST_FRAME_MAX_BYTES)
+        self._handshake = handshake
         self.host = ""
         self.in_progress = 0
         self.last_used = self.loop.time()
@@ -218,7 +239,10 @@ class _Caller(FramedProtocol):
         super().connection_made(transport)
         self.send(HELLO_ID, Outcome.CHALLENGE, self._nonce)
         self._first_frame_timer = self.loop.call_later(FIRST_FRAME_TIMEOUT_S, self.close)
-        self.host = peer_host(transport)
+        self.host = host_of(transport.get_extra_info("peername"))
+        if self._handshake is not None:
+            # It takes the place of its handshake.
+            self._listener.places.end_opening(self._handshake)
         self._listener.open_place(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002

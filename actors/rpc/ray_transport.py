@@ -91,7 +91,8 @@ class RayTransport:
         """Where ``actor`` listens; see ``RayCalls.listener_of``."""
         answer = await self._submit(actor, "listener_address", timeout_ms=timeout_ms)
         if isinstance(answer, ListenerAddress):
-            return dataclasses.replace(answer, token=connection_secret(answer.token))
+            key = ray_token() if answer.is_keyed else b""
+            return dataclasses.replace(answer, token=connection_secret(answer.token, key))
         if not isinstance(answer, RayFailure):
             return None
         # An actor that fails here, or is not ours, may still answer calls.
@@ -128,16 +129,20 @@ class RayTransport:
             return RayFailure(ErrorCode.REQUEST_TIMED_OUT)
 
 
-def connection_secret(token: bytes) -> bytes:
-    """What both ends of a connection prove to know: ``token``, keyed with Ray's own token.
-
-    Ray carries a listener's token to its callers, in plain text unless Ray uses TLS. So it is not
-    enough by itself.
-    """
+def ray_token() -> bytes:
+    """Ray's own token; empty without one."""
     # Of a private module: Ray has no public way to its token.
     loader = cast("Any", ray)._raylet.AuthenticationTokenLoader.instance()
-    known = loader.get_raw_token() if loader.has_token() else ""
-    return hmac.digest(str(known).encode(), token, "sha256")
+    return str(loader.get_raw_token()).encode() if loader.has_token() else b""
+
+
+def connection_secret(token: bytes, key: bytes) -> bytes:
+    """What both ends of a connection prove to know: a listener's token, keyed with Ray's.
+
+    A listener's token alone opens nothing: Ray carries it to callers. Ray's is used if the
+    listener has it: a program may have one that its cluster does not ask for.
+    """
+    return hmac.digest(key, token, "sha256")
 
 
 def find_actor(actor: str, namespace: str | None = NAMESPACE) -> Any:

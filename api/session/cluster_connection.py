@@ -45,6 +45,7 @@ from oncelog.actors.process.ray_environment import (
 )
 from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest
 from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
+from oncelog.actors.replica.data_directory import IDENTITY_FILE
 from oncelog.api.session.event_loop import AFTER_FORK, LoopThread, record_fork, refuse_ray_of_parent
 from oncelog.api.session.ray_cluster import (
     DelayedStarts,
@@ -52,7 +53,7 @@ from oncelog.api.session.ray_cluster import (
     delayed,
     ray_cluster_at,
 )
-from oncelog.storage.disk.file_system import DIRECTORY_MODE
+from oncelog.storage.disk.file_system import DIRECTORY_MODE, FILE_MODE
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import ConnectionFailedError, InvalidSettingError
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC, INTERNAL_TOPICS
@@ -145,6 +146,9 @@ def check_data_dir(data_dir: str | os.PathLike[str]) -> Path:
             f"data_dir={str(path)!r} cannot be created ({error.strerror})",
             advice="give another directory",
         ) from None
+    if (path / IDENTITY_FILE).exists() and path.stat().st_uid == os.getuid():
+        # One of an earlier version, which other users could read.
+        path.chmod(DIRECTORY_MODE)
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         raise InvalidSettingError(
             f"data_dir={str(path)!r} cannot be read and written by this user",
@@ -169,7 +173,7 @@ def join_ray(address: str) -> None:
     if ray.is_initialized() and address in {"auto", ray_address()}:
         return
     place = _host_and_port(address)
-    cluster = ray_cluster_at(place, address)
+    place, cluster = ray_cluster_at(place, address)
     if ray.is_initialized():
         if not cluster.endswith(ray_cluster_id()):
             raise ConnectionFailedError(
@@ -305,6 +309,7 @@ def write_discovery(data_dir: Path, discovery: Discovery) -> None:
         }
     )
     temporary = data_dir / f".{DISCOVERY_FILE}.{os.getpid()}"
+    temporary.touch(FILE_MODE)
     temporary.write_text(text + "\n", encoding="utf-8")
     temporary.replace(data_dir / DISCOVERY_FILE)
 

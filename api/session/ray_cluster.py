@@ -15,9 +15,10 @@ import contextlib
 import functools
 import importlib
 import logging
+import os
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import grpc
@@ -35,40 +36,56 @@ TIMEOUT_S: Final = 10.0
 
 _WHO_ARE_YOU: Final = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 _NO_PROXY: Final = (("grpc.enable_http_proxy", 0),)
+TRUSTED_VARIABLE: Final = "ONCELOG_TRUSTED_ADDRESSES"
+"""Further addresses (host:port, separated by commas) that may be told Ray's token without TLS.
+
+For programs that do not see the processes of their Ray node, or name it by another address.
+"""
+
 _REFUSALS: Final = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
 _ADVICE: Final = "start one with `oncelog start`, or pass the address of one that runs"
 
 
-def ray_cluster_at(address: str, given: str = "") -> bytes:
-    """Return the id of the Ray cluster at ``address`` (host:port).
+def ray_cluster_at(address: str, given: str = "") -> tuple[str, bytes]:
+    """Return where the Ray cluster at ``address`` (host:port) is to be joined, and its id.
 
     ``given`` is the address as the user wrote it. ``ConnectionFailedError`` says whether nothing
     replies, something else does, or the token is missing or wrong.
 
     Without TLS only a cluster that a Ray node of this machine is in gets the token: else whoever
-    may choose an address would be told it.
+    may choose an address would be told it. It is joined by the address that the node uses, since a
+    name may mean another host the next time.
     """
     shown = f"address={given or address!r}"
     if given not in {"", "auto", address}:
         # Ray replaces a name of this machine by the address of its node.
         shown += f", which Ray takes for {address},"
     headers = _token_headers()
-    is_told = not headers or is_secured() or _has_node_in(address)
-    if not is_told:
-        headers = ()
+    known = None if not headers or is_secured() else _trusted_addresses()
+    place = address if known is None else _address_among(known, address)
+    answer = _ask(place or address, shown, headers if place else (), is_refusal_told=bool(place))
+    if not place:
+        raise ConnectionFailedError(
+            f"no Ray node of this machine and user is in a cluster at {shown}, so Ray's token is "
+            f"not sent there (its nodes are in: {', '.join(sorted(known or ())) or 'none'})",
+            advice=f"run `RAY_AUTH_MODE=token ray start --address {address}` here, or name the "
+            f"address in {TRUSTED_VARIABLE}",
+        )
+    return place, answer
+
+
+def _ask(
+    address: str, shown: str, headers: tuple[tuple[str, str], ...], *, is_refusal_told: bool
+) -> bytes:
+    """Ask who is there; b"" if the answer is a refusal that is not to be told."""
     with _channel(address) as channel:
         ask = channel.unary_unary(_WHO_ARE_YOU)
         try:
             answer: bytes = ask(b"", timeout=TIMEOUT_S, metadata=headers)
         except grpc.RpcError as error:
-            if is_told or error.code() not in _REFUSALS:
+            if is_refusal_told or error.code() not in _REFUSALS:
                 raise ConnectionFailedError(_reason(error, shown, bool(headers))) from None
-    if not is_told:
-        raise ConnectionFailedError(
-            f"no Ray node of this machine and user is in a cluster at {shown}, so Ray's token is "
-            "not sent there",
-            advice=f"start one: RAY_AUTH_MODE=token ray start --address {address}",
-        )
+            return b""
     return answer
 
 
@@ -82,22 +99,42 @@ def _channel(address: str) -> Any:
     return open_channel(address, credentials, options=_NO_PROXY)
 
 
-def _has_node_in(address: str) -> bool:
-    """Whether a Ray node of this machine is in the cluster at ``address``, by any of its names."""
+def _trusted_addresses() -> set[str] | None:
+    """Addresses that may be told the token; ``None``: any, as processes cannot be seen here."""
     known = raylet_addresses()
-    if known is None or address in known:
-        return True
+    named = os.environ.get(TRUSTED_VARIABLE, "")
+    return None if known is None else known | {one.strip() for one in named.split(",")} - {""}
+
+
+def _address_among(known: set[str], address: str) -> str | None:
+    """Which of the known addresses is that of the cluster at ``address``, by any of its names."""
+    if address in known:
+        return address
     host, _, port = address.rpartition(":")
-    of_port = {one.rpartition(":")[0] for one in known if one.rpartition(":")[2] == port}
-    return bool(of_port) and not _resolved({host}).isdisjoint(_resolved(of_port))
+    hosts = _resolved(host)
+    is_here = bool(hosts) and all(map(_is_of_this_machine, hosts))
+    for one in sorted(known):
+        other, _, other_port = one.rpartition(":")
+        if other_port == port and (is_here or hosts & (_resolved(other) | {other})):
+            return one
+    return None
 
 
-def _resolved(hosts: Iterable[str]) -> set[str]:
-    found = set(hosts)
-    for host in hosts:
-        with contextlib.suppress(OSError):
-            found |= {str(one[4][0]) for one in socket.getaddrinfo(host.strip("[]"), None)}
-    return found
+def _resolved(host: str) -> set[str]:
+    """The addresses of a host; none if its name is not known."""
+    with contextlib.suppress(OSError, UnicodeError):
+        return {str(one[4][0]) for one in socket.getaddrinfo(host.strip("[]"), None)}
+    return set()
+
+
+def _is_of_this_machine(host: str) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            return False
+    return True
 
 
 def _token_headers() -> tuple[tuple[str, str], ...]:

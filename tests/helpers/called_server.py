@@ -72,10 +72,12 @@ class Server:
         raise Crash("the process ends here")
 
 
-def listener_of(server: Server, reports: CallReports = NO_REPORTS) -> Listener:
+def listener_of(
+    server: Server, reports: CallReports = NO_REPORTS, host: str = "127.0.0.1"
+) -> Listener:
     """A listener on loopback that has the calls of ``server`` answered."""
     dispatch = Dispatch(server, on_bug=server.die_of_bug, reports=reports)
-    return Listener(dispatch, host="127.0.0.1", token=TOKEN)
+    return Listener(dispatch, host=host, token=TOKEN)
 
 
 @contextlib.asynccontextmanager

@@ -23,7 +23,19 @@ SNAPSHOT_PART_BYTES: Final = 65_536
 """Bytes of records in one part of a snapshot, unless a single record is larger."""
 
 
-class ClusterFounded(msgspec.Struct, frozen=True, kw_only=True):
+_SECRETS: Final = frozenset({"cluster_key", "previous_key", "records"})
+
+
+class _Secretive(msgspec.Struct, frozen=True, kw_only=True):
+    """A record whose text, which may be logged, leaves out keys."""
+
+    def __repr__(self) -> str:
+        names = [name for name in self.__struct_fields__ if name not in _SECRETS]
+        told = (f"{name}={getattr(self, name)!r}" for name in names)
+        return f"{type(self).__name__}({', '.join(told)})"
+
+
+class ClusterFounded(_Secretive, frozen=True, kw_only=True):
     """The first record: the cluster's identity and its immutable properties."""
 
     cluster_id: str
@@ -32,7 +44,7 @@ class ClusterFounded(msgspec.Struct, frozen=True, kw_only=True):
     offsets_partitions: int
 
 
-class ClusterKeyRotated(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterKeyRotated(_Secretive, frozen=True, kw_only=True):
     """A new ticket key. ``rotated_ms`` is by the controller's clock; versions count from 0."""
 
     key_version: int
@@ -198,7 +210,7 @@ class TopicSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     partitions: tuple[tuple[Any, ...], ...]
 
 
-class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterSnapshot(_Secretive, frozen=True, kw_only=True):
     """State that no other record of a snapshot has: ticket keys, counters, deleted topics."""
 
     key_version: int
@@ -209,7 +221,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     deleted_topic_ids: tuple[str, ...]
 
 
-class SnapshotPart(msgspec.Struct, frozen=True, kw_only=True):
+class SnapshotPart(_Secretive, frozen=True, kw_only=True):
     """Part of a snapshot: records that give the state at the offset where part 0 begins.
 
     The log may begin there. A reader that has applied everything before skips all parts. Parts

@@ -92,7 +92,7 @@ def test_both_roads_and_a_handle_get_the_same_answer(
         process: Any = Process()
         address = await process.listener_address()
         assert address is not None
-        known = dataclasses.replace(address, token=connection_secret(address.token))
+        known = dataclasses.replace(address, token=connection_secret(address.token, b""))
         assert await connect(address, timeout_ms=TIMEOUT_MS) is None, "what Ray tells is not enough"
         connection = await connect(known, timeout_ms=TIMEOUT_MS)
         assert connection is not None

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from msgspec import structs
 
 from oncelog.actors.process import process_table
-from oncelog.actors.process.process_table import ProcessTable
+from oncelog.actors.process.process_table import ProcessTable, raylet_addresses
 
 WAIT = "import sys; sys.stdin.read()"
 WITHOUT_FIRST_THREAD = """
@@ -153,3 +157,38 @@ def test_the_nearest_ancestor_that_runs_a_command_is_found():
     process_id, found = shown.stdout.split()
     assert found == process_id
     assert ProcessTable("here").ancestor("driver (x) S") is None
+
+
+@pytest.fixture
+def public_directory() -> Iterator[Path]:
+    """A directory whose programs every user may run."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+
+
+@pytest.mark.skipif(not hasattr(os, "seteuid") or os.getuid() != 0, reason="needs root")
+def test_only_nodes_of_this_user_are_known(public_directory: Path) -> None:
+    """Whoever calls a program "raylet" is not believed, nor if it runs with others' rights."""
+    program = public_directory / "raylet"
+    shutil.copy("/bin/sleep", program)
+
+    def become(real: int, effective: int) -> Callable[[], None]:
+        return lambda: os.setresuid(real, effective, effective)
+
+    users = {"ours": (0, 0), "anothers": (65534, 65534), "raised": (65534, 0)}
+    started = [
+        subprocess.Popen(
+            # An option that sleep refuses would end it: the address is its name in the table.
+            [f"--gcs-address={name}:1", "60"],
+            executable=program,
+            preexec_fn=become(*ids),
+        )
+        for name, ids in users.items()
+    ]
+    try:
+        assert raylet_addresses() & {f"{name}:1" for name in users} == {"ours:1"}
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()

@@ -472,26 +472,47 @@ def test_strangers_take_no_place_of_a_caller(monkeypatch, caplog):
     assert "one of too many connections without a token was closed" in caplog.text
 
 
-def test_strangers_of_another_host_close_none_of_ours(monkeypatch):
-    """A caller that has not proved its token yet stays, however many begin elsewhere."""
-    monkeypatch.setattr(admission, "HALF_OPEN_PER_HOST_MAX", 3)
-    monkeypatch.setattr(admission, "HALF_OPEN_MAX", 4)
+@pytest.mark.parametrize(("of_host", "of_all"), [(3, 1_000), (1_000, 4)])
+def test_strangers_of_other_hosts_close_none_of_ours(monkeypatch, of_host, of_all):
+    """A caller that proves its token soon stays, however many begin elsewhere."""
+    monkeypatch.setattr(admission, "HALF_OPEN_PER_HOST_MAX", of_host)
+    monkeypatch.setattr(admission, "HALF_OPEN_MAX", of_all)
 
     async def body(_: Server, listening: Listener, __: ActorConnection) -> None:
         address = await listening.address()
-        async with contextlib.AsyncExitStack() as stack, raw(listening, token=b"") as ours:
-            for _ in range(12):
+        async with contextlib.AsyncExitStack() as stack:
+            strangers = []
+            for number in range(12):
+                here = f"127.0.0.{2 + number % 2}"
                 reader, writer = await asyncio.open_connection(
-                    address.host, address.port, local_addr=("127.0.0.2", 0)
+                    address.host, address.port, local_addr=(here, 0)
                 )
                 stack.callback(writer.transport.abort)
-                await reader.read(13 + NONCE_BYTES)
-            nonce = new_nonce()
-            proof = caller_proof(TOKEN, ours.challenge, nonce)
-            ours.writer.write(frame(0, HELLO, nonce, proof))
-            assert len(await ours.reply()) == 9 + NONCE_BYTES
+                await reader.readexactly(13 + NONCE_BYTES)
+                strangers.append(reader)
+            async with raw(listening, token=b"") as ours:
+                nonce = new_nonce()
+                proof = caller_proof(TOKEN, ours.challenge, nonce)
+                ours.writer.write(frame(0, HELLO, nonce, proof))
+                assert len(await ours.reply()) == 9 + NONCE_BYTES
+            left = [reader for reader in strangers if not reader.at_eof()]
+            assert len(left) <= 2 * of_host if of_host < of_all else len(left) <= of_all
 
     play(body)
+
+
+@pytest.mark.parametrize(
+    ("peer", "host"),
+    [
+        (("192.0.2.1", 5), "192.0.2.1"),
+        (("2001:db8::1", 5, 0, 0), "2001:db8::/64"),
+        (("2001:db8::ffff:2", 5, 0, 0), "2001:db8::/64"),
+        (("fe80::1%eth0", 5, 0, 3), "fe80::/64"),
+        (None, ""),
+    ],
+)
+def test_an_ipv6_network_counts_as_one_host(peer, host):
+    assert listener.host_of(peer) == host
 
 
 def test_what_was_read_off_one_connection_opens_no_other():

@@ -93,6 +93,17 @@ def test_what_lies_in_the_data_directory_is_not_run_and_is_read_by_nobody_else(h
     capsys.readouterr()
 
 
+def test_a_data_directory_that_others_could_read_is_closed_to_them(tmp_path):
+    """An earlier version made it. A directory that is not ours yet keeps its mode."""
+    for name, mode in (("meta.properties", 0o700), ("notes", 0o755)):
+        path = tmp_path / name / "data"
+        path.mkdir(parents=True)
+        path.chmod(0o755)
+        (path / name).touch()
+        cluster_connection.check_data_dir(path)
+        assert path.stat().st_mode & 0o777 == mode
+
+
 def test_several_directories_are_told_to_the_process_and_the_first_is_its_own(head, capsys):
     both = f"{head},{head.parent / 'more'}"
     assert run("start", both) == 0

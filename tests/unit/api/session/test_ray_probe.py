@@ -71,20 +71,47 @@ def served(credentials: Any = None) -> Iterator[tuple[Ray, str]]:
             server.stop(None).wait()
 
 
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The addresses of the clusters that nodes of this machine and user are in."""
+    known: set[str] = set()
+    monkeypatch.setattr(ray_cluster, "raylet_addresses", lambda: set(known))
+    return known
+
+
 @pytest.mark.usefixtures("has_token")
-def test_a_token_goes_only_to_a_cluster_that_a_node_of_this_machine_is_in(monkeypatch) -> None:
+def test_a_token_goes_only_to_a_cluster_that_a_node_of_this_machine_is_in(nodes) -> None:
     with served() as (store, address):
-        for known in (set(), {"127.0.0.1:1", f"10.0.0.1:{address.rpartition(':')[2]}"}):
-            monkeypatch.setattr(ray_cluster, "raylet_addresses", lambda known=known: known)
+        for known in (set(), {"127.0.0.1:1", "192.0.2.77:1"}):
+            nodes.clear()
+            nodes |= known
             with pytest.raises(ConnectionFailedError, match="token is not sent there") as raised:
                 ray_cluster.ray_cluster_at(address, address)
             assert f"ray start --address {address}" in raised.value.advice
         assert store.tokens == []
-        # By another name of the same host.
-        monkeypatch.setattr(
-            ray_cluster, "raylet_addresses", lambda: {address.replace("127.0.0.1", "localhost")}
-        )
-        assert ray_cluster.ray_cluster_at(address, address) == b"cluster"
+        nodes.add(address)
+        assert ray_cluster.ray_cluster_at(address, address) == (address, b"cluster")
+        assert store.tokens == ["Bearer secret"]
+
+
+@pytest.mark.usefixtures("has_token")
+def test_a_cluster_is_joined_by_the_address_that_its_node_here_uses(nodes) -> None:
+    """A name that means it now may mean another host when it is resolved again."""
+    with served() as (store, address):
+        nodes.add(address)
+        port = address.rpartition(":")[2]
+        for name in (f"localhost:{port}", f"{socket.gethostname()}:{port}"):
+            assert ray_cluster.ray_cluster_at(name, name) == (address, b"cluster")
+        assert len(store.tokens) == 2
+        with pytest.raises(ConnectionFailedError):
+            ray_cluster.ray_cluster_at(f"a..b:{port}")
+
+
+@pytest.mark.usefixtures("has_token", "nodes")
+def test_an_address_that_was_named_to_be_trusted_is_told_the_token(monkeypatch) -> None:
+    with served() as (store, address):
+        monkeypatch.setenv(ray_cluster.TRUSTED_VARIABLE, f"elsewhere:1, {address}")
+        assert ray_cluster.ray_cluster_at(address) == (address, b"cluster")
         assert store.tokens == ["Bearer secret"]
 
 
@@ -103,7 +130,7 @@ def test_a_cluster_under_rays_certificates_is_found_and_no_other_gets_the_token(
             monkeypatch.setenv(name, text)
         with served(credentials) as (store, address):
             if issuer is ours:
-                assert ray_cluster.ray_cluster_at(address, address) == b"cluster"
+                assert ray_cluster.ray_cluster_at(address, address) == (address, b"cluster")
                 assert store.tokens == ["Bearer secret"]
             else:
                 monkeypatch.setattr(ray_cluster, "TIMEOUT_S", 1.0)

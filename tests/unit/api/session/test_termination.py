@@ -42,7 +42,7 @@ def init(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
 
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(cluster_connection, "ray_cluster_at", lambda *_: "cluster")
+    monkeypatch.setattr(cluster_connection, "ray_cluster_at", lambda *_: ("place", "cluster"))
     monkeypatch.setattr(cluster_connection, "prepare_to_start", lambda: None)
     monkeypatch.setattr(cluster_connection, "prepare_to_join", lambda: None)
     return errors

@@ -8,6 +8,8 @@ import pytest
 from oncelog.actors.protocol.cluster.cluster_records import (
     BrokerChanged,
     BrokerRegistered,
+    ClusterFounded,
+    ClusterKeyRotated,
     ClusterRecord,
     ClusterSnapshot,
     ControllerElected,
@@ -22,6 +24,8 @@ from oncelog.actors.protocol.cluster.cluster_records import (
     decode_cluster_record,
     encode_cluster_record,
 )
+from oncelog.actors.protocol.tickets import ClusterKeys
+from oncelog.actors.rpc.listener import ListenerAddress
 from oncelog.storage.exceptions import CorruptDataError
 
 OLD = [
@@ -113,3 +117,23 @@ def test_a_field_that_is_not_known_is_refused() -> None:
     fields = {"kind": "isr_changed", "version": 1, "topic_id": "a", "term": 3}
     with pytest.raises(CorruptDataError):
         decode_cluster_record(msgpack.packb(fields))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        ClusterFounded(
+            cluster_id="c",
+            cluster_key=b"planted",
+            transaction_state_partitions=1,
+            offsets_partitions=1,
+        ),
+        ClusterKeyRotated(key_version=1, cluster_key=b"planted", rotated_ms=5),
+        SnapshotPart(part=0, is_last=True, records=(b"planted",)),
+        ClusterKeys(version=1, current=b"planted", previous=b"planted"),
+        ListenerAddress(host="h", port=1, token=b"planted"),
+    ],
+)
+def test_what_may_be_logged_shows_no_key(record) -> None:
+    assert "planted" not in repr(record)
+    assert type(record).__name__ in repr(record)
