@@ -169,14 +169,14 @@ class _TlsServer:
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue
             handshake = _TlsHandshake(host_of(peer), accepted)
-            handshake.task = self._tasks.spawn(self._secure(handshake))
+            handshake.task = self._tasks.spawn(self._secure(accepted, handshake))
             self._listener.open_place(handshake)
             # ``sock_accept`` does not wait while there are connections: others have a turn.
             await asyncio.sleep(0)
 
-    async def _secure(self, handshake: _TlsHandshake) -> None:
+    async def _secure(self, accepted: socket.socket, handshake: _TlsHandshake) -> None:
         """Encrypt a connection, and then let its caller prove its token."""
-        accepted, handshake.accepted = handshake.accepted, None
+        handshake.accepted = None
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: _Caller(self._listener, handshake),

@@ -83,8 +83,9 @@ def _ask(
         try:
             answer: bytes = ask(b"", timeout=TIMEOUT_S, metadata=headers)
         except grpc.RpcError as error:
-            if is_refusal_told or error.code() not in _REFUSALS:
-                raise ConnectionFailedError(_reason(error, shown, bool(headers))) from None
+            failed: Any = error
+            if is_refusal_told or failed.code() not in _REFUSALS:
+                raise ConnectionFailedError(_reason(failed, shown, bool(headers))) from None
             return b""
     return answer
 
@@ -95,7 +96,8 @@ def _channel(address: str) -> Any:
         return open_channel(address, options=_NO_PROXY)
     open_channel = grpc.secure_channel
     key, certificate, authority = (pem(name) for name in (KEY, CERTIFICATE, AUTHORITY))
-    credentials = grpc.ssl_channel_credentials(authority, key, certificate)
+    new_credentials: Any = grpc.ssl_channel_credentials
+    credentials = new_credentials(authority, key, certificate)
     return open_channel(address, credentials, options=_NO_PROXY)
 
 
