@@ -226,12 +226,7 @@ class PartitionSender:
         """Call the leader until the outcome of ``entry`` is known; ``expire`` cancels this."""
         settings = self._context.settings
         loop = asyncio.get_running_loop()
-        backoff = Backoff(
-            BackoffPolicy(
-                initial_ms=settings.retry_backoff_ms, max_ms=settings.retry_backoff_max_ms
-            ),
-            self._context.random,
-        )
+        backoff = Backoff(BackoffPolicy.of(settings), self._context.random)
         missing_since: float | None = None
         try:
             payload = self._encode(entry)

@@ -679,13 +679,7 @@ class TopicFinder:
             )
 
     async def _until_answered(self, ask: Callable[[], Awaitable[object]]) -> None:
-        backoff = Backoff(
-            BackoffPolicy(
-                initial_ms=self._settings.retry_backoff_ms,
-                max_ms=self._settings.retry_backoff_max_ms,
-            ),
-            self._random,
-        )
+        backoff = Backoff(BackoffPolicy.of(self._settings), self._random)
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         while True:
