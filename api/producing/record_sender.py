@@ -9,9 +9,9 @@ One file: the tasks, timers and look-ups of a producer all lead to the next batc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.process.freed_memory import keep_freed_memory
@@ -27,6 +27,7 @@ from oncelog.api.producing.partition_sender import (
     PartitionSender,
     SendCounters,
     SenderContext,
+    SenderTasks,
     UnreportedFailures,
 )
 from oncelog.api.session.event_loop import AFTER_FORK, cancelled_by_program
@@ -57,7 +58,6 @@ from oncelog.storage.exceptions import (
     OncelogError,
     RequestTimedOutError,
     TransactionAbortableError,
-    UnknownServerError,
     UnknownTopicOrPartitionError,
     exception_for,
 )
@@ -521,70 +521,6 @@ def open_batches_for(settings: ProducerSettings, router: Router) -> OpenBatches:
         record_bytes_max=settings.max_request_size,
         buffer_bytes_max=settings.buffer_memory,
     )
-
-
-# --- tasks ----------------------------------------------------------------------------------------
-
-
-class SenderTasks:
-    """The tasks of one producer: none ends unseen, and none outlives it.
-
-    Runs coroutines on ``loop``. An exception of one is a bug and goes to ``on_crash``.
-    ``on_cancelled`` is called for a task that was not cancelled by ``cancel_task`` or ``cancel``,
-    except for one that the producer can do without.
-    """
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        on_crash: Callable[[OncelogError], None],
-        on_cancelled: Callable[[], None],
-    ) -> None:
-        self._loop = loop
-        self._spare: set[asyncio.Task[None]] = set()
-        self._on_crash = on_crash
-        self._on_cancelled = on_cancelled
-        # In start order, so that they are cancelled in that order too.
-        self._tasks: dict[asyncio.Task[None], None] = {}
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run ``work`` as a task."""
-        task = self._loop.create_task(work)
-        self._tasks[task] = None
-        task.add_done_callback(self._done)
-        return task
-
-    def spawn_spare(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """``spawn`` for work that anybody may cancel, because other tasks make up for it."""
-        task = self.spawn(work)
-        self._spare.add(task)
-        return task
-
-    def cancel_task(self, task: asyncio.Task[None]) -> None:
-        """Cancel ``task``, which is no longer needed, unless it is the current one."""
-        if task is not asyncio.current_task(self._loop):
-            self._tasks.pop(task, None)
-            task.cancel()
-
-    def cancel(self) -> None:
-        """Cancel all tasks."""
-        for task in tuple(self._tasks):
-            self._tasks.pop(task)
-            task.cancel()
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        is_wanted = task in self._tasks and task not in self._spare
-        self._tasks.pop(task, None)
-        self._spare.discard(task)
-        if task.cancelled():
-            if is_wanted:
-                self._on_cancelled()
-            return
-        if task.exception() is None:
-            return
-        crash = UnknownServerError(f"the producer stopped because of a bug: {task.exception()!r}")
-        crash.__cause__ = task.exception()
-        self._on_crash(crash)
 
 
 # --- the delivery timeout -------------------------------------------------------------------------
