@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from oncelog.actors.protocol.messages.partition import ProduceReply, ProduceRequest
 from oncelog.api.batching.accumulator import Accumulator, PendingBatch
@@ -112,14 +112,12 @@ class PartitionSender:
         topic_partition: TopicPartition,
         *,
         context: SenderContext,
-        owner: SenderOwner,
         identity: ProducerIdentity,
         transactional_id: str | None = None,
         ticket: bytes | None = None,
     ) -> None:
         self._topic_partition = topic_partition
         self._context = context
-        self._owner = owner
         self._identity = identity
         self._transactional_id = transactional_id
         self._ticket = ticket
@@ -171,7 +169,7 @@ class PartitionSender:
         self._go_on()
         for entry in entries:
             if entry.task is not None:
-                self._owner.cancel_task(entry.task)
+                self._context.tasks.cancel_task(entry.task)
             self._context.fail(entry.batch, error)
         for entry in rewrites:
             self._context.fail(entry.batch, error)
@@ -185,7 +183,7 @@ class PartitionSender:
             # Failing the first of a transaction fails the others.
             if entry.batch.created_s <= begun_before_s and entry in self._in_flight:
                 if entry.task is not None:
-                    self._owner.cancel_task(entry.task)
+                    self._context.tasks.cancel_task(entry.task)
                 reason = "there was no reply"
                 if entry.last_error is not ErrorCode.NONE:
                     reason = f"the last reply was {entry.last_error.name}"
@@ -209,7 +207,7 @@ class PartitionSender:
         self._in_flight.append(entry)
         self._context.counters.batches_sent += 1
         self._context.counters.records_sent += batch.rows.record_count
-        entry.task = self._owner.spawn(self._deliver(entry))
+        entry.task = self._context.tasks.spawn(self._deliver(entry))
 
     def _encode(self, entry: _InFlight) -> bytearray:
         identity = self._identity
@@ -242,7 +240,7 @@ class PartitionSender:
                 batch=payload,
                 acks=settings.acks_count,
                 transactional_id=self._transactional_id,
-                ticket=self._ticket or self._owner.identities.ticket_of(self._identity),
+                ticket=self._ticket or self._context.identities.ticket_of(self._identity),
                 timeout_ms=settings.request_timeout_ms,
                 follows_unacknowledged=self._acknowledged_end < entry.base_position,
             )
@@ -250,9 +248,9 @@ class PartitionSender:
                 self._topic_partition, request, timeout_ms=settings.request_timeout_ms
             )
             if reply.is_ticket_old:
-                self._owner.identities.renew_soon(self._identity)
+                self._context.identities.renew_soon(self._identity)
             if reply.error is ErrorCode.INVALID_PRODUCER_EPOCH:
-                reply = await self._owner.fencing.explained(self._topic_partition, reply)
+                reply = await self._context.fencing.explained(self._topic_partition, reply)
             if self._handle_reply(entry, reply):
                 return
             if reply.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
@@ -297,7 +295,7 @@ class PartitionSender:
             return False
         if error in _REFUSED_UNSEEN and self._transactional_id is None:
             if error is ErrorCode.UNKNOWN_PRODUCER_ID:
-                self._owner.identities.discard(self._identity)
+                self._context.identities.discard(self._identity)
             self._refused(entry)
             return True
         if error.retriable:
@@ -331,7 +329,7 @@ class PartitionSender:
             position = end
         self._in_flight[place:place] = parts
         for part in parts:
-            part.task = self._owner.spawn(self._deliver(part))
+            part.task = self._context.tasks.spawn(self._deliver(part))
         self._moved.set()
 
     # --- failure ------------------------------------------------------------------------------
@@ -391,7 +389,7 @@ class PartitionSender:
         if self._is_stopped:
             return
         if self._gap is not None and not self._in_flight:
-            self._owner.spawn(self._close_gap())
+            self._context.tasks.spawn(self._close_gap())
         else:
             self.pump()
 
@@ -415,14 +413,14 @@ class PartitionSender:
         A new id follows the last epoch, or a leader's rejection of the id's ticket.
         """
         identity = self._identity
-        is_ours = self._owner.identities.ticket_of(identity) is not None
+        is_ours = self._context.identities.ticket_of(identity) is not None
         if is_ours and identity.producer_epoch < PRODUCER_EPOCH_EXHAUSTED:
             return ProducerIdentity(
                 producer_id=identity.producer_id, producer_epoch=identity.producer_epoch + 1
             )
         while True:
             try:
-                return await self._owner.identities.fresh()
+                return await self._context.identities.fresh()
             except OncelogError as error:
                 # Fail what waits for the identity; later records try again.
                 rewrites, self._rewrites = self._rewrites, []
@@ -434,7 +432,7 @@ class PartitionSender:
         self, batch: PendingBatch, error: OncelogError, refused: tuple[int, ...] = ()
     ) -> None:
         self._context.fail(batch, error, refused)
-        self._owner.batch_failed(error)
+        self._context.on_batch_failed(error)
 
     def _expired(self, batch: PendingBatch, reason: str) -> OncelogError:
         return expired(batch, self._context.settings.delivery_timeout_ms, reason)
@@ -474,6 +472,13 @@ class SenderContext:
     accumulator: Accumulator
     codec: Codec
     failures: UnreportedFailures
+    tasks: SenderTasks
+    identities: PlainIdentities
+    """Producer ids and their tickets (idempotent only)."""
+    fencing: Fencing
+    """Finds out why a leader rejects the epoch of a transaction."""
+    on_batch_failed: Callable[[OncelogError], None]
+    """Called when a batch has failed: spoil the transaction, if there is one."""
     counters: SendCounters = field(default_factory=SendCounters)
 
     def fail(self, batch: PendingBatch, error: OncelogError, refused: tuple[int, ...] = ()) -> None:
@@ -500,27 +505,6 @@ class SenderContext:
         """Fail every batch that no sender has taken."""
         for batch in self.accumulator.drop():
             self.fail(batch, error)
-
-
-class SenderOwner(Protocol):
-    """The part of a producer that a partition sender uses."""
-
-    fencing: Fencing
-    """Finds out why a leader rejects the epoch of a transaction."""
-    identities: PlainIdentities
-    """Producer ids and their tickets (idempotent only)."""
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run ``work``; if it raises unexpectedly, the producer fails, so that no future hangs."""
-        ...
-
-    def cancel_task(self, task: asyncio.Task[None]) -> None:
-        """Cancel a task of ``spawn``, unless it is the current one."""
-        ...
-
-    def batch_failed(self, error: OncelogError) -> None:
-        """A batch has failed: spoil the transaction, if there is one."""
-        ...
 
 
 def expired(batch: PendingBatch, timeout_ms: int, reason: str) -> OncelogError:

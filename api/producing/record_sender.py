@@ -98,7 +98,6 @@ class RecordSender:
         self._requests = requests
         self._state = state
         self._tasks = SenderTasks(loop, self._crashed, self._cancelled)
-        self.spawn, self.cancel_task = self._tasks.spawn, self._tasks.cancel_task
         self.identities = PlainIdentities(requests, self._tasks.spawn_spare)
         self._fatal: OncelogError | None = None
         self.fencing = Fencing(state=state, requests=requests, loop=loop)
@@ -130,6 +129,10 @@ class RecordSender:
             accumulator=self._accumulator,
             codec=Codec[settings.compression_type.upper()],
             failures=UnreportedFailures(loop, is_reported=state is not None),
+            tasks=self._tasks,
+            identities=self.identities,
+            fencing=self.fencing,
+            on_batch_failed=self._batch_failed,
         )
         self._deadline = DeliveryDeadline(loop, settings, self._accumulator, self._expire)
 
@@ -310,7 +313,7 @@ class RecordSender:
         """Fail every record whose outcome is unknown; their futures raise ``error``."""
         preparing, self._preparing = self._preparing, None
         if preparing is not None:
-            self.cancel_task(preparing)
+            self._tasks.cancel_task(preparing)
         self.fencing.stop()
         for sender in self._senders.values():
             sender.stop(error)
@@ -361,12 +364,6 @@ class RecordSender:
         self._context.failures.close()
         self._tasks.cancel()
 
-    # --- what a PartitionSender asks ----------------------------------------------------------
-
-    def batch_failed(self, error: OncelogError) -> None:
-        """A batch failed for good: its transaction, if there is one, cannot commit."""
-        self.fail_transaction(error, severity("produce", error.code))
-
     # --- sending ------------------------------------------------------------------------------
 
     def _accept(self, is_accepting: bool) -> None:
@@ -406,7 +403,11 @@ class RecordSender:
         for sender in tuple(self._senders.values()):
             sender.expire(begun_before_s)
         for error in self._context.expire(begun_before_s):
-            self.batch_failed(error)
+            self._batch_failed(error)
+
+    def _batch_failed(self, error: OncelogError) -> None:
+        """A batch failed for good: its transaction, if there is one, cannot commit."""
+        self.fail_transaction(error, severity("produce", error.code))
 
     def _send_due(self) -> None:
         """Send what is full or due, after any producer id or enrolment that it needs."""
@@ -424,7 +425,7 @@ class RecordSender:
         """Prepare for accumulated records, due or not, so that they need not wait later."""
         is_wanted = self._state is None or self._state.is_sending
         if is_wanted and self._preparing is None and self.unready_partitions():
-            self._preparing = self.spawn(self._prepare())
+            self._preparing = self._tasks.spawn(self._prepare())
 
     def _is_enrolled_by_habit(self) -> bool:
         return self.enrolment is not None and bool(self.enrolment.expected())
@@ -448,7 +449,6 @@ class RecordSender:
         sender = self._senders[topic_partition] = PartitionSender(
             topic_partition,
             context=self._context,
-            owner=self,
             identity=identity,
             transactional_id=self.settings.transactional_id,
             ticket=ticket,
