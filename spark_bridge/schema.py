@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 
 from oncelog.spark_bridge.errors import warn_once
 from oncelog.storage.exceptions import InvalidSettingError
-from oncelog.storage.model import TopicPartition
+from oncelog.storage.model import INT64_MAX, TopicPartition
 
 # --- reading ----------------------------------------------------------------------------------
 
@@ -47,7 +47,7 @@ READ_SCHEMA: Final = StructType(
 """The columns of a read, as in Kafka's source; ``timestampType`` 0 is the producer's time."""
 
 _MICROSECONDS: Final = 1_000
-_MILLISECONDS_MAX: Final = (2**63 - 1) // _MICROSECONDS
+_MILLISECONDS_MAX: Final = INT64_MAX // _MICROSECONDS
 
 
 def read_schema(*, includes_headers: bool) -> StructType:

@@ -10,6 +10,8 @@ import random
 import time
 from typing import Final
 
+from oncelog.actors.protocol.backoff import backoff_ms
+
 
 def loop_ms() -> int:
     """Monotonic time of the running event loop in ms."""
@@ -33,10 +35,8 @@ BACKOFF_FIRST_MS: Final = 20
 BACKOFF_MAX_MS: Final = 1_000
 """Back-off before an internal call is repeated: first, and maximum."""
 
-_DOUBLINGS_MAX: Final = 16
 
-
-def backoff_ms(attempt: int, rng: random.Random) -> float:
+def jittered_backoff_ms(attempt: int, rng: random.Random) -> float:
     """Back-off after failed attempt number ``attempt`` (from 0): doubling, bounded, with jitter."""
-    longest_ms = min(BACKOFF_FIRST_MS << min(attempt, _DOUBLINGS_MAX), BACKOFF_MAX_MS)
+    longest_ms = backoff_ms(attempt, initial_ms=BACKOFF_FIRST_MS, max_ms=BACKOFF_MAX_MS)
     return longest_ms * rng.uniform(0.5, 1.0)

@@ -47,6 +47,7 @@ from oncelog.storage.log.partition import LogSlice
 from oncelog.storage.model import (
     DUPLICATE_WINDOW_BATCHES,
     EARLIEST_TIMESTAMP,
+    INT64_MAX,
     INTERNAL_TOPICS,
     LATEST_TIMESTAMP,
     MAX_TIMESTAMP,
@@ -68,8 +69,6 @@ REFUSED_RECORDS_MAX: Final = 1_000
 """A reply lists up to this many invalid records; if there are more, it lists none."""
 
 _NAMED_RECORDS_MAX: Final = 10
-
-_ANY_AGE_MS: Final = 2**63 - 1
 
 
 class PartitionLeader:
@@ -415,7 +414,7 @@ def check_topic_rules(
         and header.max_timestamp_ms - now_ms > topic.message_timestamp_after_max_ms
     ):
         return _whose_future(batch, header, topic, now_ms)
-    checks_age = keeps_client_time and topic.message_timestamp_before_max_ms < _ANY_AGE_MS
+    checks_age = keeps_client_time and topic.message_timestamp_before_max_ms < INT64_MAX
     if not checks_age and not topic.is_compacted:
         return RuleCheck()
     try:

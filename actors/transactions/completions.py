@@ -39,7 +39,7 @@ from oncelog.actors.coordination.cluster_view import ANY_AGE_MS, ClusterView
 from oncelog.actors.coordination.leader_watch import LeaderWatch
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
 from oncelog.actors.interfaces import Transport
-from oncelog.actors.process.clock import backoff_ms, loop_ms, monotonic_s
+from oncelog.actors.process.clock import jittered_backoff_ms, loop_ms, monotonic_s
 from oncelog.actors.process.metrics import TRANSACTION_END_DURATION_MS, Histogram, MetricSink
 from oncelog.actors.protocol.messages.partition import TxnMarker, WriteTxnMarkersRequest
 from oncelog.actors.protocol.transaction.transaction_machine import TransactionMachine
@@ -131,7 +131,7 @@ class TransactionCompletions:
             if reply.error is ErrorCode.NONE:
                 self._durations.observe(EndStep.COMPLETION, began_s)
                 return True
-            await asyncio.sleep(backoff_ms(attempt, self._rng) / 1000)
+            await asyncio.sleep(jittered_backoff_ms(attempt, self._rng) / 1000)
             attempt += 1
         self._left_to_successor.add(transactional_id)
         _logger.warning("the completion of %r is left to a newer coordinator", transactional_id)
@@ -224,7 +224,7 @@ class MarkerSender:
                 answers = await self._write(tp, location.actor, due, sending.coordinator_epoch)
                 await self._take_answers(tp, due, answers, sending)
             if due:
-                await asyncio.sleep(backoff_ms(attempt, self._rng) / 1000)
+                await asyncio.sleep(jittered_backoff_ms(attempt, self._rng) / 1000)
                 attempt += 1
 
     async def _write(

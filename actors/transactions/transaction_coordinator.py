@@ -23,7 +23,7 @@ from oncelog.actors.coordination.cluster_view import ANY_AGE_MS, ClusterView
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
 from oncelog.actors.interfaces import Clock, DriverWatch, Transport
 from oncelog.actors.process.background import OwnTasks
-from oncelog.actors.process.clock import backoff_ms, loop_ms, monotonic_s
+from oncelog.actors.process.clock import jittered_backoff_ms, loop_ms, monotonic_s
 from oncelog.actors.process.metrics import (
     ACTIVE_TRANSACTIONAL_ID_COUNT,
     TRANSACTIONAL_ID_COUNT,
@@ -626,6 +626,6 @@ class HeldRecordsReader:
                 reply = await self._transport.call(location.actor, request, timeout_ms=remaining_ms)
                 if reply.error is ErrorCode.NONE:
                     return reply.producers
-            await asyncio.sleep(backoff_ms(attempt, self._rng) / 1000)
+            await asyncio.sleep(jittered_backoff_ms(attempt, self._rng) / 1000)
             attempt += 1
         return None

@@ -16,7 +16,6 @@ from oncelog.actors.protocol.group.consumer_protocol import PROTOCOL_TYPE, decod
 from oncelog.actors.protocol.messages.group import GroupDescription
 from oncelog.api.cli.connect import add_cluster_arguments, connect
 from oncelog.api.cli.terminal import (
-    INT64_MAX,
     STATUS_ERROR,
     CliError,
     Commands,
@@ -32,7 +31,7 @@ from oncelog.api.cli.terminal import (
 from oncelog.api.cli.topics import checked_partition, known_topic
 from oncelog.api.session.committed_offsets import lag_of
 from oncelog.storage.exceptions import CorruptDataError, GroupIdNotFoundError
-from oncelog.storage.model import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
+from oncelog.storage.model import EARLIEST_TIMESTAMP, INT64_MAX, LATEST_TIMESTAMP, TopicPartition
 
 if TYPE_CHECKING:
     from oncelog.api.admin.admin import Admin

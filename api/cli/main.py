@@ -27,7 +27,6 @@ from oncelog.api.cli import topics as cli_topics
 from oncelog.api.cli import transactions as cli_transactions
 from oncelog.api.cli.connect import add_cluster_arguments
 from oncelog.api.cli.terminal import (
-    INT64_MAX,
     PROGRAM,
     STATUS_BROKEN_PIPE,
     STATUS_INTERRUPTED,
@@ -43,7 +42,7 @@ from oncelog.api.cli.terminal import (
     report,
     whole_number,
 )
-from oncelog.storage.model import TOPIC_PARTITIONS_MAX, IsolationLevel
+from oncelog.storage.model import INT64_MAX, TOPIC_PARTITIONS_MAX, IsolationLevel
 from oncelog.storage.settings import settings_of
 
 DEMO_MODULE: Final = "oncelog.examples.flights.demo"

@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Final, NoReturn, TypeAlias
 
 from oncelog.storage.exceptions import OncelogError
+from oncelog.storage.model import INT32_MAX
 
 PROGRAM: Final = "oncelog"
 DEBUG_VARIABLE: Final = "ONCELOG_DEBUG"
@@ -193,9 +194,6 @@ def _is_number(value: object) -> bool:
 
 
 # --- arguments --------------------------------------------------------------------------------
-
-INT32_MAX: Final = 2**31 - 1
-INT64_MAX: Final = 2**63 - 1
 
 
 class Parser(argparse.ArgumentParser):

@@ -15,7 +15,6 @@ from oncelog.actors.protocol.messages.cluster import PartitionMetadata, TopicMet
 from oncelog.api.cli.connect import add_cluster_arguments, connect
 from oncelog.api.cli.head import parse_settings
 from oncelog.api.cli.terminal import (
-    INT32_MAX,
     CliError,
     Commands,
     add_actions,
@@ -25,7 +24,7 @@ from oncelog.api.cli.terminal import (
     whole_number,
 )
 from oncelog.storage.exceptions import UnknownTopicOrPartitionError
-from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
+from oncelog.storage.model import INT32_MAX, INTERNAL_TOPICS, TopicPartition
 from oncelog.storage.settings import check_name
 
 if TYPE_CHECKING:

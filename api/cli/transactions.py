@@ -14,7 +14,6 @@ from oncelog.actors.protocol.transaction.transaction_state import TransactionSta
 from oncelog.api.admin.hanging import HangingTransaction, IncompleteSearchError
 from oncelog.api.cli.connect import add_cluster_arguments, connect
 from oncelog.api.cli.terminal import (
-    INT64_MAX,
     Commands,
     UsageError,
     add_actions,
@@ -27,7 +26,7 @@ from oncelog.api.cli.terminal import (
     table,
     whole_number,
 )
-from oncelog.storage.model import TopicPartition
+from oncelog.storage.model import INT64_MAX, TopicPartition
 
 STATES: Final = tuple(
     state.value for state in TransactionState if state is not TransactionState.DEAD

@@ -239,7 +239,8 @@ async def begin_run(
     if severity("begin_run", reply.error) is ErrorClass.RETRIABLE:
         raise RequestTimedOutError(
             f"no run of {transactional_id!r} began within max_block_ms={settings.max_block_ms} "
-            f"(last: {reply.error.name} {reply.detail}); begin one again"
+            f"(last: {reply.error.name} {reply.detail})",
+            advice="begin one again",
         )
     raise exception_for(reply.error, reply.detail)
 
@@ -327,8 +328,8 @@ def _winner(core: ProducerCore) -> Winner:
         raise IllegalStateError("not every record is acknowledged", advice="call flush() first")
     if counters.records_failed:
         raise IllegalStateError(
-            f"{counters.records_failed} records of the member failed, so it cannot win; "
-            "flush() before close(), or write them all again as another member"
+            f"{counters.records_failed} records of the member failed, so it cannot win",
+            advice="flush() before close(), or write them all again as another member",
         )
     return Winner(
         producer_id=identity.producer_id,

@@ -18,10 +18,10 @@ import asyncio
 import enum
 import logging
 from collections import deque
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from oncelog.actors.protocol.messages.partition import ProduceReply, ProduceRequest
 from oncelog.api.batching.accumulator import Accumulator, PendingBatch
@@ -37,6 +37,7 @@ from oncelog.storage.exceptions import (
     OncelogError,
     OutOfOrderSequenceNumberError,
     RequestTimedOutError,
+    UnknownServerError,
     UnknownTopicOrPartitionError,
     exception_for,
 )
@@ -111,14 +112,12 @@ class PartitionSender:
         topic_partition: TopicPartition,
         *,
         context: SenderContext,
-        owner: SenderOwner,
         identity: ProducerIdentity,
         transactional_id: str | None = None,
         ticket: bytes | None = None,
     ) -> None:
         self._topic_partition = topic_partition
         self._context = context
-        self._owner = owner
         self._identity = identity
         self._transactional_id = transactional_id
         self._ticket = ticket
@@ -170,7 +169,7 @@ class PartitionSender:
         self._go_on()
         for entry in entries:
             if entry.task is not None:
-                self._owner.cancel_task(entry.task)
+                self._context.tasks.cancel_task(entry.task)
             self._context.fail(entry.batch, error)
         for entry in rewrites:
             self._context.fail(entry.batch, error)
@@ -184,7 +183,7 @@ class PartitionSender:
             # Failing the first of a transaction fails the others.
             if entry.batch.created_s <= begun_before_s and entry in self._in_flight:
                 if entry.task is not None:
-                    self._owner.cancel_task(entry.task)
+                    self._context.tasks.cancel_task(entry.task)
                 reason = "there was no reply"
                 if entry.last_error is not ErrorCode.NONE:
                     reason = f"the last reply was {entry.last_error.name}"
@@ -208,7 +207,7 @@ class PartitionSender:
         self._in_flight.append(entry)
         self._context.counters.batches_sent += 1
         self._context.counters.records_sent += batch.rows.record_count
-        entry.task = self._owner.spawn(self._deliver(entry))
+        entry.task = self._context.tasks.spawn(self._deliver(entry))
 
     def _encode(self, entry: _InFlight) -> bytearray:
         identity = self._identity
@@ -226,12 +225,7 @@ class PartitionSender:
         """Call the leader until the outcome of ``entry`` is known; ``expire`` cancels this."""
         settings = self._context.settings
         loop = asyncio.get_running_loop()
-        backoff = Backoff(
-            BackoffPolicy(
-                initial_ms=settings.retry_backoff_ms, max_ms=settings.retry_backoff_max_ms
-            ),
-            self._context.random,
-        )
+        backoff = Backoff(BackoffPolicy.of(settings), self._context.random)
         missing_since: float | None = None
         try:
             payload = self._encode(entry)
@@ -246,7 +240,7 @@ class PartitionSender:
                 batch=payload,
                 acks=settings.acks_count,
                 transactional_id=self._transactional_id,
-                ticket=self._ticket or self._owner.identities.ticket_of(self._identity),
+                ticket=self._ticket or self._context.identities.ticket_of(self._identity),
                 timeout_ms=settings.request_timeout_ms,
                 follows_unacknowledged=self._acknowledged_end < entry.base_position,
             )
@@ -254,9 +248,9 @@ class PartitionSender:
                 self._topic_partition, request, timeout_ms=settings.request_timeout_ms
             )
             if reply.is_ticket_old:
-                self._owner.identities.renew_soon(self._identity)
+                self._context.identities.renew_soon(self._identity)
             if reply.error is ErrorCode.INVALID_PRODUCER_EPOCH:
-                reply = await self._owner.fencing.explained(self._topic_partition, reply)
+                reply = await self._context.fencing.explained(self._topic_partition, reply)
             if self._handle_reply(entry, reply):
                 return
             if reply.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
@@ -301,7 +295,7 @@ class PartitionSender:
             return False
         if error in _REFUSED_UNSEEN and self._transactional_id is None:
             if error is ErrorCode.UNKNOWN_PRODUCER_ID:
-                self._owner.identities.discard(self._identity)
+                self._context.identities.discard(self._identity)
             self._refused(entry)
             return True
         if error.retriable:
@@ -335,7 +329,7 @@ class PartitionSender:
             position = end
         self._in_flight[place:place] = parts
         for part in parts:
-            part.task = self._owner.spawn(self._deliver(part))
+            part.task = self._context.tasks.spawn(self._deliver(part))
         self._moved.set()
 
     # --- failure ------------------------------------------------------------------------------
@@ -395,7 +389,7 @@ class PartitionSender:
         if self._is_stopped:
             return
         if self._gap is not None and not self._in_flight:
-            self._owner.spawn(self._close_gap())
+            self._context.tasks.spawn(self._close_gap())
         else:
             self.pump()
 
@@ -419,14 +413,14 @@ class PartitionSender:
         A new id follows the last epoch, or a leader's rejection of the id's ticket.
         """
         identity = self._identity
-        is_ours = self._owner.identities.ticket_of(identity) is not None
+        is_ours = self._context.identities.ticket_of(identity) is not None
         if is_ours and identity.producer_epoch < PRODUCER_EPOCH_EXHAUSTED:
             return ProducerIdentity(
                 producer_id=identity.producer_id, producer_epoch=identity.producer_epoch + 1
             )
         while True:
             try:
-                return await self._owner.identities.fresh()
+                return await self._context.identities.fresh()
             except OncelogError as error:
                 # Fail what waits for the identity; later records try again.
                 rewrites, self._rewrites = self._rewrites, []
@@ -438,7 +432,7 @@ class PartitionSender:
         self, batch: PendingBatch, error: OncelogError, refused: tuple[int, ...] = ()
     ) -> None:
         self._context.fail(batch, error, refused)
-        self._owner.batch_failed(error)
+        self._context.on_batch_failed(error)
 
     def _expired(self, batch: PendingBatch, reason: str) -> OncelogError:
         return expired(batch, self._context.settings.delivery_timeout_ms, reason)
@@ -478,6 +472,13 @@ class SenderContext:
     accumulator: Accumulator
     codec: Codec
     failures: UnreportedFailures
+    tasks: SenderTasks
+    identities: PlainIdentities
+    """Producer ids and their tickets (idempotent only)."""
+    fencing: Fencing
+    """Finds out why a leader rejects the epoch of a transaction."""
+    on_batch_failed: Callable[[OncelogError], None]
+    """Called when a batch has failed: spoil the transaction, if there is one."""
     counters: SendCounters = field(default_factory=SendCounters)
 
     def fail(self, batch: PendingBatch, error: OncelogError, refused: tuple[int, ...] = ()) -> None:
@@ -506,33 +507,76 @@ class SenderContext:
             self.fail(batch, error)
 
 
-class SenderOwner(Protocol):
-    """The part of a producer that a partition sender uses."""
-
-    fencing: Fencing
-    """Finds out why a leader rejects the epoch of a transaction."""
-    identities: PlainIdentities
-    """Producer ids and their tickets (idempotent only)."""
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run ``work``; if it raises unexpectedly, the producer fails, so that no future hangs."""
-        ...
-
-    def cancel_task(self, task: asyncio.Task[None]) -> None:
-        """Cancel a task of ``spawn``, unless it is the current one."""
-        ...
-
-    def batch_failed(self, error: OncelogError) -> None:
-        """A batch has failed: spoil the transaction, if there is one."""
-        ...
-
-
 def expired(batch: PendingBatch, timeout_ms: int, reason: str) -> OncelogError:
     """The error of a batch whose delivery timed out."""
     return RequestTimedOutError(
         f"{batch.rows.record_count} records for partition {batch.delivery.topic_partition} were "
         f"not acknowledged within delivery_timeout_ms={timeout_ms}; {reason}"
     )
+
+
+# --- tasks ----------------------------------------------------------------------------------------
+
+
+class SenderTasks:
+    """The tasks of one producer: none ends unseen, and none outlives it.
+
+    Runs coroutines on ``loop``. An exception of one is a bug and goes to ``on_crash``.
+    ``on_cancelled`` is called for a task that was not cancelled by ``cancel_task`` or ``cancel``,
+    except for one that the producer can do without.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_crash: Callable[[OncelogError], None],
+        on_cancelled: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._spare: set[asyncio.Task[None]] = set()
+        self._on_crash = on_crash
+        self._on_cancelled = on_cancelled
+        # In start order, so that they are cancelled in that order too.
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run ``work`` as a task."""
+        task = self._loop.create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._done)
+        return task
+
+    def spawn_spare(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """``spawn`` for work that anybody may cancel, because other tasks make up for it."""
+        task = self.spawn(work)
+        self._spare.add(task)
+        return task
+
+    def cancel_task(self, task: asyncio.Task[None]) -> None:
+        """Cancel ``task``, which is no longer needed, unless it is the current one."""
+        if task is not asyncio.current_task(self._loop):
+            self._tasks.pop(task, None)
+            task.cancel()
+
+    def cancel(self) -> None:
+        """Cancel all tasks."""
+        for task in tuple(self._tasks):
+            self._tasks.pop(task)
+            task.cancel()
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        is_wanted = task in self._tasks and task not in self._spare
+        self._tasks.pop(task, None)
+        self._spare.discard(task)
+        if task.cancelled():
+            if is_wanted:
+                self._on_cancelled()
+            return
+        if task.exception() is None:
+            return
+        crash = UnknownServerError(f"the producer stopped because of a bug: {task.exception()!r}")
+        crash.__cause__ = task.exception()
+        self._on_crash(crash)
 
 
 # --- failures that nobody waits for ---------------------------------------------------------------

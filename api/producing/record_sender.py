@@ -9,9 +9,9 @@ One file: the tasks, timers and look-ups of a producer all lead to the next batc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.process.freed_memory import keep_freed_memory
@@ -27,6 +27,7 @@ from oncelog.api.producing.partition_sender import (
     PartitionSender,
     SendCounters,
     SenderContext,
+    SenderTasks,
     UnreportedFailures,
 )
 from oncelog.api.session.event_loop import AFTER_FORK, cancelled_by_program
@@ -57,7 +58,6 @@ from oncelog.storage.exceptions import (
     OncelogError,
     RequestTimedOutError,
     TransactionAbortableError,
-    UnknownServerError,
     UnknownTopicOrPartitionError,
     exception_for,
 )
@@ -98,7 +98,6 @@ class RecordSender:
         self._requests = requests
         self._state = state
         self._tasks = SenderTasks(loop, self._crashed, self._cancelled)
-        self.spawn, self.cancel_task = self._tasks.spawn, self._tasks.cancel_task
         self.identities = PlainIdentities(requests, self._tasks.spawn_spare)
         self._fatal: OncelogError | None = None
         self.fencing = Fencing(state=state, requests=requests, loop=loop)
@@ -130,6 +129,10 @@ class RecordSender:
             accumulator=self._accumulator,
             codec=Codec[settings.compression_type.upper()],
             failures=UnreportedFailures(loop, is_reported=state is not None),
+            tasks=self._tasks,
+            identities=self.identities,
+            fencing=self.fencing,
+            on_batch_failed=self._batch_failed,
         )
         self._deadline = DeliveryDeadline(loop, settings, self._accumulator, self._expire)
 
@@ -310,7 +313,7 @@ class RecordSender:
         """Fail every record whose outcome is unknown; their futures raise ``error``."""
         preparing, self._preparing = self._preparing, None
         if preparing is not None:
-            self.cancel_task(preparing)
+            self._tasks.cancel_task(preparing)
         self.fencing.stop()
         for sender in self._senders.values():
             sender.stop(error)
@@ -361,12 +364,6 @@ class RecordSender:
         self._context.failures.close()
         self._tasks.cancel()
 
-    # --- what a PartitionSender asks ----------------------------------------------------------
-
-    def batch_failed(self, error: OncelogError) -> None:
-        """A batch failed for good: its transaction, if there is one, cannot commit."""
-        self.fail_transaction(error, severity("produce", error.code))
-
     # --- sending ------------------------------------------------------------------------------
 
     def _accept(self, is_accepting: bool) -> None:
@@ -406,7 +403,11 @@ class RecordSender:
         for sender in tuple(self._senders.values()):
             sender.expire(begun_before_s)
         for error in self._context.expire(begun_before_s):
-            self.batch_failed(error)
+            self._batch_failed(error)
+
+    def _batch_failed(self, error: OncelogError) -> None:
+        """A batch failed for good: its transaction, if there is one, cannot commit."""
+        self.fail_transaction(error, severity("produce", error.code))
 
     def _send_due(self) -> None:
         """Send what is full or due, after any producer id or enrolment that it needs."""
@@ -424,7 +425,7 @@ class RecordSender:
         """Prepare for accumulated records, due or not, so that they need not wait later."""
         is_wanted = self._state is None or self._state.is_sending
         if is_wanted and self._preparing is None and self.unready_partitions():
-            self._preparing = self.spawn(self._prepare())
+            self._preparing = self._tasks.spawn(self._prepare())
 
     def _is_enrolled_by_habit(self) -> bool:
         return self.enrolment is not None and bool(self.enrolment.expected())
@@ -448,7 +449,6 @@ class RecordSender:
         sender = self._senders[topic_partition] = PartitionSender(
             topic_partition,
             context=self._context,
-            owner=self,
             identity=identity,
             transactional_id=self.settings.transactional_id,
             ticket=ticket,
@@ -521,70 +521,6 @@ def open_batches_for(settings: ProducerSettings, router: Router) -> OpenBatches:
         record_bytes_max=settings.max_request_size,
         buffer_bytes_max=settings.buffer_memory,
     )
-
-
-# --- tasks ----------------------------------------------------------------------------------------
-
-
-class SenderTasks:
-    """The tasks of one producer: none ends unseen, and none outlives it.
-
-    Runs coroutines on ``loop``. An exception of one is a bug and goes to ``on_crash``.
-    ``on_cancelled`` is called for a task that was not cancelled by ``cancel_task`` or ``cancel``,
-    except for one that the producer can do without.
-    """
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        on_crash: Callable[[OncelogError], None],
-        on_cancelled: Callable[[], None],
-    ) -> None:
-        self._loop = loop
-        self._spare: set[asyncio.Task[None]] = set()
-        self._on_crash = on_crash
-        self._on_cancelled = on_cancelled
-        # In start order, so that they are cancelled in that order too.
-        self._tasks: dict[asyncio.Task[None], None] = {}
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run ``work`` as a task."""
-        task = self._loop.create_task(work)
-        self._tasks[task] = None
-        task.add_done_callback(self._done)
-        return task
-
-    def spawn_spare(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """``spawn`` for work that anybody may cancel, because other tasks make up for it."""
-        task = self.spawn(work)
-        self._spare.add(task)
-        return task
-
-    def cancel_task(self, task: asyncio.Task[None]) -> None:
-        """Cancel ``task``, which is no longer needed, unless it is the current one."""
-        if task is not asyncio.current_task(self._loop):
-            self._tasks.pop(task, None)
-            task.cancel()
-
-    def cancel(self) -> None:
-        """Cancel all tasks."""
-        for task in tuple(self._tasks):
-            self._tasks.pop(task)
-            task.cancel()
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        is_wanted = task in self._tasks and task not in self._spare
-        self._tasks.pop(task, None)
-        self._spare.discard(task)
-        if task.cancelled():
-            if is_wanted:
-                self._on_cancelled()
-            return
-        if task.exception() is None:
-            return
-        crash = UnknownServerError(f"the producer stopped because of a bug: {task.exception()!r}")
-        crash.__cause__ = task.exception()
-        self._on_crash(crash)
 
 
 # --- the delivery timeout -------------------------------------------------------------------------
@@ -679,13 +615,7 @@ class TopicFinder:
             )
 
     async def _until_answered(self, ask: Callable[[], Awaitable[object]]) -> None:
-        backoff = Backoff(
-            BackoffPolicy(
-                initial_ms=self._settings.retry_backoff_ms,
-                max_ms=self._settings.retry_backoff_max_ms,
-            ),
-            self._random,
-        )
+        backoff = Backoff(BackoffPolicy.of(self._settings), self._random)
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         while True:

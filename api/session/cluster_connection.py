@@ -377,8 +377,8 @@ def check_cluster_id(cluster_id: str | None) -> None:
     """Reject what is not a cluster id."""
     if cluster_id is not None and re.fullmatch("[0-9a-f]{32}", cluster_id) is None:
         raise InvalidSettingError(
-            f"cluster_id={cluster_id!r} is not a cluster id, which has 32 hexadecimal digits; "
-            "`oncelog status` and meta.properties in each data directory show it"
+            f"cluster_id={cluster_id!r} is not a cluster id, which has 32 hexadecimal digits",
+            advice="`oncelog status` and meta.properties in each data directory show it",
         )
 
 

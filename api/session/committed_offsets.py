@@ -51,10 +51,7 @@ def is_retriable(error: ErrorCode) -> bool:
 
 def consumer_backoff(settings: ConsumerSettings, random: Random) -> Backoff:
     """The waits between the attempts of one consumer operation."""
-    return Backoff(
-        BackoffPolicy(initial_ms=settings.retry_backoff_ms, max_ms=settings.retry_backoff_max_ms),
-        random,
-    )
+    return Backoff(BackoffPolicy.of(settings), random)
 
 
 def lag_of(position: int, *, start_offset: int, end_offset: int) -> int:

@@ -380,8 +380,8 @@ class LoopThread:
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise IllegalStateError(
-                "a synchronous client was called from a callback on its own event loop; call it in "
-                "another thread, or use the asynchronous client"
+                "a synchronous client was called from a callback on its own event loop",
+                advice="call it in another thread, or use the asynchronous client",
             )
         return self.submit(coroutine).result()
 

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
+from oncelog.actors.protocol.backoff import backoff_ms
 from oncelog.actors.protocol.messages.base import ReplyT
+from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.storage.errors import ErrorCode
 
 CONCURRENT_TRANSACTIONS_BACKOFF_MS: Final = 20
@@ -30,6 +32,11 @@ class BackoffPolicy:
     initial_ms: int = 100
     max_ms: int = 1_000
     jitter: float = 0.2
+
+    @classmethod
+    def of(cls, settings: ProducerSettings | ConsumerSettings) -> BackoffPolicy:
+        """The waits that the settings of a client name."""
+        return cls(initial_ms=settings.retry_backoff_ms, max_ms=settings.retry_backoff_max_ms)
 
 
 DEFAULT_BACKOFF: Final = BackoffPolicy()
@@ -53,10 +60,10 @@ class Backoff:
         """
         if error is ErrorCode.CONCURRENT_TRANSACTIONS:
             return float(CONCURRENT_TRANSACTIONS_BACKOFF_MS)
-        # The exponent is bounded so that a client which retries for days does not overflow.
-        base = float(min(self._policy.max_ms, self._policy.initial_ms << min(self._failures, 30)))
+        policy = self._policy
+        base = float(backoff_ms(self._failures, initial_ms=policy.initial_ms, max_ms=policy.max_ms))
         self._failures += 1
-        spread = base * self._policy.jitter
+        spread = base * policy.jitter
         return base + self._random.uniform(-spread, spread)
 
     def reset(self) -> None:

@@ -73,20 +73,24 @@ _LEGAL_SOURCES: Final[dict[TransactionStatus, frozenset[TransactionStatus]]] = {
     _S.FATAL_ERROR: frozenset(_S),
 }
 
-_ADVICE: Final[dict[TransactionStatus, str]] = {
+_REFUSALS: Final[dict[TransactionStatus, tuple[str, str]]] = {
     _S.UNINITIALIZED: (
-        "there is no producer id yet; call init_transactions() first (a member: enlist() first)"
+        "there is no producer id yet",
+        "call init_transactions() first (a member: enlist() first)",
     ),
-    _S.INITIALIZING: "init_transactions() has not finished; call init_transactions() again",
-    _S.READY: "no transaction is open; call begin_transaction() first",
+    _S.INITIALIZING: ("init_transactions() has not finished", "call init_transactions() again"),
+    _S.READY: ("no transaction is open", "call begin_transaction() first"),
     _S.IN_TRANSACTION: (
-        "a transaction is open; call commit_transaction() or abort_transaction() first"
+        "a transaction is open",
+        "call commit_transaction() or abort_transaction() first",
     ),
     _S.COMMITTING_TRANSACTION: (
-        "a commit has not finished and may have taken effect; call commit_transaction() again"
+        "a commit has not finished and may have taken effect",
+        "call commit_transaction() again",
     ),
-    _S.ABORTING_TRANSACTION: "an abort has not finished; call abort_transaction() again",
+    _S.ABORTING_TRANSACTION: ("an abort has not finished", "call abort_transaction() again"),
 }
+"""Why a call does not fit a state, and what to call instead."""
 
 
 def severity(method: str, error: ErrorCode) -> ErrorClass:
@@ -410,7 +414,8 @@ class ProducerTransaction:
                 f"the producer has failed permanently ({cause})",
                 advice="close it and make a new one",
             ) from cause
-        raise IllegalStateError(_ADVICE[self._status])
+        what, advice = _REFUSALS[self._status]
+        raise IllegalStateError(what, advice=advice)
 
 
 def _ignore(is_accepting: bool) -> None:

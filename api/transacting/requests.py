@@ -107,9 +107,7 @@ class TransactionRequests:
         self._router = router
         self._settings = settings
         self._random = random
-        self._policy = BackoffPolicy(
-            initial_ms=settings.retry_backoff_ms, max_ms=settings.retry_backoff_max_ms
-        )
+        self._policy = BackoffPolicy.of(settings)
         self._timeout_ms = min(settings.request_timeout_ms, settings.max_block_ms)
         self._turn = asyncio.Lock()
 

@@ -35,7 +35,7 @@ from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.log.partition import PartitionLog
 from oncelog.storage.log.sealed_segments import RemovedFiles, Replacement
 from oncelog.storage.log.side_files import read_first_dirty_offset, write_first_dirty_offset
-from oncelog.storage.model import NO_TIMESTAMP, ProducerSnapshotEntry
+from oncelog.storage.model import INT64_MAX, NO_TIMESTAMP, ProducerSnapshotEntry
 from oncelog.storage.records.batch import BatchHeader, Buffer, parse_header
 from oncelog.storage.records.block import open_block
 from oncelog.storage.records.control import decode_control
@@ -48,8 +48,6 @@ from oncelog.storage.segments.swap import CLEANED_SUFFIX, discard_swap, prepare_
 
 DELETE_RETENTION_MS: Final = 86_400_000
 """How long tombstones and markers stay readable after what they refer to is gone."""
-
-LAG_MAX_MS: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +62,7 @@ class CompactionSettings:
     min_dirty_ratio: float = 0.5
     delete_retention_ms: int = DELETE_RETENTION_MS
     min_lag_ms: int = 0
-    max_lag_ms: int = LAG_MAX_MS
+    max_lag_ms: int = INT64_MAX
     keys_max: int = KEYS_PER_ROUND_MAX
 
     def __post_init__(self) -> None:
@@ -123,7 +121,7 @@ class Cleaner:
             > self.settings.min_dirty_ratio
         ):
             return True
-        if self.settings.max_lag_ms == LAG_MAX_MS:
+        if self.settings.max_lag_ms == INT64_MAX:
             return False
         for segment in self._dirty(self._cleanable(upper_offset, now_ms)):
             oldest_ms = self.log.compaction_view.oldest_timestamp_ms(segment)

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Final, TypeAlias
 
-from oncelog.storage.model import NO_LEADER_EPOCH, NO_OFFSET
+from oncelog.storage.model import INT64_MAX, NO_LEADER_EPOCH, NO_OFFSET
 
 LeaderEpochPairs: TypeAlias = Sequence[tuple[int, int]]
 
 _EPOCH = itemgetter(0)
 _START = itemgetter(1)
 
-OFFSET_MAX: Final = 2**63 - 1
+OFFSET_MAX: Final = INT64_MAX
 
 UNDEFINED_END: Final = (NO_LEADER_EPOCH, NO_OFFSET)
 """The answer for an epoch that the log does not know."""

@@ -22,7 +22,7 @@ from crc32c import crc32c
 from oncelog.storage.disk.disk_errors import is_unreadable, read_small_file
 from oncelog.storage.disk.file_system import FileHandle, FileSystem
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.model import NO_OFFSET, NO_TIMESTAMP
+from oncelog.storage.model import INT64_MAX, NO_OFFSET, NO_TIMESTAMP
 from oncelog.storage.records.batch import PLACEMENT_BYTES, BatchHeader, Buffer
 from oncelog.storage.records.layout import LENGTH_AT
 from oncelog.storage.segments.aborted_index import TxnIndex
@@ -53,10 +53,10 @@ INDEX_SUFFIXES: Final = (
 )
 """The suffixes of the files beside a ``.log`` file."""
 
-TIMESTAMP_MAX: Final = 2**63 - 1
+TIMESTAMP_MAX: Final = INT64_MAX
 """The largest timestamp of a segment where it is unknown: retention by time keeps the segment."""
 
-_NOTHING: Final = 2**63 - 1
+_NOTHING: Final = INT64_MAX
 
 
 class Segment:

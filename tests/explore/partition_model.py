@@ -52,7 +52,7 @@ OMITTED.update(
         # Which push was the last (answers name theirs), and times, which are always over.
         "FollowerProgress": frozenset(
             {
-                *("_number", "_sent_ms", "_sent_bounds", "_backoff_ms", "_retry_ms"),
+                *("_number", "_sent_ms", "_sent_bounds", "_failure_count", "_retry_ms"),
                 *("_caught_up_ms", "_goal_ms", "_goal_offset", "_had_all"),
             }
         ),

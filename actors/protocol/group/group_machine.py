@@ -78,6 +78,7 @@ from oncelog.actors.protocol.messages.group import (
 )
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
+    INT64_MAX,
     NO_PRODUCER_ID,
     PRODUCER_EPOCH_MAX,
     SEQUENCE_MAX,
@@ -94,7 +95,6 @@ MEMBER_BLOB_MAX_BYTES: Final = 262_144
 """Longest subscription or assignment of one member."""
 
 _TIMEOUT_MAX_MS: Final = 2**31 - 1
-_PRODUCER_ID_MAX: Final = 2**63 - 1
 
 
 class GroupTable:
@@ -515,7 +515,7 @@ def _names_producer(request: TxnOffsetCommitRequest) -> bool:
     Without one its batch would be a plain commit, visible at once.
     """
     return (
-        NO_PRODUCER_ID < request.producer_id <= _PRODUCER_ID_MAX
+        NO_PRODUCER_ID < request.producer_id <= INT64_MAX
         and 0 <= request.producer_epoch <= PRODUCER_EPOCH_MAX
         and 0 <= request.base_sequence <= SEQUENCE_MAX
         and has_utf8_bytes(request.transactional_id, 1, TRANSACTIONAL_ID_MAX_BYTES)

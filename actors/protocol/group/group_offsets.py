@@ -35,6 +35,7 @@ from oncelog.actors.protocol.messages.group import (
 )
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
+    INT64_MAX,
     NO_LEADER_EPOCH,
     NO_PRODUCER_ID,
     NO_TIMESTAMP,
@@ -54,7 +55,6 @@ Refusal = tuple[ErrorCode, str]
 ACCEPTED: Final[Refusal] = (ErrorCode.NONE, "")
 
 _INT32_MAX: Final = 2**31 - 1
-_INT64_MAX: Final = 2**63 - 1
 
 
 class StoredOffset(msgspec.Struct, frozen=True):
@@ -297,8 +297,8 @@ def refusal_of_position(tp: TopicPartition, position: OffsetAndMetadata) -> Refu
         )
     if not 0 <= tp.partition <= _INT32_MAX:
         return _impossible(f"partition={tp.partition} of {tp.topic!r}", 0, _INT32_MAX)
-    if not 0 <= position.offset <= _INT64_MAX:
-        return _impossible(f"offset={position.offset} of {tp}", 0, _INT64_MAX)
+    if not 0 <= position.offset <= INT64_MAX:
+        return _impossible(f"offset={position.offset} of {tp}", 0, INT64_MAX)
     if not NO_LEADER_EPOCH <= position.leader_epoch <= _INT32_MAX:
         what = f"leader_epoch={position.leader_epoch} of {tp}"
         return _impossible(what, NO_LEADER_EPOCH, _INT32_MAX)

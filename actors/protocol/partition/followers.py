@@ -53,6 +53,7 @@ from typing import Final
 
 import msgspec
 
+from oncelog.actors.protocol.backoff import backoff_ms
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_LEADER_EPOCH, NO_OFFSET
 
@@ -100,8 +101,8 @@ class FollowerProgress:
 
     __slots__ = (
         "_acknowledged_bounds",
-        "_backoff_ms",
         "_caught_up_ms",
+        "_failure_count",
         "_goal_ms",
         "_goal_offset",
         "_had_all",
@@ -130,7 +131,7 @@ class FollowerProgress:
         self._in_flight = _NOT_IN_FLIGHT
         self._sent_ms = now_ms
         self._sent_bounds = self._acknowledged_bounds = PushedBounds()
-        self._backoff_ms = 0
+        self._failure_count = 0
         self._refused_offset = NO_OFFSET
         """Start of the batches that its disk refused; -1 once it has accepted some."""
         self._retry_ms = _NEVER_MS
@@ -236,8 +237,10 @@ class FollowerProgress:
 
     def failed(self, now_ms: int) -> None:
         """The push failed, or its outcome is unknown: try again, but not at once."""
-        self._backoff_ms = min(max(2 * self._backoff_ms, BACKOFF_MIN_MS), BACKOFF_MAX_MS)
-        self._retry_ms = now_ms + self._backoff_ms
+        self._retry_ms = now_ms + backoff_ms(
+            self._failure_count, initial_ms=BACKOFF_MIN_MS, max_ms=BACKOFF_MAX_MS
+        )
+        self._failure_count += 1
 
     def refused(self, now_ms: int) -> None:
         """Its disk refused the push: it is not in sync while it lacks batches, until it takes one.
@@ -248,7 +251,7 @@ class FollowerProgress:
         self.failed(now_ms)
 
     def _recovered(self) -> None:
-        self._backoff_ms = 0
+        self._failure_count = 0
         self._retry_ms = _NEVER_MS
 
     # --- in sync -----------------------------------------------------------------------------

@@ -49,6 +49,7 @@ from typing import Final
 
 import msgspec
 
+from oncelog.actors.protocol.backoff import backoff_ms
 from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages.cluster import AlterIsrReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply
@@ -111,7 +112,7 @@ class _Ineligible(msgspec.Struct, frozen=True):
     """A follower that may not join, and when it may be proposed again."""
 
     until_ms: int
-    backoff_ms: int
+    refusal_count: int
 
 
 class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -476,9 +477,9 @@ class LeaderReplication:
         """Do not propose these for a while, longer each time: they are not eligible."""
         for broker_id in self._followers.keys() & set(ineligible):
             known = self._ineligible.get(broker_id)
-            wanted_ms = INELIGIBLE_MIN_MS if known is None else 2 * known.backoff_ms
-            backoff_ms = min(wanted_ms, INELIGIBLE_MAX_MS)
-            self._ineligible[broker_id] = _Ineligible(now_ms + backoff_ms, backoff_ms)
+            refusals = 0 if known is None else known.refusal_count
+            wait_ms = backoff_ms(refusals, initial_ms=INELIGIBLE_MIN_MS, max_ms=INELIGIBLE_MAX_MS)
+            self._ineligible[broker_id] = _Ineligible(now_ms + wait_ms, refusals + 1)
 
     def _assign(self, replicas: tuple[int, ...], now_ms: int) -> None:
         """Push to these, which include all that may be in sync; forget the others."""

@@ -29,6 +29,7 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
     CLUSTER_METADATA_TOPIC,
     COMMIT_TOKEN_MAX_BYTES,
+    INT64_MAX,
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     TRANSACTION_STATE_TOPIC,
@@ -38,7 +39,6 @@ from oncelog.storage.model import (
 )
 
 RUN_ID_MAX_BYTES: Final = 256
-INT64_MAX: Final = 2**63 - 1
 MACHINE_MAX_BYTES: Final = 256
 
 Refusal = tuple[ErrorCode, str]

@@ -164,7 +164,7 @@ def test_a_commit_with_nothing_on_its_way_any_more_is_not_spoilt(cluster: Any, r
         await producer.send("t", b"first")
         committing = asyncio.ensure_future(producer.commit_transaction())
         await until(lambda: cluster.requests(EndTxnRequest), look_s=0.0001)
-        core_of(producer).sender.spawn(asyncio.sleep(60)).cancel()
+        core_of(producer).sender._tasks.spawn(asyncio.sleep(60)).cancel()
         assert await asyncio.wait_for(committing, WITHIN_S)
         await producer.close()
 

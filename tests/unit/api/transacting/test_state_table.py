@@ -136,7 +136,7 @@ def test_what_each_call_does_in_each_state(call: str, status: TransactionStatus)
         return
     with pytest.raises(REFUSALS.get(status, IllegalStateError)) as refusal:
         CALLS[call](state)
-    assert str(refusal.value) == expected
+    assert f"{refusal.value.what}; {refusal.value.advice}" == str(refusal.value) == expected
     assert (state.status, state.error) == (status, error_before)
 
 
