@@ -163,6 +163,8 @@ class ClusterMachine:
         self._refusing: frozenset[int] = frozenset()
         self.election_count = 0
         """Leaders elected since the cluster was founded."""
+        self._began_early = False
+        """Whether the log begins with records of before its snapshot: see ``_is_before_start``."""
         self._next_part: int | None = None
         """The next part of the snapshot at the start of the log, while it is being read."""
 
@@ -421,11 +423,25 @@ class ClusterMachine:
         if record.value is None:
             return
         decoded = decode_cluster_record(record.value)
+        if self._is_before_start(decoded):
+            return
         if isinstance(decoded, SnapshotPart):
             self._apply_part(decoded)
         else:
             self._check_whole()
             self._apply(decoded)
+
+    def _is_before_start(self, record: ClusterRecord) -> bool:
+        """Whether the log has lost where it begins, and the record is what was dropped before that.
+
+        Then it begins at a segment, in the middle of a history that nothing can be made of. The
+        snapshot follows; without one no cluster is found, and nobody leads.
+        """
+        if self.founded is not None or self._next_part is not None:
+            return False
+        is_part = isinstance(record, SnapshotPart)
+        self._began_early |= not is_part and not isinstance(record, ClusterFounded)
+        return self._began_early and not (isinstance(record, SnapshotPart) and record.part == 0)
 
     def _check_whole(self) -> None:
         invariant(
@@ -439,7 +455,7 @@ class ClusterMachine:
         if self._next_part is None:
             if self.founded is not None:
                 return
-            self._next_part = 0
+            self._next_part, self._began_early = 0, False
         if part.part != self._next_part:
             self._check_whole()
         for record in with_parts_opened(part):

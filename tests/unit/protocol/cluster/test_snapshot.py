@@ -158,6 +158,27 @@ def test_half_a_snapshot_is_refused(
         loaded(*parts).apply(encode_cluster_record(after))
 
 
+def test_a_log_that_has_lost_where_it_begins_is_read_from_its_snapshot(
+    world: ClusterWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file that says so was damaged: the segment begins with records that were dropped."""
+    monkeypatch.setattr(cluster_records, "SNAPSHOT_PART_BYTES", 1)
+    dropped = [
+        encode_cluster_record(ProducerIdsAllocated(next_producer_id=1_000)),
+        parts_of_older := snapshot_parts_of(world)[-1],
+        encode_cluster_record(ProducerIdsAllocated(next_producer_id=2_000)),
+    ]
+    assert decode_cluster_record(parts_of_older.value).part > 0
+    machine = ClusterMachine()
+    for record in (*dropped, *snapshot_parts_of(world)):
+        machine.apply(record)
+    assert state_of(machine) == state_of(world.machine)
+    unfounded = ClusterMachine()
+    for record in dropped:
+        unfounded.apply(record)
+    assert unfounded.founded is None
+
+
 def test_the_voters_are_in_its_first_part(
     world: ClusterWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
