@@ -213,7 +213,7 @@ class ReplicaServer(ReplicaEvents):
                 setattr(self, name, getattr(self.shell, name))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.config.topic}-{self.config.partition})"
+        return f"Replica({self.config.topic}-{self.config.partition})"
 
     async def ping(self, request: PingRequest) -> PingReply:
         """Answer that this process is alive."""
