@@ -12,6 +12,7 @@ import inspect
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -66,9 +67,15 @@ def commands_of(parser: argparse.ArgumentParser, depth: int) -> Iterator[str]:
         yield f"{'#' * min(depth, 4)} `{parser.prog}`"
         yield (parser.description or "").replace("<", "&lt;")
     if not groups:
-        yield f"```\n{' '.join(parser.format_usage().removeprefix('usage: ').split())}\n```"
+        usage = textwrap.fill(
+            " ".join(parser.format_usage().removeprefix("usage: ").split()),
+            width=80,
+            subsequent_indent="    ",
+            break_on_hyphens=False,
+        )
+        yield f"```\n{usage}\n```"
     rows = [
-        (f"`{argument_text(action)}`", (action.help or "").replace("%%", "%"))
+        (f"`{argument_text(action)}`{{.option}}", (action.help or "").replace("%%", "%"))
         for action in parser._actions
         if action not in groups and not isinstance(action, argparse._HelpAction)
     ]
@@ -132,16 +139,14 @@ def errors() -> str:
             by_code.setdefault(kind.code, []).append(kind)
     rows = [
         (
-            f"`oncelog.{kind.__name__}`",
-            f"`{code.name}`",
-            str(int(code)),
+            f"`oncelog.{kind.__name__}`<br>`{code.name}`, {int(code)}",
             code.error_class.value,
             " ".join(prose(kind.__doc__).split()),
         )
         for code in ErrorCode
         for kind in by_code.get(code, ())
     ]
-    return table(("exception", "code", "number", "class", "meaning"), rows)
+    return table(("exception, code and number", "class", "meaning"), rows)
 
 
 # --- what is written --------------------------------------------------------------------------

@@ -28,6 +28,7 @@ PROJECT_PAGES: Final = {
 """File of the repository → page of the site."""
 
 MARK: Final = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
+CELL: Final = re.compile(r"<td>.*?</td>", re.DOTALL)
 LINK: Final = re.compile(r"(?<=\]\()([^)#:\s]+)(?=(?:#[^)\s]*)?\))")
 LANGUAGES: Final = {".py": "python", ".yaml": "yaml", ".toml": "toml"}
 
@@ -55,6 +56,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     name = page.file.src_uri
     if name.startswith("files/"):
         return markdown
+    if page.parent is None:
+        page.meta.setdefault("hide", ["navigation"])  # It would list this page alone.
 
     def link(found: re.Match[str]) -> str:
         target = repository_path(name, found[0])
@@ -66,6 +69,11 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         return (TABLES / f"{found[1]}.md").read_text(encoding="utf-8")
 
     return MARK.sub(generated, LINK.sub(link, markdown))
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Let names in tables break after an underscore."""
+    return CELL.sub(lambda cell: re.sub(r"_(?=\w+[^<>]*</code>)", "_<wbr>", cell[0]), html)
 
 
 def repository_path(page: str, target: str) -> str:
