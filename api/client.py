@@ -10,7 +10,6 @@ import random
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 import ray
@@ -518,12 +517,7 @@ class Cluster(ProcessBound):
         """Return the cluster itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Detach."""
         self.close()
 

@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.protocol.messages.transaction import DriverProcess
-from oncelog.api.distributing.engine_connection import EngineConnection
-
-if TYPE_CHECKING:
-    from oncelog.api.client import Cluster
-
-_lock: Final = threading.Lock()
-
-
-class _JobCache:
-    """This process's connection, if it has one, and the Ray job that it belongs to."""
-
-    job: tuple[bytes, str] | None = None
-    cluster: Cluster | None = None
-    connection: EngineConnection | None = None
+from oncelog.api.distributing.engine_connection import EngineConnection, ProcessConnection
 
 
 def this_process(processes: ProcessTable) -> DriverProcess | None:
     """The driver of a write: the process that calls it, where Ray Data's executor runs."""
     return processes.process(os.getpid())
+
+
+_process: Final = ProcessConnection(this_process)
+_lock: Final = threading.Lock()
 
 
 def connect(address: str | None = None) -> EngineConnection:
@@ -43,11 +34,8 @@ def connect(address: str | None = None) -> EngineConnection:
         import ray
 
         job = (ray_cluster_id(), ray.get_runtime_context().get_job_id())
-        if _JobCache.connection is None or _JobCache.job != job:
-            if _JobCache.cluster is not None:
-                _JobCache.cluster.close()
-                _JobCache.cluster = _JobCache.connection = None
-            _JobCache.cluster = client.connect()
-            _JobCache.connection = EngineConnection(_JobCache.cluster.context, this_process)
-            _JobCache.job = job
-        return _JobCache.connection
+        known = _process.find(job)
+        if known is None:
+            _process.close()
+            known = _process.keep(job, client.connect())
+        return known

@@ -6,6 +6,7 @@ connection. It is never made in the daemon itself.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.process.ray_environment import prepare_to_join
 from oncelog.actors.protocol.messages.transaction import DriverProcess
-from oncelog.api.distributing.engine_connection import EngineConnection
+from oncelog.api.distributing.engine_connection import EngineConnection, ProcessConnection
 from oncelog.storage.exceptions import ConnectionFailedError
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 ADDRESS_VARIABLE: Final = "ONCELOG_ADDRESS"
 """The default of option ``address``; a session passes it to all its Python processes."""
-
 
 DRIVER_COMMAND: Final = "java"
 """The main class of Spark's driver; its Python processes are its children."""
@@ -38,13 +38,7 @@ def default_address() -> str:
     return os.environ.get(ADDRESS_VARIABLE) or os.environ.get("RAY_ADDRESS") or "auto"
 
 
-class _AddressCache:
-    """This process's connection, if it has one, and the address it was made with."""
-
-    address: str = ""
-    cluster: Cluster | None = None
-    connection: EngineConnection | None = None
-    is_frozen: bool = False
+_process: Final = ProcessConnection(driver_process)
 
 
 def connect(address: str | None) -> EngineConnection:
@@ -55,21 +49,17 @@ def connect(address: str | None) -> EngineConnection:
     Raises ``ConnectionFailedError`` if there is no cluster.
     """
     wanted = address or default_address()
-    if _AddressCache.connection is not None and _AddressCache.address == wanted:
+    known = _process.find(wanted)
+    if known is not None:
         _leave_out_of_garbage_collection()
-        return _AddressCache.connection
+        return known
     # Ray reads its authentication mode on import, and the client imports it below.
     prepare_to_join()
-    if _AddressCache.cluster is not None:
+    if _process.close():
         import ray
 
-        _AddressCache.cluster.close()
-        _AddressCache.cluster = _AddressCache.connection = None
         ray.shutdown()
-    _AddressCache.cluster = _joined([address.strip() for address in wanted.split(",")])
-    _AddressCache.connection = EngineConnection(_AddressCache.cluster.context, driver_process)
-    _AddressCache.address = wanted
-    return _AddressCache.connection
+    return _process.keep(wanted, _joined([address.strip() for address in wanted.split(",")]))
 
 
 def _joined(addresses: Sequence[str]) -> Cluster:
@@ -89,12 +79,11 @@ def _joined(addresses: Sequence[str]) -> Cluster:
     raise ConnectionFailedError("; ".join(failures))
 
 
+@functools.cache
 def _leave_out_of_garbage_collection() -> None:
     """Exclude all objects that exist at the second hook from garbage collection.
 
     Spark's daemon collects after every task. That would walk through all that Ray and Arrow have
     loaded: 60 to 80 ms of CPU time per process of a micro-batch.
     """
-    if not _AddressCache.is_frozen:
-        gc.freeze()
-        _AddressCache.is_frozen = True
+    gc.freeze()

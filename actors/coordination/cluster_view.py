@@ -1,4 +1,4 @@
-"""A coordinator's cache of topic ids and leaders, as answered by the controller.
+"""What the controller last said of topics and leaders, for coordinators and clients.
 
 An answer is reused while it is recent enough for the question. If the controller does not answer,
 an old answer still tells where to try, but never that a topic is gone. Ages and ``as_of_ms`` are in
@@ -8,18 +8,26 @@ an old answer still tells where to try, but never that a topic is gone. Ages and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from oncelog.actors.interfaces import CONTROLLER_ACTOR, Transport, leader_address
+from oncelog.actors.interfaces import leader_address
 from oncelog.actors.process.clock import loop_ms
-from oncelog.actors.protocol.messages.cluster import MetadataRequest, TopicMetadata
+from oncelog.actors.protocol.messages.cluster import (
+    MetadataReply,
+    MetadataRequest,
+    TopicMetadata,
+)
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
 
 ANY_AGE_MS: Final = -1
 """``as_of_ms`` if an answer of any age will do."""
+
+_NEVER_MS: Final = -math.inf
+"""When an unknown topic was asked about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,20 +42,32 @@ class Location:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
+class _Lookup:
+    """The topics of one metadata request, and the task that awaits the reply."""
+
+    topics: frozenset[str]
     asked_ms: int
-    topic: TopicMetadata
+    task: asyncio.Task[MetadataReply]
 
 
 class ClusterView:
-    """A cache of topic metadata, bounded by the topics that exist."""
+    """A cache of topic metadata, bounded by the topics that exist. Belongs to one event loop."""
 
-    def __init__(self, *, transport: Transport, call_timeout_ms: int) -> None:
-        self._transport = transport
-        self._call_timeout_ms = call_timeout_ms
-        self._topics: dict[str, _Known] = {}
+    def __init__(
+        self,
+        ask_controller: Callable[[MetadataRequest], Coroutine[Any, Any, MetadataReply]],
+        spawn: Callable[[Coroutine[Any, Any, MetadataReply]], asyncio.Task[MetadataReply]],
+    ) -> None:
+        """``ask_controller`` makes one call, in a task of ``spawn``; a lost one is an error."""
+        self.known: Final[dict[str, TopicMetadata]] = {}
+        """Answers of any age; may be read from any thread."""
+        self.newest: MetadataReply | None = None
         self.cluster_key_version = 0
-        self._asking = asyncio.Lock()
+        self._ask_controller = ask_controller
+        self._spawn = spawn
+        self._asked_ms: dict[str, int] = {}
+        """When a known topic was asked about; without this it was invalidated."""
+        self._lookup: _Lookup | None = None
 
     async def topics(
         self, names: Collection[str], *, as_of_ms: int
@@ -57,19 +77,25 @@ class ClusterView:
         With an error the controller did not answer, and what comes with it may be older.
         """
         error = ErrorCode.NONE
-        if self._unknown(names, as_of_ms):
-            async with self._asking:
-                unknown = self._unknown(names, as_of_ms)
-                if unknown:
-                    error = await self._ask(unknown)
-        return error, {name: self._topics[name].topic for name in names if name in self._topics}
+        if unknown := self.unknown(names, as_of_ms=as_of_ms):
+            error = (await self.ask(unknown, as_of_ms=as_of_ms)).error
+        return error, {name: self.known[name] for name in names if name in self.known}
+
+    def find(self, name: str, *, as_of_ms: int) -> TopicMetadata | None:
+        """A topic if it is known without asking, as of ``as_of_ms`` or later."""
+        return self.known[name] if self._asked_ms.get(name, _NEVER_MS) >= as_of_ms else None
 
     def cached(
         self, names: Collection[str], *, as_of_ms: int = ANY_AGE_MS
     ) -> Mapping[str, TopicMetadata]:
         """Those of ``names`` that are known without asking, as of ``as_of_ms`` or later."""
-        unknown = self._unknown(names, as_of_ms)
-        return {name: self._topics[name].topic for name in names if name not in unknown}
+        unknown = self.unknown(names, as_of_ms=as_of_ms)
+        return {name: self.known[name] for name in names if name not in unknown}
+
+    def unknown(self, names: Collection[str], *, as_of_ms: int) -> frozenset[str]:
+        """Those of ``names`` about which the controller must be asked."""
+        known = self._asked_ms
+        return frozenset([name for name in names if known.get(name, _NEVER_MS) < as_of_ms])
 
     async def locate(self, topic_partition: TopicPartition, *, as_of_ms: int) -> Location:
         """The leader of a partition, as the controller said at ``as_of_ms`` or later."""
@@ -88,27 +114,48 @@ class ClusterView:
         """
         error, topics = await self.topics((topic_partition.topic,), as_of_ms=as_of_ms)
         found = topics.get(topic_partition.topic)
-        if error is not ErrorCode.NONE or found is None:
+        partition = None if found is None else found.find(topic_partition.partition)
+        if error is not ErrorCode.NONE or partition is None:
             return None
-        epochs = {partition.partition: partition.leader_epoch for partition in found.partitions}
-        return epochs.get(topic_partition.partition)
+        return partition.leader_epoch
 
-    def _unknown(self, names: Collection[str], as_of_ms: int) -> tuple[str, ...]:
-        return tuple(
-            name
-            for name in names
-            if name not in self._topics or self._topics[name].asked_ms < as_of_ms
-        )
+    def invalidate(self, *names: str) -> None:
+        """Ask about ``names`` again when they are next looked up."""
+        for name in names:
+            self._asked_ms.pop(name, None)
 
-    async def _ask(self, names: tuple[str, ...]) -> ErrorCode:
+    def prolong(self, names: Collection[str]) -> None:
+        """Use old answers as if they were new: the controller may be away for long."""
+        self._asked_ms |= dict.fromkeys(self._asked_ms.keys() & names, loop_ms())
+
+    async def ask(self, names: frozenset[str], *, as_of_ms: int = ANY_AGE_MS) -> MetadataReply:
+        """Ask about ``names``; callers share a request that began at ``as_of_ms`` or later."""
+        while True:
+            lookup, is_ours = self._lookup, False
+            if lookup is None or lookup.task.done():
+                is_ours, task = True, self._spawn(self._question(names))
+                lookup = self._lookup = _Lookup(topics=names, asked_ms=loop_ms(), task=task)
+            # The request continues without this caller: another may wait for the same reply.
+            await asyncio.wait((lookup.task,))
+            is_recent = is_ours or lookup.asked_ms >= as_of_ms
+            # A shutdown may have cancelled it; other waiting callers ask again.
+            if is_recent and names <= lookup.topics and not lookup.task.cancelled():
+                return lookup.task.result()
+
+    async def _question(self, names: frozenset[str]) -> MetadataReply:
         asked_ms = loop_ms()
-        reply = await self._transport.call(
-            CONTROLLER_ACTOR, MetadataRequest(topics=names), timeout_ms=self._call_timeout_ms
-        )
+        reply = await self._ask_controller(MetadataRequest(topics=tuple(sorted(names))))
         if reply.error is ErrorCode.NONE:
-            self.cluster_key_version = max(self.cluster_key_version, reply.cluster_key_version)
-            for name in names:
-                self._topics.pop(name, None)
-            for topic in reply.topics:
-                self._topics[topic.name] = _Known(asked_ms=asked_ms, topic=topic)
-        return reply.error
+            self.remember(reply, names, asked_ms=asked_ms)
+        return reply
+
+    def remember(self, reply: MetadataReply, asked: Collection[str], *, asked_ms: int) -> None:
+        """Take an answer about the topics ``asked``: those that it lacks do not exist."""
+        self.newest = reply
+        self.cluster_key_version = max(self.cluster_key_version, reply.cluster_key_version)
+        found = {topic.name: topic for topic in reply.topics}
+        for name in frozenset(asked) - found.keys():
+            self.known.pop(name, None)
+            self._asked_ms.pop(name, None)
+        self.known.update(found)
+        self._asked_ms |= dict.fromkeys(found, asked_ms)

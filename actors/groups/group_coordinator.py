@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 from oncelog.actors.config import ClusterConfig
 from oncelog.actors.coordination.cluster_view import ClusterView
 from oncelog.actors.coordination.runtime import client_error_of_append
-from oncelog.actors.interfaces import Clock, Transport
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, Clock, Transport
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.process.metrics import Metric, MetricSink
@@ -141,8 +141,7 @@ class GroupCoordinator:
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self.replica = replica
-        self._call_timeout_ms = replica.config.cluster.internal_call_timeout_ms
-        self._topics = GroupTopics(transport=transport, call_timeout_ms=self._call_timeout_ms)
+        self._call_timeout_ms = timeout_ms = replica.config.cluster.internal_call_timeout_ms
         self._clock = clock
         self._random = random
         self._settings = settings
@@ -154,6 +153,11 @@ class GroupCoordinator:
         self._calls: dict[int, tuple[Request[Any], asyncio.Future[Any]]] = {}
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._tasks = OwnTasks(self._break)
+        cluster = ClusterView(
+            lambda request: transport.call(CONTROLLER_ACTOR, request, timeout_ms=timeout_ms),
+            self._tasks.spawn,
+        )
+        self._topics = GroupTopics(cluster)
         self._breakage: BaseException | None = None
 
     # --- load and resign ------------------------------------------------------------------
@@ -643,8 +647,8 @@ class GroupTopics:
     one of it.
     """
 
-    def __init__(self, *, transport: Transport, call_timeout_ms: int) -> None:
-        self._cluster = ClusterView(transport=transport, call_timeout_ms=call_timeout_ms)
+    def __init__(self, cluster: ClusterView) -> None:
+        self._cluster = cluster
 
     async def ids_named_by(
         self, request: OffsetCommitRequest | TxnOffsetCommitRequest

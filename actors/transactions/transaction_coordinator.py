@@ -21,7 +21,7 @@ from msgspec import structs
 from oncelog.actors.config import ClusterConfig
 from oncelog.actors.coordination.cluster_view import ANY_AGE_MS, ClusterView
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
-from oncelog.actors.interfaces import Clock, DriverWatch, Transport
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, Clock, DriverWatch, Transport
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.clock import jittered_backoff_ms, loop_ms, monotonic_s
 from oncelog.actors.process.metrics import (
@@ -126,7 +126,10 @@ class TransactionCoordinator:
             on_failure=on_failure,
         )
         timeout_ms = cluster.internal_call_timeout_ms
-        self._cluster = ClusterView(transport=transport, call_timeout_ms=timeout_ms)
+        self._cluster = ClusterView(
+            lambda request: transport.call(CONTROLLER_ACTOR, request, timeout_ms=timeout_ms),
+            self._tasks.spawn,
+        )
         self._reservation = ProducerIdReservation(
             producer_ids=producer_ids,
             transport=transport,

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from operator import length_hint
 from random import Random
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
@@ -401,12 +400,7 @@ class AsyncConsumer(ProcessBound):
     async def __aenter__(self) -> AsyncConsumer:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 
@@ -532,12 +526,7 @@ class Consumer(Blocking[AsyncConsumer], ProcessBound):
     def __enter__(self) -> Consumer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -52,6 +52,7 @@ from oncelog.storage.model import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from oncelog.api.client import Cluster
     from oncelog.api.distributing.write import WriteOptions
     from oncelog.api.session.routing import ClientContext
 
@@ -338,6 +339,36 @@ class EngineConnection:
 
     def _producer_settings(self, **settings: Any) -> ProducerSettings:
         return dataclasses.replace(self._settings.producer, **settings)
+
+
+class ProcessConnection:
+    """The one connection of a process of an engine, and what it was made for: its ``key``.
+
+    A process can be in only one Ray cluster at a time, so another key replaces the last. The engine
+    joins and leaves Ray itself: Spark leaves the last cluster, Ray Data is the program's guest.
+    """
+
+    def __init__(self, driver: Callable[[ProcessTable], DriverProcess | None]) -> None:
+        self._driver = driver
+        self._made: tuple[object, Cluster, EngineConnection] | None = None
+
+    def find(self, key: object) -> EngineConnection | None:
+        """Return the connection if it was made for ``key``."""
+        return self._made[2] if self._made is not None and self._made[0] == key else None
+
+    def close(self) -> bool:
+        """Close the connection; return whether there was one."""
+        if self._made is None:
+            return False
+        self._made[1].close()
+        self._made = None
+        return True
+
+    def keep(self, key: object, cluster: Cluster) -> EngineConnection:
+        """Use ``cluster`` for ``key`` from now on."""
+        connection = EngineConnection(cluster.context, self._driver)
+        self._made = (key, cluster, connection)
+        return connection
 
 
 async def _now_ms() -> float:

@@ -446,7 +446,10 @@ async def _call_all(references: _Callbacks) -> None:
 
 
 class Blocking(Generic[ClientT]):
-    """Base of a synchronous client: an asyncio client, and the thread that runs it."""
+    """Base of a synchronous client: an asyncio client, and the thread that runs it.
+
+    A class without an asyncio twin calls ``LoopThread.run`` itself.
+    """
 
     def __init__(self, loop_thread: LoopThread, client: ClientT) -> None:
         self._loop_thread = loop_thread

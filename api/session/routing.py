@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
+from oncelog.actors.coordination.cluster_view import ClusterView
 from oncelog.actors.coordination.leader_watch import LEADER_CHECK_MS, LeaderWatch
 from oncelog.actors.interfaces import (
     CONTROLLER_ACTOR,
@@ -27,7 +28,7 @@ from oncelog.actors.interfaces import (
     Transport,
     leader_address,
 )
-from oncelog.actors.process.clock import monotonic_s
+from oncelog.actors.process.clock import loop_ms, monotonic_s
 from oncelog.actors.process.metrics import CLIENT_OUTAGES, NO_METRICS, MetricSink
 from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.protocol.messages.base import ReplyT, Request
@@ -77,14 +78,6 @@ _STALE_ROUTE: Final = frozenset(
 """Error codes after which the actor's address is looked up again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Lookup:
-    """The topics of one metadata request, and the task that awaits the reply."""
-
-    topics: frozenset[str]
-    task: asyncio.Task[MetadataReply]
-
-
 class Router:
     """One client's metadata cache and calls. Belongs to one event loop; bounded by topics."""
 
@@ -93,12 +86,9 @@ class Router:
     ) -> None:
         self.transport = transport
         self.clock = clock
-        self.known_topics: Final[dict[str, TopicMetadata]] = {}
+        self._view = ClusterView(self._ask_controller, asyncio.create_task)
+        self.known_topics: Final = self._view.known
         """Cached topic metadata; may be read from any thread."""
-        self._stale: set[str] = set()
-        self._learned_s: dict[str, float] = {}
-        self._cluster: MetadataReply | None = None
-        self._lookup: _Lookup | None = None
         self.outages = Outages(metrics=metrics)
 
     # --- metadata -----------------------------------------------------------------------------
@@ -119,40 +109,35 @@ class Router:
         Raises ``NetworkError`` and the like if the controller does not reply and a topic is not
         cached.
         """
-        wanted = frozenset(topics)
-        missing = wanted if refresh else wanted - (self.known_topics.keys() - self._stale)
-        due_s = asyncio.get_running_loop().time() - METADATA_AGE_MAX_MS / 1_000
-        missing |= {topic for topic in wanted if self._learned_s.get(topic, due_s) < due_s}
-        if missing or self._cluster is None:
-            reply = await self._ask(missing)
-            if reply.error is not ErrorCode.NONE and (
-                self._cluster is None or not wanted <= self.known_topics.keys()
-            ):
-                raise exception_for(
-                    reply.error,
-                    reply.detail or "the controller does not reply; is the cluster running?",
-                )
+        wanted, view = frozenset(topics), self._view
+        as_of_ms = loop_ms() - METADATA_AGE_MAX_MS
+        missing = wanted if refresh else view.unknown(wanted, as_of_ms=as_of_ms)
+        if missing or view.newest is None:
+            reply = await view.ask(missing)
             if reply.error is not ErrorCode.NONE:
-                # Old metadata stays in use: the controller may be away for long.
-                now_s = asyncio.get_running_loop().time()
-                self._learned_s |= dict.fromkeys(missing & self._learned_s.keys(), now_s)
-        return {topic: self.known_topics[topic] for topic in wanted if topic in self.known_topics}
+                if view.newest is None or not wanted <= view.known.keys():
+                    raise exception_for(
+                        reply.error,
+                        reply.detail or "the controller does not reply; is the cluster running?",
+                    )
+                view.prolong(missing)
+        return {topic: view.known[topic] for topic in wanted if topic in view.known}
 
     async def ask_for(self, topic: str) -> None:
         """Ask the controller about ``topic``, cached or not; raise if it does not reply."""
-        reply = await self._ask(frozenset((topic,)))
+        reply = await self._view.ask(frozenset((topic,)))
         if reply.error is not ErrorCode.NONE:
             raise exception_for(reply.error, reply.detail or "the controller does not reply")
 
     async def all_topics(self) -> Mapping[str, TopicMetadata]:
         """Metadata of every topic, internal ones included, fresh from the controller."""
-        reply = await self.transport.call(
-            CONTROLLER_ACTOR, MetadataRequest(topics=None), timeout_ms=METADATA_TIMEOUT_MS
+        asked_ms = loop_ms()
+        reply = await self.call_controller(
+            MetadataRequest(topics=None), timeout_ms=METADATA_TIMEOUT_MS
         )
         if reply.error is not ErrorCode.NONE:
             raise exception_for(reply.error, reply.detail)
-        self.known_topics.clear()
-        self._remember(reply, frozenset())
+        self._view.remember(reply, self.known_topics, asked_ms=asked_ms)
         return dict(self.known_topics)
 
     async def partition_count(self, topic: str) -> int:
@@ -164,7 +149,7 @@ class Router:
 
     def invalidate(self, topic_partition: TopicPartition) -> None:
         """Drop the cached leader of ``topic_partition``; the next look-up asks again."""
-        self._stale.add(topic_partition.topic)
+        self._view.invalidate(topic_partition.topic)
 
     # --- look-ups -----------------------------------------------------------------------------
 
@@ -174,7 +159,9 @@ class Router:
         Raises ``UnknownTopicOrPartitionError``, or ``BrokerNotAvailableError`` without a leader.
         """
         name, number = topic_partition.topic, topic_partition.partition
-        topic = self._fresh(name) or (await self.metadata((name,))).get(name)
+        topic = self._view.find(name, as_of_ms=loop_ms() - METADATA_AGE_MAX_MS)
+        if topic is None:
+            topic = (await self.metadata((name,))).get(name)
         if topic is None:
             raise _unknown_topic(name)
         partition = topic.find(number)
@@ -262,14 +249,6 @@ class Router:
 
     # --- internals ----------------------------------------------------------------------------
 
-    def _fresh(self, topic: str) -> TopicMetadata | None:
-        """The cached metadata of ``topic`` if ``metadata`` would not ask for it again."""
-        known, learned_s = self.known_topics.get(topic), self._learned_s.get(topic)
-        if known is None or learned_s is None or topic in self._stale:
-            return None
-        due_s = asyncio.get_running_loop().time() - METADATA_AGE_MAX_MS / 1_000
-        return known if learned_s >= due_s else None
-
     async def _call_coordinator(
         self, key: str, request: Request[ReplyT], *, timeout_ms: int, is_group: bool
     ) -> ReplyT:
@@ -285,7 +264,7 @@ class Router:
         reply = await self._call(shard, actor, request, timeout_ms=timeout_ms)
         self.outages.record(what, actor, reply.error, began_s=began_s)
         if reply.error in _STALE_ROUTE:
-            self._stale.update(_COORDINATOR_TOPICS)
+            self._view.invalidate(*_COORDINATOR_TOPICS)
         return reply
 
     async def _call(
@@ -308,51 +287,16 @@ class Router:
         except OncelogError:
             return None
 
-    async def _ask(self, topics: frozenset[str]) -> MetadataReply:
-        """Ask the controller about ``topics``; callers with the same topics share one request."""
-        while True:
-            lookup = self._lookup
-            if lookup is None:
-                task = asyncio.get_running_loop().create_task(self._question(topics))
-                lookup = self._lookup = _Lookup(topics=topics, task=task)
-                # Not by the task itself: a task cancelled before its first step never runs.
-                task.add_done_callback(self._forget_lookup)
-            # The request continues without this caller: another may wait for the same reply.
-            await asyncio.wait((lookup.task,))
-            # A program that shuts down may have cancelled it; other waiting callers ask again.
-            if topics <= lookup.topics and not lookup.task.cancelled():
-                return lookup.task.result()
-
-    async def _question(self, topics: frozenset[str]) -> MetadataReply:
+    async def _ask_controller(self, request: MetadataRequest) -> MetadataReply:
         began_s = self.outages.now_s()
-        reply = await self.transport.call(
-            CONTROLLER_ACTOR,
-            MetadataRequest(topics=tuple(sorted(topics))),
-            timeout_ms=METADATA_TIMEOUT_MS,
-        )
+        reply = await self.call_controller(request, timeout_ms=METADATA_TIMEOUT_MS)
         self.outages.record("the controller", CONTROLLER_ACTOR, reply.error, began_s=began_s)
-        if reply.error is ErrorCode.NONE:
-            self._remember(reply, topics)
         return reply
 
-    def _forget_lookup(self, task: asyncio.Task[MetadataReply]) -> None:
-        if self._lookup is not None and self._lookup.task is task:
-            self._lookup = None
-
-    def _remember(self, reply: MetadataReply, asked: frozenset[str]) -> None:
-        self._cluster = reply
-        found = {topic.name: topic for topic in reply.topics}
-        for name in asked - found.keys():
-            self.known_topics.pop(name, None)
-            self._learned_s.pop(name, None)
-        self.known_topics.update(found)
-        self._stale -= asked | found.keys()
-        self._learned_s |= dict.fromkeys(found, asyncio.get_running_loop().time())
-
     def _known(self) -> MetadataReply:
-        if self._cluster is None:
+        if self._view.newest is None:
             raise CoordinatorNotAvailableError("the cluster is not known yet", advice="retry")
-        return self._cluster
+        return self._view.newest
 
     def _shard_address(self, topic: str, shard: int) -> str:
         metadata = self.known_topics.get(topic)
@@ -362,7 +306,7 @@ class Router:
             address = leader_address(metadata, partition)
         if address is not None:
             return address
-        self._stale.add(topic)
+        self._view.invalidate(topic)
         raise CoordinatorNotAvailableError(
             f"shard {shard} of {topic} has no leader now", advice="retry"
         )

@@ -64,7 +64,7 @@ async def write_hanging(topic: str, topic_id: str) -> None:
         key_version=known.keys.version,
         producer_id=NOBODY,
         producer_epoch=0,
-        transactional_id="loader",
+        transactional_id="nobody",
         topic_id=topic_id,
         partition=0,
         issued_ms=now_ms,

@@ -1,17 +1,24 @@
 """The programs of Spark's guide to its Kafka connector, with two edits: the format and the address.
 
+And those of our page on Spark, with one: the address, which a session of ours knows.
+
 Source: "Structured Streaming + Kafka Integration Guide" of Spark 4. Its ``host1:port1,host2:port2``
 are the Ray cluster here, and a batch is saved in the one mode that Spark allows Python sources.
 """
 
 from __future__ import annotations
 
+import ast
 import json
+import re
+from pathlib import Path
 
 import pytest
 from deadlines import DEADLINE_S
 
 from oncelog import spark_bridge
+
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [pytest.mark.ray, pytest.mark.spark]
 
@@ -127,3 +134,35 @@ def test_its_stream_copies_with_the_settings_of_kafkas_clients(spark, cluster, a
     assert json.loads(str(source["endOffset"]).replace("'", '"'))
     read = spark.read.format("oncelog").option("kafka.bootstrap.servers", address)
     assert values(read.option("subscribe", "streamed").load()) == written("topic1")
+
+
+def test_what_our_page_shows_runs(spark, cluster, address, tmp_path):
+    """A stream, a batch of ``foreachBatch``, a chosen schema, a filter that is pushed down."""
+    for topic in ("flights", "copies"):
+        cluster.admin().create_topic(topic, partitions=1)
+    with cluster.producer() as producer:
+        producer.send("flights", b"EWR IAH 517", key=b"UA").result()
+    page = (ROOT / "docs" / "SPARK.md").read_text(encoding="utf-8")
+    names = {"spark": spark, "spark_bridge": spark_bridge}
+    shown = []
+    for block in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        told = f'.format("oncelog").option("address", "{address}")'
+        edited = block.replace('.format("oncelog")', told).replace("/data", str(tmp_path))
+        edited = edited.replace('topic="copies"', f'topic="copies", address="{address}"')
+        *program, last = ast.parse(edited).body
+        if not isinstance(last, ast.Expr):
+            program.append(last)
+        exec(compile(ast.Module(program, []), "page", "exec"), names)
+        if isinstance(last, ast.Expr):
+            frame = eval(compile(ast.Expression(last.value), "page", "eval"), names)
+            shown.append(frame.collect())
+    assert names["query"].awaitTermination(DEADLINE_S)
+    flights = spark.read.format("oncelog").option("address", address)
+    names["write"](flights.option("subscribe", "flights").load().select("key", "value"), 0)
+    with_schema, filtered = shown
+    assert [row.asDict() for row in with_schema] == [{"value": b"EWR IAH 517", "offset": 0}]
+    assert filtered == []
+    copies = flights.option("subscribe", "copies").load().collect()
+    assert [bytes(row.value) for row in copies] == [b"EWR IAH 517"] * 2
+    for topic in ("flights", "copies"):
+        cluster.admin().delete_topic(topic)

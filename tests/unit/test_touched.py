@@ -47,4 +47,4 @@ def test_a_change_of_a_low_room_runs_a_part_of_the_tests() -> None:
     sources = project_sources()
     found = touched(["storage/segments/segment.py"], sources)
     assert "tests/unit/storage/segments/test_segment.py" in found
-    assert not any(path.startswith("tests/unit/protocol/") for path in found)
+    assert not any(path.startswith("tests/unit/protocol/partition/") for path in found)

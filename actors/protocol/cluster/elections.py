@@ -170,11 +170,17 @@ def _without(
         return structs.replace(elected, lost=lost)
     if isr == partition.isr:
         return None
+    return structs.replace(_new_version(topic, number), isr=isr)
+
+
+def _new_version(topic: TopicState, number: int) -> IsrChanged:
+    """A new version of a partition that changes nothing else."""
+    partition = topic.partitions[number]
     return IsrChanged(
         topic_id=topic.topic_id,
         partition=number,
         partition_version=partition.version + 1,
-        isr=isr,
+        isr=partition.isr,
     )
 
 
@@ -224,13 +230,7 @@ def after_follower_start(topic: TopicState, number: int, broker_id: int) -> IsrC
     partition = topic.partitions[number]
     if broker_id not in partition.unstarted:
         return after_return(topic, number, broker_id)
-    return IsrChanged(
-        topic_id=topic.topic_id,
-        partition=number,
-        partition_version=partition.version + 1,
-        isr=partition.isr,
-        started=broker_id,
-    )
+    return structs.replace(_new_version(topic, number), started=broker_id)
 
 
 def after_return(
@@ -245,13 +245,7 @@ def after_return(
     is_pushed_to = partition.leader not in (NO_LEADER, broker_id)
     if broker_id in partition.isr or not (is_pushed_to or lost in partition.elr):
         return None
-    return IsrChanged(
-        topic_id=topic.topic_id,
-        partition=number,
-        partition_version=partition.version + 1,
-        isr=partition.isr,
-        lost=lost,
-    )
+    return structs.replace(_new_version(topic, number), lost=lost)
 
 
 def after_announcement(
@@ -270,13 +264,7 @@ def after_announcement(
     )
     if not is_current or told.min_insync_replicas <= partition.held_minimum:
         return None
-    return IsrChanged(
-        topic_id=topic.topic_id,
-        partition=number,
-        partition_version=partition.version + 1,
-        isr=partition.isr,
-        follows_minimum=True,
-    )
+    return structs.replace(_new_version(topic, number), follows_minimum=True)
 
 
 def after_new_directory(topics: Iterable[TopicState], broker_id: int, brokers: Brokers) -> Records:
@@ -437,13 +425,8 @@ def decide_alter_isr(
     )
     if error is not ErrorCode.NONE:
         return Decision(reply=reply)
-    record = IsrChanged(
-        topic_id=topic.topic_id,
-        partition=number,
-        partition_version=partition.version + 1,
-        isr=request.isr,
-    )
-    accepted = structs.replace(reply, partition_version=partition.version + 1, isr=request.isr)
+    record = structs.replace(_new_version(topic, number), isr=request.isr)
+    accepted = structs.replace(reply, partition_version=record.partition_version, isr=record.isr)
     return decision(accepted, record)
 
 

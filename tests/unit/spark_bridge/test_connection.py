@@ -5,10 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
 from oncelog.api import client
+from oncelog.api.distributing.engine_connection import ProcessConnection
 from oncelog.spark_bridge import connection
 from oncelog.storage.exceptions import ConnectionFailedError
 
@@ -48,13 +50,11 @@ def asked(monkeypatch):
         asked.append(address)
         if address != "there:1":
             raise ConnectionFailedError(f"nobody at {address}")
-        return SimpleNamespace(context=None, close=lambda: None)
+        return SimpleNamespace(context=MagicMock(), close=lambda: None)
 
-    for name in ("address", "cluster", "connection", "is_frozen"):
-        monkeypatch.setattr(connection._AddressCache, name, getattr(connection._AddressCache, name))
+    monkeypatch.setattr(connection, "_process", ProcessConnection(connection.driver_process))
     monkeypatch.setattr(client, "connect", answer)
     monkeypatch.setattr(connection, "prepare_to_join", lambda: None)
-    monkeypatch.setattr(connection, "EngineConnection", lambda context, driver: SimpleNamespace())
     monkeypatch.setattr(connection, "_leave_out_of_garbage_collection", lambda: None)
     return asked
 

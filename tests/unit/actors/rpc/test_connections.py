@@ -306,6 +306,10 @@ def test_a_broken_invariant_is_told_and_not_answered():
     on_connection(body)
 
 
+def test_an_address_that_is_logged_shows_no_token():
+    assert "planted" not in repr(ListenerAddress(host="h", port=1, token=b"planted"))
+
+
 def test_connecting_to_nobody_is_none():
     async def run() -> None:
         listener = listener_of(Server())

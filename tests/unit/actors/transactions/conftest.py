@@ -165,7 +165,10 @@ class World:
     # --- what is under test ---
 
     def cluster_view(self) -> ClusterView:
-        return ClusterView(transport=self, call_timeout_ms=5_000)
+        return ClusterView(
+            lambda request: self.call(CONTROLLER_ACTOR, request, timeout_ms=5_000),
+            asyncio.create_task,
+        )
 
     def marker_sender(self) -> MarkerSender:
         return MarkerSender(

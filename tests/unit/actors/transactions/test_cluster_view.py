@@ -62,3 +62,27 @@ def test_a_silent_controller_leaves_the_old_answer(world: Any) -> None:
         assert set(topics) == {"flights"}
 
     world.run(scenario)
+
+
+def test_a_question_shares_no_call_that_began_too_early_for_it(world: Any) -> None:
+    async def scenario() -> None:
+        view = world.cluster_view()
+        first = asyncio.ensure_future(view.topics(["flights"], as_of_ms=loop_ms()))
+        await asyncio.sleep(0.0005)
+        later = [view.topics(["flights"], as_of_ms=loop_ms() + 1) for _ in range(3)]
+        await asyncio.gather(first, *later)
+        assert len(world.calls) == 2
+
+    world.run(scenario)
+
+
+def test_all_who_ask_a_silent_controller_wait_for_one_call(world: Any) -> None:
+    async def scenario() -> None:
+        world.actors.pop(CONTROLLER_ACTOR)
+        view = world.cluster_view()
+        asked = [view.topics(["flights"], as_of_ms=loop_ms()) for _ in range(5)]
+        for error, _ in await asyncio.gather(*asked):
+            assert error is ErrorCode.NETWORK_EXCEPTION
+        assert len(world.calls) == 1
+
+    world.run(scenario)

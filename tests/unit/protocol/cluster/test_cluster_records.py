@@ -25,7 +25,6 @@ from oncelog.actors.protocol.cluster.cluster_records import (
     encode_cluster_record,
 )
 from oncelog.actors.protocol.tickets import ClusterKeys
-from oncelog.actors.rpc.listener import ListenerAddress
 from oncelog.storage.exceptions import CorruptDataError
 
 OLD = [
@@ -131,7 +130,6 @@ def test_a_field_that_is_not_known_is_refused() -> None:
         ClusterKeyRotated(key_version=1, cluster_key=b"planted", rotated_ms=5),
         SnapshotPart(part=0, is_last=True, records=(b"planted",)),
         ClusterKeys(version=1, current=b"planted", previous=b"planted"),
-        ListenerAddress(host="h", port=1, token=b"planted"),
     ],
 )
 def test_what_may_be_logged_shows_no_key(record) -> None:

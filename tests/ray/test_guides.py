@@ -1,0 +1,117 @@
+"""What the guides show, run on the shared cluster; only what never ends is cut short."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import oncelog
+
+pytestmark = pytest.mark.ray
+
+ROOT = Path(__file__).resolve().parents[2]
+TOPICS = ("flights", "late", "audit", "copies", "squares")
+POLLS_MAX = 60
+COPY_POLLS = 12
+
+
+class ExampleEnded(Exception):
+    """Raised by what a block calls, to leave a loop that has no end."""
+
+
+def blocks(page: str) -> list[str]:
+    """The Python of a page."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def run(block: str, **names: Any) -> dict[str, Any]:
+    """Run a block with these names; what it has left."""
+    # Of no module that can be imported: a function in it travels as it stands.
+    names = {"__name__": "a_guide", "oncelog": oncelog, **names}
+    exec(compile(block, "a guide", "exec"), names)
+    return names
+
+
+@pytest.fixture
+def flights(cluster: Any) -> Iterator[Any]:
+    """The cluster, with the topics that guides name and a flight in the first."""
+    admin = cluster.admin()
+    for topic in TOPICS:
+        admin.create_topic(topic, partitions=2)
+    with cluster.producer() as producer:
+        producer.send("flights", key=b"UA", value=b"EWR IAH 517").result()
+    yield cluster
+    for topic in TOPICS:
+        admin.delete_topic(topic)
+
+
+def values(cluster: Any, topic: str, count: int) -> list[bytes]:
+    """The values of the first ``count`` committed records."""
+    found: list[bytes] = []
+    with cluster.consumer(auto_offset_reset="earliest") as consumer:
+        consumer.assign([oncelog.TopicPartition(topic, number) for number in range(2)])
+        for _ in range(POLLS_MAX):
+            found += [record.value for record in consumer.poll(timeout_ms=1_000)]
+            if len(found) >= count:
+                break
+    return sorted(found)
+
+
+def test_the_guide_to_producers_runs(flights: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    records, table = blocks("guides/producer.md")
+    run(records, cluster=flights)
+    assert int(capsys.readouterr().out) >= 0
+    with flights.producer() as producer:
+        assert run(table, cluster=flights, producer=producer)["batches"]
+    assert values(flights, "flights", 4) == [b"EWR IAH 517"] * 3 + [b"JFK ATL 461"]
+
+
+def test_the_guide_to_consumers_runs(flights: Any) -> None:
+    read, slowly = blocks("guides/consumer.md")
+    printed: list[tuple[Any, ...]] = []
+
+    def show(*given: Any) -> None:
+        printed.append(given)
+        raise ExampleEnded
+
+    with pytest.raises(ExampleEnded):
+        run(read, cluster=flights, print=show)
+    assert [(topic, value) for topic, _, _, value in printed] == [("flights", b"EWR IAH 517")]
+    done: list[Any] = []
+    with flights.consumer(group_id="slow") as consumer:
+        run(slowly, consumer=consumer, record=printed[0], slow=done.append)
+    assert done == printed
+
+
+def test_the_guide_to_transactions_runs(flights: Any) -> None:
+    write, copy, token = blocks("guides/transactions.md")
+    run(write, cluster=flights)
+    assert values(flights, "audit", 1) == [b"one flight"]
+    assert "    while True:\n" in copy
+    # A few polls: the group has to be joined, and there are records for one of them.
+    run(copy.replace("while True:", f"for _ in range({COPY_POLLS}):"), cluster=flights)
+    assert values(flights, "copies", 2) == [b"EWR IAH 517"] * 2
+    with flights.producer(transactional_id="files") as producer:
+        assert run(token, producer=producer)["last"] is None
+    with flights.producer(transactional_id="files") as producer:
+        assert run(token, producer=producer)["last"] == b"file-0042"
+
+
+def test_the_guide_to_process_runs(flights: Any) -> None:
+    (job,) = blocks("guides/process.md")
+    run(job, cluster=flights)
+    assert values(flights, "late", 1) == [b"EWR IAH 517"]
+
+
+def test_the_page_on_ray_data_runs(flights: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """On the cluster that runs, as its comment says."""
+    (squares,) = blocks("RAY_DATA.md")
+    starts = 'oncelog.init(data_dir="oncelog-data")'
+    assert starts in squares
+    run(squares.replace(starts, "oncelog.connect()"))
+    assert "1000" in capsys.readouterr().out.split()
