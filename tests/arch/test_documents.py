@@ -369,6 +369,16 @@ def test_the_versions_that_spark_is_said_to_be_tried_with_are_those_that_are_ins
         assert f"\n{package}=={tried} \\\n" in lock
 
 
+def test_a_test_that_runs_the_python_of_a_page_names_it(documents, sources):
+    tests = [
+        source.text for source in sources if source.path.startswith(("tests/ray/", "tests/spark/"))
+    ]
+    shown = [name for name, text in documents.items() if "\n```python\n" in text]
+    missing = [name for name in shown if f'{name.removeprefix("docs/")}"' not in "".join(tests)]
+    assert len(shown) > 5
+    assert not missing, "\n".join(missing)
+
+
 def test_the_ray_data_of_the_quickstart_is_that_of_the_example(root, documents):
     section = documents["docs/quickstart.md"].split("\n## From Ray Data\n")[1].split("\n## ")[0]
     (shown,) = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
