@@ -368,7 +368,7 @@ class BrokerWatch:
                 await self.check_nodes()
             except Exception as error:
                 # Ray does not answer: the last view stays valid until it does.
-                _logger.warning("the nodes cannot be seen now: %r", error)
+                _logger.warning("could not check the nodes of Ray; trying again: %r", error)
             is_alone = len(self._brokers()) <= 1
             await asyncio.sleep((LONE_NODES_CHECK_MS if is_alone else NODES_CHECK_MS) / 1000)
 
@@ -385,7 +385,7 @@ class BrokerWatch:
             before_ms = now_ms
             self._sessions.record_contact(self._own, now_ms)
             for broker_id in self._sessions.expired(self._brokers(), now_ms):
-                _logger.warning("broker %d is fenced: it has not been heard", broker_id)
+                _logger.warning("broker %d is fenced: no heartbeat within its session", broker_id)
                 await self._fence(broker_id)
 
     def _new_sessions(self) -> BrokerSessions:

@@ -225,7 +225,7 @@ class Controller:
             try:
                 directory.finish_founding(identity)
             except OSError as error:
-                _logger.warning("the next start marks the cluster as founded: %s", error)
+                _logger.warning("not marked as founded; the next start does that: %s", error)
         return True
 
     async def _write_founding(self, identity: DirectoryIdentity) -> None:

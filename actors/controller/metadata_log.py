@@ -127,7 +127,7 @@ class Voters:
                 await self._name_directory(log)
                 await log.keep_state()
             except OSError as error:
-                _logger.warning("no voter is added: %s", error)
+                _logger.warning("could not add a voter now: %s", error)
                 return False
         log.set_learners(learning)
         if self._wanted() is None:

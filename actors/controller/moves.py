@@ -307,7 +307,7 @@ class LeavingReplicas:
         self._placements.update(dict.fromkeys(placements))
         while len(self._placements) > LEAVING_MAX:
             forgotten = next(iter(self._placements))
-            _logger.warning("the files of %s stay: too many replicas wait to be removed", forgotten)
+            _logger.warning("the files of %s stay: too many others wait to be removed", forgotten)
             del self._placements[forgotten]
 
     def discard(self, placements: Iterable[Placement]) -> None:

@@ -105,7 +105,7 @@ def _work(queue: SimpleQueue[Callable[[], None] | None]) -> None:
             task()
         except Exception:
             # A bug, since tasks must not raise. The tasks behind it still run.
-            _logger.exception("work on a thread of the disk met a bug")
+            _logger.exception("unexpected error on a disk thread")
         del task
 
 

@@ -230,7 +230,7 @@ class _LoopConnections:
         if failures < FAILURES_BEFORE_RAY:
             return ErrorCode.NETWORK_EXCEPTION
         _logger.warning(
-            "%s cannot be connected at %s:%d: it is called through Ray, which is slower",
+            "cannot connect to %s at %s:%d: it is called through Ray, which is slower",
             actor,
             address.host,
             address.port,

@@ -137,7 +137,7 @@ class Listener:
 
 def _log_bug(bug: BaseException) -> None:
     """Log a bug: the call gets no answer, and its caller waits until its deadline."""
-    _logger.error("a call met a bug: %r", bug, exc_info=bug)
+    _logger.error("unexpected error in a call: %r", bug, exc_info=bug)
 
 
 class _TlsServer:

@@ -267,7 +267,7 @@ class MarkerSender:
                 _logger.warning("%s refuses marker of producer %d: %s", tp, producer_id, error.name)
                 refused[producer_id] = error
             elif not error.retriable:
-                _logger.error("%s answers %s to a marker; sending again", tp, error.name)
+                _logger.error("%s rejects a marker with %s; sending it again", tp, error.name)
         if not refused:
             return
         # Ask after the rejection: a coordinator that caused it had its epoch before that.
@@ -282,7 +282,7 @@ class MarkerSender:
             if error is ErrorCode.INVALID_PRODUCER_EPOCH:
                 # I-06: the newer epoch could only begin there after this transaction was closed.
                 # Such repeats follow a coordinator that died before COMPLETE was on disk.
-                _logger.warning("%s is past the marker of producer %d: left out", tp, producer_id)
+                _logger.warning("%s has a newer epoch of producer %d: no marker", tp, producer_id)
                 del due[producer_id]
 
 
