@@ -160,9 +160,9 @@ class AsyncAdmin:
         """Raise a topic's partition count to ``partitions`` and wait until all accept writes.
 
         Durable on return, and safe to repeat. Keys may map to other partitions than before. Running
-        producers and consumers find the new ones within ``routing.METADATA_AGE_MAX_MS``.
-        ``InvalidPartitionsError`` if the topic has more already. ``BrokerNotAvailableError`` if
-        some do not accept writes within a minute.
+        producers and consumers find the new ones within five minutes. ``InvalidPartitionsError``
+        if the topic has more already. ``BrokerNotAvailableError`` if some do not accept writes
+        within a minute.
         """
         check_partitions(partitions)
         request = CreatePartitionsRequest(name=name, partitions=partitions)

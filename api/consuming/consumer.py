@@ -464,9 +464,9 @@ class Consumer(Blocking[AsyncConsumer], ProcessBound):
         """Return prefetched records as one Arrow table; the fastest way to read.
 
         Columns: ``topic`` string, ``partition`` int32, ``offset`` int64, ``timestamp`` in ms UTC,
-        ``key`` and ``value`` binary, ``headers`` list<struct<key: string, value: binary>>. Waits up
-        to ``timeout_ms`` for the first rows, then returns an empty table. Without ``max_records`` a
-        table has at most about ``fetch_max_bytes``.
+        ``key`` and ``value`` binary, ``headers`` ``list<struct<key: string, value: binary>>``.
+        Waits up to ``timeout_ms`` for the first rows, then returns an empty table. Without
+        ``max_records`` a table has at most about ``fetch_max_bytes``.
         """
         table = self._loop_thread.run(self._client._poll_table(timeout_ms, max_records))
         self._client._handover.before = None

@@ -1,8 +1,8 @@
-"""Writes what the site shows of the code: commands, metrics, errors, and the sources.
+"""Writes what the pages show of the code: commands, metrics, errors; and copies the sources.
 
-``./run docs`` calls it with the product's own Python and the directory to write to, which is
-emptied first. ``hooks.py`` puts each table into the page that asks for it; mkdocstrings reads the
-sources.
+``./run docs`` calls it with the product's own Python and the directory for the sources, which
+mkdocstrings reads; it is emptied first. A table stands in its page, between
+``<!-- generated: NAME -->`` and ``<!-- end -->``. ``tests/arch/test_site.py`` compares it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import inspect
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -25,6 +26,7 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import OncelogError
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+MARK: Final = re.compile(r"(<!-- generated: (\w+) -->)\n.*?<!-- end -->", re.DOTALL)
 PACKAGES: Final = ("storage", "actors", "api", "ray_data", "spark_bridge")
 
 
@@ -66,7 +68,13 @@ def commands_of(parser: argparse.ArgumentParser, depth: int) -> Iterator[str]:
         yield f"{'#' * min(depth, 4)} `{parser.prog}`"
         yield (parser.description or "").replace("<", "&lt;")
     if not groups:
-        yield f"```\n{' '.join(parser.format_usage().removeprefix('usage: ').split())}\n```"
+        usage = textwrap.fill(
+            " ".join(parser.format_usage().removeprefix("usage: ").split()),
+            width=80,
+            subsequent_indent="    ",
+            break_on_hyphens=False,
+        )
+        yield f"```\n{usage}\n```"
     rows = [
         (f"`{argument_text(action)}`", (action.help or "").replace("%%", "%"))
         for action in parser._actions
@@ -132,16 +140,14 @@ def errors() -> str:
             by_code.setdefault(kind.code, []).append(kind)
     rows = [
         (
-            f"`oncelog.{kind.__name__}`",
-            f"`{code.name}`",
-            str(int(code)),
+            f"`oncelog.{kind.__name__}`<br>`{code.name}`, {int(code)}",
             code.error_class.value,
             " ".join(prose(kind.__doc__).split()),
         )
         for code in ErrorCode
         for kind in by_code.get(code, ())
     ]
-    return table(("exception", "code", "number", "class", "meaning"), rows)
+    return table(("exception, code and number", "class", "meaning"), rows)
 
 
 # --- what is written --------------------------------------------------------------------------
@@ -153,12 +159,16 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
 }
 
 
+def filled(page: str) -> str:
+    """The text of a page with its tables as the code has them now."""
+    return MARK.sub(lambda found: joined(found[1], TABLES[found[2]](), "<!-- end -->"), page)
+
+
 def main(directory: Path) -> None:
     """Write the tables, and copy the sources as the package that they are when installed."""
+    for page in (ROOT / "docs" / "reference").glob("*.md"):
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
     shutil.rmtree(directory, ignore_errors=True)
-    (directory / "tables").mkdir(parents=True)
-    for name, text in TABLES.items():
-        (directory / "tables" / f"{name}.md").write_text(text() + "\n", encoding="utf-8")
     package = directory / "source" / "oncelog"
     package.mkdir(parents=True)
     shutil.copy(ROOT / "__init__.py", package)

@@ -1,9 +1,8 @@
 """What mkdocs does beside reading ``docs``: pages from elsewhere, and links that fit the site.
 
-README is the first page; CONTRIBUTING, CHANGELOG and SECURITY are pages too. A line
-``<!-- generated: NAME -->`` is replaced by the table that ``generate.py`` has written. A link to
-any other file of the repository leads to a page that shows the file, so that the same links work
-here and where the repository is browsed.
+README is the first page; CONTRIBUTING, CHANGELOG and SECURITY are pages too. A link to any other
+file of the repository leads to a page that shows the file, so that the same links work here and
+where the repository is browsed.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-TABLES: Final = ROOT / "build" / "docs" / "tables"
 PROJECT_PAGES: Final = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -27,7 +25,7 @@ PROJECT_PAGES: Final = {
 }
 """File of the repository → page of the site."""
 
-MARK: Final = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
+CELL: Final = re.compile(r"<td>.*?</td>", re.DOTALL)
 LINK: Final = re.compile(r"(?<=\]\()([^)#:\s]+)(?=(?:#[^)\s]*)?\))")
 LANGUAGES: Final = {".py": "python", ".yaml": "yaml", ".toml": "toml"}
 
@@ -51,10 +49,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Put tables where they belong; make links between files links between pages."""
+    """Make links between files links between pages."""
     name = page.file.src_uri
     if name.startswith("files/"):
         return markdown
+    if page.parent is None:
+        page.meta.setdefault("hide", ["navigation"])  # It would list this page alone.
 
     def link(found: re.Match[str]) -> str:
         target = repository_path(name, found[0])
@@ -62,10 +62,17 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
             return found[0]
         return posixpath.relpath(page_of(target), posixpath.dirname(name) or ".")
 
-    def generated(found: re.Match[str]) -> str:
-        return (TABLES / f"{found[1]}.md").read_text(encoding="utf-8")
+    return LINK.sub(link, markdown)
 
-    return MARK.sub(generated, LINK.sub(link, markdown))
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Let names in tables break after an underscore, and options nowhere."""
+
+    def cell(found: re.Match[str]) -> str:
+        text = re.sub(r"_(?=\w+[^<>]*</code>)", "_<wbr>", found[0])
+        return re.sub(r"<code>(?=--)", '<code class="option">', text)
+
+    return CELL.sub(cell, html)
 
 
 def repository_path(page: str, target: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 from collections.abc import Iterator
@@ -10,9 +11,7 @@ from importlib import metadata
 import pytest
 
 import oncelog
-from oncelog.actors.process.metrics import METRICS
-from oncelog.api.cli.metrics import kind_text
-from oncelog.api.monitoring import ALERTS
+from oncelog.api.cli.main import build_parser
 from oncelog.storage.exceptions import OncelogError
 
 PAGES = (
@@ -300,25 +299,6 @@ def named_list(text: str) -> list[str]:
     return re.findall(r"`([\w/]+)`", text)
 
 
-def test_the_table_of_metrics_is_that_of_the_code(documents):
-    section = documents["docs/OPERATIONS.md"].split("\n## Metrics\n")[1].split("\n## ")[0]
-    told = [line for line in section.splitlines() if line.startswith("| `ray_oncelog_")]
-    assert told == [metric_row(metric) for metric in METRICS]
-
-
-def metric_row(metric) -> str:
-    first, *others = metric.exported_names
-    stem = first.removesuffix("_bucket_total")
-    names = ", ".join([f"`{first}`", *(f"`{name.removeprefix(stem)}`" for name in others)])
-    cells = (names, kind_text(metric), metric.unit, ", ".join(metric.tags), metric.description)
-    return f"| {' | '.join(cells)} |"
-
-
-def test_the_alerts_of_the_page_are_those_that_are_written(documents):
-    told = re.findall(r"^\| `(Oncelog\w+)` \|", documents["docs/OPERATIONS.md"], re.MULTILINE)
-    assert told == [alert.name for alert in ALERTS]
-
-
 def test_every_command_that_a_document_names_exists(root, documents):
     script = (root / "run").read_text(encoding="utf-8")
     known = re.search(r'^COMMANDS="([^"]*)"', script, re.MULTILINE)
@@ -328,6 +308,50 @@ def test_every_command_that_a_document_names_exists(root, documents):
     }
     assert {"demo", "test"} <= named
     assert named <= commands
+
+
+def test_every_command_of_oncelog_that_a_document_shows_has_these_options(documents):
+    """In backticks or in a block of commands; also without ``oncelog``: ``groups list``."""
+    shown = [
+        (name, command)
+        for name, text in documents.items()
+        for command in [
+            *re.findall(r"`([^`]+)`", FENCE.sub("", text)),
+            *re.findall(r"\boncelog .*", "".join(filter(is_shell, FENCE.findall(text)))),
+        ]
+    ]
+    wrong = [f"{name}: {command}" for name, command in shown if not is_accepted(command)]
+    assert len(shown) > 100
+    assert not wrong, "\n".join(wrong)
+
+
+def is_shell(block: str) -> bool:
+    return block.startswith("```\n")
+
+
+def is_accepted(shown: str) -> bool:
+    """Whether the command line knows the commands and options in a text, if it is a command."""
+    first, *words = re.split(r" [#|] ", shown)[0].split() or [""]
+    parser = build_parser()
+    if not first.endswith("oncelog"):
+        if first not in commands_of(parser) or not words or words[0] == "→":
+            return True
+        words.insert(0, first)
+    while words and (known := commands_of(parser)):
+        if words[0].isupper() or words[0].startswith("-"):
+            break
+        if words[0] not in known:
+            return False
+        parser = known[words.pop(0)]
+    options = {word for word in words if word.startswith("--")}
+    return options <= set(parser._option_string_actions)
+
+
+def commands_of(parser) -> dict[str, argparse.ArgumentParser]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return action.choices
+    return {}
 
 
 def test_the_versions_that_spark_is_said_to_be_tried_with_are_those_that_are_installed(
@@ -343,6 +367,16 @@ def test_the_versions_that_spark_is_said_to_be_tried_with_are_those_that_are_ins
         assert tried == metadata.version(package)
         assert allowed == (f"{low} to 2.{int(high) - 1}" if package == "ray" else tried)
         assert f"\n{package}=={tried} \\\n" in lock
+
+
+def test_a_test_that_runs_the_python_of_a_page_names_it(documents, sources):
+    tests = [
+        source.text for source in sources if source.path.startswith(("tests/ray/", "tests/spark/"))
+    ]
+    shown = [name for name, text in documents.items() if "\n```python\n" in text]
+    missing = [name for name in shown if f'{name.removeprefix("docs/")}"' not in "".join(tests)]
+    assert len(shown) > 5
+    assert not missing, "\n".join(missing)
 
 
 def test_the_ray_data_of_the_quickstart_is_that_of_the_example(root, documents):
