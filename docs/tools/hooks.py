@@ -65,8 +65,10 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     return LINK.sub(link, markdown)
 
 
-def on_page_content(html: str, **_: Any) -> str:
+def on_page_content(html: str, page: Page, **_: Any) -> str:
     """Let names in tables break after an underscore, and options nowhere."""
+    if not any(heading.children for heading in page.toc):
+        page.meta.setdefault("hide", []).append("toc")  # It would be empty.
 
     def cell(found: re.Match[str]) -> str:
         text = re.sub(r"_(?=\w+[^<>]*</code>)", "_<wbr>", found[0])
