@@ -21,9 +21,7 @@ from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.followers import Push
-from oncelog.actors.protocol.partition.replication import (
-    ReplicationSettings,
-)
+from oncelog.actors.protocol.partition.replication import ReplicationSettings
 from oncelog.actors.protocol.tickets import NO_KEYS, ClusterKeys
 from oncelog.actors.replica.data_directory import MissingLogError
 from oncelog.actors.replica.events import ReplicaEvents
@@ -39,12 +37,7 @@ from oncelog.actors.replica.opening import (
     is_leader,
     log_settings,
 )
-from oncelog.actors.replica.replica_log import (
-    NOT_NOW,
-    ReplicaLog,
-    ReplicaRole,
-    assignment_of,
-)
+from oncelog.actors.replica.replica_log import NOT_NOW, ReplicaLog, ReplicaRole, assignment_of
 from oncelog.actors.replica.replicator import Replicator
 from oncelog.storage.disk.disk_errors import is_transient
 from oncelog.storage.disk.file_system import FileSystem
@@ -88,9 +81,9 @@ class Replica(ReplicaLog):
     ``epoch_source`` asks for the replica's role, given the newest epoch that it knows; it is asked
     until it answers ``NONE``. ``log_source`` asks the controller what log to expect; it gives
     ``None`` if there is no answer, and is None itself for a log that no controller knows.
-    ``beginning_source`` asks whether the replica may begin a log for a topic id. ``new_role`` makes
-    what the kind of log adds. ``opener`` runs
-    work that may take minutes, so that it does not delay syncs of other logs.
+    ``beginning_source`` asks whether the replica may begin a log for a topic id. ``opener`` runs
+    work that may take minutes, so that it does not delay syncs of other logs. ``new_role`` makes
+    what the kind of log adds.
     """
 
     def __init__(

@@ -439,8 +439,7 @@ class ClusterMachine:
         """
         if self.founded is not None or self._next_part is not None:
             return False
-        is_part = isinstance(record, SnapshotPart)
-        self._began_early |= not is_part and not isinstance(record, ClusterFounded)
+        self._began_early |= not isinstance(record, SnapshotPart | ClusterFounded)
         return self._began_early and not (isinstance(record, SnapshotPart) and record.part == 0)
 
     def _check_whole(self) -> None:

@@ -118,7 +118,7 @@ class PartitionMachine(PartitionBounds):
         self._keys = NO_KEYS
         self._latest_ms = NO_TIMESTAMP
         self._verified: dict[int, _Proof] = {}
-        """Producer id → ticket verified for its current epoch under the current key; a cache."""
+        """Producer id → what was verified for its epoch under the current key; a cache."""
 
     # --- role --------------------------------------------------------------------------------
 
