@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from deadlines import DEADLINE_S
 from faults.campaign import run_campaign
+from faults.client import COPIES_TOPIC, EVENTS_TOPIC
 from faults.fault_plan import (
     BROKER,
     CLIENT,
@@ -29,6 +30,7 @@ from faults.fault_plan import (
     TRANSACTIONS,
     plan_faults,
 )
+from fresh_topics import delete_topics
 from ray_nodes import can_unshare
 
 
@@ -64,6 +66,7 @@ def test_of_several_brokers_nodes_and_followers_are_struck_too():
 @pytest.mark.ray
 @pytest.mark.slow
 def test_clients_see_no_anomaly_while_processes_die(cluster, tmp_path, seed):
+    delete_topics(cluster, (EVENTS_TOPIC, COPIES_TOPIC))
     result = run_campaign(cluster, tmp_path, minutes=0.6, seed=seed, faults=8, say=print)
     assert result.anomalies == []
     assert result.missing == []

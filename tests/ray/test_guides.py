@@ -40,14 +40,12 @@ def run(block: str, **names: Any) -> dict[str, Any]:
 @pytest.fixture
 def flights(cluster: Any) -> Iterator[Any]:
     """The cluster, with the topics that guides name and a flight in the first."""
-    admin = cluster.admin()
-    for topic in TOPICS:
-        admin.create_topic(topic, partitions=2)
-    with cluster.producer() as producer:
-        producer.send("flights", key=b"UA", value=b"EWR IAH 517").result()
-    yield cluster
-    for topic in TOPICS:
-        admin.delete_topic(topic)
+    from fresh_topics import fresh_topics
+
+    with fresh_topics(cluster, TOPICS, partitions=2):
+        with cluster.producer() as producer:
+            producer.send("flights", key=b"UA", value=b"EWR IAH 517").result()
+        yield cluster
 
 
 def values(cluster: Any, topic: str, count: int) -> list[bytes]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from deadlines import DEADLINE_S
+from fresh_topics import fresh_topics
 
 from oncelog import spark_bridge
 
@@ -136,11 +137,16 @@ def test_its_stream_copies_with_the_settings_of_kafkas_clients(spark, cluster, a
     assert values(read.option("subscribe", "streamed").load()) == written("topic1")
 
 
-def test_what_our_page_shows_runs(spark, cluster, address, tmp_path):
+@pytest.fixture
+def flights(cluster):
+    """The topics that the page names."""
+    with fresh_topics(cluster, ("flights", "copies"), partitions=1):
+        yield cluster
+
+
+def test_what_our_page_shows_runs(spark, flights, address, tmp_path):
     """A stream, a batch of ``foreachBatch``, a chosen schema, a filter that is pushed down."""
-    for topic in ("flights", "copies"):
-        cluster.admin().create_topic(topic, partitions=1)
-    with cluster.producer() as producer:
+    with flights.producer() as producer:
         producer.send("flights", b"EWR IAH 517", key=b"UA").result()
     page = (ROOT / "docs" / "SPARK.md").read_text(encoding="utf-8")
     names = {"spark": spark, "spark_bridge": spark_bridge}
@@ -157,12 +163,10 @@ def test_what_our_page_shows_runs(spark, cluster, address, tmp_path):
             frame = eval(compile(ast.Expression(last.value), "page", "eval"), names)
             shown.append(frame.collect())
     assert names["query"].awaitTermination(DEADLINE_S)
-    flights = spark.read.format("oncelog").option("address", address)
-    names["write"](flights.option("subscribe", "flights").load().select("key", "value"), 0)
+    source = spark.read.format("oncelog").option("address", address)
+    names["write"](source.option("subscribe", "flights").load().select("key", "value"), 0)
     with_schema, filtered = shown
     assert [row.asDict() for row in with_schema] == [{"value": b"EWR IAH 517", "offset": 0}]
     assert filtered == []
-    copies = flights.option("subscribe", "copies").load().collect()
+    copies = source.option("subscribe", "copies").load().collect()
     assert [bytes(row.value) for row in copies] == [b"EWR IAH 517"] * 2
-    for topic in ("flights", "copies"):
-        cluster.admin().delete_topic(topic)

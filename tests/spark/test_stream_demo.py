@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from fresh_topics import delete_topics
 from rich.console import Console
 
 from oncelog.examples.flights.data import read_flights, unpack_flights
 from oncelog.examples.flights.faults import Fault
-from oncelog.examples.flights.stream_demo import judge, stream
+from oncelog.examples.flights.stream_demo import SINK, SOURCE, judge, stream
 from oncelog.examples.flights.stream_windows import DAY_MS, arrivals
 
 pytestmark = [pytest.mark.ray, pytest.mark.spark]
@@ -19,6 +20,7 @@ DAYS = 60
 def test_windows_come_once_while_driver_and_executor_of_their_stream_are_killed(
     cluster, tmp_path, seed
 ):
+    delete_topics(cluster, (SOURCE, SINK))
     flights = arrivals(read_flights(unpack_flights(tmp_path)))
     days = [scheduled // DAY_MS for scheduled in flights["scheduled"].to_pylist()]
     flights = flights.slice(0, days.index(days[0] + DAYS))
