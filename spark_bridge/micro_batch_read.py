@@ -266,7 +266,8 @@ class StreamOffset:
         if parsed is None or not {tp.topic for tp in parsed.positions} <= parsed.topic_ids.keys():
             raise InvalidSettingError(
                 f"the checkpoint has {stored!r} as an offset, which is not one of oncelog's: does "
-                "it belong to another source? Give the query a checkpoint of its own"
+                "it belong to another source?",
+                advice="give the query a checkpoint of its own",
             )
         return parsed
 
@@ -311,16 +312,18 @@ def _flat(topics: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
 def check_topics(offset: StreamOffset, topic_ids: TopicIds) -> None:
     """Raise if a topic that was read was deleted: its records cannot be read any more."""
     for topic in offset.lost_topics(topic_ids):
-        advice = "start a new query with a new checkpoint, or give failOnDataLoss=false to "
+        advice = "start a new query with a new checkpoint, or give failOnDataLoss=false to read "
         if topic not in topic_ids:
             raise UnknownTopicOrPartitionError(
                 f"there is no topic {topic!r} any more: it was deleted, or this is not the cluster "
-                f"of the checkpoint; {advice}read without it"
+                "of the checkpoint",
+                advice=f"{advice}without it",
             )
         raise UnknownTopicIdError(
             f"topic {topic!r} has the id {topic_ids[topic]}, but in the checkpoint "
             f"{offset.topic_ids[topic]}: it was deleted and created again, or this is another "
-            f"cluster; {advice}read the new topic from its start"
+            "cluster",
+            advice=f"{advice}the new topic from its start",
         )
 
 

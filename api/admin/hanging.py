@@ -20,9 +20,8 @@ Source: KIP-664; KIP-98, "Tools"; the epochs of markers are those of KIP-890.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from msgspec import structs
@@ -90,20 +89,15 @@ class IncompleteSearchError(RequestTimedOutError):
 
     def __init__(
         self,
-        message: str = "",
+        what: str = "",
         *,
+        advice: str = "",
         found: Sequence[HangingTransaction] = (),
         unanswered: Sequence[Unanswered] = (),
     ) -> None:
-        super().__init__(message)
+        super().__init__(what, advice=advice)
         self.found = tuple(found)
         self.unanswered = tuple(unanswered)
-
-    def __reduce__(self) -> tuple[Callable[[], IncompleteSearchError], tuple[()]]:
-        again = partial(
-            IncompleteSearchError, str(self), found=self.found, unanswered=self.unanswered
-        )
-        return again, ()
 
 
 async def find_hanging(
@@ -279,7 +273,8 @@ def _incomplete(
     silent = sorted(unanswered, key=lambda one: one.topic_partition)
     names = ", ".join(map(str, silent))
     return IncompleteSearchError(
-        f"no answer from {names}; there may be more hanging transactions, ask again later",
+        f"no answer from {names}, so there may be more hanging transactions",
+        advice="ask again later",
         found=found,
         unanswered=silent,
     )

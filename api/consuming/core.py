@@ -151,7 +151,7 @@ class ConsumerCore:
         self.check_open()
         group_id = self.group_id("subscribe")
         if self._membership is None and self.fetcher.partitions:
-            raise IllegalStateError("partitions are assigned by hand; unsubscribe() first")
+            raise IllegalStateError("partitions are assigned by hand", advice="unsubscribe() first")
         self._listener = listener
         if self._membership is not None and set(self._membership.topics) == set(topics):
             return
@@ -172,7 +172,7 @@ class ConsumerCore:
         """Read exactly these partitions, without rebalances; commit those that are dropped."""
         self.check_open()
         if self._membership is not None:
-            raise IllegalStateError("topics are subscribed to; unsubscribe() first")
+            raise IllegalStateError("topics are subscribed to", advice="unsubscribe() first")
         self._left = None
         self._stop_maintenance()
         wanted = tuple(topic_partitions)

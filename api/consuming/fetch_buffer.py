@@ -243,8 +243,8 @@ class AssignedPartition:
         """
         next_offset = max(next_offset, offset + 1)
         return CorruptRecordError(
-            f"{self.topic_partition} at offset {offset}: {detail}; to skip it, seek to "
-            f"offset {next_offset}",
+            f"{self.topic_partition} at offset {offset}: {detail}",
+            advice=f"to skip it, seek to offset {next_offset}",
             topic_partition=self.topic_partition,
             offset=offset,
             next_offset=next_offset,
