@@ -237,4 +237,10 @@ REGRESSIONS: list[tuple[int, dict[str, Any], str]] = [
         "the controller's log lost with its checkpoint where it begins, and a record of before "
         "its snapshot broke an invariant at each start",
     ),
+    (
+        5221,
+        {},
+        "a first join that was lost was waited for as long as a rebalance may take, though it is "
+        "answered at once",
+    ),
 ]
