@@ -243,4 +243,9 @@ REGRESSIONS: list[tuple[int, dict[str, Any], str]] = [
         "a first join that was lost was waited for as long as a rebalance may take, though it is "
         "answered at once",
     ),
+    (
+        306,
+        {},
+        "the world ended before the controller had told a leader that had just started",
+    ),
 ]
