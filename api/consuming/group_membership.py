@@ -304,8 +304,14 @@ class GroupMembership:
             protocol_type=PROTOCOL_TYPE,
             protocols=tuple(map(self._protocol, settings.partition_assignment_strategy)),
         )
+        # Who has no member id yet is given one at once. If that call is lost, only another helps.
+        is_parked = bool(self.member_id)
         return await self._router.call_group_coordinator(
-            self._group_id, request, timeout_ms=settings.max_poll_interval_ms + JOIN_MARGIN_MS
+            self._group_id,
+            request,
+            timeout_ms=settings.max_poll_interval_ms + JOIN_MARGIN_MS
+            if is_parked
+            else settings.request_timeout_ms,
         )
 
     def _protocol(self, strategy: str) -> GroupProtocol:

@@ -248,4 +248,15 @@ REGRESSIONS: list[tuple[int, dict[str, Any], str]] = [
         "the controller's log lost with its checkpoint where it begins, and a record of before "
         "its snapshot broke an invariant at each start",
     ),
+    (
+        5221,
+        {},
+        "a first join that was lost was waited for as long as a rebalance may take, though it is "
+        "answered at once",
+    ),
+    (
+        306,
+        {},
+        "the world ended before the controller had told a leader that had just started",
+    ),
 ]

@@ -96,6 +96,25 @@ def test_a_new_member_joins_with_the_id_it_was_given_and_gets_its_partitions(fak
     assert membership.metadata().generation_id == 1
 
 
+def test_a_first_join_is_waited_for_as_any_request_and_a_members_until_the_rebalance_ends(
+    fake_cluster, run
+):
+    """The first is answered with a member id at once: if it is lost, only another helps."""
+    fake_cluster.create("t", 1)
+    waits, call = [], fake_cluster.call
+
+    async def measured(actor, request, *, timeout_ms):
+        if isinstance(request, JoinGroupRequest):
+            waits.append((request.member_id, timeout_ms))
+            if len(waits) == 1:
+                return request.failed(ErrorCode.REQUEST_TIMED_OUT)
+        return await call(actor, request, timeout_ms=timeout_ms)
+
+    fake_cluster.call = measured
+    run(joined(fake_cluster, request_timeout_ms=2_000, max_poll_interval_ms=60_000))
+    assert waits == [("", 2_000), ("", 2_000), ("member-1", 65_000)]
+
+
 def test_the_leader_divides_the_partitions_among_all_members(fake_cluster, run):
     fake_cluster.create("t", 4)
     subscription = encode_subscription(Subscription(topics=("t",)))
