@@ -191,22 +191,23 @@ class ActorProcess:
     def __init__(
         self,
         server: Any,
-        config: ReplicaConfig | HostConfig | BrokerConfig,
         *,
+        calls: str,
+        server_secret: bytes = b"",
         reports: CallReports = NO_REPORTS,
         dispatch: Dispatch | None = None,
     ) -> None:
         self.server = server
         self.dispatch = dispatch or Dispatch(server, on_bug=die_of_bug, reports=reports)
         self.listener: Listener | None = None
-        self._server_secret = config.server_secret
-        if config.cluster.calls == CONNECTIONS:
+        self._server_secret = server_secret
+        if calls == CONNECTIONS:
             # Listen at the address by which Ray knows this node.
             host = ray.util.get_node_ip_address()
             self.token = secrets.token_bytes(TOKEN_BYTES)
             secret = connection_secret(self.token, ray_token())
             self.listener = Listener(
-                self.dispatch, host=host, token=secret, server_secret=config.server_secret
+                self.dispatch, host=host, token=secret, server_secret=server_secret
             )
 
     def __repr__(self) -> str:
@@ -243,7 +244,12 @@ class ReplicaProcess(ActorProcess):
     answering: ClassVar[tuple[type, ...]] = (ReplicaServer,)
 
     def __init__(self, config: ReplicaConfig) -> None:
-        super().__init__(self.make_server(config), config, reports=call_reports(config))
+        super().__init__(
+            self.make_server(config),
+            calls=config.cluster.calls,
+            server_secret=config.server_secret,
+            reports=call_reports(config),
+        )
 
     def make_server(self, config: ReplicaConfig) -> ReplicaServer:
         """Create the server with production's ``Environment``."""
@@ -286,7 +292,12 @@ class HostProcess(ActorProcess):
 
     def __init__(self, config: HostConfig) -> None:
         host = Host(config, production(config), call_reports(config))
-        super().__init__(host, config, dispatch=host.dispatch)
+        super().__init__(
+            host,
+            calls=config.cluster.calls,
+            server_secret=config.server_secret,
+            dispatch=host.dispatch,
+        )
         host.begin()
 
     def key_for(self, request: Request[Any]) -> str:
@@ -319,7 +330,12 @@ class BrokerProcess(ActorProcess):
     def __init__(self, config: BrokerConfig) -> None:
         place = RayControllerPlace(config, launch_controller)
         broker = Broker(config, production(config), place)
-        super().__init__(broker, config, reports=call_reports(config))
+        super().__init__(
+            broker,
+            calls=config.cluster.calls,
+            server_secret=config.server_secret,
+            reports=call_reports(config),
+        )
         broker.begin()
 
     @ray.method(concurrency_group="health")
