@@ -413,6 +413,8 @@ class ReplicaConfig:
 
     ``cluster_id`` is the cluster the data directory must belong to; empty for a log of no cluster.
     ``pin`` is the node that every actor of the broker runs on; only Ray needs it.
+    ``server_secret`` is what the cluster's servers prove to each other that they know; b"" if the
+    build that started the cluster gave them none.
     """
 
     topic: str
@@ -422,6 +424,7 @@ class ReplicaConfig:
     cluster: ClusterConfig = dataclasses.field(default_factory=ClusterConfig)
     cluster_id: str = ""
     pin: Pin | None = None
+    server_secret: bytes = dataclasses.field(default=b"", repr=False)
 
     @property
     def directory_name(self) -> str:
@@ -444,6 +447,7 @@ class HostConfig:
     cluster: ClusterConfig = dataclasses.field(default_factory=ClusterConfig)
     cluster_id: str = ""
     pin: Pin | None = None
+    server_secret: bytes = dataclasses.field(default=b"", repr=False)
 
     def replica(self, topic: str, partition: int) -> ReplicaConfig:
         """The configuration of one of its replicas."""
@@ -455,6 +459,7 @@ class HostConfig:
             cluster=self.cluster,
             cluster_id=self.cluster_id,
             pin=self.pin,
+            server_secret=self.server_secret,
         )
 
 
@@ -468,3 +473,4 @@ class BrokerConfig:
     cluster_id: str = ""
     rack: str = ""
     pin: Pin | None = None
+    server_secret: bytes = dataclasses.field(default=b"", repr=False)

@@ -391,6 +391,13 @@ class TransactionalIdAuthorizationFailedError(OncelogError):
     advice = "give the transactional id of the producer"
 
 
+class ClusterAuthorizationFailedError(OncelogError):
+    """The caller may not do this to the cluster."""
+
+    code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    advice = "only the cluster's own servers call this"
+
+
 class OperationNotAttemptedError(OncelogError):
     """Not tried, because another partition of the same request failed."""
 

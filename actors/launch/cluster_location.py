@@ -51,6 +51,8 @@ LOCK_ATTEMPTS: Final = 100
 LOCK_RETRY_S: Final = 0.05
 
 _KEY: Final = b"home"
+_SECRET_KEY: Final = b"server secret"
+SERVER_SECRET_BYTES: Final = 32
 
 Node = Mapping[str, Any]
 
@@ -100,6 +102,21 @@ def write_location(location: ClusterLocation) -> None:
     """Remember where the log is, before its first actor is started."""
     data = json.dumps(asdict(location)).encode()
     internal_kv._internal_kv_put(_KEY, data, overwrite=True, namespace=NAMESPACE.encode())
+
+
+def server_secret(*, is_new: bool) -> bytes:
+    """What the servers of this Ray cluster prove to each other that they know.
+
+    ``is_new``: no actor of the log runs, so one may be made. Otherwise it is the one that those
+    have; b"" if an earlier build has started them.
+    """
+    namespace = NAMESPACE.encode()
+    if is_new:
+        secret = secrets.token_bytes(SERVER_SECRET_BYTES)
+        # Of two programs that start the log at once, one puts it.
+        internal_kv._internal_kv_put(_SECRET_KEY, secret, overwrite=False, namespace=namespace)
+    known: bytes | None = internal_kv._internal_kv_get(_SECRET_KEY, namespace=namespace)
+    return known or b""
 
 
 def is_away(location: ClusterLocation) -> bool:

@@ -121,6 +121,7 @@ class RayControllerPlace:
                 cluster=config.cluster,
                 cluster_id=config.cluster_id,
                 pin=pin,
+                server_secret=config.server_secret,
             )
         )
 

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import hmac
 import logging
 import os
 import random
@@ -61,11 +62,13 @@ from oncelog.actors.process.background import (
 from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.process.process_table import ProcessTable, boot_id
 from oncelog.actors.process.ray_metrics import RayMetrics
+from oncelog.actors.protocol.access import RAY, SERVER, Principal
 from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR, Placement
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.rpc.actor_transport import ActorTransport
 from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.actors.rpc.dispatch import Dispatch, read_answer
+from oncelog.actors.rpc.handshake import server_proof_by_ray
 from oncelog.actors.rpc.listener import TOKEN_BYTES, Listener, ListenerAddress
 from oncelog.actors.rpc.message_codec import REQUESTS, encode
 from oncelog.actors.rpc.ray_transport import (
@@ -124,7 +127,11 @@ def production(config: ReplicaConfig | HostConfig | BrokerConfig) -> Environment
         clock=SystemClock(),
         new_background=functools.partial(ThreadBackground, DiskThreads()),
         new_opener=functools.partial(ThreadBackground, DiskThreads(OPENING_THREADS_MAX)),
-        transport=ActorTransport(RayTransport(), call_reports(config)),
+        transport=ActorTransport(
+            RayTransport(server_secret=config.server_secret),
+            call_reports(config),
+            config.server_secret,
+        ),
         drivers=ProcessTable(ray.util.get_node_ip_address()),
         random=random.Random(secrets.randbits(64)),
         incarnation=secrets.token_hex(8),
@@ -153,11 +160,14 @@ def _ray_method(name: str) -> Callable[..., Awaitable[Any]]:
     transactional id or group named there.
     """
 
-    async def method(process: ActorProcess, request: bytes | Request[Any], key: str = "") -> Any:
+    async def method(
+        process: ActorProcess, request: bytes | Request[Any], key: str = "", proof: bytes = b""
+    ) -> Any:
+        principal = process.principal_of(name, proof)
         if isinstance(request, bytes):
-            return await process.answer(f"{name}/{key}" if key else name, request)
+            return await process.answer(f"{name}/{key}" if key else name, request, principal)
         key = key or process.key_for(request)
-        answer = process.answer(f"{name}/{key}" if key else name, encode(request))
+        answer = process.answer(f"{name}/{key}" if key else name, encode(request), principal)
         return read_answer(request, *await answer)
 
     method.__name__ = name
@@ -183,18 +193,22 @@ class ActorProcess:
         server: Any,
         *,
         calls: str,
+        server_secret: bytes = b"",
         reports: CallReports = NO_REPORTS,
         dispatch: Dispatch | None = None,
     ) -> None:
         self.server = server
         self.dispatch = dispatch or Dispatch(server, on_bug=die_of_bug, reports=reports)
         self.listener: Listener | None = None
+        self._server_secret = server_secret
         if calls == CONNECTIONS:
             # Listen at the address by which Ray knows this node.
             host = ray.util.get_node_ip_address()
             self.token = secrets.token_bytes(TOKEN_BYTES)
             secret = connection_secret(self.token, ray_token())
-            self.listener = Listener(self.dispatch, host=host, token=secret)
+            self.listener = Listener(
+                self.dispatch, host=host, token=secret, server_secret=server_secret
+            )
 
     def __repr__(self) -> str:
         return repr(self.server)
@@ -210,9 +224,17 @@ class ActorProcess:
         """The key of the replica that ``request`` is for; "" if the actor holds just one."""
         return ""
 
-    async def answer(self, name: str, message: bytes) -> tuple[int, bytes]:
+    def principal_of(self, method: str, proof: bytes) -> Principal:
+        """Who calls ``method`` through Ray: a server if it proves so, or a program.
+
+        Where this process has no secret, everybody passes for a server.
+        """
+        expected = server_proof_by_ray(self._server_secret, method)
+        return SERVER if not expected or hmac.compare_digest(proof, expected) else RAY
+
+    async def answer(self, name: str, message: bytes, principal: Principal) -> tuple[int, bytes]:
         """Answer a call that Ray carried; see ``Dispatch.answer``."""
-        outcome, body = await self.dispatch.answer(name, message)
+        outcome, body = await self.dispatch.answer(name, message, principal)
         return int(outcome), b"".join(body)
 
 
@@ -223,7 +245,10 @@ class ReplicaProcess(ActorProcess):
 
     def __init__(self, config: ReplicaConfig) -> None:
         super().__init__(
-            self.make_server(config), calls=config.cluster.calls, reports=call_reports(config)
+            self.make_server(config),
+            calls=config.cluster.calls,
+            server_secret=config.server_secret,
+            reports=call_reports(config),
         )
 
     def make_server(self, config: ReplicaConfig) -> ReplicaServer:
@@ -267,7 +292,12 @@ class HostProcess(ActorProcess):
 
     def __init__(self, config: HostConfig) -> None:
         host = Host(config, production(config), call_reports(config))
-        super().__init__(host, calls=config.cluster.calls, dispatch=host.dispatch)
+        super().__init__(
+            host,
+            calls=config.cluster.calls,
+            server_secret=config.server_secret,
+            dispatch=host.dispatch,
+        )
         host.begin()
 
     def key_for(self, request: Request[Any]) -> str:
@@ -300,7 +330,12 @@ class BrokerProcess(ActorProcess):
     def __init__(self, config: BrokerConfig) -> None:
         place = RayControllerPlace(config, launch_controller)
         broker = Broker(config, production(config), place)
-        super().__init__(broker, calls=config.cluster.calls, reports=call_reports(config))
+        super().__init__(
+            broker,
+            calls=config.cluster.calls,
+            server_secret=config.server_secret,
+            reports=call_reports(config),
+        )
         broker.begin()
 
     @ray.method(concurrency_group="health")
@@ -445,6 +480,7 @@ class RayLauncher:
             cluster=self._config.cluster,
             cluster_id=self._config.cluster_id,
             pin=self._pin_of(broker_id),
+            server_secret=self._config.server_secret,
         )
 
     async def nodes(self) -> list[BrokerNode]:
@@ -479,6 +515,7 @@ class RayLauncher:
                 cluster_id=self._config.cluster_id,
                 rack=node.rack,
                 pin=self._pin_of(node.broker_id),
+                server_secret=self._config.server_secret,
             )
             launch_actor(BrokerProcess, broker_actor(node.broker_id), config)
             self._begun_brokers.add(node.broker_id)

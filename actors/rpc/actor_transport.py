@@ -29,7 +29,7 @@ from oncelog.actors.rpc.call_meter import (
 from oncelog.actors.rpc.certificates import files_in_use, secure_context
 from oncelog.actors.rpc.dispatch import Dispatch, read_answer
 from oncelog.actors.rpc.frames import HELLO, HELLO_ID, FramedProtocol, Outcome
-from oncelog.actors.rpc.handshake import caller_proof, listener_proof, new_nonce
+from oncelog.actors.rpc.handshake import caller_proof, listener_proof, new_nonce, server_proof
 from oncelog.actors.rpc.listener import ListenerAddress
 from oncelog.actors.rpc.message_codec import answers_on_connections
 from oncelog.storage.errors import ErrorCode
@@ -81,12 +81,16 @@ class ActorTransport:
     """Calls actors by name, over one connection per actor and event loop, opened on first use.
 
     When the actor's process ends, so do the connection and all its calls. The next call asks Ray
-    where the actor listens now. If no connection can be made, calls go through Ray.
+    where the actor listens now. If no connection can be made, calls go through Ray. With a
+    ``server_secret`` it is a server that calls, and proves it.
     """
 
-    def __init__(self, ray_calls: RayCalls, reports: CallReports = NO_REPORTS) -> None:
+    def __init__(
+        self, ray_calls: RayCalls, reports: CallReports = NO_REPORTS, server_secret: bytes = b""
+    ) -> None:
         self._ray_calls = ray_calls
         self._reports = reports
+        self._server_secret = server_secret
         self._of_loop: dict[asyncio.AbstractEventLoop, _LoopConnections] = {}
 
     async def call(self, actor: str, request: Request[ReplyT], *, timeout_ms: int) -> ReplyT:
@@ -138,7 +142,9 @@ class ActorTransport:
         """Prepare for calls on ``loop``; drop the connections of loops that were closed."""
         for known in [known for known in self._of_loop if known.is_closed()]:
             del self._of_loop[known]
-        connections = self._of_loop[loop] = _LoopConnections(self._ray_calls, self._reports)
+        connections = self._of_loop[loop] = _LoopConnections(
+            self._ray_calls, self._reports, self._server_secret
+        )
         keeper: Any = loop.create_task(_until_cancelled())
         # Do not warn a program that closes its loop with pending tasks: this task is ours.
         keeper._log_destroy_pending = False
@@ -168,7 +174,8 @@ async def _until_cancelled() -> None:
 class _LoopConnections:
     """The connections of one event loop."""
 
-    def __init__(self, ray_calls: RayCalls, reports: CallReports) -> None:
+    def __init__(self, ray_calls: RayCalls, reports: CallReports, server_secret: bytes) -> None:
+        self._server_secret = server_secret
         self.meter = CallMeter(CALLER, reports)
         self.keeper: asyncio.Task[None] | None = None
         self._ray_calls = ray_calls
@@ -214,7 +221,9 @@ class _LoopConnections:
             self._call_through_ray(actor)
         if not isinstance(address, ListenerAddress):
             return address
-        connection = await connect(address, timeout_ms=CONNECT_TIMEOUT_MS)
+        connection = await connect(
+            address, timeout_ms=CONNECT_TIMEOUT_MS, server_secret=self._server_secret
+        )
         if connection is None:
             return self._failed(actor, address)
         self._connections[actor] = connection
@@ -341,11 +350,12 @@ class ActorConnection(FramedProtocol):
         if not self._pending:
             self.close()
 
-    async def greet(self, token: bytes) -> bool:
+    async def greet(self, token: bytes, server_secret: bytes) -> bool:
         """Prove that this caller knows ``token``; return whether the listener does so too."""
         challenge, nonce = await self._challenge, new_nonce()
         proof = caller_proof(token, challenge, nonce)
-        self.send(HELLO_ID, len(HELLO), HELLO.encode("ascii"), nonce, proof)
+        second = server_proof(server_secret, challenge, nonce)
+        self.send(HELLO_ID, len(HELLO), HELLO.encode("ascii"), nonce, proof, second)
         answer = await self._accepted
         is_ours = hmac.compare_digest(answer, listener_proof(token, challenge, nonce))
         self.is_usable = is_ours and not self.is_closing
@@ -378,7 +388,9 @@ class ActorConnection(FramedProtocol):
             resolve_future(answer, request.failed(ErrorCode.NETWORK_EXCEPTION))
 
 
-async def connect(address: ListenerAddress, *, timeout_ms: int) -> ActorConnection | None:
+async def connect(
+    address: ListenerAddress, *, timeout_ms: int, server_secret: bytes = b""
+) -> ActorConnection | None:
     """Open a connection; ``None`` if no listener that knows the token answers in time.
 
     Also ``None`` if Ray's certificates cannot secure it although they should: a warning says why.
@@ -396,7 +408,7 @@ async def connect(address: ListenerAddress, *, timeout_ms: int) -> ActorConnecti
         return None
     timer = loop.call_at(deadline, connection.close)
     try:
-        is_accepted = await connection.greet(address.token)
+        is_accepted = await connection.greet(address.token, server_secret)
     except BaseException:
         connection.close()
         raise

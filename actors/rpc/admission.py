@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
+from oncelog.actors.protocol.access import Principal
 from oncelog.storage.records.batch import Buffer
 
 CONNECTIONS_MAX: Final = 4_000
@@ -40,6 +41,7 @@ class Caller(Protocol):
     """A connection whose requests are answered."""
 
     host: str
+    principal: Principal
     in_progress: int
     last_used: float
     is_held: bool

@@ -1,8 +1,8 @@
 """Answers a call at the called actor, whether it came through Ray or over a connection.
 
 A request arrives as bytes of ``message_codec``, a method of the actor's server answers it, and an
-``Outcome`` goes back with the bytes that it describes. Log lines about faulty callers are limited
-per minute.
+``Outcome`` goes back with the bytes that it describes. No method sees what its caller may not do
+(``protocol/access.py``). Log lines about faulty callers are limited per minute.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 from oncelog.actors.process.clock import loop_ms
+from oncelog.actors.protocol.access import Principal, refusal
 from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
 from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.call_meter import CALLEE, NO_REPORTS, CallMeter, CallReports, MeteredCall
@@ -50,8 +51,8 @@ class Dispatch:
         self.meter = CallMeter(CALLEE, reports)
         self._on_bug = on_bug
 
-    async def answer(self, name: str, message: bytes | memoryview) -> Answer:
-        """Answer one call of the method ``name``."""
+    async def answer(self, name: str, message: bytes | memoryview, principal: Principal) -> Answer:
+        """Answer one call of the method ``name`` by ``principal``."""
         name, _, key = name.partition("/")
         call = self.meter.begin(name, len(message))
         is_known = name in message_codec.REQUESTS
@@ -67,6 +68,9 @@ class Dispatch:
             request = message_codec.decode_request(name, message)
         except ValueError as error:
             return self._refused(call, f"not a request of {name!r}: {error}")
+        forbidden = refusal(principal, request)
+        if forbidden is not ErrorCode.NONE:
+            return self._forbidden(call, principal, request, forbidden)
         self.answered_calls += 1
         try:
             reply = await method(request)
@@ -104,6 +108,14 @@ class Dispatch:
     def _refused(self, call: MeteredCall, reason: str) -> Answer:
         self.warnings.warn("%r refused a call: %s", self.server, reason)
         return self._ended(call, ErrorCode.INVALID_REQUEST, Outcome.REFUSED, (reason.encode(),))
+
+    def _forbidden(
+        self, call: MeteredCall, principal: Principal, request: Request[Any], error: ErrorCode
+    ) -> Answer:
+        detail = f"{principal.name} may not call {request.method!r}: only the cluster's servers may"
+        self.warnings.warn("%r refused a call: %s", self.server, detail)
+        refused = message_codec.encode(request.failed(error, detail))
+        return self._ended(call, error, Outcome.REPLY, (refused,))
 
     def _ended(
         self, call: MeteredCall, error: ErrorCode, outcome: Outcome, parts: tuple[Buffer, ...]

@@ -5,6 +5,9 @@ both, the listener with another one. Nothing of this can be used again on anothe
 neither proof can be taken for the other. So whoever reads the traffic learns nothing to call with.
 After that the connection itself is as safe as TCP, or TLS where Ray uses it.
 
+A server of the cluster adds a second proof, of the secret that only servers are given. Without it
+the caller is a program of the Ray cluster, and may not call what is for servers only.
+
 Source: the challenge and response of RFC 5802, without a password.
 """
 
@@ -16,8 +19,11 @@ from typing import Final
 
 NONCE_BYTES: Final = 32
 PROOF_BYTES: Final = 32
+_SERVER_PROOF_BEGIN: Final = NONCE_BYTES + PROOF_BYTES
 _CALLER: Final = b"oncelog caller\x00"
 _LISTENER: Final = b"oncelog listener\x00"
+_SERVER: Final = b"oncelog server\x00"
+_SERVER_BY_RAY: Final = b"oncelog server by Ray\x00"
 
 
 def new_nonce() -> bytes:
@@ -36,9 +42,35 @@ def listener_proof(secret: bytes, listener_nonce: bytes, caller_nonce: bytes) ->
 
 
 def is_caller_proof(secret: bytes, listener_nonce: bytes, message: bytes) -> bool:
-    """Whether ``message``, a nonce and a proof, is of a caller that knows ``secret``."""
-    caller_nonce, proof = message[:NONCE_BYTES], message[NONCE_BYTES:]
-    is_whole = len(caller_nonce) == NONCE_BYTES and len(proof) == PROOF_BYTES
+    """Whether ``message``, a nonce and one or two proofs, is of a caller that knows ``secret``."""
+    caller_nonce, proof = message[:NONCE_BYTES], message[NONCE_BYTES:_SERVER_PROOF_BEGIN]
+    is_whole = len(message) in {_SERVER_PROOF_BEGIN, _SERVER_PROOF_BEGIN + PROOF_BYTES}
     return is_whole and hmac.compare_digest(
         proof, caller_proof(secret, listener_nonce, caller_nonce)
     )
+
+
+def server_proof(server_secret: bytes, listener_nonce: bytes, caller_nonce: bytes) -> bytes:
+    """The second proof of a caller that is a server; b"" if it has been given no secret."""
+    if not server_secret:
+        return b""
+    return hmac.digest(server_secret, _SERVER + listener_nonce + caller_nonce, "sha256")
+
+
+def is_server_proof(server_secret: bytes, listener_nonce: bytes, message: bytes) -> bool:
+    """Whether the caller of ``message``, which ``is_caller_proof`` accepts, is a server.
+
+    Where the called process has no secret, whoever may call at all passes for one.
+    """
+    expected = server_proof(server_secret, listener_nonce, message[:NONCE_BYTES])
+    return not expected or hmac.compare_digest(message[_SERVER_PROOF_BEGIN:], expected)
+
+
+def server_proof_by_ray(server_secret: bytes, method: str) -> bytes:
+    """What a server adds to a call of ``method`` that Ray carries; b"" without a secret.
+
+    It can be used again, by whoever can read Ray's traffic: to them every call through Ray is open.
+    """
+    if not server_secret:
+        return b""
+    return hmac.digest(server_secret, _SERVER_BY_RAY + method.encode("ascii"), "sha256")

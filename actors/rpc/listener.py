@@ -11,11 +11,12 @@ import ipaddress
 import logging
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from oncelog.actors.process.background import OwnTasks
+from oncelog.actors.protocol.access import RAY, SERVER
 from oncelog.actors.rpc.admission import (
     Caller,
     Opening,
@@ -24,9 +25,15 @@ from oncelog.actors.rpc.admission import (
     RequestsInProgress,
 )
 from oncelog.actors.rpc.certificates import secure_context
-from oncelog.actors.rpc.dispatch import Dispatch, LogBudget
+from oncelog.actors.rpc.dispatch import Answer, Dispatch, LogBudget
 from oncelog.actors.rpc.frames import FRAME_MAX_BYTES, HELLO, HELLO_ID, FramedProtocol, Outcome
-from oncelog.actors.rpc.handshake import NONCE_BYTES, is_caller_proof, listener_proof, new_nonce
+from oncelog.actors.rpc.handshake import (
+    NONCE_BYTES,
+    is_caller_proof,
+    is_server_proof,
+    listener_proof,
+    new_nonce,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -63,10 +70,14 @@ class Listener:
     """Accepts calls over connections; ``dispatch`` answers them.
 
     Only processes that can call the actor through Ray get ``token``, which is new at each start.
+    ``server_secret`` is what servers of the cluster prove to know besides.
     """
 
-    def __init__(self, dispatch: Dispatch, *, host: str, token: bytes) -> None:
+    def __init__(
+        self, dispatch: Dispatch, *, host: str, token: bytes, server_secret: bytes = b""
+    ) -> None:
         self.token = token
+        self.server_secret = server_secret
         self.places = Places()
         self.progress = RequestsInProgress()
         self.room = RequestRoom()
@@ -118,13 +129,18 @@ class Listener:
     ) -> None:
         """Answer one call in its own task; then release its ``room_bytes``."""
         self.progress.begin(caller)
-        self._tasks.spawn(self._answer(caller, correlation_id, method, message, room_bytes))
+        answering = self.dispatch.answer(method, message, caller.principal)
+        self._tasks.spawn(self._answer(caller, correlation_id, answering, room_bytes))
 
     async def _answer(
-        self, caller: Caller, correlation_id: int, method: str, message: memoryview, room_bytes: int
+        self,
+        caller: Caller,
+        correlation_id: int,
+        answering: Coroutine[Any, Any, Answer],
+        room_bytes: int,
     ) -> None:
         try:
-            outcome, body = await self.dispatch.answer(method, message)
+            outcome, body = await answering
             try:
                 caller.send(correlation_id, outcome, *body)
             except ValueError as error:
@@ -228,6 +244,7 @@ class _Caller(FramedProtocol):
         self.last_used = self.loop.time()
         self._listener = listener
         self._nonce = new_nonce()
+        self.principal = RAY
         self._is_trusted = False
         self._room_bytes = 0
         """Bytes reserved for the incoming frame."""
@@ -277,6 +294,8 @@ class _Caller(FramedProtocol):
         token, proof = self._listener.token, bytes(message)
         if method == HELLO and is_caller_proof(token, self._nonce, proof):
             self._is_trusted = True
+            if is_server_proof(self._listener.server_secret, self._nonce, proof):
+                self.principal = SERVER
             self._first_frame_timer.cancel()
             self.frame_max_bytes = FRAME_MAX_BYTES
             answer = listener_proof(token, self._nonce, proof[:NONCE_BYTES])

@@ -30,6 +30,7 @@ from oncelog.actors.process.background import resolve_future
 from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.rpc.call_meter import UNMETERED, MeteredCall
 from oncelog.actors.rpc.dispatch import read_answer
+from oncelog.actors.rpc.handshake import server_proof_by_ray
 from oncelog.actors.rpc.listener import ListenerAddress
 from oncelog.actors.rpc.message_codec import answers_on_connections, encode
 from oncelog.storage.errors import ErrorCode
@@ -47,10 +48,14 @@ class RayFailure:
 
 
 class RayTransport:
-    """``Transport`` over Ray actor handles, looked up by name and kept until they die."""
+    """``Transport`` over Ray actor handles, looked up by name and kept until they die.
 
-    def __init__(self, namespace: str = NAMESPACE) -> None:
+    With a ``server_secret`` it is a server that calls, and proves it.
+    """
+
+    def __init__(self, namespace: str = NAMESPACE, server_secret: bytes = b"") -> None:
         self._namespace = namespace
+        self._server_secret = server_secret
         self._handles: dict[str, Any] = {}
 
     async def call(
@@ -70,7 +75,8 @@ class RayTransport:
             return request.failed(ErrorCode.INVALID_REQUEST, str(error))
         if isinstance(argument, bytes):
             metered.request_bytes = len(argument)
-        arguments = (argument, key) if key else (argument,)
+        proof = server_proof_by_ray(self._server_secret, request.method)
+        arguments = (argument, key, proof) if proof else (argument, key) if key else (argument,)
         answer = await self._submit(actor, request.method, *arguments, timeout_ms=timeout_ms)
         if isinstance(answer, RayFailure):
             return request.failed(answer.error, answer.detail)

@@ -434,6 +434,7 @@ def start_log(
         found = cluster_location.wait_for_location(data_dir, known, cluster_id=cluster_id)
     if known not in {None, found}:
         end_log()
+    server_secret = cluster_location.server_secret(is_new=not _log_actors())
     cluster_location.write_location(found)
     launch_controller(
         ReplicaConfig(
@@ -444,6 +445,7 @@ def start_log(
             cluster=config,
             cluster_id=found.cluster_id,
             pin=found.pin,
+            server_secret=server_secret,
         ),
         found.voters,
     )
@@ -451,11 +453,17 @@ def start_log(
 
 def end_log() -> list[str]:
     """Kill every actor of the log, as kill -9 would; return their names. No data is lost."""
-    from oncelog.actors.launch.processes import end_actors, running_actors
+    from oncelog.actors.launch.processes import end_actors
 
-    ours = [name for name in running_actors() if name.startswith(LOG_ACTORS)]
+    ours = _log_actors()
     end_actors(ours)
     return ours
+
+
+def _log_actors() -> list[str]:
+    from oncelog.actors.launch.processes import running_actors
+
+    return [name for name in running_actors() if name.startswith(LOG_ACTORS)]
 
 
 def away_log() -> str:

@@ -10,14 +10,22 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import ray
 from deadlines import DEADLINE_S
 from ray_nodes import Commands, begin_here
 
-from oncelog.actors.interfaces import CONTROLLER_ACTOR, leader_address
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE, leader_address
+from oncelog.actors.launch.cluster_location import server_secret
 from oncelog.actors.process.metrics import METRICS
-from oncelog.actors.protocol.messages.cluster import ClusterKeysRequest, MetadataRequest
+from oncelog.actors.protocol.messages.cluster import (
+    ClusterKeysRequest,
+    LearnKeysRequest,
+    MetadataRequest,
+    ShutdownRequest,
+)
 from oncelog.actors.protocol.messages.partition import ProduceRequest
-from oncelog.actors.protocol.tickets import issue_ticket
+from oncelog.actors.protocol.tickets import ClusterKeys, issue_ticket
+from oncelog.actors.rpc.actor_transport import ActorTransport
 from oncelog.actors.rpc.call_meter import MeteredCall
 from oncelog.actors.rpc.message_codec import encode
 from oncelog.actors.rpc.ray_transport import RayTransport
@@ -49,7 +57,7 @@ def typed(cluster: Any) -> Iterator[Any]:
 
 async def write_hanging(topic: str, topic_id: str) -> None:
     """A batch of a transaction that no coordinator knows, as if its end had been lost."""
-    transport = RayTransport()
+    transport = RayTransport(server_secret=server_secret(is_new=False))
     known = await transport.call(CONTROLLER_ACTOR, ClusterKeysRequest(), timeout_ms=30_000)
     now_ms = int(time.time() * 1_000)
     batch = encode_records(
@@ -227,10 +235,40 @@ def test_figures_are_on_the_endpoint_that_prometheus_reads(
 
 def test_a_call_through_ray_tells_the_sizes_of_its_messages(cluster: Any) -> None:
     assert cluster.describe().error is ErrorCode.NONE
-    metered = MeteredCall("cluster_keys", 0.0)
-    request = ClusterKeysRequest()
+    metered = MeteredCall("metadata", 0.0)
+    request = MetadataRequest()
     called = RayTransport().call(CONTROLLER_ACTOR, request, timeout_ms=30_000, metered=metered)
     reply = asyncio.run(called)
     assert reply.error is ErrorCode.NONE
     assert metered.request_bytes == len(encode(request))
     assert metered.reply_bytes == len(encode(reply))
+
+
+@pytest.mark.parametrize("road", ["connection", "Ray", "handle"])
+def test_a_program_is_refused_what_only_servers_ask(cluster: Any, topic: str, road: str) -> None:
+    """Keys, other keys, a replica's end: nothing happens, and the cluster goes on."""
+    found = cluster.admin().describe_topic(topic)
+    replica = str(leader_address(found, found.partitions[0]))
+    called = [
+        (CONTROLLER_ACTOR, ClusterKeysRequest()),
+        (CONTROLLER_ACTOR, LearnKeysRequest(keys=ClusterKeys(version=2**40, current=b"x" * 32))),
+        (replica, ShutdownRequest(topic_id=found.topic_id, remove_data=True)),
+    ]
+
+    async def ask(address: str, request: Any) -> Any:
+        actor, _, key = address.partition("/")
+        if road == "handle":
+            method = getattr(ray.get_actor(actor, NAMESPACE), request.method)
+            return await method.remote(request, key)
+        if road == "Ray":
+            return await RayTransport().call(actor, request, timeout_ms=30_000, key=key)
+        return await ActorTransport(RayTransport()).call(address, request, timeout_ms=30_000)
+
+    async def ask_all() -> list[Any]:
+        return [await ask(address, request) for address, request in called]
+
+    for reply in asyncio.run(ask_all()):
+        assert reply.error is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        assert "User:ray" in reply.detail
+    with cluster.producer() as producer:
+        assert producer.send(topic, b"still here", partition=0).result().offset == 0

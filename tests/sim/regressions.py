@@ -20,7 +20,17 @@ REMADE: dict[str, Any] = {
     "move": 0.0,
     "peace": 0.0,
 } | dict.fromkeys(
-    ("copiers", "jobs", "plain_writers", "hijackers", "rogues", "intruders", "processors"), 0
+    (
+        "copiers",
+        "jobs",
+        "plain_writers",
+        "hijackers",
+        "rogues",
+        "impostors",
+        "intruders",
+        "processors",
+    ),
+    0,
 )
 """Little but topics that are deleted and made again, by calls that come late and twice."""
 
@@ -44,6 +54,7 @@ QUIET_BUT_REPLICATED: dict[str, Any] = {
         "plain_writers",
         "hijackers",
         "rogues",
+        "impostors",
         "intruders",
         "remakers",
         "processors",

@@ -19,6 +19,7 @@ from sim_wire import CalleeWire, CallerWire
 from oncelog.actors.launch.assembly import DiskRefusedError, Environment, LeadershipLostError
 from oncelog.actors.launch.broker import Broker
 from oncelog.actors.launch.host import Host
+from oncelog.actors.protocol.access import RAY, SERVER
 from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.actors.rpc.dispatch import Dispatch
 from oncelog.api.admin.admin import AsyncAdmin
@@ -70,6 +71,8 @@ class SimDrivers:
 
 class Process:
     """One life of one process. ``incarnation`` counts the lives of its name, from 1."""
+
+    principal = SERVER
 
     def __init__(
         self, world: World, name: str, incarnation: int, random: Random, node: int
@@ -193,6 +196,8 @@ class Client(Process):
     What it makes belongs to it, so make and use it in coroutines that run here (``spawn``): then
     ``world.kill`` and ``world.pause`` reach it.
     """
+
+    principal = RAY
 
     def router(self) -> Router:
         """A view of the cluster of its own."""

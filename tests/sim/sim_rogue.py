@@ -164,7 +164,7 @@ async def _forge(player: Player, forgery: Forgery) -> None:
     )
     player.stage.counts["forged records"] += 1
     await player.client.transport.call(
-        _address(player, forgery.topic_partition), request, timeout_ms=1_000
+        address_of_replica(player, forgery.topic_partition), request, timeout_ms=1_000
     )
 
 
@@ -194,7 +194,7 @@ async def _poison(player: Player) -> None:
         )
         player.stage.counts["poison batches"] += 1
         await player.client.transport.call(
-            _address(player, topic_partition), request, timeout_ms=1_000
+            address_of_replica(player, topic_partition), request, timeout_ms=1_000
         )
 
 
@@ -215,7 +215,7 @@ async def _own_ticket(player: Player) -> bytes | None:
     if not coordinators:
         return None
     request = InitProducerIdRequest(transactional_id=None)
-    address = _address(player, _shard_in(player.random.choice(coordinators)))
+    address = address_of_replica(player, _shard_in(player.random.choice(coordinators)))
     reply = await player.client.transport.call(address, request, timeout_ms=1_000)
     return reply.ticket
 
@@ -233,7 +233,7 @@ async def _ticket_of_another_partition(player: Player, forgery: Forgery) -> byte
                 producer_epoch=found.producer_epoch,
                 partitions=(player.random.choice(enrolled),),
             )
-            address = _address(player, _shard_in(name))
+            address = address_of_replica(player, _shard_in(name))
             reply = await player.client.transport.call(address, request, timeout_ms=1_000)
             tickets = [enrolment.ticket for enrolment in reply.enrolments]
             return tickets[0] if tickets else None
@@ -250,7 +250,7 @@ def _shard_in(name: str) -> TopicPartition:
     return TopicPartition(TRANSACTION_STATE_TOPIC, int(shard))
 
 
-def _address(player: Player, topic_partition: TopicPartition) -> str:
+def address_of_replica(player: Player, topic_partition: TopicPartition) -> str:
     """Whom to call; without a controller to ask, an actor that is alone."""
     placement = player.stage.world.placement_of(topic_partition)
     return address_of(placement) if placement else actor_of(topic_partition, FOUNDER_NODE)

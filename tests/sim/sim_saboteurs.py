@@ -42,6 +42,7 @@ from oncelog.actors.replica import partition_leader
 from oncelog.actors.replica.group_sync import GroupSync
 from oncelog.actors.replica.opening import ReplicaDirectory
 from oncelog.actors.replica.replica import Replica
+from oncelog.actors.rpc import dispatch
 from oncelog.actors.transactions.completions import MarkerSender
 from oncelog.actors.transactions.transaction_coordinator import TransactionCoordinator
 from oncelog.api.producing.record_sender import DeliveryDeadline
@@ -417,11 +418,16 @@ def _no_restart_after_a_refusal() -> Any:
     return mock.patch.object(ReplicaServer, "restart_later")
 
 
+def _anybody_is_a_server() -> Any:
+    """A program may call what only servers call."""
+    return mock.patch.object(dispatch, "refusal", return_value=ErrorCode.NONE)
+
+
 REFUSED = {"disk_refusal": 4.0, "peace": 0.0}
 """A disk that has no room, again and again, and is otherwise sound."""
 
 ALONE = {"copiers": 0, "jobs": 0, "plain_writers": 0, "hijackers": 0, "rogues": 0, "intruders": 0}
-ALONE |= {"remakers": 0, "processors": 0, "queries": 0}
+ALONE |= {"impostors": 0, "remakers": 0, "processors": 0, "queries": 0}
 """Nobody but writers and readers: shorter runs."""
 
 LATE = {"delay": 0.1, "delay_max_ms": 60_000.0, "duplicate": 0.1, "peace": 0.0}
@@ -463,6 +469,12 @@ SABOTEURS = (
         checker="PhantomReads",
         sabotage=_any_ticket,
         changes=ALONE | {"rogues": 2},
+    ),
+    Saboteur(
+        name="calls of servers by servers",
+        sabotage=_anybody_is_a_server,
+        checker="World",
+        changes=ALONE | {"impostors": 1, "writers": 2},
     ),
     Saboteur(
         name="records that can be decoded",

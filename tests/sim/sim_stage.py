@@ -48,6 +48,7 @@ class WorkloadPlan:
     hijackers: int = 0
     intruders: int = 0
     rogues: int = 0
+    impostors: int = 0
     plain_writers: int = 0
     jobs: int = 0
     queries: int = 0

@@ -19,6 +19,7 @@ from sim_checkers import VIOLATIONS_MAX, Violation
 from sim_clients import copier, hijacker, plain_writer, reader, writer
 from sim_export import judged, write_history
 from sim_history import History, LogEnd
+from sim_impostor import impostor
 from sim_jobs import SHARED_ID, last_writes, planner, querier
 from sim_launcher import founded_disks
 from sim_liveness import LASTING_FAULTS, Before, progress_s, topic_for_progress
@@ -165,6 +166,7 @@ def _drawn(seed: int) -> Scenario:
             hijackers=random.choice((0, 0, 1)),
             # Of its own, so that the seeds kept for regressions draw the rest as they did.
             rogues=Random(f"rogues {seed}").choice((0, 0, 1)),
+            impostors=Random(f"impostors {seed}").choice((0, 0, 1)),
             intruders=Random(f"intruders {seed}").choice((0, 0, 1)),
             operators=Random(f"operators {seed}").choice((0, 1)),
             remakers=Random(f"remakers {seed}").choice((0, 0, 1)),
@@ -384,6 +386,8 @@ def _add_roles(cast: Cast, plan: WorkloadPlan) -> None:
         cast.add(f"remaker-{number}", remaker)
     for number in range(plan.rogues):
         cast.add(f"rogue-{number}", rogue)
+    for number in range(plan.impostors):
+        cast.add(f"impostor-{number}", impostor)
     for number in range(plan.intruders):
         # Producers of their own under the id whose versions the drivers write.
         cast.add(f"intruder-{number}", hijacker([SHARED_ID]))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from crash_disk import Crash
 
 from oncelog.actors.process.background import resolve_future
+from oncelog.actors.protocol.access import SERVER
 from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.dispatch import read_answer
 from oncelog.actors.rpc.frames import FramedProtocol, Outcome
@@ -168,6 +169,7 @@ class CalleeWire(Wire):
         super().__init__(process, random)
         self.in_progress = 0
         self.last_used = 0.0
+        self.principal = SERVER
         self._answer = answer
         self._copies: dict[int, tuple[Exchange, int]] = {}
         """Requests to be answered, by number, and how often: a repeated one is, each time."""
@@ -184,6 +186,7 @@ class CalleeWire(Wire):
         method = bytes(body[:kind]).decode("ascii")
         caller = self._copies[correlation_id][0].caller
         self.process.world.tell(self.process.name, f"· {method} of {caller.name}")
+        self.principal = caller.principal
         self._listener.begin(self, correlation_id, method, body[kind:])
 
     def has_room(self, size_bytes: int) -> None:

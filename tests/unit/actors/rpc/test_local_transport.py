@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import pytest
 from virtual_time import give_turns
 
+from oncelog.actors.protocol.access import RAY
 from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
 from oncelog.actors.rpc.actor_transport import LocalTransport
@@ -107,7 +108,7 @@ def test_a_replica_that_is_not_here_any_more_is_as_one_that_is_gone():
         house = House()
         reply = await house.call("partitions:1@1/elsewhere")
         assert reply.error is ErrorCode.NETWORK_EXCEPTION
-        answer = await house.dispatch.answer("describe_replica/elsewhere", encode(REQUEST))
+        answer = await house.dispatch.answer("describe_replica/elsewhere", encode(REQUEST), RAY)
         assert read_answer(REQUEST, answer[0], answer[1][0]).error is ErrorCode.NETWORK_EXCEPTION
 
     asyncio.run(body())
@@ -116,9 +117,9 @@ def test_a_replica_that_is_not_here_any_more_is_as_one_that_is_gone():
 def test_a_call_over_the_wire_finds_its_replica_by_key():
     async def body() -> None:
         house = House()
-        outcome, parts = await house.dispatch.answer("describe_replica/here", encode(REQUEST))
+        outcome, parts = await house.dispatch.answer("describe_replica/here", encode(REQUEST), RAY)
         assert read_answer(REQUEST, outcome, b"".join(parts)) == HERE
-        refused, _ = await house.dispatch.answer("describe_replica", encode(REQUEST))
+        refused, _ = await house.dispatch.answer("describe_replica", encode(REQUEST), RAY)
         assert refused is Outcome.REFUSED
 
     asyncio.run(body())
