@@ -1,5 +1,5 @@
 """Producers and members of distributed writes, and how their batches are sent.
 
-Start at ``producer``. ``record_sender`` and ``partition_sender`` are behind ``send``; ``core`` is
-the transactional calls.
+Start at ``producer``. Behind ``send`` are ``record_buffer``, ``sender`` and ``partition_sender``;
+``core`` is the transactional calls.
 """

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata, OffsetCommitReply
 from oncelog.actors.protocol.messages.transaction import EndTxnRequest, Run
 from oncelog.api.config import ProducerSettings
-from oncelog.api.producing.record_sender import RecordSender
+from oncelog.api.producing.sender import Sender
 from oncelog.api.session.routing import Router
 from oncelog.api.transacting.enrolment import END_WITHIN_MS, ProducerEnrolments
 from oncelog.api.transacting.producer_transaction import (
@@ -76,7 +76,7 @@ class ProducerCore:
         self._loop = loop
         self._renewal: asyncio.Task[None] | None = None
         self.transactions = TransactionCounters()
-        self.sender = RecordSender(
+        self.sender = Sender(
             router=router,
             settings=settings,
             random=random,
@@ -84,6 +84,8 @@ class ProducerCore:
             requests=self._requests,
             state=self._state,
         )
+        self._buffer = self.sender.buffer
+        self._transaction = self.sender.transaction
 
     async def flush(self) -> None:
         """Wait until the outcome of everything sent so far is known.
@@ -91,7 +93,7 @@ class ProducerCore:
         In a transaction, raises the failure of its records or offsets, or the error of a rejected
         ``send``. Outside, raises a failure whose future nobody has read.
         """
-        self.sender.check_process()
+        self._buffer.check_process()
         await self.sender.deliver_all()
         if self._state is not None:
             self._state.raise_error()
@@ -103,7 +105,7 @@ class ProducerCore:
 
         A commit in progress is waited for; a transaction that is only open is aborted.
         """
-        self.sender.check_process()
+        self._buffer.check_process()
         if self._is_closed:
             return
         timeout_s = None if timeout_ms is None else timeout_ms / 1_000
@@ -143,7 +145,7 @@ class ProducerCore:
             state.begin_init()
             reply = await self._requests.init_producer_id(state.transactional_id)
             if reply.error is not ErrorCode.NONE:
-                raise self.sender.failed("init_producer_id", reply, "init_transactions()")
+                raise self._transaction.failed("init_producer_id", reply, "init_transactions()")
             state.initialized(
                 ProducerIdentity(producer_id=reply.producer_id, producer_epoch=reply.producer_epoch)
             )
@@ -158,7 +160,7 @@ class ProducerCore:
             if reply.error is ErrorCode.ALREADY_COMMITTED:
                 return False
             if reply.error is not ErrorCode.NONE:
-                raise self.sender.failed("enlist", reply, "enlist()")
+                raise self._transaction.failed("enlist", reply, "enlist()")
             state.enlisted(
                 ProducerIdentity(producer_id=reply.producer_id, producer_epoch=reply.producer_epoch)
             )
@@ -167,7 +169,7 @@ class ProducerCore:
     async def leave_run(self, run: Run) -> None:
         """Stop, and report that this member of a distributed write has failed. Never raises."""
         await self.leave()
-        identity, state = self.sender.identity, self._state
+        identity, state = self._transaction.identity, self._state
         if identity is None or state is None:
             return
         name = state.transactional_id
@@ -202,7 +204,7 @@ class ProducerCore:
         state = self._transactional()
         state.begin()
         self.transactions.begun += 1
-        self.sender.interceptors.on_transaction_begin(state.transactional_id)
+        self._buffer.interceptors.on_transaction_begin(state.transactional_id)
 
     async def send_offsets(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], group: GroupMetadata
@@ -218,7 +220,7 @@ class ProducerCore:
                 reply = await self._commit_offsets(state, offsets, group)
             except asyncio.CancelledError:
                 # The outcome is unknown: the transaction must not commit without them.
-                self.sender.fail_transaction(
+                self._transaction.fail(
                     TransactionAbortableError(
                         "send_offsets_to_transaction() was cancelled before its outcome was known"
                     ),
@@ -227,7 +229,7 @@ class ProducerCore:
                 raise
             if reply.error is not ErrorCode.NONE:
                 # Even a timeout fails the transaction: it must not commit without them.
-                raise self.sender.failed("txn_offset_commit", reply)
+                raise self._transaction.failed("txn_offset_commit", reply)
 
     def offsets_refused(self, error: BaseException) -> None:
         """Note that ``send_offsets_to_transaction`` raised ``error``; from any thread."""
@@ -255,7 +257,7 @@ class ProducerCore:
             is_visible = await self._end(state, is_commit=True)
             self.transactions.committed += 1
             self.transactions.commit_ms += 1_000 * (self._loop.time() - started_s)
-            self.sender.interceptors.on_transaction_commit(state.transactional_id)
+            self._buffer.interceptors.on_transaction_commit(state.transactional_id)
             return is_visible
 
     async def abort_transaction(self) -> None:
@@ -265,7 +267,7 @@ class ProducerCore:
 
     async def _within_max_block(self, end: Coroutine[Any, Any, ResultT], call: str) -> ResultT:
         """Run ``end`` for up to ``max_block_ms``; repeating the call continues where it stopped."""
-        max_block_ms = self.sender.settings.max_block_ms
+        max_block_ms = self._buffer.settings.max_block_ms
         task = asyncio.current_task()
         assert task is not None
         # Python 3.10 cannot tell who else has cancelled it.
@@ -304,7 +306,7 @@ class ProducerCore:
             await self._end(state, is_commit=False)
             self.transactions.aborted += 1
             self.transactions.abort_ms += 1_000 * (self._loop.time() - started_s)
-            self.sender.interceptors.on_transaction_abort(state.transactional_id)
+            self._buffer.interceptors.on_transaction_abort(state.transactional_id)
 
     def check_complete(self) -> None:
         """Raise if a send or offsets of the open transaction were rejected."""
@@ -330,7 +332,7 @@ class ProducerCore:
             ticket,
             base_sequence=state.take_offset_sequence(len(offsets)),
         )
-        return await self.sender.fencing.explained(partition, reply)
+        return await self._transaction.fencing.explained(partition, reply)
 
     async def _offsets_ticket(self, state: ProducerTransaction, group_id: str) -> bytes:
         await self._router.start()
@@ -354,7 +356,7 @@ class ProducerCore:
         if not state.has_work:
             ahead = await enrolment.end_ahead()
             if ahead.error is not ErrorCode.NONE:
-                raise self.sender.failed("end_txn", ahead, call)
+                raise self._transaction.failed("end_txn", ahead, call)
         identity = state.identity
         reply = await self._requests.end(
             EndTxnRequest(
@@ -367,7 +369,7 @@ class ProducerCore:
             ),
         )
         if reply.error is not ErrorCode.NONE:
-            raise self.sender.failed("end_txn", reply, call)
+            raise self._transaction.failed("end_txn", reply, call)
         # The next transaction has another epoch, and so its sequences start at 0.
         state.ended(
             ProducerIdentity(producer_id=reply.producer_id, producer_epoch=reply.producer_epoch)
@@ -393,11 +395,11 @@ class ProducerCore:
             await self._enrolment().end_ahead(within_ms=END_WITHIN_MS)
 
     def _enrolment(self) -> ProducerEnrolments:
-        assert self.sender.enrolment is not None
-        return self.sender.enrolment
+        assert self._transaction.enrolments is not None
+        return self._transaction.enrolments
 
     def _transactional(self) -> ProducerTransaction:
-        self.sender.check_process()
+        self._buffer.check_process()
         if self._is_closed:
             raise ClientClosedError("the producer is closed", advice="make a new one")
         if self._state is None:

@@ -319,12 +319,12 @@ async def _enlist(core: ProducerCore, membership: Membership) -> bool:
 
 
 def _winner(core: ProducerCore) -> Winner:
-    identity = core.sender.identity
+    identity = core.sender.transaction.identity
     if identity is None:
         raise IllegalStateError("the member has no producer id yet", advice="call enlist() first")
     core.check_complete()
     counters = core.sender.counters
-    if core.sender.buffered_bytes or counters.records_acknowledged != counters.records_sent:
+    if core.sender.buffer.buffered_bytes or counters.records_acknowledged != counters.records_sent:
         raise IllegalStateError("not every record is acknowledged", advice="call flush() first")
     if counters.records_failed:
         raise IllegalStateError(

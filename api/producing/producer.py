@@ -40,7 +40,8 @@ from oncelog.api.batching.delivery import BatchMetadata, RecordFuture, RecordMet
 from oncelog.api.batching.interceptors import InterceptorChain, ProducerRecord
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.core import ProducerCore, check_token
-from oncelog.api.producing.record_sender import RecordSender
+from oncelog.api.producing.record_buffer import RecordBuffer
+from oncelog.api.producing.sender import Sender
 from oncelog.api.session.event_loop import LoopThread, ProcessBound, close_if_forgotten
 from oncelog.api.session.routing import Router
 from oncelog.api.transacting.requests import GroupMetadata
@@ -74,16 +75,16 @@ class SyncSending(ProcessBound):
 
     make_there = MAKE_THERE
 
-    def __init__(self, sender: RecordSender, loop_thread: LoopThread) -> None:
-        self._sender = sender
+    def __init__(self, sender: Sender, loop_thread: LoopThread) -> None:
+        self._buffer = buffer = sender.buffer
         self._loop_thread = loop_thread
-        loop_thread.call_when_forbidden(sender.forbid)
+        loop_thread.call_when_forbidden(buffer.forbid)
         loop_thread.call_when_closed(sender.close)
-        if not sender.interceptors:
+        if not buffer.interceptors:
             # The fast path: one call from the caller into a batch with room. Its fallback must
             # not refer to this object, which could then never be garbage-collected.
-            slow = partial(_send, sender, loop_thread)
-            self.send = sender.open_batches.sender(slow)  # type: ignore[method-assign]
+            slow = partial(_send, buffer, loop_thread)
+            self.send = buffer.open_batches.sender(slow)  # type: ignore[method-assign]
 
     def send(
         self,
@@ -111,16 +112,16 @@ class SyncSending(ProcessBound):
         can commit only with ``despite_refused_sends``. A call with a wrong signature does not
         count: Python rejects it before ``send`` begins.
         """
-        chain = self._sender.interceptors
+        chain = self._buffer.interceptors
         if not chain:
             return _send(
-                self._sender, self._loop_thread, topic, value, key, headers, timestamp_ms, partition
+                self._buffer, self._loop_thread, topic, value, key, headers, timestamp_ms, partition
             )
         try:
             sent = _intercepted(chain, topic, value, key, headers, timestamp_ms, partition)
             with _refusals_reported(chain):
                 future = _send(
-                    self._sender,
+                    self._buffer,
                     self._loop_thread,
                     sent.topic,
                     sent.value,
@@ -131,7 +132,7 @@ class SyncSending(ProcessBound):
                 )
             chain.watch(future)
         except BaseException as error:
-            self._sender.record_refused(error)
+            self._buffer.record_refused(error)
             raise
         return future
 
@@ -152,17 +153,17 @@ class SyncSending(ProcessBound):
             _checked_topic(topic)
             table = as_table(table)
             partition = highest_partition(table)
-            if not self._sender.has_room(topic, partition):
-                self._loop_thread.run(self._sender.make_room(topic, partition))
+            if not self._buffer.has_room(topic, partition):
+                self._loop_thread.run(self._buffer.make_room(topic, partition))
             delivery = TableDelivery()
-            for batch in _batches(self._sender, topic, table):
-                while not self._sender.has_room(topic):
-                    self._loop_thread.run(self._sender.make_room(topic))
-                self._sender.append_batch(batch, delivery)
+            for batch in _batches(self._buffer, topic, table):
+                while not self._buffer.has_room(topic):
+                    self._loop_thread.run(self._buffer.make_room(topic))
+                self._buffer.append_batch(batch, delivery)
             delivery.seal()
             return delivery.future
         except BaseException as error:
-            self._sender.record_refused(error)
+            self._buffer.record_refused(error)
             raise
 
 
@@ -171,9 +172,9 @@ class AsyncSending(ProcessBound):
 
     make_there = MAKE_THERE
 
-    def __init__(self, sender: RecordSender) -> None:
-        self._sender = sender
-        self._add = sender.open_batches.add
+    def __init__(self, sender: Sender) -> None:
+        self._buffer = sender.buffer
+        self._add = sender.buffer.open_batches.add
 
     async def send(
         self,
@@ -186,7 +187,7 @@ class AsyncSending(ProcessBound):
         partition: int | None = None,
     ) -> asyncio.Future[RecordMetadata]:
         """``Producer.send``: await it to buffer the record, and its result for the offset."""
-        sender, chain = self._sender, self._sender.interceptors
+        buffer, chain = self._buffer, self._buffer.interceptors
         if not chain and (future := self._add(topic, value, key, headers, timestamp_ms, partition)):
             return future.awaitable()
         # The slow path: checks everything, and waits if it must.
@@ -198,12 +199,12 @@ class AsyncSending(ProcessBound):
             with _refusals_reported(chain):
                 value, key, headers = _checked(topic, value, key, headers, timestamp_ms, partition)
                 record = (topic, value, key, headers, timestamp_ms, partition)
-                while (future := sender.try_send(*record)) is None:
-                    await sender.make_room(topic, partition)
+                while (future := buffer.try_send(*record)) is None:
+                    await buffer.make_room(topic, partition)
             if chain:
                 chain.watch(future)
         except BaseException as error:
-            sender.record_refused(error)
+            buffer.record_refused(error)
             raise
         return future.awaitable()
 
@@ -213,22 +214,22 @@ class AsyncSending(ProcessBound):
             _checked_topic(topic)
             table = as_table(table)
             partition = highest_partition(table)
-            if not self._sender.has_room(topic, partition):
-                await self._sender.make_room(topic, partition)
+            if not self._buffer.has_room(topic, partition):
+                await self._buffer.make_room(topic, partition)
             delivery = TableDelivery()
-            for batch in _batches(self._sender, topic, table):
-                while not self._sender.has_room(topic):
-                    await self._sender.make_room(topic)
-                self._sender.append_batch(batch, delivery)
+            for batch in _batches(self._buffer, topic, table):
+                while not self._buffer.has_room(topic):
+                    await self._buffer.make_room(topic)
+                self._buffer.append_batch(batch, delivery)
             delivery.seal()
             return delivery.awaitable(asyncio.get_running_loop())
         except BaseException as error:
-            self._sender.record_refused(error)
+            self._buffer.record_refused(error)
             raise
 
     def forbid(self) -> None:
         """Reject every use: this is the copy in a forked process."""
-        self._sender.forbid()
+        self._buffer.forbid()
 
 
 class Producer(SyncSending):
@@ -501,7 +502,8 @@ class ProducerMetrics:
 
 def metrics_of(core: ProducerCore) -> ProducerMetrics:
     """The metrics of one producer; may be called from any thread."""
-    sender, counters, transactions = core.sender, core.sender.counters, core.transactions
+    sender, buffer, transactions = core.sender, core.sender.buffer, core.transactions
+    counters = sender.counters
     return ProducerMetrics(
         records_sent=counters.records_sent,
         records_acknowledged=counters.records_acknowledged,
@@ -511,15 +513,15 @@ def metrics_of(core: ProducerCore) -> ProducerMetrics:
         batches_failed=counters.batches_failed,
         batches_in_flight=sender.in_flight_count,
         bytes_sent=counters.bytes_sent,
-        batch_size_bytes=sender.settings.batch_size,
-        buffered_bytes=sender.buffered_bytes,
-        buffer_memory_bytes=sender.settings.buffer_memory,
+        batch_size_bytes=buffer.settings.batch_size,
+        buffered_bytes=buffer.buffered_bytes,
+        buffer_memory_bytes=buffer.settings.buffer_memory,
         transactions_begun=transactions.begun,
         transactions_committed=transactions.committed,
         transactions_aborted=transactions.aborted,
         commit_ms=transactions.commit_ms,
         abort_ms=transactions.abort_ms,
-        interceptor_failures=sender.interceptors.failure_count,
+        interceptor_failures=buffer.interceptors.failure_count,
     )
 
 
@@ -527,7 +529,7 @@ def metrics_of(core: ProducerCore) -> ProducerMetrics:
 
 
 def _send(
-    sender: RecordSender,
+    buffer: RecordBuffer,
     loop_thread: LoopThread,
     topic: str,
     value: Bytes | None,
@@ -541,24 +543,24 @@ def _send(
     try:
         value, key, headers = _checked(topic, value, key, headers, timestamp_ms, partition)
         while True:
-            future = sender.try_send(topic, value, key, headers, timestamp_ms, partition)
+            future = buffer.try_send(topic, value, key, headers, timestamp_ms, partition)
             if future is not None:
                 return future
-            loop_thread.run(sender.make_room(topic, partition))
+            loop_thread.run(buffer.make_room(topic, partition))
     except BaseException as error:
-        sender.record_refused(error)
+        buffer.record_refused(error)
         raise
 
 
-def _batches(sender: RecordSender, topic: str, table: pa.Table) -> Iterator[ColumnBatch]:
-    count = sender.partition_count(topic)
+def _batches(buffer: RecordBuffer, topic: str, table: pa.Table) -> Iterator[ColumnBatch]:
+    count = buffer.partition_count(topic)
     return split_table(
         table,
         topic=topic,
         partition_count=count,
-        now_ms=sender.now_ms(),
-        record_bytes_max=sender.settings.max_request_size,
-        sticky_partition=lambda: sender.sticky_partition(topic, count),
+        now_ms=buffer.now_ms(),
+        record_bytes_max=buffer.settings.max_request_size,
+        sticky_partition=lambda: buffer.sticky_partition(topic, count),
     )
 
 

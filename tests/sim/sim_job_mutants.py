@@ -120,7 +120,7 @@ def _reports_before_the_flush() -> Iterator[None]:
     """A task tells what is acknowledged so far, and goes."""
 
     def winner(self: TransactionMember) -> Winner:
-        identity = self._core.sender.identity
+        identity = self._core.sender.transaction.identity
         assert identity is not None
         return Winner(producer_id=identity.producer_id, record_count=self.record_count)
 

@@ -24,7 +24,7 @@ from oncelog.actors.rpc.frames import FramedProtocol
 from oncelog.api.consuming.fetch_buffer import AssignedPartition
 from oncelog.api.consuming.fetcher import Fetcher
 from oncelog.api.processing.loop import ProcessLoop
-from oncelog.api.producing.record_sender import RecordSender
+from oncelog.api.producing.sender import Sender
 from oncelog.storage.disk import sync_point
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import IsolationLevel
@@ -264,10 +264,10 @@ def _torn_frames() -> Any:
 def _commits_without_their_records() -> Any:
     """A commit does not wait for what was sent."""
 
-    async def deliver_all(self: RecordSender) -> None:
+    async def deliver_all(self: Sender) -> None:
         return None
 
-    return mock.patch.object(RecordSender, "deliver_all", deliver_all)
+    return mock.patch.object(Sender, "deliver_all", deliver_all)
 
 
 def _workers_that_go_on() -> Any:
@@ -280,7 +280,7 @@ BUSY = {"writers": 3, "pause_ms": 10.0}
 
 def _cancelled_sends_go_unseen() -> Any:
     """A producer waits on for what a program has cancelled."""
-    return mock.patch.object(RecordSender, "_cancelled")
+    return mock.patch.object(Sender, "_cancelled")
 
 
 def _cancelled_fetches_go_unseen() -> Any:

@@ -133,7 +133,7 @@ class NotedProducer:
         history = self._player.history
         started_at = history.tick()
         token = self._producer.init_transactions()
-        identity = core_of(self._producer).sender.identity
+        identity = core_of(self._producer).sender.transaction.identity
         assert identity is not None
         history.claims.append(
             Claim(

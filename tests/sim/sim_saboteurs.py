@@ -45,7 +45,7 @@ from oncelog.actors.replica.replica import Replica
 from oncelog.actors.rpc import dispatch
 from oncelog.actors.transactions.completions import MarkerSender
 from oncelog.actors.transactions.transaction_coordinator import TransactionCoordinator
-from oncelog.api.producing.record_sender import DeliveryDeadline
+from oncelog.api.producing.sender import DeliveryDeadline
 from oncelog.api.transacting.enrolment import ProducerEnrolments
 from oncelog.api.transacting.producer_transaction import ProducerTransaction
 from oncelog.storage.compaction import compactor

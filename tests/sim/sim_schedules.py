@@ -92,7 +92,7 @@ class Writer:
     @property
     def identity(self) -> tuple[int, int]:
         """Producer id and epoch, as the producer has them now."""
-        identity = core_of(self.producer).sender.identity
+        identity = core_of(self.producer).sender.transaction.identity
         assert identity is not None
         return identity.producer_id, identity.producer_epoch
 

@@ -201,10 +201,10 @@ class Player:
             key=None if key is None else key.encode(),
             value=record.value.encode(),
             partition=topic_partition.partition,
-            timestamp_ms=None if is_in_time else sending._sender.now_ms() + WRONG_BY_MS,
+            timestamp_ms=None if is_in_time else sending._buffer.now_ms() + WRONG_BY_MS,
         )
         future.add_done_callback(lambda done: self._answered(record, done, is_in_time=is_in_time))
-        self.expect([record], future, sending._sender.settings)
+        self.expect([record], future, sending._buffer.settings)
         return future
 
     def expect(
@@ -259,7 +259,7 @@ class Player:
                 if not error.retriable:
                     return False
                 continue
-            identity = core_of(producer).sender.identity
+            identity = core_of(producer).sender.transaction.identity
             assert identity is not None
             self.history.claims.append(
                 Claim(

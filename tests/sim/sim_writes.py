@@ -229,7 +229,7 @@ class _NotedMember:
         started_at = history.tick()
         if not self._member.enlist():
             return False
-        identity = core_of(self._member).sender.identity
+        identity = core_of(self._member).sender.transaction.identity
         assert identity is not None
         history.claims.append(
             Claim(
@@ -247,7 +247,7 @@ class _NotedMember:
         records = self._rows.records_of(topic, table)
         future = self._member.send_arrow(topic, table)
         future.add_done_callback(lambda done: self._answered(records, done))
-        self._task.expect(records, future, self._member._sender.settings)
+        self._task.expect(records, future, self._member._buffer.settings)
 
     def _answered(self, records: list[SentRecord], done: Any) -> None:
         if done.cancelled() or done.exception() is not None:

@@ -31,8 +31,8 @@ from sim_swarm import CLUSTER
 from sim_world import SimulationError, World, WorldSettings
 
 from oncelog.api.consuming.consumer import Handover
-from oncelog.api.producing.record_sender import RecordSender
 from oncelog.api.transacting.producer_transaction import ProducerTransaction
+from oncelog.api.transacting.transaction_manager import TransactionManager
 from oncelog.storage.errors import ErrorClass
 from oncelog.storage.exceptions import OncelogError
 from oncelog.storage.model import TopicPartition
@@ -214,14 +214,14 @@ def _two_tasks_may_read_at_once() -> Iterator[None]:
 @contextmanager
 def _interrupted_positions_are_forgotten() -> Iterator[None]:
     """A transaction commits although nobody knows whether its positions are in it."""
-    fail_transaction = RecordSender.fail_transaction
+    fail = TransactionManager.fail
 
-    def forget(self: RecordSender, error: OncelogError, weight: ErrorClass) -> None:
+    def forget(self: TransactionManager, error: OncelogError, weight: ErrorClass) -> None:
         if "was cancelled" not in str(error):
-            fail_transaction(self, error, weight)
+            fail(self, error, weight)
 
     with (
-        mock.patch.object(RecordSender, "fail_transaction", forget),
+        mock.patch.object(TransactionManager, "fail", forget),
         mock.patch.object(ProducerTransaction, "offsets_refused"),
     ):
         yield

@@ -12,7 +12,7 @@ from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnRequest,
     InitProducerIdRequest,
 )
-from oncelog.api.producing import record_sender
+from oncelog.api.producing import sender as sending
 from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.storage.model import TopicPartition
 
@@ -75,7 +75,7 @@ def test_partitions_of_the_last_two_transactions_are_enrolled_with_the_first_rec
 ) -> None:
     leaders = cluster.create("t", 3)
     cluster.enrols_ahead = False
-    monkeypatch.setattr(record_sender, "ENROL_AFTER_S", 10)
+    monkeypatch.setattr(sending, "ENROL_AFTER_S", 10)
 
     async def story() -> None:
         async with cluster.producer("loader", linger_ms=60_000) as producer:
@@ -155,7 +155,7 @@ def test_a_record_that_was_enrolled_with_the_offsets_is_sent(
     3. That one finds nothing left to enrol. The record is sent all the same.
     """
     (leader,) = cluster.create("t")
-    monkeypatch.setattr(record_sender, "ENROL_AFTER_S", 10)
+    monkeypatch.setattr(sending, "ENROL_AFTER_S", 10)
 
     async def story() -> None:
         answered = asyncio.get_running_loop().create_future()
