@@ -139,7 +139,7 @@ async def _careless_shutdown(player: Player, producer: AsyncProducer, write: Wri
     tasks = sender._tasks
     is_at_work = any(task not in tasks._spare and not task.done() for task in tasks._tasks)
     await player.cancel_all()
-    if is_at_work and sender.buffered_bytes:
+    if is_at_work and sender.buffer.buffered_bytes:
         raise AssertionError("a producer waits for what was cancelled")
 
 

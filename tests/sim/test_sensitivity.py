@@ -49,7 +49,7 @@ FOUND_IN = {
     "durable before markers": 33,
     "elections by compare-and-set": 6,
     "elections by topic id": 13,
-    "end of a replica that begins again": 3,
+    "end of a replica that begins again": 4,
     "followers hide what was deleted": 1,
     "generations in transactions": 1,
     "identity of a member that was put out": 1,
