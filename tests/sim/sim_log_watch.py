@@ -207,6 +207,7 @@ class LogWatch(ReplicaWatch):
         """
         partition = machine.topic_partition.partition
         self._led.add((machine._topic_id, partition, machine.leader_epoch))
+        self.lives_on(machine)
         if is_remade(machine.topic_partition):
             return
         view = self._views.setdefault(id(machine), MachineView(machine))

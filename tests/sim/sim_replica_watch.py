@@ -87,7 +87,7 @@ class ReplicaWatch:
         self._replicas: dict[int, ReplicaLog] = {}
         """By the id of its machine."""
         self._lives: dict[tuple[TopicPartition, int], ReplicaLog] = {}
-        """(partition, broker) → its latest life, which may have ended."""
+        """(partition, broker) → the life that began, or led, last; it may have ended."""
         self._isrs: dict[tuple[str, int], tuple[int, tuple[int, ...]]] = {}
         """(topic id, partition) → version and ISR, as the controller has recorded them."""
 
@@ -99,6 +99,15 @@ class ReplicaWatch:
         """A replica begins a life."""
         self._replicas[id(replica.machine)] = replica
         self._lives[replica.topic_partition, replica.config.broker_id] = replica
+
+    def lives_on(self, machine: PartitionBounds) -> None:
+        """A replica leads: it has the directory, perhaps after a life that began later has ended.
+
+        A process that Ray has replaced waits for the lock as its successor does.
+        """
+        replica = self._replicas.get(id(machine))
+        if replica is not None:
+            self._lives[replica.topic_partition, replica.config.broker_id] = replica
 
     def records(
         self, topic_id: str, tp: TopicPartition, version: int, isr: tuple[int, ...]
