@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from explorer import OMITTED, BrokenPromiseError, Step, World
+from explorer import OMITTED, BrokenPromiseError, ExploredWorld, Step
 from msgspec.structs import replace
 
 from oncelog.actors.protocol.effects import Decision, LogRecord
@@ -94,8 +94,8 @@ class CoordinatorModel:
     ) -> None:
         self.name, self.scope, self.waits, self.story = name, scope, waits, story
 
-    def start(self) -> World:
-        world = World({1: Coordinator(), 2: Coordinator()}, Facts(left=self.scope))
+    def start(self) -> ExploredWorld:
+        world = ExploredWorld({1: Coordinator(), 2: Coordinator()}, Facts(left=self.scope))
         leader = world.own(1)
         leader.is_loaded = True
         request = InitProducerIdRequest(transactional_id=ID, transaction_timeout_ms=1_000)
@@ -109,15 +109,15 @@ class CoordinatorModel:
             dict(self.steps(world))[line](world)
         return world
 
-    def key(self, world: World, frozen_part: Callable[[Any], Hashable]) -> Hashable:
+    def key(self, world: ExploredWorld, frozen_part: Callable[[Any], Hashable]) -> Hashable:
         return (*world.keys(frozen_part), world.facts)
 
-    def is_in_scope(self, world: World) -> bool:
+    def is_in_scope(self, world: ExploredWorld) -> bool:
         return True
 
     # --- what can happen -------------------------------------------------------------------------
 
-    def steps(self, world: World) -> Iterator[Step]:
+    def steps(self, world: ExploredWorld) -> Iterator[Step]:
         facts = world.facts
         n, left, leader = facts.leader, facts.left, world.see(facts.leader)
         if len(facts.isr) > 1 and len(world.see(2).log) < len(leader.log):
@@ -146,22 +146,22 @@ class CoordinatorModel:
             if known is not None and set(known.partitions) <= told.keys():
                 yield f"{n} completes it", self._complete
 
-    def _append(self, answer: str, decided: Decision[Any], world: World) -> None:
+    def _append(self, answer: str, decided: Decision[Any], world: ExploredWorld) -> None:
         leader = world.own(world.facts.leader)
         leader.log += decided.records
         if decided.reply.error is ErrorCode.NONE and answer:
             leader.waiting.append((len(leader.log), answer))
         self._commit(world)
 
-    def _replicate(self, world: World) -> None:
+    def _replicate(self, world: ExploredWorld) -> None:
         follower, leader = world.own(2), world.see(1)
         follower.log.append(leader.log[len(follower.log)])
         self._commit(world)
 
-    def _committed_end(self, world: World) -> int:
+    def _committed_end(self, world: ExploredWorld) -> int:
         return min(len(world.see(n).log) for n in world.facts.isr)
 
-    def _commit(self, world: World) -> None:
+    def _commit(self, world: ExploredWorld) -> None:
         """Apply what all in sync have, and answer."""
         facts, leader = world.facts, world.own(world.facts.leader)
         committed = self._committed_end(world)
@@ -180,18 +180,18 @@ class CoordinatorModel:
         if committed == len(leader.log) or not self.waits:
             leader.is_loaded = True
 
-    def _restart(self, world: World) -> None:
+    def _restart(self, world: ExploredWorld) -> None:
         use(world, restarts=1)
         world.own(world.facts.leader).load()
         self._commit(world)
 
-    def _lose_host(self, world: World) -> None:
+    def _lose_host(self, world: ExploredWorld) -> None:
         use(world, lost_hosts=1)
         world.facts = replace(world.facts, leader=2, isr=(2,))
         world.own(2).load()
         self._commit(world)
 
-    def _enrol(self, tp: TopicPartition, world: World) -> None:
+    def _enrol(self, tp: TopicPartition, world: ExploredWorld) -> None:
         use(world, requests=1)
         producer_id, epoch = world.facts.producer
         request = AddPartitionsToTxnRequest(
@@ -201,7 +201,7 @@ class CoordinatorModel:
         decided = leader.machine.producers.decide_add_partitions(request, 0, {"p": 1, "q": 1})
         self._append(tp.topic, decided, world)
 
-    def _end(self, world: World) -> None:
+    def _end(self, world: ExploredWorld) -> None:
         use(world, requests=1)
         producer_id, epoch = world.facts.producer
         request = EndTxnRequest(
@@ -210,22 +210,22 @@ class CoordinatorModel:
         leader = world.own(world.facts.leader)
         self._append("committed", leader.machine.decide_end_txn(request, 0), world)
 
-    def _time_out(self, world: World) -> None:
+    def _time_out(self, world: ExploredWorld) -> None:
         leader = world.own(world.facts.leader)
         self._append("", leader.machine.upkeep.decide_timeout(ID, LATER_MS), world)
 
-    def _mark(self, tp: TopicPartition, is_commit: bool, world: World) -> None:
+    def _mark(self, tp: TopicPartition, is_commit: bool, world: ExploredWorld) -> None:
         outcomes = (*world.facts.outcomes, (tp, is_commit))
         world.facts = replace(world.facts, outcomes=tuple(sorted(outcomes)))
 
-    def _complete(self, world: World) -> None:
+    def _complete(self, world: ExploredWorld) -> None:
         leader = world.own(world.facts.leader)
         if not leader.machine.ids.is_pending(ID):
             self._append("", leader.machine.upkeep.decide_complete(ID, LATER_MS), world)
 
     # --- what must be true -----------------------------------------------------------------------
 
-    def check(self, world: World) -> None:
+    def check(self, world: ExploredWorld) -> None:
         facts = world.facts
         verdicts = {is_commit for _, is_commit in facts.outcomes}
         if len(verdicts) > 1:
@@ -241,7 +241,7 @@ class CoordinatorModel:
                 raise BrokenPromiseError(f"enrolled, and forgotten: {sorted(lost)}")
 
 
-def use(world: World, **counts: int) -> None:
+def use(world: ExploredWorld, **counts: int) -> None:
     """So many less are left of what is named."""
     left = world.facts.left
     fewer = {name: getattr(left, name) - count for name, count in counts.items()}

@@ -27,7 +27,7 @@ class BrokenPromiseError(AssertionError):
     """Something that must be true of every state is not."""
 
 
-class World:
+class ExploredWorld:
     """Parts by name, shared with other worlds until a step owns them; ``facts`` are hashable."""
 
     __slots__ = ("_keys", "_owned", "_parts", "facts")
@@ -44,9 +44,9 @@ class World:
         self._owned = set(parts) if owned is None else owned
         self.facts = facts
 
-    def next(self) -> World:
+    def next(self) -> ExploredWorld:
         """A copy to take a step in."""
-        return World(dict(self._parts), self.facts, dict(self._keys), set())
+        return ExploredWorld(dict(self._parts), self.facts, dict(self._keys), set())
 
     def see(self, name: Hashable) -> Any:
         """A part, to be read only."""
@@ -78,7 +78,7 @@ class World:
         return tuple(self._keys[name] for name in self._parts)
 
 
-Step = tuple[str, Callable[[World], None]]
+Step = tuple[str, Callable[[ExploredWorld], None]]
 
 
 class Model(Protocol):
@@ -86,19 +86,19 @@ class Model(Protocol):
 
     name: str
 
-    def start(self) -> World:
+    def start(self) -> ExploredWorld:
         """The first state."""
 
-    def steps(self, world: World) -> Iterable[Step]:
+    def steps(self, world: ExploredWorld) -> Iterable[Step]:
         """What can happen, each with its line in a story; one that changes nothing is harmless."""
 
-    def is_in_scope(self, world: World) -> bool:
+    def is_in_scope(self, world: ExploredWorld) -> bool:
         """Whether to go on from here."""
 
-    def key(self, world: World, frozen_part: Callable[[Any], Hashable]) -> Hashable:
+    def key(self, world: ExploredWorld, frozen_part: Callable[[Any], Hashable]) -> Hashable:
         """What tells this state from others."""
 
-    def check(self, world: World) -> None:
+    def check(self, world: ExploredWorld) -> None:
         """Raises ``BrokenPromiseError``."""
 
 

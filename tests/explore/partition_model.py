@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 from cluster_worlds import TOPIC_ID
-from explorer import OMITTED, BrokenPromiseError, Step, World, share
+from explorer import OMITTED, BrokenPromiseError, ExploredWorld, Step, share
 from msgspec.structs import replace
 from one_partition import OnePartition
 from replica_model import PARTITION, Replica
@@ -64,7 +64,7 @@ OMITTED.update(
         "PartitionState": frozenset({"incarnation", "version"}),
         "BrokerState": frozenset({"broker_epoch", "disk_epoch"}),
         "ClusterMachine": frozenset({"_unannounced", "election_count", "founded", "keys"}),
-        "Cluster": frozenset({"start_count"}),
+        "ModelledPartition": frozenset({"start_count"}),
     }
 )
 share(ProducerStates)  # There are no producers: all batches are plain.
@@ -155,7 +155,7 @@ class Node(Replica):
         self.has_log = self.is_up = False
 
 
-class Cluster(OnePartition):
+class ModelledPartition(OnePartition):
     """The controller: its machine, one topic of one partition."""
 
     def __init__(self, replicas: tuple[int, ...], brokers: int) -> None:
@@ -237,17 +237,17 @@ class PartitionModel:
         self.target = target
         self.starts = starts
 
-    def start(self) -> World:
+    def start(self) -> ExploredWorld:
         parts: dict[Hashable, Any] = {n: self.node_type(n) for n in (1, 2, 3)}
-        parts[CONTROLLER] = Cluster(self.replicas, 3)
-        world = World(parts, Facts(left=self.scope))
+        parts[CONTROLLER] = ModelledPartition(self.replicas, 3)
+        world = ExploredWorld(parts, Facts(left=self.scope))
         if not self.starts:
             settle(self.replicas, world)
         for line in self.story:
             dict(self.steps(world))[line](world)
         return world
 
-    def key(self, world: World, frozen_part: Callable[[Any], Hashable]) -> Hashable:
+    def key(self, world: ExploredWorld, frozen_part: Callable[[Any], Hashable]) -> Hashable:
         """Versions count from the controller's."""
         version, facts = world.see(CONTROLLER).partition.version, world.facts
         known = [
@@ -257,12 +257,12 @@ class PartitionModel:
         late = tuple(since(version, one) for one in facts.late)
         return (*world.keys(frozen_part), *known, replace(facts, late=late))
 
-    def is_in_scope(self, world: World) -> bool:
+    def is_in_scope(self, world: ExploredWorld) -> bool:
         return world.see(CONTROLLER).partition.leader_epoch <= world.facts.left.leader_epoch_max
 
     # --- what can happen -------------------------------------------------------------------------
 
-    def steps(self, world: World) -> Iterator[Step]:
+    def steps(self, world: ExploredWorld) -> Iterator[Step]:
         for n in (1, 2, 3):
             node = world.see(n)
             yield from self._of_broker(world, node)
@@ -277,7 +277,7 @@ class PartitionModel:
         if self.target and world.facts.left.moves:
             yield f"a move to {self.target} begins", partial(begin_move, self.target)
 
-    def _of_broker(self, world: World, node: Node) -> Iterator[Step]:
+    def _of_broker(self, world: ExploredWorld, node: Node) -> Iterator[Step]:
         n, left, controller = node.broker_id, world.facts.left, world.see(CONTROLLER)
         is_fenced, partition = controller.is_fenced(n), controller.partition
         if not is_fenced and not node.is_up:
@@ -299,7 +299,7 @@ class PartitionModel:
             yield f"{n} loses its disk", partial(lose_disk, n, "second")
             yield f"{n} loses its log", partial(lose_disk, n, "first")
 
-    def _of_leader(self, world: World, node: Node) -> Iterator[Step]:
+    def _of_leader(self, world: ExploredWorld, node: Node) -> Iterator[Step]:
         n, left, controller = node.broker_id, world.facts.left, world.see(CONTROLLER)
         if left.records and node.leader.check_append() is ErrorCode.NONE:
             yield f"{n} appends record {self.scope.records - left.records + 1}", partial(append, n)
@@ -331,7 +331,7 @@ class PartitionModel:
 
     # --- what must be true -----------------------------------------------------------------------
 
-    def check(self, world: World) -> None:
+    def check(self, world: ExploredWorld) -> None:
         for n in (1, 2, 3):
             if world.owns(n):
                 self._check_committed(world, world.see(n))
@@ -345,7 +345,7 @@ class PartitionModel:
                     f"and {committed} is acknowledged"
                 )
 
-    def _check_committed(self, world: World, node: Node) -> None:
+    def _check_committed(self, world: ExploredWorld, node: Node) -> None:
         """What a leader has made of the high watermark in this step, beside what was promised."""
         n, machine, facts = node.broker_id, node.machine, world.facts
         is_leading = node.is_up and node.leader is not None and node.leader.is_leading
@@ -392,7 +392,7 @@ def since(version: int, late: Late) -> Late:
     return late
 
 
-def settle(replicas: tuple[int, ...], world: World) -> None:
+def settle(replicas: tuple[int, ...], world: ExploredWorld) -> None:
     """All have started, and the first, which leads, has heard of each that its log is its own."""
     for n in replicas:
         ask(n, world)
@@ -404,33 +404,33 @@ def settle(replicas: tuple[int, ...], world: World) -> None:
 # --- steps ---------------------------------------------------------------------------------------
 
 
-def use(world: World, **counts: int) -> None:
+def use(world: ExploredWorld, **counts: int) -> None:
     """So many less are left of what is named."""
     left = world.facts.left
     fewer = {name: getattr(left, name) - count for name, count in counts.items()}
     world.facts = replace(world.facts, left=replace(left, **fewer))
 
 
-def put(world: World, late: Late) -> None:
+def put(world: ExploredWorld, late: Late) -> None:
     """A call or an answer is on its way."""
     use(world, disturbed=1)
     world.facts = replace(world.facts, late=(*world.facts.late, late))
 
 
-def take_out(world: World, late: Late) -> None:
+def take_out(world: ExploredWorld, late: Late) -> None:
     """It is so no longer."""
     rest = list(world.facts.late)
     rest.remove(late)
     world.facts = replace(world.facts, late=tuple(rest))
 
 
-def fence_broker(n: int, world: World) -> None:
+def fence_broker(n: int, world: ExploredWorld) -> None:
     if world.see(n).is_up:
         use(world, wrong_fences=1)
     world.own(CONTROLLER).fence(n)
 
 
-def restart(n: int, world: World) -> None:
+def restart(n: int, world: ExploredWorld) -> None:
     node = world.own(n)
     directory_id = "" if node.directory == "first" else node.directory
     node.is_up = (
@@ -438,7 +438,7 @@ def restart(n: int, world: World) -> None:
     )
 
 
-def ask(n: int, world: World) -> None:
+def ask(n: int, world: ExploredWorld) -> None:
     node, controller = world.own(n), world.own(CONTROLLER)
     told = controller.ask(node)
     if told.error is not ErrorCode.NONE:
@@ -451,18 +451,18 @@ def ask(n: int, world: World) -> None:
         node.follow(told.leader_epoch)
 
 
-def begin_to_lead(n: int, world: World) -> None:
+def begin_to_lead(n: int, world: ExploredWorld) -> None:
     world.own(n).begin(world.see(CONTROLLER).assignment())
 
 
-def crash(n: int, world: World) -> None:
+def crash(n: int, world: ExploredWorld) -> None:
     use(world, crashes=1)
     node = world.own(n)
     node.crash()
     node.is_up = False
 
 
-def lose_disk(n: int, directory: str, world: World) -> None:
+def lose_disk(n: int, directory: str, world: ExploredWorld) -> None:
     use(world, lost_disks=1)
     world.facts = replace(world.facts, lost=world.facts.lost + 1)
     node = world.own(n)
@@ -470,7 +470,7 @@ def lose_disk(n: int, directory: str, world: World) -> None:
     node.directory = directory
 
 
-def append(n: int, world: World) -> None:
+def append(n: int, world: ExploredWorld) -> None:
     node = world.own(n)
     content = world.facts.left.records
     use(world, records=1)
@@ -479,22 +479,22 @@ def append(n: int, world: World) -> None:
         sync(n, world)  # Nobody could see a difference.
 
 
-def sync(n: int, world: World) -> None:
+def sync(n: int, world: ExploredWorld) -> None:
     node = world.own(n)
     node.sync()
     node.leader.synced(node.synced_end_offset)
 
 
-def tell(n: int, world: World) -> None:
+def tell(n: int, world: ExploredWorld) -> None:
     world.own(n).leader.learn(world.see(CONTROLLER).assignment(), EVENT_MS)
 
 
-def begin_move(target: tuple[int, ...], world: World) -> None:
+def begin_move(target: tuple[int, ...], world: ExploredWorld) -> None:
     use(world, moves=1)
     world.own(CONTROLLER).reassign(target)
 
 
-def received(to: int, request: ReplicateRequest, world: World) -> ReplicateReply:
+def received(to: int, request: ReplicateRequest, world: ExploredWorld) -> ReplicateReply:
     """A follower takes a push, syncs and answers."""
     node = world.own(to)
     verdict = node.take(request)
@@ -504,14 +504,14 @@ def received(to: int, request: ReplicateRequest, world: World) -> ReplicateReply
     return node.follower.acknowledge(request, verdict, node.synced_end_offset)
 
 
-def exchange(n: int, to: int, world: World) -> None:
+def exchange(n: int, to: int, world: ExploredWorld) -> None:
     node = world.own(n)
     for push in pushes_to(node.leader, to):
         reply = received(to, node.request_of(push), world)
         node.leader.answered(push, reply, EVENT_MS)
 
 
-def push_late(n: int, to: int, world: World) -> None:
+def push_late(n: int, to: int, world: ExploredWorld) -> None:
     """Its leader gives it up, and pushes again."""
     node = world.own(n)
     for push in pushes_to(node.leader, to):
@@ -520,7 +520,7 @@ def push_late(n: int, to: int, world: World) -> None:
         node.leader.answered(push, request.failed(ErrorCode.REQUEST_TIMED_OUT), EVENT_MS)
 
 
-def push_twice(n: int, to: int, world: World) -> None:
+def push_twice(n: int, to: int, world: ExploredWorld) -> None:
     node = world.own(n)
     for push in pushes_to(node.leader, to):
         request = node.request_of(push)
@@ -528,7 +528,7 @@ def push_twice(n: int, to: int, world: World) -> None:
         node.leader.answered(push, received(to, request, world), EVENT_MS)
 
 
-def answer_late(n: int, to: int, world: World) -> None:
+def answer_late(n: int, to: int, world: ExploredWorld) -> None:
     node = world.own(n)
     for push in pushes_to(node.leader, to):
         reply = received(to, node.request_of(push), world)
@@ -536,11 +536,11 @@ def answer_late(n: int, to: int, world: World) -> None:
         put(world, late)
 
 
-def _proposal(n: int, now_ms: int, world: World) -> IsrProposal | None:
+def _proposal(n: int, now_ms: int, world: ExploredWorld) -> IsrProposal | None:
     return world.own(n).leader.proposal(now_ms)  # type: ignore[no-any-return]
 
 
-def propose(n: int, now_ms: int, world: World) -> None:
+def propose(n: int, now_ms: int, world: ExploredWorld) -> None:
     proposal = _proposal(n, now_ms, world)
     if proposal is not None:
         node = world.own(n)
@@ -548,7 +548,7 @@ def propose(n: int, now_ms: int, world: World) -> None:
         node.leader.proposal_answered(reply, EVENT_MS)
 
 
-def propose_late(n: int, now_ms: int, world: World) -> None:
+def propose_late(n: int, now_ms: int, world: ExploredWorld) -> None:
     """Its leader gives it up, and proposes again."""
     proposal = _proposal(n, now_ms, world)
     if proposal is not None:
@@ -558,7 +558,7 @@ def propose_late(n: int, now_ms: int, world: World) -> None:
         node.leader.proposal_answered(failed, EVENT_MS)
 
 
-def decide_late(n: int, now_ms: int, world: World) -> None:
+def decide_late(n: int, now_ms: int, world: ExploredWorld) -> None:
     proposal = _proposal(n, now_ms, world)
     if proposal is not None:
         epoch = world.see(n).machine.leader_epoch
@@ -566,13 +566,13 @@ def decide_late(n: int, now_ms: int, world: World) -> None:
         put(world, Late(sender=n, epoch=epoch, proposal=proposal, decided=reply))
 
 
-def is_awaited(late: Late, world: World) -> bool:
+def is_awaited(late: Late, world: ExploredWorld) -> bool:
     """Whether the leader that would hear an answer still leads in the epoch in which it asked."""
     node = world.see(late.sender)
     return node.is_up and node.leader is not None and node.machine.leader_epoch == late.epoch
 
 
-def lose(late: Late, world: World) -> None:
+def lose(late: Late, world: ExploredWorld) -> None:
     """An answer does not come: its leader gives it up."""
     take_out(world, late)
     if late.reply is not None:
@@ -582,12 +582,12 @@ def lose(late: Late, world: World) -> None:
     deliver(late, world)
 
 
-def arrive(late: Late, world: World) -> None:
+def arrive(late: Late, world: ExploredWorld) -> None:
     take_out(world, late)
     deliver(late, world)
 
 
-def deliver(late: Late, world: World) -> None:
+def deliver(late: Late, world: ExploredWorld) -> None:
     is_same = is_awaited(late, world)
     if late.request is not None:
         if world.see(late.receiver).is_up:

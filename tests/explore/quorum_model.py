@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 from cluster_worlds import TOPIC_ID
-from explorer import OMITTED, BrokenPromiseError, Step, World, cloned
+from explorer import OMITTED, BrokenPromiseError, ExploredWorld, Step, cloned
 from msgspec.structs import replace
 from partition_model import EVENT_MS, batch, is_due, is_durable, pushes_to
 from quorum_world import CLUSTER, Node
@@ -130,9 +130,9 @@ class QuorumModel:
         self.scope = scope
         self.is_registered = is_registered
 
-    def start(self) -> World:
+    def start(self) -> ExploredWorld:
         parts: dict[Hashable, Any] = {n: self.voter_type(n) for n in VOTERS}
-        world = World({**parts, COPY: None}, Facts(left=self.scope))
+        world = ExploredWorld({**parts, COPY: None}, Facts(left=self.scope))
         stand(1, world)
         ask_vote(1, 2, world)
         for to in (2, 3):
@@ -141,13 +141,13 @@ class QuorumModel:
             dict(self.steps(world))[line](world)
         return world
 
-    def key(self, world: World, frozen_part: Callable[[Any], Hashable]) -> Hashable:
+    def key(self, world: ExploredWorld, frozen_part: Callable[[Any], Hashable]) -> Hashable:
         return (*world.keys(frozen_part), world.facts)
 
-    def is_in_scope(self, world: World) -> bool:
+    def is_in_scope(self, world: ExploredWorld) -> bool:
         return all(world.see(n).state.epoch <= self.scope.epoch_max for n in VOTERS)
 
-    def steps(self, world: World) -> Iterator[Step]:
+    def steps(self, world: ExploredWorld) -> Iterator[Step]:
         for n in VOTERS:
             voter = world.see(n)
             yield from self._of_disk(world, n)
@@ -160,7 +160,7 @@ class QuorumModel:
         for late in world.facts.late:
             yield f"late: {_told(late)}", partial(arrive, late)
 
-    def _of_disk(self, world: World, n: int) -> Iterator[Step]:
+    def _of_disk(self, world: ExploredWorld, n: int) -> Iterator[Step]:
         left = world.facts.left
         if left.crashes:
             yield f"{n} crashes, and starts", partial(crash, n)
@@ -172,7 +172,7 @@ class QuorumModel:
         if copied is not None and copied.broker_id == n and left.copies:
             yield f"{n} starts with its old disk", partial(put_back, n)
 
-    def _of_candidate(self, world: World, voter: Voter) -> Iterator[Step]:
+    def _of_candidate(self, world: ExploredWorld, voter: Voter) -> Iterator[Step]:
         n, left = voter.broker_id, world.facts.left
         for to in VOTERS:
             if to == n:
@@ -182,7 +182,7 @@ class QuorumModel:
                 yield f"{n} asks {to} for its vote: late", partial(ask_late, n, to)
                 yield f"{n} asks {to} for its vote: the answer is late", partial(vote_late, n, to)
 
-    def _of_leader(self, world: World, voter: Voter) -> Iterator[Step]:
+    def _of_leader(self, world: ExploredWorld, voter: Voter) -> Iterator[Step]:
         n, left, leader = voter.broker_id, world.facts.left, voter.quorum
         assert leader is not None
         if left.records:
@@ -195,12 +195,12 @@ class QuorumModel:
                 if left.disturbed:
                     yield f"{n} pushes to {to}: late", partial(push_late, n, to)
 
-    def check(self, world: World) -> None:
+    def check(self, world: ExploredWorld) -> None:
         for n in VOTERS:
             if world.owns(n):
                 self._check_committed(world, world.see(n))
 
-    def _check_committed(self, world: World, voter: Voter) -> None:
+    def _check_committed(self, world: ExploredWorld, voter: Voter) -> None:
         """What a controller has committed in this step, beside what was."""
         facts, machine = world.facts, voter.machine
         if not voter.is_leading or machine.high_watermark == 0:
@@ -229,20 +229,20 @@ def _told(late: LateVote | LatePush) -> str:
 # --- steps ---------------------------------------------------------------------------------------
 
 
-def use(world: World, **counts: int) -> None:
+def use(world: ExploredWorld, **counts: int) -> None:
     """So many less are left of what is named."""
     left = world.facts.left
     fewer = {name: getattr(left, name) - count for name, count in counts.items()}
     world.facts = replace(world.facts, left=replace(left, **fewer))
 
 
-def put(world: World, late: LateVote | LatePush) -> None:
+def put(world: ExploredWorld, late: LateVote | LatePush) -> None:
     """A call or an answer is on its way."""
     use(world, disturbed=1)
     world.facts = replace(world.facts, late=(*world.facts.late, late))
 
 
-def stand(n: int, world: World) -> None:
+def stand(n: int, world: ExploredWorld) -> None:
     voter = world.own(n)
     voter.sync()
     told = -1 if voter.candidacy is None else voter.candidacy.newest_epoch
@@ -263,7 +263,7 @@ def vote_request(voter: Voter) -> VoteRequest:
     )
 
 
-def answered(n: int, to: int, reply: VoteReply, world: World) -> None:
+def answered(n: int, to: int, reply: VoteReply, world: ExploredWorld) -> None:
     """A candidate hears an answer; it may lead with that."""
     voter = world.own(n)
     voter.candidacy.answered(to, reply)
@@ -283,20 +283,20 @@ def answered(n: int, to: int, reply: VoteReply, world: World) -> None:
         sync(n, world)  # Nobody could see a difference.
 
 
-def ask_vote(n: int, to: int, world: World) -> None:
+def ask_vote(n: int, to: int, world: ExploredWorld) -> None:
     answered(n, to, world.own(to).vote(vote_request(world.see(n))), world)
 
 
-def ask_late(n: int, to: int, world: World) -> None:
+def ask_late(n: int, to: int, world: ExploredWorld) -> None:
     put(world, LateVote(receiver=to, request=vote_request(world.see(n))))
 
 
-def vote_late(n: int, to: int, world: World) -> None:
+def vote_late(n: int, to: int, world: ExploredWorld) -> None:
     request = vote_request(world.see(n))
     put(world, LateVote(receiver=to, request=request, reply=world.own(to).vote(request)))
 
 
-def arrive(late: LateVote | LatePush, world: World) -> None:
+def arrive(late: LateVote | LatePush, world: ExploredWorld) -> None:
     rest = list(world.facts.late)
     rest.remove(late)
     world.facts = replace(world.facts, late=tuple(rest))
@@ -310,7 +310,7 @@ def arrive(late: LateVote | LatePush, world: World) -> None:
         answered(candidate, late.receiver, reply, world)
 
 
-def append(n: int, world: World) -> None:
+def append(n: int, world: ExploredWorld) -> None:
     voter = world.own(n)
     content = world.facts.left.records
     use(world, records=1)
@@ -319,13 +319,13 @@ def append(n: int, world: World) -> None:
         sync(n, world)
 
 
-def sync(n: int, world: World) -> None:
+def sync(n: int, world: ExploredWorld) -> None:
     voter = world.own(n)
     voter.sync()
     voter.quorum.synced(voter.synced_end_offset)
 
 
-def received(to: int, request: ReplicateRequest, world: World) -> ReplicateReply:
+def received(to: int, request: ReplicateRequest, world: ExploredWorld) -> ReplicateReply:
     """A voter takes a push, syncs and answers."""
     voter = world.own(to)
     verdict = voter.take(request)
@@ -336,14 +336,14 @@ def received(to: int, request: ReplicateRequest, world: World) -> ReplicateReply
     return replace(reply, disk=voter.disk)
 
 
-def exchange(n: int, to: int, world: World) -> None:
+def exchange(n: int, to: int, world: ExploredWorld) -> None:
     voter = world.own(n)
     for push in pushes_to(voter.quorum, to):
         reply = received(to, voter.request_of(push), world)
         voter.quorum.answered(push, reply, EVENT_MS)
 
 
-def push_late(n: int, to: int, world: World) -> None:
+def push_late(n: int, to: int, world: ExploredWorld) -> None:
     voter = world.own(n)
     for push in pushes_to(voter.quorum, to):
         request = voter.request_of(push)
@@ -351,12 +351,12 @@ def push_late(n: int, to: int, world: World) -> None:
         voter.quorum.answered(push, request.failed(ErrorCode.REQUEST_TIMED_OUT), EVENT_MS)
 
 
-def crash(n: int, world: World) -> None:
+def crash(n: int, world: ExploredWorld) -> None:
     use(world, crashes=1)
     world.own(n).crash()
 
 
-def replace_disk(n: int, world: World) -> None:
+def replace_disk(n: int, world: ExploredWorld) -> None:
     use(world, replaced_disks=1)
     voter = world.own(n)
     voter.lose_disk()
@@ -364,7 +364,7 @@ def replace_disk(n: int, world: World) -> None:
     voter.disk = Disk(directory_id="empty", broker_epoch=1)
 
 
-def copy_disk(n: int, is_registered: bool, world: World) -> None:
+def copy_disk(n: int, is_registered: bool, world: ExploredWorld) -> None:
     """What is durable now; the broker registers again after it, if so."""
     copied = cloned(world.see(n))
     copied.crash()
@@ -372,7 +372,7 @@ def copy_disk(n: int, is_registered: bool, world: World) -> None:
     world.put(COPY, copied)
 
 
-def put_back(n: int, world: World) -> None:
+def put_back(n: int, world: ExploredWorld) -> None:
     use(world, copies=1)
     world.put(n, cloned(world.see(COPY)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import coordinator_model
 import pytest
 from coordinator_model import CoordinatorModel, Scope
-from explorer import World, explore
+from explorer import ExploredWorld, explore
 
 BOUND_SECONDS = 60.0
 SLICE = 250
@@ -31,7 +31,7 @@ def test_a_coordinator_that_acts_on_what_is_not_committed_is_found() -> None:
 def test_an_answer_before_its_record_is_committed_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def own_end(model: CoordinatorModel, world: World) -> int:
+    def own_end(model: CoordinatorModel, world: ExploredWorld) -> int:
         return len(world.see(world.facts.leader).log)
 
     monkeypatch.setattr(CoordinatorModel, "_committed_end", own_end)

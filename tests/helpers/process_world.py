@@ -19,7 +19,7 @@ from oncelog.storage.model import TopicPartition
 TP = TopicPartition("in", 0)
 
 
-class World:
+class ProcessWorld:
     """The log and the group behind the fake clients, and errors to raise: method → exceptions.
 
     ``lost`` are raised after the call had its effect. The stop event is set when a poll finds

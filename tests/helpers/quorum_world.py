@@ -1,6 +1,6 @@
 """Copies of the controller's log, their voters and the calls between them, without any shell.
 
-Each step of a ``World`` is one thing that can happen, as in ``replication_world``.
+Each step of a ``QuorumWorld`` is one thing that can happen, as in ``replication_world``.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Ballot:
 
 
 @dataclass
-class World:
+class QuorumWorld:
     """Everything, and what is promised: one controller per epoch, nothing committed is lost."""
 
     random: random.Random
@@ -454,7 +454,9 @@ class World:
                 raise BrokenPromiseError(f"{node.broker_id} answered {read} of {committed_end}")
 
 
-def walk(seed: int, steps: int = 700, world_type: type[World] = World, **fields: object) -> World:
+def walk(
+    seed: int, steps: int = 700, world_type: type[QuorumWorld] = QuorumWorld, **fields: object
+) -> QuorumWorld:
     """One random history, healed at its end; raises if a promise is broken."""
     world = world_type(random.Random(seed), **fields)  # type: ignore[arg-type]
     for _ in range(steps):

@@ -1,7 +1,7 @@
 """Replicas of one partition, their controller and the calls between them, without any shell.
 
-Each step of a ``World`` is one thing that can happen. It holds what is promised beside what the
-replicas have, and says in ``BrokenPromiseError`` when the two part.
+Each step of a ``ReplicationWorld`` is one thing that can happen. It holds what is promised beside
+what the replicas have, and says in ``BrokenPromiseError`` when the two part.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Read:
 
 
 @dataclass
-class World:
+class ReplicationWorld:
     """Everything, and what has been promised: ``committed`` by offset, ``told`` by epoch."""
 
     random: random.Random
@@ -508,14 +508,14 @@ class World:
             raise BrokenPromiseError(f"not all is committed: {leader.machine}")
 
 
-def walk(seed: int, steps: int = 400, **fields: object) -> World:
+def walk(seed: int, steps: int = 400, **fields: object) -> ReplicationWorld:
     """One random history, healed at its end; raises if a promise is broken."""
     chance = random.Random(seed)
     settings = ReplicationSettings(
         min_insync_replicas=chance.choice((1, 1, 2)), push_max_bytes=chance.choice((150, 1_000))
     )
     has_deletions = chance.random() < 0.5
-    world = World(chance, settings=settings, has_deletions=has_deletions, **fields)  # type: ignore[arg-type]
+    world = ReplicationWorld(chance, settings=settings, has_deletions=has_deletions, **fields)  # type: ignore[arg-type]
     for _ in range(steps):
         world.step()
     world.heal()

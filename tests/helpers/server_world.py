@@ -33,7 +33,7 @@ HISTOGRAM_PARTS = {
 }
 
 
-class World:
+class ServerWorld:
     """Clock, transport and sink of one server. ``leader_epoch`` is what the controller tells.
 
     ``told`` has the name of each metric that was set or added to, in order; ``values`` their last

@@ -103,7 +103,7 @@ EVENTS = st.lists(
 
 
 @dataclass
-class World:
+class ReplayWorld:
     """A leader, its log, its snapshots, and what the last stable offset was."""
 
     machine: PartitionMachine = field(default_factory=lambda: PartitionMachine(TP))
@@ -247,8 +247,8 @@ def places(entry: ProducerEntry) -> list[tuple[int, int, int]]:
     return [(batch.last_sequence, batch.last_offset, batch.offset_delta) for batch in entry.batches]
 
 
-def run(events: list[Send | Mark | Replicate | Snapshot | FailOver]) -> World:
-    world = World()
+def run(events: list[Send | Mark | Replicate | Snapshot | FailOver]) -> ReplayWorld:
+    world = ReplayWorld()
     for event in events:
         world.run(event)
     return world

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from quorum_world import Node, World, walk
+from quorum_world import Node, QuorumWorld, walk
 from replication_world import BrokenPromiseError
 
 from oncelog.actors.protocol.cluster.quorum import NOBODY, LogPosition, Vote
@@ -30,7 +30,7 @@ def test_committed_records_stay_and_an_epoch_has_one_controller(seed: int) -> No
 
 def test_walks_reach_what_they_are_for() -> None:
     """Elections, three voters, other voters and confirmed reads all happen."""
-    worlds = [World(random.Random(seed)) for seed in range(40)]
+    worlds = [QuorumWorld(random.Random(seed)) for seed in range(40)]
     sizes: list[int] = []
     for world in worlds:
         for _ in range(700):
@@ -97,7 +97,7 @@ class VotesWithoutItsDisk(Node):
     is_blank = property(lambda _self: False, lambda _self, _value: None)  # type: ignore[assignment]
 
 
-class BelievesHalfACopy(World):
+class BelievesHalfACopy(QuorumWorld):
     def may_be_candidate(self, node: Node, voters: tuple[int, ...]) -> bool:
         return node.broker_id in voters
 

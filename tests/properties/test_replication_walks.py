@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from replica_model import Replica
-from replication_world import BrokenPromiseError, World, walk
+from replication_world import BrokenPromiseError, ReplicationWorld, walk
 
 from oncelog.actors.protocol.cluster import brokers, elections
 from oncelog.actors.protocol.cluster.cluster_records import LeaderElected
@@ -36,7 +36,7 @@ def test_committed_batches_stay_and_logs_become_equal(seed: int) -> None:
 
 def test_walks_reach_what_they_are_for() -> None:
     """Elections, deletions, a changed ISR and cuts all happen; else the walks prove little."""
-    worlds = [World(random.Random(seed)) for seed in range(40)]
+    worlds = [ReplicationWorld(random.Random(seed)) for seed in range(40)]
     cuts = restarts = 0
     for world in worlds:
         for _ in range(400):
@@ -203,7 +203,7 @@ def test_a_late_push_of_an_older_leader_cuts_nothing(kind: type[Replica]) -> Non
        committed once 2 has left the ISR.
     4. Replica 3 crashes and starts again. The push of epoch 1 arrives: it would cut batch 1.
     """
-    world = World(random.Random(1), replica_type=kind, broker_count=3)
+    world = ReplicationWorld(random.Random(1), replica_type=kind, broker_count=3)
     one, two, three = world.replicas.values()
     exchange(world, one, (2, 3))
     world.append(one)
@@ -237,7 +237,7 @@ def test_a_late_push_of_an_older_leader_cuts_nothing(kind: type[Replica]) -> Non
             world.check()
 
 
-def read_is_confirmed(world: World) -> bool:
+def read_is_confirmed(world: ReplicationWorld) -> bool:
     """Whether it is, and what was read was old, which must be noticed then."""
     try:
         world.check()
@@ -254,7 +254,7 @@ def test_an_answer_to_what_was_sent_before_a_read_does_not_confirm_it(kind: type
     1. Broker 1 pushes; 2 and 3 take it, and their answers are on the way.
     2. Broker 2 is elected, and a batch is committed. 3. Broker 1 is read; the answers arrive.
     """
-    world = World(random.Random(1), replica_type=kind, broker_count=3)
+    world = ReplicationWorld(random.Random(1), replica_type=kind, broker_count=3)
     one, two, _ = world.replicas.values()
     world.append(one)
     exchange(world, one, (2, 3))
@@ -282,7 +282,7 @@ def test_one_of_two_in_sync_does_not_confirm_a_read(kind: type[Replica]) -> None
     1. Broker 2 is elected, and broker 3, which it does not reach, leaves the ISR. 2. It commits.
     3. Broker 1 is read, and broker 3, which knows no newer leader, answers it.
     """
-    world = World(random.Random(1), replica_type=kind, broker_count=3)
+    world = ReplicationWorld(random.Random(1), replica_type=kind, broker_count=3)
     one, two, _ = world.replicas.values()
     world.append(one)
     exchange(world, one, (2, 3))
@@ -317,7 +317,7 @@ def test_a_late_copy_of_a_proposal_that_was_refused_is_refused_again(
     """
     if is_sabotaged:
         monkeypatch.setattr(brokers, "after_unfencing", leads_only)
-    world = World(random.Random(1), broker_count=3)
+    world = ReplicationWorld(random.Random(1), broker_count=3)
     one = world.replicas[1]
     world.append(one)
     exchange(world, one, (2, 3))
@@ -345,14 +345,14 @@ def test_a_late_copy_of_a_proposal_that_was_refused_is_refused_again(
         world.check()
 
 
-def lead_next(world: World, replica: Replica) -> None:
+def lead_next(world: ReplicationWorld, replica: Replica) -> None:
     """Elect this one."""
     world.controller.elect(replica.broker_id)
     replica.leader = None
     world.begin_to_lead()
 
 
-def exchange(world: World, leader: Replica, receivers: tuple[int, ...]) -> None:
+def exchange(world: ReplicationWorld, leader: Replica, receivers: tuple[int, ...]) -> None:
     """Sync, and push to these until they have all; calls to others are lost."""
     world.sync(leader)
     for _ in range(3):

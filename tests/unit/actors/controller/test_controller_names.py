@@ -26,7 +26,7 @@ from oncelog.storage.errors import ErrorCode
 FLIGHTS = "partition:flights-0@1"
 
 
-class World(ControllerWorld):
+class NamingWorld(ControllerWorld):
     """A start keeps an actor that is there already.
 
     ``gates`` hold back what is about to happen to an actor: (event, actor) → until when.
@@ -87,7 +87,7 @@ class World(ControllerWorld):
         return {topic.name: topic.topic_id for topic in topics if not topic.name.startswith("__")}
 
 
-Scenario = Callable[[World], Awaitable[None]]
+Scenario = Callable[[NamingWorld], Awaitable[None]]
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def play(tmp_path: Path) -> Callable[[Scenario], None]:
 
     def run(scenario: Scenario) -> None:
         async def body() -> None:
-            world = World(tmp_path)
+            world = NamingWorld(tmp_path)
             await world.begin()
             assert (await world.create("flights")).error is ErrorCode.NONE
             world.events.clear()
@@ -116,7 +116,7 @@ def test_a_topic_created_while_its_name_is_deleted_gets_actors_of_its_own(
     3. The creation waits. 4. The old actor is gone. 5. The new topic starts one of its own.
     """
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: NamingWorld) -> None:
         gate = world.gates[held, FLIGHTS] = asyncio.Event()
         deleting = asyncio.create_task(world.delete("flights"))
         await give_turns(100)
@@ -139,7 +139,7 @@ def test_a_topic_deleted_while_its_actors_start_leaves_none_of_them(play: Any) -
     deletion waits. 4. The actor is there. 5. It is stopped and ended.
     """
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: NamingWorld) -> None:
         actor = "partition:trains-0@1"
         gate = world.gates["start", actor] = asyncio.Event()
         creating = asyncio.create_task(world.create("trains", "b"))
@@ -156,7 +156,7 @@ def test_a_topic_deleted_while_its_actors_start_leaves_none_of_them(play: Any) -
 
 
 def test_a_deletion_that_takes_long_holds_up_no_other_name(play: Any) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: NamingWorld) -> None:
         gate = world.gates["stop", FLIGHTS] = asyncio.Event()
         deleting = asyncio.create_task(world.delete("flights"))
         await give_turns(100)
@@ -169,7 +169,7 @@ def test_a_deletion_that_takes_long_holds_up_no_other_name(play: Any) -> None:
 
 
 def test_a_name_is_free_again_after_a_refusal(play: Any) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: NamingWorld) -> None:
         refused = [await world.create("flights", "b"), await world.delete("trains")]
         assert [reply.error for reply in refused] == [
             ErrorCode.TOPIC_ALREADY_EXISTS,
@@ -186,7 +186,7 @@ def test_a_new_controller_ends_actors_of_deleted_topics_and_keeps_all_others(pla
     ends it, before it starts what is missing.
     """
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: NamingWorld) -> None:
         world.gates["stop", FLIGHTS] = asyncio.Event()
         await world.create("trains", "b")
         deleting = asyncio.create_task(world.delete("flights"))
@@ -207,7 +207,7 @@ def test_a_new_controller_ends_actors_of_deleted_topics_and_keeps_all_others(pla
 
 
 def test_a_topic_created_while_the_controller_starts_keeps_its_replicas(play: Any) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: NamingWorld) -> None:
         await world.controller.replica.stop()
         gate = world.gates["look", "all"] = asyncio.Event()
         starting = asyncio.create_task(world.begin())
@@ -228,7 +228,7 @@ def test_a_deletion_that_took_long_ends_no_actor_that_was_given_the_name_since(p
     ends the actor, and makes a topic of the name again. 3. The first one hears the replica.
     """
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: NamingWorld) -> None:
         gate = world.gates["stop", FLIGHTS] = asyncio.Event()
         deleting = asyncio.create_task(world.delete("flights"))
         await give_turns(100)
@@ -245,7 +245,7 @@ def test_a_controller_that_was_followed_ends_nothing_that_it_does_not_know(play:
     finds is a topic's that the next one has made.
     """
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: NamingWorld) -> None:
         controller = world.controller
         world.actors["partition:next-0@1"] = 0
         world.events.clear()

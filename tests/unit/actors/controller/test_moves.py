@@ -45,7 +45,7 @@ TP = TopicPartition("flights", 0)
 TOPIC_ID = "a" * 32
 
 
-class Cluster:
+class MovingCluster:
     """A controller with brokers that have joined, and short ways to use it."""
 
     def __init__(self, world: ControllerWorld) -> None:
@@ -145,7 +145,7 @@ class Cluster:
         await self.world.begin()
 
 
-Scenario = Callable[[Cluster], Awaitable[None]]
+Scenario = Callable[[MovingCluster], Awaitable[None]]
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
     def run(scenario: Scenario, replicas_per_actor: int = 1) -> None:
         async def body() -> None:
             world = ControllerWorld(tmp_path)
-            cluster = Cluster(world)
+            cluster = MovingCluster(world)
             await world.begin(ClusterConfig(replicas_per_actor=replicas_per_actor))
             await scenario(cluster)
             await cluster.stop()
@@ -168,7 +168,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
 
 
 def test_a_partition_moves_and_its_old_replica_removes_its_files(play: Any) -> None:
-    async def scenario(cluster: Cluster) -> None:
+    async def scenario(cluster: MovingCluster) -> None:
         await cluster.join(2)
         await cluster.create()
         cluster.world.started.clear()
@@ -194,7 +194,7 @@ def test_a_partition_moves_and_its_old_replica_removes_its_files(play: Any) -> N
 
 
 def test_a_move_that_is_cancelled_removes_what_it_had_added(play: Any) -> None:
-    async def scenario(cluster: Cluster) -> None:
+    async def scenario(cluster: MovingCluster) -> None:
         await cluster.join(2)
         await cluster.create()
         await cluster.reassign(2)
@@ -207,7 +207,7 @@ def test_a_move_that_is_cancelled_removes_what_it_had_added(play: Any) -> None:
 
 
 def test_a_new_replica_joins_a_host_of_its_broker(play: Any) -> None:
-    async def scenario(cluster: Cluster) -> None:
+    async def scenario(cluster: MovingCluster) -> None:
         await cluster.join(2)
         await cluster.create()
         await cluster.reassign(1, 2)
@@ -221,7 +221,7 @@ def test_a_new_replica_joins_a_host_of_its_broker(play: Any) -> None:
 
 
 def test_a_host_holds_a_replica_until_it_has_removed_its_files(play: Any) -> None:
-    async def scenario(cluster: Cluster) -> None:
+    async def scenario(cluster: MovingCluster) -> None:
         await cluster.join(2)
         await cluster.create()
         await cluster.reassign(2)
@@ -251,7 +251,7 @@ async def is_followed() -> bool:
 
 
 def test_a_replica_that_cannot_be_told_is_told_again_and_is_not_ended(play: Any) -> None:
-    async def scenario(cluster: Cluster) -> None:
+    async def scenario(cluster: MovingCluster) -> None:
         await cluster.join(2)
         await cluster.create()
         cluster.world.away.add("partition:flights-0@1")
@@ -273,7 +273,7 @@ def test_a_replica_that_cannot_be_told_is_told_again_and_is_not_ended(play: Any)
 
 
 def test_a_replica_on_a_fenced_broker_is_removed_when_that_is_back(play: Any) -> None:
-    async def scenario(cluster: Cluster) -> None:
+    async def scenario(cluster: MovingCluster) -> None:
         await cluster.join(2, 3)
         await cluster.create(2)
         leader, gone = cluster.partition(TP).replicas
@@ -293,7 +293,7 @@ def test_a_replica_on_a_fenced_broker_is_removed_when_that_is_back(play: Any) ->
 
 
 def test_a_replica_that_comes_back_before_it_has_gone_is_not_removed(play: Any) -> None:
-    async def scenario(cluster: Cluster) -> None:
+    async def scenario(cluster: MovingCluster) -> None:
         await cluster.join(2)
         await cluster.create()
         cluster.world.away.add("partition:flights-0@1")
@@ -310,7 +310,7 @@ def test_a_replica_that_comes_back_before_it_has_gone_is_not_removed(play: Any) 
 
 
 def test_a_controller_that_starts_goes_on_with_moves(play: Any) -> None:
-    async def scenario(cluster: Cluster) -> None:
+    async def scenario(cluster: MovingCluster) -> None:
         await cluster.join(2)
         await cluster.create()
         await cluster.reassign(2)
@@ -326,7 +326,7 @@ def test_a_controller_that_starts_goes_on_with_moves(play: Any) -> None:
 
 
 def test_what_an_earlier_controller_left_to_be_removed_is_removed(play: Any) -> None:
-    async def scenario(cluster: Cluster) -> None:
+    async def scenario(cluster: MovingCluster) -> None:
         await cluster.join(2)
         await cluster.create()
         cluster.world.alive = ["partition:flights-0@2", "partition:gone-0@1", "controller"]
@@ -340,7 +340,7 @@ def test_what_an_earlier_controller_left_to_be_removed_is_removed(play: Any) -> 
 
 
 def test_a_deleted_topic_takes_what_has_moved_away_with_it(play: Any) -> None:
-    async def scenario(cluster: Cluster) -> None:
+    async def scenario(cluster: MovingCluster) -> None:
         await cluster.join(2)
         await cluster.create()
         cluster.world.away.add("partition:flights-0@1")
@@ -357,7 +357,7 @@ def test_a_deleted_topic_takes_what_has_moved_away_with_it(play: Any) -> None:
 def test_what_waits_to_be_removed_has_a_bound(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller_moves, "LEAVING_MAX", 2)
 
-    async def scenario(cluster: Cluster) -> None:
+    async def scenario(cluster: MovingCluster) -> None:
         placements = [Placement(TopicPartition("t", n), TOPIC_ID, 9) for n in range(3)]
         cluster.leaving().add(placements)
         assert cluster.leaving().of_topic("t") == placements[1:]
@@ -369,7 +369,7 @@ def test_what_waits_to_be_removed_has_a_bound(play: Any, monkeypatch: pytest.Mon
 
 
 def test_partitions_move_off_a_broker_that_drains(play: Any) -> None:
-    async def scenario(cluster: Cluster) -> None:
+    async def scenario(cluster: MovingCluster) -> None:
         await cluster.join(2)
         await cluster.create()
         reply = await cluster.controller.drain_broker(DrainBrokerRequest(broker_id=1))
@@ -387,7 +387,7 @@ def test_partitions_move_off_a_broker_that_drains(play: Any) -> None:
 
 
 def test_a_broker_that_is_needed_is_not_drained(play: Any) -> None:
-    async def scenario(cluster: Cluster) -> None:
+    async def scenario(cluster: MovingCluster) -> None:
         await cluster.join(2)
         await cluster.create(2)
         reply = await cluster.controller.drain_broker(DrainBrokerRequest(broker_id=2))
@@ -400,7 +400,7 @@ def test_a_broker_that_is_needed_is_not_drained(play: Any) -> None:
 # --- internal topics and balance --------------------------------------------------------------
 
 
-def internal(cluster: Cluster) -> dict[TopicPartition, tuple[int, ...]]:
+def internal(cluster: MovingCluster) -> dict[TopicPartition, tuple[int, ...]]:
     return {
         TopicPartition(name, n): cluster.partition(TopicPartition(name, n)).replicas
         for name in sorted(INTERNAL_TOPICS & cluster.controller.machine.topics.keys())
@@ -409,7 +409,7 @@ def internal(cluster: Cluster) -> dict[TopicPartition, tuple[int, ...]]:
 
 
 def test_internal_topics_grow_and_their_leaders_are_spread(play: Any) -> None:
-    async def scenario(cluster: Cluster) -> None:
+    async def scenario(cluster: MovingCluster) -> None:
         assert set(internal(cluster).values()) == {(1,)}
         await cluster.join(2, 3)
         await cluster.controller.moves.move_on()
@@ -426,7 +426,7 @@ def test_internal_topics_grow_and_their_leaders_are_spread(play: Any) -> None:
 def test_a_topic_grows_with_each_broker_that_joins_up_to_the_default(play: Any) -> None:
     """What the controller moves by itself says nothing of how many replicas there are to be."""
 
-    async def scenario(cluster: Cluster) -> None:
+    async def scenario(cluster: MovingCluster) -> None:
         await cluster.create(ANY_REPLICATION)
         assert cluster.partition(TP).replicas == (1,)
         for broker_id, known in ((2, (1, 2)), (3, (1, 2, 3)), (4, (1, 2, 3))):
@@ -438,7 +438,7 @@ def test_a_topic_grows_with_each_broker_that_joins_up_to_the_default(play: Any) 
 
 
 def test_preferred_leaders_that_are_in_sync_lead_again(play: Any) -> None:
-    async def scenario(cluster: Cluster) -> None:
+    async def scenario(cluster: MovingCluster) -> None:
         await cluster.join(2)
         await cluster.create()
         await cluster.reassign(2, 1)
@@ -466,7 +466,7 @@ def test_preferred_leaders_that_are_in_sync_lead_again(play: Any) -> None:
 def test_impossible_moves_are_refused_with_the_value_and_what_is_allowed(
     play: Any, replicas: tuple[int, ...], error: ErrorCode, text: str
 ) -> None:
-    async def scenario(cluster: Cluster) -> None:
+    async def scenario(cluster: MovingCluster) -> None:
         await cluster.join(2)
         await cluster.create(2, min_insync_replicas="2")
         reply = await cluster.reassign(*replicas)
@@ -477,7 +477,7 @@ def test_impossible_moves_are_refused_with_the_value_and_what_is_allowed(
 
 
 def test_a_second_move_is_refused_while_one_is_in_progress(play: Any) -> None:
-    async def scenario(cluster: Cluster) -> None:
+    async def scenario(cluster: MovingCluster) -> None:
         await cluster.join(2, 3)
         await cluster.create()
         first = cluster.partition(TP).replicas[0]

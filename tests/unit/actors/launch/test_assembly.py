@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from deadlines import until
 from replicas import FLIGHTS, TOPIC_ID
-from server_world import World, stop
+from server_world import ServerWorld, stop
 
 from oncelog.actors.launch.assembly import PartitionShell, ReplicaServer
 from oncelog.actors.protocol.messages.base import Reply
@@ -58,7 +58,7 @@ def dispatch_of(server: Any) -> Dispatch:
 
 def test_a_request_is_answered_by_the_server_or_else_by_its_shell(tmp_path: Path) -> None:
     async def scenario() -> None:
-        server = World().server(FLIGHTS, tmp_path, new_shell=Shell)
+        server = ServerWorld().server(FLIGHTS, tmp_path, new_shell=Shell)
         dispatch = dispatch_of(server)
         assert (await dispatch.answer_here("", PingRequest())).error is ErrorCode.NONE
         answered: Reply = await dispatch.answer_here("", ClusterKeysRequest())
@@ -72,7 +72,7 @@ def test_a_request_is_answered_by_the_server_or_else_by_its_shell(tmp_path: Path
 
 def test_a_shell_loads_once_the_replica_leads_and_stops_before_it_does(tmp_path: Path) -> None:
     async def scenario() -> None:
-        server = World().server(FLIGHTS, tmp_path, new_shell=Shell)
+        server = ServerWorld().server(FLIGHTS, tmp_path, new_shell=Shell)
         await until(server.is_serving)
         await server.end()
         assert server.shell.events == ["load: NONE", "stop: NONE"]
@@ -81,7 +81,7 @@ def test_a_shell_loads_once_the_replica_leads_and_stops_before_it_does(tmp_path:
     asyncio.run(scenario())
 
 
-class Asked(World):
+class Asked(ServerWorld):
     """A controller that answers a question for keys only once it may."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ def test_a_server_that_ends_while_it_starts_leaves_its_directory_to_the_next(
     tmp_path: Path, topic: str, is_begun: bool
 ) -> None:
     async def scenario() -> None:
-        world, tp = World(), TopicPartition(topic, 0)
+        world, tp = ServerWorld(), TopicPartition(topic, 0)
         first = world.server(tp, tmp_path)
         if is_begun:
             await asyncio.sleep(0)

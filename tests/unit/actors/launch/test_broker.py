@@ -39,7 +39,7 @@ SESSION_S = CLUSTER.broker_session_timeout_ms / 1000
 ACTOR = "partition:t-0@2"
 
 
-class Cluster:
+class BrokerCluster:
     """The controller and the actors of broker 2, which is given epoch after epoch."""
 
     def __init__(self) -> None:
@@ -72,10 +72,10 @@ class Cluster:
 
 
 def play(
-    directory: Path | str, scenario: Callable[[Cluster, Broker], Coroutine[Any, Any, None]]
+    directory: Path | str, scenario: Callable[[BrokerCluster, Broker], Coroutine[Any, Any, None]]
 ) -> None:
     async def body() -> None:
-        cluster = Cluster()
+        cluster = BrokerCluster()
         environment = surroundings_of(
             cluster,
             asyncio.get_running_loop(),
@@ -98,7 +98,7 @@ def play(
 def test_a_broker_writes_its_epoch_down_before_it_says_that_it_lives(tmp_path: Path):
     """With each registration it says which it has, and from time to time it gets another."""
 
-    async def scenario(cluster: Cluster, broker: Broker) -> None:
+    async def scenario(cluster: BrokerCluster, broker: Broker) -> None:
         await asyncio.sleep(0.5)
         identity = read_identity(RealFileSystem(), tmp_path)
         assert identity is not None
@@ -112,7 +112,7 @@ def test_a_broker_writes_its_epoch_down_before_it_says_that_it_lives(tmp_path: P
 
 
 def test_a_registered_broker_beats_in_its_epoch(tmp_path: Path):
-    async def scenario(cluster: Cluster, broker: Broker) -> None:
+    async def scenario(cluster: BrokerCluster, broker: Broker) -> None:
         await asyncio.sleep(4.5)
         (request,) = cluster.registered
         assert (request.broker_id, request.cluster_id, request.rack) == (2, "c" * 32, "r")
@@ -126,7 +126,7 @@ def test_a_registered_broker_beats_in_its_epoch(tmp_path: Path):
 
 @pytest.mark.parametrize("error", [ErrorCode.STALE_BROKER_EPOCH, ErrorCode.BROKER_NOT_AVAILABLE])
 def test_a_broker_whose_epoch_is_unknown_registers_again(tmp_path: Path, error: ErrorCode):
-    async def scenario(cluster: Cluster, broker: Broker) -> None:
+    async def scenario(cluster: BrokerCluster, broker: Broker) -> None:
         await asyncio.sleep(1.5)
         cluster.known_epoch_min, cluster.unknown = 2, error
         await asyncio.sleep(2.5)
@@ -141,7 +141,7 @@ def test_a_broker_whose_epoch_is_unknown_registers_again(tmp_path: Path, error: 
 
 @pytest.mark.parametrize("error", [ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT])
 def test_a_controller_that_is_away_is_no_reason_to_register_again(tmp_path: Path, error: ErrorCode):
-    async def scenario(cluster: Cluster, broker: Broker) -> None:
+    async def scenario(cluster: BrokerCluster, broker: Broker) -> None:
         cluster.heartbeat = error
         await asyncio.sleep(3 * SESSION_S)
         assert len(cluster.registered) == 1
@@ -151,7 +151,7 @@ def test_a_controller_that_is_away_is_no_reason_to_register_again(tmp_path: Path
 
 
 def test_a_broker_that_is_refused_tries_again_and_beats_only_then(tmp_path: Path):
-    async def scenario(cluster: Cluster, broker: Broker) -> None:
+    async def scenario(cluster: BrokerCluster, broker: Broker) -> None:
         cluster.registration = ErrorCode.NOT_CONTROLLER
         await asyncio.sleep(5)
         assert len(cluster.registered) > 2
@@ -169,7 +169,7 @@ def test_a_broker_that_is_refused_tries_again_and_beats_only_then(tmp_path: Path
 
 
 def test_an_actor_that_does_not_answer_is_told_and_holds_no_heartbeat_up(tmp_path: Path):
-    async def scenario(cluster: Cluster, broker: Broker) -> None:
+    async def scenario(cluster: BrokerCluster, broker: Broker) -> None:
         await asyncio.sleep(3)
         cluster.lost = {ACTOR}
         count = len(cluster.beats)
@@ -186,7 +186,7 @@ def test_an_actor_that_does_not_answer_is_told_and_holds_no_heartbeat_up(tmp_pat
 
 
 def test_a_replica_that_is_offline_is_told_until_it_is_not(tmp_path: Path):
-    async def scenario(cluster: Cluster, broker: Broker) -> None:
+    async def scenario(cluster: BrokerCluster, broker: Broker) -> None:
         await asyncio.sleep(3)
         assert cluster.beats[-1].offline_replicas == ()
         tps = (TopicPartition("t", 0), TopicPartition("t", 1))
@@ -202,7 +202,7 @@ def test_a_replica_that_is_offline_is_told_until_it_is_not(tmp_path: Path):
 
 
 def test_actors_are_watched_on_while_the_controller_is_away(tmp_path: Path):
-    async def scenario(cluster: Cluster, broker: Broker) -> None:
+    async def scenario(cluster: BrokerCluster, broker: Broker) -> None:
         await asyncio.sleep(3)
         cluster.lost = {ACTOR}
         cluster.heartbeat = ErrorCode.NOT_CONTROLLER
@@ -213,7 +213,7 @@ def test_actors_are_watched_on_while_the_controller_is_away(tmp_path: Path):
 
 
 def test_a_broker_takes_its_further_directories_and_names_one_that_is_anothers(tmp_path: Path):
-    async def scenario(cluster: Cluster, broker: Broker) -> None:
+    async def scenario(cluster: BrokerCluster, broker: Broker) -> None:
         await asyncio.sleep(0.1)
         assert cluster.registered[0].problem.startswith(f"{tmp_path / 'three'} is that of")
         assert not broker.is_registered

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from deadlines import to_its_end, until
 from replicas import FLIGHTS, TOPIC_ID
-from server_world import World
+from server_world import ServerWorld
 
 from oncelog.actors.config import ClusterConfig, HostConfig
 from oncelog.actors.launch.assembly import LeadershipLostError
@@ -34,7 +34,7 @@ from oncelog.storage.errors import ErrorCode
 MOVED = ShutdownRequest(remove_data=True, topic_id=TOPIC_ID, is_moved=True)
 
 
-class MovingWorld(World):
+class MovingWorld(ServerWorld):
     """A controller that has the partition on ``replicas``, and lists for the host what it says."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from deadlines import to_its_end, until
 from replicas import FLIGHTS, TOPIC_ID
-from server_world import World, stop
+from server_world import ServerWorld, stop
 
 from oncelog.actors.protocol.messages.cluster import (
     BecomeLeaderReply,
@@ -37,7 +37,7 @@ PUSH = ReplicateRequest(
 )
 
 
-class SettledWorld(World):
+class SettledWorld(ServerWorld):
     """Broker 2 leads; the settings are of version 5 by the time the follower asks for them."""
 
     settings_asked = 0

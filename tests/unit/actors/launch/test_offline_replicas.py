@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from deadlines import to_its_end, until
 from replicas import FLIGHTS, TOPIC_ID
-from server_world import World, stop
+from server_world import ServerWorld, stop
 
 from oncelog.actors.config import ClusterConfig, HostConfig
 from oncelog.actors.launch.assembly import PartitionShell
@@ -35,7 +35,7 @@ REFUSED = OSError(errno.ENOSPC, "the disk is full")
 Body = Callable[[], Awaitable[None]]
 
 
-class FollowedWorld(World):
+class FollowedWorld(ServerWorld):
     """A controller that says who leads, and lists two replicas for the host."""
 
     leader = 1
@@ -93,7 +93,7 @@ def test_who_leads_or_follows_is_not_offline_until_its_disk_fails(
 
 def test_what_waits_for_the_disk_before_it_serves_is_offline(tmp_path: Path) -> None:
     async def body() -> None:
-        server = World().server(FLIGHTS, tmp_path)
+        server = ServerWorld().server(FLIGHTS, tmp_path)
         server.replica.waits_for = "room"
         nameless = OfflineReplica(topic_partition=FLIGHTS, topic_id="")
         assert await offline(server) == (nameless,)
@@ -110,7 +110,7 @@ def test_what_leads_but_could_not_load_is_offline(tmp_path: Path) -> None:
             raise OSError("a bad sector")
 
     async def body() -> None:
-        server = World().server(FLIGHTS, tmp_path, new_shell=Broken)
+        server = ServerWorld().server(FLIGHTS, tmp_path, new_shell=Broken)
         await until(lambda: bool(server.failure))
         assert await offline(server) == OFFLINE
         await stop(server)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from deadlines import DEADLINE_S, until
 from replicas import FLIGHTS, leading, replica_of
-from server_world import KEY, World, stop
+from server_world import KEY, ServerWorld, stop
 
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.launch.assembly import PartitionShell
@@ -43,7 +43,7 @@ from oncelog.storage.records.codec import encode_records
 LATE_MS = 900_000 + 300_000
 
 
-def request(world: World, *, is_transactional: bool) -> ProduceRequest:
+def request(world: ServerWorld, *, is_transactional: bool) -> ProduceRequest:
     batch = encode_records(
         [(None, b"old", 1, ()), (None, b"older", 0, ())],
         producer_id=7,
@@ -113,7 +113,7 @@ def test_every_metric_has_a_name_of_its_own_and_says_what_it_is() -> None:
 
 def test_a_partition_tells_what_open_transactions_hold_back(tmp_path: Path, caplog: Any) -> None:
     async def scenario() -> None:
-        world = World()
+        world = ServerWorld()
         server = world.server(FLIGHTS, tmp_path)
         await until(server.is_serving)
         reply = await server.produce(request(world, is_transactional=True))
@@ -153,7 +153,7 @@ def test_a_partition_tells_what_open_transactions_hold_back(tmp_path: Path, capl
 
 def test_a_coordinator_tells_how_many_ids_are_active(tmp_path: Path) -> None:
     async def scenario() -> None:
-        world = World()
+        world = ServerWorld()
         tp = TopicPartition(TRANSACTION_STATE_TOPIC, 0)
         server = world.server(tp, tmp_path)
         await until(server.is_serving)
@@ -182,7 +182,7 @@ def test_a_coordinator_tells_how_many_ids_are_active(tmp_path: Path) -> None:
 
 def test_what_is_written_and_read_is_added_up_and_reported_once(tmp_path: Path) -> None:
     async def scenario() -> None:
-        world = World()
+        world = ServerWorld()
         server = world.server(FLIGHTS, tmp_path)
         await until(server.is_serving)
         for _ in range(2):
@@ -215,7 +215,7 @@ def test_what_is_written_and_read_is_added_up_and_reported_once(tmp_path: Path) 
 
 def test_what_is_appended_and_not_synced_is_told(tmp_path: Path) -> None:
     async def scenario() -> None:
-        world = World()
+        world = ServerWorld()
         server = world.server(FLIGHTS, tmp_path)
         await until(server.is_serving)
         written = asyncio.ensure_future(server.produce(request(world, is_transactional=True)))
@@ -234,7 +234,7 @@ def test_a_gauge_that_rests_at_zero_is_told_above_it_and_once_when_it_is_back(
     tmp_path: Path,
 ) -> None:
     async def scenario() -> None:
-        world = World()
+        world = ServerWorld()
         server = world.server(FLIGHTS, tmp_path)
         await until(server.is_serving)
         told = []
@@ -253,7 +253,7 @@ def test_a_gauge_that_rests_at_zero_is_told_above_it_and_once_when_it_is_back(
 
 def test_a_replica_that_is_offline_tells_that_and_nothing_of_its_log(tmp_path: Path) -> None:
     async def scenario() -> None:
-        world = World()
+        world = ServerWorld()
         server = world.server(FLIGHTS, tmp_path)
         await until(server.is_serving)
         server.replica.go_offline("as a test")
@@ -267,7 +267,7 @@ def test_a_replica_that_is_offline_tells_that_and_nothing_of_its_log(tmp_path: P
 
 def test_a_disk_that_refuses_is_told_as_long_as_it_does(tmp_path: Path) -> None:
     async def scenario() -> None:
-        world = World()
+        world = ServerWorld()
         server = world.server(FLIGHTS, tmp_path)
         await until(server.is_serving)
         server.report_metrics()
@@ -289,7 +289,7 @@ def test_a_server_that_cannot_start_tells_that_its_replica_is_offline(
     tmp_path: Path, is_waiting: bool
 ) -> None:
     async def scenario() -> None:
-        world = World()
+        world = ServerWorld()
         server = world.server(FLIGHTS, tmp_path)
         server.report_metrics()
         assert world.values["replica_offline"] == 0, "it is starting"
@@ -306,7 +306,7 @@ def test_a_server_that_cannot_start_tells_that_its_replica_is_offline(
 
 
 def test_the_space_on_the_disk_is_told_once_for_all_replicas_of_a_process() -> None:
-    world, asked = World(), []
+    world, asked = ServerWorld(), []
 
     def space_of(path: Path) -> DiskSpace:
         asked.append(path)
@@ -325,7 +325,7 @@ def test_the_space_on_the_disk_is_told_once_for_all_replicas_of_a_process() -> N
 
 
 def test_of_several_directories_each_tells_its_space_or_that_it_is_offline() -> None:
-    class Told(World):
+    class Told(ServerWorld):
         def set(self, metric: Any, value: float, tags: Any) -> None:
             told[metric.name, tags["directory"]] = value
 
@@ -346,7 +346,7 @@ def test_ends_of_transactions_are_timed_by_step() -> None:
     began_s = monotonic_s()
     assert durations.observe(EndStep.MARKERS, began_s) >= began_s
     durations.observe(EndStep.DECISION, began_s)
-    world = World()
+    world = ServerWorld()
     durations.report(world, 7)
     assert world.values["transaction_end_duration_ms_count"] == 2
     told = {dict(tags)["step"] for tags in world.tags}
@@ -356,7 +356,7 @@ def test_ends_of_transactions_are_timed_by_step() -> None:
 
 def test_a_report_that_fails_is_a_bug_of_the_process(tmp_path: Path) -> None:
     async def scenario() -> None:
-        world = World()
+        world = ServerWorld()
         died = asyncio.Event()
 
         class Failing(PartitionShell):
@@ -377,7 +377,7 @@ def test_replicas_of_a_process_report_at_times_of_their_own_and_until_they_are_s
     tmp_path: Path,
 ) -> None:
     async def scenario() -> None:
-        world, began_s = World(), asyncio.get_running_loop().time()
+        world, began_s = ServerWorld(), asyncio.get_running_loop().time()
         due_s = []
         for number in range(20):
             replica = replica_of(TopicPartition("t", number), "d", leading())
@@ -407,7 +407,7 @@ def test_replicas_of_a_process_report_at_times_of_their_own_and_until_they_are_s
 @pytest.mark.parametrize("interval_ms", [1, 60_000])
 def test_figures_are_reported_by_themselves(tmp_path: Path, interval_ms: int) -> None:
     async def scenario() -> None:
-        world = World()
+        world = ServerWorld()
         reported = asyncio.Event()
 
         class Reporting(PartitionShell):

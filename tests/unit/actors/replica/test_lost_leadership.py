@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from deadlines import until
 from replicas import FLIGHTS
-from server_world import World, stop
+from server_world import ServerWorld, stop
 
 from oncelog.actors.launch.assembly import LeadershipLostError
 from oncelog.actors.protocol.messages.cluster import ShutdownRequest
@@ -27,8 +27,8 @@ SHARD = TopicPartition(TRANSACTION_STATE_TOPIC, 0)
 def test_a_leader_ends_only_if_a_newer_epoch_was_given(
     tmp_path: Path, tp: TopicPartition, given_epoch: int, is_lost: bool
 ) -> None:
-    async def scenario() -> World:
-        world = World()
+    async def scenario() -> ServerWorld:
+        world = ServerWorld()
         server = world.server(tp, tmp_path)
         await until(server.is_serving)
         world.leader_epoch = given_epoch
@@ -42,8 +42,8 @@ def test_a_leader_ends_only_if_a_newer_epoch_was_given(
 
 
 def test_a_replica_that_does_not_lead_has_nothing_to_lose(tmp_path: Path) -> None:
-    async def scenario() -> World:
-        world = World()
+    async def scenario() -> ServerWorld:
+        world = ServerWorld()
         server = world.server(FLIGHTS, tmp_path)
         await until(server.is_serving)
         server.replica.go_offline("the disk is gone")
@@ -62,7 +62,7 @@ def test_a_late_call_that_ends_the_replica_of_a_deleted_topic_leaves_the_next_on
     """1. A topic is deleted. 2. The next of its name begins. 3. A copy of the call arrives."""
 
     async def scenario() -> tuple[ErrorCode, ErrorCode, bool, ErrorCode]:
-        world = World()
+        world = ServerWorld()
         server = world.server(FLIGHTS, tmp_path)
         if is_serving:
             await until(server.is_serving)

@@ -48,7 +48,7 @@ CLUSTER_KEY = b"k" * 32
 SHARD = TopicPartition(TRANSACTION_STATE_TOPIC, 0)
 
 
-class World:
+class CoordinatorWorld:
     """The controller, a transport, and whatever actors a test puts behind it."""
 
     def __init__(self, directory: Path) -> None:
@@ -246,6 +246,6 @@ def _report(error: BaseException) -> None:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
+def world(tmp_path: Path) -> CoordinatorWorld:
     """A cluster of one broker; only the controller and the offsets topic exist."""
-    return World(tmp_path)
+    return CoordinatorWorld(tmp_path)

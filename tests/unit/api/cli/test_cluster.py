@@ -264,7 +264,7 @@ def test_a_stop_that_is_not_clean_says_why(head, monkeypatch, capsys):
     assert not (head / "cluster.json").exists()
 
 
-class Cluster:
+class StoppedCluster:
     """What ``client.connect`` gives: remembers what is asked of it."""
 
     def __init__(self, address, data_dir):
@@ -296,7 +296,7 @@ def test_a_program_that_holds_the_cluster_is_not_signalled_but_asked(tmp_path, c
     """The process id is this test's own: a signal would end it."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        cluster = connected(Cluster(address, tmp_path))
+        cluster = connected(StoppedCluster(address, tmp_path))
         word = cluster_connection.Discovery(
             address=address, dashboard_url="", process_id=os.getpid()
         )
@@ -309,7 +309,7 @@ def test_a_program_that_holds_the_cluster_is_not_signalled_but_asked(tmp_path, c
 def test_stop_by_address_ends_the_process_that_start_left_there(head, connected, capsys):
     assert run("start", head) == 0
     word = cluster_connection.read_discovery(head)
-    cluster = connected(Cluster(word.address, head))
+    cluster = connected(StoppedCluster(word.address, head))
     capsys.readouterr()
     assert cli.main(["stop", "--address", word.address]) == 0
     assert cluster.story == ["close"]

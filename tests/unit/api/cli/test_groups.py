@@ -25,7 +25,7 @@ FIRST, SECOND, GONE = (
 )
 
 
-class Cluster(AdminCluster):
+class GroupsCluster(AdminCluster):
     """A topic whose partitions hold offsets 10 to 100, and a group; also its own admin."""
 
     def __init__(self):
@@ -80,7 +80,7 @@ class Cluster(AdminCluster):
 
 @pytest.fixture
 def cluster(monkeypatch):
-    cluster = Cluster()
+    cluster = GroupsCluster()
     monkeypatch.setattr(cli_groups, "connect", lambda args: cluster)
     return cluster
 

@@ -122,7 +122,7 @@ class Consumer:
             raise self.commit_error
 
 
-class Cluster(AdminCluster):
+class RecordsCluster(AdminCluster):
     """A cluster with the topic ``flights`` of two partitions."""
 
     def __init__(self):
@@ -148,7 +148,7 @@ class Cluster(AdminCluster):
 
 @pytest.fixture
 def cluster(monkeypatch):
-    cluster = Cluster()
+    cluster = RecordsCluster()
     monkeypatch.setattr(cli_records, "connect", lambda args: cluster)
     return cluster
 
@@ -440,7 +440,7 @@ def test_it_ends_when_nobody_reads_its_output_any_more():
         "import sys\n"
         f"sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}\n"
         "import test_records as here\n"
-        "here.cli_records.connect = lambda args: here.Cluster()\n"
+        "here.cli_records.connect = lambda args: here.RecordsCluster()\n"
         "sys.exit(here.cli.main(['consume', 'flights']))\n"
     )
     program = subprocess.Popen(

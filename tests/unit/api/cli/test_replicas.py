@@ -47,7 +47,7 @@ FLIGHTS = TopicMetadata(
 )
 
 
-class Cluster(AdminCluster):
+class ReplicasCluster(AdminCluster):
     """A cluster whose calls are noted; also its own admin."""
 
     def describe_topic(self, name):
@@ -62,7 +62,7 @@ class Cluster(AdminCluster):
 
 @pytest.fixture
 def cluster(monkeypatch):
-    cluster = Cluster(FLIGHTS)
+    cluster = ReplicasCluster(FLIGHTS)
     monkeypatch.setattr(cli_topics, "connect", lambda args: cluster)
     return cluster
 

@@ -35,7 +35,7 @@ PLACES = {
 }
 
 
-class Cluster:
+class StatusTransport:
     """``Transport`` to five actors; ``replies`` may be changed by name."""
 
     def __init__(self):
@@ -120,7 +120,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster():
-    return Cluster()
+    return StatusTransport()
 
 
 def test_every_actor_is_asked(cluster):

@@ -15,7 +15,7 @@ from oncelog.storage.model import TopicPartition
 EPOCH = {"leader_epoch": 4}
 
 
-class Cluster(AdminCluster):
+class TopicsCluster(AdminCluster):
     """A cluster with two topics of its user's and one of its own; also its own admin."""
 
     def __init__(self):
@@ -44,7 +44,7 @@ class Cluster(AdminCluster):
 
 @pytest.fixture
 def cluster(monkeypatch):
-    cluster = Cluster()
+    cluster = TopicsCluster()
     monkeypatch.setattr(cli_topics, "connect", lambda args: cluster)
     return cluster
 

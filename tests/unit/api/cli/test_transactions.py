@@ -31,7 +31,7 @@ HANGING = HangingTransaction(
 )
 
 
-class Cluster(AdminCluster):
+class TransactionsCluster(AdminCluster):
     """A cluster with one open transaction and one hanging one; also its own admin."""
 
     def __init__(self):
@@ -90,7 +90,7 @@ class Cluster(AdminCluster):
 
 @pytest.fixture
 def cluster(monkeypatch):
-    cluster = Cluster()
+    cluster = TransactionsCluster()
     monkeypatch.setattr(cli_transactions, "connect", lambda args: cluster)
     monkeypatch.setattr(cli_transactions.time, "time", lambda: 61.0)
     return cluster

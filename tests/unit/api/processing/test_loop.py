@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-from process_world import TP, VALUES, FakeProducer, World, consumers_of, sunk
+from process_world import TP, VALUES, FakeProducer, ProcessWorld, consumers_of, sunk
 
 from oncelog.api.processing import loop as process_loop
 from oncelog.api.processing.loop import apply_to_table
@@ -30,7 +30,7 @@ def _no_waiting(monkeypatch):
 
 
 def test_every_record_is_processed_once_and_its_offset_committed_with_the_output():
-    world = World(VALUES)
+    world = ProcessWorld(VALUES)
 
     progress = world.run()
 
@@ -43,7 +43,7 @@ def test_every_record_is_processed_once_and_its_offset_committed_with_the_output
 
 
 def test_polls_within_the_commit_interval_share_a_transaction():
-    world = World(VALUES)
+    world = ProcessWorld(VALUES)
 
     progress = world.run(commit_interval_ms=50)
 
@@ -52,7 +52,7 @@ def test_polls_within_the_commit_interval_share_a_transaction():
 
 
 def test_stopping_commits_what_is_open():
-    world = World(VALUES)
+    world = ProcessWorld(VALUES)
     world.before_poll = lambda: world.stop.set() if world.calls.count("poll") == 1 else None
 
     progress = world.run(commit_interval_ms=60_000)
@@ -63,7 +63,7 @@ def test_stopping_commits_what_is_open():
 
 
 def test_a_batch_without_output_still_commits_its_offsets():
-    world = World(VALUES)
+    world = ProcessWorld(VALUES)
 
     progress = world.run(lambda batch: None)
 
@@ -72,7 +72,7 @@ def test_a_batch_without_output_still_commits_its_offsets():
 
 
 def test_record_functions_return_values_pairs_lists_or_nothing():
-    world = World(VALUES[:4])
+    world = ProcessWorld(VALUES[:4])
     outputs = {
         b"0": b"value",
         b"1": (b"key", b"other"),
@@ -91,7 +91,7 @@ def test_record_functions_return_values_pairs_lists_or_nothing():
 
 @pytest.mark.parametrize("method", ["send", "send_offsets", "commit"])
 def test_an_abortable_error_aborts_and_the_work_is_done_again(method):
-    world = World(VALUES)
+    world = ProcessWorld(VALUES)
     world.errors[method] = [TransactionAbortableError(), TransactionAbortableError()]
 
     progress = world.run()
@@ -102,7 +102,7 @@ def test_an_abortable_error_aborts_and_the_work_is_done_again(method):
 
 
 def test_a_commit_whose_answer_was_lost_is_asked_again_and_not_done_again():
-    world = World(VALUES)
+    world = ProcessWorld(VALUES)
     world.lost["commit"] = [RequestTimedOutError(), RequestTimedOutError()]
 
     progress = world.run()
@@ -113,7 +113,7 @@ def test_a_commit_whose_answer_was_lost_is_asked_again_and_not_done_again():
 
 def test_an_aborted_first_transaction_begins_again_where_it_began():
     # Nothing is committed yet: the reset policy could skip what was read.
-    world = World(VALUES)
+    world = ProcessWorld(VALUES)
     world.errors["commit"] = [TransactionAbortableError()]
 
     world.run()
@@ -123,7 +123,7 @@ def test_an_aborted_first_transaction_begins_again_where_it_began():
 
 
 def test_a_producer_beyond_repair_is_replaced():
-    world = World(VALUES)
+    world = ProcessWorld(VALUES)
     world.errors["send_offsets"] = [InvalidProducerEpochError()]
     world.errors["abort"] = [InvalidProducerEpochError()]
 
@@ -136,7 +136,7 @@ def test_a_producer_beyond_repair_is_replaced():
 
 @pytest.mark.parametrize("method", ["connect", "init_transactions", "subscribe"])
 def test_a_start_that_meets_a_passing_error_is_repeated_with_new_clients(method):
-    world = World(VALUES)
+    world = ProcessWorld(VALUES)
     world.errors[method] = [RequestTimedOutError(), RequestTimedOutError()]
 
     world.run()
@@ -146,7 +146,7 @@ def test_a_start_that_meets_a_passing_error_is_repeated_with_new_clients(method)
 
 
 def test_a_poll_that_fails_is_repeated():
-    world = World(VALUES)
+    world = ProcessWorld(VALUES)
     world.errors["poll"] = [IllegalStateError("odd"), RequestTimedOutError()]
 
     world.run()
@@ -159,7 +159,7 @@ def test_a_poll_that_fails_is_repeated():
 
 @pytest.mark.parametrize("method", ["init_transactions", "send_offsets", "commit"])
 def test_a_fenced_producer_ends_the_worker(method):
-    world = World(VALUES)
+    world = ProcessWorld(VALUES)
     world.errors[method] = [ProducerFencedError()]
 
     progress = world.run()
@@ -171,14 +171,14 @@ def test_a_fenced_producer_ends_the_worker(method):
 
 
 def test_a_fenced_group_member_ends_the_worker():
-    world = World(VALUES)
+    world = ProcessWorld(VALUES)
     world.errors["poll"] = [FencedInstanceIdError()]
 
     assert world.run().state is WorkerState.FENCED
 
 
 def test_a_fenced_member_that_hides_behind_an_abortable_error_ends_the_worker():
-    world = World(VALUES)
+    world = ProcessWorld(VALUES)
     spoilt = TransactionAbortableError()
     spoilt.__cause__ = FencedInstanceIdError()
     world.errors["send_offsets"] = [spoilt]
@@ -192,7 +192,7 @@ def test_a_fenced_member_that_hides_behind_an_abortable_error_ends_the_worker():
 def test_a_rebalance_aborts_what_the_earlier_generation_began():
     # 1 two records are polled and sent  2 the group rebalances, the consumer begins again at the
     # committed offset  3 the same records come again.
-    world = World(VALUES)
+    world = ProcessWorld(VALUES)
     consumers = consumers_of(world)
 
     def rebalance():
@@ -211,7 +211,7 @@ def test_a_rebalance_aborts_what_the_earlier_generation_began():
 def test_what_is_read_again_within_a_generation_is_processed_once():
     # 1 two records are polled and sent  2 the member was put out, and joins again under its name in
     # the generation that goes on: it begins at the committed offset  3 the same records come again.
-    world = World(VALUES)
+    world = ProcessWorld(VALUES)
     consumers = consumers_of(world)
 
     def rejoin():
@@ -229,7 +229,7 @@ def test_what_is_read_again_within_a_generation_is_processed_once():
 def test_what_is_committed_while_its_old_position_is_found_is_not_processed_again():
     # 1 two records are polled and sent  2 a join begins and finds the offset committed before them
     # 3 they are committed  4 the next poll goes on at the offset that was found.
-    world = World(VALUES)
+    world = ProcessWorld(VALUES)
     consumers = consumers_of(world)
 
     def join():
@@ -248,7 +248,7 @@ def test_what_is_committed_while_its_old_position_is_found_is_not_processed_agai
 def test_output_is_never_committed_without_the_offsets_of_its_input():
     # 1 two records are polled and sent  2 a rebalance begins: the consumer has no positions, the
     # generation is still the old one  3 the commit falls due.
-    world = World(VALUES[:2])
+    world = ProcessWorld(VALUES[:2])
     consumers = consumers_of(world)
 
     def rebalance():
@@ -265,7 +265,7 @@ def test_output_is_never_committed_without_the_offsets_of_its_input():
 
 def test_records_taken_away_in_their_own_poll_are_left_to_another_worker():
     """1 a poll returns records  2 within it their partition is taken away  3 none is processed."""
-    world = World(VALUES[:2])
+    world = ProcessWorld(VALUES[:2])
     consumers = consumers_of(world)
     world.before_poll = lambda: (setattr(consumers[0], "positions", dict), world.stop.set())
 
@@ -275,7 +275,7 @@ def test_records_taken_away_in_their_own_poll_are_left_to_another_worker():
 
 
 def test_nothing_is_processed_without_a_generation():
-    world = World(VALUES, per_poll=5)
+    world = ProcessWorld(VALUES, per_poll=5)
     world.group = replace(world.group, generation_id=-1)
 
     progress = world.run()
@@ -289,7 +289,7 @@ def test_nothing_is_processed_without_a_generation():
 
 
 def test_a_function_that_fails_now_and_then_is_tried_again():
-    world = World(VALUES)
+    world = ProcessWorld(VALUES)
     attempts = []
 
     def flaky(batch):
@@ -306,7 +306,7 @@ def test_a_function_that_fails_now_and_then_is_tried_again():
 
 
 def test_a_function_that_keeps_failing_ends_the_worker_with_its_error():
-    world = World(VALUES)
+    world = ProcessWorld(VALUES)
 
     def broken(batch):
         raise KeyError("no such column")
@@ -327,7 +327,7 @@ def test_a_function_that_keeps_failing_ends_the_worker_with_its_error():
 def test_a_function_that_returns_the_wrong_type_ends_the_worker_and_says_what_it_may(
     function, batch_format
 ):
-    world = World(VALUES)
+    world = ProcessWorld(VALUES)
 
     progress = world.run(function, batch_format=batch_format)
 
@@ -339,7 +339,7 @@ def test_a_function_that_returns_the_wrong_type_ends_the_worker_and_says_what_it
     "error", [MessageTooLargeError("too large"), TypeError("too large"), ValueError("too large")]
 )
 def test_output_that_cannot_be_sent_ends_the_worker(error):
-    world = World(VALUES)
+    world = ProcessWorld(VALUES)
     world.errors["send"] = [error] * 3
 
     progress = world.run()
@@ -349,7 +349,7 @@ def test_output_that_cannot_be_sent_ends_the_worker(error):
 
 
 def test_a_missing_source_ends_the_worker_with_its_name():
-    world = World(VALUES)
+    world = ProcessWorld(VALUES)
     world.errors["poll"] = [UnknownTopicOrPartitionError("there is no topic 'in'")] * 3
 
     progress = world.run()
@@ -367,7 +367,7 @@ class NativePanic(BaseException):
 
 @pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt(), NativePanic("index 4")])
 def test_a_function_that_raises_what_is_no_exception_fails_the_worker_visibly(raised):
-    world = World(VALUES)
+    world = ProcessWorld(VALUES)
 
     def function(batch):
         raise raised
@@ -409,7 +409,7 @@ def lives_of(world, job_id, count):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_after_a_number_of_processes_that_died_over_the_same_input_the_worker_has_failed():
-    world = World(VALUES)
+    world = ProcessWorld(VALUES)
     lives_of(world, "job", 3)
 
     progress = world.run(job_id="job", max_worker_deaths=3)
@@ -424,7 +424,7 @@ def test_after_a_number_of_processes_that_died_over_the_same_input_the_worker_ha
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_commit_in_between_begins_the_count_again():
-    world = World(VALUES)
+    world = ProcessWorld(VALUES)
     lives_of(world, "job", 2)
     assert world.run(job_id="job", max_worker_deaths=3).state is WorkerState.STOPPED
     world.values += VALUES
@@ -448,7 +448,7 @@ def test_a_commit_in_between_begins_the_count_again():
 )
 def test_where_the_input_stood_is_no_part_of_the_output(function):
     taken = []
-    world = World(VALUES[:1])
+    world = ProcessWorld(VALUES[:1])
 
     class Noting(FakeProducer):
         def send_arrow(self, topic, table):
@@ -488,7 +488,7 @@ def slow(world, took_ms):
 def test_a_function_whose_input_the_group_gave_away_fails_visibly_if_it_took_too_long(
     commit_interval_ms,
 ):
-    world = World(VALUES * 4)
+    world = ProcessWorld(VALUES * 4)
 
     progress = world.run(
         slow(world, 5_001), function_timeout_ms=5_000, commit_interval_ms=commit_interval_ms
@@ -502,7 +502,7 @@ def test_a_function_whose_input_the_group_gave_away_fails_visibly_if_it_took_too
 
 
 def test_a_function_that_took_its_time_is_no_failure_when_the_group_goes_on():
-    world = World(VALUES)
+    world = ProcessWorld(VALUES)
     gone_on = slow(world, 5_000)
 
     def function(batch):
@@ -516,7 +516,7 @@ def test_a_function_that_took_its_time_is_no_failure_when_the_group_goes_on():
 
 
 def test_a_long_function_that_keeps_its_input_is_no_failure():
-    world = World(VALUES)
+    world = ProcessWorld(VALUES)
 
     def function(batch):
         world.time_ms += 10_000
@@ -531,7 +531,7 @@ def test_a_long_function_that_keeps_its_input_is_no_failure():
 
 def test_what_was_aborted_is_done_again_in_a_transaction_of_its_own():
     """A long call with what others gave before it would be too long for the transaction again."""
-    world = World(VALUES)
+    world = ProcessWorld(VALUES)
     world.errors["send_offsets"] = [TransactionAbortableError()]
 
     progress = world.run(commit_interval_ms=60_000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from process_world import TP, VALUES, World, consumers_of, sunk
+from process_world import TP, VALUES, ProcessWorld, consumers_of, sunk
 
 from oncelog.api.processing.messages import WorkerState
 from oncelog.storage.exceptions import RebalanceInProgressError, TransactionAbortableError
@@ -15,7 +15,7 @@ LATEST = {"consumer_settings": {"auto_offset_reset": "latest"}}
 
 def world_with_records_coming(count_before, **settings):
     """A log of ``count_before`` records that gets the rest of VALUES with the second poll."""
-    world = World(VALUES[:count_before], **settings)
+    world = ProcessWorld(VALUES[:count_before], **settings)
     world.reset = lambda: len(world.values)
     world.idle_polls_left = 3
 
@@ -41,7 +41,7 @@ def rejoin_at_latest(world, consumers, at_poll, generation_id):
 
 
 def test_the_end_of_the_log_is_committed_as_the_start_before_anything_comes():
-    world = World(VALUES)
+    world = ProcessWorld(VALUES)
     world.reset = lambda: len(world.values)
 
     world.run(**LATEST)
@@ -95,7 +95,7 @@ def test_a_start_that_a_rebalance_refuses_is_committed_later():
 
 
 def test_a_position_that_is_committed_already_is_left_alone():
-    world = World(VALUES)
+    world = ProcessWorld(VALUES)
     world.committed = {TP: 3}
     world.reset = lambda: len(world.values)
 
@@ -106,7 +106,7 @@ def test_a_position_that_is_committed_already_is_left_alone():
 
 
 def test_a_worker_that_begins_at_the_beginning_commits_no_start():
-    world = World(VALUES)
+    world = ProcessWorld(VALUES)
 
     world.run()
 
