@@ -96,7 +96,7 @@ def test_the_hash_seed_of_the_interpreter_changes_nothing(seed, hash_seed):
 
 
 def test_threads_of_synchronous_programs_repeat_as_well():
-    scenario = drawn_scenario(23).changed({"processors": 2, "jobs": 2, "duration_s": 4.0})
+    scenario = drawn_scenario(24).changed({"processors": 2, "jobs": 2, "duration_s": 4.0})
     first, second = run_scenario(scenario), run_scenario(scenario)
     assert first.counts["commits of processors"] > 0
     assert first.counts["commits of drivers"] > 0
