@@ -146,7 +146,8 @@ def test_one_changed_byte_of_any_message_is_refused(place: int, data: st.DataObj
         credentials={"user": RFC_CREDENTIAL, "uses": RFC_CREDENTIAL}, nonce=RFC_SERVER_NONCE
     )
     answer: bytes | Refusal = one.first()
-    for number, side in enumerate((other, one, other, one)):
+    sides: tuple[ScramClient | ScramServer, ...] = (other, one, other, one)
+    for number, side in enumerate(sides):
         given_message = said(answer)
         if number == place:
             given_message = message[:at] + bytes([byte]) + message[at + 1 :]
@@ -184,11 +185,10 @@ def test_replays_to_a_client_with_another_nonce_are_refused(nonce: str) -> None:
 
 
 # --- scramp -----------------------------------------------------------------------------------
-# It does not escape names.
 
 
 @FEW
-@given(name=st.text("aé2", min_size=1), password=st.text("aé=, \u00a0Ⅸ", min_size=1))
+@given(name=st.text("aé=,2", min_size=1), password=st.text("aé=, \u00a0Ⅸ", min_size=1))
 def test_our_client_logs_in_at_a_server_of_scramp(name: str, password: str) -> None:
     mechanism = scramp.ScramMechanism("SCRAM-SHA-256")
     info = mechanism.make_auth_info(password, iteration_count=ITERATIONS_MIN, salt=SALT)
@@ -200,7 +200,7 @@ def test_our_client_logs_in_at_a_server_of_scramp(name: str, password: str) -> N
 
 
 @FEW
-@given(name=st.text("aé2", min_size=1), password=st.text("aé=, \u00a0Ⅸ", min_size=1))
+@given(name=st.text("aé=,2", min_size=1), password=st.text("aé=, \u00a0Ⅸ", min_size=1))
 def test_a_client_of_scramp_logs_in_at_our_server(name: str, password: str) -> None:
     credential = make_credential(password, SALT, ITERATIONS_MIN)
     other = server(credentials={prepare_name(name): credential})
