@@ -14,9 +14,9 @@ LAYERS = ("storage", "actors.protocol", "actors", "api", "ray_data", "spark_brid
 """From the lowest; a layer may import itself and those before it."""
 
 MACHINE_LIBRARIES = frozenset(
-    {"__future__", "abc", "bisect", "collections", "copy", "dataclasses", "enum", "functools"}
-    | {"hashlib", "heapq", "hmac", "itertools", "math", "msgpack", "msgspec", "operator", "re"}
-    | {"string", "struct", "types", "typing", "zlib"}
+    {"__future__", "abc", "binascii", "bisect", "collections", "copy", "dataclasses", "enum"}
+    | {"functools", "hashlib", "heapq", "hmac", "itertools", "math", "msgpack", "msgspec"}
+    | {"operator", "re", "string", "stringprep", "struct", "types", "typing", "unicodedata", "zlib"}
 )
 """What else a machine may import: nothing here knows a clock, a disk, chance or a thread."""
 
