@@ -391,11 +391,25 @@ class TransactionalIdAuthorizationFailedError(OncelogError):
     advice = "give the transactional id of the producer"
 
 
+class TopicAuthorizationFailedError(OncelogError):
+    """The caller may not do this to the topic, whether it exists or not."""
+
+    code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    advice = "ask an operator for an ACL"
+
+
+class GroupAuthorizationFailedError(OncelogError):
+    """The caller may not do this to the group, whether it exists or not."""
+
+    code = ErrorCode.GROUP_AUTHORIZATION_FAILED
+    advice = "ask an operator for an ACL"
+
+
 class ClusterAuthorizationFailedError(OncelogError):
     """The caller may not do this to the cluster."""
 
     code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-    advice = "only the cluster's own servers call this"
+    advice = "ask an operator for an ACL; what servers do to each other no program may"
 
 
 class OperationNotAttemptedError(OncelogError):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 from oncelog.actors.process.clock import loop_ms
-from oncelog.actors.protocol.access import Principal, refusal
+from oncelog.actors.protocol.access import NO_RULES, Authorizer, Principal
 from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
 from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.call_meter import CALLEE, NO_REPORTS, CallMeter, CallReports, MeteredCall
@@ -49,10 +49,13 @@ class Dispatch:
         self.answered_calls = 0
         self.warnings = LogBudget(_logger)
         self.meter = CallMeter(CALLEE, reports)
+        self.authorizer = Authorizer(NO_RULES)
         self._on_bug = on_bug
 
-    async def answer(self, name: str, message: bytes | memoryview, principal: Principal) -> Answer:
-        """Answer one call of the method ``name`` by ``principal``."""
+    async def answer(
+        self, name: str, message: bytes | memoryview, principal: Principal, host: str = ""
+    ) -> Answer:
+        """Answer one call of the method ``name`` by ``principal``, which calls from ``host``."""
         name, _, key = name.partition("/")
         call = self.meter.begin(name, len(message))
         is_known = name in message_codec.REQUESTS
@@ -68,12 +71,13 @@ class Dispatch:
             request = message_codec.decode_request(name, message)
         except ValueError as error:
             return self._refused(call, f"not a request of {name!r}: {error}")
-        forbidden = refusal(principal, request)
-        if forbidden is not ErrorCode.NONE:
-            return self._forbidden(call, principal, request, forbidden)
+        asked = self.authorizer.judge(request, principal, host)
+        if isinstance(asked, ErrorCode):
+            return self._forbidden(call, principal, request, asked)
         self.answered_calls += 1
         try:
-            reply = await method(request)
+            allowed = asked.request
+            reply = asked.join(request.reply_type() if allowed is None else await method(allowed))
             parts = message_codec.encode_in_parts(reply)
         except InvariantViolation as bug:
             self._on_bug(bug)
@@ -112,7 +116,7 @@ class Dispatch:
     def _forbidden(
         self, call: MeteredCall, principal: Principal, request: Request[Any], error: ErrorCode
     ) -> Answer:
-        detail = f"{principal.name} may not call {request.method!r}: only the cluster's servers may"
+        detail = f"{principal.name} may not call {request.method!r}"
         self.warnings.warn("%r refused a call: %s", self.server, detail)
         refused = message_codec.encode(request.failed(error, detail))
         return self._ended(call, error, Outcome.REPLY, (refused,))

@@ -129,7 +129,7 @@ class Listener:
     ) -> None:
         """Answer one call in its own task; then release its ``room_bytes``."""
         self.progress.begin(caller)
-        answering = self.dispatch.answer(method, message, caller.principal)
+        answering = self.dispatch.answer(method, message, caller.principal, caller.host)
         self._tasks.spawn(self._answer(caller, correlation_id, answering, room_bytes))
 
     async def _answer(

@@ -5,22 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 from called_server import TIMEOUT_MS, TOKEN, Server, fetch
-from msgspec import structs
 
-from oncelog.actors.protocol.access import (
-    NEEDS,
-    RAY,
-    SERVER,
-    Operation,
-    Principal,
-    Resource,
-    refusal,
-)
-from oncelog.actors.protocol.messages.base import Request
+from oncelog.actors.protocol.access import NEEDS, Operation
 from oncelog.actors.protocol.messages.brokers import PingReply, PingRequest
 from oncelog.actors.protocol.messages.cluster import (
     ClusterKeysReply,
@@ -44,7 +33,6 @@ from oncelog.actors.rpc.message_codec import REQUESTS
 from oncelog.storage.errors import ErrorCode
 
 SECRET = b"known to servers"
-ACTION = (Operation.CLUSTER_ACTION, Resource.CLUSTER)
 
 FOR_SERVERS = {
     "allocate_producer_ids",
@@ -65,38 +53,15 @@ FOR_SERVERS = {
 }
 
 
-def sample(kind: type[Request[Any]]) -> Request[Any]:
-    """A request with anything in its fields: what is asked does not depend on them."""
-    return kind(**{field.name: None for field in structs.fields(kind) if field.required})
-
-
 def test_each_request_has_its_row_and_there_is_no_other():
     assert {kind.method for kind in NEEDS} == REQUESTS.keys()
-    assert all(needs and len(set(needs)) == len(needs) for needs in NEEDS.values())
-    assert {kind.method for kind, needs in NEEDS.items() if ACTION in needs} == FOR_SERVERS
-
-
-@pytest.mark.parametrize("kind", [kind for kind in NEEDS if kind is not ShutdownRequest])
-@pytest.mark.parametrize("principal", [RAY, SERVER, Principal("User:somebody")])
-def test_only_servers_may_do_what_servers_do_to_each_other(kind, principal):
-    is_refused = kind.method in FOR_SERVERS and principal is not SERVER
-    expected = ErrorCode.CLUSTER_AUTHORIZATION_FAILED if is_refused else ErrorCode.NONE
-    assert refusal(principal, sample(kind)) is expected
-
-
-@pytest.mark.parametrize(
-    ("request_", "is_refused"),
-    [
-        (ShutdownRequest(), False),
-        (ShutdownRequest(topic_id="a" * 32), True),
-        (ShutdownRequest(remove_data=True), True),
-        (ShutdownRequest(is_moved=True), True),
-    ],
-)
-def test_an_operator_stops_the_cluster_but_no_replica_of_it(request_, is_refused):
-    error = ErrorCode.CLUSTER_AUTHORIZATION_FAILED if is_refused else ErrorCode.NONE
-    assert refusal(RAY, request_) is error
-    assert refusal(SERVER, request_) is ErrorCode.NONE
+    assert all(needs for needs in NEEDS.values())
+    servers = {
+        kind.method
+        for kind, needs in NEEDS.items()
+        if any(need.operation is Operation.CLUSTER_ACTION for need in needs)
+    }
+    assert servers == FOR_SERVERS
 
 
 # --- over a connection ----------------------------------------------------------------------------
