@@ -18,10 +18,6 @@ from oncelog.actors.config import ClusterConfig
 from oncelog.actors.controller.controller import Controller
 from oncelog.actors.coordination import runtime as coordinator_runtime
 from oncelog.actors.interfaces import address_of
-from oncelog.actors.protocol.messages.brokers import (
-    BrokerHeartbeatRequest,
-    RegisterBrokerRequest,
-)
 from oncelog.actors.protocol.messages.cluster import (
     AllocateProducerIdsRequest,
     AlterIsrRequest,
@@ -54,13 +50,9 @@ def play(tmp_path: Path) -> Callable[[Any], None]:
         async def body() -> None:
             world = ControllerWorld(tmp_path)
             controller = await world.begin()
-            request = CreateTopicRequest(
-                name="flights",
-                topic_id="a" * 32,
-                partitions=2,
-                settings=(("min_compaction_lag_ms", "5"), ("flush", "os")),
-            )
-            assert (await controller.create_topic(request)).error is ErrorCode.NONE
+            settings = (("min_compaction_lag_ms", "5"), ("flush", "os"))
+            created = await world.create(partitions=2, settings=settings)
+            assert created.error is ErrorCode.NONE
             await scenario(world, controller)
 
         asyncio.run(body())
@@ -309,18 +301,6 @@ def started(broker_id: int, incarnation: str, expected_epoch: int) -> BecomeLead
     )
 
 
-async def second_broker(controller: Controller) -> BrokerHeartbeatRequest:
-    """Broker 2 registers and is heard; its next heartbeat."""
-    request = RegisterBrokerRequest(
-        broker_id=2, cluster_id="c" * 32, directory_id="d" * 32, data_dir="/d2"
-    )
-    reply = await controller.register_broker(request)
-    assert reply.error is ErrorCode.NONE
-    beat = BrokerHeartbeatRequest(broker_id=2, broker_epoch=reply.broker_epoch)
-    assert (await controller.broker_heartbeat(beat)).error is ErrorCode.NONE
-    return beat
-
-
 def partition_of(controller: Controller) -> Any:
     return controller.machine.topics["flights"].partitions[0]
 
@@ -334,10 +314,9 @@ def test_a_leader_changes_its_isr_and_who_is_in_it_leads_after_it(tmp_path: Path
     async def body() -> None:
         world = ControllerWorld(tmp_path)
         controller = await world.begin()
-        beat = await second_broker(controller)
+        (beat,) = await world.join(2)
         for name, topic_id in (("other", "b" * 32), ("flights", "a" * 32)):
-            request = CreateTopicRequest(name=name, topic_id=topic_id, partitions=1)
-            assert (await controller.create_topic(request)).error is ErrorCode.NONE
+            assert (await world.create(name, topic_id)).error is ErrorCode.NONE
         assert partition_of(controller).replicas == (2, 1)
         led = await controller.become_leader(started(2, "one", -1))
         assert (led.leader, led.leader_epoch, led.isr) == (2, 0, (2, 1))
@@ -384,7 +363,7 @@ def test_a_leader_changes_its_isr_and_who_is_in_it_leads_after_it(tmp_path: Path
 
 def test_a_controller_that_does_not_lead_its_log_changes_nothing(play: Any) -> None:
     async def scenario(world: ControllerWorld, controller: Controller) -> None:
-        beat = await second_broker(controller)
+        (beat,) = await world.join(2)
         await controller.replica.stop()
         not_now = ErrorCode.NOT_CONTROLLER
         assert (await controller.broker_heartbeat(beat)).error is not_now
