@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -131,6 +132,8 @@ class FakeCluster:
         self.logs: dict[TopicPartition, FakeLog] = {}
         self.counts: dict[str, int] = {}
         self.leaders: dict[TopicPartition, int] = {}
+        self.topic_ids: defaultdict[str, str] = defaultdict(lambda: "0" * 32)
+        self.fetch_max_bytes = 1 << 30
         self.calls: list[tuple[str, Any]] = []
         self.actors: dict[str, Callable[[Any], Any]] = {}
         self.hooks: dict[type, Callable[[Any], Any]] = {}
@@ -198,7 +201,11 @@ class FakeCluster:
     def _metadata(self, request: MetadataRequest) -> MetadataReply:
         counts = {CONSUMER_OFFSETS_TOPIC: 2, TRANSACTION_STATE_TOPIC: 2, **self.counts}
         topics = tuple(
-            topic_of(name, *(self.leaders.get(TopicPartition(name, n), 1) for n in range(count)))
+            topic_of(
+                name,
+                *(self.leaders.get(TopicPartition(name, n), 1) for n in range(count)),
+                topic_id=self.topic_ids[name],
+            )
             for name, count in counts.items()
             if request.topics is None or name in request.topics
         )
@@ -210,13 +217,16 @@ class FakeCluster:
         log = self.logs.get(request.topic_partition)
         if log is None:
             return request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        if request.topic_id not in ("", self.topic_ids[request.topic_partition.topic]):
+            return request.failed(ErrorCode.UNKNOWN_TOPIC_ID)
         is_committed = request.isolation_level is IsolationLevel.READ_COMMITTED
         if not log.log_start_offset <= request.fetch_offset <= log.log_end_offset:
             return request.failed(ErrorCode.OFFSET_OUT_OF_RANGE)
         deadline = asyncio.get_running_loop().time() + request.max_wait_ms / 1_000
         while True:
             end = log.last_stable_offset if is_committed else log.log_end_offset
-            records = log.read(request.fetch_offset, end, request.max_bytes)
+            max_bytes = min(request.max_bytes, self.fetch_max_bytes)
+            records = log.read(request.fetch_offset, end, max_bytes)
             remaining = deadline - asyncio.get_running_loop().time()
             if records or remaining <= 0:
                 break
@@ -297,3 +307,11 @@ class FakeCluster:
                 for tp, _ in request.offsets
             )
         )
+
+
+def one_partition() -> tuple[FakeCluster, FakeLog]:
+    """Topic ``t`` with partition 0, of which a fetch gives one batch."""
+    cluster = FakeCluster()
+    cluster.fetch_max_bytes = 1
+    (log,) = cluster.create("t")
+    return cluster, log
