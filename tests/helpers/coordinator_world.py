@@ -10,7 +10,7 @@ from typing import Any
 
 from actor_environment import AtOnceBackground
 from replicas import replica_of
-from virtual_time import START_MS, VirtualLoop
+from virtual_time import START_MS, run_virtually
 
 from oncelog.actors.config import ClusterConfig
 from oncelog.actors.coordination.cluster_view import ClusterView
@@ -52,7 +52,6 @@ class CoordinatorWorld:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.loop = VirtualLoop()
         self.rng = random.Random(1)
         self.config = ClusterConfig()
         self.calls: list[tuple[int, str, Request[Any]]] = []
@@ -76,7 +75,7 @@ class CoordinatorWorld:
         return START_MS + self.clock_offset_ms + self.passed_ms()
 
     def passed_ms(self) -> int:
-        return round(self.loop.time() * 1_000)
+        return round(asyncio.get_running_loop().time() * 1_000)
 
     def run(self, scenario: Callable[[], Awaitable[None]]) -> None:
         async def body() -> None:
@@ -86,10 +85,7 @@ class CoordinatorWorld:
                 for one in reversed(self.running):
                     await one.stop()
 
-        try:
-            self.loop.run_until_complete(body())
-        finally:
-            self.loop.close()
+        run_virtually(body())
 
     async def call(self, actor: str, request: Request[ReplyT], *, timeout_ms: int) -> ReplyT:
         self.calls.append((self.passed_ms(), actor, request))
