@@ -165,10 +165,10 @@ class CoordinatorWorld:
             asyncio.create_task,
         )
 
-    def marker_sender(self) -> MarkerSender:
+    def marker_sender(self, cluster: ClusterView | None = None) -> MarkerSender:
         return MarkerSender(
             transport=self,
-            cluster=self.cluster_view(),
+            cluster=cluster or self.cluster_view(),
             rng=self.rng,
             call_timeout_ms=5_000,
             shard=SHARD,

@@ -79,9 +79,10 @@ class TimedConnection(EngineConnection):
     """A connection that waits in no time; ``meanwhile`` are called then, one for each wait."""
 
     def __init__(self, topics, loop_thread):
+        self.router = Router(topics, clock=None)
         super().__init__(
             ClientContext(
-                router=Router(topics, clock=None),
+                router=self.router,
                 loop_thread=loop_thread,
                 random=Random(1),
                 processes=None,

@@ -84,7 +84,7 @@ class FakeLog:
         )
         if producer_id >= 0:
             self.open_from.setdefault(producer_id, self.log_end_offset)
-        return self._add(batch)
+        return self.add(batch)
 
     def mark(self, producer_id: int, *, committed: bool) -> int:
         """End a transaction with its marker. Returns the marker's offset."""
@@ -96,13 +96,13 @@ class FakeLog:
             timestamp_ms=2_000,
         )
         first_offset = self.open_from.pop(producer_id, None)
-        offset = self._add(batch)
+        offset = self.add(batch)
         if not committed and first_offset is not None:
             aborted = AbortedTransaction(producer_id=producer_id, first_offset=first_offset)
             self.aborted.append((offset, aborted))
         return offset
 
-    def _add(self, batch: bytearray) -> int:
+    def add(self, batch: bytearray) -> int:
         base_offset = self.log_end_offset
         patch(batch, base_offset=base_offset, leader_epoch=0)
         self.log_end_offset = parse_header(batch).next_offset

@@ -135,7 +135,7 @@ class Leader:
             origin=origin,
             follows_unacknowledged=follows_unacknowledged,
         )
-        return self._write(header, verdict)
+        return self.write(header, verdict)
 
     def send_transactional(
         self,
@@ -155,7 +155,7 @@ class Leader:
             count=count,
             is_transactional=True,
         )
-        return self._write(header, self.decide(header, ticket=ticket, origin=origin, now_ms=now_ms))
+        return self.write(header, self.decide(header, ticket=ticket, origin=origin, now_ms=now_ms))
 
     def open(self, producer_id: int = 7, producer_epoch: int = 0, count: int = 1) -> int:
         """Begin a transaction with one batch; returns its first offset."""
@@ -199,7 +199,7 @@ class Leader:
         """Move the log end to ``end_offset`` with records of nobody."""
         if end_offset > self.end:
             header = make_header(producer_id=-1, base_sequence=-1, count=end_offset - self.end)
-            self._write(header, self.decide(header))
+            self.write(header, self.decide(header))
 
     def reload(
         self, snapshot_offset: int = 0, entries: list[ProducerSnapshotEntry] | None = None
@@ -220,7 +220,7 @@ class Leader:
         )
         self.machine = machine
 
-    def _write(self, header: BatchHeader, verdict: AppendVerdict) -> AppendVerdict:
+    def write(self, header: BatchHeader, verdict: AppendVerdict) -> AppendVerdict:
         if verdict.error is ErrorCode.NONE and verdict.duplicate_base_offset is None:
             header = header.with_offset(self.end, self.machine.leader_epoch)
             self.log.append((header, None))

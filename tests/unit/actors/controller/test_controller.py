@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from controller_world import ControllerWorld
+from inside import names_of
 from msgspec import structs
 from virtual_time import give_turns
 
@@ -248,7 +249,7 @@ def test_a_name_that_nobody_waits_for_any_more_is_forgotten(play):
                 CreateTopicRequest(name=name, topic_id="b" * 32, partitions=1) for _ in range(3)
             ]
             await asyncio.gather(*map(controller.create_topic, requests))
-        assert len(controller._names) == 0
+        assert len(names_of(controller)) == 0
 
     play(scenario)
 
@@ -258,7 +259,7 @@ def test_topics_of_a_name_are_made_one_after_the_other(play):
         starting: list[str] = []
 
         async def start(_replicas: Any) -> None:
-            assert len(controller._names) == 1
+            assert len(names_of(controller)) == 1
             starting.append("begun")
             assert len(starting) % 2 == 1
             await asyncio.sleep(0)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from controller_world import ControllerWorld
 from deadlines import to_its_end, until
+from inside import names_of
 from replicas import TOPIC_ID
 
 from oncelog.actors.config import ClusterConfig
@@ -219,7 +220,7 @@ def test_a_replica_that_cannot_be_told_is_told_again_and_is_not_ended(play: Any)
         await reassign(world, 2)
         await sync(world, TP, 1, 2)
         await until(lambda: len(shutdowns(world)) == 1)
-        await until(lambda: not len(world.controller._names))
+        await until(lambda: not len(names_of(world.controller)))
         assert (len(leaving(world)), world.ended) == (1, [])
         world.away.clear()
         left = leaving(world)
