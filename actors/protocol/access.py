@@ -5,7 +5,9 @@ before a method sees the request. Calls within a process pass no door and are no
 
 A server may do everything. Every program in a Ray cluster is the same principal, ``User:ray``: Ray
 lets it run whatever it likes. It may do all but what only servers do to each other. That guards
-against mistakes, such as a program that sends a marker or removes a replica's data.
+against mistakes, such as a program that deposes a leader or removes a replica's data. Markers it
+may write, as an operator does who ends a hanging transaction. So of each row just one thing is
+asked yet: whether it is for servers only.
 
 Anybody else has what ACLs allow once they are switched on, and nothing by default. An ACL is for a
 principal, a kind of resource and a name, which may be a prefix; one that denies wins. To read,
@@ -49,7 +51,7 @@ class Operation(enum.Enum):
     ALTER = "Alter"
     DESCRIBE = "Describe"
     CLUSTER_ACTION = "ClusterAction"
-    """What servers do to each other: replicate, vote, lead, write markers."""
+    """What servers do to each other: replicate, vote, tell who leads."""
     ALL = "All"
     """Only in an ACL: any of the others."""
 

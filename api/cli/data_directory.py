@@ -68,6 +68,8 @@ from oncelog.storage.records.codec import Record
 from oncelog.storage.records.control import ControlRecord
 from oncelog.storage.segments.aborted_index import AbortedIndexEntry
 from oncelog.storage.segments.inspection import TailDefect
+from oncelog.storage.segments.segment import LOG_SUFFIX
+from oncelog.storage.segments.swap import SWAP_SUFFIX
 
 # --- dump -------------------------------------------------------------------------------------
 
@@ -230,7 +232,8 @@ class _Printer:
         """The inconsistencies of one partition.
 
         Compaction may replace the files of a segment while they are read. The findings then mean
-        nothing, and everything is read again.
+        nothing, and everything is read again. The log of a segment is replaced last: until then it
+        has the others' new files beside it.
         """
         for _ in range(VERIFY_ATTEMPTS_MAX):
             before = self._sealed_files(directory)
@@ -240,7 +243,9 @@ class _Printer:
                 )
             )
             after = self._sealed_files(directory)
-            is_changed = any(after.get(name) != found for name, found in before.items())
+            is_changed = self._is_swapping(directory) or any(
+                after.get(name) != found for name, found in before.items()
+            )
             if not is_changed or not any(finding.is_problem for finding in findings):
                 return findings
         reason = (
@@ -248,6 +253,11 @@ class _Printer:
             "them: try again when compaction has less to do"
         )
         return [Finding(path=directory, position=0, reason=reason, is_problem=False)]
+
+    def _is_swapping(self, directory: Path) -> bool:
+        """Whether a segment is being replaced; after a crash the next open ends that."""
+        names = self._filesystem.list_directory(directory)
+        return any(name.endswith(LOG_SUFFIX + SWAP_SUFFIX) for name in names)
 
     def _sealed_files(self, directory: Path) -> dict[str, tuple[int, int]]:
         """The files of all segments but the active one, with what identifies each."""

@@ -65,12 +65,12 @@ class Fault:
 class CrashHandle:
     """An open file of a ``CrashDisk``."""
 
-    __slots__ = ("_disk", "_file", "_is_closed", "_path", "_size")
+    __slots__ = ("_disk", "_is_closed", "_size", "file", "path")
 
     def __init__(self, disk: CrashDisk, path: Path, file: File) -> None:
         self._disk = disk
-        self._path = path
-        self._file = file
+        self.path = path
+        self.file = file
         self._size = len(file.content)
         self._is_closed = False
         disk.open_handles += 1
@@ -91,8 +91,8 @@ class CrashHandle:
     def read(self, position: int, size: int) -> bytes:
         """Up to ``size`` bytes from ``position``; fewer only at the end of the file."""
         self._check_open()
-        self._disk.refuse_read(self._path, position, position + size)
-        return bytes(self._file.content[position : position + size])
+        self._disk.refuse_read(self.path, position, position + size)
+        return bytes(self.file.content[position : position + size])
 
     def write_at(self, position: int, data: Buffer) -> None:
         """Overwrite in place."""
@@ -102,24 +102,22 @@ class CrashHandle:
     def truncate(self, size: int) -> None:
         """Cut the file to ``size`` bytes."""
         self._check_open()
-        self._disk.operate("truncate", self._path, lambda: self._file.change(Resize(size)))
+        self._disk.operate("truncate", self.path, lambda: self.file.change(Resize(size)))
         if size == 0:
-            self._disk.mend(self._path)
+            self._disk.mend(self.path)
         self._size = size
 
     def datasync(self) -> None:
         """Return once all bytes written before this call are durable."""
         self._check_open()
         # The kernel reports a page it could not write once, and takes it for clean afterwards.
-        self._disk.operate(
-            "datasync", self._path, self._file.sync, lambda _: self._file.lose_writes()
-        )
+        self._disk.operate("datasync", self.path, self.file.sync, lambda _: self.file.lose_writes())
 
     def duplicate(self) -> CrashHandle:
         """Another handle of the same open file."""
         self._check_open()
-        self._disk.take_descriptor(self._path)
-        return CrashHandle(self._disk, self._path, self._file)
+        self._disk.take_descriptor(self.path)
+        return CrashHandle(self._disk, self.path, self.file)
 
     def close(self) -> None:
         """Give the file back; does not sync. A second call does nothing."""
@@ -136,17 +134,17 @@ class CrashHandle:
         self._check_open()
 
         def write_part(part: float) -> None:
-            self._file.change(Write(position, data).first(part, len(self._file.content)))
+            self.file.change(Write(position, data).first(part, len(self.file.content)))
 
         def write() -> None:
-            growth = position + len(data) - len(self._file.content)
+            growth = position + len(data) - len(self.file.content)
             missing = growth - self._disk.free_bytes
             if growth > 0 and missing > 0:
-                self._file.change(Write(position, data[: max(0, len(data) - missing)]))
-                raise OSError(errno.ENOSPC, "the disk is full", str(self._path))
-            self._file.change(Write(position, data))
+                self.file.change(Write(position, data[: max(0, len(data) - missing)]))
+                raise OSError(errno.ENOSPC, "the disk is full", str(self.path))
+            self.file.change(Write(position, data))
 
-        self._disk.operate(call, self._path, write, write_part)
+        self._disk.operate(call, self.path, write, write_part)
 
 
 class CrashLock:

@@ -15,7 +15,7 @@ from typing import Any
 from actor_environment import AtOnceBackground
 from crash_disk import CrashDisk
 from inside import segments_of
-from replicas import leading, replica_of
+from replicas import EpochSource, leading, replica_of
 from virtual_time import START_MS
 
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
@@ -112,18 +112,25 @@ class SteppedReplica(Replica):
 class Life:
     """The life of one process, and short ways to use its replica."""
 
-    def __init__(self, disk: CrashDisk, history: History) -> None:
+    def __init__(
+        self,
+        disk: CrashDisk,
+        history: History,
+        *,
+        epoch_source: EpochSource = next_epoch,
+        log_source: Any = None,
+    ) -> None:
         self.disk = disk
         self.history = history
         self.replica: SteppedReplica = replica_of(
             TP,
             DATA_DIR,
-            next_epoch,
+            epoch_source,
             kind=SteppedReplica,
             environment={
                 "filesystem": disk,
                 "background": AtOnceBackground(),
-                "log_source": self.expected_log,
+                "log_source": log_source or self.expected_log,
             },
         )
         self.replica.history = history

@@ -1,4 +1,4 @@
-"""Clusters in memory behind ``Transport``, and a connection that only notes writes."""
+"""Topics in memory behind ``Transport``, and a connection that only notes writes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,9 @@ from topics import topic_of
 
 from oncelog.actors.protocol.messages.cluster import (
     MetadataReply,
-    MetadataRequest,
-    PartitionMetadata,
-    TopicMetadata,
 )
 from oncelog.actors.protocol.messages.group import OffsetCommitReply, OffsetCommitRequest
 from oncelog.actors.protocol.messages.partition import (
-    FetchReply,
-    FetchRequest,
     ListOffsetsReply,
     ListOffsetsRequest,
 )
@@ -33,76 +28,6 @@ from oncelog.storage.model import (
     LATEST_TIMESTAMP,
     TopicPartition,
 )
-from oncelog.storage.records.batch import parse_header, patch
-from oncelog.storage.records.codec import encode_records
-
-
-class OnePartition:
-    """Topic ``t`` with partition 0, in memory.
-
-    ``is_silent``: fetches find nothing, for ever. ``is_deleted``: the controller knows no topic.
-    ``is_unknown_to_leader``: its leader does not. ``end_is_enforced``: nor what
-    is beyond its end.
-    """
-
-    def __init__(self):
-        self.batches = []
-        self.log_start_offset = 0
-        self.log_end_offset = 0
-        self.is_silent = False
-        self.is_deleted = False
-        self.is_unknown_to_leader = False
-        self.end_is_enforced = False
-        self.topic_id = "0" * 32
-
-    def append(self, *values):
-        batch = encode_records([(None, value, 1_000, ()) for value in values])
-        patch(batch, base_offset=self.log_end_offset, leader_epoch=0)
-        self.log_end_offset += len(values)
-        self.batches.append(bytes(batch))
-
-    def router(self):
-        return Router(self, clock=None)
-
-    async def call(self, actor, request, *, timeout_ms):
-        await asyncio.sleep(0)
-        if isinstance(request, ListOffsetsRequest):
-            assert request.timestamp_ms == EARLIEST_TIMESTAMP
-            return ListOffsetsReply(offset=self.log_start_offset)
-        return self._metadata() if isinstance(request, MetadataRequest) else self._fetch(request)
-
-    def _metadata(self):
-        if self.is_deleted:
-            return MetadataReply()
-        partition = PartitionMetadata(
-            partition=0, leader=1, leader_epoch=0, replicas=(1,), isr=(1,)
-        )
-        return MetadataReply(
-            topics=(TopicMetadata(name="t", topic_id=self.topic_id, partitions=(partition,)),)
-        )
-
-    def _fetch(self, request: FetchRequest):
-        if self.is_unknown_to_leader:
-            return request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        if request.topic_id != self.topic_id:
-            return request.failed(ErrorCode.UNKNOWN_TOPIC_ID)
-        is_beyond = self.end_is_enforced and request.fetch_offset >= self.log_end_offset
-        if request.fetch_offset < self.log_start_offset or is_beyond:
-            return request.failed(ErrorCode.OFFSET_OUT_OF_RANGE)
-        found = [
-            batch
-            for batch in self.batches
-            if parse_header(batch).next_offset > request.fetch_offset
-        ]
-        if not found or self.is_silent:
-            return request.failed(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        return FetchReply(
-            high_watermark=self.log_end_offset,
-            last_stable_offset=self.log_end_offset,
-            log_start_offset=self.log_start_offset,
-            records=found[0],
-            aborted_transactions=(),
-        )
 
 
 class Topics:
@@ -154,9 +79,10 @@ class TimedConnection(EngineConnection):
     """A connection that waits in no time; ``meanwhile`` are called then, one for each wait."""
 
     def __init__(self, topics, loop_thread):
+        self.router = Router(topics, clock=None)
         super().__init__(
             ClientContext(
-                router=Router(topics, clock=None),
+                router=self.router,
                 loop_thread=loop_thread,
                 random=Random(1),
                 processes=None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from oncelog.actors.rpc.actor_transport import ActorTransport
 from oncelog.actors.rpc.admission import Caller
@@ -47,3 +47,28 @@ def groups_of(machine: Any) -> Any:
 def generation_of(consumer: Any) -> int:
     """The generation of its group that a consumer is in; also of one that commits by itself."""
     return int(core_of(consumer)._identity().generation_id)
+
+
+def tasks_of(shell: Any) -> Any:
+    """What a shell does by itself, which its process would end with it."""
+    return shell._tasks
+
+
+def names_of(controller: Any) -> Any:
+    """The names of topics that somebody is changing or waits to change."""
+    return controller._names
+
+
+def pending_of(connection: Any) -> dict[int, Any]:
+    """The calls of a connection that are not answered yet, by id."""
+    return cast("dict[int, Any]", connection._pending)
+
+
+def waiting_of(room: Any) -> Any:
+    """The connections whose requests wait for bytes of others."""
+    return room._waiting
+
+
+def membership_of(client: Any) -> Any:
+    """What keeps a consumer in its group; ``None`` outside one."""
+    return core_of(client)._membership

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,8 @@ class ServerWorld:
     """Clock, transport and sink of one server. ``leader_epoch`` is what the controller tells.
 
     ``told`` has the name of each metric that was set or added to, in order; ``values`` their last
-    values, those of a counter in sum, whatever the tags.
+    values, those of a counter in sum, whatever the tags. ``answers`` are what others say to a type
+    of request instead of what they usually do: a reply, or a function of the request.
     """
 
     def __init__(self) -> None:
@@ -49,6 +52,8 @@ class ServerWorld:
         self.disk_space: Any = lambda _path: DiskSpace(free_bytes=30, size_bytes=100)
         self.deaths: list[BaseException] = []
         self.tags: set[tuple[tuple[str, str], ...]] = set()
+        self.answers: dict[type, Any] = {}
+        self.asked: Counter[type] = Counter()
 
     def now_ms(self) -> int:
         return self.time_ms
@@ -70,6 +75,11 @@ class ServerWorld:
         self.told.append(metric.name)
 
     async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
+        self.asked[type(request)] += 1
+        answer = self.answers.get(type(request))
+        if answer is not None:
+            reply = answer(request) if callable(answer) else answer
+            return await reply if inspect.isawaitable(reply) else reply
         assert actor == "controller"
         if isinstance(request, BecomeLeaderRequest):
             self.is_led = True

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 from oncelog.actors.protocol.messages.cluster import MetadataReply, PartitionMetadata, TopicMetadata
+from oncelog.api.admin.admin import AsyncAdmin
 
 
 def topic_of(
@@ -29,10 +32,14 @@ def topic_of(
 
 
 class AdminCluster:
-    """What a command connects to, and its own admin: notes calls, or raises ``failure``."""
+    """What a command connects to, and its own admin: notes calls, which must fit ``AsyncAdmin``.
 
-    def __init__(self, *topics: TopicMetadata) -> None:
-        self.topics = topics
+    ``answers`` has by method a function that answers, the answer, or an error. ``failure`` is what
+    each call raises that does not describe.
+    """
+
+    def __init__(self, *topics: TopicMetadata, **answers: Any) -> None:
+        self.answers = {"describe_cluster": MetadataReply(topics=topics), **answers}
         self.calls: list[tuple[Any, ...]] = []
         self.failure: Exception | None = None
 
@@ -45,10 +52,22 @@ class AdminCluster:
     def admin(self) -> Any:
         return self
 
-    def describe_cluster(self) -> MetadataReply:
-        return MetadataReply(topics=self.topics)
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        signature = inspect.signature(getattr(AsyncAdmin, name))
 
-    def note(self, *call: Any) -> None:
-        if self.failure is not None:
-            raise self.failure
-        self.calls.append(call)
+        def call(*arguments: Any, **options: Any) -> Any:
+            signature.bind(self, *arguments, **options)
+            self.calls.append((name, *arguments, *([options] if options else [])))
+            answer = self.answers.get(name)
+            if self.failure is not None and not name.startswith("describe"):
+                answer = self.failure
+            if isinstance(answer, Exception):
+                raise answer
+            return answer(*arguments, **options) if callable(answer) else answer
+
+        return call
+
+    @property
+    def changes(self) -> list[tuple[Any, ...]]:
+        """The calls that do not only look."""
+        return [call for call in self.calls if not call[0].startswith(("describe", "list", "find"))]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from actor_environment import InlineBackground
-from inside import copy_of
+from inside import copy_of, tasks_of
 from replicas import surroundings_of
 from virtual_time import run_virtually
 
@@ -172,12 +172,10 @@ class Node:
             self.world.holder = None
         controller.is_stopped = True
         controller.metrics.stop()
-        controller._tasks.cancel()
-        controller.shell._tasks.cancel()
-        replica = controller.replica
-        replica._is_stopped = True
-        replica._end_leading(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        replica.directory.release()
+        for tasks in map(tasks_of, (controller, controller.shell)):
+            tasks.cancel()
+        controller.replica.halt()
+        controller.replica.directory.release()
 
     def kill(self) -> None:
         """The node is gone with all that runs there; Ray knows."""
@@ -185,7 +183,7 @@ class Node:
         self.end_controller(None)
         broker, self.broker = self.broker, None
         if broker is not None:
-            broker._tasks.cancel()
+            tasks_of(broker).cancel()
             copy = copy_of(broker)
             if copy is not None:
                 copy.replica.halt()

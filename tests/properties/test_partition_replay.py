@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hypothesis import example, given
 from hypothesis import strategies as st
+from led_partition import LedPartition, make_header
 
-from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
 from oncelog.actors.protocol.partition.producers import ProducerEntry
-from oncelog.actors.protocol.tickets import ClusterKeys, issue_plain_ticket, issue_ticket
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.model import AppendOrigin, ProducerSnapshotEntry, TopicPartition
+from oncelog.storage.model import AppendOrigin, ProducerSnapshotEntry
 from oncelog.storage.records.batch import BatchHeader
 from oncelog.storage.records.codec import encode_records
-from oncelog.storage.records.control import ControlRecord
 
-KEY = b"k" * 32
-TOPIC_ID = "topic"
-TP = TopicPartition("flights", 0)
 PRODUCERS = (1, 2, 3)
 HOLLOW_BATCH = bytes(encode_records([(None, b"never stamped like that", 0, ())]))
 """Bytes whose CRC is none of those that the headers here have."""
@@ -102,19 +97,13 @@ EVENTS = st.lists(
 )
 
 
-@dataclass
-class ReplayWorld:
-    """A leader, its log, its snapshots, and what the last stable offset was."""
+class Replays(LedPartition):
+    """A leader, its snapshots, and how far its log is replicated."""
 
-    machine: PartitionMachine = field(default_factory=lambda: PartitionMachine(TP))
-    log: list[tuple[BatchHeader, ControlRecord | None]] = field(default_factory=list)
-    snapshots: list[tuple[int, list[ProducerSnapshotEntry]]] = field(
-        default_factory=lambda: [(0, [])]
-    )
-    replicated: int = 0
-
-    def __post_init__(self) -> None:
-        self.machine.become_leader(1, TOPIC_ID, ClusterKeys(current=KEY))
+    def __init__(self) -> None:
+        super().__init__()
+        self.snapshots: list[tuple[int, list[ProducerSnapshotEntry]]] = [(0, [])]
+        self.replicated = 0
 
     def run(self, event: Send | Mark | Replicate | Snapshot | FailOver) -> None:
         stable = self.machine.last_stable_offset
@@ -122,7 +111,13 @@ class ReplayWorld:
             case Send():
                 self._send(event)
             case Mark():
-                self._mark(event)
+                self.mark(
+                    event.producer_id,
+                    max(0, self._epoch(event.producer_id) + event.rise),
+                    committed=event.committed,
+                    coordinator_epoch=event.coordinator_epoch,
+                    timestamp_ms=len(self.log),
+                )
             case Replicate(percent=percent):
                 gap = self.machine.log_end_offset - self.machine.high_watermark
                 self.machine.advance_high_watermark(
@@ -132,22 +127,8 @@ class ReplayWorld:
             case Snapshot():
                 self.snapshots.append((self.machine.log_end_offset, self.machine.snapshot()))
             case FailOver():
-                machine = self.replay(0)
-                machine.advance_high_watermark(self.replicated)
-                machine.become_leader(
-                    self.machine.leader_epoch + 1, TOPIC_ID, ClusterKeys(current=KEY)
-                )
-                self.machine = machine
+                self.fail_over(self.replicated)
         assert self.machine.last_stable_offset >= stable
-
-    def replay(self, snapshot: int, *, from_start: bool = False) -> PartitionMachine:
-        """A machine that began at a snapshot and read the log, or all of it."""
-        machine = PartitionMachine(TP)
-        machine.load(0, *self.snapshots[snapshot])
-        for header, control in self.log:
-            if from_start or header.next_offset > machine.replay_from:
-                machine.apply(header, control)
-        return machine
 
     def _epoch(self, producer_id: int) -> int:
         entry = self.machine.producers.entries.get(producer_id)
@@ -159,34 +140,24 @@ class ReplayWorld:
         following = 0
         if entry is not None and entry.producer_epoch == producer_epoch:
             following = entry.last_sequence + 1
-        sequence = -1 if event.is_from_coordinator else max(0, following + event.skew)
-        header = BatchHeader(
-            base_offset=0,
-            batch_length=49,
-            leader_epoch=-1,
-            magic=2,
-            crc=event.content,
-            attributes=0x10 * event.is_transactional,
-            last_offset_delta=event.count - 1,
-            base_timestamp_ms=0,
-            max_timestamp_ms=len(self.log),
+        header = make_header(
             producer_id=event.producer_id,
             producer_epoch=producer_epoch,
-            base_sequence=sequence,
-            record_count=event.count,
+            base_sequence=-1 if event.is_from_coordinator else max(0, following + event.skew),
+            count=event.count,
+            is_transactional=event.is_transactional,
+            leader_epoch=-1,
+            timestamp_ms=len(self.log),
+            crc=event.content,
         )
-        verdict = self.machine.decide_append(
+        verdict = self.decide(
             header,
             origin=AppendOrigin.COORDINATOR if event.is_from_coordinator else AppendOrigin.CLIENT,
-            transactional_id="id",
             ticket=self._ticket(header) if event.has_ticket else None,
             batch=None if event.is_from_coordinator else HOLLOW_BATCH,
-            now_ms=0,
         )
-        if verdict.error is ErrorCode.NONE and verdict.duplicate_base_offset is None:
-            assert event.has_ticket
-            self._append(header, None)
-        elif verdict.duplicate_base_offset is not None:
+        self.write(header, verdict)
+        if verdict.duplicate_base_offset is not None:
             assert any(
                 written.base_offset == verdict.duplicate_base_offset
                 and written.producer_id == header.producer_id
@@ -197,49 +168,13 @@ class ReplayWorld:
                 and written.crc == header.crc
                 for written, _ in self.log
             )
-
-    def _mark(self, event: Mark) -> None:
-        producer_epoch = max(0, self._epoch(event.producer_id) + event.rise)
-        error = self.machine.decide_marker(
-            event.producer_id, producer_epoch, event.coordinator_epoch
-        )
-        if error is not ErrorCode.NONE:
-            return
-        header = BatchHeader(
-            base_offset=0,
-            batch_length=66,
-            leader_epoch=-1,
-            magic=2,
-            crc=0,
-            attributes=0x30,
-            last_offset_delta=0,
-            base_timestamp_ms=0,
-            max_timestamp_ms=len(self.log),
-            producer_id=event.producer_id,
-            producer_epoch=producer_epoch,
-            base_sequence=-1,
-            record_count=1,
-        )
-        self._append(header, ControlRecord(event.committed, event.coordinator_epoch))
-
-    def _append(self, header: BatchHeader, control: ControlRecord | None) -> None:
-        header = header.with_offset(self.machine.log_end_offset, self.machine.leader_epoch)
-        self.log.append((header, control))
-        self.machine.apply(header, control)
+        elif verdict.error is ErrorCode.NONE:
+            assert event.has_ticket
 
     def _ticket(self, header: BatchHeader) -> bytes:
         if not header.is_transactional:
-            return issue_plain_ticket(cluster_key=KEY, producer_id=header.producer_id, issued_ms=0)
-        return issue_ticket(
-            cluster_key=KEY,
-            producer_id=header.producer_id,
-            producer_epoch=header.producer_epoch,
-            transactional_id="loader",
-            topic_id=TOPIC_ID,
-            partition=0,
-            issued_ms=0,
-            transaction_timeout_ms=60_000,
-        )
+            return self.plain_ticket(header.producer_id)
+        return self.ticket(header.producer_id, header.producer_epoch)
 
 
 def places(entry: ProducerEntry) -> list[tuple[int, int, int]]:
@@ -247,11 +182,16 @@ def places(entry: ProducerEntry) -> list[tuple[int, int, int]]:
     return [(batch.last_sequence, batch.last_offset, batch.offset_delta) for batch in entry.batches]
 
 
-def run(events: list[Send | Mark | Replicate | Snapshot | FailOver]) -> ReplayWorld:
-    world = ReplayWorld()
+def run(events: list[Send | Mark | Replicate | Snapshot | FailOver]) -> Replays:
+    world = Replays()
     for event in events:
         world.run(event)
     return world
+
+
+def test_a_send_with_its_ticket_is_written():
+    """Else the properties below would say nothing of transactions."""
+    assert len(run([PLAIN]).log) == len(run([TRANSACTIONAL]).log) == 1
 
 
 @given(EVENTS)
@@ -259,7 +199,7 @@ def test_replayed_log_gives_the_live_state(
     events: list[Send | Mark | Replicate | Snapshot | FailOver],
 ) -> None:
     world = run(events)
-    live, replayed = world.machine, world.replay(0)
+    live, replayed = world.machine, world.reload()
     replayed.advance_high_watermark(live.high_watermark)
     assert replayed.producers.entries == live.producers.entries
     assert replayed.last_stable_offset == live.last_stable_offset
@@ -273,7 +213,7 @@ def test_any_snapshot_and_the_rest_of_the_log_give_the_live_state(
     world = run(events)
     live = world.machine
     chosen = data.draw(st.integers(0, len(world.snapshots) - 1))
-    replayed = world.replay(chosen)
+    replayed = world.reload(*world.snapshots[chosen])
     replayed.advance_high_watermark(live.high_watermark)
     assert replayed.describe_producers(None) == live.describe_producers(None)
     assert replayed.snapshot() == live.snapshot()
@@ -285,7 +225,7 @@ def test_any_snapshot_and_the_rest_of_the_log_give_the_live_state(
         remembered = places(replayed.producers.entries[producer_id])
         assert remembered == places(entry)[len(entry.batches) - len(remembered) :]
         assert bool(remembered) == bool(entry.batches)
-    from_start = world.replay(chosen, from_start=True)
+    from_start = world.reload(*world.snapshots[chosen], from_start=True)
     assert from_start.producers.entries == live.producers.entries
 
 

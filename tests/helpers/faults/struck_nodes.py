@@ -50,7 +50,8 @@ class _Strike:
 
     ``stopped`` are processes that are to go on, ``cut`` the ways, sender first, that are closed;
     ``filler`` is the file that fills its disk. ``disk`` is how the node finds its disk, which is at
-    rest once it is dead if all of its processes were killed (``is_whole``).
+    rest once it is dead if all of its processes were killed (``is_whole``). ``is_dying``: it was
+    killed, and has not been found dead yet, which takes its first process a moment.
     """
 
     number: int
@@ -61,6 +62,7 @@ class _Strike:
     stopped: list[int] = field(default_factory=list)
     cut: list[tuple[int, int]] = field(default_factory=list)
     filler: Path | None = None
+    is_dying: bool = False
 
     @property
     def is_held(self) -> bool:
@@ -126,7 +128,7 @@ class StruckNodes:
             struck = stopped = descendants_of(started) if fault.is_whole else below
         else:
             struck = [raylet, *below] if fault.is_whole else [raylet]
-        self._begin(number, fault, broker_id, stopped=stopped)
+        self._begin(number, fault, broker_id, stopped=stopped, is_dying=not fault.pause_s)
         _send(struck, signal.SIGSTOP if fault.pause_s else signal.SIGKILL)
         return struck
 
@@ -207,13 +209,16 @@ class StruckNodes:
             if broker_id == away:
                 continue
             self._note("node_ended", number)
-            if strike is not None and number >= 0 and strike.is_whole:
-                self._change_disk(strike)
+            if strike is not None and number >= 0:
+                strike.is_dying = False
+                if strike.is_whole:
+                    self._change_disk(strike)
             start_node(self._nodes, broker_id)
             self._note("back", number)
-        if strike is not None and away is None:
-            self._empty_if_refused(strike)
-        if strike is not None and away is None and not self._down() and not self._unwhole():
+        if strike is None or away is not None or strike.is_dying:
+            return
+        self._empty_if_refused(strike)
+        if not self._down() and not self._unwhole():
             self._note("whole", strike.number)
             self._strike = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,23 +14,12 @@ from oncelog.examples.flights import demo, stream_demo, stream_query
 from oncelog.examples.flights.outcome import Outcome
 
 
-class StartedCluster:
-    """A cluster that only starts and stops."""
-
-    dashboard_url = "none"
-
-    def __init__(self) -> None:
-        self.is_stopped = False
-
-    def shutdown(self) -> None:
-        self.is_stopped = True
-
-
 @pytest.mark.parametrize(("lost", "status"), [(0, 0), (1, 1)])
 def test_the_command_ends_with_a_line_figures_and_a_status(
     lost, status, monkeypatch, tmp_path, capsys
 ):
-    cluster, figures = StartedCluster(), tmp_path / "figures.json"
+    ends, figures = [], tmp_path / "figures.json"
+    cluster = SimpleNamespace(dashboard_url="none", shutdown=lambda: ends.append("shutdown"))
     outcome = Outcome(
         flights_in=2,
         in_log=2,
@@ -58,7 +48,7 @@ def test_the_command_ends_with_a_line_figures_and_a_status(
     )
     assert demo.main(args) == status
     assert given == [7]
-    assert cluster.is_stopped
+    assert ends == ["shutdown"]
     written = json.loads(figures.read_text(encoding="utf-8"))
     assert (written["in"], written["lost"], written["seed"]) == (2, lost, 7)
     assert outcome.line in capsys.readouterr().out

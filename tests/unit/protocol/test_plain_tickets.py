@@ -119,7 +119,7 @@ def test_a_batch_of_other_content_is_no_duplicate(
     ticket = leader.ticket() if is_transactional else leader.plain_ticket()
     kind = {"is_transactional": is_transactional}
     first = header_of(base_sequence=0, crc=1, **kind)
-    leader._write(first, leader.decide(first, ticket=ticket))
+    leader.write(first, leader.decide(first, ticket=ticket))
     assert leader.decide(first, ticket=ticket, batch=b"").duplicate_base_offset == 0
     other = header_of(base_sequence=0, crc=2, **kind)
     with pytest.MonkeyPatch.context() as patch:

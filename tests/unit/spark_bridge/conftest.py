@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from distributed_world import FakeConnection, OnePartition, TimedConnection, Topics
+from distributed_world import FakeConnection, TimedConnection, Topics
 from pyspark.sql.types import StructType
 
 from oncelog.api.session.event_loop import LoopThread
@@ -33,12 +33,6 @@ def struct():
 def topics():
     """Topics in memory, none yet."""
     return Topics()
-
-
-@pytest.fixture
-def one_partition():
-    """A partition in memory."""
-    return OnePartition()
 
 
 @pytest.fixture

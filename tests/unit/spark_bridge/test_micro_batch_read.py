@@ -294,7 +294,7 @@ def test_a_topic_that_is_made_again_while_a_batch_is_planned_is_not_read(
 
     def made_again(*what):
         topics.make("a", (0, 10), topic_id="other")
-        timed_connection._router.invalidate(A0)
+        timed_connection.router.invalidate(A0)
         return bounds_of(*what)
 
     monkeypatch.setattr(timed_connection, "bounds", made_again)

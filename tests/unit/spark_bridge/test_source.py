@@ -4,6 +4,7 @@ from datetime import datetime, timezone
 
 import pytest
 from distributed_world import TimedConnection
+from fake_cluster import one_partition
 from pyspark.sql.datasource import DataSourceReader, EqualTo, GreaterThanOrEqual
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
@@ -67,15 +68,16 @@ def test_a_reader_takes_filters_only_if_told_to():
 
 
 @pytest.mark.parametrize("fails", ["true", "false"])
-def test_a_task_skips_lost_records_only_if_told_to(monkeypatch, one_partition, fails):
+def test_a_task_skips_lost_records_only_if_told_to(monkeypatch, fails):
     """1. A read is planned. 2. Retention deletes some of it. 3. Its task reads."""
+    cluster, log = one_partition()
     for value in b"012":
-        one_partition.append(b"%d" % value)
+        log.append(b"%d" % value)
     reader = new_reader(subscribe="t", failondataloss=fails)
     wanted = PartitionRange(topic_partition=TopicPartition("t", 0), start_offset=0, end_offset=3)
-    one_partition.log_start_offset = 2
+    log.log_start_offset = 2
     loop_thread = LoopThread("test")
-    monkeypatch.setattr(source, "connect", lambda _: TimedConnection(one_partition, loop_thread))
+    monkeypatch.setattr(source, "connect", lambda _: TimedConnection(cluster, loop_thread))
     try:
         read = reader.read(source.RangePartition(wanted))
         if fails == "true":

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from controller_world import ControllerWorld
+from inside import names_of
 from msgspec import structs
 from virtual_time import give_turns
 
@@ -18,10 +19,6 @@ from oncelog.actors.config import ClusterConfig
 from oncelog.actors.controller.controller import Controller
 from oncelog.actors.coordination import runtime as coordinator_runtime
 from oncelog.actors.interfaces import address_of
-from oncelog.actors.protocol.messages.brokers import (
-    BrokerHeartbeatRequest,
-    RegisterBrokerRequest,
-)
 from oncelog.actors.protocol.messages.cluster import (
     AllocateProducerIdsRequest,
     AlterIsrRequest,
@@ -54,13 +51,9 @@ def play(tmp_path: Path) -> Callable[[Any], None]:
         async def body() -> None:
             world = ControllerWorld(tmp_path)
             controller = await world.begin()
-            request = CreateTopicRequest(
-                name="flights",
-                topic_id="a" * 32,
-                partitions=2,
-                settings=(("min_compaction_lag_ms", "5"), ("flush", "os")),
-            )
-            assert (await controller.create_topic(request)).error is ErrorCode.NONE
+            settings = (("min_compaction_lag_ms", "5"), ("flush", "os"))
+            created = await world.create(partitions=2, settings=settings)
+            assert created.error is ErrorCode.NONE
             await scenario(world, controller)
 
         asyncio.run(body())
@@ -256,7 +249,7 @@ def test_a_name_that_nobody_waits_for_any_more_is_forgotten(play):
                 CreateTopicRequest(name=name, topic_id="b" * 32, partitions=1) for _ in range(3)
             ]
             await asyncio.gather(*map(controller.create_topic, requests))
-        assert len(controller._names) == 0
+        assert len(names_of(controller)) == 0
 
     play(scenario)
 
@@ -266,7 +259,7 @@ def test_topics_of_a_name_are_made_one_after_the_other(play):
         starting: list[str] = []
 
         async def start(_replicas: Any) -> None:
-            assert len(controller._names) == 1
+            assert len(names_of(controller)) == 1
             starting.append("begun")
             assert len(starting) % 2 == 1
             await asyncio.sleep(0)
@@ -309,18 +302,6 @@ def started(broker_id: int, incarnation: str, expected_epoch: int) -> BecomeLead
     )
 
 
-async def second_broker(controller: Controller) -> BrokerHeartbeatRequest:
-    """Broker 2 registers and is heard; its next heartbeat."""
-    request = RegisterBrokerRequest(
-        broker_id=2, cluster_id="c" * 32, directory_id="d" * 32, data_dir="/d2"
-    )
-    reply = await controller.register_broker(request)
-    assert reply.error is ErrorCode.NONE
-    beat = BrokerHeartbeatRequest(broker_id=2, broker_epoch=reply.broker_epoch)
-    assert (await controller.broker_heartbeat(beat)).error is ErrorCode.NONE
-    return beat
-
-
 def partition_of(controller: Controller) -> Any:
     return controller.machine.topics["flights"].partitions[0]
 
@@ -334,10 +315,9 @@ def test_a_leader_changes_its_isr_and_who_is_in_it_leads_after_it(tmp_path: Path
     async def body() -> None:
         world = ControllerWorld(tmp_path)
         controller = await world.begin()
-        beat = await second_broker(controller)
+        (beat,) = await world.join(2)
         for name, topic_id in (("other", "b" * 32), ("flights", "a" * 32)):
-            request = CreateTopicRequest(name=name, topic_id=topic_id, partitions=1)
-            assert (await controller.create_topic(request)).error is ErrorCode.NONE
+            assert (await world.create(name, topic_id)).error is ErrorCode.NONE
         assert partition_of(controller).replicas == (2, 1)
         led = await controller.become_leader(started(2, "one", -1))
         assert (led.leader, led.leader_epoch, led.isr) == (2, 0, (2, 1))
@@ -384,7 +364,7 @@ def test_a_leader_changes_its_isr_and_who_is_in_it_leads_after_it(tmp_path: Path
 
 def test_a_controller_that_does_not_lead_its_log_changes_nothing(play: Any) -> None:
     async def scenario(world: ControllerWorld, controller: Controller) -> None:
-        beat = await second_broker(controller)
+        (beat,) = await world.join(2)
         await controller.replica.stop()
         not_now = ErrorCode.NOT_CONTROLLER
         assert (await controller.broker_heartbeat(beat)).error is not_now

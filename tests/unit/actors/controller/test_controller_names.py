@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,82 +12,18 @@ from actor_environment import AtOnceBackground
 from controller_world import ControllerWorld
 from virtual_time import give_turns
 
-from oncelog.actors.controller.replica_actors import FoundActor
-from oncelog.actors.protocol.messages.cluster import (
-    CreateTopicReply,
-    CreateTopicRequest,
-    DeleteTopicReply,
-    DeleteTopicRequest,
-    ShutdownReply,
-    ShutdownRequest,
-)
 from oncelog.storage.errors import ErrorCode
 
 FLIGHTS = "partition:flights-0@1"
+OTHER_ID = "b" * 32
 
 
-class NamingWorld(ControllerWorld):
-    """A start keeps an actor that is there already.
-
-    ``gates`` hold back what is about to happen to an actor: (event, actor) → until when.
-    """
-
-    new_background = AtOnceBackground
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        self.actors: dict[str, int] = {}
-        """By name, which of all that were started it is."""
-        self.events: list[tuple[str, str]] = []
-        self.gates: dict[tuple[str, str], asyncio.Event] = {}
-
-    async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
-        assert isinstance(request, ShutdownRequest)
-        assert request.remove_data
-        await self._happens("stop", actor)
-        return ShutdownReply()
-
-    async def start(self, replicas: Any) -> None:
-        for tp, _, broker_id, _ in replicas:
-            actor = f"partition:{tp}@{broker_id}"
-            await self._happens("keep" if actor in self.actors else "start", actor)
-            self.actors.setdefault(actor, len(self.events))
-
-    async def find(self, actors: Collection[str]) -> list[FoundActor]:
-        if gate := self.gates.get(("find", "all")):
-            await gate.wait()
-        return [FoundActor(name, self.actors[name]) for name in actors if name in self.actors]
-
-    async def end(self, actors: Sequence[FoundActor]) -> None:
-        for name, handle in actors:
-            await self._happens("end", name)
-            if self.actors.get(name) == handle:
-                del self.actors[name]
-
-    async def running(self) -> list[str]:
-        if gate := self.gates.get(("look", "all")):
-            await gate.wait()
-        return sorted(self.actors)
-
-    async def _happens(self, event: str, actor: str) -> None:
-        self.events.append((event, actor))
-        if gate := self.gates.get((event, actor)):
-            await gate.wait()
-
-    async def create(self, name: str, letter: str = "a") -> CreateTopicReply:
-        return await self.controller.create_topic(
-            CreateTopicRequest(name=name, topic_id=letter * 32, partitions=1)
-        )
-
-    async def delete(self, name: str) -> DeleteTopicReply:
-        return await self.controller.delete_topic(DeleteTopicRequest(name=name))
-
-    def topic_ids(self) -> dict[str, str]:
-        topics = self.controller.machine.metadata(None)
-        return {topic.name: topic.topic_id for topic in topics if not topic.name.startswith("__")}
+def topic_ids(world: ControllerWorld) -> dict[str, str]:
+    topics = world.controller.machine.metadata(None)
+    return {topic.name: topic.topic_id for topic in topics if not topic.name.startswith("__")}
 
 
-Scenario = Callable[[NamingWorld], Awaitable[None]]
+Scenario = Callable[[ControllerWorld], Awaitable[None]]
 
 
 @pytest.fixture
@@ -96,7 +32,7 @@ def play(tmp_path: Path) -> Callable[[Scenario], None]:
 
     def run(scenario: Scenario) -> None:
         async def body() -> None:
-            world = NamingWorld(tmp_path)
+            world = ControllerWorld(tmp_path, AtOnceBackground)
             await world.begin()
             assert (await world.create("flights")).error is ErrorCode.NONE
             world.events.clear()
@@ -116,20 +52,20 @@ def test_a_topic_created_while_its_name_is_deleted_gets_actors_of_its_own(
     3. The creation waits. 4. The old actor is gone. 5. The new topic starts one of its own.
     """
 
-    async def scenario(world: NamingWorld) -> None:
+    async def scenario(world: ControllerWorld) -> None:
         gate = world.gates[held, FLIGHTS] = asyncio.Event()
         deleting = asyncio.create_task(world.delete("flights"))
         await give_turns(100)
-        creating = asyncio.create_task(world.create("flights", "b"))
+        creating = asyncio.create_task(world.create("flights", OTHER_ID))
         await give_turns(100)
-        assert world.topic_ids() == {}
+        assert topic_ids(world) == {}
         assert not creating.done()
         gate.set()
         replies = await asyncio.gather(deleting, creating)
         assert [reply.error for reply in replies] == [ErrorCode.NONE, ErrorCode.NONE]
         assert world.events == [("stop", FLIGHTS), ("end", FLIGHTS), ("start", FLIGHTS)]
         assert FLIGHTS in world.actors
-        assert world.topic_ids() == {"flights": "b" * 32}
+        assert topic_ids(world) == {"flights": OTHER_ID}
 
     play(scenario)
 
@@ -139,10 +75,10 @@ def test_a_topic_deleted_while_its_actors_start_leaves_none_of_them(play: Any) -
     deletion waits. 4. The actor is there. 5. It is stopped and ended.
     """
 
-    async def scenario(world: NamingWorld) -> None:
+    async def scenario(world: ControllerWorld) -> None:
         actor = "partition:trains-0@1"
         gate = world.gates["start", actor] = asyncio.Event()
-        creating = asyncio.create_task(world.create("trains", "b"))
+        creating = asyncio.create_task(world.create("trains", OTHER_ID))
         await give_turns(100)
         deleting = asyncio.create_task(world.delete("trains"))
         await give_turns(100)
@@ -156,11 +92,11 @@ def test_a_topic_deleted_while_its_actors_start_leaves_none_of_them(play: Any) -
 
 
 def test_a_deletion_that_takes_long_holds_up_no_other_name(play: Any) -> None:
-    async def scenario(world: NamingWorld) -> None:
+    async def scenario(world: ControllerWorld) -> None:
         gate = world.gates["stop", FLIGHTS] = asyncio.Event()
         deleting = asyncio.create_task(world.delete("flights"))
         await give_turns(100)
-        assert (await world.create("trains", "b")).error is ErrorCode.NONE
+        assert (await world.create("trains", OTHER_ID)).error is ErrorCode.NONE
         assert not deleting.done()
         gate.set()
         assert (await deleting).error is ErrorCode.NONE
@@ -169,13 +105,13 @@ def test_a_deletion_that_takes_long_holds_up_no_other_name(play: Any) -> None:
 
 
 def test_a_name_is_free_again_after_a_refusal(play: Any) -> None:
-    async def scenario(world: NamingWorld) -> None:
-        refused = [await world.create("flights", "b"), await world.delete("trains")]
+    async def scenario(world: ControllerWorld) -> None:
+        refused = [await world.create("flights", OTHER_ID), await world.delete("trains")]
         assert [reply.error for reply in refused] == [
             ErrorCode.TOPIC_ALREADY_EXISTS,
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         ]
-        replies = [await world.delete("flights"), await world.create("trains", "b")]
+        replies = [await world.delete("flights"), await world.create("trains", OTHER_ID)]
         assert [reply.error for reply in replies] == [ErrorCode.NONE, ErrorCode.NONE]
 
     play(scenario)
@@ -186,9 +122,9 @@ def test_a_new_controller_ends_actors_of_deleted_topics_and_keeps_all_others(pla
     ends it, before it starts what is missing.
     """
 
-    async def scenario(world: NamingWorld) -> None:
+    async def scenario(world: ControllerWorld) -> None:
         world.gates["stop", FLIGHTS] = asyncio.Event()
-        await world.create("trains", "b")
+        await world.create("trains", OTHER_ID)
         deleting = asyncio.create_task(world.delete("flights"))
         await give_turns(100)
         deleting.cancel()
@@ -198,7 +134,7 @@ def test_a_new_controller_ends_actors_of_deleted_topics_and_keeps_all_others(pla
         assert world.events[-1] == ("stop", FLIGHTS)
         world.events.clear()
         await world.begin()
-        happened = [event for event in world.events if "__" not in event[1]]
+        happened = [event for event in world.events if event[1].startswith("partition:")]
         assert happened == [("end", FLIGHTS), ("start", "partition:trains-0@1")]
         assert {"controller", "partition:trains-0@1"} <= world.actors.keys()
         assert FLIGHTS not in world.actors
@@ -207,17 +143,17 @@ def test_a_new_controller_ends_actors_of_deleted_topics_and_keeps_all_others(pla
 
 
 def test_a_topic_created_while_the_controller_starts_keeps_its_replicas(play: Any) -> None:
-    async def scenario(world: NamingWorld) -> None:
+    async def scenario(world: ControllerWorld) -> None:
         await world.controller.replica.stop()
         gate = world.gates["look", "all"] = asyncio.Event()
         starting = asyncio.create_task(world.begin())
         await give_turns(100)
-        early = await world.create("t", "b")
+        early = await world.create("t", OTHER_ID)
         gate.set()
         await starting
         if early.error is not ErrorCode.NONE:
             assert early.error.retriable
-            assert (await world.create("t", "b")).error is ErrorCode.NONE
+            assert (await world.create("t", OTHER_ID)).error is ErrorCode.NONE
         assert "partition:t-0@1" in world.actors
 
     play(scenario)
@@ -228,7 +164,7 @@ def test_a_deletion_that_took_long_ends_no_actor_that_was_given_the_name_since(p
     ends the actor, and makes a topic of the name again. 3. The first one hears the replica.
     """
 
-    async def scenario(world: NamingWorld) -> None:
+    async def scenario(world: ControllerWorld) -> None:
         gate = world.gates["stop", FLIGHTS] = asyncio.Event()
         deleting = asyncio.create_task(world.delete("flights"))
         await give_turns(100)
@@ -245,7 +181,7 @@ def test_a_controller_that_was_followed_ends_nothing_that_it_does_not_know(play:
     finds is a topic's that the next one has made.
     """
 
-    async def scenario(world: NamingWorld) -> None:
+    async def scenario(world: ControllerWorld) -> None:
         controller = world.controller
         world.actors["partition:next-0@1"] = 0
         world.events.clear()

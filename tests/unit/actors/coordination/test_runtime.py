@@ -33,7 +33,7 @@ class Ledger:
         self.runtime = CoordinatorRuntime(
             replica=harness.replica,
             clock=harness.clock,
-            apply=self.apply,
+            apply=lambda record: self.apply(record),
             abandon=self.abandoned.append,
             on_failure=self.failures.append,
         )
@@ -262,7 +262,7 @@ def test_a_committed_record_that_cannot_be_applied_ends_the_process(
     """
 
     async def body(ledger: Ledger) -> None:
-        ledger.runtime._apply = lambda _record: 1 // 0
+        ledger.apply = lambda _record: 1 // 0  # type: ignore[method-assign]
         adding = asyncio.create_task(ledger.add())
         if is_cancelled:
             await asyncio.sleep(0)

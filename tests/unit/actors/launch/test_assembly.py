@@ -81,34 +81,25 @@ def test_a_shell_loads_once_the_replica_leads_and_stops_before_it_does(tmp_path:
     asyncio.run(scenario())
 
 
-class Asked(ServerWorld):
-    """A controller that answers a question for keys only once it may."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked = asyncio.Event()
-        self.may_answer = asyncio.Event()
-
-    async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
-        if not isinstance(request, ClusterKeysRequest):
-            return await super().call(actor, request, timeout_ms=timeout_ms)
-        self.asked.set()
-        await self.may_answer.wait()
-        return ClusterKeysReply(keys=ClusterKeys(current=b"n" * 32, version=7))
-
-
 @pytest.mark.parametrize("topic", TOPICS)
 def test_what_a_server_asks_goes_on_when_its_shell_has_stopped(tmp_path: Path, topic: str) -> None:
     """A coordinator that loses its role must not end the questions of the replica under it."""
 
     async def scenario() -> None:
-        world = Asked()
+        world, asked, may_answer = ServerWorld(), asyncio.Event(), asyncio.Event()
+
+        async def answer(_request: Any) -> ClusterKeysReply:
+            asked.set()
+            await may_answer.wait()
+            return ClusterKeysReply(keys=ClusterKeys(current=b"n" * 32, version=7))
+
+        world.answers[ClusterKeysRequest] = answer
         server = world.server(TopicPartition(topic, 0), tmp_path)
         await until(server.is_serving)
         server.refresh_keys_soon()
-        await world.asked.wait()
+        await asked.wait()
         await server.shell.stop()
-        world.may_answer.set()
+        may_answer.set()
         await until(lambda: server.replica.keys.version == 7)
         await stop(server)
         assert world.deaths == []

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from actor_environment import InlineBackground
+from inside import tasks_of
 from replicas import surroundings_of
 from virtual_time import run_virtually
 
@@ -90,7 +91,7 @@ def play(
         broker.begin()
         await scenario(cluster, broker)
         assert cluster.failures == []
-        broker._tasks.cancel()
+        tasks_of(broker).cancel()
 
     run_virtually(body())
 

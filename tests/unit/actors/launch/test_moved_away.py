@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,38 +32,29 @@ from oncelog.actors.protocol.tickets import ClusterKeys
 from oncelog.storage.errors import ErrorCode
 
 MOVED = ShutdownRequest(remove_data=True, topic_id=TOPIC_ID, is_moved=True)
+AWAY = MetadataRequest().failed(ErrorCode.NETWORK_EXCEPTION)
 
 
-class MovingWorld(ServerWorld):
-    """A controller that has the partition on ``replicas``, and lists for the host what it says."""
+def known(*replicas: int) -> MetadataReply:
+    """What the controller says of a partition with these replicas."""
+    partition = PartitionMetadata(partition=0, leader=9, leader_epoch=3, replicas=replicas, isr=())
+    topic = TopicMetadata(name="flights", topic_id=TOPIC_ID, partitions=(partition,))
+    return MetadataReply(topics=(topic,))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.replicas: tuple[int, ...] = (1,)
-        self.is_away = False
-        self.has_topic = True
-        self.listed: tuple[HostedReplica, ...] = ()
-        self.when_asked: Callable[[], Awaitable[None]] | None = None
 
-    async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
-        if isinstance(request, HostedReplicasRequest):
-            return HostedReplicasReply(replicas=self.listed)
-        if isinstance(request, BecomeLeaderRequest):
-            return BecomeLeaderReply(
-                leader_epoch=request.expected_epoch + 1,
-                topic_id=TOPIC_ID,
-                keys=ClusterKeys(current=b"k" * 32),
-            )
-        assert isinstance(request, MetadataRequest)
-        if self.when_asked is not None:
-            await self.when_asked()
-        if self.is_away:
-            return request.failed(ErrorCode.NETWORK_EXCEPTION)
-        partition = PartitionMetadata(
-            partition=0, leader=9, leader_epoch=3, replicas=self.replicas, isr=()
-        )
-        topic = TopicMetadata(name="flights", topic_id=TOPIC_ID, partitions=(partition,))
-        return MetadataReply(topics=(topic,) if self.has_topic else ())
+def moving() -> ServerWorld:
+    """The partition is on broker 1, and no host is to hold anything."""
+    world = ServerWorld()
+    world.answers = {
+        HostedReplicasRequest: HostedReplicasReply(),
+        BecomeLeaderRequest: lambda request: BecomeLeaderReply(
+            leader_epoch=request.expected_epoch + 1,
+            topic_id=TOPIC_ID,
+            keys=ClusterKeys(current=b"k" * 32),
+        ),
+        MetadataRequest: known(1),
+    }
+    return world
 
 
 @pytest.fixture
@@ -72,10 +63,9 @@ def play(tmp_path: Path) -> Callable[..., None]:
 
     def run(scenario: Any) -> None:
         async def body() -> None:
-            world = MovingWorld()
+            world = moving()
             server = world.server(FLIGHTS, tmp_path)
             await until(server.is_serving)
-            world.listed = ()
             await scenario(world, server, tmp_path / "flights-0")
             await server.end()
 
@@ -89,8 +79,8 @@ def is_there(files: Path) -> bool:
 
 
 def test_one_that_is_elsewhere_now_removes_its_files(play: Any) -> None:
-    async def scenario(world: MovingWorld, server: Any, files: Path) -> None:
-        world.replicas = (2, 3)
+    async def scenario(world: ServerWorld, server: Any, files: Path) -> None:
+        world.answers[MetadataRequest] = known(2, 3)
         assert is_there(files)
         assert (await server.shutdown(MOVED)).error is ErrorCode.NONE
         assert not is_there(files)
@@ -101,20 +91,20 @@ def test_one_that_is_elsewhere_now_removes_its_files(play: Any) -> None:
 
 
 def test_one_whose_topic_is_deleted_meanwhile_removes_its_files(play: Any) -> None:
-    async def scenario(world: MovingWorld, server: Any, files: Path) -> None:
-        world.has_topic = False
+    async def scenario(world: ServerWorld, server: Any, files: Path) -> None:
+        world.answers[MetadataRequest] = MetadataReply()
         assert (await server.shutdown(MOVED)).error is ErrorCode.NONE
         assert not is_there(files)
 
     play(scenario)
 
 
-@pytest.mark.parametrize("is_away", [False, True])
+@pytest.mark.parametrize("answer", [known(1), AWAY])
 def test_one_that_is_still_here_or_cannot_ask_keeps_its_files_and_begins_again(
-    play: Any, is_away: bool
+    play: Any, answer: Any
 ) -> None:
-    async def scenario(world: MovingWorld, server: Any, files: Path) -> None:
-        world.is_away = is_away
+    async def scenario(world: ServerWorld, server: Any, files: Path) -> None:
+        world.answers[MetadataRequest] = answer
         assert (await server.shutdown(MOVED)).error is ErrorCode.NOT_LEADER_OR_FOLLOWER
         assert is_there(files)
         (death,) = world.deaths
@@ -126,14 +116,14 @@ def test_one_that_is_still_here_or_cannot_ask_keeps_its_files_and_begins_again(
 def test_nothing_is_taken_any_more_when_it_asks(play: Any) -> None:
     """What it took between the answer and its end would be lost with its files."""
 
-    async def scenario(world: MovingWorld, server: Any, files: Path) -> None:
-        world.replicas = (2,)
+    async def scenario(world: ServerWorld, server: Any, files: Path) -> None:
         seen: list[bool] = []
 
-        async def look() -> None:
+        def look(_request: Any) -> MetadataReply:
             seen.append(server.is_serving() or server.replica.is_following)
+            return known(2)
 
-        world.when_asked = look
+        world.answers[MetadataRequest] = look
         await server.shutdown(MOVED)
         assert seen == [False]
 
@@ -141,8 +131,8 @@ def test_nothing_is_taken_any_more_when_it_asks(play: Any) -> None:
 
 
 def test_a_replica_of_another_topic_is_left_alone(play: Any) -> None:
-    async def scenario(world: MovingWorld, server: Any, files: Path) -> None:
-        world.replicas = (2,)
+    async def scenario(world: ServerWorld, server: Any, files: Path) -> None:
+        world.answers[MetadataRequest] = known(2)
         other = ShutdownRequest(remove_data=True, topic_id="b" * 32, is_moved=True)
         assert (await server.shutdown(other)).error is ErrorCode.UNKNOWN_TOPIC_ID
         assert server.is_serving()
@@ -153,7 +143,7 @@ def test_a_replica_of_another_topic_is_left_alone(play: Any) -> None:
 
 def test_a_host_begins_a_replica_anew_that_had_moved_away_and_is_back(tmp_path: Path) -> None:
     async def body() -> None:
-        world = MovingWorld()
+        world = moving()
         config = HostConfig(number=1, broker_id=1, data_dir=str(tmp_path), cluster=ClusterConfig())
         alone = world.server(FLIGHTS, tmp_path / "elsewhere")
         host = Host(config, dataclasses.replace(alone.environment))
@@ -161,15 +151,17 @@ def test_a_host_begins_a_replica_anew_that_had_moved_away_and_is_back(tmp_path: 
         leaving = HostedReplica(
             topic_partition=FLIGHTS, topic_id=TOPIC_ID, is_in_sync=False, is_leaving=True
         )
-        world.listed = (listed,)
+        world.answers[HostedReplicasRequest] = HostedReplicasReply(replicas=(listed,))
         await host.hold_replicas(HoldReplicasRequest())
         (first,) = host.servers.values()
         await until(first.is_serving)
-        world.replicas, world.listed = (2,), (leaving,)
+        world.answers[HostedReplicasRequest] = HostedReplicasReply(replicas=(leaving,))
+        world.answers[MetadataRequest] = known(2)
         assert (await first.shutdown(MOVED)).error is ErrorCode.NONE
         await host.hold_replicas(HoldReplicasRequest())
         assert list(host.servers.values()) == [first]
-        world.replicas, world.listed = (1, 2), (leaving, listed)
+        world.answers[HostedReplicasRequest] = HostedReplicasReply(replicas=(leaving, listed))
+        world.answers[MetadataRequest] = known(1, 2)
         await host.hold_replicas(HoldReplicasRequest())
         (second,) = host.servers.values()
         assert second is not first

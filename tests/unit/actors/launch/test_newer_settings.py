@@ -37,56 +37,37 @@ PUSH = ReplicateRequest(
 )
 
 
-class SettledWorld(ServerWorld):
+def followed() -> ServerWorld:
     """Broker 2 leads; the settings are of version 5 by the time the follower asks for them."""
-
-    settings_asked = 0
-
-    async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
-        if isinstance(request, BecomeLeaderRequest):
-            return BecomeLeaderReply(
-                leader_epoch=1,
-                topic_id=TOPIC_ID,
-                leader=2,
-                replicas=(1, 2),
-                hosts=(0, 0),
-                isr=(1, 2),
-            )
-        if isinstance(request, MetadataRequest):
-            self.settings_asked += 1
-            known = PartitionMetadata(
-                partition=0, leader=2, leader_epoch=1, replicas=(1, 2), isr=(2,)
-            )
-            topic = TopicMetadata(
-                name=FLIGHTS.topic,
-                topic_id=TOPIC_ID,
-                partitions=(known,),
-                settings=(("flush", "os"),),
-                settings_version=5,
-            )
-            return MetadataReply(topics=(topic,))
-        return await super().call(actor, request, timeout_ms=timeout_ms)
+    world = ServerWorld()
+    world.answers[BecomeLeaderRequest] = BecomeLeaderReply(
+        leader_epoch=1, topic_id=TOPIC_ID, leader=2, replicas=(1, 2), hosts=(0, 0), isr=(1, 2)
+    )
+    known = PartitionMetadata(partition=0, leader=2, leader_epoch=1, replicas=(1, 2), isr=(2,))
+    topic = TopicMetadata(
+        name=FLIGHTS.topic,
+        topic_id=TOPIC_ID,
+        partitions=(known,),
+        settings=(("flush", "os"),),
+        settings_version=5,
+    )
+    world.answers[MetadataRequest] = MetadataReply(topics=(topic,))
+    return world
 
 
-@pytest.mark.parametrize("what", ["settings", "keys"])
+@pytest.mark.parametrize("asked", [MetadataRequest, ClusterKeysRequest])
 def test_a_bug_met_while_newer_ones_are_asked_for_ends_the_process(
-    tmp_path: Path, what: str
+    tmp_path: Path, asked: type
 ) -> None:
-    class BrokenWorld(SettledWorld):
-        async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
-            if isinstance(request, ClusterKeysRequest) or self.settings_asked > asked:
-                raise ZeroDivisionError("planted")
-            return await super().call(actor, request, timeout_ms=timeout_ms)
-
-    asked = 1_000
+    def fail(_request: Any) -> Any:
+        raise ZeroDivisionError("planted")
 
     async def body() -> None:
-        nonlocal asked
-        world = BrokenWorld()
+        world = followed()
         server = world.server(FLIGHTS, tmp_path)
         await until(lambda: server.replica.is_following)
-        asked = world.settings_asked - 1
-        if what == "keys":
+        world.answers[asked] = fail
+        if asked is ClusterKeysRequest:
             server.refresh_keys_soon()
         else:
             server.refresh_settings_soon()
@@ -99,16 +80,16 @@ def test_a_bug_met_while_newer_ones_are_asked_for_ends_the_process(
 
 def test_a_push_with_newer_settings_has_the_follower_ask_for_them_once(tmp_path: Path) -> None:
     async def body() -> None:
-        world = SettledWorld()
+        world = followed()
         server = world.server(FLIGHTS, tmp_path)
         await until(lambda: server.replica.is_following)
-        asked = world.settings_asked
+        asked = world.asked[MetadataRequest]
         assert server.replica.topic.flush == "sync"
         for _ in range(2):
             assert (await server.replicate(PUSH)).error is ErrorCode.NONE
         await until(lambda: server.replica.topic.flush == "os")
         assert (await server.replicate(PUSH)).error is ErrorCode.NONE
-        assert world.settings_asked == asked + 1
+        assert world.asked[MetadataRequest] == asked + 1
         await stop(server)
 
     to_its_end(body())

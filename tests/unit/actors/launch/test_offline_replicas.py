@@ -35,36 +35,30 @@ REFUSED = OSError(errno.ENOSPC, "the disk is full")
 Body = Callable[[], Awaitable[None]]
 
 
-class FollowedWorld(ServerWorld):
+def led_by(leader: int) -> ServerWorld:
     """A controller that says who leads, and lists two replicas for the host."""
-
-    leader = 1
-
-    async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
-        if isinstance(request, BecomeLeaderRequest):
-            return BecomeLeaderReply(
-                leader_epoch=1,
-                topic_id=TOPIC_ID,
-                leader=self.leader,
-                replicas=(1, 2),
-                hosts=(0, 0),
-                isr=(1, 2),
-                transaction_state_partitions=1,
-                offsets_partitions=1,
-            )
-        if isinstance(request, HostedReplicasRequest):
-            replicas = [
-                HostedReplica(
-                    topic_partition=TopicPartition("flights", number),
-                    topic_id=TOPIC_ID,
-                    is_in_sync=False,
-                )
-                for number in (0, 1)
-            ]
-            return HostedReplicasReply(replicas=tuple(replicas))
-        if isinstance(request, ReplicateRequest):
-            return request.failed(ErrorCode.NETWORK_EXCEPTION)
-        return await super().call(actor, request, timeout_ms=timeout_ms)
+    replicas = [
+        HostedReplica(
+            topic_partition=TopicPartition("flights", number), topic_id=TOPIC_ID, is_in_sync=False
+        )
+        for number in (0, 1)
+    ]
+    world = ServerWorld()
+    world.answers = {
+        BecomeLeaderRequest: BecomeLeaderReply(
+            leader_epoch=1,
+            topic_id=TOPIC_ID,
+            leader=leader,
+            replicas=(1, 2),
+            hosts=(0, 0),
+            isr=(1, 2),
+            transaction_state_partitions=1,
+            offsets_partitions=1,
+        ),
+        HostedReplicasRequest: HostedReplicasReply(replicas=tuple(replicas)),
+        ReplicateRequest: lambda request: request.failed(ErrorCode.NETWORK_EXCEPTION),
+    }
+    return world
 
 
 async def offline(server: Any) -> tuple[OfflineReplica, ...]:
@@ -77,9 +71,7 @@ def test_who_leads_or_follows_is_not_offline_until_its_disk_fails(
     tmp_path: Path, leader: int
 ) -> None:
     async def body() -> None:
-        world = FollowedWorld()
-        world.leader = leader
-        server = world.server(FLIGHTS, tmp_path)
+        server = led_by(leader).server(FLIGHTS, tmp_path)
         assert await offline(server) == ()
         await until(lambda: server.is_serving() or server.replica.is_following)
         server.replica.waits_for = "room that it had not a moment ago"
@@ -120,7 +112,7 @@ def test_what_leads_but_could_not_load_is_offline(tmp_path: Path) -> None:
 
 def test_a_host_tells_of_each_of_its_replicas(tmp_path: Path) -> None:
     async def body() -> None:
-        world = FollowedWorld()
+        world = led_by(1)
         config = HostConfig(number=1, broker_id=1, data_dir=str(tmp_path), cluster=ClusterConfig())
         alone = world.server(FLIGHTS, tmp_path / "elsewhere")
         host = Host(config, alone.environment)
@@ -146,9 +138,7 @@ def test_a_leader_whose_disk_refuses_tells_so_after_a_while_and_a_follower_at_on
     tmp_path: Path, is_leading: bool
 ) -> None:
     async def body() -> None:
-        world = FollowedWorld()
-        world.leader = 1 if is_leading else 2
-        server = world.server(FLIGHTS, tmp_path)
+        server = led_by(1 if is_leading else 2).server(FLIGHTS, tmp_path)
         await until(lambda: server.is_serving() or server.replica.is_following)
         limit_ms = server.config.cluster.disk_refusal_time_max_ms
         refusal = server.replica.refusal

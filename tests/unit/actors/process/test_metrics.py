@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -325,14 +326,14 @@ def test_the_space_on_the_disk_is_told_once_for_all_replicas_of_a_process() -> N
 
 
 def test_of_several_directories_each_tells_its_space_or_that_it_is_offline() -> None:
-    class Told(ServerWorld):
-        def set(self, metric: Any, value: float, tags: Any) -> None:
-            told[metric.name, tags["directory"]] = value
+    def note(metric: Any, value: float, tags: Any) -> None:
+        told[metric.name, tags["directory"]] = value
 
     told: dict[tuple[str, str], float] = {}
     config = ReplicaConfig(topic="t", partition=0, broker_id=1, data_dir="d,e")
     disk = DiskMetrics(lambda _path: DiskSpace(3, 9), lambda _dirs: {Path("e"): "as a test"})
-    disk.report(config, Told(), 100.0)
+    sink: Any = SimpleNamespace(set=note)
+    disk.report(config, sink, 100.0)
     assert told == {
         ("offline_directory", "d"): 0,
         ("disk_free_bytes", "d"): 3,

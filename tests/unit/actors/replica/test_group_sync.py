@@ -95,11 +95,7 @@ def play(harness: Any, scenario: Callable[[Table], Any]) -> None:
             await harness.replica.stop()
 
     # The loop of production, whose handles are not asyncio's own.
-    loop = uvloop.new_event_loop()
-    try:
-        loop.run_until_complete(body())
-    finally:
-        loop.close()
+    uvloop.run(body())
 
 
 def test_appends_of_one_turn_share_a_sync_and_are_answered_after_it(harness: Any) -> None:

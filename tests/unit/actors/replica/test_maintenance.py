@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from actor_environment import InlineBackground
 from replicas import FLIGHTS, replica_of
-from virtual_time import VirtualLoop
+from virtual_time import run_virtually
 
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.replica.maintenance import Maintenance
@@ -28,7 +28,7 @@ RETENTION_MS = 3_000_000
 class House:
     """One replica with its maintenance, and what they did."""
 
-    def __init__(self, directory: Path, loop: VirtualLoop) -> None:
+    def __init__(self, directory: Path, loop: Any) -> None:
         self.loop = loop
         self.failures: list[BaseException] = []
         self.calls: list[tuple[str, float]] = []
@@ -46,7 +46,7 @@ class House:
             replica=self.replica,
             clock=loop,
             on_failure=self.failures.append,
-            refresh=self.refresh,
+            refresh=lambda: self.refresh(),
             compact=self.compact,
         )
 
@@ -97,21 +97,16 @@ def play(tmp_path: Path) -> Any:
     """Run a scenario with a replica that leads and is maintained."""
 
     def run(scenario: Callable[[House], Any]) -> House:
-        loop = VirtualLoop()
-        house = House(tmp_path, loop)
-
-        async def body() -> None:
+        async def body() -> House:
+            house = House(tmp_path, asyncio.get_running_loop())
             await house.replica.start()
             house.maintenance.start()
             await scenario(house)
             await house.maintenance.stop()
             await house.replica.stop()
+            return house
 
-        try:
-            loop.run_until_complete(asyncio.wait_for(body(), 1_000 * HOUR_S))
-        finally:
-            loop.close()
-        return house
+        return run_virtually(asyncio.wait_for(body(), 1_000 * HOUR_S))
 
     return run
 
@@ -287,7 +282,7 @@ def test_work_under_way_is_finished_before_any_of_the_calls_that_end_it_returns(
             await asyncio.sleep(5)
             finished.append(house.loop.time())
 
-        house.maintenance._refresh = slow
+        house.refresh = slow  # type: ignore[method-assign]
         house.maintenance.retain_soon()
         await asyncio.sleep(1)
         first = asyncio.ensure_future(house.maintenance.stop())

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from called_server import TIMEOUT_MS, TOKEN, Server, fetch, produce, served
 from deadlines import to_its_end, until
-from inside import callers_of
+from inside import callers_of, pending_of, waiting_of
 
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.partition import ProduceReply
@@ -271,7 +271,7 @@ def test_requests_share_their_bytes_and_wait_their_turn(monkeypatch):
         for number, connection, batch in ((2, second, LARGE), (3, third, LARGE[:150_000])):
             call = connection.call(produce(number, batch), timeout_ms=TIMEOUT_MS)
             calls.append(asyncio.create_task(call))
-            await until(lambda: len(listening.room._waiting) == number - 1)  # noqa: B023
+            await until(lambda: len(waiting_of(listening.room)) == number - 1)  # noqa: B023
         assert server.begun == [1]
         assert (await first.call(fetch(1), timeout_ms=TIMEOUT_MS)).records == b"r"
         server.gate.set()
@@ -295,11 +295,11 @@ def test_a_frame_that_does_not_end_gives_its_bytes_back(monkeypatch, ending):
             half.writer.write(framed(1, produce(1, LARGE))[:500_000])
             await until(lambda: listening.room.used_bytes)
             waiting.writer.write(framed(1, produce(2, LARGE)))
-            await until(lambda: listening.room._waiting)
-            next(iter(listening.room._waiting)).close()
+            await until(lambda: waiting_of(listening.room))
+            next(iter(waiting_of(listening.room))).close()
             call = connection.call(produce(3, LARGE), timeout_ms=TIMEOUT_MS)
             whole = asyncio.create_task(call)
-            await until(lambda: connection._pending)
+            await until(lambda: pending_of(connection))
             if ending == "is lost":
                 half.writer.transport.abort()
             assert (await whole).base_offset == 3

@@ -12,6 +12,7 @@ import pytest
 from called_server import TIMEOUT_MS, TOKEN, Server, fetch, listener_of, produce, served
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from inside import pending_of
 
 from oncelog.actors.protocol.messages.partition import (
     DeleteRecordsRequest,
@@ -118,12 +119,12 @@ def test_a_call_that_is_cancelled_in_the_turn_of_its_answer_does_not_go_on():
         server.gate.clear()
         calling = asyncio.create_task(connection.call(produce(1), timeout_ms=TIMEOUT_MS))
         await server.entered.get()
-        ((_, answer, _),) = connection._pending.values()
+        ((_, answer, _),) = pending_of(connection).values()
         answer.set_result(ProduceReply(base_offset=1))
         calling.cancel()
         with pytest.raises(asyncio.CancelledError):
             await calling
-        assert not connection._pending
+        assert not pending_of(connection)
 
     on_connection(body)
 
@@ -150,7 +151,7 @@ def test_a_request_that_cannot_be_sent_is_answered_here():
 def raw_request(connection: ActorConnection, method: str, message: bytes) -> asyncio.Future[Any]:
     """Send what is no request of ours, as if it were a ``produce``."""
     answer: asyncio.Future[Any] = connection.loop.create_future()
-    connection._pending[77] = (produce(0), answer, UNMETERED)
+    pending_of(connection)[77] = (produce(0), answer, UNMETERED)
     connection.send(77, len(method), method.encode(), message)
     return answer
 

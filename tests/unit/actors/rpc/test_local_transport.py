@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import pytest
@@ -57,8 +58,8 @@ class House:
     def __init__(self) -> None:
         self.server, self.others = Server(), Others()
         self.bugs: list[InvariantViolation] = []
-        held = {"here": self.server}
-        self.dispatch = Dispatch("host", on_bug=self._die, find=held.get)
+        self.find: Callable[[str], Server | None] = {"here": self.server}.get
+        self.dispatch = Dispatch("host", on_bug=self._die, find=lambda key: self.find(key))
         self.transport = LocalTransport("partitions:1@1", self.dispatch, self.others)
 
     def _die(self, bug: InvariantViolation) -> NoReturn:
@@ -96,7 +97,7 @@ def test_a_bug_on_the_way_to_a_replica_is_told_to_the_caller():
         def broken(key: str) -> None:
             raise ZeroDivisionError("planted")
 
-        house.dispatch._find = broken
+        house.find = broken
         with pytest.raises(ZeroDivisionError, match="planted"):
             await house.call("partitions:1@1/here", timeout_ms=60_000)
 

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from inside import tasks_of
 from transaction_calls import CLUSTER_KEY, FLIGHTS, add, begin, end, state_of
 
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
@@ -190,7 +191,7 @@ def test_one_refresh_of_the_topics_is_enough_for_many_commits(world: Any) -> Non
         for number in range(5):
             await end(coordinator, owner[0], owner[1] + number, ahead=(FLIGHTS,))
         assert len(world.calls_of("metadata")) == asked + 1
-        refreshing = [task for task in coordinator._tasks.running if "topics" in repr(task)]
+        refreshing = [task for task in tasks_of(coordinator).running if "topics" in repr(task)]
         assert len(refreshing) == 1
 
     world.run(scenario)

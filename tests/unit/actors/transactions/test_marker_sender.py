@@ -294,8 +294,9 @@ def test_who_is_newest_is_asked_after_the_refusal(world: Any, error: ErrorCode) 
     async def scenario() -> None:
         world.add_partition(FLIGHTS[0])
         world.leader_epochs[SHARD] = 4
-        sender = world.marker_sender()
-        await sender._cluster.leader_epoch(SHARD, as_of_ms=loop_ms())
+        cluster = world.cluster_view()
+        sender = world.marker_sender(cluster)
+        await cluster.leader_epoch(SHARD, as_of_ms=loop_ms())
         world.leader_epochs[SHARD] = 5
         world.answer_markers("partition:flights-0@1", error)
         delivery = await sender.send(
@@ -341,8 +342,9 @@ def test_the_newest_coordinator_that_is_called_fenced_sends_again(world: Any) ->
 def test_nothing_is_left_out_while_nobody_knows_who_is_newest(world: Any, error: ErrorCode) -> None:
     async def scenario() -> None:
         world.add_partition(FLIGHTS[0])
-        sender = world.marker_sender()
-        await sender._cluster.locate(FLIGHTS[0], as_of_ms=0)
+        cluster = world.cluster_view()
+        sender = world.marker_sender(cluster)
+        await cluster.locate(FLIGHTS[0], as_of_ms=0)
         controller = world.actors.pop(CONTROLLER_ACTOR)
         world.answer_markers("partition:flights-0@1", then=error)
         sending = asyncio.ensure_future(

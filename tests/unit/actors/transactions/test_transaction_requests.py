@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from inside import tasks_of
 from msgspec import structs
 from transaction_calls import FLIGHTS, RUN, add, begin, end, init
 
@@ -226,7 +227,7 @@ def test_stopping_ends_every_task(world: Any) -> None:
         sent = len(world.calls_of("write_txn_markers"))
         await asyncio.sleep(60)
         assert len(world.calls_of("write_txn_markers")) == sent
-        assert not coordinator._tasks.running
+        assert not tasks_of(coordinator).running
 
     world.run(scenario)
 

@@ -264,18 +264,16 @@ def test_a_stop_that_is_not_clean_says_why(head, monkeypatch, capsys):
     assert not (head / "cluster.json").exists()
 
 
-class StoppedCluster:
-    """What ``client.connect`` gives: remembers what is asked of it."""
-
-    def __init__(self, address, data_dir):
-        self.address, self.data_dir = address, str(data_dir)
-        self.story = []
-
-    def close(self):
-        self.story.append("close")
-
-    def shutdown(self):
-        self.story.append("shutdown")
+def cluster_of(address, data_dir):
+    """What ``client.connect`` gives; its story is what is asked of it."""
+    story = []
+    return types.SimpleNamespace(
+        address=address,
+        data_dir=str(data_dir),
+        story=story,
+        close=lambda: story.append("close"),
+        shutdown=lambda: story.append("shutdown"),
+    )
 
 
 @pytest.fixture
@@ -296,7 +294,7 @@ def test_a_program_that_holds_the_cluster_is_not_signalled_but_asked(tmp_path, c
     """The process id is this test's own: a signal would end it."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        cluster = connected(StoppedCluster(address, tmp_path))
+        cluster = connected(cluster_of(address, tmp_path))
         word = cluster_connection.Discovery(
             address=address, dashboard_url="", process_id=os.getpid()
         )
@@ -309,7 +307,7 @@ def test_a_program_that_holds_the_cluster_is_not_signalled_but_asked(tmp_path, c
 def test_stop_by_address_ends_the_process_that_start_left_there(head, connected, capsys):
     assert run("start", head) == 0
     word = cluster_connection.read_discovery(head)
-    cluster = connected(StoppedCluster(word.address, head))
+    cluster = connected(cluster_of(word.address, head))
     capsys.readouterr()
     assert cli.main(["stop", "--address", word.address]) == 0
     assert cluster.story == ["close"]

@@ -25,62 +25,45 @@ FIRST, SECOND, GONE = (
 )
 
 
-class GroupsCluster(AdminCluster):
-    """A topic whose partitions hold offsets 10 to 100, and a group; also its own admin."""
+PLACES = {EARLIEST_TIMESTAMP: 10, LATEST_TIMESTAMP: 100, 1_769_860_800_000: 55}
 
-    def __init__(self):
-        super().__init__(topic_of("flights", 1, 1, topic_id="f" * 32))
-        self.members = ()
-        self.committed = {FIRST: 40}
-        self.altered = []
-        self.deleted = []
-        self.removed = []
-        self.is_known = True
-        self.require_stable = None
 
-    def group(self):
-        return GroupDescription(
-            group_id="readers",
-            state="Stable" if self.members else "Empty",
-            protocol_type="consumer",
-            protocol_name="range" if self.members else "",
-            generation_id=7,
-            members=self.members,
-        )
+def listed_offsets(times_ms):
+    assert not any(tp.topic == "gone" for tp in times_ms)
+    return {tp: PLACES.get(time_ms, -1) for tp, time_ms in times_ms.items()}
 
-    def list_groups(self):
-        return [self.group()] if self.is_known else []
 
-    def describe_group(self, group_id):
-        if not self.is_known:
-            raise GroupIdNotFoundError(f"there is no group {group_id!r}")
-        return self.group()
+def with_group(cluster, *members):
+    group = GroupDescription(
+        group_id="readers",
+        state="Stable" if members else "Empty",
+        protocol_type="consumer",
+        protocol_name="range" if members else "",
+        generation_id=7,
+        members=members,
+    )
+    cluster.answers |= {"list_groups": [group], "describe_group": group}
 
-    def list_group_offsets(self, group_id, *, require_stable=True):
-        self.require_stable = require_stable
-        return {
-            tp: OffsetAndMetadata(offset=offset, metadata="note")
-            for tp, offset in self.committed.items()
-        }
 
-    def list_offsets(self, times_ms):
-        places = {EARLIEST_TIMESTAMP: 10, LATEST_TIMESTAMP: 100, 1_769_860_800_000: 55}
-        assert not any(tp.topic == "gone" for tp in times_ms)
-        return {tp: places.get(time_ms, -1) for tp, time_ms in times_ms.items()}
+def without_group(cluster):
+    unknown = GroupIdNotFoundError("there is no group 'readers'")
+    cluster.answers |= {"list_groups": [], "describe_group": unknown}
 
-    def alter_group_offsets(self, group_id, offsets):
-        self.altered.append((group_id, dict(offsets)))
 
-    def delete_group(self, group_id):
-        self.deleted.append(group_id)
-
-    def remove_members_from_group(self, group_id, **members):
-        self.removed.append((group_id, members))
+def with_committed(cluster, offsets):
+    cluster.answers["list_group_offsets"] = {
+        tp: OffsetAndMetadata(offset=offset, metadata="note") for tp, offset in offsets.items()
+    }
 
 
 @pytest.fixture
 def cluster(monkeypatch):
-    cluster = GroupsCluster()
+    """A topic whose partitions hold offsets 10 to 100, and a group."""
+    cluster = AdminCluster(
+        topic_of("flights", 1, 1, topic_id="f" * 32), list_offsets=listed_offsets
+    )
+    with_group(cluster)
+    with_committed(cluster, {FIRST: 40})
     monkeypatch.setattr(cli_groups, "connect", lambda args: cluster)
     return cluster
 
@@ -102,14 +85,14 @@ def test_groups_are_listed(cluster, capsys):
     assert cli.main(["groups", "list"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows == [["GROUP", "STATE", "GENERATION", "MEMBERS"], ["readers", "Empty", "7", "0"]]
-    cluster.is_known = False
+    without_group(cluster)
     assert cli.main(["groups", "list"]) == 0
     assert capsys.readouterr().out == "no groups\n"
 
 
 def test_a_group_is_described_with_its_lag_and_who_reads_what(cluster, capsys):
-    cluster.members = (member(),)
-    cluster.committed = {FIRST: 40, SECOND: 100, GONE: 3}
+    with_group(cluster, member())
+    with_committed(cluster, {FIRST: 40, SECOND: 100, GONE: 3})
     assert cli.main(["groups", "describe", "readers", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["members"][0]["partitions"] == ["flights-0"]
@@ -118,7 +101,7 @@ def test_a_group_is_described_with_its_lag_and_who_reads_what(cluster, capsys):
         ("flights", 100, 0),
         ("gone", 3, None),
     ]
-    assert cluster.require_stable is False
+    assert ("list_group_offsets", "readers", {"require_stable": False}) in cluster.calls
     assert cli.main(["groups", "describe", "readers"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["flights", "0", "40", "100", "60", "m-1"] in lines
@@ -127,7 +110,7 @@ def test_a_group_is_described_with_its_lag_and_who_reads_what(cluster, capsys):
 
 
 def test_what_was_deleted_is_no_lag(cluster, capsys):
-    cluster.committed = {FIRST: 4, SECOND: 100}
+    with_committed(cluster, {FIRST: 4, SECOND: 100})
     assert cli.main(["groups", "describe", "readers", "--json"]) == 0
     (first, second) = json.loads(capsys.readouterr().out)["offsets"]
     assert (first["offset"], first["start_offset"], first["end_offset"]) == (4, 10, 100)
@@ -142,9 +125,13 @@ def test_members_are_put_out_those_named_or_all(cluster, capsys):
         cli.main(["groups", "remove-members", "readers", "--instance", "i", "--member", "m"]) == 0
     )
     assert cli.main(["groups", "remove-members", "readers", "--all"]) == 0
-    assert cluster.removed == [
-        ("readers", {"group_instance_ids": ["i"], "member_ids": ["m"]}),
-        ("readers", {}),
+    assert cluster.changes == [
+        (
+            "remove_members_from_group",
+            "readers",
+            {"group_instance_ids": ["i"], "member_ids": ["m"]},
+        ),
+        ("remove_members_from_group", "readers"),
     ]
     assert "readers" in capsys.readouterr().out
 
@@ -152,11 +139,11 @@ def test_members_are_put_out_those_named_or_all(cluster, capsys):
 @pytest.mark.parametrize("arguments", [[], ["--all", "--member", "m"]])
 def test_who_is_put_out_has_to_be_said(cluster, capsys, arguments):
     assert cli.main(["groups", "remove-members", "readers", *arguments]) == 2
-    assert cluster.removed == []
+    assert cluster.calls == []
 
 
 def test_an_unknown_group_is_one_line(cluster, capsys):
-    cluster.is_known = False
+    without_group(cluster)
     assert cli.main(["groups", "describe", "readers"]) == 1
     assert capsys.readouterr().err.startswith("oncelog: there is no group 'readers' — ")
 
@@ -176,8 +163,8 @@ def test_an_unknown_group_is_one_line(cluster, capsys):
 )
 def test_offsets_are_set_within_the_log_when_asked_to(cluster, target, to):
     assert reset("--topic", "flights", *target, "--execute") == 0
-    assert cluster.altered == [("readers", to)]
-    assert cluster.require_stable is True
+    assert cluster.changes == [("alter_group_offsets", "readers", to)]
+    assert ("list_group_offsets", "readers", {"require_stable": True}) in cluster.calls
 
 
 @pytest.mark.parametrize(
@@ -186,7 +173,7 @@ def test_offsets_are_set_within_the_log_when_asked_to(cluster, target, to):
 )
 def test_offsets_are_shifted_from_where_they_are(cluster, target, to):
     assert reset("--all-topics", *target, "--execute") == 0
-    assert cluster.altered == [("readers", {FIRST: to})]
+    assert cluster.changes == [("alter_group_offsets", "readers", {FIRST: to})]
 
 
 def test_without_execute_nothing_is_changed(cluster, capsys):
@@ -194,7 +181,7 @@ def test_without_execute_nothing_is_changed(cluster, capsys):
     out = capsys.readouterr().out
     assert [line.split() for line in out.splitlines()][1] == ["flights", "1", "-", "10"]
     assert "give --execute" in out
-    assert cluster.altered == []
+    assert cluster.changes == []
     assert reset("--topic", "flights:0,1", "--to-earliest", "--json") == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["executed"] is False
@@ -215,7 +202,7 @@ def test_without_execute_nothing_is_changed(cluster, capsys):
 def test_an_unclear_reset_is_refused(cluster, capsys, arguments, reason):
     assert reset(*arguments, "--execute") == 2
     assert reason in capsys.readouterr().err
-    assert cluster.altered == []
+    assert cluster.changes == []
 
 
 @pytest.mark.parametrize(
@@ -229,23 +216,23 @@ def test_an_unclear_reset_is_refused(cluster, capsys, arguments, reason):
 def test_an_impossible_reset_changes_nothing(cluster, capsys, arguments, reason):
     assert reset(*arguments, "--execute") == 1
     assert reason in capsys.readouterr().err
-    assert cluster.altered == []
+    assert cluster.changes == []
 
 
 def test_a_group_with_members_is_neither_reset_nor_deleted(cluster, capsys):
-    cluster.members = (member(),)
+    with_group(cluster, member())
     assert reset("--topic", "flights", "--to-earliest", "--execute") == 1
     assert "it has 1 member — stop its consumers first" in capsys.readouterr().err
     assert cli.main(["groups", "delete", "readers"]) == 1
-    assert (cluster.altered, cluster.deleted) == ([], [])
-    cluster.members = ()
+    assert cluster.changes == []
+    with_group(cluster)
     assert cli.main(["groups", "delete", "readers"]) == 0
-    assert cluster.deleted == ["readers"]
+    assert cluster.changes == [("delete_group", "readers")]
 
 
 def test_a_group_that_does_not_exist_yet_gets_its_first_offsets(cluster):
-    cluster.is_known = False
-    cluster.committed = {}
+    without_group(cluster)
+    with_committed(cluster, {})
     assert reset("--topic", "flights", "--to-latest", "--execute") == 0
-    assert cluster.altered == [("readers", {FIRST: 100, SECOND: 100})]
+    assert cluster.changes == [("alter_group_offsets", "readers", {FIRST: 100, SECOND: 100})]
     assert reset("--all-topics", "--to-latest", "--execute") == 1

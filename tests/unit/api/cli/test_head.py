@@ -19,11 +19,9 @@ from oncelog.api.session import cluster_connection
 from oncelog.api.cli import head
 from oncelog.storage.exceptions import ConnectionFailedError
 
-class Cluster:
-    address, dashboard_url, data_dir = "127.0.0.1:1", "", sys.argv[1]
-    def shutdown(self):
-        cluster_connection.forget_discovery(pathlib.Path(sys.argv[1]))
-        print("shutdown", flush=True)
+def shutdown():
+    cluster_connection.forget_discovery(pathlib.Path(sys.argv[1]))
+    print("shutdown", flush=True)
 
 def init(data_dir, *, num_cpus, dashboard_port, **settings):
     if "failing" in settings:
@@ -32,7 +30,9 @@ def init(data_dir, *, num_cpus, dashboard_port, **settings):
     word = cluster_connection.Discovery(address="127.0.0.1:1", dashboard_url="", process_id=pid)
     cluster_connection.write_discovery(cluster_connection.check_data_dir(data_dir), word)
     print("up", num_cpus, dashboard_port, settings, flush=True)
-    return Cluster()
+    return types.SimpleNamespace(
+        address="127.0.0.1:1", dashboard_url="", data_dir=sys.argv[1], shutdown=shutdown
+    )
 
 cluster_connection.has_log = lambda: True
 sys.modules["oncelog.api.client"] = types.SimpleNamespace(init=init)

@@ -122,12 +122,11 @@ class Consumer:
             raise self.commit_error
 
 
-class RecordsCluster(AdminCluster):
-    """A cluster with the topic ``flights`` of two partitions."""
+class Clients:
+    """Makes the client of a command; ``failure`` is what becomes of each record sent."""
 
     def __init__(self):
-        super().__init__(topic_of("flights", 1, 1))
-        self.made = None
+        self.made = self.failure = None
         self.polls = []
         self.commit_error = None
         self.before_commit = self.before_flush = lambda: None
@@ -146,11 +145,18 @@ class RecordsCluster(AdminCluster):
         return self.made
 
 
-@pytest.fixture
-def cluster(monkeypatch):
-    cluster = RecordsCluster()
-    monkeypatch.setattr(cli_records, "connect", lambda args: cluster)
+def cluster_of(clients):
+    """A cluster with the topic ``flights`` of two partitions."""
+    cluster = AdminCluster(topic_of("flights", 1, 1))
+    cluster.producer, cluster.consumer = clients.producer, clients.consumer
     return cluster
+
+
+@pytest.fixture
+def clients(monkeypatch):
+    clients = Clients()
+    monkeypatch.setattr(cli_records, "connect", lambda args: cluster_of(clients))
+    return clients
 
 
 @pytest.fixture
@@ -195,10 +201,10 @@ def record(offset, value=b"v", key=None, headers=()):
 # --- produce ----------------------------------------------------------------------------------
 
 
-def test_each_line_becomes_a_record_and_its_place_is_told(cluster, type_in, capsys):
+def test_each_line_becomes_a_record_and_its_place_is_told(clients, type_in, capsys):
     type_in(b"one\n\nthree")
     assert cli.main(["produce", "flights"]) == 0
-    assert cluster.made.sent == [
+    assert clients.made.sent == [
         ("flights", None, b"one"),
         ("flights", None, b""),
         ("flights", None, b"three"),
@@ -211,30 +217,30 @@ def test_each_line_becomes_a_record_and_its_place_is_told(cluster, type_in, caps
     ]
 
 
-def test_what_stands_before_the_separator_is_the_key(cluster, type_in):
+def test_what_stands_before_the_separator_is_the_key(clients, type_in):
     type_in(b"UA::EWR:IAH\n::x\n")
     assert cli.main(["produce", "flights", "--key-separator", "::"]) == 0
-    assert [sent[1:] for sent in cluster.made.sent] == [(b"UA", b"EWR:IAH"), (b"", b"x")]
+    assert [sent[1:] for sent in clients.made.sent] == [(b"UA", b"EWR:IAH"), (b"", b"x")]
 
 
-def test_all_lines_go_into_one_transaction(cluster, type_in, capsys):
+def test_all_lines_go_into_one_transaction(clients, type_in, capsys):
     type_in(b"a\nb\n")
     assert cli.main(["produce", "flights", "--transactional-id", "loader"]) == 0
-    assert cluster.made.settings["transactional_id"] == "loader"
-    assert cluster.made.story == ["init", "begin", "flush", "commit", "close"]
+    assert clients.made.settings["transactional_id"] == "loader"
+    assert clients.made.story == ["init", "begin", "flush", "commit", "close"]
     assert capsys.readouterr().out.startswith("2 records to flights, in one transaction\n")
 
 
-def test_a_line_without_its_key_takes_the_whole_transaction_back(cluster, type_in, capsys):
+def test_a_line_without_its_key_takes_the_whole_transaction_back(clients, type_in, capsys):
     type_in(b"a:1\nb\n")
     arguments = ["produce", "flights", "--transactional-id", "l", "--key-separator", ":"]
     assert cli.main(arguments) == 1
-    assert cluster.made.story == ["init", "begin", "abort", "close"]
+    assert clients.made.story == ["init", "begin", "abort", "close"]
     assert capsys.readouterr().err.startswith("oncelog: line 2 has no ':' between key and value — ")
 
 
-def test_a_record_that_fails_is_an_error(cluster, type_in, capsys):
-    cluster.failure = ProducerFencedError()
+def test_a_record_that_fails_is_an_error(clients, type_in, capsys):
+    clients.failure = ProducerFencedError()
     type_in(b"a\n")
     assert cli.main(["produce", "flights"]) == 1
     assert capsys.readouterr().err.startswith("oncelog: A newer producer")
@@ -242,72 +248,72 @@ def test_a_record_that_fails_is_an_error(cluster, type_in, capsys):
 
 @pytest.mark.parametrize(("number", "status"), SIGNALS)
 def test_what_was_sent_before_a_signal_is_delivered_and_told(
-    cluster, type_and_strike, capsys, number, status
+    clients, type_and_strike, capsys, number, status
 ):
     type_and_strike([b"a\n", b"b\n"], number)
     assert cli.main(["produce", "flights"]) == status
-    assert cluster.made.story == ["flush", "close"]
+    assert clients.made.story == ["flush", "close"]
     assert capsys.readouterr().out.startswith("2 records to flights\n")
 
 
 @pytest.mark.parametrize(("number", "status"), SIGNALS)
 def test_a_signal_during_the_last_delivery_waits_for_it(
-    cluster, type_in, strike, capsys, number, status
+    clients, type_in, strike, capsys, number, status
 ):
     type_in(b"a\n")
-    cluster.before_flush = lambda: strike(number)
+    clients.before_flush = lambda: strike(number)
     assert cli.main(["produce", "flights"]) == status
-    assert cluster.made.story == ["flush", "close"]
+    assert clients.made.story == ["flush", "close"]
     assert capsys.readouterr().out.startswith("1 record to flights\n")
 
 
 @pytest.mark.parametrize(("number", "status"), SIGNALS)
-def test_a_signal_aborts_the_transaction(cluster, type_and_strike, capsys, number, status):
+def test_a_signal_aborts_the_transaction(clients, type_and_strike, capsys, number, status):
     type_and_strike([b"a\n"], number)
     assert cli.main(["produce", "flights", "--transactional-id", "loader"]) == status
-    assert cluster.made.story == ["init", "begin", "abort", "close"]
+    assert clients.made.story == ["init", "begin", "abort", "close"]
     assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(("number", "status"), SIGNALS)
 def test_a_commit_under_a_signal_is_waited_for_and_told(
-    cluster, type_in, strike, capsys, number, status
+    clients, type_in, strike, capsys, number, status
 ):
     type_in(b"a\n")
-    cluster.before_commit = lambda: strike(number)
+    clients.before_commit = lambda: strike(number)
     assert cli.main(["produce", "flights", "--transactional-id", "loader"]) == status
-    assert cluster.made.story == ["init", "begin", "flush", "commit", "close"]
+    assert clients.made.story == ["init", "begin", "flush", "commit", "close"]
     assert capsys.readouterr().out.startswith("1 record to flights, in one transaction\n")
 
 
-def test_lines_come_from_a_file_if_one_is_named(cluster, tmp_path, capsys):
+def test_lines_come_from_a_file_if_one_is_named(clients, tmp_path, capsys):
     path = tmp_path / "lines"
     path.write_bytes(b"x\n")
     assert cli.main(["produce", "flights", "--file", str(path)]) == 0
-    assert cluster.made.sent == [("flights", None, b"x")]
+    assert clients.made.sent == [("flights", None, b"x")]
     assert capsys.readouterr().out.startswith("1 record to flights\n")
 
 
-def test_a_file_that_cannot_be_read_is_named(cluster, tmp_path, capsys):
+def test_a_file_that_cannot_be_read_is_named(clients, tmp_path, capsys):
     assert cli.main(["produce", "flights", "--file", str(tmp_path / "none")]) == 1
     assert "none' cannot be read (No such file or directory) — give" in capsys.readouterr().err
-    assert cluster.made is None
+    assert clients.made is None
 
 
-def test_no_lines_are_no_records(cluster, type_in, capsys):
+def test_no_lines_are_no_records(clients, type_in, capsys):
     type_in(b"")
     assert cli.main(["produce", "flights"]) == 0
     assert capsys.readouterr().out == "0 records to flights\n"
 
 
-def test_an_empty_separator_is_wrong_usage(cluster, capsys):
+def test_an_empty_separator_is_wrong_usage(clients, capsys):
     assert cli.main(["produce", "flights", "--key-separator", ""]) == 2
     assert "--key-separator is empty" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["produce", "consume"])
 def test_an_unknown_topic_is_named_with_the_nearest_and_how_to_create_it(
-    cluster, type_in, capsys, command
+    clients, type_in, capsys, command
 ):
     type_in(b"x\n")
     assert cli.main([command, "flight"]) == 1
@@ -315,10 +321,10 @@ def test_an_unknown_topic_is_named_with_the_nearest_and_how_to_create_it(
         "oncelog: there is no topic 'flight' — did you mean 'flights'? If not, create it with "
         "`oncelog topics create flight`\n"
     )
-    assert cluster.made is None
+    assert clients.made is None
 
 
-def test_an_internal_topic_is_refused(cluster, type_in, capsys):
+def test_an_internal_topic_is_refused(clients, type_in, capsys):
     type_in(b"x\n")
     assert cli.main(["produce", "__consumer_offsets"]) == 1
     assert "'__consumer_offsets' is an internal topic" in capsys.readouterr().err
@@ -327,27 +333,27 @@ def test_an_internal_topic_is_refused(cluster, type_in, capsys):
 # --- consume ----------------------------------------------------------------------------------
 
 
-def test_values_are_printed_one_per_line_as_they_are(cluster, capsysbinary):
-    cluster.polls = [[record(0, b"one"), record(1, b"\xff")], [record(2, None)]]
+def test_values_are_printed_one_per_line_as_they_are(clients, capsysbinary):
+    clients.polls = [[record(0, b"one"), record(1, b"\xff")], [record(2, None)]]
     assert cli.main(["consume", "flights", "--timeout-ms", "0"]) == 0
     assert capsysbinary.readouterr().out == b"one\n\xff\n\n"
 
 
-def test_without_a_group_all_partitions_are_read_from_the_end(cluster):
+def test_without_a_group_all_partitions_are_read_from_the_end(clients):
     assert cli.main(["consume", "flights", "--timeout-ms", "0"]) == 0
     partitions = [TopicPartition("flights", 0), TopicPartition("flights", 1)]
-    assert cluster.made.story == [("assign", partitions), "close"]
-    assert cluster.made.settings["auto_offset_reset"] == "latest"
-    assert cluster.made.settings["isolation_level"] == "read_committed"
-    assert "group_id" not in cluster.made.settings
+    assert clients.made.story == [("assign", partitions), "close"]
+    assert clients.made.settings["auto_offset_reset"] == "latest"
+    assert clients.made.settings["isolation_level"] == "read_committed"
+    assert "group_id" not in clients.made.settings
 
 
-def test_a_group_subscribes_and_commits_after_what_was_printed(cluster):
-    cluster.polls = [[record(0)]]
+def test_a_group_subscribes_and_commits_after_what_was_printed(clients):
+    clients.polls = [[record(0)]]
     arguments = ["--group", "g", "--from-beginning", "--isolation-level", "read_uncommitted"]
     assert cli.main(["consume", "flights", "--max-records", "1", *arguments]) == 0
-    assert cluster.made.story == [("subscribe", ["flights"]), "commit", "close"]
-    assert cluster.made.settings == {
+    assert clients.made.story == [("subscribe", ["flights"]), "commit", "close"]
+    assert clients.made.settings == {
         "group_id": "g",
         "isolation_level": "read_uncommitted",
         "auto_offset_reset": "earliest",
@@ -355,22 +361,22 @@ def test_a_group_subscribes_and_commits_after_what_was_printed(cluster):
     }
 
 
-def test_a_commit_that_meets_a_rebalance_does_not_end_it(cluster, capsysbinary):
-    cluster.commit_error = RebalanceInProgressError()
-    cluster.polls = [[record(0)], [record(1)]]
+def test_a_commit_that_meets_a_rebalance_does_not_end_it(clients, capsysbinary):
+    clients.commit_error = RebalanceInProgressError()
+    clients.polls = [[record(0)], [record(1)]]
     assert cli.main(["consume", "flights", "--group", "g", "--max-records", "2"]) == 0
     assert capsysbinary.readouterr().out == b"v\nv\n"
 
 
-def test_no_more_records_are_asked_for_than_wanted(cluster, capsysbinary):
-    cluster.polls = [[record(0), record(1)], [record(2), record(3)]]
+def test_no_more_records_are_asked_for_than_wanted(clients, capsysbinary):
+    clients.polls = [[record(0), record(1)], [record(2), record(3)]]
     assert cli.main(["consume", "flights", "--max-records", "3"]) == 0
-    assert cluster.made.rooms == [3, 1]
+    assert clients.made.rooms == [3, 1]
     assert capsysbinary.readouterr().out == b"v\n" * 3
 
 
-def test_a_record_as_json_has_everything(cluster, capsys):
-    cluster.polls = [[record(7, "ü".encode(), b"\xff", (("h", b"1"), ("n", None)))]]
+def test_a_record_as_json_has_everything(clients, capsys):
+    clients.polls = [[record(7, "ü".encode(), b"\xff", (("h", b"1"), ("n", None)))]]
     assert cli.main(["consume", "flights", "--json", "--max-records", "1"]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "topic": "flights",
@@ -391,8 +397,8 @@ DAMAGE = CorruptRecordError(
 )
 
 
-def test_damaged_records_end_it_with_their_place_and_a_way_past_them(cluster, capsys):
-    cluster.polls = [[record(0)], DAMAGE]
+def test_damaged_records_end_it_with_their_place_and_a_way_past_them(clients, capsys):
+    clients.polls = [[record(0)], DAMAGE]
     assert cli.main(["consume", "flights", "--timeout-ms", "0"]) == 1
     captured = capsys.readouterr()
     assert captured.out == "v\n"
@@ -400,28 +406,28 @@ def test_damaged_records_end_it_with_their_place_and_a_way_past_them(cluster, ca
     assert "--skip-damaged" in captured.err
 
 
-def test_damaged_records_are_passed_over_when_asked_for(cluster, capsys):
-    cluster.polls = [[record(0)], DAMAGE, [record(4)]]
+def test_damaged_records_are_passed_over_when_asked_for(clients, capsys):
+    clients.polls = [[record(0)], DAMAGE, [record(4)]]
     arguments = ["--skip-damaged", "--max-records", "2"]
     assert cli.main(["consume", "flights", *arguments]) == 0
     captured = capsys.readouterr()
     assert captured.out == "v\nv\n"
     assert captured.err == "warning: flights-0: skipping 3 unreadable offsets from 1\n"
-    assert ("seek", TopicPartition("flights", 0), 4) in cluster.made.story
+    assert ("seek", TopicPartition("flights", 0), 4) in clients.made.story
 
 
 @pytest.mark.parametrize(("number", "status"), SIGNALS)
-def test_a_signal_is_the_usual_end_and_leaves_the_group(cluster, strike, capsys, number, status):
-    cluster.polls = [[record(0)], lambda: strike(number)]
+def test_a_signal_is_the_usual_end_and_leaves_the_group(clients, strike, capsys, number, status):
+    clients.polls = [[record(0)], lambda: strike(number)]
     assert cli.main(["consume", "flights", "--group", "g"]) == status
-    assert cluster.made.story[-2:] == ["commit", "close"]
+    assert clients.made.story[-2:] == ["commit", "close"]
     assert tuple(capsys.readouterr()) == ("v\n", "")
 
 
 @pytest.mark.parametrize(("number", "status"), SIGNALS)
 @pytest.mark.parametrize("strikes_in", ["write", "commit"])
 def test_a_signal_waits_until_what_is_written_is_committed(
-    cluster, strike, monkeypatch, number, status, strikes_in
+    clients, strike, monkeypatch, number, status, strikes_in
 ):
     real = getattr(cli_records, strikes_in)
 
@@ -430,9 +436,9 @@ def test_a_signal_waits_until_what_is_written_is_committed(
         strike(number)
 
     monkeypatch.setattr(cli_records, strikes_in, struck)
-    cluster.polls = [[record(0)], [record(1)]]
+    clients.polls = [[record(0)], [record(1)]]
     assert cli.main(["consume", "flights", "--group", "g"]) == status
-    assert cluster.made.story[1:] == ["commit", "close"]
+    assert clients.made.story[1:] == ["commit", "close"]
 
 
 def test_it_ends_when_nobody_reads_its_output_any_more():
@@ -440,7 +446,7 @@ def test_it_ends_when_nobody_reads_its_output_any_more():
         "import sys\n"
         f"sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}\n"
         "import test_records as here\n"
-        "here.cli_records.connect = lambda args: here.RecordsCluster()\n"
+        "here.cli_records.connect = lambda args: here.cluster_of(here.Clients())\n"
         "sys.exit(here.cli.main(['consume', 'flights']))\n"
     )
     program = subprocess.Popen(

@@ -47,22 +47,9 @@ FLIGHTS = TopicMetadata(
 )
 
 
-class ReplicasCluster(AdminCluster):
-    """A cluster whose calls are noted; also its own admin."""
-
-    def describe_topic(self, name):
-        return FLIGHTS
-
-    def __getattr__(self, name):
-        def call(*arguments, **options):
-            self.note(name, *arguments, *([options] if options else []))
-
-        return call
-
-
 @pytest.fixture
 def cluster(monkeypatch):
-    cluster = ReplicasCluster(FLIGHTS)
+    cluster = AdminCluster(FLIGHTS, describe_topic=FLIGHTS)
     monkeypatch.setattr(cli_topics, "connect", lambda args: cluster)
     return cluster
 
@@ -74,7 +61,7 @@ def run(text):
 def test_a_broker_is_drained_and_used_again(cluster, capsys):
     assert run("brokers drain 2") == 0
     assert run("brokers resume 2") == 0
-    assert cluster.calls == [("drain_broker", 2), ("resume_broker", 2)]
+    assert cluster.changes == [("drain_broker", 2), ("resume_broker", 2)]
     assert capsys.readouterr().out == (
         "broker 2 is being drained; `oncelog status` shows the progress\nbroker 2 is used again\n"
     )
@@ -82,7 +69,7 @@ def test_a_broker_is_drained_and_used_again(cluster, capsys):
 
 def test_a_partition_is_moved(cluster, capsys):
     assert run("partitions reassign flights 0 --replicas 2,3,1") == 0
-    assert cluster.calls == [("reassign_partition", "flights", 0, (2, 3, 1))]
+    assert cluster.changes == [("reassign_partition", "flights", 0, (2, 3, 1))]
     assert capsys.readouterr().out == (
         "flights-0 moves to brokers 2, 3, 1; `oncelog topics describe flights` shows the progress\n"
     )
@@ -90,13 +77,13 @@ def test_a_partition_is_moved(cluster, capsys):
 
 def test_a_move_is_cancelled(cluster, capsys):
     assert run("partitions reassign flights 3 --cancel") == 0
-    assert cluster.calls == [("cancel_reassignment", "flights", 3)]
+    assert cluster.changes == [("cancel_reassignment", "flights", 3)]
     assert capsys.readouterr().out == "flights-3 stays where it was\n"
 
 
 def test_what_does_not_move_is_not_cancelled(cluster, capsys):
     assert run("partitions reassign flights 0 --cancel") == 1
-    assert cluster.calls == []
+    assert cluster.changes == []
     assert capsys.readouterr().err == (
         "oncelog: flights-0 is not being moved — give --replicas N,N,... to move it\n"
     )
@@ -116,7 +103,7 @@ def test_what_does_not_move_is_not_cancelled(cluster, capsys):
 def test_wrong_arguments_are_refused_before_anything_is_done(cluster, capsys, arguments, text):
     assert run(f"partitions reassign {arguments}") == 2
     assert text in capsys.readouterr().err
-    assert cluster.calls == []
+    assert cluster.changes == []
 
 
 def test_a_partition_that_there_is_not_is_named(cluster, capsys):
@@ -161,7 +148,7 @@ def test_a_refusal_is_one_line_with_advice(cluster, capsys, failure, line):
 
 def test_a_topic_is_created_with_so_many_replicas(cluster, capsys):
     assert run("topics create new --replication-factor 2") == 0
-    assert cluster.calls[0][2]["replication_factor"] == 2
+    assert cluster.changes[0][2]["replication_factor"] == 2
     assert run("topics create new --replication-factor 0") == 2
     assert "'0' is not a whole number from 1" in capsys.readouterr().err
 

@@ -31,66 +31,38 @@ HANGING = HangingTransaction(
 )
 
 
-class TransactionsCluster(AdminCluster):
-    """A cluster with one open transaction and one hanging one; also its own admin."""
-
-    def __init__(self):
-        super().__init__()
-        self.is_visible = True
-        self.hanging = [HANGING]
-        self.described = TransactionDescription(
-            transactional_id="loader",
-            state="Ongoing",
-            producer_id=1_000,
-            producer_epoch=5,
-            transaction_timeout_ms=60_000,
-            transaction_start_ms=1_000,
-            last_update_ms=2_000,
-            partitions=(FLIGHTS,),
-            commit_token=b"batch-41",
-        )
-
-    def list_transactions(self, **filters):
-        self.note("list", filters)
-        return [self.described]
-
-    def describe_transaction(self, transactional_id):
-        if transactional_id != "loader":
-            raise TransactionalIdNotFoundError(f"there is no transactional id {transactional_id!r}")
-        return self.described
-
-    def describe_producers(self, topic_partition):
-        self.note("producers", topic_partition)
-        return (
-            ProducerDescription(
-                producer_id=1_007,
-                producer_epoch=5,
-                last_sequence=9,
-                last_timestamp_ms=1_700_000_000_000,
-                coordinator_epoch=3,
-                current_txn_first_offset=42,
-            ),
-        )
-
-    def find_hanging_transactions(self, **filters):
-        self.note("find", filters)
-        return self.hanging
-
-    def abort_transaction(self, transactional_id):
-        self.note("abort", transactional_id)
-        return self.is_visible
-
-    def abort_hanging_transaction(self, topic_partition, *, start_offset):
-        self.note("abort hanging", topic_partition, start_offset)
-        return HANGING
-
-    def delete_transactional_id(self, transactional_id):
-        self.note("delete", transactional_id)
+LOADER = TransactionDescription(
+    transactional_id="loader",
+    state="Ongoing",
+    producer_id=1_000,
+    producer_epoch=5,
+    transaction_timeout_ms=60_000,
+    transaction_start_ms=1_000,
+    last_update_ms=2_000,
+    partitions=(FLIGHTS,),
+    commit_token=b"batch-41",
+)
+PRODUCER = ProducerDescription(
+    producer_id=1_007,
+    producer_epoch=5,
+    last_sequence=9,
+    last_timestamp_ms=1_700_000_000_000,
+    coordinator_epoch=3,
+    current_txn_first_offset=42,
+)
 
 
 @pytest.fixture
 def cluster(monkeypatch):
-    cluster = TransactionsCluster()
+    """One open transaction and one hanging one."""
+    cluster = AdminCluster(
+        list_transactions=[LOADER],
+        describe_transaction=LOADER,
+        describe_producers=(PRODUCER,),
+        find_hanging_transactions=[HANGING],
+        abort_transaction=True,
+        abort_hanging_transaction=HANGING,
+    )
     monkeypatch.setattr(cli_transactions, "connect", lambda args: cluster)
     monkeypatch.setattr(cli_transactions.time, "time", lambda: 61.0)
     return cluster
@@ -104,7 +76,7 @@ def test_ids_are_listed_as_the_filters_say(cluster, capsys):
     filters = ("--state", "Ongoing", "--producer-id", "7", "--running-longer-than-ms", "5")
     assert run("list", *filters) == 0
     wanted = {"states": ["Ongoing"], "producer_ids": [7], "running_longer_than_ms": 5}
-    assert cluster.calls == [("list", wanted)]
+    assert cluster.calls == [("list_transactions", wanted)]
     _, row = capsys.readouterr().out.splitlines()
     assert row.split() == ["loader", "Ongoing", "1000", "5", "1", "min", "1"]
 
@@ -130,14 +102,18 @@ def test_members_of_a_distributed_write_are_shown(cluster, capsys):
     member = TransactionMemberDescription(
         producer_id=1_001, producer_epoch=2, status="ENLISTED", partitions=(FLIGHTS,)
     )
-    cluster.described = structs.replace(cluster.described, members=(member,))
+    cluster.answers["describe_transaction"] = structs.replace(LOADER, members=(member,))
     assert run("describe", "loader") == 0
     shown = capsys.readouterr().out.splitlines()[-1].split()
     assert shown == ["1001", "2", "ENLISTED", "flights-0"]
 
 
 def test_an_unknown_id_is_one_line(cluster, capsys):
+    cluster.answers["describe_transaction"] = TransactionalIdNotFoundError(
+        "there is no transactional id 'nobody'"
+    )
     assert run("describe", "nobody") == 1
+    assert cluster.calls == [("describe_transaction", "nobody")]
     assert capsys.readouterr().err.startswith("oncelog: there is no transactional id 'nobody' — ")
 
 
@@ -154,13 +130,13 @@ def test_hanging_transactions_are_shown_with_what_aborts_them(cluster, capsys):
     filters = ("--broker", "1", "--topic", "flights", "--partition", "0", "--older-than-ms", "9")
     assert run("find-hanging", *filters) == 0
     wanted = {"broker_id": 1, "topic": "flights", "partition": 0, "older_than_ms": 9}
-    assert cluster.calls == [("find", wanted)]
+    assert cluster.calls == [("find_hanging_transactions", wanted)]
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split()[:5] == ["flights", "0", "42", "1007", "5"]
     assert "transactions abort --topic" in lines[-1]
     assert run("find-hanging", "--json") == 0
     assert json.loads(capsys.readouterr().out)[0]["start_offset"] == 42
-    cluster.hanging = []
+    cluster.answers["find_hanging_transactions"] = []
     assert run("find-hanging") == 0
     assert capsys.readouterr().out == "no hanging transactions\n"
 
@@ -182,13 +158,13 @@ def test_what_was_found_is_shown_though_somebody_did_not_answer(cluster, capsys,
 def test_an_abort_goes_by_id_or_by_place(cluster, capsys):
     assert run("abort", "loader") == 0
     assert capsys.readouterr().out == "aborted the transaction of loader\n"
-    cluster.is_visible = False
+    cluster.answers["abort_transaction"] = False
     assert run("abort", "loader") == 0
     assert "some partitions get their markers later" in capsys.readouterr().out
     place = ("--topic", "flights", "--partition", "0", "--start-offset", "42")
     assert run("abort", *place) == 0
     assert "producer 1007, epoch 5, on flights-0 from offset 42" in capsys.readouterr().out
-    assert cluster.calls[-1] == ("abort hanging", FLIGHTS, 42)
+    assert cluster.calls[-1] == ("abort_hanging_transaction", FLIGHTS, {"start_offset": 42})
 
 
 @pytest.mark.parametrize(
@@ -221,7 +197,7 @@ def test_a_refused_abort_is_one_line_with_what_to_do(cluster, capsys):
 def test_an_id_is_deleted(cluster, capsys):
     assert run("delete", "loader") == 0
     assert capsys.readouterr().out == "deleted loader\n"
-    assert cluster.calls == [("delete", "loader")]
+    assert cluster.calls == [("delete_transactional_id", "loader")]
 
 
 @pytest.mark.parametrize(

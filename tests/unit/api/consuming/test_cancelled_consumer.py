@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from inside import core_of
+from inside import core_of, membership_of
 from virtual_time import give_turns
 
 from oncelog.actors.protocol.messages.group import (
@@ -108,7 +108,7 @@ def test_a_member_without_heartbeats_says_so_and_leaves_its_group_with_close(
         while not await consumer.poll(1_000):
             pass
         await give_turns(turns)
-        membership = core_of(consumer)._membership
+        membership = membership_of(consumer)
         assert membership is not None
         assert membership._heartbeats is not None
         membership._heartbeats.cancel()

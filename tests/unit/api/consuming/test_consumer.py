@@ -461,7 +461,7 @@ def test_a_reader_may_do_without_checksums(fake_cluster, run):
     (log,) = fake_cluster.create("t")
     damaged = encode_records([(None, b"value", 1_000, ())])
     damaged[-2] ^= 1
-    log._add(damaged)
+    log.add(damaged)
 
     async def steps(consumer):
         return [record.value for record in await consumer.poll(1_000)]

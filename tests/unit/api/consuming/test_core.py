@@ -4,9 +4,7 @@ import asyncio
 
 import pytest
 from inside import core_of
-from msgspec import structs
 
-from oncelog.actors.protocol.messages.cluster import MetadataRequest
 from oncelog.actors.protocol.messages.group import (
     FetchedOffset,
     OffsetFetchReply,
@@ -247,12 +245,6 @@ def test_a_committed_offset_in_a_topic_remade_since_it_was_looked_up_counts(fake
     (log,) = fake_cluster.create("t")
     log.append(b"0", b"1", b"2")
     new_id = "1" * 32
-    lookup = fake_cluster.answers[MetadataRequest]
-
-    def remade(request):
-        reply = lookup(request)
-        topics = tuple(structs.replace(topic, topic_id=new_id) for topic in reply.topics)
-        return structs.replace(reply, topics=topics)
 
     def committed(request):
         found = FetchedOffset(topic_partition=TP, offset=2, topic_id=new_id)
@@ -261,7 +253,7 @@ def test_a_committed_offset_in_a_topic_remade_since_it_was_looked_up_counts(fake
     async def scenario():
         consumer = consumer_of(fake_cluster, group_id="g")
         await core_of(consumer).router.metadata(("t",))
-        fake_cluster.answers[MetadataRequest] = remade
+        fake_cluster.topic_ids["t"] = new_id
         fake_cluster.answers[OffsetFetchRequest] = committed
         await consumer.assign(TP)
         return values(await consumer.poll(10_000))

@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 import pytest
-from inside import core_of
+from inside import membership_of
 
 from oncelog.actors.protocol.messages.group import LeaveGroupRequest
 from oncelog.api.config import ConsumerSettings
@@ -52,7 +52,7 @@ def consumer(cluster, loop_thread):
 
 
 def rebalance(client, error=ErrorCode.REBALANCE_IN_PROGRESS):
-    core_of(client)._membership._on_group_error(error)
+    membership_of(client)._on_group_error(error)
 
 
 def test_a_rebalance_takes_all_and_gives_all_and_close_takes_them_for_good(fake_cluster, run):

@@ -18,7 +18,7 @@ TP = TopicPartition("t", 0)
 
 def poison(log) -> None:
     """Two offsets with a valid checksum over what are no records."""
-    log._add(
+    log.add(
         seal(
             compress(Codec.GZIP, b"no records at all"),
             codec=Codec.GZIP,

@@ -90,8 +90,8 @@ def test_what_is_written_again_is_what_was_found_good(append, sync, monkeypatch)
     def read_and_give_up(handle, position, size):
         data = read(handle, position, size)
         reads.append(position)
-        if handle._path.suffix == ".log":
-            file = handle._file
+        if handle.path.suffix == ".log":
+            file = handle.file
             if not any(isinstance(change, Write) for change in file.changes):
                 file.content[512:] = bytes(len(file.content) - 512)
         return data

@@ -91,8 +91,7 @@ def test_removal_of_a_deleted_topic_that_was_cut_short_is_taken_up_again():
     disk = life.disk.after_kill()
     disk.fail("remove", f"{2:020d}.log", times=1)
     for expected in ("planned failure", None):
-        found = Life(disk, History())
-        found.replica._log_source = new_topic
+        found = Life(disk, History(), log_source=new_topic)
         found.start()
         failure = found.replica.failure
         assert failure is None if expected is None else expected in str(failure)
@@ -115,8 +114,7 @@ def test_compaction_begins_with_a_durable_recovery_point():
             settings=tuple(settings.items()),
         )
 
-    life = Life(CrashDisk(page_bytes=512), History())
-    life.replica._epoch_source = compacted
+    life = Life(CrashDisk(page_bytes=512), History(), epoch_source=compacted)
     life.start()
     for _ in range(9):
         life.data(1, b"a" * 1_500)

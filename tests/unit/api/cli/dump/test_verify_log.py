@@ -21,7 +21,7 @@ from partition_logs import flip
 from transactional_logs import TransactionalLog
 
 from oncelog.api.cli.data_directory import VERIFY_ATTEMPTS_MAX
-from oncelog.storage.disk.file_system import ReadOnlyFileSystem
+from oncelog.storage.disk.file_system import ReadOnlyFileSystem, RealFileSystem
 from oncelog.storage.log.partition import LogSettings
 from oncelog.storage.records.layout import HEADER_BYTES
 
@@ -130,6 +130,30 @@ def test_segments_that_are_replaced_while_they_are_looked_at_are_no_problem(
     assert (status, problems) == (0, [])
     assert len(opened) == min(swaps, VERIFY_ATTEMPTS_MAX)
     assert ("replaced during each of" in str(notes)) is (swaps > 1)
+    log.log.close(None)
+
+
+def test_a_segment_is_no_problem_while_only_its_log_has_not_been_replaced(
+    tmp_path, verify, monkeypatch
+):
+    """Compaction replaces the files beside it, syncs the directory, and replaces the log last."""
+    settings = LogSettings(segment_bytes=4_000, index_interval_bytes=200)
+    log = TransactionalLog(tmp_path / "flights-0", settings)
+    for number in range(40):
+        log.now_ms += 100
+        log.send([(b"%d" % number, b"v" * 60), (b"k", b"v" * 150)] * 2)
+    log.sync()
+    rename, seen = RealFileSystem.rename, []
+
+    def renaming(filesystem, source, target):
+        if source.name.endswith(".log.swap"):
+            seen.append(verify(tmp_path / "flights-0")[:2])
+        rename(filesystem, source, target)
+
+    monkeypatch.setattr(RealFileSystem, "rename", renaming)
+    log.clean()
+    assert seen
+    assert seen == [(0, [])] * len(seen)
     log.log.close(None)
 
 
