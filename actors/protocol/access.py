@@ -21,7 +21,6 @@ Source: KIP-11, KIP-290 and Kafka's "Authorization and ACLs".
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -29,6 +28,7 @@ import msgspec
 from msgspec import structs
 
 from oncelog.actors.protocol.messages import (
+    access,
     brokers,
     cluster,
     group,
@@ -36,33 +36,20 @@ from oncelog.actors.protocol.messages import (
     replication,
     transaction,
 )
+from oncelog.actors.protocol.messages.access import (
+    ANY_HOST,
+    ANY_NAME,
+    ANYBODY,
+    CLUSTER_NAME,
+    RAY_NAME,
+    Acl,
+    Operation,
+    Resource,
+    Rules,
+)
 from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
-
-
-class Operation(enum.Enum):
-    """What is done to a resource, in Kafka's words."""
-
-    READ = "Read"
-    WRITE = "Write"
-    CREATE = "Create"
-    DELETE = "Delete"
-    ALTER = "Alter"
-    DESCRIBE = "Describe"
-    CLUSTER_ACTION = "ClusterAction"
-    """What servers do to each other: replicate, vote, tell who leads."""
-    ALL = "All"
-    """Only in an ACL: any of the others."""
-
-
-class Resource(enum.Enum):
-    """A kind of things that requests name."""
-
-    TOPIC = "Topic"
-    GROUP = "Group"
-    TRANSACTIONAL_ID = "TransactionalId"
-    CLUSTER = "Cluster"
 
 
 class Principal(msgspec.Struct, frozen=True):
@@ -72,63 +59,31 @@ class Principal(msgspec.Struct, frozen=True):
     is_server: bool = False
 
 
-RAY: Final = Principal("User:ray")
+RAY: Final = Principal(RAY_NAME)
 """Any program of the Ray cluster."""
 
 SERVER: Final = Principal("Server", is_server=True)
 
 # --- rules ----------------------------------------------------------------------------------------
 
-ANYBODY: Final = "User:*"
-ANY_HOST: Final = "*"
-ANY_NAME: Final = "*"
 SOME_NAME: Final = ""
 """In a question: any one resource of the kind would do."""
-CLUSTER_NAME: Final = "oncelog"
-"""The name of the one resource of kind ``CLUSTER``."""
 
 _SHOWS: Final = frozenset({Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER})
 """Whoever may do one of these to a resource may describe it."""
 
-
-class Acl(msgspec.Struct, frozen=True, kw_only=True):
-    """One rule: ``principal`` may, or may not, do ``operation`` to the resources of a name.
-
-    ``name`` ``*`` is any name; with ``is_prefix`` all that begin with it. ``host`` is the address
-    that the principal calls from, ``*`` for any.
-    """
-
-    principal: str
-    resource: Resource
-    name: str
-    operation: Operation
-    is_prefix: bool = False
-    is_allowed: bool = True
-    host: str = ANY_HOST
-
-    def covers(self, name: str) -> bool:
-        """Whether it is about the resource ``name``."""
-        if name == SOME_NAME:
-            # To deny one is not to deny them all.
-            return self.is_allowed or (self.name == ANY_NAME and not self.is_prefix)
-        if self.is_prefix:
-            return name.startswith(self.name)
-        return self.name in (name, ANY_NAME)
-
-
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """All ACLs of a cluster, of one version. Until they are switched on everything is allowed."""
-
-    version: int = 0
-    is_on: bool = False
-    super_users: frozenset[str] = frozenset({RAY.name})
-    acls: tuple[Acl, ...] = ()
-
-
-NO_RULES: Final = Rules()
-
 DECISIONS_MAX: Final = 10_000
 """Decisions that are remembered; beyond that all are forgotten."""
+
+
+def covers(acl: Acl, name: str) -> bool:
+    """Whether ``acl`` is about the resource ``name``."""
+    if name == SOME_NAME:
+        # To deny one is not to deny them all.
+        return acl.is_allowed or (acl.name == ANY_NAME and not acl.is_prefix)
+    if acl.is_prefix:
+        return name.startswith(acl.name)
+    return acl.name in (name, ANY_NAME)
 
 
 class Authorizer:
@@ -177,7 +132,7 @@ class Authorizer:
             acl
             for who in (principal, ANYBODY)
             for acl in self._of.get((who, resource), ())
-            if acl.host in (host, ANY_HOST) and acl.covers(name)
+            if acl.host in (host, ANY_HOST) and covers(acl, name)
         ]
         exactly = {operation, Operation.ALL}
         if any(acl.operation in exactly for acl in found if not acl.is_allowed):
@@ -290,6 +245,12 @@ NEEDS: Final[Mapping[type[Request[Any]], tuple[Need, ...]]] = {
     cluster.HostedReplicasRequest: (_SERVER_ONLY,),
     cluster.HoldReplicasRequest: (_SERVER_ONLY,),
     cluster.ShutdownRequest: (_SERVER_ONLY,),
+    access.AccessRequest: (_SERVER_ONLY,),
+    access.LearnAccessRequest: (_SERVER_ONLY,),
+    access.DescribeAccessRequest: (_DESCRIBE_CLUSTER,),
+    access.AlterUsersRequest: (_ALTER_CLUSTER,),
+    access.AlterAclsRequest: (_ALTER_CLUSTER,),
+    access.AlterAuthorizationRequest: (_ALTER_CLUSTER,),
     brokers.RegisterBrokerRequest: (_SERVER_ONLY,),
     brokers.BrokerHeartbeatRequest: (_SERVER_ONLY,),
     brokers.PingRequest: (_SERVER_ONLY,),

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import structs
 
 from oncelog.actors.protocol.messages import (
+    access,
     brokers,
     cluster,
     group,
@@ -34,6 +35,7 @@ _MODULES: Final = (
     group,
     cluster,
     brokers,
+    access,
 )
 _decoders: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {}
 _encoder = msgspec.msgpack.Encoder()

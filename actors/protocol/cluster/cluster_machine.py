@@ -33,6 +33,7 @@ One file: every decision reads the state that only ``apply`` changes.
 | rotate_cluster_key | of the current version | a new key, version + 1 |
 | rotate_cluster_key | of the version before (a retry) | NONE, nothing logged |
 | rotate_cluster_key | of another version | INVALID_REQUEST |
+| alter_users, alter_acls, alter_authorization | | see ``access_control`` |
 | register_broker, broker_heartbeat, drain_broker | | see ``brokers`` |
 | alter_isr | | see ``elections`` |
 | reassign_partition | | see ``reassignment`` |
@@ -48,7 +49,9 @@ from typing import Final, TypeAlias
 
 from msgspec import structs
 
+from oncelog.actors.protocol.cluster.access_control import AccessControl
 from oncelog.actors.protocol.cluster.cluster_records import (
+    AccessChanged,
     BrokerChanged,
     BrokerRegistered,
     ClusterFounded,
@@ -151,6 +154,7 @@ class ClusterMachine:
     def __init__(self) -> None:
         self.founded: ClusterFounded | None = None
         self.keys = NO_KEYS
+        self.access = AccessControl()
         self.voters: tuple[int, ...] = ()
         """The brokers that elect the controller: see ``quorum``."""
         self._brokers: dict[int, BrokerState] = {}
@@ -513,6 +517,8 @@ class ClusterMachine:
                 self._next_producer_id = next_producer_id
             case VotersChanged(voters=voters):
                 self.voters = voters
+            case AccessChanged() as access_changed:
+                self.access.apply(access_changed)
             case TopicSnapshot() as topic_snapshot:
                 self._add(topic_in(topic_snapshot))
             case ClusterSnapshot() as rest:
@@ -607,6 +613,7 @@ class ClusterMachine:
             yield from registrations_of(broker)
         if self._next_producer_id:
             yield ProducerIdsAllocated(next_producer_id=self._next_producer_id)
+        yield from self.access.snapshot()
         yield ClusterSnapshot(
             key_version=self.keys.version,
             cluster_key=self.keys.current,
@@ -619,9 +626,9 @@ class ClusterMachine:
 
     @property
     def size(self) -> int:
-        """Size of a snapshot: the number of brokers, topics and partitions."""
+        """Size of a snapshot: the number of brokers, topics, partitions, users and ACLs."""
         partitions = sum(len(topic.partitions) for topic in self._topics.values())
-        return len(self._brokers) + len(self._topics) + partitions
+        return len(self._brokers) + len(self._topics) + partitions + self.access.size
 
     def metadata(self, names: Iterable[str] | None) -> tuple[TopicMetadata, ...]:
         """Describe the named topics that exist, or all, by name."""

@@ -23,7 +23,7 @@ SNAPSHOT_PART_BYTES: Final = 65_536
 """Bytes of records in one part of a snapshot, unless a single record is larger."""
 
 
-_SECRETS: Final = frozenset({"cluster_key", "previous_key", "records"})
+_SECRETS: Final = frozenset({"cluster_key", "previous_key", "records", "users"})
 
 
 class _Secretive(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,6 +199,23 @@ class VotersChanged(msgspec.Struct, frozen=True, kw_only=True):
     voters: tuple[int, ...]
 
 
+class AccessChanged(_Secretive, frozen=True, kw_only=True):
+    """Users and ACLs that were added, changed or removed; ``access_version`` is the new one.
+
+    ``users`` are rows of name, salt, iterations, stored key, server key. ``acls`` are rows of
+    principal, kind of resource, name, is a prefix, operation, is allowed, host. Unless ``is_on`` is
+    ``None``, it and ``super_users`` replace the former ones.
+    """
+
+    access_version: int
+    is_on: bool | None = None
+    super_users: tuple[str, ...] = ()
+    users: tuple[tuple[str, bytes, int, bytes, bytes], ...] = ()
+    removed_users: tuple[str, ...] = ()
+    acls: tuple[tuple[Any, ...], ...] = ()
+    removed_acls: tuple[tuple[Any, ...], ...] = ()
+
+
 class TopicSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A topic's state; each row of ``partitions`` has the values of ``fields``, in that order."""
 
@@ -249,6 +266,7 @@ ClusterRecord: TypeAlias = (
     | ProducerIdsAllocated
     | ControllerElected
     | VotersChanged
+    | AccessChanged
     | TopicSnapshot
     | ClusterSnapshot
     | SnapshotPart
@@ -269,6 +287,7 @@ _KINDS: Final[dict[str, type[ClusterRecord]]] = {
     "producer_ids_allocated": ProducerIdsAllocated,
     "controller_elected": ControllerElected,
     "voters_changed": VotersChanged,
+    "access_changed": AccessChanged,
     "topic_snapshot": TopicSnapshot,
     "cluster_snapshot": ClusterSnapshot,
     "snapshot_part": SnapshotPart,

@@ -1,0 +1,313 @@
+"""Users, ACLs and super users: their part of the controller's machine.
+
+Rules. Every change raises the version by one, so a copy knows what is newer. A change that changes
+nothing logs nothing. Switched on without a super user nobody could ever change anything again, so
+that is refused.
+
+| request | state | answer |
+|---|---|---|
+| alter_users | a name is put and removed, or twice, or not prepared | INVALID_REQUEST |
+| alter_users | too many users | POLICY_VIOLATION |
+| alter_users | nothing changes | NONE, nothing logged |
+| alter_acls | a name, principal or operation is impossible | INVALID_REQUEST |
+| alter_acls | too many ACLs | POLICY_VIOLATION |
+| alter_acls | nothing changes | NONE, nothing logged |
+| alter_authorization | on, and no super user | INVALID_REQUEST |
+| alter_authorization | nothing changes | NONE, nothing logged |
+
+Source: KIP-11, KIP-290, KIP-554.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from msgspec import structs
+
+from oncelog.actors.protocol.cluster.cluster_records import AccessChanged, decision
+from oncelog.actors.protocol.effects import Decision, refused
+from oncelog.actors.protocol.invariants import invariant
+from oncelog.actors.protocol.messages.access import (
+    ANY_HOST,
+    ANY_NAME,
+    CLUSTER_NAME,
+    RAY_NAME,
+    USER_KIND,
+    Access,
+    Acl,
+    AlterAclsReply,
+    AlterAclsRequest,
+    AlterAuthorizationReply,
+    AlterAuthorizationRequest,
+    AlterUsersReply,
+    AlterUsersRequest,
+    DescribeAccessReply,
+    Operation,
+    Resource,
+    Rules,
+    User,
+    UserDescription,
+)
+from oncelog.actors.protocol.scram import NAME_CHARS_MAX, Credential, prepare_name
+from oncelog.storage.errors import ErrorCode
+
+USERS_MAX: Final = 10_000
+ACLS_MAX: Final = 10_000
+SUPER_USERS_MAX: Final = 100
+CHANGES_MAX: Final = 1_000
+"""Users or ACLs in one request."""
+
+SNAPSHOT_ROWS: Final = 500
+"""Users or ACLs in one record of a snapshot."""
+
+HOST_CHARS_MAX: Final = 64
+RESOURCE_CHARS_MAX: Final = 1_024
+
+OPERATIONS: Final = {
+    Resource.TOPIC: frozenset(
+        {
+            Operation.READ,
+            Operation.WRITE,
+            Operation.CREATE,
+            Operation.DELETE,
+            Operation.ALTER,
+            Operation.DESCRIBE,
+            Operation.ALL,
+        }
+    ),
+    Resource.GROUP: frozenset(
+        {Operation.READ, Operation.DELETE, Operation.DESCRIBE, Operation.ALL}
+    ),
+    Resource.TRANSACTIONAL_ID: frozenset({Operation.WRITE, Operation.DESCRIBE, Operation.ALL}),
+    Resource.CLUSTER: frozenset({Operation.ALTER, Operation.DESCRIBE, Operation.ALL}),
+}
+"""What an ACL may be about; ``CLUSTER_ACTION`` is of servers only."""
+
+
+class AccessControl:
+    """Users and rules, changed only by ``apply``."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.is_on = False
+        self.super_users = frozenset({RAY_NAME})
+        self._users: dict[str, Credential] = {}
+        self._acls: dict[Acl, None] = {}
+
+    # --- read -----------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """Rows of a snapshot."""
+        return len(self._users) + len(self._acls)
+
+    def access(self) -> Access:
+        """All that processes need to know."""
+        users = (User(name=name, credential=one) for name, one in self._users.items())
+        return Access(rules=self._rules(), users=tuple(users))
+
+    def described(self) -> DescribeAccessReply:
+        """What an operator may see."""
+        users = (
+            UserDescription(name=name, iterations=self._users[name].iterations)
+            for name in sorted(self._users)
+        )
+        return DescribeAccessReply(rules=self._rules(), users=tuple(users))
+
+    def _rules(self) -> Rules:
+        return Rules(
+            version=self.version,
+            is_on=self.is_on,
+            super_users=self.super_users,
+            acls=tuple(self._acls),
+        )
+
+    # --- decide ---------------------------------------------------------------------------
+
+    def decide_users(self, request: AlterUsersRequest) -> Decision[AlterUsersReply]:
+        """Add, change and remove users."""
+        put = {user.name: user.credential for user in request.put}
+        named = [*put, *request.removed]
+        is_twice = len(put) < len(request.put) or len({*named}) < len(named)
+        wrong = next((name for name in named if not _is_name(name)), None)
+        if is_twice or wrong is not None or len(named) > CHANGES_MAX:
+            what = "a user is named twice" if is_twice else f"the user name {wrong!r} is impossible"
+            if wrong is None and not is_twice:
+                what = f"{len(named)} users: at most {CHANGES_MAX} in one request"
+            return refused(request, ErrorCode.INVALID_REQUEST, what)
+        changed = {name: one for name, one in put.items() if self._users.get(name) != one}
+        removed = tuple(name for name in request.removed if name in self._users)
+        if len({*self._users, *changed}) - len(removed) > USERS_MAX:
+            detail = f"a cluster has at most {USERS_MAX} users"
+            return refused(request, ErrorCode.POLICY_VIOLATION, detail)
+        if not changed and not removed:
+            return Decision(reply=AlterUsersReply())
+        record = AccessChanged(
+            access_version=self.version + 1,
+            users=tuple(_user_row(*one) for one in changed.items()),
+            removed_users=removed,
+        )
+        return decision(AlterUsersReply(), record)
+
+    def decide_acls(self, request: AlterAclsRequest) -> Decision[AlterAclsReply]:
+        """Add and remove ACLs."""
+        if len(request.added) + len(request.removed) > CHANGES_MAX:
+            detail = f"at most {CHANGES_MAX} ACLs in one request"
+            return refused(request, ErrorCode.INVALID_REQUEST, detail)
+        wrong = next(filter(None, map(why_impossible, request.added)), "")
+        if wrong:
+            return refused(request, ErrorCode.INVALID_REQUEST, wrong)
+        removed = [acl for acl in dict.fromkeys(request.removed) if acl in self._acls]
+        added = [
+            acl
+            for acl in dict.fromkeys(request.added)
+            if acl not in self._acls and acl not in request.removed
+        ]
+        if len(self._acls) + len(added) - len(removed) > ACLS_MAX:
+            detail = f"a cluster has at most {ACLS_MAX} ACLs"
+            return refused(request, ErrorCode.POLICY_VIOLATION, detail)
+        if not added and not removed:
+            return Decision(reply=AlterAclsReply())
+        record = AccessChanged(
+            access_version=self.version + 1,
+            acls=tuple(map(_acl_row, added)),
+            removed_acls=tuple(map(_acl_row, removed)),
+        )
+        return decision(AlterAclsReply(), record)
+
+    def decide_authorization(
+        self, request: AlterAuthorizationRequest
+    ) -> Decision[AlterAuthorizationReply]:
+        """Switch the rules on or off, and name the super users."""
+        wrong = next((one for one in request.super_users if not is_principal(one)), None)
+        problem = ""
+        if wrong is not None:
+            problem = f"super user {wrong!r}: a principal is {USER_KIND}NAME"
+        elif len(request.super_users) > SUPER_USERS_MAX:
+            problem = f"{len(request.super_users)} super users: at most {SUPER_USERS_MAX}"
+        elif request.is_on and not request.super_users:
+            problem = "without a super user nobody could change anything again: name one"
+        if problem:
+            return refused(request, ErrorCode.INVALID_REQUEST, problem)
+        super_users = frozenset(request.super_users)
+        if (request.is_on, super_users) == (self.is_on, self.super_users):
+            return Decision(reply=AlterAuthorizationReply())
+        record = AccessChanged(
+            access_version=self.version + 1,
+            is_on=request.is_on,
+            super_users=tuple(sorted(super_users)),
+        )
+        return decision(AlterAuthorizationReply(), record)
+
+    # --- apply ----------------------------------------------------------------------------
+
+    def apply(self, record: AccessChanged) -> None:
+        """Apply a committed record; those of a snapshot have one version."""
+        invariant(
+            record.access_version >= self.version,
+            "I-24",
+            f"users and ACLs of version {record.access_version} after {self.version}",
+        )
+        self.version = record.access_version
+        if record.is_on is not None:
+            self.is_on = record.is_on
+            self.super_users = frozenset(record.super_users)
+        for name in record.removed_users:
+            self._users.pop(name, None)
+        for name, salt, iterations, stored_key, server_key in record.users:
+            self._users[name] = Credential(
+                salt=salt, iterations=iterations, stored_key=stored_key, server_key=server_key
+            )
+        for row in record.removed_acls:
+            self._acls.pop(_acl_of(row), None)
+        self._acls |= dict.fromkeys(map(_acl_of, record.acls))
+
+    def snapshot(self) -> Iterator[AccessChanged]:
+        """Records that give this state; none if nobody was ever named."""
+        if self.version == 0:
+            return
+        version = self.version
+        yield AccessChanged(
+            access_version=version,
+            is_on=self.is_on,
+            super_users=tuple(sorted(self.super_users)),
+        )
+        users = [_user_row(*one) for one in self._users.items()]
+        for begin in range(0, len(users), SNAPSHOT_ROWS):
+            yield AccessChanged(
+                access_version=version, users=tuple(users[begin : begin + SNAPSHOT_ROWS])
+            )
+        acls = [_acl_row(acl) for acl in self._acls]
+        for begin in range(0, len(acls), SNAPSHOT_ROWS):
+            yield AccessChanged(
+                access_version=version, acls=tuple(acls[begin : begin + SNAPSHOT_ROWS])
+            )
+
+
+# --- what is possible -------------------------------------------------------------------------
+
+
+def is_principal(principal: str) -> bool:
+    """Whether it is ``User:`` and a possible name."""
+    return principal.startswith(USER_KIND) and _is_name(principal.removeprefix(USER_KIND))
+
+
+def why_impossible(acl: Acl) -> str:
+    """Why there can be no such ACL; "" if there can."""
+    if not is_principal(acl.principal):
+        return f"principal {acl.principal!r}: give {USER_KIND}NAME, or {USER_KIND}* for anybody"
+    if acl.operation not in OPERATIONS[acl.resource]:
+        known = ", ".join(sorted(one.value for one in OPERATIONS[acl.resource]))
+        return f"operation {acl.operation.value} on a {acl.resource.value}: there are {known}"
+    if acl.resource is Resource.CLUSTER and (acl.name not in {CLUSTER_NAME, ANY_NAME}):
+        return f"cluster {acl.name!r}: the only one is {CLUSTER_NAME!r}"
+    if not 1 <= len(acl.name) <= RESOURCE_CHARS_MAX:
+        return f"a name of {len(acl.name)} characters: give 1 to {RESOURCE_CHARS_MAX}"
+    if acl.is_prefix and (acl.name == ANY_NAME or acl.resource is Resource.CLUSTER):
+        return f"the prefix {acl.name!r} is of nothing: leave out that it is one"
+    if not 1 <= len(acl.host) <= HOST_CHARS_MAX:
+        return f"host {acl.host!r}: give an address, or {ANY_HOST} for any"
+    return ""
+
+
+def _is_name(name: str) -> bool:
+    """Whether a user can have this name, in the form under which it is found."""
+    if not 1 <= len(name) <= NAME_CHARS_MAX:
+        return False
+    try:
+        return prepare_name(name) == name
+    except ValueError:
+        return False
+
+
+# --- rows of records --------------------------------------------------------------------------
+
+
+def _user_row(name: str, credential: Credential) -> tuple[str, bytes, int, bytes, bytes]:
+    return (name, *structs.astuple(credential))
+
+
+def _acl_row(acl: Acl) -> tuple[Any, ...]:
+    return (
+        acl.principal,
+        acl.resource.value,
+        acl.name,
+        acl.is_prefix,
+        acl.operation.value,
+        acl.is_allowed,
+        acl.host,
+    )
+
+
+def _acl_of(row: tuple[Any, ...]) -> Acl:
+    principal, resource, name, is_prefix, operation, is_allowed, host = row
+    return Acl(
+        principal=principal,
+        resource=Resource(resource),
+        name=name,
+        is_prefix=is_prefix,
+        operation=Operation(operation),
+        is_allowed=is_allowed,
+        host=host,
+    )
