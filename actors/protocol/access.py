@@ -21,6 +21,7 @@ Source: KIP-11, KIP-290 and Kafka's "Authorization and ACLs".
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -128,6 +129,13 @@ class Authorizer:
     def _decide(
         self, principal: str, host: str, operation: Operation, resource: Resource, name: str
     ) -> bool:
+        acl = self.deciding(principal, host, operation, resource, name)
+        return acl is not None and acl.is_allowed
+
+    def deciding(
+        self, principal: str, host: str, operation: Operation, resource: Resource, name: str
+    ) -> Acl | None:
+        """An ACL that decides while the rules are on; ``None``: none allows it, so it is denied."""
         found = [
             acl
             for who in (principal, ANYBODY)
@@ -135,10 +143,10 @@ class Authorizer:
             if acl.host in (host, ANY_HOST) and covers(acl, name)
         ]
         exactly = {operation, Operation.ALL}
-        if any(acl.operation in exactly for acl in found if not acl.is_allowed):
-            return False
         enough = exactly | _SHOWS if operation is Operation.DESCRIBE else exactly
-        return any(acl.operation in enough for acl in found if acl.is_allowed)
+        denying = (acl for acl in found if not acl.is_allowed and acl.operation in exactly)
+        allowing = (acl for acl in found if acl.is_allowed and acl.operation in enough)
+        return next(itertools.chain(denying, allowing), None)
 
 
 # --- what a request needs -------------------------------------------------------------------------
