@@ -1,4 +1,7 @@
-"""How a command finds its cluster: ``--address``, a data directory, or ``RAY_ADDRESS``."""
+"""How a command finds its cluster, and as whom it connects.
+
+By ``--address``, a data directory, or ``RAY_ADDRESS``; with ``--user``, or as any program.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from oncelog.actors.config import DATA_DIR_SEPARATOR
 from oncelog.api.cli.terminal import CliError, blocked_termination, end_in_order, is_debugging
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from oncelog.api.client import Cluster
 
 ADDRESS_VARIABLE: Final = "RAY_ADDRESS"
+USER_VARIABLE: Final = "ONCELOG_USER"
+PASSWORD_FILE_VARIABLE: Final = "ONCELOG_PASSWORD_FILE"  # noqa: S105
 PROBE_TIMEOUT_S: Final = 2.0
 
 
@@ -30,7 +35,7 @@ class Found:
 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that select the cluster."""
+    """Add the options that select the cluster, and say who asks."""
     parser.add_argument(
         "--address", metavar="HOST:PORT", help="Ray address of the cluster, or 'auto'"
     )
@@ -40,6 +45,38 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"data directory of the cluster (default: {cluster_connection.DEFAULT_DATA_DIR}); "
         "to start with several, DIR,DIR",
     )
+    parser.add_argument(
+        "--user",
+        metavar="NAME",
+        help=f"connect as this user of the cluster (default: {USER_VARIABLE}, or as nobody)",
+    )
+    parser.add_argument(
+        "--password-file",
+        metavar="FILE",
+        help=f"its first line is that user's password (default: {PASSWORD_FILE_VARIABLE})",
+    )
+
+
+def login_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Who connects, as keywords of ``connect`` and ``init``, which also know the environment."""
+    named = {name: getattr(args, name, None) for name in ("user", "password_file")}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def login_variables(args: argparse.Namespace) -> dict[str, str]:
+    """Who connects, as variables for another process in whatever directory; empty for nobody."""
+    login = login_of(args) or {
+        "user": os.environ.get(USER_VARIABLE, ""),
+        "password_file": os.environ.get(PASSWORD_FILE_VARIABLE, ""),
+    }
+    variables = {
+        USER_VARIABLE: login.get("user", ""),
+        PASSWORD_FILE_VARIABLE: login.get("password_file", ""),
+    }
+    if variables[PASSWORD_FILE_VARIABLE]:
+        path = Path(variables[PASSWORD_FILE_VARIABLE]).expanduser().absolute()
+        variables[PASSWORD_FILE_VARIABLE] = str(path)
+    return variables if any(variables.values()) else {}
 
 
 def data_dir_of(args: argparse.Namespace) -> Path:
@@ -122,7 +159,7 @@ def connect(args: argparse.Namespace) -> Cluster:
         end_in_order()
     from oncelog.api import client
 
-    return client.connect(found.address)
+    return client.connect(found.address, **login_of(args))
 
 
 def quiet_libraries() -> None:
