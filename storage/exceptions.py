@@ -412,6 +412,16 @@ class ClusterAuthorizationFailedError(OncelogError):
     advice = "ask an operator for an ACL; what servers do to each other no program may"
 
 
+class SaslAuthenticationFailedError(OncelogError):
+    """The servers do not believe that the caller is the user that it says it is.
+
+    They do not say whether there is no such user or the password is another one.
+    """
+
+    code = ErrorCode.SASL_AUTHENTICATION_FAILED
+    advice = "check the name and the password; `oncelog users list` shows the names"
+
+
 class OperationNotAttemptedError(OncelogError):
     """Not tried, because another partition of the same request failed."""
 

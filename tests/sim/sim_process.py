@@ -161,7 +161,12 @@ class ActorProcess(Process):
         """Serve calls with ``server``; a host also with the replicas that it holds."""
         self.server = server
         is_host = isinstance(server, Host)
-        self.dispatch = server.dispatch if is_host else Dispatch(server, on_bug=self.die_of_bug)
+        environment: Environment = server.environment
+        self.dispatch = (
+            server.dispatch
+            if is_host
+            else Dispatch(server, on_bug=self.die_of_bug, door=environment.door)
+        )
 
     @property
     def servers(self) -> dict[str, Any]:
