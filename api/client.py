@@ -50,6 +50,7 @@ from oncelog.api.session.event_loop import (
     close_if_forgotten,
     refuse_ray_of_parent,
 )
+from oncelog.api.session.login import NOBODY, Login, login_of
 from oncelog.api.session.ray_cluster import DelayedStarts
 from oncelog.api.session.routing import ClientContext, Outage, Router
 from oncelog.storage.errors import ErrorCode
@@ -74,6 +75,8 @@ def init(
     num_cpus: int | None = None,
     dashboard_port: int | None = None,
     cluster_id: str | None = None,
+    user: str | None = None,
+    password_file: str | os.PathLike[str] | None = None,
     **settings: Unpack[ClusterOptions],
 ) -> Cluster:
     """Start Ray and the log on ``data_dir`` unless they run already, and connect to them.
@@ -86,12 +89,14 @@ def init(
     ``settings`` are those of ``ClusterConfig``. A running cluster must agree with those given. With
     ``cluster_id`` that cluster is started once enough nodes with its data are up; no new cluster is
     created. A SIGTERM handler of the program is kept; without one, Ray's shuts the process down.
+    ``user`` and ``password_file`` as in ``connect``.
 
     ``InvalidSettingError`` for an unusable directory, or a setting that is out of range or differs
     from the running cluster's. ``ConnectionFailedError`` if the cluster has another id or data
     directory, or cannot be started.
     """
     refuse_ray_of_parent()
+    login = login_of(user, password_file)
     paths = cluster_connection.directory_paths(data_dir)
     path = paths[0]
     config = cluster_connection.check_cluster_settings(settings)
@@ -112,7 +117,7 @@ def init(
     is_launcher = not cluster_connection.is_log_started()
     if is_launcher:
         cluster_connection.start_log(paths, config, is_ours=is_starter, cluster_id=cluster_id)
-    cluster = Cluster()
+    cluster = Cluster(login)
     try:
         cluster.expect(paths, cluster_id, settings)
     except BaseException:
@@ -125,11 +130,24 @@ def init(
     return cluster
 
 
-def connect(address: str = "auto") -> Cluster:
+def connect(
+    address: str = "auto",
+    *,
+    user: str | None = None,
+    password_file: str | os.PathLike[str] | None = None,
+) -> Cluster:
     """Connect to a running cluster; ``"auto"`` finds the Ray cluster of this machine.
 
+    With ``user`` all calls are that user's, who proves to know the first line of ``password_file``
+    (SCRAM-SHA-256, RFC 7677); the password is never sent. Without both, the variables
+    ``ONCELOG_USER`` and ``ONCELOG_PASSWORD_FILE`` count; without these, this is a program of the
+    Ray cluster like any other, ``User:ray``.
+
     ``ConnectionFailedError`` if there is none, or it does not run the log.
+    ``SaslAuthenticationFailedError`` if the cluster does not know the user with that password.
+    ``InvalidSettingError`` if the file has no password.
     """
+    login = login_of(user, password_file)
     cluster_connection.join_ray(address)
     if not cluster_connection.is_log_started():
         was = cluster_connection.where_log_was()
@@ -138,7 +156,7 @@ def connect(address: str = "auto") -> Cluster:
             f"{f' now (it ran {was})' if was else ''}",
             advice="start it there with oncelog.init() or `oncelog start`",
         )
-    return Cluster()
+    return Cluster(login)
 
 
 class Cluster(ProcessBound):
@@ -150,12 +168,14 @@ class Cluster(ProcessBound):
 
     make_there = "call oncelog.connect() there"
 
-    def __init__(self) -> None:
+    def __init__(self, login: Login = NOBODY) -> None:
+        identity = login.identity()
+        self._login = login
         self._delayed: DelayedStarts | None = None
         self._loop_thread = LoopThread()
         cluster_connection.refuse_after_fork(self._loop_thread)
         self._reports = CallReports(RayMetrics(), ClusterConfig().metrics_interval_ms)
-        self._transport = ActorTransport(RayTransport(), self._reports)
+        self._transport = ActorTransport(RayTransport(), self._reports, identity)
         self._clock = SystemClock()
         self._random = random.Random(secrets.randbits(64))
         self._router = Router(self._transport, self._clock, self._reports.metrics)
@@ -415,6 +435,7 @@ class Cluster(ProcessBound):
                 max_function_failures=max_function_failures,
                 max_worker_deaths=max_worker_deaths,
                 job_id=job_id,
+                login=self._login,
                 producer_settings=producer_settings or {},
                 consumer_settings=consumer_settings or {},
             )

@@ -412,6 +412,13 @@ class ClusterAuthorizationFailedError(OncelogError):
     advice = "ask an operator for an ACL; what servers do to each other no program may"
 
 
+class SaslAuthenticationFailedError(OncelogError):
+    """There is no such user with that password."""
+
+    code = ErrorCode.SASL_AUTHENTICATION_FAILED
+    advice = "check the name and the password; `oncelog users list` shows the names"
+
+
 class OperationNotAttemptedError(OncelogError):
     """Not tried, because another partition of the same request failed."""
 

@@ -17,6 +17,7 @@ from msgspec import structs
 
 from oncelog import __version__
 from oncelog.actors.config import CLUSTER, FOUNDING_SETTINGS, ClusterConfig, TopicConfig
+from oncelog.actors.controller.access_announcements import AccessAnnouncements
 from oncelog.actors.controller.broker_membership import BrokerMembership
 from oncelog.actors.controller.metadata_log import Snapshots, Voters
 from oncelog.actors.controller.moves import Moves, NameLocks
@@ -29,7 +30,7 @@ from oncelog.actors.controller.replica_actors import (
     ReplicaCalls,
 )
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
-from oncelog.actors.interfaces import Clock, Transport, address_of, holder_of
+from oncelog.actors.interfaces import Clock, Transport, address_of, broker_actor, holder_of
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.metrics import Metric, MetricSink
 from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
@@ -37,6 +38,19 @@ from oncelog.actors.protocol.cluster.cluster_records import BrokerRegistered, Cl
 from oncelog.actors.protocol.cluster.elections import decide_alter_isr
 from oncelog.actors.protocol.cluster.hosts import HostRules, Placement
 from oncelog.actors.protocol.effects import Decision, LogRecord
+from oncelog.actors.protocol.messages.access import (
+    Access,
+    AccessReply,
+    AccessRequest,
+    AlterAclsReply,
+    AlterAclsRequest,
+    AlterAuthorizationReply,
+    AlterAuthorizationRequest,
+    AlterUsersReply,
+    AlterUsersRequest,
+    DescribeAccessReply,
+    DescribeAccessRequest,
+)
 from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatReply,
@@ -112,6 +126,7 @@ class Controller:
         machine_size: MachineSize = SMALL_MACHINE,
         metadata_log: MetadataLeader | None = None,
         leave: Callable[[], None] | None = None,
+        learn_access: Callable[[Access], None] = lambda _access: None,
     ) -> None:
         # One thing: the parts of the controller, and how they are connected.
         self.replica = replica
@@ -140,6 +155,14 @@ class Controller:
             tasks=self._tasks,
             timeout_ms=timeout_ms,
             on_taken=self._record_taken,
+        )
+        self._learn_access, self._learned_version = learn_access, -1
+        self._access_announcements = AccessAnnouncements(
+            access=self.machine.access.access,
+            actors=self._all_actors,
+            transport=transport,
+            tasks=self._tasks,
+            timeout_ms=timeout_ms,
         )
         self.voters = Voters(
             self.machine, metadata_log, clock=clock, execute=self._execute, leave=leave
@@ -185,6 +208,10 @@ class Controller:
         if not await self._end_undeclared():
             return
         self.runtime.is_loaded = True
+        self._follow_access()
+        if self.machine.access.version:
+            # The controller before may not have told all.
+            self._tasks.spawn(self._access_announcements.announce())
         self._leaders.announce(self.machine.take_unannounced())
         snapshots = Snapshots(self.machine, self.replica, execute=self._execute)
         watches = (*self.members.watches(), *self.moves.watches(), self.voters.watch())
@@ -456,6 +483,63 @@ class Controller:
             return request.failed(error)
         return ClusterKeysReply(keys=self.machine.keys)
 
+    async def access(self, request: AccessRequest) -> AccessReply:
+        """Give users and ACLs to a process."""
+        error = await self._not_current()
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        is_newer = self.machine.access.version > request.known_version
+        return AccessReply(access=self.machine.access.access() if is_newer else None)
+
+    async def describe_access(self, request: DescribeAccessRequest) -> DescribeAccessReply:
+        """Describe users and rules."""
+        error = await self._not_current()
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        return self.machine.access.described()
+
+    async def alter_users(self, request: AlterUsersRequest) -> AlterUsersReply:
+        """Add, change and remove users, then tell every process."""
+        return await self._alter_access(
+            request, lambda _now_ms: self.machine.access.decide_users(request)
+        )
+
+    async def alter_acls(self, request: AlterAclsRequest) -> AlterAclsReply:
+        """Add and remove ACLs, then tell every process."""
+        return await self._alter_access(
+            request, lambda _now_ms: self.machine.access.decide_acls(request)
+        )
+
+    async def alter_authorization(
+        self, request: AlterAuthorizationRequest
+    ) -> AlterAuthorizationReply:
+        """Switch the rules on or off, then tell every process."""
+        return await self._alter_access(
+            request, lambda _now_ms: self.machine.access.decide_authorization(request)
+        )
+
+    async def _alter_access(
+        self, request: Request[ReplyT], decide: Callable[[int], Decision[ReplyT]]
+    ) -> ReplyT:
+        reply = await self._execute(request, decide)
+        if reply.error is ErrorCode.NONE:
+            await self._access_announcements.announce()
+        return reply
+
+    def _all_actors(self) -> set[str]:
+        """Names of all actors of the log but this one."""
+        brokers = self.machine.broker_states.values()
+        # The founder has an actor of its own only once that has registered.
+        own = {broker_actor(broker.broker_id) for broker in brokers if broker.broker_epoch}
+        return own | {holder_of(placement) for placement in self.machine.placements()}
+
+    def _follow_access(self) -> None:
+        """Have this process go by the newest users and ACLs."""
+        version = self.machine.access.version
+        if version > self._learned_version:
+            self._learned_version = version
+            self._learn_access(self.machine.access.access())
+
     async def allocate_producer_ids(
         self, request: AllocateProducerIdsRequest
     ) -> AllocateProducerIdsReply:
@@ -500,6 +584,7 @@ class Controller:
     def _apply(self, record: LogRecord) -> None:
         """Apply a committed record, and tell the leaders it concerns."""
         self.machine.apply(record)
+        self._follow_access()
         changed = self.machine.take_unannounced()
         self._leaders.announce(changed)
         self.moves.on_changed(changed)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Final, Protocol
 
@@ -65,6 +65,7 @@ from oncelog.actors.replica.opening import ExpectedLog
 from oncelog.actors.replica.partition_leader import PartitionLeader
 from oncelog.actors.replica.replica import Replica
 from oncelog.actors.replica.replica_log import ReplicaRole
+from oncelog.actors.rpc.door import Door
 from oncelog.actors.rpc.message_codec import REQUESTS
 from oncelog.actors.transactions.transaction_coordinator import TransactionCoordinator
 from oncelog.storage.disk.disk_errors import is_transient
@@ -93,7 +94,8 @@ class Environment:
     ``incarnation`` is new in each life of the process. ``die`` is given a broken invariant, another
     bug, a ``LeadershipLostError`` or a ``DiskRefusedError``, and ends the process at once: it does
     not return. In a host it returns after the last two, and ends and begins that server alone.
-    ``boot_id`` is of the operating system, "" if it is not known.
+    ``boot_id`` is of the operating system, "" if it is not known. ``door`` admits callers to the
+    process.
     """
 
     filesystem: FileSystem
@@ -109,6 +111,7 @@ class Environment:
     metrics: MetricSink = NO_METRICS
     disk_metrics: DiskMetrics = NO_DISK
     boot_id: str = ""
+    door: Door = field(default_factory=Door)
     die: Callable[[BaseException], None]
 
 

@@ -87,6 +87,7 @@ class ControllerServer(ReplicaServer):
                 machine_size=machine_size,
                 metadata_log=cast("MetadataLeader", server.replica.role),
                 leave=self._leave_head if is_on_head else None,
+                learn_access=environment.door.learn,
             )
 
         super().__init__(config, environment, new_controller)

@@ -69,7 +69,13 @@ class Host:
         self, config: HostConfig, environment: Environment, reports: CallReports = NO_REPORTS
     ) -> None:
         self.config = config
-        self.dispatch = Dispatch(self, on_bug=environment.die, reports=reports, find=self.find)
+        self.dispatch = Dispatch(
+            self,
+            on_bug=environment.die,
+            reports=reports,
+            find=self.find,
+            door=environment.door,
+        )
         name = host_actor(config.number, config.broker_id)
         transport = LocalTransport(name, self.dispatch, environment.transport)
         self.environment = dataclasses.replace(environment, transport=transport)

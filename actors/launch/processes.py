@@ -57,6 +57,7 @@ from oncelog.actors.pin import BY_LABEL, RACK_LABEL, Pin, broker_of
 from oncelog.actors.process.background import (
     OPENING_THREADS_MAX,
     DiskThreads,
+    OwnTasks,
     ThreadBackground,
 )
 from oncelog.actors.process.clock import SystemClock
@@ -68,7 +69,8 @@ from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.rpc.actor_transport import ActorTransport
 from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.actors.rpc.dispatch import Dispatch, read_answer
-from oncelog.actors.rpc.handshake import server_proof_by_ray
+from oncelog.actors.rpc.door import Door
+from oncelog.actors.rpc.handshake import ProgramIdentity, server_proof_by_ray
 from oncelog.actors.rpc.listener import TOKEN_BYTES, Listener, ListenerAddress
 from oncelog.actors.rpc.message_codec import REQUESTS, encode
 from oncelog.actors.rpc.ray_transport import (
@@ -88,6 +90,9 @@ EXIT_STATUS_OF_BUG: Final = 70
 
 MAX_CONCURRENCY: Final = 100_000
 """Concurrent calls of one actor: most are long polls, which cost nothing while they wait."""
+
+ACCESS_TIMEOUT_MS: Final = 5_000
+"""Deadline of the question for users and ACLs."""
 
 _UNLIMITED_FILES: Final = 1_048_576
 
@@ -130,7 +135,7 @@ def production(config: ReplicaConfig | HostConfig | BrokerConfig) -> Environment
         transport=ActorTransport(
             RayTransport(server_secret=config.server_secret),
             call_reports(config),
-            config.server_secret,
+            ProgramIdentity(config.server_secret),
         ),
         drivers=ProcessTable(ray.util.get_node_ip_address()),
         random=random.Random(secrets.randbits(64)),
@@ -139,6 +144,7 @@ def production(config: ReplicaConfig | HostConfig | BrokerConfig) -> Environment
         metrics=RayMetrics(),
         disk_metrics=DiskMetrics(),
         boot_id=boot_id(),
+        door=Door(None, secret=config.server_secret),
         die=die_of_bug,
     )
 
@@ -184,7 +190,7 @@ class ActorProcess:
         """Give Ray a method for each request that is answered."""
         # Ray derives a subclass, which inherits the methods: it is pickled by value, they are not.
         for name in REQUESTS:
-            is_answered = any(hasattr(one, name) for one in cls.answering)
+            is_answered = any(hasattr(one, name) for one in (Door, *cls.answering))
             if is_answered and not hasattr(cls, name):
                 setattr(cls, name, _ray_method(name))
 
@@ -196,9 +202,15 @@ class ActorProcess:
         server_secret: bytes = b"",
         reports: CallReports = NO_REPORTS,
         dispatch: Dispatch | None = None,
+        environment: Environment | None = None,
     ) -> None:
         self.server = server
-        self.dispatch = dispatch or Dispatch(server, on_bug=die_of_bug, reports=reports)
+        door = None if environment is None else environment.door
+        self.dispatch = dispatch or Dispatch(server, on_bug=die_of_bug, reports=reports, door=door)
+        if environment is not None:
+            self._tasks = OwnTasks(die_of_bug)
+            keeping = environment.door.keep(environment.transport, timeout_ms=ACCESS_TIMEOUT_MS)
+            self._tasks.spawn(keeping)
         self.listener: Listener | None = None
         self._server_secret = server_secret
         if calls == CONNECTIONS:
@@ -244,11 +256,13 @@ class ReplicaProcess(ActorProcess):
     answering: ClassVar[tuple[type, ...]] = (ReplicaServer,)
 
     def __init__(self, config: ReplicaConfig) -> None:
+        server = self.make_server(config)
         super().__init__(
-            self.make_server(config),
+            server,
             calls=config.cluster.calls,
             server_secret=config.server_secret,
             reports=call_reports(config),
+            environment=server.environment,
         )
 
     def make_server(self, config: ReplicaConfig) -> ReplicaServer:
@@ -297,6 +311,7 @@ class HostProcess(ActorProcess):
             calls=config.cluster.calls,
             server_secret=config.server_secret,
             dispatch=host.dispatch,
+            environment=host.environment,
         )
         host.begin()
 
@@ -335,6 +350,7 @@ class BrokerProcess(ActorProcess):
             calls=config.cluster.calls,
             server_secret=config.server_secret,
             reports=call_reports(config),
+            environment=broker.environment,
         )
         broker.begin()
 

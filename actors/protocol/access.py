@@ -118,7 +118,7 @@ class Authorizer:
     def judge(self, request: Request[Any], principal: Principal, host: str) -> Split | ErrorCode:
         """What of ``request`` may be asked, or the error of what its caller lacks."""
         if principal.is_server:
-            return Split(request=request, join=_as_it_is)
+            return Split(request=request, join=as_it_is)
 
         def may(operation: Operation, resource: Resource, name: str) -> bool:
             return self.may(principal, operation, resource, name, host)
@@ -319,10 +319,11 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 def split(request: Request[Any], may: May) -> Split:
     """Leave out what the caller may not ask; ``refusal`` has allowed the rest."""
     divide = _SPLITS.get(type(request))
-    return Split(request=request, join=_as_it_is) if divide is None else divide(request, may)
+    return Split(request=request, join=as_it_is) if divide is None else divide(request, may)
 
 
-def _as_it_is(reply: Reply) -> Reply:
+def as_it_is(reply: Reply) -> Reply:
+    """The ``join`` of a request that is not split."""
     return reply
 
 
@@ -339,7 +340,7 @@ def _split_offsets(request: Any, may: May) -> Split:
     """Positions of topics that the caller may not read are not committed."""
     allowed, others = _parts((tp for tp, _ in request.offsets), Operation.READ, may)
     if not others:
-        return Split(request=request, join=_as_it_is)
+        return Split(request=request, join=as_it_is)
     refused = tuple(
         group.PartitionResult(topic_partition=tp, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         for tp in others
@@ -394,14 +395,14 @@ def _split_topics(request: cluster.MetadataRequest, may: May) -> Split:
             ),
         )
     shown = tuple(filter(is_shown, request.topics))
-    return Split(request=structs.replace(request, topics=shown), join=_as_it_is)
+    return Split(request=structs.replace(request, topics=shown), join=as_it_is)
 
 
 def _split_enrolment(request: transaction.AddPartitionsToTxnRequest, may: May) -> Split:
     """All or nothing: one partition that may not be written has none enrolled."""
     allowed, others = _parts(request.partitions, Operation.WRITE, may)
     if not others:
-        return Split(request=request, join=_as_it_is)
+        return Split(request=request, join=as_it_is)
     enrolments = tuple(
         transaction.PartitionEnrolment(
             topic_partition=tp,
@@ -418,7 +419,7 @@ def _split_end(request: transaction.EndTxnRequest, may: May) -> Split:
     """The end counts; what may not be written is not enrolled ahead, so nothing is."""
     _, others = _parts(request.next_partitions, Operation.WRITE, may)
     kept = structs.replace(request, next_partitions=()) if others else request
-    return Split(request=kept, join=_as_it_is)
+    return Split(request=kept, join=as_it_is)
 
 
 def _split_groups(request: group.DescribeGroupsRequest, may: May) -> Split:
@@ -427,7 +428,7 @@ def _split_groups(request: group.DescribeGroupsRequest, may: May) -> Split:
         seen = tuple(
             one for one in request.group_ids if may(Operation.DESCRIBE, Resource.GROUP, one)
         )
-        return Split(request=structs.replace(request, group_ids=seen), join=_as_it_is)
+        return Split(request=structs.replace(request, group_ids=seen), join=as_it_is)
     return Split(
         request=request,
         join=lambda reply: structs.replace(

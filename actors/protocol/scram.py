@@ -46,6 +46,7 @@ from __future__ import annotations
 
 import binascii
 import enum
+import functools
 import hashlib
 import hmac
 import re
@@ -79,6 +80,9 @@ ABSENT_SALT_BYTES: Final = 16
 
 REFUSED_ANSWER: Final = b"e=other-error"
 """What a server tells a peer that it refuses. It is the same for each reason."""
+
+_KEYS_KEPT: Final = 64
+"""Passwords whose keys a process keeps, so that it computes them once, not for each connection."""
 
 _KEY_BYTES: Final = hashlib.sha256().digest_size
 _GS2_HEADER: Final = "n,,"
@@ -454,6 +458,7 @@ def _decoded(text: str) -> bytes:
 # --- keys -------------------------------------------------------------------------------------
 
 
+@functools.lru_cache(maxsize=_KEYS_KEPT)
 def _keys(password: bytes, salt: bytes, iterations: int) -> tuple[bytes, bytes]:
     """The client's key and the server's."""
     salted = hashlib.pbkdf2_hmac("sha256", password, salt, iterations)

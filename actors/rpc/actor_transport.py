@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hmac
 import logging
 import ssl
 from collections.abc import Callable
@@ -28,8 +27,8 @@ from oncelog.actors.rpc.call_meter import (
 )
 from oncelog.actors.rpc.certificates import files_in_use, secure_context
 from oncelog.actors.rpc.dispatch import Dispatch, read_answer
-from oncelog.actors.rpc.frames import HELLO, HELLO_ID, FramedProtocol, Outcome
-from oncelog.actors.rpc.handshake import caller_proof, listener_proof, new_nonce, server_proof
+from oncelog.actors.rpc.frames import HELLO_ID, FramedProtocol, Outcome
+from oncelog.actors.rpc.handshake import Ending, Greeting, Identity, ProgramIdentity
 from oncelog.actors.rpc.listener import ListenerAddress
 from oncelog.actors.rpc.message_codec import answers_on_connections
 from oncelog.storage.errors import ErrorCode
@@ -38,6 +37,9 @@ from oncelog.storage.exceptions import InvalidSettingError
 _logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_MS: Final = 10_000
+
+A_PROGRAM: Final = ProgramIdentity()
+"""Any program of the Ray cluster."""
 
 FAILURES_BEFORE_RAY: Final = 2
 """Failed connection attempts in a row before Ray carries the calls; one may be a dying process."""
@@ -81,16 +83,19 @@ class ActorTransport:
     """Calls actors by name, over one connection per actor and event loop, opened on first use.
 
     When the actor's process ends, so do the connection and all its calls. The next call asks Ray
-    where the actor listens now. If no connection can be made, calls go through Ray. With a
-    ``server_secret`` it is a server that calls, and proves it.
+    where the actor listens now. If no connection can be made, calls go through Ray. But not those
+    of a user: Ray's calls are of programs of the Ray cluster. ``identity`` is who calls.
     """
 
     def __init__(
-        self, ray_calls: RayCalls, reports: CallReports = NO_REPORTS, server_secret: bytes = b""
+        self,
+        ray_calls: RayCalls,
+        reports: CallReports = NO_REPORTS,
+        identity: Identity = A_PROGRAM,
     ) -> None:
         self._ray_calls = ray_calls
         self._reports = reports
-        self._server_secret = server_secret
+        self._identity = identity
         self._of_loop: dict[asyncio.AbstractEventLoop, _LoopConnections] = {}
 
     async def call(self, actor: str, request: Request[ReplyT], *, timeout_ms: int) -> ReplyT:
@@ -120,6 +125,9 @@ class ActorTransport:
                 deadline = loop.time() + timeout_ms / 1000
                 connection = await connections.make(actor, timeout_ms=timeout_ms)
                 timeout_ms = int(1000 * (deadline - loop.time()))
+        if connection is None and not isinstance(self._identity, ProgramIdentity):
+            detail = f"a user cannot call {actor} through Ray, and no connection to it can be made"
+            return request.failed(ErrorCode.NETWORK_EXCEPTION, detail)
         if connection is None:
             return await self._ray_calls.call(
                 actor, request, timeout_ms=timeout_ms, metered=metered, key=key
@@ -143,7 +151,7 @@ class ActorTransport:
         for known in [known for known in self._of_loop if known.is_closed()]:
             del self._of_loop[known]
         connections = self._of_loop[loop] = _LoopConnections(
-            self._ray_calls, self._reports, self._server_secret
+            self._ray_calls, self._reports, self._identity
         )
         keeper: Any = loop.create_task(_until_cancelled())
         # Do not warn a program that closes its loop with pending tasks: this task is ours.
@@ -174,8 +182,8 @@ async def _until_cancelled() -> None:
 class _LoopConnections:
     """The connections of one event loop."""
 
-    def __init__(self, ray_calls: RayCalls, reports: CallReports, server_secret: bytes) -> None:
-        self._server_secret = server_secret
+    def __init__(self, ray_calls: RayCalls, reports: CallReports, identity: Identity) -> None:
+        self._identity = identity
         self.meter = CallMeter(CALLER, reports)
         self.keeper: asyncio.Task[None] | None = None
         self._ray_calls = ray_calls
@@ -222,10 +230,12 @@ class _LoopConnections:
         if not isinstance(address, ListenerAddress):
             return address
         connection = await connect(
-            address, timeout_ms=CONNECT_TIMEOUT_MS, server_secret=self._server_secret
+            address, timeout_ms=CONNECT_TIMEOUT_MS, identity=self._identity
         )
         if connection is None:
             return self._failed(actor, address)
+        if isinstance(connection, ErrorCode):
+            return connection
         self._connections[actor] = connection
         connection.on_lost = functools.partial(self._forget, actor, connection)
         self._failures.pop(actor, None)
@@ -280,8 +290,8 @@ class ActorConnection(FramedProtocol):
         self._pending: dict[
             int, tuple[Request[Any], asyncio.Future[Reply | None], MeteredCall]
         ] = {}
-        self._challenge: asyncio.Future[bytes] = self.loop.create_future()
-        self._accepted: asyncio.Future[bytes] = self.loop.create_future()
+        self._greeted: asyncio.Future[tuple[int, bytes]] = self.loop.create_future()
+        """Done with the next frame of the handshake."""
         self._drained: asyncio.Future[None] = self.loop.create_future()
         """Done when calls that wait for the actor to read may continue."""
 
@@ -350,23 +360,24 @@ class ActorConnection(FramedProtocol):
         if not self._pending:
             self.close()
 
-    async def greet(self, token: bytes, server_secret: bytes) -> bool:
-        """Prove that this caller knows ``token``; return whether the listener does so too."""
-        challenge, nonce = await self._challenge, new_nonce()
-        proof = caller_proof(token, challenge, nonce)
-        second = server_proof(server_secret, challenge, nonce)
-        self.send(HELLO_ID, len(HELLO), HELLO.encode("ascii"), nonce, proof, second)
-        answer = await self._accepted
-        is_ours = hmac.compare_digest(answer, listener_proof(token, challenge, nonce))
-        self.is_usable = is_ours and not self.is_closing
-        return self.is_usable
+    async def greet(self, greeting: Greeting) -> Ending:
+        """Prove who calls; return how that ended, also whether the listener has proved itself."""
+        while True:
+            kind, body = await self._greeted
+            step = greeting.receive(kind, body)
+            if isinstance(step, Ending) or self.is_closing:
+                break
+            method, message = step[0].encode("ascii"), step[1]
+            self._greeted = self.loop.create_future()
+            self.send(HELLO_ID, len(method), method, message)
+        self.is_usable = step is Ending.ACCEPTED and not self.is_closing
+        return step if isinstance(step, Ending) else Ending.FAILED
 
     def received(self, correlation_id: int, kind: int, body: memoryview) -> None:
         """Take a reply; it is dropped if no call waits for it any more."""
         self._last_received = self.loop.time()
         if correlation_id == HELLO_ID:
-            is_challenge = kind == Outcome.CHALLENGE
-            resolve_future(self._challenge if is_challenge else self._accepted, bytes(body))
+            resolve_future(self._greeted, (kind, bytes(body)))
             return
         pending = self._pending.get(correlation_id)
         if pending is not None:
@@ -381,19 +392,18 @@ class ActorConnection(FramedProtocol):
         self.is_usable = False
         if self.on_lost is not None:
             self.on_lost()
-        resolve_future(self._challenge, b"")
-        resolve_future(self._accepted, b"")
+        resolve_future(self._greeted, (Outcome.FAILED, b""))
         resolve_future(self._drained, None)
         for request, answer, _ in self._pending.values():
             resolve_future(answer, request.failed(ErrorCode.NETWORK_EXCEPTION))
 
 
 async def connect(
-    address: ListenerAddress, *, timeout_ms: int, server_secret: bytes = b""
-) -> ActorConnection | None:
-    """Open a connection; ``None`` if no listener that knows the token answers in time.
+    address: ListenerAddress, *, timeout_ms: int, identity: Identity = A_PROGRAM
+) -> ActorConnection | ErrorCode | None:
+    """Open a connection; ``None`` if no listener that proves itself answers in time.
 
-    Also ``None`` if Ray's certificates cannot secure it although they should: a warning says why.
+    ``SASL_AUTHENTICATION_FAILED`` if it does not believe who ``identity`` is. Also ``None`` if Ray's certificates cannot secure it although they should: a warning says why.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_ms / 1000
@@ -408,13 +418,16 @@ async def connect(
         return None
     timer = loop.call_at(deadline, connection.close)
     try:
-        is_accepted = await connection.greet(address.token, server_secret)
+        ending = await connection.greet(identity.greeting(address.token))
     except BaseException:
         connection.close()
         raise
     finally:
         timer.cancel()
-    if not is_accepted:
+    if ending is Ending.REFUSED:
+        connection.close()
+        return ErrorCode.SASL_AUTHENTICATION_FAILED
+    if not connection.is_usable:
         connection.close()
         if context is not None:
             # The other side rejects our certificate only after the handshake, if at all.

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 from oncelog.actors.process.clock import loop_ms
-from oncelog.actors.protocol.access import NO_RULES, Authorizer, Principal
+from oncelog.actors.protocol.access import Principal
 from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
 from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.call_meter import CALLEE, NO_REPORTS, CallMeter, CallReports, MeteredCall
+from oncelog.actors.rpc.door import Door
 from oncelog.actors.rpc.frames import Outcome
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.records.batch import Buffer
@@ -33,7 +34,8 @@ class Dispatch:
     """Answers calls with the request methods of ``server``.
 
     A call of ``method/key`` is for a replica in ``server``, which ``find`` returns. ``on_bug`` ends
-    the process if a call meets a broken invariant.
+    the process if a call meets a broken invariant. ``door`` has the rules, and answers what concerns
+    them.
     """
 
     def __init__(
@@ -43,13 +45,14 @@ class Dispatch:
         on_bug: Callable[[InvariantViolation], None],
         reports: CallReports = NO_REPORTS,
         find: Callable[[str], object | None] | None = None,
+        door: Door | None = None,
     ) -> None:
         self.server = server
+        self.door = door or Door()
         self._find = find
         self.answered_calls = 0
         self.warnings = LogBudget(_logger)
         self.meter = CallMeter(CALLEE, reports)
-        self.authorizer = Authorizer(NO_RULES)
         self._on_bug = on_bug
 
     async def answer(
@@ -59,7 +62,7 @@ class Dispatch:
         name, _, key = name.partition("/")
         call = self.meter.begin(name, len(message))
         is_known = name in message_codec.REQUESTS
-        server = self._server(key)
+        server = self.door if hasattr(Door, name) else self._server(key)
         if server is None and is_known:
             # As if its actor did not exist: the caller then looks up where it is now.
             absent = message_codec.REQUESTS[name].reply_type(error=ErrorCode.NETWORK_EXCEPTION)
@@ -71,7 +74,7 @@ class Dispatch:
             request = message_codec.decode_request(name, message)
         except ValueError as error:
             return self._refused(call, f"not a request of {name!r}: {error}")
-        asked = self.authorizer.judge(request, principal, host)
+        asked = self.door.judge(request, principal, host)
         if isinstance(asked, ErrorCode):
             return self._forbidden(call, principal, request, asked)
         self.answered_calls += 1

@@ -200,6 +200,12 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
         if self.transport is not None:
             self.transport.abort()
 
+    def close_when_sent(self) -> None:
+        """Close the connection once what was sent is written; nothing more is read."""
+        self._flush()
+        if self.transport is not None:
+            self.transport.close()
+
     def hold(self) -> None:
         """Stop processing and reading; TCP back-pressure then slows the peer down."""
         if not self.is_held and self.transport is not None and not self.is_closing:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.protocol.access import RAY, SERVER
+from oncelog.actors.protocol.messages.access import USER_KIND
 from oncelog.actors.rpc.admission import (
     Caller,
     Opening,
@@ -26,14 +27,8 @@ from oncelog.actors.rpc.admission import (
 )
 from oncelog.actors.rpc.certificates import secure_context
 from oncelog.actors.rpc.dispatch import Answer, Dispatch, LogBudget
-from oncelog.actors.rpc.frames import FRAME_MAX_BYTES, HELLO, HELLO_ID, FramedProtocol, Outcome
-from oncelog.actors.rpc.handshake import (
-    NONCE_BYTES,
-    is_caller_proof,
-    is_server_proof,
-    listener_proof,
-    new_nonce,
-)
+from oncelog.actors.rpc.frames import FRAME_MAX_BYTES, HELLO_ID, FramedProtocol, Outcome
+from oncelog.actors.rpc.handshake import Reception
 
 _logger = logging.getLogger(__name__)
 
@@ -42,7 +37,15 @@ FIRST_FRAME_TIMEOUT_S: Final = 10.0
 LARGE_FRAME_TIMEOUT_S: Final = 30.0
 """A large frame that takes longer loses its room: its caller has given up by then."""
 
-FIRST_FRAME_MAX_BYTES: Final = 1_024
+FIRST_FRAME_MAX_BYTES: Final = 5_120
+"""Of each frame of a handshake: the longest message of SCRAM fits."""
+
+REFUSAL_DELAY_S: Final = 1.0
+"""How long a refused login waits for its answer, in a place of those that have proved nothing.
+
+With ``HALF_OPEN_PER_HOST_MAX`` it bounds how fast a host can guess passwords. Kafka's
+``connection.failed.authentication.delay.ms``.
+"""
 
 BACKLOG: Final = 1_024
 """Connections that the system keeps until they are accepted."""
@@ -243,7 +246,9 @@ class _Caller(FramedProtocol):
         self.in_progress = 0
         self.last_used = self.loop.time()
         self._listener = listener
-        self._nonce = new_nonce()
+        self._reception = Reception(
+            listener.token, listener.server_secret, listener.dispatch.door
+        )
         self.principal = RAY
         self._is_trusted = False
         self._room_bytes = 0
@@ -254,7 +259,7 @@ class _Caller(FramedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Join the connections without a verified token, and ask for a proof of it."""
         super().connection_made(transport)
-        self.send(HELLO_ID, Outcome.CHALLENGE, self._nonce)
+        self.send(HELLO_ID, Outcome.CHALLENGE, self._reception.nonce)
         self._first_frame_timer = self.loop.call_later(FIRST_FRAME_TIMEOUT_S, self.close)
         self.host = host_of(transport.get_extra_info("peername"))
         if self._handshake is not None:
@@ -266,6 +271,7 @@ class _Caller(FramedProtocol):
         """Its requests run on: the caller may only have given up on the answers."""
         self._first_frame_timer.cancel()
         self._listener.places.end(self)
+        self._listener.dispatch.door.leave(self._user, self)
         self._listener.room.forget(self)
         self._listener.room.give(self._room_bytes)
 
@@ -290,20 +296,39 @@ class _Caller(FramedProtocol):
             self.hold()
 
     def _admit(self, correlation_id: int, method: str, message: memoryview) -> None:
-        """Check the first frame: close the connection unless it proves the token."""
-        token, proof = self._listener.token, bytes(message)
-        if method == HELLO and is_caller_proof(token, self._nonce, proof):
+        """Take a frame of the handshake: close the connection unless it proves who calls."""
+        listener = self._listener
+        admission = self._reception.receive(method, bytes(message))
+        if admission is None:
+            listener.warnings.warn("a connection without the right token was closed")
+            self.close()
+            return
+        if admission.kind is Outcome.REFUSED:
+            listener.warnings.warn("a login from %s was refused: %s", self.host, admission.reason)
+            self.hold()
+            self.loop.call_later(REFUSAL_DELAY_S, self._refuse, correlation_id, admission.body)
+            return
+        self.send(correlation_id, admission.kind, admission.body)
+        if admission.principal is not None:
             self._is_trusted = True
-            if is_server_proof(self._listener.server_secret, self._nonce, proof):
-                self.principal = SERVER
+            self.principal = admission.principal
             self._first_frame_timer.cancel()
             self.frame_max_bytes = FRAME_MAX_BYTES
-            answer = listener_proof(token, self._nonce, proof[:NONCE_BYTES])
-            self.send(correlation_id, Outcome.REPLY, answer)
-            self._close_displaced(self._listener.places.trust(self), "connections")
-        else:
-            self._listener.warnings.warn("a connection without the right token was closed")
-            self.close()
+            self._close_displaced(listener.places.trust(self), "connections")
+            if self._user:
+                listener.dispatch.door.enter(self._user, self)
+
+    def _refuse(self, correlation_id: int, answer: bytes) -> None:
+        if not self.is_closing:
+            self.send(correlation_id, Outcome.REFUSED, answer)
+            self.close_when_sent()
+
+    @property
+    def _user(self) -> str:
+        """The name of the user that has logged in; "" of any other caller."""
+        name = self.principal.name
+        is_user = self._is_trusted and self.principal not in (RAY, SERVER)
+        return name.removeprefix(USER_KIND) if is_user else ""
 
     # --- back-pressure --------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from oncelog.api.processing.loop import Clients
 from oncelog.api.processing.messages import ProcessConfig
 from oncelog.api.producing.producer import Producer
 from oncelog.api.session.event_loop import LoopThread
+from oncelog.api.session.login import Login
 from oncelog.api.session.routing import Router
 from oncelog.storage.exceptions import IllegalStateError
 
@@ -40,7 +41,7 @@ class ProcessWorkerProcess(ProcessWorker):
     def __init__(self, config: ProcessConfig) -> None:
         super().__init__(
             config,
-            _connect,
+            functools.partial(_connect, config.login),
             clock=SystemClock(),
             process_id=os.getpid(),
             on_fenced=functools.partial(os._exit, 1),
@@ -51,12 +52,13 @@ class ProcessWorkerProcess(ProcessWorker):
         return self._name
 
 
-def _connect(producer: ProducerSettings, consumer: ConsumerSettings) -> Clients:
+def _connect(login: Login, producer: ProducerSettings, consumer: ConsumerSettings) -> Clients:
     """Make a worker's clients inside its actor, on their own event loop."""
     chance = random.Random(secrets.randbits(64))
     loop_thread = LoopThread()
     reports = CallReports(RayMetrics(), ClusterConfig().metrics_interval_ms)
-    router = Router(ActorTransport(RayTransport(), reports), SystemClock(), reports.metrics)
+    transport = ActorTransport(RayTransport(), reports, login.identity())
+    router = Router(transport, SystemClock(), reports.metrics)
     return Clients(
         producer=Producer(router, loop_thread, producer, random=chance),
         consumer=Consumer(router, loop_thread, consumer, chance, reports),

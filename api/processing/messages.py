@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import Meta
 
 from oncelog.actors.protocol.messages.base import Reply, Request
+from oncelog.api.session.login import NOBODY, Login
 from oncelog.storage.model import GROUP_ID_MAX_BYTES, TopicPartition
 from oncelog.storage.settings import Checked, Text, check
 
@@ -39,6 +40,7 @@ class ProcessConfig:
     """One worker of a job; it is sent to its actor, so the function must be picklable.
 
     ``job_id`` is new with each start of the job; deaths over the same input are counted per job id.
+    ``login`` is as whom the worker connects; it reads the password from the file on its own node.
     """
 
     source: Annotated[str, "The topic that is read."]
@@ -82,6 +84,7 @@ class ProcessConfig:
         "A worker fails after this many of its processes in a row have died over the same input.",
     ] = 10
     job_id: str = "job"
+    login: Login = NOBODY
     producer_settings: Annotated[
         Mapping[str, Any],
         Checked("settings of a producer, by name", "settings"),

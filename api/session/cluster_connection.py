@@ -55,7 +55,7 @@ from oncelog.api.session.ray_cluster import (
 )
 from oncelog.storage.disk.file_system import DIRECTORY_MODE, FILE_MODE
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.exceptions import ConnectionFailedError, InvalidSettingError
+from oncelog.storage.exceptions import ConnectionFailedError, InvalidSettingError, exception_for
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC, INTERNAL_TOPICS
 from oncelog.storage.settings import build, refused
 
@@ -487,7 +487,8 @@ async def wait_until_ready(
 ) -> MetadataReply:
     """Wait until the controller replies and every coordinator shard has a leader.
 
-    Raises ``ConnectionFailedError`` with the last reason after a minute. Raises it immediately if
+    Raises ``ConnectionFailedError`` with the last reason after a minute, and
+    ``SaslAuthenticationFailedError`` at once. Raises the former immediately if
     the actor with the controller's name is not one, or if ``away()`` says that the log is gone.
     """
     request = MetadataRequest(topics=tuple(sorted(INTERNAL_TOPICS)))
@@ -497,6 +498,8 @@ async def wait_until_ready(
         reply = await transport.call(CONTROLLER_ACTOR, request, timeout_ms=CALL_TIMEOUT_MS)
         if reply.error is ErrorCode.NONE and await _are_led(transport, reply):
             return reply
+        if reply.error is ErrorCode.SASL_AUTHENTICATION_FAILED:
+            raise exception_for(reply.error)
         if reply.error is ErrorCode.UNKNOWN_SERVER_ERROR:
             raise ConnectionFailedError(
                 f"the actor {CONTROLLER_ACTOR!r} in Ray namespace {NAMESPACE!r} is not oncelog's "
@@ -526,7 +529,11 @@ async def _are_led(transport: Transport, reply: MetadataReply) -> bool:
             if address is not None
         )
     )
-    return bool(replicas) and all(replica.takes_writes for replica in replicas)
+    return bool(replicas) and all(
+        # Who may not ask this finds out at the first call.
+        replica.takes_writes or replica.error is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        for replica in replicas
+    )
 
 
 # --- what a program expects -------------------------------------------------------------------

@@ -85,7 +85,7 @@ async def served() -> AsyncIterator[tuple[Server, Listener, ActorConnection]]:
     server = Server()
     listener = listener_of(server)
     connection = await connect(await listener.address(), timeout_ms=TIMEOUT_MS)
-    assert connection is not None
+    assert isinstance(connection, ActorConnection)
     try:
         yield server, listener, connection
     finally:

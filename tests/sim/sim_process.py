@@ -22,6 +22,7 @@ from oncelog.actors.launch.host import Host
 from oncelog.actors.protocol.access import RAY, SERVER
 from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.actors.rpc.dispatch import Dispatch
+from oncelog.actors.rpc.door import Door
 from oncelog.api.admin.admin import AsyncAdmin
 from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.api.consuming.consumer import AsyncConsumer
@@ -150,6 +151,7 @@ class ActorProcess(Process):
             incarnation=self.random.randbytes(8).hex(),
             process_id=self.number,
             boot_id=f"boot {self.world.boots[self.node]} of {self.node}",
+            door=Door(None) if self.world.settings.has_rules else Door(),
             die=self.die_of_bug,
         )
 
@@ -161,7 +163,12 @@ class ActorProcess(Process):
         """Serve calls with ``server``; a host also with the replicas that it holds."""
         self.server = server
         is_host = isinstance(server, Host)
-        self.dispatch = server.dispatch if is_host else Dispatch(server, on_bug=self.die_of_bug)
+        environment: Environment = server.environment
+        self.dispatch = (
+            server.dispatch
+            if is_host
+            else Dispatch(server, on_bug=self.die_of_bug, door=environment.door)
+        )
 
     @property
     def servers(self) -> dict[str, Any]:

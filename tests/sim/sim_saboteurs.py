@@ -14,9 +14,13 @@ from unittest import mock
 
 from msgspec import structs
 
+from oncelog.actors.controller.access_announcements import AccessAnnouncements
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
+from oncelog.actors.interfaces import CONTROLLER_ACTOR
 from oncelog.actors.launch.assembly import ReplicaServer
+from oncelog.actors.protocol import access
 from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
+from oncelog.actors.protocol.messages.access import NO_ACCESS, AccessRequest
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderRequest
 from oncelog.actors.protocol.messages.transaction import (
     EndTxnReply,
@@ -42,7 +46,7 @@ from oncelog.actors.replica import partition_leader
 from oncelog.actors.replica.group_sync import GroupSync
 from oncelog.actors.replica.opening import ReplicaDirectory
 from oncelog.actors.replica.replica import Replica
-from oncelog.actors.rpc import dispatch
+from oncelog.actors.rpc.door import Door
 from oncelog.actors.transactions.completions import MarkerSender
 from oncelog.actors.transactions.transaction_coordinator import TransactionCoordinator
 from oncelog.api.producing.sender import DeliveryDeadline
@@ -420,14 +424,52 @@ def _no_restart_after_a_refusal() -> Any:
 
 def _anybody_is_a_server() -> Any:
     """A program may call what only servers call."""
-    return mock.patch.object(dispatch, "refusal", return_value=ErrorCode.NONE)
+    return mock.patch.object(access, "refusal", return_value=ErrorCode.NONE)
+
+
+@contextmanager
+def _open_from_the_first_moment() -> Iterator[None]:
+    """A process that starts lets everybody in until it knows who may come."""
+    real = Door.__init__
+
+    def begin(self: Door, known: Any = NO_ACCESS, *, secret: bytes = b"") -> None:
+        real(self, NO_ACCESS, secret=secret)
+
+    with mock.patch.object(Door, "__init__", begin):
+        yield
+
+
+def _enrolments_as_a_whole() -> Any:
+    """Who may write to one of the partitions may enrol them all."""
+    return mock.patch.dict(access._SPLITS, clear=True)
+
+
+@contextmanager
+def _rules_are_asked_for_once() -> Iterator[None]:
+    """A process is told of no change, and does not ask whether it has missed one."""
+
+    async def keep(self: Door, transport: Any, *, timeout_ms: int) -> None:
+        while self.version < 0:
+            asked = AccessRequest(known_version=self.version)
+            reply = await transport.call(CONTROLLER_ACTOR, asked, timeout_ms=timeout_ms)
+            self.learn(reply.access or NO_ACCESS)
+
+    with (
+        mock.patch.object(Door, "keep", keep),
+        mock.patch.object(AccessAnnouncements, "announce", _nothing),
+    ):
+        yield
+
+
+async def _nothing(*_: Any) -> None:
+    pass
 
 
 REFUSED = {"disk_refusal": 4.0, "peace": 0.0}
 """A disk that has no room, again and again, and is otherwise sound."""
 
 ALONE = {"copiers": 0, "jobs": 0, "plain_writers": 0, "hijackers": 0, "rogues": 0, "intruders": 0}
-ALONE |= {"impostors": 0, "remakers": 0, "processors": 0, "queries": 0}
+ALONE |= {"impostors": 0, "strangers": 0, "remakers": 0, "processors": 0, "queries": 0}
 """Nobody but writers and readers: shorter runs."""
 
 LATE = {"delay": 0.1, "delay_max_ms": 60_000.0, "duplicate": 0.1, "peace": 0.0}
@@ -475,6 +517,24 @@ SABOTEURS = (
         sabotage=_anybody_is_a_server,
         checker="World",
         changes=ALONE | {"impostors": 1, "writers": 2},
+    ),
+    Saboteur(
+        name="doors closed at the start",
+        sabotage=_open_from_the_first_moment,
+        checker="World",
+        changes=ALONE | {"strangers": 2, "kill": 1.0, "peace": 0.0},
+    ),
+    Saboteur(
+        name="requests split by what may be asked",
+        sabotage=_enrolments_as_a_whole,
+        checker="World",
+        changes=ALONE | {"strangers": 2},
+    ),
+    Saboteur(
+        name="rules that are asked for again",
+        sabotage=_rules_are_asked_for_once,
+        checker="World",
+        changes=ALONE | {"strangers": 1},
     ),
     Saboteur(
         name="records that can be decoded",

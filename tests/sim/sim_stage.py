@@ -49,6 +49,7 @@ class WorkloadPlan:
     intruders: int = 0
     rogues: int = 0
     impostors: int = 0
+    strangers: int = 0
     plain_writers: int = 0
     jobs: int = 0
     queries: int = 0

@@ -46,6 +46,7 @@ from sim_stage import (
     Stage,
     WorkloadPlan,
 )
+from sim_stranger import KNOWN_LIMIT_S, are_rules_known, set_rules, stranger
 from sim_txn_checkers import check_history
 from sim_world import SimulationError, World, WorldSettings
 
@@ -167,6 +168,7 @@ def _drawn(seed: int) -> Scenario:
             # Of its own, so that the seeds kept for regressions draw the rest as they did.
             rogues=Random(f"rogues {seed}").choice((0, 0, 1)),
             impostors=Random(f"impostors {seed}").choice((0, 0, 1)),
+            strangers=Random(f"strangers {seed}").choice((0, 0, 0, 1)),
             intruders=Random(f"intruders {seed}").choice((0, 0, 1)),
             operators=Random(f"operators {seed}").choice((0, 1)),
             remakers=Random(f"remakers {seed}").choice((0, 0, 1)),
@@ -253,6 +255,10 @@ def run_scenario(scenario: Scenario, history_path: Path | None = None) -> Result
                 world.quiesce(limit_s=QUIET_LIMIT_S)
                 result.violations += unequal_logs(world)
                 result.violations += _stale_for_good(world)
+                if world.settings.has_rules:
+                    # Else the time is up: a process that missed a change must ask.
+                    known = world.until(lambda: are_rules_known(world))
+                    world.run(known, limit_s=KNOWN_LIMIT_S)
                 copied = world.until(lambda: is_metadata_copied(world))
                 world.run(copied, limit_s=VOTERS_LIMIT_S)
                 result.violations += unequal_metadata(world)
@@ -279,6 +285,7 @@ def founded(scenario: Scenario) -> WorldSettings:
     settings = WorldSettings(
         brokers=scenario.brokers,
         head_node=scenario.head_node,
+        has_rules=bool(scenario.workload.strangers),
         replication_factor=replication_factor,
         cluster=dataclasses.replace(
             CLUSTER,
@@ -320,6 +327,8 @@ def _play(stage: Stage, faults: FaultPlan) -> None:
     """The run itself: clients and faults until the time is over, then peace."""
     world = stage.world
     random = Random(f"workload {world.seed}")
+    if stage.plan.strangers:
+        set_rules(stage)
     cast = Cast(stage, random)
     _add_roles(cast, stage.plan)
     nemesis = Nemesis(stage, faults, Random(f"faults {world.seed}"))
@@ -388,6 +397,8 @@ def _add_roles(cast: Cast, plan: WorkloadPlan) -> None:
         cast.add(f"rogue-{number}", rogue)
     for number in range(plan.impostors):
         cast.add(f"impostor-{number}", impostor)
+    for number in range(plan.strangers):
+        cast.add(f"stranger-{number}", stranger)
     for number in range(plan.intruders):
         # Producers of their own under the id whose versions the drivers write.
         cast.add(f"intruder-{number}", hijacker([SHARED_ID]))

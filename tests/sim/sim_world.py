@@ -64,6 +64,10 @@ class SimulationError(AssertionError):
     """The simulated world met a bug; the text has the seed and the end of the story."""
 
 
+ASKED_MS = 1_000
+"""How long a process waits when it asks for users and ACLs."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldSettings:
     """What a world is like in peace. Times in milliseconds, drawn between both bounds."""
@@ -77,6 +81,8 @@ class WorldSettings:
     sync_ms: tuple[float, float] = (0.2, 3.0)
     restart_ms: tuple[float, float] = (100.0, 2_000.0)
     launch_ms: tuple[float, float] = (1.0, 50.0)
+    has_rules: bool = False
+    """Whether processes ask who may do what; else they let everybody in, and no call is spent."""
 
 
 class World(Faults, Nodes, Controllers, Readiness):
@@ -309,6 +315,8 @@ class World(Faults, Nodes, Controllers, Readiness):
             process.answer_with(controller)
         else:
             process.answer_with(ReplicaServer(config, process.environment(), shell_of))
+        if self.settings.has_rules:
+            process.spawn(process.dispatch.door.keep(process.transport, timeout_ms=ASKED_MS))
         if not self.loop.is_running():
             asyncio._set_running_loop(None)
 

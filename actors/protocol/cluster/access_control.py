@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from msgspec import structs
@@ -95,15 +96,15 @@ OPERATIONS: Final = {
 """What an ACL may be about; ``CLUSTER_ACTION`` is of servers only."""
 
 
+@dataclass(slots=True)
 class AccessControl:
     """Users and rules, changed only by ``apply``."""
 
-    def __init__(self) -> None:
-        self.version = 0
-        self.is_on = False
-        self.super_users = frozenset({RAY_NAME})
-        self._users: dict[str, Credential] = {}
-        self._acls: dict[Acl, None] = {}
+    version: int = 0
+    is_on: bool = False
+    super_users: frozenset[str] = frozenset({RAY_NAME})
+    _users: dict[str, Credential] = field(default_factory=dict)
+    _acls: dict[Acl, None] = field(default_factory=dict)
 
     # --- read -----------------------------------------------------------------------------
 

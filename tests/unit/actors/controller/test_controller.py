@@ -18,7 +18,21 @@ from virtual_time import give_turns
 from oncelog.actors.config import ClusterConfig
 from oncelog.actors.controller.controller import Controller
 from oncelog.actors.coordination import runtime as coordinator_runtime
-from oncelog.actors.interfaces import address_of
+from oncelog.actors.interfaces import address_of, holder_of
+from oncelog.actors.protocol.messages.access import (
+    AccessRequest,
+    Acl,
+    AlterAclsRequest,
+    AlterAuthorizationRequest,
+    AlterUsersRequest,
+    DescribeAccessRequest,
+    LearnAccessRequest,
+    Operation,
+    Resource,
+    Rules,
+    User,
+    UserDescription,
+)
 from oncelog.actors.protocol.messages.cluster import (
     AllocateProducerIdsRequest,
     AlterIsrRequest,
@@ -32,6 +46,7 @@ from oncelog.actors.protocol.messages.cluster import (
     MetadataRequest,
     RotateClusterKeyRequest,
 )
+from oncelog.actors.protocol.scram import ITERATIONS_MIN, make_credential
 from oncelog.actors.protocol.tickets import NO_KEYS
 from oncelog.actors.replica.data_directory import (
     DirectoryIdentity,
@@ -378,5 +393,49 @@ def test_a_controller_that_does_not_lead_its_log_changes_nothing(play: Any) -> N
             isr=(1,),
         )
         assert (await controller.alter_isr(request)).error is not_now
+
+    play(scenario)
+
+
+def test_users_and_acls_are_durable_and_told_to_every_actor(play: Any) -> None:
+    async def scenario(world: ControllerWorld, controller: Controller) -> None:
+        user = User(name="alice", credential=make_credential("word", b"s" * 16, ITERATIONS_MIN))
+        acl = Acl(
+            principal="User:alice",
+            resource=Resource.TOPIC,
+            name="flights",
+            operation=Operation.READ,
+        )
+        await world.join(2)
+        world.calls.clear()
+        adding = AlterAclsRequest(added=(acl,))
+        switching = AlterAuthorizationRequest(is_on=True, super_users=("User:root",))
+        users = await controller.alter_users(AlterUsersRequest(put=(user,)))
+        acls = await controller.alter_acls(adding)
+        switched = await controller.alter_authorization(switching)
+        assert {users.error, acls.error, switched.error} == {ErrorCode.NONE}
+        actors = {holder_of(placement) for placement in controller.machine.placements()}
+        told = [(actor, one.access.rules.version) for actor, one in world.calls]
+        assert sorted(told) == sorted((one, n) for one in {*actors, "broker:2"} for n in (1, 2, 3))
+
+        # A retry logs nothing, and tells nobody.
+        assert (await controller.alter_acls(adding)).error is ErrorCode.NONE
+        assert len(world.calls) == len(told)
+        world.calls.clear()
+        await world.restart()
+        controller = world.controller
+        reply = await controller.access(AccessRequest())
+        assert reply.access is not None
+        assert reply.access.users == (user,)
+        assert reply.access.rules == Rules(
+            version=3, is_on=True, super_users=frozenset({"User:root"}), acls=(acl,)
+        )
+        assert (await controller.access(AccessRequest(known_version=3))).access is None
+        described = await controller.describe_access(DescribeAccessRequest())
+        assert described.users == (UserDescription(name="alice", iterations=ITERATIONS_MIN),)
+        await give_turns()
+        # The controller before may not have reached all.
+        assert {actor for actor, _ in world.calls_of(LearnAccessRequest)} == {*actors, "broker:2"}
+        await world.stop()
 
     play(scenario)

@@ -21,6 +21,7 @@ from oncelog.actors.rpc.actor_transport import ActorConnection, connect
 from oncelog.actors.rpc.dispatch import Dispatch
 from oncelog.actors.rpc.handshake import (
     NONCE_BYTES,
+    ProgramIdentity,
     caller_proof,
     is_caller_proof,
     is_server_proof,
@@ -35,6 +36,7 @@ from oncelog.storage.errors import ErrorCode
 SECRET = b"known to servers"
 
 FOR_SERVERS = {
+    "access",
     "allocate_producer_ids",
     "alter_isr",
     "become_leader",
@@ -44,6 +46,7 @@ FOR_SERVERS = {
     "hold_replicas",
     "hosted_replicas",
     "leader_and_isr",
+    "learn_access",
     "learn_keys",
     "ping",
     "register_broker",
@@ -92,9 +95,9 @@ async def called_with(
     dispatch = Dispatch(server, on_bug=server.die_of_bug)
     listener = Listener(dispatch, host="127.0.0.1", token=TOKEN, server_secret=called)
     connection = await connect(
-        await listener.address(), timeout_ms=TIMEOUT_MS, server_secret=caller
+        await listener.address(), timeout_ms=TIMEOUT_MS, identity=ProgramIdentity(caller)
     )
-    assert connection is not None
+    assert isinstance(connection, ActorConnection)
     try:
         yield server, connection
     finally:

@@ -1,0 +1,184 @@
+"""Who may come in: a process's copy of users and ACLs, and who is connected as which user.
+
+The controller's log has them. It sends every process each change (``learn_access``). A process asks
+when it starts, and again now and then, since a call may be lost. Of two copies the one with the
+higher version counts.
+
+Until a process knows them, no user can come in, and programs of the Ray cluster may only ask what
+an operator needs to find out why it starts so slowly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import hmac
+import logging
+import secrets
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, Transport
+from oncelog.actors.protocol.access import Authorizer, Principal, Split, as_it_is
+from oncelog.actors.protocol.backoff import backoff_ms
+from oncelog.actors.protocol.messages.access import (
+    NO_ACCESS,
+    Access,
+    AccessRequest,
+    LearnAccessReply,
+    LearnAccessRequest,
+    Rules,
+)
+from oncelog.actors.protocol.messages.base import Request
+from oncelog.actors.protocol.messages.cluster import MetadataRequest, ShutdownRequest
+from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
+from oncelog.actors.protocol.messages.replication import DescribeVoterRequest
+from oncelog.actors.protocol.scram import (
+    DEFAULT_ITERATIONS,
+    SECRET_BYTES_MIN,
+    Credential,
+    ScramServer,
+)
+from oncelog.storage.errors import ErrorCode
+
+_logger = logging.getLogger(__name__)
+
+ACCESS_CHECK_MS: Final = 10_000
+"""Interval at which a process asks whether it has missed a change."""
+
+ACCESS_RETRY_MS: Final = 50
+ACCESS_RETRY_MAX_MS: Final = 1_000
+"""Back-off of the first question, first and maximum."""
+
+SCRAM_NONCE_BYTES: Final = 24
+"""Random bytes of a nonce, sent as base64."""
+
+UNKNOWN_VERSION: Final = -1
+
+_ABSENT: Final = b"oncelog absent users\x00"
+
+_ALWAYS: Final = frozenset({MetadataRequest, DescribeReplicaRequest, DescribeVoterRequest})
+"""What programs of the Ray cluster may ask of a process that does not know the rules yet."""
+
+
+class Guest(Protocol):
+    """A connection of a user that has proved who it is."""
+
+    def close(self) -> None:
+        """Close the connection."""
+        ...
+
+
+class Door:
+    """Admits callers to one process.
+
+    ``access`` is what it knows from the beginning; ``None``: nothing, so it must ``keep`` asking.
+    ``secret`` is the same in all processes of the cluster, and known to no user.
+    """
+
+    def __init__(self, access: Access | None = NO_ACCESS, *, secret: bytes = b"") -> None:
+        self._guests: dict[str, dict[Guest, None]] = {}
+        """Those of each user; bounded by the number of connections."""
+        self._secret = _absent_secret(secret)
+        self._users: Mapping[str, Credential] = {}
+        self._absent_iterations = DEFAULT_ITERATIONS
+        self._authorizer: Authorizer | None = None
+        if access is not None:
+            self._take(access)
+
+    @property
+    def version(self) -> int:
+        """The version of what it goes by; ``UNKNOWN_VERSION`` if it knows nothing yet."""
+        return UNKNOWN_VERSION if self._authorizer is None else self._authorizer.rules.version
+
+    @property
+    def rules(self) -> Rules | None:
+        """The rules it goes by."""
+        return None if self._authorizer is None else self._authorizer.rules
+
+    # --- asking ---------------------------------------------------------------------------
+
+    def judge(self, request: Request[Any], principal: Principal, host: str) -> Split | ErrorCode:
+        """What of ``request`` may be asked; see ``Authorizer.judge``."""
+        if self._authorizer is not None:
+            return self._authorizer.judge(request, principal, host)
+        if principal.is_server or type(request) in _ALWAYS or request == ShutdownRequest():
+            return Split(request=request, join=as_it_is)
+        # As if nobody were there yet: the caller tries again.
+        return ErrorCode.NETWORK_EXCEPTION
+
+    def new_scram(self) -> ScramServer | None:
+        """The server's side of a user's login; ``None`` if the users are not known yet."""
+        if self._authorizer is None:
+            return None
+        return ScramServer(
+            credentials=self._users,
+            nonce=secrets.token_urlsafe(SCRAM_NONCE_BYTES),
+            secret=self._secret,
+            absent_iterations=self._absent_iterations,
+        )
+
+    def enter(self, name: str, guest: Guest) -> None:
+        """Remember a connection of a user, which is closed when the user is removed."""
+        self._guests.setdefault(name, {})[guest] = None
+
+    def leave(self, name: str, guest: Guest) -> None:
+        """A connection is lost; again does nothing."""
+        guests = self._guests.get(name, {})
+        guests.pop(guest, None)
+        if not guests:
+            self._guests.pop(name, None)
+
+    # --- learning -------------------------------------------------------------------------
+
+    async def learn_access(self, request: LearnAccessRequest) -> LearnAccessReply:
+        """Go by this from now on, unless it is out of date."""
+        self.learn(request.access)
+        return LearnAccessReply()
+
+    def learn(self, access: Access) -> None:
+        """Go by ``access``, if it is newer; close the connections of users that have changed."""
+        if access.rules.version <= self.version:
+            return
+        before = self._users
+        self._take(access)
+        for name, guests in list(self._guests.items()):
+            if name not in self._users or before.get(name) != self._users[name]:
+                for guest in list(guests):
+                    guest.close()
+
+    def _take(self, access: Access) -> None:
+        self._users = {user.name: user.credential for user in access.users}
+        self._authorizer = Authorizer(access.rules)
+        counts = collections.Counter(one.iterations for one in self._users.values())
+        most_common = counts.most_common(1)
+        # So that a name that does not exist looks like most that do.
+        self._absent_iterations = most_common[0][0] if most_common else DEFAULT_ITERATIONS
+
+    async def keep(self, transport: Transport, *, timeout_ms: int) -> None:
+        """Ask the controller until it answers, and then now and then; run it in its own task."""
+        failure_count = 0
+        while True:
+            asked = AccessRequest(known_version=self.version)
+            reply = await transport.call(CONTROLLER_ACTOR, asked, timeout_ms=timeout_ms)
+            if reply.error is ErrorCode.NONE:
+                if reply.access is not None:
+                    self.learn(reply.access)
+            elif reply.error is ErrorCode.INVALID_REQUEST:
+                # A controller of an earlier build, which has none.
+                self.learn(NO_ACCESS)
+            if self.version == UNKNOWN_VERSION:
+                retry_ms = backoff_ms(
+                    failure_count, initial_ms=ACCESS_RETRY_MS, max_ms=ACCESS_RETRY_MAX_MS
+                )
+                failure_count += 1
+                await asyncio.sleep(retry_ms / 1000)
+            else:
+                await asyncio.sleep(ACCESS_CHECK_MS / 1000)
+
+
+def _absent_secret(secret: bytes) -> bytes:
+    """What the salts of users that do not exist are made of; random without a ``secret``."""
+    if not secret:
+        return secrets.token_bytes(SECRET_BYTES_MIN)
+    return hmac.digest(secret, _ABSENT, "sha256")
