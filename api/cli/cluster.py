@@ -25,7 +25,7 @@ from oncelog.api.cli.connect import (
     data_dir_of,
     data_dirs_of,
     find,
-    login_of,
+    login_arguments,
     login_variables,
     quiet_libraries,
     running_on,
@@ -92,7 +92,7 @@ def _check_running(
         address=running.address,
         num_cpus=args.num_cpus,
         dashboard_port=args.dashboard_port,
-        **login_of(args),
+        **login_arguments(args),
         **settings,
     ).close()
 
@@ -119,7 +119,7 @@ def _start_on(args: argparse.Namespace, settings: dict[str, Any]) -> int:
         data_dirs_of(args),
         address=found.address,
         cluster_id=args.cluster_id,
-        **login_of(args),
+        **login_arguments(args),
         **settings,
     )
     say(f"serving {cluster_connection.data_dir_text(cluster.data_dirs)}")
@@ -237,7 +237,7 @@ def stop(args: argparse.Namespace) -> int:
     from oncelog.api import client
 
     try:
-        cluster = client.connect(found.address, **login_of(args))
+        cluster = client.connect(found.address, **login_arguments(args))
     except ConnectionFailedError as error:
         # Its node is down, or its log is missing: there is nothing left to flush.
         if not cluster_connection.end_log():

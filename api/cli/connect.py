@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 from oncelog.actors.config import DATA_DIR_SEPARATOR
 from oncelog.api.cli.terminal import CliError, blocked_termination, end_in_order, is_debugging
 from oncelog.api.session import cluster_connection
+from oncelog.api.session.login import NOBODY, PASSWORD_FILE_VARIABLE, USER_VARIABLE, login_of
 
 if TYPE_CHECKING:
     from oncelog.api.client import Cluster
 
 ADDRESS_VARIABLE: Final = "RAY_ADDRESS"
-USER_VARIABLE: Final = "ONCELOG_USER"
-PASSWORD_FILE_VARIABLE: Final = "ONCELOG_PASSWORD_FILE"  # noqa: S105
 PROBE_TIMEOUT_S: Final = 2.0
 
 
@@ -57,26 +56,19 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def login_of(args: argparse.Namespace) -> dict[str, Any]:
+def login_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """Who connects, as keywords of ``connect`` and ``init``, which also know the environment."""
     named = {name: getattr(args, name, None) for name in ("user", "password_file")}
     return {name: value for name, value in named.items() if value is not None}
 
 
 def login_variables(args: argparse.Namespace) -> dict[str, str]:
-    """Who connects, as variables for another process in whatever directory; empty for nobody."""
-    login = login_of(args) or {
-        "user": os.environ.get(USER_VARIABLE, ""),
-        "password_file": os.environ.get(PASSWORD_FILE_VARIABLE, ""),
-    }
-    variables = {
-        USER_VARIABLE: login.get("user", ""),
-        PASSWORD_FILE_VARIABLE: login.get("password_file", ""),
-    }
-    if variables[PASSWORD_FILE_VARIABLE]:
-        path = Path(variables[PASSWORD_FILE_VARIABLE]).expanduser().absolute()
-        variables[PASSWORD_FILE_VARIABLE] = str(path)
-    return variables if any(variables.values()) else {}
+    """Who connects, as variables for a process in another directory; empty for nobody."""
+    login = login_of(args.user, args.password_file)
+    if login == NOBODY:
+        return {}
+    path = Path(login.password_file).expanduser().absolute()
+    return {USER_VARIABLE: login.user, PASSWORD_FILE_VARIABLE: str(path)}
 
 
 def data_dir_of(args: argparse.Namespace) -> Path:
@@ -159,7 +151,7 @@ def connect(args: argparse.Namespace) -> Cluster:
         end_in_order()
     from oncelog.api import client
 
-    return client.connect(found.address, **login_of(args))
+    return client.connect(found.address, **login_arguments(args))
 
 
 def quiet_libraries() -> None:

@@ -14,7 +14,6 @@ import json
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, Final
 
 from oncelog.actors.protocol.messages.access import (
@@ -31,7 +30,6 @@ from oncelog.actors.protocol.scram import (
     DEFAULT_ITERATIONS,
     ITERATIONS_MAX,
     ITERATIONS_MIN,
-    PASSWORD_CHARS_MAX,
 )
 from oncelog.api.admin.identities import acl_filter, as_acl, as_user_name
 from oncelog.api.cli.connect import add_cluster_arguments, connect
@@ -48,6 +46,7 @@ from oncelog.api.cli.terminal import (
     table,
     whole_number,
 )
+from oncelog.api.session.login import PASSWORD_FILE_MAX_BYTES, password_in, read_password
 
 STDIN: Final = "-"
 
@@ -59,9 +58,6 @@ KINDS: Final = {
 """Kinds of which there are several, as options and in ``KIND:NAME``."""
 
 CLUSTER: Final = "cluster"
-
-_BYTES_PER_CHAR: Final = 4
-
 
 # --- arguments --------------------------------------------------------------------------------
 
@@ -246,16 +242,16 @@ def remove_user(args: argparse.Namespace) -> int:
     say(f"removed {name}")
     if left:
         # A user that gets the name later would get them too.
-        say(
-            f"{len(left)} ACLs name it; remove them: oncelog acls remove --principal {principal}"
-        )
+        say(f"{len(left)} ACLs name it; remove them: oncelog acls remove --principal {principal}")
     return 0
 
 
 def new_password(path: str | None, name: str) -> str:
     """The password that a user gets: of a file, of standard input, or typed twice."""
     if path is not None:
-        return _first_line(path)
+        if path == STDIN:
+            return password_in(sys.stdin.buffer.readline(PASSWORD_FILE_MAX_BYTES), "standard input")
+        return read_password(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", getpass.GetPassWarning)
@@ -268,28 +264,6 @@ def new_password(path: str | None, name: str) -> str:
         ) from None
     if password != again:
         raise CliError("the two passwords differ", "type it again")
-    return password
-
-
-def _first_line(path: str) -> str:
-    """The first line without its end; as many bytes are read as a password can have."""
-    bytes_max = _BYTES_PER_CHAR * PASSWORD_CHARS_MAX + 2
-    advice = "give a file whose first line is the password"
-    try:
-        if path == STDIN:
-            data = sys.stdin.buffer.readline(bytes_max)
-        else:
-            with Path(path).expanduser().open("rb") as file:
-                data = file.readline(bytes_max)
-    except OSError as error:
-        raise CliError(f"{path!r} cannot be read ({error.strerror})", advice) from None
-    try:
-        line = data.decode()
-    except UnicodeDecodeError:
-        raise CliError(f"{path!r} is not UTF-8 text", advice) from None
-    password = line.removesuffix("\n").removesuffix("\r")
-    if not password:
-        raise CliError(f"{path!r} begins with no password", advice)
     return password
 
 

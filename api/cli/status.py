@@ -38,6 +38,7 @@ from oncelog.api.cli.terminal import (
     table,
 )
 from oncelog.api.session import cluster_connection
+from oncelog.api.session.login import login_of
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC, TopicPartition
 
@@ -512,6 +513,7 @@ def status(args: argparse.Namespace) -> int:
         found = find(args)
     except CliError as error:
         raise NoClusterError(error.what, error.advice) from None
+    identity = login_of(args.user, args.password_file).identity()
     quiet_libraries()
     cluster_connection.join_ray(found.address)
     if not cluster_connection.has_log():
@@ -525,7 +527,7 @@ def status(args: argparse.Namespace) -> int:
 
     seen = asyncio.run(
         collect(
-            ActorTransport(RayTransport()),
+            ActorTransport(RayTransport(), identity=identity),
             address=cluster_connection.ray_address(),
             dashboard_url=cluster_connection.dashboard_url(),
             broker_names=lambda: (

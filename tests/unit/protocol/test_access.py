@@ -10,7 +10,6 @@ from msgspec import structs
 from oncelog.actors.protocol.access import (
     ANYBODY,
     NEEDS,
-    NO_RULES,
     RAY,
     SERVER,
     Acl,
@@ -21,6 +20,7 @@ from oncelog.actors.protocol.access import (
     Rules,
     Split,
 )
+from oncelog.actors.protocol.messages.access import NO_RULES
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.cluster import (
     MetadataReply,

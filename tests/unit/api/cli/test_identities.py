@@ -170,7 +170,7 @@ def test_a_password_may_come_from_standard_input(cluster, monkeypatch):
 
 @pytest.mark.parametrize(
     ("content", "told"),
-    [(None, "No such file"), (b"\nrest", "begins with no password"), (b"\xff", "not UTF-8")],
+    [(None, "No such file"), (b"\nrest", "the password is empty"), (b"\xff", "not UTF-8")],
 )
 def test_a_file_without_a_password_is_named(cluster, tmp_path, capsys, content, told):
     path = tmp_path / "password"
