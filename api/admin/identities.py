@@ -128,7 +128,8 @@ async def delete_user(calls: AdminCalls, name: object) -> None:
     names = {user.name for user in described.users}
     _check_known(user_name, names)
     _check_not_locked_out(described.rules, names - {user_name})
-    check(await calls.controller(AlterUsersRequest(removed=(user_name,))))
+    reply = await calls.controller(AlterUsersRequest(removed=(user_name,)))
+    check(reply)
 
 
 async def list_users(calls: AdminCalls) -> list[UserDescription]:
@@ -209,7 +210,8 @@ async def create_acls(calls: AdminCalls, acls: Iterable[Acl]) -> None:
         raise InvalidRequestError(f"acls={acls!r}", advice="give a list of oncelog.Acl")
     added = tuple(map(as_acl, acls))
     if added:
-        check(await calls.controller(AlterAclsRequest(added=added)))
+        reply = await calls.controller(AlterAclsRequest(added=added))
+        check(reply)
 
 
 async def delete_acls(calls: AdminCalls, wanted: Mapping[str, Any]) -> list[Acl]:
@@ -228,7 +230,8 @@ async def delete_acls(calls: AdminCalls, wanted: Mapping[str, Any]) -> list[Acl]
         _check_not_locked_out(structs.replace(described.rules, acls=left), names)
     for first in range(0, len(removed), CHANGES_MAX):
         request = AlterAclsRequest(removed=tuple(removed[first : first + CHANGES_MAX]))
-        check(await calls.controller(request))
+        reply = await calls.controller(request)
+        check(reply)
     return removed
 
 
@@ -376,7 +379,9 @@ async def set_authorization(
         rules = structs.replace(described.rules, is_on=True, super_users=frozenset(named))
         _check_not_locked_out(rules, {user.name for user in described.users})
     # Those of now are left to the controller: others may change them meanwhile.
-    check(await calls.controller(AlterAuthorizationRequest(is_on=switched_on, super_users=given)))
+    request = AlterAuthorizationRequest(is_on=switched_on, super_users=given)
+    reply = await calls.controller(request)
+    check(reply)
 
 
 async def describe_authorization(calls: AdminCalls) -> Authorization:

@@ -137,6 +137,20 @@ def _add_acls(commands: Commands) -> None:
         action="store_true",
         help="also ACLs of prefixes and of '*' that are about the names given",
     )
+    check = _add_check(actions)
+    on = add_command(
+        actions, "on", "Have ACLs count: what none allows is refused from now on.", switch_on
+    )
+    add_repeated(
+        on, "--super-user", "PRINCIPAL", "may do everything (default: those that there are)"
+    )
+    add_command(actions, "off", "Have ACLs not count: everything is allowed.", switch_off)
+    add_json(listing, check)
+    for action in actions.choices.values():
+        add_cluster_arguments(action)
+
+
+def _add_check(actions: Commands) -> argparse.ArgumentParser:
     check = add_command(
         actions,
         "check",
@@ -154,16 +168,7 @@ def _add_acls(commands: Commands) -> None:
     check.add_argument(
         "--host", default=ANY_HOST, metavar="H", help="the address that it calls from"
     )
-    on = add_command(
-        actions, "on", "Have ACLs count: what none allows is refused from now on.", switch_on
-    )
-    add_repeated(
-        on, "--super-user", "PRINCIPAL", "may do everything (default: those that there are)"
-    )
-    add_command(actions, "off", "Have ACLs not count: everything is allowed.", switch_off)
-    add_json(listing, check)
-    for action in actions.choices.values():
-        add_cluster_arguments(action)
+    return check
 
 
 def _add_acl_arguments(action: argparse.ArgumentParser) -> None:

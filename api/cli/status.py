@@ -40,6 +40,7 @@ from oncelog.api.cli.terminal import (
 from oncelog.api.session import cluster_connection
 from oncelog.api.session.login import login_of
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import exception_for
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC, TopicPartition
 
 # --- one look ---------------------------------------------------------------------------------
@@ -507,6 +508,19 @@ async def _ask_voters(
     }
 
 
+def check_may_ask(seen: ClusterStatus) -> None:
+    """Raise the refusal if it is one: it says nothing about what is served."""
+    errors = {seen.metadata.error, *(actor.reply.error for actor in seen.actors)}
+    if ErrorCode.SASL_AUTHENTICATION_FAILED in errors:
+        raise exception_for(ErrorCode.SASL_AUTHENTICATION_FAILED)
+    if ErrorCode.CLUSTER_AUTHORIZATION_FAILED in errors:
+        raise exception_for(
+            ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+            "the status is not shown to whoever asks",
+            advice="connect with --user as one that may Describe the cluster",
+        )
+
+
 def status(args: argparse.Namespace) -> int:
     """Print the cluster's status; exit status 0 serving, 1 degraded, 3 not serving."""
     try:
@@ -541,6 +555,7 @@ def status(args: argparse.Namespace) -> int:
             f"({seen.metadata.detail})",
             "stop it, or use another Ray cluster",
         )
+    check_may_ask(seen)
     say(json.dumps(as_json(seen), indent=2) if args.json else as_text(seen))
     findings = seen.findings
     return report(StatusError(findings[0])) if findings else 0

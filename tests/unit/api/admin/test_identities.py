@@ -86,7 +86,7 @@ def quick_credential(password, salt, iterations):
     return make_credential(password, salt, ITERATIONS_MIN)
 
 
-def refused(run, call, *told):
+def expect_refused(run, call, *told):
     """The error of a call, which names all that is told."""
     with pytest.raises(InvalidRequestError) as caught:
         run(call)
@@ -133,7 +133,7 @@ def test_the_password_is_in_no_message_and_each_salt_is_another(run, admin, fake
 def test_an_existing_user_is_created_again_only_if_that_is_ok(run, admin, control):
     run(admin.create_user("alice", PASSWORD))
     before = control.access()
-    refused(run, admin.create_user("alice", "another"), "'alice' already", "alter_user")
+    expect_refused(run, admin.create_user("alice", "another"), "'alice' already", "alter_user")
     run(admin.create_user("alice", "another", exist_ok=True))
     assert control.access() == before
 
@@ -154,8 +154,10 @@ def test_of_two_that_create_a_user_at_once_one_is_told(run, admin, control, fake
 @pytest.mark.usefixtures("cheap")
 def test_a_user_that_is_gone_gets_no_password_and_is_not_deleted_again(run, admin, control):
     run(admin.create_user("alice", PASSWORD))
-    refused(run, admin.alter_user("alcie", PASSWORD), "no user 'alcie'", "did you mean 'alice'?")
-    refused(run, admin.delete_user("nobody"), "no user 'nobody'", "list_users")
+    expect_refused(
+        run, admin.alter_user("alcie", PASSWORD), "no user 'alcie'", "did you mean 'alice'?"
+    )
+    expect_refused(run, admin.delete_user("nobody"), "no user 'nobody'", "list_users")
     assert [user.name for user in control.access().users] == ["alice"]
 
 
@@ -191,22 +193,22 @@ def test_a_name_is_prepared_as_for_a_login(run, admin, control, cheap):
     ],
 )
 def test_an_impossible_name_is_named(run, admin, fake_cluster, name, told):
-    refused(run, admin.create_user(name, PASSWORD), repr(name), told)
-    refused(run, admin.alter_user(name, PASSWORD), told)
-    refused(run, admin.delete_user(name), told)
+    expect_refused(run, admin.create_user(name, PASSWORD), repr(name), told)
+    expect_refused(run, admin.alter_user(name, PASSWORD), told)
+    expect_refused(run, admin.delete_user(name), told)
     assert fake_cluster.calls == []
 
 
 @pytest.mark.parametrize("iterations", [ITERATIONS_MIN - 1, ITERATIONS_MAX + 1, True, "5000", 5e3])
 def test_impossible_iterations_are_named(run, admin, fake_cluster, iterations):
     call = admin.create_user("alice", PASSWORD, iterations=iterations)
-    refused(run, call, f"iterations={iterations!r}", "4,096 to 1,000,000")
+    expect_refused(run, call, f"iterations={iterations!r}", "4,096 to 1,000,000")
     assert fake_cluster.calls == []
 
 
 @pytest.mark.parametrize("password", ["", None, b"horse", "horse\n", "horse " * 1_000])
 def test_an_impossible_password_is_refused_but_never_told(run, admin, fake_cluster, password):
-    error = refused(run, admin.create_user("alice", password), "password", "1 to 1,024")
+    error = expect_refused(run, admin.create_user("alice", password), "password", "1 to 1,024")
     assert "horse" not in str(error)
     assert error.__cause__ is None
     assert fake_cluster.calls == []
@@ -286,13 +288,13 @@ def test_kinds_and_operations_may_be_spelled_in_lower_case(run, admin, control):
     ],
 )
 def test_an_impossible_acl_is_named_with_what_is_allowed(run, admin, fake_cluster, fields, told):
-    refused(run, admin.create_acls([WRITE, structs.replace(READ, **fields)]), *told)
+    expect_refused(run, admin.create_acls([WRITE, structs.replace(READ, **fields)]), *told)
     assert fake_cluster.calls == []
 
 
 @pytest.mark.parametrize("acls", [READ, "User:alice", None, [("User:alice", "Read")]])
 def test_what_is_no_list_of_acls_is_refused(run, admin, acls):
-    refused(run, admin.create_acls(acls), "oncelog.Acl")
+    expect_refused(run, admin.create_acls(acls), "oncelog.Acl")
 
 
 def test_no_acls_are_no_call(run, admin, fake_cluster):
@@ -311,13 +313,13 @@ def test_no_acls_are_no_call(run, admin, fake_cluster):
     ],
 )
 def test_an_impossible_filter_is_named_with_what_is_allowed(run, admin, wanted, told):
-    refused(run, admin.describe_acls(**wanted), *told)
-    refused(run, admin.delete_acls(**wanted), *told)
+    expect_refused(run, admin.describe_acls(**wanted), *told)
+    expect_refused(run, admin.delete_acls(**wanted), *told)
 
 
 def test_without_a_filter_nothing_is_deleted(run, admin, control):
     run(admin.create_acls(ALL))
-    refused(run, admin.delete_acls(), "all ACLs", "principal")
+    expect_refused(run, admin.delete_acls(), "all ACLs", "principal")
     assert len(control.access().rules.acls) == len(ALL)
 
 
@@ -366,24 +368,24 @@ def test_super_users_that_are_kept_are_the_controllers(run, admin, control, fake
     ],
 )
 def test_impossible_super_users_are_named(run, admin, fake_cluster, super_users, told):
-    refused(run, admin.set_authorization(False, super_users), told)
+    expect_refused(run, admin.set_authorization(False, super_users), told)
     assert fake_cluster.calls == []
 
 
 def test_on_or_off_is_a_bool(run, admin):
-    refused(run, admin.set_authorization("on"), "is_on='on'")
+    expect_refused(run, admin.set_authorization("on"), "is_on='on'")
 
 
 @pytest.mark.usefixtures("cheap")
 def test_nobody_is_locked_out_by_mistake(run, admin, control):
     run(admin.create_user("alice", PASSWORD))
     for super_users in (["User:alcie"], []):
-        refused(run, admin.set_authorization(True, super_users), "lock out everyone")
+        expect_refused(run, admin.set_authorization(True, super_users), "lock out everyone")
     assert not control.is_on
     run(admin.set_authorization(False, ["User:alcie"]))
-    refused(run, admin.set_authorization(True), "lock out everyone")
+    expect_refused(run, admin.set_authorization(True), "lock out everyone")
     run(admin.set_authorization(True, [ALICE]))
-    refused(run, admin.delete_user("alice"), "lock out everyone")
+    expect_refused(run, admin.delete_user("alice"), "lock out everyone")
     run(admin.set_authorization(False))
     run(admin.delete_user("alice"))
 
@@ -396,7 +398,7 @@ def test_an_acl_may_be_what_keeps_everyone_from_being_locked_out(run, admin, con
     run(admin.create_user("alice", PASSWORD))
     run(admin.create_acls([administer, READ]))
     run(admin.set_authorization(True, ["User:away"]))
-    refused(run, admin.delete_acls(principal=ALICE), "lock out everyone")
+    expect_refused(run, admin.delete_acls(principal=ALICE), "lock out everyone")
     assert run(admin.delete_acls(resource="topic")) == [READ]
     assert control.access().rules.acls == (administer,)
 
@@ -457,7 +459,7 @@ def test_what_is_denied_at_one_host_is_told_for_that_host(run, admin):
     ],
 )
 def test_an_impossible_question_is_named(run, admin, fake_cluster, asked, told):
-    refused(run, admin.check_access(*asked), told)
+    expect_refused(run, admin.check_access(*asked), told)
     assert fake_cluster.calls == []
 
 
