@@ -171,6 +171,13 @@ def test_a_refusal_of_the_controller_is_told(run, admin, fake_cluster, monkeypat
         run(admin.list_users())
 
 
+def test_a_user_that_is_refused_is_not_said_to_be_there(run, admin, control, fake_cluster, cheap):
+    fake_cluster.fail(AlterUsersRequest, ErrorCode.INVALID_REQUEST)
+    with pytest.raises(InvalidRequestError) as caught:
+        run(admin.create_user("alice", PASSWORD, exist_ok=True))
+    assert "already" not in str(caught.value)
+
+
 def test_a_name_is_prepared_as_for_a_login(run, admin, control, cheap):
     run(admin.create_user("ali\u00adce", PASSWORD))
     run(admin.create_acls([structs.replace(READ, principal="User:ali\u00adce")]))
