@@ -229,9 +229,7 @@ class _LoopConnections:
             self._call_through_ray(actor)
         if not isinstance(address, ListenerAddress):
             return address
-        connection = await connect(
-            address, timeout_ms=CONNECT_TIMEOUT_MS, identity=self._identity
-        )
+        connection = await connect(address, timeout_ms=CONNECT_TIMEOUT_MS, identity=self._identity)
         if connection is None:
             return self._failed(actor, address)
         if isinstance(connection, ErrorCode):
@@ -403,7 +401,8 @@ async def connect(
 ) -> ActorConnection | ErrorCode | None:
     """Open a connection; ``None`` if no listener that proves itself answers in time.
 
-    ``SASL_AUTHENTICATION_FAILED`` if it does not believe who ``identity`` is. Also ``None`` if Ray's certificates cannot secure it although they should: a warning says why.
+    ``SASL_AUTHENTICATION_FAILED`` if it does not believe who ``identity`` is. Also ``None`` if
+    Ray's certificates cannot secure it although they should: a warning says why.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_ms / 1000

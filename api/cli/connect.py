@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from oncelog.actors.config import DATA_DIR_SEPARATOR
 from oncelog.api.cli.terminal import CliError, blocked_termination, end_in_order, is_debugging
 from oncelog.api.session import cluster_connection
-from oncelog.api.session.login import NOBODY, PASSWORD_FILE_VARIABLE, USER_VARIABLE, login_of
+from oncelog.api.session.login import FILE_VARIABLE, NOBODY, USER_VARIABLE, login_of
 
 if TYPE_CHECKING:
     from oncelog.api.client import Cluster
@@ -52,7 +52,7 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--password-file",
         metavar="FILE",
-        help=f"its first line is that user's password (default: {PASSWORD_FILE_VARIABLE})",
+        help=f"its first line is that user's password (default: {FILE_VARIABLE})",
     )
 
 
@@ -68,7 +68,7 @@ def login_variables(args: argparse.Namespace) -> dict[str, str]:
     if login == NOBODY:
         return {}
     path = Path(login.password_file).expanduser().absolute()
-    return {USER_VARIABLE: login.user, PASSWORD_FILE_VARIABLE: str(path)}
+    return {USER_VARIABLE: login.user, FILE_VARIABLE: str(path)}
 
 
 def data_dir_of(args: argparse.Namespace) -> Path:
