@@ -5,9 +5,7 @@ before a method sees the request. Calls within a process pass no door and are no
 
 A server may do everything. Every program in a Ray cluster is the same principal, ``User:ray``: Ray
 lets it run whatever it likes. It may do all but what only servers do to each other. That guards
-against mistakes, such as a program that deposes a leader or removes a replica's data. Markers it
-may write, as an operator does who ends a hanging transaction. So of each row just one thing is
-asked yet: whether it is for servers only.
+against mistakes, such as a program that deposes a leader or writes a marker.
 
 Anybody else has what ACLs allow once they are switched on, and nothing by default. An ACL is for a
 principal, a kind of resource and a name, which may be a prefix; one that denies wins. To read,
@@ -207,8 +205,8 @@ NEEDS: Final[Mapping[type[Request[Any]], tuple[Need, ...]]] = {
     partition.DescribeProducersRequest: (_on_topic(Operation.READ),),
     partition.DeleteRecordsRequest: (_on_topic(Operation.DELETE),),
     partition.DescribeReplicaRequest: (_DESCRIBE_CLUSTER,),
-    # As in Kafka also an operator's, who ends a hanging transaction (KIP-664).
-    partition.WriteTxnMarkersRequest: (_ALTER_CLUSTER,),
+    partition.AbortHangingRequest: (_ALTER_CLUSTER,),
+    partition.WriteTxnMarkersRequest: (_SERVER_ONLY,),
     partition.ConfigureRequest: (_SERVER_ONLY,),
     replication.ReplicateRequest: (_SERVER_ONLY,),
     replication.VoteRequest: (_SERVER_ONLY,),

@@ -36,7 +36,7 @@ class Operation(enum.Enum):
     ALTER = "Alter"
     DESCRIBE = "Describe"
     CLUSTER_ACTION = "ClusterAction"
-    """What servers do to each other: replicate, vote, tell who leads."""
+    """What servers do to each other: replicate, vote, write markers, tell who leads."""
     ALL = "All"
     """Only in an ACL: any of the others."""
 
