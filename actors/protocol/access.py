@@ -68,8 +68,13 @@ SERVER: Final = Principal("Server", is_server=True)
 SOME_NAME: Final = ""
 """In a question: any one resource of the kind would do."""
 
-_SHOWS: Final = frozenset({Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER})
-"""Whoever may do one of these to a resource may describe it."""
+_SHOWS: Final = frozenset(
+    {Operation.READ, Operation.WRITE, Operation.CREATE, Operation.DELETE, Operation.ALTER}
+)
+"""Whoever may do one of these to a resource may describe it.
+
+``CREATE`` is ours: who tries to create a topic learns whether there is one.
+"""
 
 DECISIONS_MAX: Final = 10_000
 """Decisions that are remembered; beyond that all are forgotten."""
@@ -190,6 +195,7 @@ def _on_topic(operation: Operation, names: Callable[[Any], Iterable[str]] = _one
     return Need(operation, Resource.TOPIC, names)
 
 
+_DESCRIBE_TOPIC: Final = _on_topic(Operation.DESCRIBE)
 _WRITE_SOMETHING: Final = _on_topic(Operation.WRITE, lambda _: (SOME_NAME,))
 
 
@@ -277,15 +283,18 @@ May = Callable[[Operation, Resource, str], bool]
 
 
 def needs_of(request: Request[Any]) -> tuple[Need, ...]:
-    """What ``request`` needs: its row, with two exceptions.
+    """What ``request`` needs: its row, with three exceptions.
 
     An operator gives the controller the order to stop the whole cluster, which names no replica's
-    topic and removes nothing. A producer without transactions has no id to be allowed.
+    topic and removes nothing. A producer without transactions has no id to be allowed. A replica
+    may be described to whoever may see the topic, if he names that.
     """
     if request == cluster.ShutdownRequest():
         return (_ALTER_CLUSTER,)
     if isinstance(request, transaction.InitProducerIdRequest) and request.transactional_id is None:
         return (_WRITE_SOMETHING,)
+    if isinstance(request, partition.DescribeReplicaRequest) and request.topic_partition:
+        return (_DESCRIBE_TOPIC,)
     return NEEDS[type(request)]
 
 

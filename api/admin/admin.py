@@ -571,7 +571,8 @@ class AsyncAdmin:
 
     async def describe_replica(self, topic_partition: TopicPartition) -> DescribeReplicaReply:
         """Return the offsets, size in bytes and process of a partition's leader."""
-        reply = await self._calls.leader(topic_partition, DescribeReplicaRequest())
+        request = DescribeReplicaRequest(topic_partition=topic_partition)
+        reply = await self._calls.leader(topic_partition, request)
         check(reply)
         return reply
 

@@ -170,7 +170,8 @@ class EngineConnection:
         """Return the average log bytes per offset of each partition, at least 1."""
 
         async def ask(topic_partition: TopicPartition) -> int:
-            reply = await self._ask_leader(topic_partition, DescribeReplicaRequest())
+            request = DescribeReplicaRequest(topic_partition=topic_partition)
+            reply = await self._ask_leader(topic_partition, request)
             offsets = max(1, reply.log_end_offset - reply.log_start_offset)
             return max(1, reply.size_bytes // offsets)
 

@@ -252,10 +252,15 @@ class DescribeReplicaReply(Reply, frozen=True, kw_only=True):
 
 
 class DescribeReplicaRequest(Request[DescribeReplicaReply], frozen=True, kw_only=True):
-    """Describe the replica of a partition or of a coordinator's internal log."""
+    """Describe the replica of a partition or of a coordinator's internal log.
+
+    If ``topic_partition`` is given it must be that one's; then who may see the topic may ask.
+    """
 
     method = "describe_replica"
     reply_type = DescribeReplicaReply
+
+    topic_partition: TopicPartition | None = None
 
 
 class DeleteRecordsReply(Reply, frozen=True, kw_only=True):

@@ -586,15 +586,15 @@ PROGRAMS = {
     "Spark, write": written("spark-app"),
     "Spark, read": [*READER, asked(OffsetCommitRequest)],
     "Ray Data, write": written("ray-data-app"),
-    "Ray Data, read": [*READER, asked(DescribeReplicaRequest)],
+    "Ray Data, read": [*READER, DescribeReplicaRequest(topic_partition=TopicPartition("IN", 0))],
     "creation of topics": [
         asked(CreateTopicRequest),
         asked(MetadataRequest, topics=("OUT",)),
-        asked(DescribeReplicaRequest),
+        DescribeReplicaRequest(topic_partition=TopicPartition("OUT", 0)),
     ],
     "`oncelog status`": [
         asked(MetadataRequest),
-        asked(DescribeReplicaRequest),
+        DescribeReplicaRequest(),
         asked(DescribeVoterRequest),
     ],
     "administration": [
