@@ -360,6 +360,10 @@ class ClusterConfig(_Settings):
         "How many replicas share a Ray actor: `auto` gives each its own while the machine has "
         "processors and memory for them. It counts when partitions are created.",
     ] = AUTO
+    audit_allowed: Annotated[
+        bool,
+        "Whether the audit log has the calls that were allowed too; refused ones it always has.",
+    ] = False
 
     def __post_init__(self) -> None:
         check(self)

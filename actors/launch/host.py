@@ -36,7 +36,7 @@ from oncelog.actors.protocol.messages.cluster import (
 from oncelog.actors.replica.opening import ExpectedLog
 from oncelog.actors.rpc.actor_transport import LocalTransport
 from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
-from oncelog.actors.rpc.dispatch import Dispatch
+from oncelog.actors.rpc.dispatch import NO_AUDIT, Dispatch
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
     CONSUMER_OFFSETS_TOPIC,
@@ -69,7 +69,13 @@ class Host:
         self, config: HostConfig, environment: Environment, reports: CallReports = NO_REPORTS
     ) -> None:
         self.config = config
-        self.dispatch = Dispatch(self, on_bug=environment.die, reports=reports, find=self.find)
+        self.dispatch = Dispatch(
+            self,
+            on_bug=environment.die,
+            reports=reports,
+            find=self.find,
+            audit=environment.audit or NO_AUDIT,
+        )
         name = host_actor(config.number, config.broker_id)
         transport = LocalTransport(name, self.dispatch, environment.transport)
         self.environment = dataclasses.replace(environment, transport=transport)

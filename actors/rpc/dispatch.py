@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from oncelog.actors.process.clock import loop_ms
-from oncelog.actors.protocol.access import NO_RULES, Authorizer, Principal
+from oncelog.actors.protocol.access import NO_RULES, Authorizer, Principal, Verdict
 from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
 from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.call_meter import CALLEE, NO_REPORTS, CallMeter, CallReports, MeteredCall
@@ -29,6 +29,21 @@ LINES_PER_MINUTE_MAX: Final = 60
 _MINUTE_MS: Final = 60_000
 
 
+class Audit(Protocol):
+    """Is told what was decided about each call; never raises and never waits."""
+
+    def judged(self, who: Principal, host: str, method: str, verdicts: list[Verdict], /) -> None:
+        """Take what was decided about one call; nothing if a server made it."""
+
+
+class _NoAudit:
+    def judged(self, *_: object) -> None:
+        """Do nothing."""
+
+
+NO_AUDIT: Final = _NoAudit()
+
+
 class Dispatch:
     """Answers calls with the request methods of ``server``.
 
@@ -43,6 +58,7 @@ class Dispatch:
         on_bug: Callable[[InvariantViolation], None],
         reports: CallReports = NO_REPORTS,
         find: Callable[[str], object | None] | None = None,
+        audit: Audit = NO_AUDIT,
     ) -> None:
         self.server = server
         self._find = find
@@ -51,6 +67,7 @@ class Dispatch:
         self.meter = CallMeter(CALLEE, reports)
         self.authorizer = Authorizer(NO_RULES)
         self._on_bug = on_bug
+        self._audit = audit
 
     async def answer(
         self, name: str, message: bytes | memoryview, principal: Principal, host: str = ""
@@ -71,7 +88,9 @@ class Dispatch:
             request = message_codec.decode_request(name, message)
         except ValueError as error:
             return self._refused(call, f"not a request of {name!r}: {error}")
-        asked = self.authorizer.judge(request, principal, host)
+        verdicts: list[Verdict] = []
+        asked = self.authorizer.judge(request, principal, host, verdicts)
+        self._audit.judged(principal, host, name, verdicts)
         if isinstance(asked, ErrorCode):
             return self._forbidden(call, principal, request, asked)
         self.answered_calls += 1

@@ -5,12 +5,20 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 from called_server import TIMEOUT_MS, Server, produce
 
-from oncelog.actors.config import CONNECTIONS, RAY, ReplicaConfig
+from oncelog.actors.config import (
+    CONNECTIONS,
+    RAY,
+    BrokerConfig,
+    ClusterConfig,
+    HostConfig,
+    ReplicaConfig,
+)
 from oncelog.actors.launch.processes import (
     ActorProcess,
     ControllerProcess,
@@ -18,10 +26,14 @@ from oncelog.actors.launch.processes import (
     PartitionProcess,
     ReplicaProcess,
     TransactionCoordinatorProcess,
+    audit_log,
     production,
 )
+from oncelog.actors.process.audit import AuditLog
 from oncelog.actors.process.background import THREADS_MAX
+from oncelog.actors.protocol.access import Operation, Principal, Resource, Verdict
 from oncelog.actors.protocol.messages.base import Request
+from oncelog.actors.protocol.messages.brokers import PingReply, PingRequest
 from oncelog.actors.protocol.messages.partition import (
     DescribeReplicaRequest,
     FetchRequest,
@@ -32,13 +44,23 @@ from oncelog.actors.rpc.dispatch import read_answer
 from oncelog.actors.rpc.message_codec import REQUESTS, encode
 from oncelog.actors.rpc.ray_transport import connection_secret
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import CLUSTER_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 
 
 class Process(ActorProcess):
     answering = (Server,)
 
-    def __init__(self, calls: str = CONNECTIONS) -> None:
-        super().__init__(Server(), calls=calls)
+    def __init__(self, calls: str = CONNECTIONS, audit: AuditLog | None = None) -> None:
+        super().__init__(PingedServer(), calls=calls, audit=audit)
+
+
+class PingedServer(Server):
+    async def ping(self, _: PingRequest) -> PingReply:
+        return PingReply()
+
+
+RAY_PROGRAM = Principal("User:ray")
+REFUSED = Verdict(Operation.READ, Resource.TOPIC, "flights", is_allowed=False)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +91,73 @@ def test_the_logs_of_a_process_share_its_threads() -> None:
         return set(await asyncio.gather(*(log.run(threading.current_thread) for log in logs)))
 
     assert 1 <= len(asyncio.run(body())) <= THREADS_MAX
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (
+            ReplicaConfig(topic="flights", partition=0, broker_id=1, data_dir=""),
+            "partition_flights-0_1",
+        ),
+        (
+            ReplicaConfig(topic=TRANSACTION_STATE_TOPIC, partition=1, broker_id=2, data_dir=""),
+            "transaction_1_2",
+        ),
+        (
+            ReplicaConfig(topic=CLUSTER_METADATA_TOPIC, partition=0, broker_id=1, data_dir=""),
+            "controller",
+        ),
+        (HostConfig(number=3, broker_id=2, data_dir=""), "partitions_3_2"),
+        (BrokerConfig(broker_id=2, data_dir=""), "broker_2"),
+    ],
+)
+def test_each_process_has_an_audit_log_in_the_first_data_directory(
+    config: Any, name: str, tmp_path: Path
+) -> None:
+    async def body() -> None:
+        threads = threading.active_count()
+        log = audit_log(dataclasses.replace(config, data_dir=f"{tmp_path},/further"))
+        assert threading.active_count() == threads, "an actor without refusals has no thread more"
+        log.judged(RAY_PROGRAM, "", "fetch", [REFUSED])
+        await log.flush()
+
+    asyncio.run(body())
+    assert (tmp_path / "audit" / f"{name}.log").read_text().count("\n") == 1
+
+
+@pytest.mark.parametrize("has_allowed", [None, False, True])
+def test_the_setting_says_whether_it_has_what_was_allowed(
+    has_allowed: bool | None, tmp_path: Path
+) -> None:
+    """Without the field, as in the settings that an earlier build gave to Ray, it has not."""
+    cluster = ClusterConfig(audit_allowed=bool(has_allowed))
+    if has_allowed is None:
+        object.__delattr__(cluster, "audit_allowed")
+
+    async def body() -> None:
+        log = audit_log(BrokerConfig(broker_id=1, data_dir=str(tmp_path), cluster=cluster))
+        log.judged(RAY_PROGRAM, "", "fetch", [REFUSED._replace(is_allowed=True)])
+        await log.flush()
+
+    asyncio.run(body())
+    assert (tmp_path / "audit").exists() is bool(has_allowed)
+
+
+@pytest.mark.parametrize("calls", [CONNECTIONS, RAY])
+def test_a_process_tells_its_audit_log_of_a_refused_call(calls: str, tmp_path: Path) -> None:
+    async def body() -> None:
+        log = audit_log(BrokerConfig(broker_id=1, data_dir=str(tmp_path)))
+        process = Process(calls, audit=log)
+        await process.answer("ping", encode(PingRequest()), RAY_PROGRAM)
+        await log.flush()
+        if process.listener is not None:
+            await process.listener.close()
+
+    asyncio.run(body())
+    (line,) = (tmp_path / "audit" / "broker_1.log").read_text().splitlines()
+    assert '"principal":"User:ray"' in line
+    assert '"operation":"ClusterAction"' in line
 
 
 async def by_ray(process: Any, request: Request[Any]) -> Any:
