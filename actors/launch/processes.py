@@ -153,8 +153,7 @@ def audit_log(
         background=ThreadBackground(DiskThreads(1)),
         clock=SystemClock(),
         on_bug=die_of_bug,
-        # An earlier build's settings, with which Ray restarts an actor, have no such field.
-        has_allowed=getattr(config.cluster, "audit_allowed", False),
+        has_allowed=config.cluster.audit_allowed,
         metrics=metrics,
         metrics_interval_ms=config.cluster.metrics_interval_ms,
     )

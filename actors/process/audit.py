@@ -8,8 +8,9 @@ A call never waits for the file. Lines are queued, and a thread writes them; wha
 left out and counted, and the next line says how many. So does a disk that fails: nobody is refused
 for it. A line has names that the caller chose, escaped and cut, and nothing else of a request.
 
-Files are opened for each write. A process that hangs, and its successor, may so write to one file.
-Nothing is synced: a power loss may take the last lines, and ``kill -9`` those of a moment.
+Files are opened for each write, since a process that hangs and its successor may share one; if both
+write in the same instant, one overwrites lines of the other. Nothing is synced: a power loss may
+take the last lines, and the death of the process those of a moment.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from oncelog.actors.config import (
     HostConfig,
     ReplicaConfig,
 )
+from oncelog.actors.launch.host import Host
 from oncelog.actors.launch.processes import (
     ActorProcess,
     ControllerProcess,
@@ -126,14 +127,11 @@ def test_each_process_has_an_audit_log_in_the_first_data_directory(
     assert (tmp_path / "audit" / f"{name}.log").read_text().count("\n") == 1
 
 
-@pytest.mark.parametrize("has_allowed", [None, False, True])
+@pytest.mark.parametrize("has_allowed", [False, True])
 def test_the_setting_says_whether_it_has_what_was_allowed(
-    has_allowed: bool | None, tmp_path: Path
+    has_allowed: bool, tmp_path: Path
 ) -> None:
-    """Without the field, as in the settings that an earlier build gave to Ray, it has not."""
-    cluster = ClusterConfig(audit_allowed=bool(has_allowed))
-    if has_allowed is None:
-        object.__delattr__(cluster, "audit_allowed")
+    cluster = ClusterConfig(audit_allowed=has_allowed)
 
     async def body() -> None:
         log = audit_log(BrokerConfig(broker_id=1, data_dir=str(tmp_path), cluster=cluster))
@@ -141,7 +139,7 @@ def test_the_setting_says_whether_it_has_what_was_allowed(
         await log.flush()
 
     asyncio.run(body())
-    assert (tmp_path / "audit").exists() is bool(has_allowed)
+    assert (tmp_path / "audit").exists() is has_allowed
 
 
 @pytest.mark.parametrize("calls", [CONNECTIONS, RAY])
@@ -158,6 +156,19 @@ def test_a_process_tells_its_audit_log_of_a_refused_call(calls: str, tmp_path: P
     (line,) = (tmp_path / "audit" / "broker_1.log").read_text().splitlines()
     assert '"principal":"User:ray"' in line
     assert '"operation":"ClusterAction"' in line
+
+
+def test_so_does_a_host(tmp_path: Path) -> None:
+    async def body() -> None:
+        config = HostConfig(number=1, broker_id=1, data_dir=str(tmp_path))
+        environment = production(config)
+        host = Host(config, environment)
+        await host.dispatch.answer("ping", encode(PingRequest()), RAY_PROGRAM)
+        assert environment.audit is not None
+        await environment.audit.flush()
+
+    asyncio.run(body())
+    assert '"request":"ping"' in (tmp_path / "audit" / "partitions_1_1.log").read_text()
 
 
 async def by_ray(process: Any, request: Request[Any]) -> Any:

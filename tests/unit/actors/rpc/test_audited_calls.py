@@ -61,7 +61,9 @@ class Server:
         return MetadataReply(topics=tuple(topics))
 
     async def offset_commit(self, request: OffsetCommitRequest) -> OffsetCommitReply:
-        results = [PartitionResult(topic_partition=tp, error=ErrorCode.NONE) for tp, _ in request.offsets]
+        results = [
+            PartitionResult(topic_partition=tp, error=ErrorCode.NONE) for tp, _ in request.offsets
+        ]
         return OffsetCommitReply(results=tuple(results))
 
     async def cluster_keys(self, request: ClusterKeysRequest) -> Any:
