@@ -19,8 +19,8 @@ from oncelog.actors.config import (
     HostConfig,
     ReplicaConfig,
 )
-from oncelog.actors.launch.host import Host
 from oncelog.actors.launch.assembly import Environment
+from oncelog.actors.launch.host import Host
 from oncelog.actors.launch.processes import (
     ActorProcess,
     ControllerProcess,
@@ -31,7 +31,7 @@ from oncelog.actors.launch.processes import (
     audit_log,
     production,
 )
-from oncelog.actors.protocol.access import Principal, Verdict
+from oncelog.actors.process.background import THREADS_MAX
 from oncelog.actors.protocol.access import Operation, Principal, Resource, Verdict
 from oncelog.actors.protocol.messages.access import NO_ACCESS, Operation, Resource
 from oncelog.actors.protocol.messages.base import Request
