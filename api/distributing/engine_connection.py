@@ -35,9 +35,12 @@ from oncelog.api.session.committed_offsets import (
     is_retriable,
     list_offsets,
 )
+from oncelog.api.session.login import NOBODY, Login
 from oncelog.api.session.retry import DEFAULT_BACKOFF, Backoff, call_with_retries
+from oncelog.api.session.rights import needing
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
+    ClusterAuthorizationFailedError,
     OncelogError,
     exception_for,
 )
@@ -63,6 +66,25 @@ PROGRESS_TIMEOUT_MS: Final = 2_000
 
 END_TIMEOUT_MS: Final = 300_000
 """How long to retry the end of a write: if it fails, the engine fails the whole job."""
+
+
+GUESSED_BYTES_PER_OFFSET: Final = 100
+"""The size of a record of a log whose size may not be asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where the processes of an engine connect to, and as whom; travels to all of them.
+
+    ``address`` ``None`` is the default of each process. Each reads the password on its own node.
+    """
+
+    address: str | None = None
+    login: Login = NOBODY
+
+
+DEFAULT_ENDPOINT: Final = Endpoint()
+"""The default cluster of each process, as any program of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +115,7 @@ class EngineConnection:
     ) -> None:
         """``driver`` finds the process that a write ends with; called where it is planned."""
         self._driver = driver
+        self._user = context.login.user
         self._router = context.router
         self._loop_thread = context.loop_thread
         self._random = context.random
@@ -167,10 +190,16 @@ class EngineConnection:
         return {topic_partition: reply.offset for topic_partition, reply in replies.items()}
 
     def bytes_per_offset(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the average log bytes per offset of each partition, at least 1."""
+        """Return the average log bytes per offset of each partition, at least 1.
+
+        Who may read a topic need not be allowed to describe the cluster: then it is a guess.
+        """
 
         async def ask(topic_partition: TopicPartition) -> int:
-            reply = await self._ask_leader(topic_partition, DescribeReplicaRequest())
+            try:
+                reply = await self._ask_leader(topic_partition, DescribeReplicaRequest())
+            except ClusterAuthorizationFailedError:
+                return GUESSED_BYTES_PER_OFFSET
             offsets = max(1, reply.log_end_offset - reply.log_start_offset)
             return max(1, reply.size_bytes // offsets)
 
@@ -218,15 +247,16 @@ class EngineConnection:
             tp: OffsetAndMetadata(offset=offset, topic_id=topic_ids[tp.topic])
             for tp, offset in positions.items()
         }
-        self._loop_thread.run(
-            commit_offsets(
-                self._router,
-                ConsumerGroupMetadata(group_id=group_id),
-                offsets,
-                random=self._random,
-                timeout_ms=PROGRESS_TIMEOUT_MS,
+        with needing(f"Read on group {group_id!r}, and on its topics"):
+            self._loop_thread.run(
+                commit_offsets(
+                    self._router,
+                    ConsumerGroupMetadata(group_id=group_id),
+                    offsets,
+                    random=self._random,
+                    timeout_ms=PROGRESS_TIMEOUT_MS,
+                )
             )
-        )
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -244,10 +274,13 @@ class EngineConnection:
             isolation_level=isolation_level,
             random=self._random,
             skips_lost=skips_lost,
+            user=self._user,
         )
+        right = f"Read on topic {wanted.topic_partition.topic!r}"
         try:
             while True:
-                batch = self._loop_thread.run(_next(batches))
+                with needing(right):
+                    batch = self._loop_thread.run(_next(batches))
                 if batch is None:
                     return
                 yield batch
@@ -281,18 +314,19 @@ class EngineConnection:
     def _begun(
         self, options: WriteOptions, planned: PlannedRun, transactional_id: str, token: bytes
     ) -> Membership:
-        return self._loop_thread.run(
-            begin_run(
-                self._router,
-                self._producer_settings(max_block_ms=self._settings.plan_timeout_ms),
-                transactional_id,
-                token=token,
-                transaction_timeout_ms=options.transaction_timeout_ms,
-                run_id=planned.run_id,
-                driver=planned.driver,
-                random=self._random,
+        with needing(_write_id(transactional_id)):
+            return self._loop_thread.run(
+                begin_run(
+                    self._router,
+                    self._producer_settings(max_block_ms=self._settings.plan_timeout_ms),
+                    transactional_id,
+                    token=token,
+                    transaction_timeout_ms=options.transaction_timeout_ms,
+                    run_id=planned.run_id,
+                    driver=planned.driver,
+                    random=self._random,
+                )
             )
-        )
 
     async def _former_ids(self, options: WriteOptions) -> list[str]:
         """The other ids with versions of the application; calls every shard."""
@@ -326,16 +360,17 @@ class EngineConnection:
         self, membership: Membership, *, committed: bool, winners: Sequence[Winner] = ()
     ) -> RunEnd:
         """Commit ``winners`` and abort all other members, or abort all; see ``member.end_run``."""
-        return self._loop_thread.run(
-            end_run(
-                self._router,
-                self._producer_settings(max_block_ms=self._settings.end_timeout_ms),
-                membership,
-                committed=committed,
-                winners=winners,
-                random=self._random,
+        with needing(_write_id(membership.transactional_id)):
+            return self._loop_thread.run(
+                end_run(
+                    self._router,
+                    self._producer_settings(max_block_ms=self._settings.end_timeout_ms),
+                    membership,
+                    committed=committed,
+                    winners=winners,
+                    random=self._random,
+                )
             )
-        )
 
     def _producer_settings(self, **settings: Any) -> ProducerSettings:
         return dataclasses.replace(self._settings.producer, **settings)
@@ -344,8 +379,10 @@ class EngineConnection:
 class ProcessConnection:
     """The one connection of a process of an engine, and what it was made for: its ``key``.
 
-    A process can be in only one Ray cluster at a time, so another key replaces the last. The engine
-    joins and leaves Ray itself: Spark leaves the last cluster, Ray Data is the program's guest.
+    A process can be in only one Ray cluster at a time, and its tasks are of one user at a time. So
+    another key replaces the last. With a login the key has the ``version`` of the password file: a
+    process may outlive the password. The engine joins and leaves Ray itself: Spark leaves the last
+    cluster, Ray Data is the program's guest.
     """
 
     def __init__(self, driver: Callable[[ProcessTable], DriverProcess | None]) -> None:
@@ -369,6 +406,10 @@ class ProcessConnection:
         connection = EngineConnection(cluster.context, self._driver)
         self._made = (key, cluster, connection)
         return connection
+
+
+def _write_id(transactional_id: str) -> str:
+    return f"Write on transactional id {transactional_id!r}"
 
 
 async def _now_ms() -> float:

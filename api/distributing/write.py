@@ -24,7 +24,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.actors.protocol.transaction.commit_versions import version_in, version_token
-from oncelog.api.distributing.engine_connection import EngineConnection
+from oncelog.api.distributing.engine_connection import (
+    DEFAULT_ENDPOINT,
+    Endpoint,
+    EngineConnection,
+)
 from oncelog.api.producing.member import TRANSACTION_TIMEOUT_MS, Membership, RunEnd
 from oncelog.storage.exceptions import (
     InvalidRequestError,
@@ -37,8 +41,8 @@ from oncelog.storage.model import COMMIT_TOKEN_MAX_BYTES, TRANSACTIONAL_ID_MAX_B
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Connect: TypeAlias = "Callable[[str | None], EngineConnection]"
-"""Connects this process to the cluster at an address; may raise ``OncelogError``."""
+Connect: TypeAlias = Callable[[Endpoint], EngineConnection]
+"""Connects this process to a cluster, or finds its connection; may raise ``OncelogError``."""
 
 GATHER_BYTES: Final = 8_388_608
 """Rows are gathered up to this size, so that each partition gets few, large batches."""
@@ -58,7 +62,7 @@ class WriteOptions:
     """
 
     engine: str = "write"
-    address: str | None = None
+    endpoint: Endpoint = DEFAULT_ENDPOINT
     topic: str | None = None
     transactional_id: str | None = None
     txn_app_id: str | None = None
@@ -142,7 +146,7 @@ class DistributedWrite:
         ``OutdatedVersionError`` for a version below the last committed one: the job was rolled
         back, or runs twice.
         """
-        connection = connect(options.address)
+        connection = connect(options.endpoint)
         if options.topic is not None:
             connection.check_topic(options.topic)
         membership = connection.begin_run(options, connection.plan_run())
@@ -165,7 +169,7 @@ class DistributedWrite:
         """
         if self.membership.is_committed:
             return None
-        connection = connect(self.options.address)
+        connection = connect(self.options.endpoint)
         # The planner has checked the option's topic; topics of rows are known only here.
         topics = {self.options.topic}
         # Enlist before the first row, which may take long to compute.
@@ -188,7 +192,7 @@ class DistributedWrite:
     def commit(self, connect: Connect, reports: Iterable[Winner | None]) -> RunEnd:
         """End the run: commit exactly the members in the reports."""
         winners = [winner for winner in reports if winner is not None]
-        end = connect(self.options.address).end_run(
+        end = connect(self.options.endpoint).end_run(
             self.membership, committed=True, winners=winners
         )
         if end.was_committed_before:
@@ -213,7 +217,7 @@ class DistributedWrite:
         timeout aborts it.
         """
         try:
-            return connect(self.options.address).end_run(self.membership, committed=False)
+            return connect(self.options.endpoint).end_run(self.membership, committed=False)
         except Exception as error:
             _logger.warning(
                 "transaction %r could not be aborted now: %s",

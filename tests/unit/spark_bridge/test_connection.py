@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from oncelog.api import client
-from oncelog.api.distributing.engine_connection import ProcessConnection
+from oncelog.api.distributing.engine_connection import Endpoint, ProcessConnection
 from oncelog.spark_bridge import connection
 from oncelog.storage.exceptions import ConnectionFailedError
 
@@ -18,16 +18,18 @@ PROGRAM = """
 import gc
 from unittest.mock import MagicMock
 from oncelog.api import client
+from oncelog.api.distributing.engine_connection import Endpoint
 from oncelog.spark_bridge.connection import connect
 
+here = Endpoint(address="here")
 client.connect = MagicMock()
 before = gc.get_freeze_count()  # Python 3.12 freezes some itself
-first = connect("here")
+first = connect(here)
 assert gc.get_freeze_count() == before
-assert connect("here") is first
+assert connect(here) is first
 frozen = gc.get_freeze_count()
 later = [[] for _ in range(1_000)]
-assert connect("here") is first
+assert connect(here) is first
 assert gc.get_freeze_count() == frozen
 print(frozen, len(gc.get_objects()))
 """
@@ -46,7 +48,7 @@ def asked(monkeypatch):
     """The addresses that are connected to, in order; only ``there:1`` answers."""
     asked = []
 
-    def answer(address):
+    def answer(address, *, user, password_file):
         asked.append(address)
         if address != "there:1":
             raise ConnectionFailedError(f"nobody at {address}")
@@ -60,14 +62,14 @@ def asked(monkeypatch):
 
 
 def test_of_several_addresses_the_first_that_answers_is_taken(asked):
-    first = connection.connect("gone:1, there:1,other:1")
+    first = connection.connect(Endpoint(address="gone:1, there:1,other:1"))
     assert asked == ["gone:1", "there:1"]
-    assert connection.connect("gone:1, there:1,other:1") is first
+    assert connection.connect(Endpoint(address="gone:1, there:1,other:1")) is first
     assert asked == ["gone:1", "there:1"]
 
 
 def test_if_no_address_answers_each_is_told_with_why(asked):
     with pytest.raises(ConnectionFailedError, match="nobody at gone:1; nobody at away:1"):
-        connection.connect("gone:1,away:1")
+        connection.connect(Endpoint(address="gone:1,away:1"))
     with pytest.raises(ConnectionFailedError, match=r"^nobody at gone:1$"):
-        connection.connect("gone:1")
+        connection.connect(Endpoint(address="gone:1"))

@@ -106,7 +106,7 @@ def test_kafkas_spelling_of_an_option_means_the_same():
         **{"kafka.bootstrap.servers": "host:1"},
     )
     assert options.isolation_level is IsolationLevel.READ_UNCOMMITTED
-    assert options.address == "host:1"
+    assert options.endpoint.address == "host:1"
 
 
 def test_two_spellings_with_different_values_are_refused():
@@ -146,7 +146,6 @@ USUAL = (
     "kafka.reconnect.backoff.max.ms",
     "kafka.retries",
     "kafka.retry.backoff.ms",
-    "kafka.sasl.jaas.config",
     "kafka.sasl.mechanism",
     "kafka.security.protocol",
     "kafka.send.buffer.bytes",
