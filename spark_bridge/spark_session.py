@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from oncelog.api.session.login import PASSWORD_FILE_VARIABLE, USER_VARIABLE, login_of
+from oncelog.api.session.login import FILE_VARIABLE, USER_VARIABLE, login_of
 from oncelog.spark_bridge.connection import ADDRESS_VARIABLE
 from oncelog.storage.exceptions import (
     ConnectionFailedError,
@@ -163,7 +163,7 @@ def register(spark: SparkSession, cluster: Cluster | None = None) -> None:
     login = login_of(None, None) if cluster is None else cluster.context.login
     if cluster is not None or login.user:
         environment[USER_VARIABLE] = login.user
-        environment[PASSWORD_FILE_VARIABLE] = login.password_file
+        environment[FILE_VARIABLE] = login.password_file
     for name in _INHERITED:
         if name in os.environ:
             environment.setdefault(name, os.environ[name])

@@ -413,10 +413,7 @@ class ClusterAuthorizationFailedError(OncelogError):
 
 
 class SaslAuthenticationFailedError(OncelogError):
-    """The servers do not believe that the caller is the user that it says it is.
-
-    They do not say whether there is no such user or the password is another one.
-    """
+    """There is no such user with that password."""
 
     code = ErrorCode.SASL_AUTHENTICATION_FAILED
     advice = "check the name and the password; `oncelog users list` shows the names"

@@ -144,7 +144,7 @@ def production(config: ReplicaConfig | HostConfig | BrokerConfig) -> Environment
         metrics=RayMetrics(),
         disk_metrics=DiskMetrics(),
         boot_id=boot_id(),
-        door=Door(None, secret=config.server_secret),
+        door=Door(None, secret=config.server_secret or secrets.token_bytes(TOKEN_BYTES)),
         die=die_of_bug,
     )
 

@@ -32,7 +32,7 @@ from oncelog.actors.rpc.handshake import Ending, Greeting, Identity, ProgramIden
 from oncelog.actors.rpc.listener import ListenerAddress
 from oncelog.actors.rpc.message_codec import answers_on_connections
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.exceptions import InvalidSettingError
+from oncelog.storage.exceptions import InvalidSettingError, SaslAuthenticationFailedError
 
 _logger = logging.getLogger(__name__)
 
@@ -40,6 +40,9 @@ CONNECT_TIMEOUT_MS: Final = 10_000
 
 A_PROGRAM: Final = ProgramIdentity()
 """Any program of the Ray cluster."""
+
+LOGIN_REFUSED: Final = str(SaslAuthenticationFailedError())
+"""The detail of each call of a user that cannot log in: no connection is made for it."""
 
 FAILURES_BEFORE_RAY: Final = 2
 """Failed connection attempts in a row before Ray carries the calls; one may be a dying process."""
@@ -133,7 +136,8 @@ class ActorTransport:
                 actor, request, timeout_ms=timeout_ms, metered=metered, key=key
             )
         if isinstance(connection, ErrorCode):
-            return request.failed(connection)
+            is_refused = connection is ErrorCode.SASL_AUTHENTICATION_FAILED
+            return request.failed(connection, LOGIN_REFUSED if is_refused else "")
         reply = await connection.call(request, timeout_ms=timeout_ms, metered=metered, key=key)
         if reply.error is ErrorCode.NOT_CONTROLLER:
             # It may live on beside its successor: Ray knows which of them has the name.
@@ -229,9 +233,7 @@ class _LoopConnections:
             self._call_through_ray(actor)
         if not isinstance(address, ListenerAddress):
             return address
-        connection = await connect(
-            address, timeout_ms=CONNECT_TIMEOUT_MS, identity=self._identity
-        )
+        connection = await connect(address, timeout_ms=CONNECT_TIMEOUT_MS, identity=self._identity)
         if connection is None:
             return self._failed(actor, address)
         if isinstance(connection, ErrorCode):
@@ -403,7 +405,8 @@ async def connect(
 ) -> ActorConnection | ErrorCode | None:
     """Open a connection; ``None`` if no listener that proves itself answers in time.
 
-    ``SASL_AUTHENTICATION_FAILED`` if it does not believe who ``identity`` is. Also ``None`` if Ray's certificates cannot secure it although they should: a warning says why.
+    ``SASL_AUTHENTICATION_FAILED`` if it does not believe who ``identity`` is. Also ``None`` if
+    Ray's certificates cannot secure it although they should: a warning says why.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_ms / 1000

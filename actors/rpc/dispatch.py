@@ -34,8 +34,8 @@ class Dispatch:
     """Answers calls with the request methods of ``server``.
 
     A call of ``method/key`` is for a replica in ``server``, which ``find`` returns. ``on_bug`` ends
-    the process if a call meets a broken invariant. ``door`` has the rules, and answers what concerns
-    them.
+    the process if a call meets a broken invariant. ``door`` has the rules, and answers requests
+    about them.
     """
 
     def __init__(

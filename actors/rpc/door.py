@@ -14,7 +14,6 @@ import asyncio
 import collections
 import hmac
 import logging
-import secrets
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
@@ -35,7 +34,6 @@ from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
 from oncelog.actors.protocol.messages.replication import DescribeVoterRequest
 from oncelog.actors.protocol.scram import (
     DEFAULT_ITERATIONS,
-    SECRET_BYTES_MIN,
     Credential,
     ScramServer,
 )
@@ -49,9 +47,6 @@ ACCESS_CHECK_MS: Final = 10_000
 ACCESS_RETRY_MS: Final = 50
 ACCESS_RETRY_MAX_MS: Final = 1_000
 """Back-off of the first question, first and maximum."""
-
-SCRAM_NONCE_BYTES: Final = 24
-"""Random bytes of a nonce, sent as base64."""
 
 UNKNOWN_VERSION: Final = -1
 
@@ -73,13 +68,14 @@ class Door:
     """Admits callers to one process.
 
     ``access`` is what it knows from the beginning; ``None``: nothing, so it must ``keep`` asking.
-    ``secret`` is the same in all processes of the cluster, and known to no user.
+    ``secret`` is the same in all processes of the cluster, or random, and known to no user.
     """
 
     def __init__(self, access: Access | None = NO_ACCESS, *, secret: bytes = b"") -> None:
         self._guests: dict[str, dict[Guest, None]] = {}
         """Those of each user; bounded by the number of connections."""
-        self._secret = _absent_secret(secret)
+        # What the salts of users that do not exist are made of.
+        self._secret = hmac.digest(secret, _ABSENT, "sha256")
         self._users: Mapping[str, Credential] = {}
         self._absent_iterations = DEFAULT_ITERATIONS
         self._authorizer: Authorizer | None = None
@@ -107,13 +103,13 @@ class Door:
         # As if nobody were there yet: the caller tries again.
         return ErrorCode.NETWORK_EXCEPTION
 
-    def new_scram(self) -> ScramServer | None:
+    def new_scram(self, nonce: str) -> ScramServer | None:
         """The server's side of a user's login; ``None`` if the users are not known yet."""
         if self._authorizer is None:
             return None
         return ScramServer(
             credentials=self._users,
-            nonce=secrets.token_urlsafe(SCRAM_NONCE_BYTES),
+            nonce=nonce,
             secret=self._secret,
             absent_iterations=self._absent_iterations,
         )
@@ -175,10 +171,3 @@ class Door:
                 await asyncio.sleep(retry_ms / 1000)
             else:
                 await asyncio.sleep(ACCESS_CHECK_MS / 1000)
-
-
-def _absent_secret(secret: bytes) -> bytes:
-    """What the salts of users that do not exist are made of; random without a ``secret``."""
-    if not secret:
-        return secrets.token_bytes(SECRET_BYTES_MIN)
-    return hmac.digest(secret, _ABSENT, "sha256")

@@ -39,12 +39,15 @@ from oncelog.actors.protocol.scram import (
     ScramServer,
     ScramState,
 )
-from oncelog.actors.rpc.door import SCRAM_NONCE_BYTES, Door
+from oncelog.actors.rpc.door import Door
 from oncelog.actors.rpc.frames import HELLO, Outcome
 
 NONCE_BYTES: Final = 32
 PROOF_BYTES: Final = 32
 SCRAM: Final = "scram"
+SCRAM_NONCE_BYTES: Final = 24
+"""Random bytes of one side's nonce, sent as base64."""
+
 _SERVER_PROOF_BEGIN: Final = NONCE_BYTES + PROOF_BYTES
 _CALLER: Final = b"oncelog caller\x00"
 _LISTENER: Final = b"oncelog listener\x00"
@@ -100,6 +103,10 @@ def server_proof_by_ray(server_secret: bytes, method: str) -> bytes:
     if not server_secret:
         return b""
     return hmac.digest(server_secret, _SERVER_BY_RAY + method.encode("ascii"), "sha256")
+
+
+def _scram_nonce() -> str:
+    return secrets.token_urlsafe(SCRAM_NONCE_BYTES)
 
 
 # --- the caller -------------------------------------------------------------------------------
@@ -170,8 +177,8 @@ class UserIdentity:
 
     def greeting(self, token: bytes) -> Greeting:  # noqa: ARG002
         """See ``Identity``."""
-        nonce = secrets.token_urlsafe(SCRAM_NONCE_BYTES)
-        return _UserGreeting(ScramClient(name=self.name, password=self.password, nonce=nonce))
+        client = ScramClient(name=self.name, password=self.password, nonce=_scram_nonce())
+        return _UserGreeting(client)
 
 
 class _UserGreeting:
@@ -231,13 +238,11 @@ class Reception:
             return None
         is_server = is_server_proof(self._server_secret, nonce, message)
         answer = listener_proof(token, nonce, message[:NONCE_BYTES])
-        return Admission(
-            kind=Outcome.REPLY, body=answer, principal=SERVER if is_server else RAY
-        )
+        return Admission(kind=Outcome.REPLY, body=answer, principal=SERVER if is_server else RAY)
 
     def _login(self, message: bytes) -> Admission | None:
         if self._scram is None:
-            self._scram = self._door.new_scram()
+            self._scram = self._door.new_scram(_scram_nonce())
         scram = self._scram
         if scram is None:
             return None

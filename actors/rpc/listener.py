@@ -246,9 +246,7 @@ class _Caller(FramedProtocol):
         self.in_progress = 0
         self.last_used = self.loop.time()
         self._listener = listener
-        self._reception = Reception(
-            listener.token, listener.server_secret, listener.dispatch.door
-        )
+        self._reception = Reception(listener.token, listener.server_secret, listener.dispatch.door)
         self.principal = RAY
         self._is_trusted = False
         self._room_bytes = 0

@@ -247,7 +247,7 @@ class EngineConnection:
             tp: OffsetAndMetadata(offset=offset, topic_id=topic_ids[tp.topic])
             for tp, offset in positions.items()
         }
-        with needing(f"Read on group {group_id!r}, and on its topics"):
+        with needing(group=f"Read on group {group_id!r}", topic="Read on its topics"):
             self._loop_thread.run(
                 commit_offsets(
                     self._router,
@@ -279,7 +279,7 @@ class EngineConnection:
         right = f"Read on topic {wanted.topic_partition.topic!r}"
         try:
             while True:
-                with needing(right):
+                with needing(topic=right):
                     batch = self._loop_thread.run(_next(batches))
                 if batch is None:
                     return
@@ -314,7 +314,7 @@ class EngineConnection:
     def _begun(
         self, options: WriteOptions, planned: PlannedRun, transactional_id: str, token: bytes
     ) -> Membership:
-        with needing(_write_id(transactional_id)):
+        with needing(transactional_id=right_to_write(transactional_id)):
             return self._loop_thread.run(
                 begin_run(
                     self._router,
@@ -360,7 +360,7 @@ class EngineConnection:
         self, membership: Membership, *, committed: bool, winners: Sequence[Winner] = ()
     ) -> RunEnd:
         """Commit ``winners`` and abort all other members, or abort all; see ``member.end_run``."""
-        with needing(_write_id(membership.transactional_id)):
+        with needing(transactional_id=right_to_write(membership.transactional_id)):
             return self._loop_thread.run(
                 end_run(
                     self._router,
@@ -408,7 +408,8 @@ class ProcessConnection:
         return connection
 
 
-def _write_id(transactional_id: str) -> str:
+def right_to_write(transactional_id: str) -> str:
+    """The right that each call of a transaction takes."""
     return f"Write on transactional id {transactional_id!r}"
 
 

@@ -28,8 +28,10 @@ from oncelog.api.distributing.engine_connection import (
     DEFAULT_ENDPOINT,
     Endpoint,
     EngineConnection,
+    right_to_write,
 )
 from oncelog.api.producing.member import TRANSACTION_TIMEOUT_MS, Membership, RunEnd
+from oncelog.api.session.rights import needing
 from oncelog.storage.exceptions import (
     InvalidRequestError,
     InvalidSettingError,
@@ -172,8 +174,14 @@ class DistributedWrite:
         connection = connect(self.options.endpoint)
         # The planner has checked the option's topic; topics of rows are known only here.
         topics = {self.options.topic}
+        chosen = self.options.topic
+        rights = needing(
+            topic="Write on "
+            + ("each topic of the rows" if chosen is None else f"topic {chosen!r}"),
+            transactional_id=right_to_write(self.membership.transactional_id),
+        )
         # Enlist before the first row, which may take long to compute.
-        with connection.member(self.membership, self.options.producer_settings) as member:
+        with rights, connection.member(self.membership, self.options.producer_settings) as member:
             tables = _gathered(batches, gather_bytes)
             first = next(tables, None)
             if first is None or not member.enlist():

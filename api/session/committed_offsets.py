@@ -93,7 +93,7 @@ async def list_offsets(
         )
         if reply.error is not ErrorCode.NONE:
             late = f"no offset of {topic_partition} within {timeout_ms} ms: {reply.error.name}"
-            with needing(f"Describe on topic {topic_partition.topic!r}"):
+            with needing(topic=f"Describe on topic {topic_partition.topic!r}"):
                 raise exception_for(reply.error, reply.detail or late)
         return reply
 

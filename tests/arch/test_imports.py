@@ -73,6 +73,7 @@ DOORS = {
             "actors/rpc/certificates.py",
             "actors/rpc/frames.py",
             "actors/rpc/listener.py",
+            "api/session/login.py",
             *PROCESSES,
             *CLIENT,
             CLI,

@@ -7,19 +7,14 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from oncelog.actors.protocol.access import (
+from oncelog.actors.protocol.access import NEEDS, RAY, SERVER, Authorizer, Principal, Split
+from oncelog.actors.protocol.messages.access import (
     ANYBODY,
-    NEEDS,
     NO_RULES,
-    RAY,
-    SERVER,
     Acl,
-    Authorizer,
     Operation,
-    Principal,
     Resource,
     Rules,
-    Split,
 )
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.cluster import (

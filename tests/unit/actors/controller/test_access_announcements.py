@@ -87,8 +87,7 @@ def test_one_that_stays_away_is_given_up_once_it_must_have_asked_by_itself():
         loop = asyncio.get_running_loop()
         began = loop.time()
         await actors.announcements.announce()
-        while actors.tasks.running:
-            await asyncio.sleep(0.1)
+        await asyncio.wait(actors.tasks.running)
         assert 1_000 * (loop.time() - began) >= ACCESS_CHECK_MS - ACCESS_ANNOUNCE_RETRY_MS
         assert ACCESS_ROUNDS_MAX * ACCESS_ANNOUNCE_RETRY_MS >= ACCESS_CHECK_MS
         # The next change tells it again.
@@ -125,5 +124,6 @@ def test_a_controller_that_stops_leaves_no_request_waiting():
         await asyncio.sleep(0.1)
         actors.tasks.cancel()
         await asyncio.wait_for(waiting, 10)
+        assert actors.told == []
 
     run_virtually(body())

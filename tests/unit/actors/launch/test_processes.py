@@ -29,6 +29,7 @@ from oncelog.actors.protocol.messages.partition import (
 )
 from oncelog.actors.rpc.actor_transport import connect
 from oncelog.actors.rpc.dispatch import read_answer
+from oncelog.actors.rpc.door import Door
 from oncelog.actors.rpc.message_codec import REQUESTS, encode
 from oncelog.actors.rpc.ray_transport import connection_secret
 from oncelog.storage.errors import ErrorCode
@@ -51,7 +52,7 @@ class Process(ActorProcess):
     ],
 )
 def test_ray_has_a_method_for_each_request_of_the_server(kind: type[ReplicaProcess]) -> None:
-    requests = {name for name in REQUESTS for one in kind.answering if hasattr(one, name)}
+    requests = {name for name in REQUESTS for one in (Door, *kind.answering) if hasattr(one, name)}
     assert "describe_replica" in requests
     for name in requests:
         assert asyncio.iscoroutinefunction(getattr(kind, name)), name

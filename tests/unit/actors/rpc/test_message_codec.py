@@ -14,6 +14,13 @@ from msgspec import structs
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.partition import FetchReply, ProduceReply, ProduceRequest
 from oncelog.actors.protocol.messages.replication import ReplicateRequest
+from oncelog.actors.protocol.scram import (
+    ITERATIONS_MAX,
+    ITERATIONS_MIN,
+    SALT_BYTES_MAX,
+    SALT_BYTES_MIN,
+    Credential,
+)
 from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.message_codec import (
     LONG_BYTES,
@@ -66,6 +73,16 @@ def test_every_request_of_the_protocol_is_known_by_its_method():
 
 
 st.register_type_strategy(int, st.integers(-(2**63), 2**63 - 1))
+st.register_type_strategy(
+    Credential,
+    st.builds(
+        Credential,
+        salt=st.binary(min_size=SALT_BYTES_MIN, max_size=SALT_BYTES_MAX),
+        iterations=st.integers(ITERATIONS_MIN, ITERATIONS_MAX),
+        stored_key=st.binary(min_size=32, max_size=32),
+        server_key=st.binary(min_size=32, max_size=32),
+    ),
+)
 
 
 @pytest.mark.parametrize("method", sorted(REQUESTS))
