@@ -5,9 +5,9 @@ Arguments for Ray Data itself, such as ``concurrency``, are passed on unchanged.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta
@@ -38,7 +38,7 @@ _FILE: Final = (
     "`ONCELOG_PASSWORD_FILE`."
 )
 
-PathText = str | os.PathLike[str]
+PathText = str | Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +158,7 @@ class WriteArguments:
 def endpoint_of(arguments: ReadArguments | WriteArguments) -> Endpoint:
     """Where to connect, and as whom; without arguments the environment of this process says it."""
     path = arguments.password_file
-    if path is not None and not isinstance(path, str | os.PathLike):
+    if path is not None and not isinstance(path, str | Path):
         # Without its value, which may be the password.
         raise InvalidSettingError(
             f"password_file is a {type(path).__name__}", advice="give the path of a file"
