@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from oncelog import ray_data, spark_bridge
+    from oncelog.actors.protocol.messages.access import Acl, Operation, Resource
     from oncelog.actors.protocol.messages.group import OffsetAndMetadata
     from oncelog.actors.protocol.messages.transaction import Run, Winner
     from oncelog.api.admin.admin import Admin, AsyncAdmin
+    from oncelog.api.admin.identities import AclFilter
     from oncelog.api.batching.delivery import RecordMetadata
     from oncelog.api.batching.interceptors import ProducerInterceptor, ProducerRecord
     from oncelog.api.client import Cluster, connect, init
@@ -117,6 +119,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AbortedByOperatorError",
+    "Acl",
+    "AclFilter",
     "Admin",
     "AlreadyCommittedError",
     "AsyncAdmin",
@@ -184,6 +188,7 @@ __all__ = [
     "OffsetNotAvailableError",
     "OffsetOutOfRangeError",
     "OncelogError",
+    "Operation",
     "OperationNotAttemptedError",
     "OutOfOrderSequenceNumberError",
     "Outage",
@@ -203,6 +208,7 @@ __all__ = [
     "RecordMetadata",
     "ReplicaOfflineError",
     "RequestTimedOutError",
+    "Resource",
     "Run",
     "SaslAuthenticationFailedError",
     "StaleBrokerEpochError",
@@ -230,6 +236,8 @@ __all__ = [
 ]
 
 _MODULES = {
+    "Acl": "oncelog.actors.protocol.messages.access",
+    "AclFilter": "oncelog.api.admin.identities",
     "Admin": "oncelog.api.admin.admin",
     "AsyncAdmin": "oncelog.api.admin.admin",
     "AsyncConsumer": "oncelog.api.consuming.consumer",
@@ -243,6 +251,7 @@ _MODULES = {
     "IsolationLevel": "oncelog.storage.model",
     "Membership": "oncelog.api.producing.member",
     "OffsetAndMetadata": "oncelog.actors.protocol.messages.group",
+    "Operation": "oncelog.actors.protocol.messages.access",
     "Outage": "oncelog.api.session.routing",
     "ProcessFailedError": "oncelog.api.processing.job",
     "ProcessJob": "oncelog.api.processing.job",
@@ -252,6 +261,7 @@ _MODULES = {
     "ProducerRecord": "oncelog.api.batching.interceptors",
     "Record": "oncelog.storage.records.rows",
     "RecordMetadata": "oncelog.api.batching.delivery",
+    "Resource": "oncelog.actors.protocol.messages.access",
     "Run": "oncelog.actors.protocol.messages.transaction",
     "TopicPartition": "oncelog.storage.model",
     "Winner": "oncelog.actors.protocol.messages.transaction",

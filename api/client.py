@@ -268,7 +268,7 @@ class Cluster(ProcessBound):
     # --- what is made from it -------------------------------------------------------------
 
     def admin(self) -> Admin:
-        """Make an admin client for topics, replicas, groups and transactions."""
+        """Make an admin client for topics, replicas, groups, transactions, users and ACLs."""
         return Admin(self._router, self._loop_thread, random=self._random)
 
     def producer(self, **settings: Unpack[ProducerOptions]) -> Producer:

@@ -57,6 +57,8 @@ from oncelog.actors.protocol.messages.group import (
     TxnOffsetCommitRequest,
 )
 from oncelog.actors.protocol.messages.partition import (
+    AbortHangingReply,
+    AbortHangingRequest,
     DescribeProducersReply,
     DescribeProducersRequest,
     MarkerResult,
@@ -348,6 +350,20 @@ class GroupCoordinator:
             return request.failed(error)
         producers = self.replica.machine.describe_producers(request.producer_ids)
         return DescribeProducersReply(producers=producers)
+
+    async def abort_hanging(self, request: AbortHangingRequest) -> AbortHangingReply:
+        """Abort the transaction that an operator names, if just that is open."""
+        if request.topic_partition != self.replica.topic_partition:
+            return request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        error = self._unavailable(None)
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        markers = self.replica.machine.markers_for(request)
+        if markers is None:
+            return request.failed(ErrorCode.INVALID_TXN_STATE)
+        # No wait since the look: nothing else can have been opened.
+        (result,) = (await self.write_txn_markers(markers)).results
+        return AbortHangingReply(error=result.error)
 
     # --- description and removal ----------------------------------------------------------
 

@@ -452,8 +452,10 @@ class ReplicaServer(ReplicaEvents):
         if not self.is_stopped:
             self.environment.die(LeadershipLostError(reason))
 
-    async def describe_replica(self, _request: DescribeReplicaRequest) -> DescribeReplicaReply:
+    async def describe_replica(self, request: DescribeReplicaRequest) -> DescribeReplicaReply:
         """Describe the replica's bounds and role."""
+        if request.topic_partition not in (None, self.replica.topic_partition):
+            return request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         self.metrics.observe_transactions()
         refusal = self.replica.refusal
         refused_ms = refusal.lasts_ms(loop_ms())

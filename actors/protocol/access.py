@@ -5,9 +5,7 @@ before a method sees the request. Calls within a process pass no door and are no
 
 A server may do everything. Every program in a Ray cluster is the same principal, ``User:ray``: Ray
 lets it run whatever it likes. It may do all but what only servers do to each other. That guards
-against mistakes, such as a program that deposes a leader or removes a replica's data. Markers it
-may write, as an operator does who ends a hanging transaction. So of each row just one thing is
-asked yet: whether it is for servers only.
+against mistakes, such as a program that deposes a leader or writes a marker.
 
 Anybody else has what ACLs allow once they are switched on, and nothing by default. An ACL is for a
 principal, a kind of resource and a name, which may be a prefix; one that denies wins. To read,
@@ -21,6 +19,7 @@ Source: KIP-11, KIP-290 and Kafka's "Authorization and ACLs".
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -69,8 +68,13 @@ SERVER: Final = Principal("Server", is_server=True)
 SOME_NAME: Final = ""
 """In a question: any one resource of the kind would do."""
 
-_SHOWS: Final = frozenset({Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER})
-"""Whoever may do one of these to a resource may describe it."""
+_SHOWS: Final = frozenset(
+    {Operation.READ, Operation.WRITE, Operation.CREATE, Operation.DELETE, Operation.ALTER}
+)
+"""Whoever may do one of these to a resource may describe it.
+
+``CREATE`` is ours: who tries to create a topic learns whether there is one.
+"""
 
 DECISIONS_MAX: Final = 10_000
 """Decisions that are remembered; beyond that all are forgotten."""
@@ -128,6 +132,13 @@ class Authorizer:
     def _decide(
         self, principal: str, host: str, operation: Operation, resource: Resource, name: str
     ) -> bool:
+        acl = self.deciding(principal, host, operation, resource, name)
+        return acl is not None and acl.is_allowed
+
+    def deciding(
+        self, principal: str, host: str, operation: Operation, resource: Resource, name: str
+    ) -> Acl | None:
+        """An ACL that decides while the rules are on; ``None``: none allows it, so it is denied."""
         found = [
             acl
             for who in (principal, ANYBODY)
@@ -135,10 +146,10 @@ class Authorizer:
             if acl.host in (host, ANY_HOST) and covers(acl, name)
         ]
         exactly = {operation, Operation.ALL}
-        if any(acl.operation in exactly for acl in found if not acl.is_allowed):
-            return False
         enough = exactly | _SHOWS if operation is Operation.DESCRIBE else exactly
-        return any(acl.operation in enough for acl in found if acl.is_allowed)
+        denying = (acl for acl in found if not acl.is_allowed and acl.operation in exactly)
+        allowing = (acl for acl in found if acl.is_allowed and acl.operation in enough)
+        return next(itertools.chain(denying, allowing), None)
 
 
 # --- what a request needs -------------------------------------------------------------------------
@@ -184,6 +195,7 @@ def _on_topic(operation: Operation, names: Callable[[Any], Iterable[str]] = _one
     return Need(operation, Resource.TOPIC, names)
 
 
+_DESCRIBE_TOPIC: Final = _on_topic(Operation.DESCRIBE)
 _WRITE_SOMETHING: Final = _on_topic(Operation.WRITE, lambda _: (SOME_NAME,))
 
 
@@ -199,8 +211,8 @@ NEEDS: Final[Mapping[type[Request[Any]], tuple[Need, ...]]] = {
     partition.DescribeProducersRequest: (_on_topic(Operation.READ),),
     partition.DeleteRecordsRequest: (_on_topic(Operation.DELETE),),
     partition.DescribeReplicaRequest: (_DESCRIBE_CLUSTER,),
-    # As in Kafka also an operator's, who ends a hanging transaction (KIP-664).
-    partition.WriteTxnMarkersRequest: (_ALTER_CLUSTER,),
+    partition.AbortHangingRequest: (_ALTER_CLUSTER,),
+    partition.WriteTxnMarkersRequest: (_SERVER_ONLY,),
     partition.ConfigureRequest: (_SERVER_ONLY,),
     replication.ReplicateRequest: (_SERVER_ONLY,),
     replication.VoteRequest: (_SERVER_ONLY,),
@@ -271,15 +283,18 @@ May = Callable[[Operation, Resource, str], bool]
 
 
 def needs_of(request: Request[Any]) -> tuple[Need, ...]:
-    """What ``request`` needs: its row, with two exceptions.
+    """What ``request`` needs: its row, with three exceptions.
 
     An operator gives the controller the order to stop the whole cluster, which names no replica's
-    topic and removes nothing. A producer without transactions has no id to be allowed.
+    topic and removes nothing. A producer without transactions has no id to be allowed. A replica
+    may be described to whoever may see the topic, if he names that.
     """
     if request == cluster.ShutdownRequest():
         return (_ALTER_CLUSTER,)
     if isinstance(request, transaction.InitProducerIdRequest) and request.transactional_id is None:
         return (_WRITE_SOMETHING,)
+    if isinstance(request, partition.DescribeReplicaRequest) and request.topic_partition:
+        return (_DESCRIBE_TOPIC,)
     return NEEDS[type(request)]
 
 

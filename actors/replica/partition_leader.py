@@ -22,6 +22,8 @@ from oncelog.actors.config import TopicConfig
 from oncelog.actors.interfaces import Clock
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.partition import (
+    AbortHangingReply,
+    AbortHangingRequest,
     ConfigureReply,
     ConfigureRequest,
     DeleteRecordsReply,
@@ -382,6 +384,18 @@ class PartitionLeader:
         return DescribeProducersReply(
             producers=self.replica.machine.describe_producers(request.producer_ids)
         )
+
+    async def abort_hanging(self, request: AbortHangingRequest) -> AbortHangingReply:
+        """Abort the transaction that an operator names, if just that is open."""
+        error = self._check(request.topic_partition, -1)
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        markers = self.replica.machine.markers_for(request)
+        if markers is None:
+            return request.failed(ErrorCode.INVALID_TXN_STATE)
+        # No wait since the look: nothing else can have been opened.
+        (result,) = (await self.write_txn_markers(markers)).results
+        return AbortHangingReply(error=result.error)
 
     def _check(self, topic_partition: TopicPartition, leader_epoch: int) -> ErrorCode:
         if topic_partition != self.replica.topic_partition:

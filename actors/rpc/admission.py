@@ -38,9 +38,10 @@ UNREAD_MAX_BYTES: Final = 512 * 1_048_576
 
 
 class Caller(Protocol):
-    """A connection whose requests are answered."""
+    """A connection whose requests are answered, and the ``address`` that it comes from."""
 
     host: str
+    address: str
     principal: Principal
     in_progress: int
     last_used: float

@@ -132,7 +132,7 @@ class Listener:
     ) -> None:
         """Answer one call in its own task; then release its ``room_bytes``."""
         self.progress.begin(caller)
-        answering = self.dispatch.answer(method, message, caller.principal, caller.host)
+        answering = self.dispatch.answer(method, message, caller.principal, caller.address)
         self._tasks.spawn(self._answer(caller, correlation_id, answering, room_bytes))
 
     async def _answer(
@@ -242,7 +242,7 @@ class _Caller(FramedProtocol):
     def __init__(self, listener: Listener, handshake: _TlsHandshake | None = None) -> None:
         super().__init__(frame_max_bytes=FIRST_FRAME_MAX_BYTES)
         self._handshake = handshake
-        self.host = ""
+        self.host = self.address = ""
         self.in_progress = 0
         self.last_used = self.loop.time()
         self._listener = listener
@@ -259,7 +259,8 @@ class _Caller(FramedProtocol):
         super().connection_made(transport)
         self.send(HELLO_ID, Outcome.CHALLENGE, self._reception.nonce)
         self._first_frame_timer = self.loop.call_later(FIRST_FRAME_TIMEOUT_S, self.close)
-        self.host = host_of(transport.get_extra_info("peername"))
+        peer = transport.get_extra_info("peername")
+        self.host, self.address = host_of(peer), str(peer[0]) if peer else ""
         if self._handshake is not None:
             # It takes the place of its handshake.
             self._listener.places.end_opening(self._handshake)

@@ -1,1 +1,1 @@
-"""The admin client: topics, replicas, groups, transactions. Start at ``admin``."""
+"""The admin client: topics, replicas, groups, transactions, users, ACLs. Start at ``admin``."""

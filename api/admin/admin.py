@@ -1,9 +1,10 @@
-"""``AsyncAdmin`` for asyncio and ``Admin`` without it: topics, replicas, groups, transactions.
+"""``AsyncAdmin`` for asyncio and ``Admin`` without it: topics, groups, transactions, users, ACLs.
 
 Calls are retried for up to ``timeout_ms`` and are safe to repeat. Descriptions are reply messages
 of ``actors/protocol``: frozen structs.
 
-One file: the methods of one class, most of them a single call; ``calls`` and ``hanging`` do more.
+One file: the methods of one class, most of them a single call; ``calls``, ``hanging`` and
+``identities`` do more.
 """
 
 from __future__ import annotations
@@ -17,6 +18,13 @@ from typing import TYPE_CHECKING, Final
 from oncelog.actors.config import TopicConfig
 from oncelog.actors.option_types import TopicOptions
 from oncelog.actors.process.metrics import LATE_GRACE_MS
+from oncelog.actors.protocol.messages.access import (
+    ANY_HOST,
+    Acl,
+    Operation,
+    Resource,
+    UserDescription,
+)
 from oncelog.actors.protocol.messages.cluster import (
     ANY_REPLICATION,
     AlterTopicRequest,
@@ -49,7 +57,9 @@ from oncelog.actors.protocol.messages.transaction import (
     DescribeTransactionsRequest,
     TransactionDescription,
 )
+from oncelog.actors.protocol.scram import DEFAULT_ITERATIONS
 from oncelog.actors.protocol.transaction.transaction_state import TransactionState
+from oncelog.api.admin import identities
 from oncelog.api.admin.calls import (
     TIMEOUT_MS,
     AdminCalls,
@@ -92,6 +102,8 @@ from oncelog.storage.settings import check_range
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from oncelog.api.admin.identities import AclFilter
+
 
 TRANSACTION_STATES: Final = tuple(
     state.value for state in TransactionState if state is not TransactionState.DEAD
@@ -100,7 +112,7 @@ TRANSACTION_STATES: Final = tuple(
 
 
 class AsyncAdmin:
-    """``Admin`` for asyncio: topics, replicas, groups and transactions. Belongs to one event loop.
+    """``Admin`` for asyncio: topics, groups, transactions, users. Belongs to one event loop.
 
     A call is retried for up to a minute; then it raises the last
     retriable error, usually ``RequestTimedOutError``.
@@ -559,13 +571,109 @@ class AsyncAdmin:
 
     async def describe_replica(self, topic_partition: TopicPartition) -> DescribeReplicaReply:
         """Return the offsets, size in bytes and process of a partition's leader."""
-        reply = await self._calls.leader(topic_partition, DescribeReplicaRequest())
+        request = DescribeReplicaRequest(topic_partition=topic_partition)
+        reply = await self._calls.leader(topic_partition, request)
         check(reply)
         return reply
 
+    # --- users and ACLs -----------------------------------------------------------------------
+
+    async def create_user(
+        self,
+        name: str,
+        password: str,
+        *,
+        iterations: int = DEFAULT_ITERATIONS,
+        exist_ok: bool = False,
+    ) -> None:
+        """Add a user that proves itself by a password, durably; it may do what ACLs allow.
+
+        The password does not leave this process: the cluster gets a credential that is computed
+        from it, with ``iterations`` (4,096 to 1,000,000) of PBKDF2. More make guessing dearer for
+        whoever steals the credential, and the user's first connection slower. With ``exist_ok`` an
+        existing user is left unchanged; else ``InvalidRequestError``. Source: KIP-554, RFC 5802.
+        """
+        await identities.create_user(
+            self._calls, name, password, iterations=iterations, exist_ok=exist_ok
+        )
+
+    async def alter_user(
+        self, name: str, password: str, *, iterations: int = DEFAULT_ITERATIONS
+    ) -> None:
+        """Give a user another password, durably; its connections are closed.
+
+        Safe to repeat. ``InvalidRequestError`` if there is no such user.
+        """
+        await identities.alter_user(self._calls, name, password, iterations)
+
+    async def delete_user(self, name: str) -> None:
+        """Remove a user, durably; its connections are closed. ACLs that name it stay.
+
+        ``InvalidRequestError`` if there is no such user, or nobody would be left who could change
+        users and ACLs.
+        """
+        await identities.delete_user(self._calls, name)
+
+    async def list_users(self) -> list[UserDescription]:
+        """Return the name and the iterations of each user, by name."""
+        return await identities.list_users(self._calls)
+
+    async def create_acls(self, acls: Iterable[Acl]) -> None:
+        """Add ACLs, all or none, durably; those that exist already change nothing.
+
+        Each is an ``oncelog.Acl``. They count while authorization is on. ``InvalidRequestError``
+        names a value that is impossible, and what is possible. Source: KIP-11, KIP-290.
+        """
+        await identities.create_acls(self._calls, acls)
+
+    async def delete_acls(self, **wanted: Unpack[AclFilter]) -> list[Acl]:
+        """Remove the ACLs that fit ``wanted``, durably, and return them.
+
+        The fields of ``wanted`` are those of ``oncelog.AclFilter``; at least one is needed. At most
+        a thousand ACLs are removed at a time: after an error some may be gone, and the call can be
+        repeated. ``InvalidRequestError`` if nobody would be left who could change users and ACLs.
+        """
+        return await identities.delete_acls(self._calls, wanted)
+
+    async def describe_acls(self, **wanted: Unpack[AclFilter]) -> list[Acl]:
+        """Return the ACLs that fit ``wanted``, fields of ``oncelog.AclFilter``; without, all."""
+        return await identities.describe_acls(self._calls, wanted)
+
+    async def set_authorization(
+        self, is_on: bool, super_users: Sequence[str] | None = None
+    ) -> None:
+        """Switch authorization on or off, durably, and name the super users; ``None`` keeps them.
+
+        While it is on, a caller may do what ACLs allow it, and a super user (``"User:alice"``)
+        everything. ``User:ray`` is every program that connects without a user; it is a super user
+        until others are named. ``InvalidRequestError`` if nobody could change users and ACLs again.
+        """
+        await identities.set_authorization(self._calls, is_on, super_users)
+
+    async def describe_authorization(self) -> identities.Authorization:
+        """Return whether authorization is on, and the super users."""
+        return await identities.describe_authorization(self._calls)
+
+    async def check_access(
+        self,
+        principal: str,
+        operation: Operation | str,
+        resource: Resource | str,
+        name: str,
+        host: str = ANY_HOST,
+    ) -> identities.AccessCheck:
+        """Return whether ``principal`` may do this now, why, and the ACL that decides it, if any.
+
+        ``host`` is the address that it calls from; ``"*"`` is one that no ACL names. The name of
+        the one ``Cluster`` is ``"oncelog"``.
+        """
+        return await identities.check_access(
+            self._calls, principal, operation, resource, name, host
+        )
+
 
 class Admin(Blocking[AsyncAdmin]):
-    """Manage the topics, replicas, groups and transactions of a cluster.
+    """Manage the topics, replicas, groups, transactions, users and ACLs of a cluster.
 
     Make it with ``cluster.admin()``. The methods are those of ``AsyncAdmin``; each blocks until it
     returns.
@@ -620,3 +728,16 @@ class Admin(Blocking[AsyncAdmin]):
     abort_hanging_transaction = blocking(AsyncAdmin.abort_hanging_transaction)
     describe_producers = blocking(AsyncAdmin.describe_producers)
     describe_replica = blocking(AsyncAdmin.describe_replica)
+
+    # --- users and ACLs -----------------------------------------------------------------------
+
+    create_user = blocking(AsyncAdmin.create_user)
+    alter_user = blocking(AsyncAdmin.alter_user)
+    delete_user = blocking(AsyncAdmin.delete_user)
+    list_users = blocking(AsyncAdmin.list_users)
+    create_acls = blocking(AsyncAdmin.create_acls)
+    delete_acls = blocking(AsyncAdmin.delete_acls)
+    describe_acls = blocking(AsyncAdmin.describe_acls)
+    set_authorization = blocking(AsyncAdmin.set_authorization)
+    describe_authorization = blocking(AsyncAdmin.describe_authorization)
+    check_access = blocking(AsyncAdmin.check_access)

@@ -129,9 +129,9 @@ class AdminCalls:
         """
         # Cached metadata of this topic is from before the change. Each look-up below is retried.
         self.router.invalidate(TopicPartition(name, 0))
-        request = DescribeReplicaRequest()
 
         async def ask(topic_partition: TopicPartition, left_ms: int) -> DescribeReplicaReply:
+            request = DescribeReplicaRequest(topic_partition=topic_partition)
             reply = await self.router.call_leader(
                 topic_partition, request, timeout_ms=min(left_ms, ATTEMPT_TIMEOUT_MS)
             )

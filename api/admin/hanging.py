@@ -9,10 +9,9 @@ A transaction that is about to end is therefore never called hanging.
 Coordinators that do not reply are named, and what the others found is still reported. Until all
 have replied, a transaction without a known owner cannot be called hanging.
 
-An abort writes the missing marker to one partition. The marker's epoch is one above that of the
-data, so it can end only that transaction or an older one. Its coordinator epoch is the one that
-the leader knows, so it fences no coordinator. A transaction that an id may still end or write to
-is always rejected: one part of it would be aborted and the rest committed. End its owner first.
+An abort has the leader of one partition write the missing marker, if just that transaction is still
+open there. A transaction that an id may still end or write to is always rejected: one part of it
+would be aborted and the rest committed. End its owner first.
 
 Source: KIP-664; KIP-98, "Tools"; the epochs of markers are those of KIP-890.
 """
@@ -24,15 +23,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from msgspec import structs
-
 from oncelog.actors.protocol.messages.base import Reply
 from oncelog.actors.protocol.messages.partition import (
+    AbortHangingRequest,
     DescribeProducersRequest,
     ProducerDescription,
-    TxnMarker,
-    WriteTxnMarkersReply,
-    WriteTxnMarkersRequest,
 )
 from oncelog.actors.protocol.messages.transaction import (
     DescribeTransactionsRequest,
@@ -160,32 +155,15 @@ async def abort_hanging(
     search.check()
     if not still[topic_partition]:
         raise _none_open(topic_partition, start_offset)
-    await _write_marker(calls, topic_partition, one)
-    return _hanging(topic_partition, one, owner)
-
-
-async def _write_marker(
-    calls: AdminCalls, topic_partition: TopicPartition, one: ProducerDescription
-) -> None:
-    request = WriteTxnMarkersRequest(
-        coordinator_epoch=max(one.coordinator_epoch, 0),
-        markers=(
-            TxnMarker(
-                producer_id=one.producer_id,
-                producer_epoch=one.producer_epoch + 1,
-                committed=False,
-                partitions=(topic_partition,),
-            ),
-        ),
+    request = AbortHangingRequest(
+        topic_partition=topic_partition,
+        producer_id=one.producer_id,
+        producer_epoch=one.producer_epoch,
+        start_offset=start_offset,
     )
-
-    async def attempt(timeout_ms: int) -> WriteTxnMarkersReply:
-        reply = await calls.router.call_leader(topic_partition, request, timeout_ms=timeout_ms)
-        errors = [result.error for result in reply.results]
-        return structs.replace(reply, error=errors[0]) if errors else reply
-
-    reply = await calls.retried(attempt)
-    check(reply, f"the abort marker was refused by {topic_partition}: look again what is open")
+    reply = await calls.leader(topic_partition, request)
+    check(reply, f"{topic_partition} does not abort it: look again what is open")
+    return _hanging(topic_partition, one, owner)
 
 
 class _Search:

@@ -25,6 +25,8 @@ from oncelog.api.cli.connect import (
     data_dir_of,
     data_dirs_of,
     find,
+    login_arguments,
+    login_variables,
     quiet_libraries,
     running_on,
 )
@@ -90,6 +92,7 @@ def _check_running(
         address=running.address,
         num_cpus=args.num_cpus,
         dashboard_port=args.dashboard_port,
+        **login_arguments(args),
         **settings,
     ).close()
 
@@ -113,7 +116,11 @@ def _start_on(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     from oncelog.api import client
 
     cluster = client.init(
-        data_dirs_of(args), address=found.address, cluster_id=args.cluster_id, **settings
+        data_dirs_of(args),
+        address=found.address,
+        cluster_id=args.cluster_id,
+        **login_arguments(args),
+        **settings,
     )
     say(f"serving {cluster_connection.data_dir_text(cluster.data_dirs)}")
     say(f"cluster    {cluster.cluster_id}")
@@ -143,6 +150,7 @@ def _spawn(args: argparse.Namespace, path: Path, data_dirs: str) -> cluster_conn
             stderr=subprocess.STDOUT,
             # Not the data directory: Python would take modules from there.
             cwd="/",
+            env={**os.environ, **login_variables(args)},
             start_new_session=True,
         )
     try:
@@ -220,12 +228,16 @@ def stop(args: argparse.Namespace) -> int:
     """Stop the cluster cleanly and wait until it is gone; its data stays."""
     found = find(args)
     if found.discovery is not None and is_head(found.discovery.process_id):
+        if login_variables(args):
+            # The head itself may stop the log only if it was started as a user that may.
+            with connect(args) as cluster:
+                cluster.shutdown()
         return _stop_head(found.discovery, data_dir_of(args), args.timeout_ms)
     quiet_libraries()
     from oncelog.api import client
 
     try:
-        cluster = client.connect(found.address)
+        cluster = client.connect(found.address, **login_arguments(args))
     except ConnectionFailedError as error:
         # Its node is down, or its log is missing: there is nothing left to flush.
         if not cluster_connection.end_log():

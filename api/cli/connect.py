@@ -1,4 +1,7 @@
-"""How a command finds its cluster: ``--address``, a data directory, or ``RAY_ADDRESS``."""
+"""How a command finds its cluster, and as whom it connects.
+
+By ``--address``, a data directory, or ``RAY_ADDRESS``; with ``--user``, or as any program.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from oncelog.actors.config import DATA_DIR_SEPARATOR
 from oncelog.api.cli.terminal import CliError, blocked_termination, end_in_order, is_debugging
 from oncelog.api.session import cluster_connection
+from oncelog.api.session.login import FILE_VARIABLE, NOBODY, USER_VARIABLE, login_of
 
 if TYPE_CHECKING:
     from oncelog.api.client import Cluster
@@ -30,7 +34,7 @@ class Found:
 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that select the cluster."""
+    """Add the options that select the cluster, and say who asks."""
     parser.add_argument(
         "--address", metavar="HOST:PORT", help="Ray address of the cluster, or 'auto'"
     )
@@ -40,6 +44,31 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"data directory of the cluster (default: {cluster_connection.DEFAULT_DATA_DIR}); "
         "to start with several, DIR,DIR",
     )
+    parser.add_argument(
+        "--user",
+        metavar="NAME",
+        help=f"connect as this user of the cluster (default: {USER_VARIABLE}, or as nobody)",
+    )
+    parser.add_argument(
+        "--password-file",
+        metavar="FILE",
+        help=f"its first line is that user's password (default: {FILE_VARIABLE})",
+    )
+
+
+def login_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """Who connects, as keywords of ``connect`` and ``init``, which also know the environment."""
+    named = {name: getattr(args, name, None) for name in ("user", "password_file")}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def login_variables(args: argparse.Namespace) -> dict[str, str]:
+    """Who connects, as variables for a process in another directory; empty for nobody."""
+    login = login_of(args.user, args.password_file)
+    if login == NOBODY:
+        return {}
+    path = Path(login.password_file).expanduser().absolute()
+    return {USER_VARIABLE: login.user, FILE_VARIABLE: str(path)}
 
 
 def data_dir_of(args: argparse.Namespace) -> Path:
@@ -122,7 +151,7 @@ def connect(args: argparse.Namespace) -> Cluster:
         end_in_order()
     from oncelog.api import client
 
-    return client.connect(found.address)
+    return client.connect(found.address, **login_arguments(args))
 
 
 def quiet_libraries() -> None:

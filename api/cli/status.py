@@ -38,7 +38,9 @@ from oncelog.api.cli.terminal import (
     table,
 )
 from oncelog.api.session import cluster_connection
+from oncelog.api.session.login import login_of
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import exception_for
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC, TopicPartition
 
 # --- one look ---------------------------------------------------------------------------------
@@ -506,12 +508,26 @@ async def _ask_voters(
     }
 
 
+def check_may_ask(seen: ClusterStatus) -> None:
+    """Raise the refusal if it is one: it says nothing about what is served."""
+    errors = {seen.metadata.error, *(actor.reply.error for actor in seen.actors)}
+    if ErrorCode.SASL_AUTHENTICATION_FAILED in errors:
+        raise exception_for(ErrorCode.SASL_AUTHENTICATION_FAILED)
+    if ErrorCode.CLUSTER_AUTHORIZATION_FAILED in errors:
+        raise exception_for(
+            ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+            "the status is not shown to whoever asks",
+            advice="connect with --user as one that may Describe the cluster",
+        )
+
+
 def status(args: argparse.Namespace) -> int:
     """Print the cluster's status; exit status 0 serving, 1 degraded, 3 not serving."""
     try:
         found = find(args)
     except CliError as error:
         raise NoClusterError(error.what, error.advice) from None
+    identity = login_of(args.user, args.password_file).identity()
     quiet_libraries()
     cluster_connection.join_ray(found.address)
     if not cluster_connection.has_log():
@@ -525,7 +541,7 @@ def status(args: argparse.Namespace) -> int:
 
     seen = asyncio.run(
         collect(
-            ActorTransport(RayTransport()),
+            ActorTransport(RayTransport(), identity=identity),
             address=cluster_connection.ray_address(),
             dashboard_url=cluster_connection.dashboard_url(),
             broker_names=lambda: (
@@ -539,6 +555,7 @@ def status(args: argparse.Namespace) -> int:
             f"({seen.metadata.detail})",
             "stop it, or use another Ray cluster",
         )
+    check_may_ask(seen)
     say(json.dumps(as_json(seen), indent=2) if args.json else as_text(seen))
     findings = seen.findings
     return report(StatusError(findings[0])) if findings else 0

@@ -40,7 +40,6 @@ from oncelog.api.session.retry import DEFAULT_BACKOFF, Backoff, call_with_retrie
 from oncelog.api.session.rights import needing
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
-    ClusterAuthorizationFailedError,
     OncelogError,
     exception_for,
 )
@@ -66,10 +65,6 @@ PROGRESS_TIMEOUT_MS: Final = 2_000
 
 END_TIMEOUT_MS: Final = 300_000
 """How long to retry the end of a write: if it fails, the engine fails the whole job."""
-
-
-GUESSED_BYTES_PER_OFFSET: Final = 100
-"""The size of a record of a log whose size may not be asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,16 +185,12 @@ class EngineConnection:
         return {topic_partition: reply.offset for topic_partition, reply in replies.items()}
 
     def bytes_per_offset(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the average log bytes per offset of each partition, at least 1.
-
-        Who may read a topic need not be allowed to describe the cluster: then it is a guess.
-        """
+        """Return the average log bytes per offset of each partition, at least 1."""
 
         async def ask(topic_partition: TopicPartition) -> int:
-            try:
-                reply = await self._ask_leader(topic_partition, DescribeReplicaRequest())
-            except ClusterAuthorizationFailedError:
-                return GUESSED_BYTES_PER_OFFSET
+            request = DescribeReplicaRequest(topic_partition=topic_partition)
+            with needing(topic=f"Describe on topic {topic_partition.topic!r}"):
+                reply = await self._ask_leader(topic_partition, request)
             offsets = max(1, reply.log_end_offset - reply.log_start_offset)
             return max(1, reply.size_bytes // offsets)
 

@@ -81,10 +81,16 @@ def read_password(path: str | os.PathLike[str]) -> str:
     try:
         with Path(path).expanduser().open("rb") as file:
             data = file.read(PASSWORD_FILE_MAX_BYTES)
-        password = data.splitlines()[0].decode() if data else ""
-        prepare_password(password)
     except OSError as error:
         raise InvalidSettingError(f"{shown} cannot be read ({error.strerror})") from None
+    return password_in(data, shown)
+
+
+def password_in(data: bytes, shown: str) -> str:
+    """The first line of ``data``; an ``InvalidSettingError`` calls what it is from ``shown``."""
+    try:
+        password = data.splitlines()[0].decode() if data else ""
+        prepare_password(password)
     except UnicodeDecodeError:
         raise InvalidSettingError(f"{shown} is not UTF-8 text") from None
     except ValueError as error:

@@ -28,6 +28,7 @@ from sim_swarm import CLUSTER, _read_everything
 from sim_txn_checkers import check_history
 from sim_world import World, WorldSettings
 
+from oncelog.actors.protocol.access import SERVER
 from oncelog.actors.replica.replica import Replica
 from oncelog.api.consuming.consumer import AsyncConsumer
 from oncelog.api.producing.producer import AsyncProducer
@@ -247,6 +248,8 @@ class Play:
     def ask(self, call: Call, times: int = 1) -> Any:
         """Make a call, again, from a process that is nobody's; its last reply."""
         client = self.world.client(f"caller-{self.world.loop.event_count}")
+        # As whoever sent it: also a coordinator that has died.
+        client.principal = SERVER
         for _ in range(times):
             asking = client.transport.call(call.callee, call.request, timeout_ms=5_000)
             reply = self.end(client.spawn(asking))

@@ -39,6 +39,8 @@ from oncelog.actors.protocol.messages.partition import (
     FetchRequest,
     ListOffsetsRequest,
     ProduceRequest,
+    TxnMarker,
+    WriteTxnMarkersRequest,
 )
 from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnRequest,
@@ -150,6 +152,12 @@ def _at_the_controller(request: Request[Any]) -> Any:
     return lambda _player: (CONTROLLER_ACTOR, request)
 
 
+def _marker(tp: TopicPartition) -> WriteTxnMarkersRequest:
+    """As a coordinator would write it."""
+    marker = TxnMarker(producer_id=0, producer_epoch=30_000, committed=True, partitions=(tp,))
+    return WriteTxnMarkersRequest(coordinator_epoch=1_000, markers=(marker,))
+
+
 def _enrolment(player: Player) -> AddPartitionsToTxnRequest:
     """Of a partition that he may not write to beside one that he may, under his own id."""
     partitions = (TopicPartition(OWN_TOPIC, 0), player.random.choice(player.stage.partitions))
@@ -170,6 +178,7 @@ _ATTEMPTS: tuple[Callable[[Player], tuple[str, Request[Any]]], ...] = (
     _at_a_partition(
         lambda _, tp: ProduceRequest(topic_partition=tp, transactional_id="writer-0", batch=b"")
     ),
+    _at_a_partition(lambda _, tp: _marker(tp)),
     _at_a_partition(lambda _, tp: DeleteRecordsRequest(topic_partition=tp, offset=-1)),
     _at(TRANSACTION_STATE_TOPIC, lambda _: InitProducerIdRequest(transactional_id="writer-0")),
     _at(TRANSACTION_STATE_TOPIC, lambda _: EndTxnRequest(transactional_id="job-0", committed=True)),

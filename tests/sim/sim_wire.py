@@ -170,7 +170,7 @@ class CalleeWire(Wire):
         self.in_progress = 0
         self.last_used = 0.0
         self.principal = SERVER
-        self.host = ""
+        self.host = self.address = ""
         self._answer = answer
         self._copies: dict[int, tuple[Exchange, int]] = {}
         """Requests to be answered, by number, and how often: a repeated one is, each time."""

@@ -2,16 +2,21 @@
 
 Rules. Every change raises the version by one, so a copy knows what is newer. A change that changes
 nothing logs nothing. Switched on without a super user nobody could ever change anything again, so
-that is refused.
+that is refused. No user has a name that principals have who are none: that of everybody, and that
+of programs of the Ray cluster that do not say who they are.
 
 | request | state | answer |
 |---|---|---|
-| alter_users | a name is put and removed, or twice, or not prepared | INVALID_REQUEST |
+| alter_users | a name is put and removed, or twice, not prepared, or reserved | INVALID_REQUEST |
+| alter_users | put, no repeat: is known or unknown, against ``are_known`` | INVALID_REQUEST |
 | alter_users | too many users | POLICY_VIOLATION |
 | alter_users | nothing changes | NONE, nothing logged |
+| alter_users | too many in the request | INVALID_REQUEST |
 | alter_acls | a name, principal or operation is impossible | INVALID_REQUEST |
+| alter_acls | too many in the request | INVALID_REQUEST |
 | alter_acls | too many ACLs | POLICY_VIOLATION |
 | alter_acls | nothing changes | NONE, nothing logged |
+| alter_authorization | a super user is no principal, or there are too many | INVALID_REQUEST |
 | alter_authorization | on, and no super user | INVALID_REQUEST |
 | alter_authorization | nothing changes | NONE, nothing logged |
 
@@ -20,7 +25,8 @@ Source: KIP-11, KIP-290, KIP-554.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -32,6 +38,7 @@ from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages.access import (
     ANY_HOST,
     ANY_NAME,
+    ANYBODY,
     CLUSTER_NAME,
     RAY_NAME,
     USER_KIND,
@@ -58,6 +65,9 @@ ACLS_MAX: Final = 10_000
 SUPER_USERS_MAX: Final = 100
 CHANGES_MAX: Final = 1_000
 """Users or ACLs in one request."""
+
+RESERVED_NAMES: Final = frozenset(one.removeprefix(USER_KIND) for one in (ANYBODY, RAY_NAME))
+"""No user can have them: as principals they are others."""
 
 SNAPSHOT_ROWS: Final = 500
 """Users or ACLs in one record of a snapshot."""
@@ -129,15 +139,10 @@ class AccessControl:
     def decide_users(self, request: AlterUsersRequest) -> Decision[AlterUsersReply]:
         """Add, change and remove users."""
         put = {user.name: user.credential for user in request.put}
-        named = [*put, *request.removed]
-        is_twice = len(put) < len(request.put) or len({*named}) < len(named)
-        wrong = next((name for name in named if not _is_name(name)), None)
-        if is_twice or wrong is not None or len(named) > CHANGES_MAX:
-            what = "a user is named twice" if is_twice else f"the user name {wrong!r} is impossible"
-            if wrong is None and not is_twice:
-                what = f"{len(named)} users: at most {CHANGES_MAX} in one request"
-            return refused(request, ErrorCode.INVALID_REQUEST, what)
         changed = {name: one for name, one in put.items() if self._users.get(name) != one}
+        wrong = self._why_not_altered(request, changed)
+        if wrong:
+            return refused(request, ErrorCode.INVALID_REQUEST, wrong)
         removed = tuple(name for name in request.removed if name in self._users)
         if len({*self._users, *changed}) - len(removed) > USERS_MAX:
             detail = f"a cluster has at most {USERS_MAX} users"
@@ -150,6 +155,23 @@ class AccessControl:
             removed_users=removed,
         )
         return decision(AlterUsersReply(), record)
+
+    def _why_not_altered(self, request: AlterUsersRequest, changed: Iterable[str]) -> str:
+        """Why this cannot be done; "" if it can. ``changed``: those put, without repeats."""
+        named = [*(user.name for user in request.put), *request.removed]
+        if len(named) > CHANGES_MAX:
+            return f"{len(named)} users: at most {CHANGES_MAX} in one request"
+        for name, count in Counter(named).items():
+            if not is_user_name(name):
+                return f"the user name {name!r} is impossible"
+            if count > 1:
+                return f"the user {name!r} is named twice"
+        for name in changed:
+            if request.are_known is False and name in self._users:
+                return f"there is a user {name!r} already"
+            if request.are_known and name not in self._users:
+                return f"there is no user {name!r}"
+        return ""
 
     def decide_acls(self, request: AlterAclsRequest) -> Decision[AlterAclsReply]:
         """Add and remove ACLs."""
@@ -181,17 +203,18 @@ class AccessControl:
         self, request: AlterAuthorizationRequest
     ) -> Decision[AlterAuthorizationReply]:
         """Switch the rules on or off, and name the super users."""
-        wrong = next((one for one in request.super_users if not is_principal(one)), None)
+        given = request.super_users
+        super_users = self.super_users if given is None else frozenset(given)
+        wrong = next((one for one in sorted(super_users) if not is_principal(one)), None)
         problem = ""
         if wrong is not None:
             problem = f"super user {wrong!r}: a principal is {USER_KIND}NAME"
-        elif len(request.super_users) > SUPER_USERS_MAX:
-            problem = f"{len(request.super_users)} super users: at most {SUPER_USERS_MAX}"
-        elif request.is_on and not request.super_users:
+        elif len(super_users) > SUPER_USERS_MAX:
+            problem = f"{len(super_users)} super users: at most {SUPER_USERS_MAX}"
+        elif request.is_on and not super_users:
             problem = "without a super user nobody could change anything again: name one"
         if problem:
             return refused(request, ErrorCode.INVALID_REQUEST, problem)
-        super_users = frozenset(request.super_users)
         if (request.is_on, super_users) == (self.is_on, self.super_users):
             return Decision(reply=AlterAuthorizationReply())
         record = AccessChanged(
@@ -247,6 +270,11 @@ class AccessControl:
 
 
 # --- what is possible -------------------------------------------------------------------------
+
+
+def is_user_name(name: str) -> bool:
+    """Whether a user can have this name."""
+    return _is_name(name) and name not in RESERVED_NAMES
 
 
 def is_principal(principal: str) -> bool:

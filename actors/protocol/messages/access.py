@@ -36,7 +36,7 @@ class Operation(enum.Enum):
     ALTER = "Alter"
     DESCRIBE = "Describe"
     CLUSTER_ACTION = "ClusterAction"
-    """What servers do to each other: replicate, vote, tell who leads."""
+    """What servers do to each other: replicate, vote, write markers, tell who leads."""
     ALL = "All"
     """Only in an ACL: any of the others."""
 
@@ -161,6 +161,7 @@ class AlterUsersReply(Reply, frozen=True, kw_only=True):
 class AlterUsersRequest(Request[AlterUsersReply], frozen=True, kw_only=True):
     """Add users or give them new credentials, and remove some; all or none. Repeating is harmless.
 
+    With ``are_known`` those that are put must exist already (``True``), or must not (``False``).
     Removing one that does not exist does nothing. Source: KIP-554.
     """
 
@@ -168,6 +169,7 @@ class AlterUsersRequest(Request[AlterUsersReply], frozen=True, kw_only=True):
     reply_type = AlterUsersReply
 
     put: tuple[User, ...] = ()
+    are_known: bool | None = None
     removed: tuple[str, ...] = ()
 
 
@@ -193,10 +195,13 @@ class AlterAuthorizationReply(Reply, frozen=True, kw_only=True):
 
 
 class AlterAuthorizationRequest(Request[AlterAuthorizationReply], frozen=True, kw_only=True):
-    """Switch the rules on or off, and say who may do everything (``User:alice``)."""
+    """Switch the rules on or off, and say who may do everything (``User:alice``).
+
+    ``super_users`` ``None``: those of now.
+    """
 
     method = "alter_authorization"
     reply_type = AlterAuthorizationReply
 
     is_on: bool
-    super_users: tuple[str, ...]
+    super_users: tuple[str, ...] | None = None

@@ -162,6 +162,27 @@ class WriteTxnMarkersRequest(Request[WriteTxnMarkersReply], frozen=True, kw_only
     markers: tuple[TxnMarker, ...]
 
 
+class AbortHangingReply(Reply, frozen=True, kw_only=True):
+    """On ``NONE`` the abort marker is committed; on ``INVALID_TXN_STATE`` nothing is open there."""
+
+
+class AbortHangingRequest(Request[AbortHangingReply], frozen=True, kw_only=True):
+    """An operator has the leader abort a transaction that no coordinator will end.
+
+    Only the transaction of this producer that is open from ``start_offset`` on: a late call does
+    not end the next one. Whether a coordinator may still end it, the caller must have asked.
+    Source: KIP-664, where the operator's program writes the marker.
+    """
+
+    method = "abort_hanging"
+    reply_type = AbortHangingReply
+
+    topic_partition: TopicPartition
+    producer_id: int
+    producer_epoch: int
+    start_offset: int
+
+
 class ProducerDescription(msgspec.Struct, frozen=True, kw_only=True):
     """What a leader knows about one producer. ``open_record_count`` counts its open transaction."""
 
@@ -231,10 +252,15 @@ class DescribeReplicaReply(Reply, frozen=True, kw_only=True):
 
 
 class DescribeReplicaRequest(Request[DescribeReplicaReply], frozen=True, kw_only=True):
-    """Describe the replica of a partition or of a coordinator's internal log."""
+    """Describe the replica of a partition or of a coordinator's internal log.
+
+    If ``topic_partition`` is given it must be that one's; then who may see the topic may ask.
+    """
 
     method = "describe_replica"
     reply_type = DescribeReplicaReply
+
+    topic_partition: TopicPartition | None = None
 
 
 class DeleteRecordsReply(Reply, frozen=True, kw_only=True):

@@ -41,7 +41,12 @@ from typing import Final, TypeAlias
 import msgspec
 
 from oncelog.actors.protocol.invariants import invariant
-from oncelog.actors.protocol.messages.partition import ProducerDescription
+from oncelog.actors.protocol.messages.partition import (
+    AbortHangingRequest,
+    ProducerDescription,
+    TxnMarker,
+    WriteTxnMarkersRequest,
+)
 from oncelog.actors.protocol.partition.bounds import LEADER, LOADING, PartitionBounds, Role
 from oncelog.actors.protocol.partition.open_transactions import CompletedTransaction
 from oncelog.actors.protocol.partition.producers import PRODUCER_ID_EXPIRATION_MS, BatchEnrolment
@@ -356,6 +361,28 @@ class PartitionMachine(PartitionBounds):
     ) -> tuple[ProducerDescription, ...]:
         """Describe the requested producers, or all; unknown ones are left out."""
         return self.producers.describe(producer_ids)
+
+    def markers_for(self, request: AbortHangingRequest) -> WriteTxnMarkersRequest | None:
+        """The abort of just the transaction that is named; ``None`` if that is not open.
+
+        The marker's epoch is one above that of the data, so it can end only that transaction or an
+        older one. Its coordinator epoch is the one known here, so it fences no coordinator. Where
+        nothing is open since that transaction the marker is written again, which changes nothing:
+        the reply to the first call may be lost.
+        """
+        for one in self.producers.describe((request.producer_id,)):
+            ended = (NO_OFFSET, request.producer_epoch + 1)
+            found = (one.current_txn_first_offset, one.producer_epoch)
+            if found in {(request.start_offset, request.producer_epoch), ended}:
+                marker = TxnMarker(
+                    producer_id=one.producer_id,
+                    producer_epoch=request.producer_epoch + 1,
+                    committed=False,
+                    partitions=(self.topic_partition,),
+                )
+                epoch = max(one.coordinator_epoch, 0)
+                return WriteTxnMarkersRequest(coordinator_epoch=epoch, markers=(marker,))
+        return None
 
     def __str__(self) -> str:
         return (

@@ -189,9 +189,9 @@ def test_what_an_acl_does_not_cover_it_neither_allows_nor_denies(acl):
 
 
 @pytest.mark.parametrize("operation", Operation)
-def test_who_may_read_write_delete_or_alter_may_see(operation):
+def test_who_may_do_something_to_it_may_see_it(operation):
     may = Authorizer(rules(allow(operation, Resource.TOPIC, "mine"))).may
-    shows = operation.value in {"Read", "Write", "Delete", "Alter", "Describe", "All"}
+    shows = operation.value in {"Read", "Write", "Create", "Delete", "Alter", "Describe", "All"}
     assert may(ALICE, Operation.DESCRIBE, Resource.TOPIC, "mine", HERE) is shows
     # To deny seeing is not to deny reading.
     denial = allow(Operation.DESCRIBE, Resource.TOPIC, "mine", is_allowed=False)

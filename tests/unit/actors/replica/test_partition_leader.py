@@ -13,6 +13,7 @@ from virtual_time import give_turns
 
 from oncelog.actors.config import ClusterConfig
 from oncelog.actors.protocol.messages.partition import (
+    AbortHangingRequest,
     DescribeProducersRequest,
     ListOffsetsRequest,
     ProduceRequest,
@@ -285,6 +286,35 @@ def test_a_zombie_coordinator_cannot_write_a_marker(play: Play) -> None:
         await h.leader.write_txn_markers(marker(7, 1, committed=True, coordinator_epoch=6))
         reply = await h.leader.write_txn_markers(marker(7, 2, committed=False, coordinator_epoch=5))
         assert reply.results[0].error is ErrorCode.TRANSACTION_COORDINATOR_FENCED
+
+    play(scenario)
+
+
+def test_an_operator_ends_just_the_transaction_that_is_named_and_may_ask_again(play: Play) -> None:
+    async def scenario(h: Any) -> None:
+        async def end(**changes: Any) -> ErrorCode:
+            named = {"producer_id": 7, "producer_epoch": 0, "start_offset": 1, **changes}
+            request = AbortHangingRequest(**{"topic_partition": h.tp, **named})
+            error: ErrorCode = (await h.leader.abort_hanging(request)).error
+            return error
+
+        await h.produce(h.batch(b"plain"))
+        batch = h.txn_batch(b"a", pid=7, epoch=0, seq=0)
+        await h.produce(batch, ticket=h.ticket(pid=7, epoch=0), transactional_id="t")
+        for wrong in ({"producer_id": 8}, {"producer_epoch": 1}, {"start_offset": 0}):
+            assert await end(**wrong) is ErrorCode.INVALID_TXN_STATE, wrong
+        elsewhere = await end(topic_partition=TopicPartition("flights", 9))
+        assert elsewhere is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert h.replica.machine.last_stable_offset == 1
+        assert await end() is ErrorCode.NONE
+        assert h.replica.machine.last_stable_offset == 3
+        # The reply was lost: asked again it is the same, and the next transaction goes on.
+        assert await end() is ErrorCode.NONE
+        batch = h.txn_batch(b"b", pid=7, epoch=1, seq=0)
+        await h.produce(batch, ticket=h.ticket(pid=7, epoch=1), transactional_id="t")
+        assert await end() is ErrorCode.INVALID_TXN_STATE
+        fetched = await h.leader.fetch(h.fetch_request(0))
+        assert [(a.producer_id, a.first_offset) for a in fetched.aborted_transactions] == [(7, 1)]
 
     play(scenario)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from called_server import TIMEOUT_MS, TOKEN, Server, fetch, produce
+from msgspec import structs
 
 from oncelog.actors.protocol.access import RAY, SERVER
 from oncelog.actors.protocol.messages.access import (
@@ -96,6 +97,21 @@ def test_a_user_may_do_what_an_acl_allows_and_nothing_else():
             assert described is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
             assert (server.fetched, server.begun) == ([3], [])
             connection.close()
+
+    asyncio.run(body())
+
+
+def test_an_acl_may_be_for_one_address():
+    async def body() -> None:
+        for host, error in (
+            ("127.0.0.1", ErrorCode.NONE),
+            ("127.0.0.2", ErrorCode.TOPIC_AUTHORIZATION_FAILED),
+        ):
+            only_there = structs.replace(acl(Operation.READ), host=host)
+            async with behind(Door(access(only_there))) as (_, listener):
+                connection = await joined(listener, UserIdentity("alice", PASSWORD))
+                assert await asked(connection, fetch(1)) is error
+                connection.close()
 
     asyncio.run(body())
 

@@ -53,6 +53,7 @@ FOR_SERVERS = {
     "replicate",
     "shutdown",
     "vote",
+    "write_txn_markers",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -312,6 +313,36 @@ def test_stop_by_address_ends_the_process_that_start_left_there(head, connected,
     assert cli.main(["stop", "--address", word.address]) == 0
     assert cluster.story == ["close"]
     assert capsys.readouterr().out == "stopped\n"
+    assert cli_cluster.wait_until_gone(word.process_id, 0)
+
+
+# --- as whom ----------------------------------------------------------------------------------
+
+
+def test_the_process_that_start_leaves_connects_as_the_same_user(head, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run("start", head, "--user", "admin", "--password-file", "secret") == 0
+    word = cluster_connection.read_discovery(head)
+    variables = Path(f"/proc/{word.process_id}/environ").read_bytes().split(b"\0")
+    assert b"ONCELOG_USER=admin" in variables
+    assert f"ONCELOG_PASSWORD_FILE={tmp_path / 'secret'}".encode() in variables
+
+
+def test_a_user_without_a_password_is_told_before_anything_starts(head, monkeypatch, capsys):
+    monkeypatch.delenv("ONCELOG_USER", raising=False)
+    monkeypatch.delenv("ONCELOG_PASSWORD_FILE", raising=False)
+    assert run("start", head, "--user", "admin") == 1
+    assert "user='admin' has no password_file" in capsys.readouterr().err
+    assert cluster_connection.read_discovery(head) is None
+
+
+def test_a_user_stops_the_log_before_its_process_is_ended(head, monkeypatch, capsys):
+    assert run("start", head) == 0
+    word = cluster_connection.read_discovery(head)
+    cluster = contextlib.nullcontext(cluster_of(word.address, head))
+    monkeypatch.setattr(cli_cluster, "connect", lambda args: cluster)
+    assert run("stop", head, "--user", "admin", "--password-file", "secret") == 0
+    assert cluster.enter_result.story == ["shutdown"]
     assert cli_cluster.wait_until_gone(word.process_id, 0)
 
 

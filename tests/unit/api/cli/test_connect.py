@@ -156,3 +156,41 @@ def test_whoever_is_connected_ends_in_order_whatever_handlers_ray_has_set(listen
             signal.signal(number, handler)
     assert signal.SIGTERM in blocked
     assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+# --- as whom ----------------------------------------------------------------------------------
+
+
+def options(*given):
+    parser = argparse.ArgumentParser()
+    cli_connect.add_cluster_arguments(parser)
+    return parser.parse_args(given)
+
+
+def test_who_connects_is_passed_on_only_if_it_is_said(listener, monkeypatch):
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    seen = []
+    monkeypatch.setattr(cluster_connection, "join_ray", lambda address: None)
+    monkeypatch.setattr(client, "connect", lambda address, **login: seen.append(login))
+    try:
+        cli_connect.connect(options("--address", listener))
+        cli_connect.connect(
+            options("--address", listener, "--user", "alice", "--password-file", "f")
+        )
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert seen == [{}, {"user": "alice", "password_file": "f"}]
+
+
+def test_another_process_is_told_who_connects_wherever_it_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("ONCELOG_USER", "ONCELOG_PASSWORD_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    assert cli_connect.login_variables(options()) == {}
+    told = {"ONCELOG_USER": "alice", "ONCELOG_PASSWORD_FILE": str(tmp_path / "f")}
+    given = options("--user", "alice", "--password-file", "f")
+    assert cli_connect.login_variables(given) == told
+    monkeypatch.setenv("ONCELOG_USER", "alice")
+    monkeypatch.setenv("ONCELOG_PASSWORD_FILE", "f")
+    assert cli_connect.login_variables(options()) == told

@@ -23,6 +23,10 @@ from oncelog.api.cli import status as cli_status
 from oncelog.api.cli.status import CONDITIONS, FoundCondition
 from oncelog.api.cli.terminal import describe_error
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import (
+    ClusterAuthorizationFailedError,
+    SaslAuthenticationFailedError,
+)
 from oncelog.storage.model import TopicPartition
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -265,6 +269,20 @@ def test_damage_is_told_with_its_places(cluster):
     shown = cli_status.as_json(seen)["topics"][1]["partitions"]
     assert [partition["damaged_place_count"] for partition in shown] == [0, 3]
     assert shown[1]["damaged_offset"] == 17
+
+
+def test_whoever_may_not_ask_is_told_so_and_not_that_nothing_serves(cluster):
+    for name, reply in cluster.replies.items():
+        error = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        cluster.replies[name] = structs.replace(reply, error=error)
+    with pytest.raises(ClusterAuthorizationFailedError, match="--user"):
+        cli_status.check_may_ask(cluster.seen())
+
+
+def test_a_wrong_password_is_told_and_not_that_the_controller_is_away(cluster):
+    cluster.metadata = MetadataReply(error=ErrorCode.SASL_AUTHENTICATION_FAILED)
+    with pytest.raises(SaslAuthenticationFailedError):
+        cli_status.check_may_ask(cluster.seen())
 
 
 # --- what is wrong: each row of the table in OPERATIONS -----------------------------------------
