@@ -262,6 +262,7 @@ class Cluster(ProcessBound):
             loop_thread=self._loop_thread,
             random=self._random,
             processes=self._processes,
+            login=self._login,
         )
 
     # --- what is made from it -------------------------------------------------------------

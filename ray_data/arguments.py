@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
 from oncelog.api.config import CompressionType
+from oncelog.api.distributing.engine_connection import Endpoint
 from oncelog.api.producing.member import TRANSACTION_TIMEOUT_MS
+from oncelog.api.session.login import login_of
 from oncelog.ray_data.planning import END, START, Positions, position_text
 from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.model import (
@@ -29,6 +32,13 @@ ValueSerializer = Literal["json"]
 BLOCKS_MAX: Final = 1_000_000
 
 _ADDRESS: Final = "The Ray cluster of the log; by default this process's, or this machine's."
+_USER: Final = "Log in as this user; else as that of `ONCELOG_USER`, else as any program of Ray."
+_FILE: Final = (
+    "The file with the user's password as its first line, on each node; else "
+    "`ONCELOG_PASSWORD_FILE`."
+)
+
+PathText = str | Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +66,8 @@ class ReadArguments:
     ] = "read_committed"
     include_headers: Annotated[bool, "Read column `headers` too."] = True
     address: Annotated[str | None, Checked("an address, or None"), _ADDRESS] = None
+    user: Annotated[str | None, Text(may_be_blank=False), _USER] = None
+    password_file: Annotated[PathText | None, Checked("a path, or None", "path"), _FILE] = None
     override_num_blocks: Annotated[
         int | None,
         Meta(ge=1, le=BLOCKS_MAX),
@@ -78,6 +90,11 @@ class ReadArguments:
         """The topics, each once."""
         given = (self.topics,) if isinstance(self.topics, str) else self.topics
         return tuple(dict.fromkeys(given))
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where to connect, and as whom; see ``endpoint_of``."""
+        return endpoint_of(self)
 
     @property
     def level(self) -> IsolationLevel:
@@ -119,6 +136,8 @@ class WriteArguments:
         ValueSerializer | None, "With `json` the value is the whole row, as a JSON object."
     ] = None
     address: Annotated[str | None, Checked("an address, or None"), _ADDRESS] = None
+    user: Annotated[str | None, Text(may_be_blank=False), _USER] = None
+    password_file: Annotated[PathText | None, Checked("a path, or None", "path"), _FILE] = None
 
     def __post_init__(self) -> None:
         """Reject invalid arguments; ``InvalidSettingError`` names the first."""
@@ -129,3 +148,19 @@ class WriteArguments:
                 "together",
                 advice="give both or neither",
             )
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where to connect, and as whom; see ``endpoint_of``."""
+        return endpoint_of(self)
+
+
+def endpoint_of(arguments: ReadArguments | WriteArguments) -> Endpoint:
+    """Where to connect, and as whom; without arguments the environment of this process says it."""
+    path = arguments.password_file
+    if path is not None and not isinstance(path, str | Path):
+        # Without its value, which may be the password.
+        raise InvalidSettingError(
+            f"password_file is a {type(path).__name__}", advice="give the path of a file"
+        )
+    return Endpoint(address=arguments.address, login=login_of(arguments.user, path))

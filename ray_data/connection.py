@@ -8,7 +8,11 @@ from typing import Final
 
 from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.protocol.messages.transaction import DriverProcess
-from oncelog.api.distributing.engine_connection import EngineConnection, ProcessConnection
+from oncelog.api.distributing.engine_connection import (
+    Endpoint,
+    EngineConnection,
+    ProcessConnection,
+)
 
 
 def this_process(processes: ProcessTable) -> DriverProcess | None:
@@ -20,22 +24,25 @@ _process: Final = ProcessConnection(this_process)
 _lock: Final = threading.Lock()
 
 
-def connect(address: str | None = None) -> EngineConnection:
-    """This process's connection to the log at ``address``; its own Ray cluster's for ``None``.
+def connect(endpoint: Endpoint) -> EngineConnection:
+    """This process's connection to ``endpoint``; without an address, to its own Ray cluster's log.
 
-    A worker always has a Ray cluster, and its authentication. Raises ``ConnectionFailedError`` as
-    ``oncelog.connect`` does.
+    A worker always has a Ray cluster, and its authentication. Another login replaces the last.
+    Raises as ``oncelog.connect`` does.
     """
     from oncelog.api import client
     from oncelog.api.session.cluster_connection import join_ray, ray_cluster_id
 
+    login = endpoint.login
     with _lock:
-        join_ray(address or "auto")
+        join_ray(endpoint.address or "auto")
         import ray
 
         job = (ray_cluster_id(), ray.get_runtime_context().get_job_id())
-        known = _process.find(job)
+        key = (*job, login, login.version())
+        known = _process.find(key)
         if known is None:
             _process.close()
-            known = _process.keep(job, client.connect())
+            cluster = client.connect(user=login.user, password_file=login.password_file)
+            known = _process.keep(key, cluster)
         return known

@@ -18,9 +18,10 @@ from ray.data.datasource import Datasink, WriteResult
 
 from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.api.config import CompressionType
+from oncelog.api.distributing.engine_connection import Endpoint
 from oncelog.api.distributing.write import DistributedWrite, WriteOptions
 from oncelog.api.producing.member import TRANSACTION_TIMEOUT_MS
-from oncelog.ray_data.arguments import ValueSerializer, WriteArguments
+from oncelog.ray_data.arguments import PathText, ValueSerializer, WriteArguments
 from oncelog.ray_data.columns import RowFormat, check_schema
 from oncelog.ray_data.connection import connect
 from oncelog.storage.exceptions import InvalidSettingError
@@ -53,6 +54,8 @@ def write(
     key_field: str | None = None,
     value_serializer: ValueSerializer | None = None,
     address: str | None = None,
+    user: str | None = None,
+    password_file: PathText | None = None,
     concurrency: int | None = None,
     ray_remote_args: dict[str, Any] | None = None,
 ) -> None:
@@ -70,9 +73,10 @@ def write(
     it was ending may be committed even so; ``transactional_id`` is then the id to write under,
     which fences earlier writes.
 
-    The write is aborted after ``transaction_timeout_ms`` without any of its tasks. ``address`` is
-    that of ``oncelog.connect``; by default this process's Ray cluster, or this machine's. The other
-    arguments are those of ``Dataset.write_datasink``. ``InvalidSettingError`` for an invalid
+    The write is aborted after ``transaction_timeout_ms`` without any of its tasks. ``address``,
+    ``user`` and ``password_file`` are those of ``oncelog.connect``; by default this process's Ray
+    cluster, or this machine's, and its environment. Each worker reads the file on its node. The
+    other arguments are those of ``Dataset.write_datasink``. ``InvalidSettingError`` for an invalid
     argument or column, ``UnknownTopicOrPartitionError``, and errors of tasks leave nothing visible.
     """
     # One thing: mostly arguments, and what they mean.
@@ -86,10 +90,13 @@ def write(
         key_field=key_field,
         value_serializer=value_serializer,
         address=address,
+        user=user,
+        password_file=password_file,
     )
     options, rows = write_options(arguments), row_format(arguments)
     _check_dataset(dataset, topic, rows)
-    connect(address)
+    # It joins the Ray cluster; workers are in it.
+    connect(arguments.endpoint)
     planned = DistributedWrite.plan(connect, options)
     if planned.membership.is_committed:
         planned.log_committed_before()
@@ -108,6 +115,7 @@ def write_options(arguments: WriteArguments) -> WriteOptions:
     """The options of the write; ``InvalidSettingError`` if a name is too long."""
     options = WriteOptions(
         engine="ray-data",
+        endpoint=Endpoint(login=arguments.endpoint.login),
         topic=arguments.topic,
         transactional_id=arguments.transactional_id,
         txn_app_id=arguments.txn_app_id,

@@ -14,9 +14,10 @@ from ray.data import Dataset, read_datasource
 from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 
-from oncelog.api.distributing.engine_connection import EngineConnection
+from oncelog.api.distributing.engine_connection import Endpoint, EngineConnection
 from oncelog.api.distributing.read import PartitionRange, Selection
-from oncelog.ray_data.arguments import LevelText, ReadArguments
+from oncelog.api.session.login import NOBODY, Login
+from oncelog.ray_data.arguments import LevelText, PathText, ReadArguments
 from oncelog.ray_data.columns import read_schema, to_block
 from oncelog.ray_data.connection import connect
 from oncelog.ray_data.planning import (
@@ -49,6 +50,8 @@ def read(
     isolation_level: LevelText = "read_committed",
     include_headers: bool = True,
     address: str | None = None,
+    user: str | None = None,
+    password_file: PathText | None = None,
     override_num_blocks: int | None = None,
     concurrency: int | None = None,
     num_cpus: float | None = None,
@@ -69,8 +72,9 @@ def read(
     if it has no zone), "earliest" or "latest", or ``{topic: {partition: one of these}}``.
     Partitions not named there are read from the earliest or to the latest offset. A time means the
     first record at or after it. The latest is the last stable offset for read_committed, the high
-    watermark for read_uncommitted; an end beyond it is lowered to it. ``address`` is that of
-    ``oncelog.connect``; by default this process's Ray cluster, or this machine's. The other
+    watermark for read_uncommitted; an end beyond it is lowered to it. ``address``, ``user``
+    and ``password_file`` are those of ``oncelog.connect``; by default this process's Ray cluster,
+    or this machine's, and its environment. Each worker reads the file on its node. The other
     arguments are those of ``ray.data.read_datasource``. ``InvalidSettingError`` for an invalid
     argument, ``UnknownTopicOrPartitionError``, and ``OffsetOutOfRangeError`` for a start whose
     records are deleted or not there yet. A task fails if its records are deleted before it reads.
@@ -83,14 +87,21 @@ def read(
         isolation_level=isolation_level,
         include_headers=include_headers,
         address=address,
+        user=user,
+        password_file=password_file,
         override_num_blocks=override_num_blocks,
     )
+    endpoint = wanted.endpoint
     planned = plan_read(
-        connect(address), wanted.topic_names, start_offset, end_offset, wanted.level
+        connect(endpoint), wanted.topic_names, start_offset, end_offset, wanted.level
     )
-    least_bytes = 1 if override_num_blocks else TASK_BYTES_MIN
     dataset: Dataset = read_datasource(
-        OncelogDatasource(planned, includes_headers=include_headers, task_bytes_min=least_bytes),
+        OncelogDatasource(
+            planned,
+            includes_headers=include_headers,
+            task_bytes_min=1 if override_num_blocks else TASK_BYTES_MIN,
+            login=endpoint.login,
+        ),
         override_num_blocks=override_num_blocks,
         concurrency=concurrency,
         num_cpus=num_cpus,
@@ -141,10 +152,18 @@ class OncelogDatasource(Datasource):
     """A planned read as Ray Data sees it."""
 
     def __init__(
-        self, planned: ReadPlan, *, includes_headers: bool, task_bytes_min: int = TASK_BYTES_MIN
+        self,
+        planned: ReadPlan,
+        *,
+        includes_headers: bool,
+        task_bytes_min: int = TASK_BYTES_MIN,
+        login: Login = NOBODY,
     ) -> None:
+        """``login`` is as whom the tasks read."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._plan = planned
+        # Workers are in the Ray cluster of the log.
+        self._endpoint = Endpoint(login=login)
         self._task_bytes_min = task_bytes_min
         self._schema = read_schema(includes_headers=includes_headers)
 
@@ -166,7 +185,7 @@ class OncelogDatasource(Datasource):
         count_max = max(1, min(parallelism, log_bytes // self._task_bytes_min))
         return [
             ReadTask(
-                _reading(share, planned.isolation_level, self._schema),
+                _reading(self._endpoint, share, planned.isolation_level, self._schema),
                 BlockMetadata(
                     # Markers and aborted records have offsets too, so the number is unknown.
                     num_rows=None,
@@ -182,10 +201,13 @@ class OncelogDatasource(Datasource):
 
 
 def _reading(
-    share: tuple[PartitionRange, ...], isolation_level: IsolationLevel, schema: pa.Schema
+    endpoint: Endpoint,
+    share: tuple[PartitionRange, ...],
+    isolation_level: IsolationLevel,
+    schema: pa.Schema,
 ) -> Callable[[], Iterator[pa.Table]]:
     def read_share() -> Iterator[pa.Table]:
-        return blocks(connect, share, isolation_level, schema)
+        return blocks(lambda: connect(endpoint), share, isolation_level, schema)
 
     return read_share
 

@@ -6,6 +6,7 @@ connection. It is never made in the daemon itself.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import os
@@ -15,11 +16,16 @@ from typing import TYPE_CHECKING, Final
 from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.process.ray_environment import prepare_to_join
 from oncelog.actors.protocol.messages.transaction import DriverProcess
-from oncelog.api.distributing.engine_connection import EngineConnection, ProcessConnection
-from oncelog.storage.exceptions import ConnectionFailedError
+from oncelog.api.distributing.engine_connection import (
+    Endpoint,
+    EngineConnection,
+    ProcessConnection,
+)
+from oncelog.storage.exceptions import ConnectionFailedError, OncelogError
 
 if TYPE_CHECKING:
     from oncelog.api.client import Cluster
+    from oncelog.api.session.login import Login
 
 ADDRESS_VARIABLE: Final = "ONCELOG_ADDRESS"
 """The default of option ``address``; a session passes it to all its Python processes."""
@@ -41,15 +47,16 @@ def default_address() -> str:
 _process: Final = ProcessConnection(driver_process)
 
 
-def connect(address: str | None) -> EngineConnection:
-    """This process's connection to the cluster at ``address``; the default one for ``None``.
+def connect(endpoint: Endpoint) -> EngineConnection:
+    """This process's connection to ``endpoint``; its address is the default one if ``None``.
 
     Of several addresses, separated by commas, it uses the first that replies. A process can be in
-    only one Ray cluster at a time: another address replaces the last.
-    Raises ``ConnectionFailedError`` if there is no cluster.
+    only one Ray cluster at a time: another address replaces the last, and so does another login.
+    Raises ``ConnectionFailedError`` if there is no cluster, and as ``oncelog.connect`` for a login.
     """
-    wanted = address or default_address()
-    known = _process.find(wanted)
+    wanted = dataclasses.replace(endpoint, address=endpoint.address or default_address())
+    key = (wanted, wanted.login.version())
+    known = _process.find(key)
     if known is not None:
         _leave_out_of_garbage_collection()
         return known
@@ -59,23 +66,26 @@ def connect(address: str | None) -> EngineConnection:
         import ray
 
         ray.shutdown()
-    return _process.keep(wanted, _joined([address.strip() for address in wanted.split(",")]))
+    addresses = [address.strip() for address in (wanted.address or "").split(",")]
+    return _process.keep(key, _joined(addresses, wanted.login))
 
 
-def _joined(addresses: Sequence[str]) -> Cluster:
+def _joined(addresses: Sequence[str], login: Login) -> Cluster:
     """The first cluster that replies; ``ConnectionFailedError`` says why none does."""
     from oncelog.api import client
 
     failures = []
     for address in addresses:
         try:
-            return client.connect(address)
-        except ConnectionFailedError as error:
-            failures.append(str(error))
+            return client.connect(address, user=login.user, password_file=login.password_file)
+        except OncelogError as error:
             import ray
 
-            # A Ray cluster without a log may have been joined.
+            # A Ray cluster without a log may have been joined, or one that refuses the login.
             ray.shutdown()
+            if not isinstance(error, ConnectionFailedError):
+                raise
+            failures.append(str(error))
     raise ConnectionFailedError("; ".join(failures))
 
 

@@ -40,6 +40,17 @@ _UNIT_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_0
 DURATION: Final = f"a whole number and one of {', '.join(_UNIT_MS)}"
 """The allowed values of a time."""
 
+PASSWORDS: Final = (
+    "password",
+    "sasl.jaas.config",
+    "sasl.password",
+    "user.password",
+    "kafka.password",
+    "kafka.sasl.jaas.config",
+    "kafka.sasl.password",
+)
+"""Options that would have a password. Spark would show it in plans, in its UI and in event logs."""
+
 CLIENT_TUNING: Final = (
     "kafka.acks",
     "kafka.allow.auto.create.topics",
@@ -129,6 +140,12 @@ class OptionNames:
         name = aliases.get(lower, lower)
         if name in {one.name.lower() for one in self.accepted}:
             return name
+        if lower in PASSWORDS:
+            # Without its value. Not ignored: a program that means to log in must not be another.
+            raise InvalidSettingError(
+                f"{key} is not allowed: Spark shows options",
+                advice="give user, and as password.file the path of a file with the password",
+            )
         advice = {item.lower(): text for item, text in self.refused.items()}.get(lower)
         if advice is not None:
             raise InvalidSettingError(f"{key}={value!r} is not allowed", advice=advice)

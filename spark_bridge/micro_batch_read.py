@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from oncelog.actors.protocol.messages.cluster import TopicMetadata
-from oncelog.api.distributing.read import PartitionRange, ReadBounds
+from oncelog.api.distributing.read import PartitionRange, ReadBounds, hidden_topic
 from oncelog.api.distributing.write import Connect
 from oncelog.api.session.committed_offsets import lag_of
 from oncelog.spark_bridge.offsets import (
@@ -88,7 +88,7 @@ class MicroBatchReads:
         raise as in ``check_topics`` and ``check_not_before``, unless ``failOnDataLoss=false``.
         ``UnknownTopicOrPartitionError`` for a topic that never existed.
         """
-        connection = self._connect(self._options.address)
+        connection = self._connect(self._options.endpoint)
         start = StreamOffset.parse(stored)
         now_ms = connection.now_ms()
         topic_ids, chosen = self._chosen(start, now_ms)
@@ -118,7 +118,7 @@ class MicroBatchReads:
             return False
         if not offsets_min:
             return True
-        starts = self._connect(self._options.address).offsets_at(
+        starts = self._connect(self._options.endpoint).offsets_at(
             dict.fromkeys(positions, EARLIEST_TIMESTAMP), self._options.isolation_level
         )
         lags = (
@@ -135,14 +135,17 @@ class MicroBatchReads:
     def _chosen(self, start: StreamOffset, now_ms: float) -> tuple[TopicIds, list[TopicPartition]]:
         """The ids of all topics, and the selected partitions."""
         if self._topics_until_ms is None or now_ms >= self._topics_until_ms:
-            self._topics = self._connect(self._options.address).topics()
+            self._topics = self._connect(self._options.endpoint).topics()
             self._topics_until_ms = now_ms + TOPICS_AGE_MS
         topics = self._topics
         topic_ids = {name: topic.topic_id for name, topic in topics.items()}
         lost = start.lost_topics(topic_ids)
         if lost and self._options.fails_on_data_loss:
             check_topics(start, topic_ids)
+        user = self._options.endpoint.login.user
         for topic in lost:
+            if user and topic not in topics:
+                raise hidden_topic(topic, user)
             _logger.warning("topic %r, which the stream has read, was deleted or replaced", topic)
         counts = {name: len(topic.partitions) for name, topic in topics.items()}
         return topic_ids, self._options.selection.choose(
@@ -153,7 +156,7 @@ class MicroBatchReads:
         """Where partitions start that were not read before: later ones at their first record."""
         if not new:
             return {}
-        connection = self._connect(self._options.address)
+        connection = self._connect(self._options.endpoint)
         starting = self._options.starting if is_first else EARLIEST
         wanted = resolve(
             "startingOffsets",
@@ -165,7 +168,7 @@ class MicroBatchReads:
 
     def _ends(self, positions: Offsets) -> dict[TopicPartition, int]:
         """How far each partition may be read now."""
-        connection = self._connect(self._options.address)
+        connection = self._connect(self._options.endpoint)
         ends = connection.ends(list(positions), self._options.isolation_level)
         self._latest = ends
         if self._options.fails_on_data_loss:
@@ -186,7 +189,7 @@ class MicroBatchReads:
 
         Raises as ``following``, and ``OffsetOutOfRangeError`` for records that were deleted.
         """
-        connection = self._connect(self._options.address)
+        connection = self._connect(self._options.endpoint)
         start, end = StreamOffset.parse(stored_start), StreamOffset.parse(stored_end)
         topic_ids = {name: topic.topic_id for name, topic in connection.topics().items()}
         if self._options.fails_on_data_loss:
@@ -211,7 +214,7 @@ class MicroBatchReads:
         return split(ranges, self._options.partitions_min, self._options.range_size_max)
 
     def _bounds(self, partitions: list[TopicPartition]) -> dict[TopicPartition, ReadBounds]:
-        connection = self._connect(self._options.address)
+        connection = self._connect(self._options.endpoint)
         return connection.bounds(partitions, self._options.isolation_level)
 
     def show(self, stored: Stored) -> None:
@@ -224,7 +227,7 @@ class MicroBatchReads:
         self._shown = stored
         reached = StreamOffset.parse(stored)
         try:
-            self._connect(self._options.address).show_progress(
+            self._connect(self._options.endpoint).show_progress(
                 self._options.group_id, reached.positions, reached.topic_ids
             )
         except OncelogError as error:

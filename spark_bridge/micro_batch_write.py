@@ -73,7 +73,7 @@ class MicroBatchWrite:
         The process that commits plans too, needlessly. So only a topic that is known to be missing
         is an error here; what cannot be checked now is left to the tasks.
         """
-        connection = connect(options.address)
+        connection = connect(options.endpoint)
         if options.topic is not None:
             refuse_missing(connection, options.topic)
         return cls(options=options, run=connection.plan_run())
@@ -94,7 +94,7 @@ class MicroBatchWrite:
             self.options, txn_app_id=batch.query_id, txn_version=batch.batch_id
         )
         try:
-            membership = connect(options.address).begin_run(options, self.run)
+            membership = connect(options.endpoint).begin_run(options, self.run)
         except OutdatedVersionError as error:
             raise OutdatedVersionError(
                 f"batch {batch.batch_id} of query {batch.query_id} is older than what is "

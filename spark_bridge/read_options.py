@@ -10,7 +10,9 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta
 
 from oncelog.api.config import ConsumerSettings
+from oncelog.api.distributing.engine_connection import DEFAULT_ENDPOINT, Endpoint
 from oncelog.api.distributing.read import Selection
+from oncelog.api.session.login import login_of
 from oncelog.spark_bridge.given_options import (
     DURATION,
     GivenOptions,
@@ -182,8 +184,33 @@ ADDRESS: Final = declared(
     None,
 )
 
+USER: Final = declared(
+    "user",
+    Annotated[
+        str,
+        Checked("a name"),
+        "Log in as this user; by default as that of `register`, else `ONCELOG_USER`, else as any "
+        "program of the Ray cluster.",
+    ],
+    None,
+)
+
+PASSWORD_FILE: Final = declared(
+    "password.file",
+    Annotated[
+        str,
+        Checked("a path"),
+        "The file with the user's password as its first line, on each node; else "
+        "`ONCELOG_PASSWORD_FILE`.",
+    ],
+    None,
+)
+
+CONNECTION: Final = (ADDRESS, USER, PASSWORD_FILE)
+"""Options of reads and writes alike; see ``endpoint_of``."""
+
 READ_OPTIONS: Final = OptionNames(
-    accepted=(ADDRESS, *_WHAT, *_START, *_END, *_HOW),
+    accepted=(*CONNECTION, *_WHAT, *_START, *_END, *_HOW),
     aliases={"kafka.bootstrap.servers": "address", "kafka.isolation.level": "isolation.level"},
     ignored=(
         "groupIdPrefix",
@@ -213,13 +240,12 @@ STREAM_OPTIONS: Final = (
 class ReadOptions:
     """The options of a read. ``starting=None``: a batch starts at earliest, a stream at latest.
 
-    ``ending=None``: at latest. ``address=None``: the default, for reads and writes alike.
-    ``offsets_max`` and ``offsets_min`` are those of one micro-batch; ``None`` for no limit.
-    ``given_for_streams`` are the given options that only a stream can have.
+    ``ending=None``: at latest. ``offsets_max`` and ``offsets_min`` are those of one micro-batch;
+    ``None`` for no limit. ``given_for_streams`` are the given options that only a stream can have.
     """
 
     selection: Selection
-    address: str | None = None
+    endpoint: Endpoint = DEFAULT_ENDPOINT
     starting: Position | None = None
     ending: Position | None = None
     fails_on_data_loss: bool = True
@@ -271,7 +297,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         raise given.refuse("minOffsetsPerTrigger", f"at most maxOffsetsPerTrigger={offsets_max}")
     return ReadOptions(
         selection=_selection(given),
-        address=given.text("address"),
+        endpoint=endpoint_of(given),
         starting=_position(given, "starting"),
         ending=_position(given, "ending"),
         fails_on_data_loss=given.value("failOnDataLoss"),
@@ -286,6 +312,19 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         group_id=given.value("kafka.group.id"),
         given_for_streams=tuple(filter(given.has, STREAM_OPTIONS)),
     )
+
+
+def endpoint_of(given: GivenOptions) -> Endpoint:
+    """Where to connect, and as whom; without options the environment says it.
+
+    It travels to the tasks, so these have the same user, whatever their environment is.
+    """
+    if given.has("user") != given.has("password.file"):
+        raise InvalidSettingError(
+            "user and password.file belong together", advice="give both or neither"
+        )
+    login = login_of(given.text("user"), given.text("password.file"))
+    return Endpoint(address=given.text("address"), login=login)
 
 
 def _selection(given: GivenOptions) -> Selection:

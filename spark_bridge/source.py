@@ -121,7 +121,7 @@ class BatchReader(DataSourceReader):
         """The ranges from the start to the last stable offset or high watermark."""
         options = self._options
         with one_line_errors():
-            connection = connect(options.address)
+            connection = connect(options.endpoint)
             chosen = options.selection.choose(connection.partition_counts())
             starting = EARLIEST if options.starting is None else options.starting
             ending = LATEST if options.ending is None else options.ending
@@ -226,7 +226,7 @@ def _read(
         return
     columns_schema = arrow_schema(schema)
     with one_line_errors():
-        for columns in connect(options.address).read(
+        for columns in connect(options.endpoint).read(
             wanted, options.isolation_level, skips_lost=not options.fails_on_data_loss
         ):
             yield to_spark(columns, wanted.topic_partition, columns_schema)

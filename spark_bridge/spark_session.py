@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from oncelog.api.session.login import FILE_VARIABLE, USER_VARIABLE, login_of
 from oncelog.spark_bridge.connection import ADDRESS_VARIABLE
 from oncelog.storage.exceptions import (
     ConnectionFailedError,
@@ -142,8 +143,10 @@ def register(spark: SparkSession, cluster: Cluster | None = None) -> None:
 
     Without ``cluster`` the default is the Ray cluster that this process is connected to; else
     ``RAY_ADDRESS``, or a cluster on the worker's machine. Option ``address`` of a read or write
-    overrides it. oncelog must be installed on the executors. ``InvalidSettingError`` for a Spark
-    Connect session, whose server finds the source by itself.
+    overrides it. The user of ``cluster`` is the default too, else that of ``ONCELOG_USER``; of its
+    password only the path of the file is passed on, which each node needs. oncelog must be
+    installed on the executors. ``InvalidSettingError`` for a Spark Connect session, whose server
+    finds the source by itself.
     """
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         raise InvalidSettingError(
@@ -157,6 +160,10 @@ def register(spark: SparkSession, cluster: Cluster | None = None) -> None:
     environment = context.environment
     if address is not None:
         environment[ADDRESS_VARIABLE] = address
+    login = login_of(None, None) if cluster is None else cluster.context.login
+    if cluster is not None or login.user:
+        environment[USER_VARIABLE] = login.user
+        environment[FILE_VARIABLE] = login.password_file
     for name in _INHERITED:
         if name in os.environ:
             environment.setdefault(name, os.environ[name])

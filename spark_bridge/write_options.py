@@ -17,7 +17,7 @@ from oncelog.spark_bridge.given_options import (
     check_topic,
     client_option,
 )
-from oncelog.spark_bridge.read_options import ADDRESS
+from oncelog.spark_bridge.read_options import CONNECTION, endpoint_of
 from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.model import INT64_MAX, TOPIC_NAME_RULE
 from oncelog.storage.settings import Checked, declared
@@ -81,7 +81,7 @@ _PRODUCERS: Final = (
 )
 
 WRITE_OPTIONS: Final = OptionNames(
-    accepted=(ADDRESS, *_WHAT, *_PRODUCERS),
+    accepted=(*CONNECTION, *_WHAT, *_PRODUCERS),
     aliases={
         "kafka.bootstrap.servers": "address",
         "kafka.compression.type": "compression.type",
@@ -123,7 +123,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
         )
     parsed = WriteOptions(
         engine="spark",
-        address=given.text("address"),
+        endpoint=endpoint_of(given),
         topic=_topic(given),
         transactional_id=given.value("transactional.id"),
         txn_app_id=given.text("txnAppId"),

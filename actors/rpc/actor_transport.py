@@ -32,7 +32,7 @@ from oncelog.actors.rpc.handshake import Ending, Greeting, Identity, ProgramIden
 from oncelog.actors.rpc.listener import ListenerAddress
 from oncelog.actors.rpc.message_codec import answers_on_connections
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.exceptions import InvalidSettingError
+from oncelog.storage.exceptions import InvalidSettingError, SaslAuthenticationFailedError
 
 _logger = logging.getLogger(__name__)
 
@@ -40,6 +40,9 @@ CONNECT_TIMEOUT_MS: Final = 10_000
 
 A_PROGRAM: Final = ProgramIdentity()
 """Any program of the Ray cluster."""
+
+LOGIN_REFUSED: Final = str(SaslAuthenticationFailedError())
+"""The detail of each call of a user that cannot log in: no connection is made for it."""
 
 FAILURES_BEFORE_RAY: Final = 2
 """Failed connection attempts in a row before Ray carries the calls; one may be a dying process."""
@@ -133,7 +136,8 @@ class ActorTransport:
                 actor, request, timeout_ms=timeout_ms, metered=metered, key=key
             )
         if isinstance(connection, ErrorCode):
-            return request.failed(connection)
+            is_refused = connection is ErrorCode.SASL_AUTHENTICATION_FAILED
+            return request.failed(connection, LOGIN_REFUSED if is_refused else "")
         reply = await connection.call(request, timeout_ms=timeout_ms, metered=metered, key=key)
         if reply.error is ErrorCode.NOT_CONTROLLER:
             # It may live on beside its successor: Ray knows which of them has the name.

@@ -35,7 +35,9 @@ from oncelog.api.session.committed_offsets import (
     is_retriable,
     list_offsets,
 )
+from oncelog.api.session.login import NOBODY, Login
 from oncelog.api.session.retry import DEFAULT_BACKOFF, Backoff, call_with_retries
+from oncelog.api.session.rights import needing
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     OncelogError,
@@ -66,6 +68,21 @@ END_TIMEOUT_MS: Final = 300_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where the processes of an engine connect to, and as whom; travels to all of them.
+
+    ``address`` ``None`` is the default of each process. Each reads the password on its own node.
+    """
+
+    address: str | None = None
+    login: Login = NOBODY
+
+
+DEFAULT_ENDPOINT: Final = Endpoint()
+"""The default cluster of each process, as any program of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WritingSettings:
     """Timeouts of a write's clients; ``producer`` holds the settings that they start from."""
 
@@ -93,6 +110,7 @@ class EngineConnection:
     ) -> None:
         """``driver`` finds the process that a write ends with; called where it is planned."""
         self._driver = driver
+        self._user = context.login.user
         self._router = context.router
         self._loop_thread = context.loop_thread
         self._random = context.random
@@ -171,7 +189,8 @@ class EngineConnection:
 
         async def ask(topic_partition: TopicPartition) -> int:
             request = DescribeReplicaRequest(topic_partition=topic_partition)
-            reply = await self._ask_leader(topic_partition, request)
+            with needing(topic=f"Describe on topic {topic_partition.topic!r}"):
+                reply = await self._ask_leader(topic_partition, request)
             offsets = max(1, reply.log_end_offset - reply.log_start_offset)
             return max(1, reply.size_bytes // offsets)
 
@@ -219,15 +238,16 @@ class EngineConnection:
             tp: OffsetAndMetadata(offset=offset, topic_id=topic_ids[tp.topic])
             for tp, offset in positions.items()
         }
-        self._loop_thread.run(
-            commit_offsets(
-                self._router,
-                ConsumerGroupMetadata(group_id=group_id),
-                offsets,
-                random=self._random,
-                timeout_ms=PROGRESS_TIMEOUT_MS,
+        with needing(group=f"Read on group {group_id!r}", topic="Read on its topics"):
+            self._loop_thread.run(
+                commit_offsets(
+                    self._router,
+                    ConsumerGroupMetadata(group_id=group_id),
+                    offsets,
+                    random=self._random,
+                    timeout_ms=PROGRESS_TIMEOUT_MS,
+                )
             )
-        )
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -245,10 +265,13 @@ class EngineConnection:
             isolation_level=isolation_level,
             random=self._random,
             skips_lost=skips_lost,
+            user=self._user,
         )
+        right = f"Read on topic {wanted.topic_partition.topic!r}"
         try:
             while True:
-                batch = self._loop_thread.run(_next(batches))
+                with needing(topic=right):
+                    batch = self._loop_thread.run(_next(batches))
                 if batch is None:
                     return
                 yield batch
@@ -282,18 +305,19 @@ class EngineConnection:
     def _begun(
         self, options: WriteOptions, planned: PlannedRun, transactional_id: str, token: bytes
     ) -> Membership:
-        return self._loop_thread.run(
-            begin_run(
-                self._router,
-                self._producer_settings(max_block_ms=self._settings.plan_timeout_ms),
-                transactional_id,
-                token=token,
-                transaction_timeout_ms=options.transaction_timeout_ms,
-                run_id=planned.run_id,
-                driver=planned.driver,
-                random=self._random,
+        with needing(transactional_id=right_to_write(transactional_id)):
+            return self._loop_thread.run(
+                begin_run(
+                    self._router,
+                    self._producer_settings(max_block_ms=self._settings.plan_timeout_ms),
+                    transactional_id,
+                    token=token,
+                    transaction_timeout_ms=options.transaction_timeout_ms,
+                    run_id=planned.run_id,
+                    driver=planned.driver,
+                    random=self._random,
+                )
             )
-        )
 
     async def _former_ids(self, options: WriteOptions) -> list[str]:
         """The other ids with versions of the application; calls every shard."""
@@ -327,16 +351,17 @@ class EngineConnection:
         self, membership: Membership, *, committed: bool, winners: Sequence[Winner] = ()
     ) -> RunEnd:
         """Commit ``winners`` and abort all other members, or abort all; see ``member.end_run``."""
-        return self._loop_thread.run(
-            end_run(
-                self._router,
-                self._producer_settings(max_block_ms=self._settings.end_timeout_ms),
-                membership,
-                committed=committed,
-                winners=winners,
-                random=self._random,
+        with needing(transactional_id=right_to_write(membership.transactional_id)):
+            return self._loop_thread.run(
+                end_run(
+                    self._router,
+                    self._producer_settings(max_block_ms=self._settings.end_timeout_ms),
+                    membership,
+                    committed=committed,
+                    winners=winners,
+                    random=self._random,
+                )
             )
-        )
 
     def _producer_settings(self, **settings: Any) -> ProducerSettings:
         return dataclasses.replace(self._settings.producer, **settings)
@@ -345,8 +370,10 @@ class EngineConnection:
 class ProcessConnection:
     """The one connection of a process of an engine, and what it was made for: its ``key``.
 
-    A process can be in only one Ray cluster at a time, so another key replaces the last. The engine
-    joins and leaves Ray itself: Spark leaves the last cluster, Ray Data is the program's guest.
+    A process can be in only one Ray cluster at a time, and its tasks are of one user at a time. So
+    another key replaces the last. With a login the key has the ``version`` of the password file: a
+    process may outlive the password. The engine joins and leaves Ray itself: Spark leaves the last
+    cluster, Ray Data is the program's guest.
     """
 
     def __init__(self, driver: Callable[[ProcessTable], DriverProcess | None]) -> None:
@@ -370,6 +397,11 @@ class ProcessConnection:
         connection = EngineConnection(cluster.context, self._driver)
         self._made = (key, cluster, connection)
         return connection
+
+
+def right_to_write(transactional_id: str) -> str:
+    """The right that each call of a transaction takes."""
+    return f"Write on transactional id {transactional_id!r}"
 
 
 async def _now_ms() -> float:

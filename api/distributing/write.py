@@ -24,8 +24,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.actors.protocol.transaction.commit_versions import version_in, version_token
-from oncelog.api.distributing.engine_connection import EngineConnection
+from oncelog.api.distributing.engine_connection import (
+    DEFAULT_ENDPOINT,
+    Endpoint,
+    EngineConnection,
+    right_to_write,
+)
 from oncelog.api.producing.member import TRANSACTION_TIMEOUT_MS, Membership, RunEnd
+from oncelog.api.session.rights import needing
 from oncelog.storage.exceptions import (
     InvalidRequestError,
     InvalidSettingError,
@@ -37,8 +43,8 @@ from oncelog.storage.model import COMMIT_TOKEN_MAX_BYTES, TRANSACTIONAL_ID_MAX_B
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Connect: TypeAlias = "Callable[[str | None], EngineConnection]"
-"""Connects this process to the cluster at an address; may raise ``OncelogError``."""
+Connect: TypeAlias = Callable[[Endpoint], EngineConnection]
+"""Connects this process to a cluster, or finds its connection; may raise ``OncelogError``."""
 
 GATHER_BYTES: Final = 8_388_608
 """Rows are gathered up to this size, so that each partition gets few, large batches."""
@@ -58,7 +64,7 @@ class WriteOptions:
     """
 
     engine: str = "write"
-    address: str | None = None
+    endpoint: Endpoint = DEFAULT_ENDPOINT
     topic: str | None = None
     transactional_id: str | None = None
     txn_app_id: str | None = None
@@ -142,7 +148,7 @@ class DistributedWrite:
         ``OutdatedVersionError`` for a version below the last committed one: the job was rolled
         back, or runs twice.
         """
-        connection = connect(options.address)
+        connection = connect(options.endpoint)
         if options.topic is not None:
             connection.check_topic(options.topic)
         membership = connection.begin_run(options, connection.plan_run())
@@ -165,11 +171,17 @@ class DistributedWrite:
         """
         if self.membership.is_committed:
             return None
-        connection = connect(self.options.address)
+        connection = connect(self.options.endpoint)
         # The planner has checked the option's topic; topics of rows are known only here.
         topics = {self.options.topic}
+        chosen = self.options.topic
+        rights = needing(
+            topic="Write on "
+            + ("each topic of the rows" if chosen is None else f"topic {chosen!r}"),
+            transactional_id=right_to_write(self.membership.transactional_id),
+        )
         # Enlist before the first row, which may take long to compute.
-        with connection.member(self.membership, self.options.producer_settings) as member:
+        with rights, connection.member(self.membership, self.options.producer_settings) as member:
             tables = _gathered(batches, gather_bytes)
             first = next(tables, None)
             if first is None or not member.enlist():
@@ -188,7 +200,7 @@ class DistributedWrite:
     def commit(self, connect: Connect, reports: Iterable[Winner | None]) -> RunEnd:
         """End the run: commit exactly the members in the reports."""
         winners = [winner for winner in reports if winner is not None]
-        end = connect(self.options.address).end_run(
+        end = connect(self.options.endpoint).end_run(
             self.membership, committed=True, winners=winners
         )
         if end.was_committed_before:
@@ -213,7 +225,7 @@ class DistributedWrite:
         timeout aborts it.
         """
         try:
-            return connect(self.options.address).end_run(self.membership, committed=False)
+            return connect(self.options.endpoint).end_run(self.membership, committed=False)
         except Exception as error:
             _logger.warning(
                 "transaction %r could not be aborted now: %s",

@@ -26,6 +26,7 @@ from oncelog.actors.protocol.messages.partition import ListOffsetsReply, ListOff
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.api.session.retry import Backoff, BackoffPolicy, call_with_retries
+from oncelog.api.session.rights import needing
 from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import exception_for
@@ -92,7 +93,8 @@ async def list_offsets(
         )
         if reply.error is not ErrorCode.NONE:
             late = f"no offset of {topic_partition} within {timeout_ms} ms: {reply.error.name}"
-            raise exception_for(reply.error, reply.detail or late)
+            with needing(topic=f"Describe on topic {topic_partition.topic!r}"):
+                raise exception_for(reply.error, reply.detail or late)
         return reply
 
     replies = await asyncio.gather(*(ask(tp, timestamp) for tp, timestamp in targets.items()))

@@ -34,6 +34,16 @@ class Login:
             return ProgramIdentity()
         return UserIdentity(_checked_name(self.user), read_password(self.password_file))
 
+    def version(self) -> tuple[int, ...]:
+        """What differs once the password file is written again; empty without such a file."""
+        if not self.password_file:
+            return ()
+        try:
+            found = Path(self.password_file).expanduser().stat()
+        except OSError:
+            return ()
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
 
 NOBODY: Final = Login()
 """Any program of the Ray cluster."""
@@ -42,7 +52,9 @@ NOBODY: Final = Login()
 def login_of(user: str | None, password_file: str | os.PathLike[str] | None) -> Login:
     """The login that is given; what is not is taken from the environment, both or neither.
 
-    ``InvalidSettingError`` if only one of the two is there.
+    A relative path is that of this process, also where the login travels to another one. One that
+    begins with ``~`` is in the home directory of whoever reads the file. ``InvalidSettingError`` if
+    only one of the two is there.
     """
     if user is None and password_file is None:
         user = os.environ.get(USER_VARIABLE, "")
@@ -58,6 +70,8 @@ def login_of(user: str | None, password_file: str | os.PathLike[str] | None) -> 
             f"password_file={login.password_file!r} has no user",
             advice=f"give user, or set {USER_VARIABLE}",
         )
+    if login.password_file and not login.password_file.startswith("~"):
+        login = Login(login.user, os.path.abspath(login.password_file))
     return login
 
 

@@ -38,6 +38,7 @@ from oncelog.actors.protocol.messages.cluster import (
     TopicMetadata,
 )
 from oncelog.api.session.event_loop import LoopThread
+from oncelog.api.session.login import NOBODY, Login
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     CoordinatorNotAvailableError,
@@ -328,13 +329,15 @@ class ClientContext:
     """How a connection reaches its cluster, for integrations that build their own clients.
 
     Stable within this project, but not part of the public API: programs use ``Cluster``. It ends
-    with ``Cluster.close``. ``router`` is for coroutines that run on ``loop_thread``.
+    with ``Cluster.close``. ``router`` is for coroutines that run on ``loop_thread``; its calls are
+    those of ``login``.
     """
 
     router: Router
     loop_thread: LoopThread
     random: Random
     processes: ProcessTable
+    login: Login = NOBODY
 
 
 # --- outages ----------------------------------------------------------------------------------

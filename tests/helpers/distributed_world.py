@@ -1,9 +1,10 @@
-"""Topics in memory behind ``Transport``, and a connection that only notes writes."""
+"""Topics in memory behind ``Transport``, and connections to them; one only notes writes."""
 
 from __future__ import annotations
 
 import asyncio
 from random import Random
+from types import SimpleNamespace
 
 from topics import topic_of
 
@@ -101,6 +102,23 @@ class TimedConnection(EngineConnection):
         self.wait_count += 1
         if self.meanwhile:
             self.meanwhile.pop(0)()
+
+
+def client_of_user(cluster, loop_thread, login):
+    """What ``oncelog.connect`` gives to an engine: a user's connection to a ``FakeCluster``."""
+    context = ClientContext(
+        router=cluster.router(),
+        loop_thread=loop_thread,
+        random=Random(1),
+        processes=None,
+        login=login,
+    )
+    return SimpleNamespace(context=context, close=lambda: None, identity=login.identity())
+
+
+def refusing(error):
+    """A hook of ``FakeCluster``: servers that answer ``error``, as they do."""
+    return lambda request: request.failed(error, f"User:bob may not call {request.method!r}")
 
 
 class FakeMember:

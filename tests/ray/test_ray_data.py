@@ -126,9 +126,10 @@ def test_an_interrupted_write_leaves_nothing_visible_and_holds_up_nobody(
 
 
 def test_a_process_connects_once(cluster: Any) -> None:
+    from oncelog.api.distributing.engine_connection import DEFAULT_ENDPOINT, Endpoint
     from oncelog.ray_data.connection import connect
 
-    assert connect() is connect(cluster.address)
+    assert connect(DEFAULT_ENDPOINT) is connect(Endpoint(address=cluster.address))
 
 
 def test_a_version_is_written_once(cluster: Any, topic: str, tmp_path: Path) -> None:

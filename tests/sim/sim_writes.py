@@ -21,7 +21,12 @@ from sim_threads import SimThread
 
 from oncelog.actors.protocol.messages.transaction import DriverProcess, Winner
 from oncelog.api.config import ProducerSettings
-from oncelog.api.distributing.engine_connection import EngineConnection, PlannedRun, WritingSettings
+from oncelog.api.distributing.engine_connection import (
+    Endpoint,
+    EngineConnection,
+    PlannedRun,
+    WritingSettings,
+)
 from oncelog.api.distributing.write import GATHER_BYTES, Connect, DistributedWrite, WriteOptions
 from oncelog.api.producing.member import Membership, TransactionMember
 from oncelog.api.session.routing import ClientContext
@@ -103,7 +108,7 @@ async def write_rows(
         assert batch is not None
         return pickle.dumps(write.write(connect, batch, batches, gather_bytes=gather_bytes))
 
-    def connect(_: str | None) -> EngineConnection:
+    def connect(_: Endpoint) -> EngineConnection:
         return connection
 
     thread.start(written)

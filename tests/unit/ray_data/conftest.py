@@ -12,5 +12,5 @@ from oncelog.ray_data import sink
 def fake_connection(monkeypatch):
     """A connection that notes what is written."""
     connection = FakeConnection()
-    monkeypatch.setattr(sink, "connect", lambda address=None: connection)
+    monkeypatch.setattr(sink, "connect", lambda endpoint: connection)
     return connection

@@ -117,14 +117,14 @@ def test_an_impossible_argument_is_refused_before_anything_is_asked(monkeypatch,
 
 def test_what_ray_is_told_of_its_tasks_is_passed_on(monkeypatch):
     told = {}
-    monkeypatch.setattr(source, "connect", lambda address: Log())
+    monkeypatch.setattr(source, "connect", lambda endpoint: Log())
     monkeypatch.setattr(source, "read_datasource", lambda made, **named: told.update(named))
     ray_data.read("t", ray_remote_args={"max_retries": 1}, num_cpus=2)
     assert (told["ray_remote_args"], told["num_cpus"]) == ({"max_retries": 1}, 2)
 
 
 def test_an_unknown_topic_is_refused_before_any_task(monkeypatch):
-    monkeypatch.setattr(source, "connect", lambda address: Log())
+    monkeypatch.setattr(source, "connect", lambda endpoint: Log())
     with pytest.raises(UnknownTopicOrPartitionError, match=r"no topic 'u' \(there are t\)"):
         ray_data.read(["t", "u"])
 

@@ -34,7 +34,7 @@ def stream(topics, timed_connection):
             options = {"subscribe": "a", **options}
         options = {"startingOffsets": "earliest", **options}
         parsed = parse_read_options({name.lower(): value for name, value in options.items()})
-        return MicroBatchReads(lambda address: timed_connection, parsed)
+        return MicroBatchReads(lambda endpoint: timed_connection, parsed)
 
     return new_stream
 

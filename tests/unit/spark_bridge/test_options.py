@@ -7,9 +7,11 @@ import pytest
 
 from oncelog.actors.protocol.messages.transaction import Run
 from oncelog.actors.protocol.transaction.commit_versions import version_token
+from oncelog.api.distributing.engine_connection import Endpoint
 from oncelog.api.distributing.read import Selection
+from oncelog.api.session.login import FILE_VARIABLE, USER_VARIABLE, Login
 from oncelog.spark_bridge.errors import WARNED_MAX, warn_once
-from oncelog.spark_bridge.given_options import CLIENT_TUNING
+from oncelog.spark_bridge.given_options import CLIENT_TUNING, PASSWORDS
 from oncelog.spark_bridge.offsets import EARLIEST, LATEST, Timestamps
 from oncelog.spark_bridge.read_options import READ_OPTIONS, parse_read_options
 from oncelog.spark_bridge.write_options import (
@@ -74,7 +76,7 @@ def test_anything_but_one_clear_selection_is_refused(options, text):
 def test_an_unknown_option_is_refused_with_the_nearest_known_one():
     with pytest.raises(InvalidSettingError, match="did you mean startingOffsets"):
         read(subscribe="a", startingOfset="latest")
-    with pytest.raises(InvalidSettingError, match="known are address, topic"):
+    with pytest.raises(InvalidSettingError, match=r"known are address, user, password.file, topic"):
         write(topic="a", zzz="1")
 
 
@@ -83,6 +85,38 @@ def test_the_value_of_an_unknown_option_is_in_no_error():
         read(subscribe="a", passwrd="planted secret")
     assert "passwrd" in str(raised.value)
     assert "planted" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", PASSWORDS)
+def test_a_password_is_no_option_and_its_text_is_told_to_nobody(name, caplog):
+    for parse, own in ((read, {"subscribe": "a"}), (write, {"topic": "a"})):
+        with caplog.at_level(logging.DEBUG), pytest.raises(InvalidSettingError) as raised:
+            parse(**own, **{name: "planted words"})
+        assert str(raised.value) == (
+            f"{name} is not allowed: Spark shows options; give user, and as password.file the path "
+            "of a file with the password"
+        )
+    assert "planted" not in caplog.text
+
+
+def test_a_user_is_given_with_the_path_of_its_password_file():
+    given = {"user": "alice", "password.file": "/etc/alice"}
+    for options in (read(subscribe="a", **given), write(topic="a", **given)):
+        assert options.endpoint == Endpoint(login=Login("alice", "/etc/alice"))
+
+
+@pytest.mark.parametrize("name", ["user", "password.file"])
+def test_a_user_without_a_password_file_is_refused_and_the_other_way_round(name):
+    with pytest.raises(InvalidSettingError, match=r"^user and password.file belong together; give"):
+        read(subscribe="a", **{name: "x"})
+
+
+def test_the_user_of_the_environment_counts_where_a_query_is_planned(monkeypatch):
+    monkeypatch.setenv(USER_VARIABLE, "alice")
+    monkeypatch.setenv(FILE_VARIABLE, "/etc/alice")
+    assert read(subscribe="a").endpoint.login == Login("alice", "/etc/alice")
+    given = {"user": "bob", "password.file": "/etc/bob"}
+    assert write(topic="a", **given).endpoint.login == Login("bob", "/etc/bob")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +140,7 @@ def test_kafkas_spelling_of_an_option_means_the_same():
         **{"kafka.bootstrap.servers": "host:1"},
     )
     assert options.isolation_level is IsolationLevel.READ_UNCOMMITTED
-    assert options.address == "host:1"
+    assert options.endpoint.address == "host:1"
 
 
 def test_two_spellings_with_different_values_are_refused():
@@ -146,7 +180,6 @@ USUAL = (
     "kafka.reconnect.backoff.max.ms",
     "kafka.retries",
     "kafka.retry.backoff.ms",
-    "kafka.sasl.jaas.config",
     "kafka.sasl.mechanism",
     "kafka.security.protocol",
     "kafka.send.buffer.bytes",

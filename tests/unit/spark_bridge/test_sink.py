@@ -27,7 +27,7 @@ SCHEMA = StructType().add("value", "string")
 
 @pytest.fixture
 def connection(monkeypatch, fake_connection):
-    monkeypatch.setattr(sink, "connect", lambda address: fake_connection)
+    monkeypatch.setattr(sink, "connect", lambda endpoint: fake_connection)
     return fake_connection
 
 

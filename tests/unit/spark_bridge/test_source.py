@@ -25,7 +25,7 @@ def new_reader(**options):
 @pytest.fixture
 def planned_by(monkeypatch, timed_connection):
     """The ranges that a reader plans."""
-    monkeypatch.setattr(source, "connect", lambda address: timed_connection)
+    monkeypatch.setattr(source, "connect", lambda endpoint: timed_connection)
     return lambda reader: [partition.value for partition in reader.partitions()]
 
 
@@ -94,7 +94,7 @@ def test_a_group_is_shown_the_last_batch_of_a_query_too(monkeypatch, topics, tim
     But it asks how far the next one may go: then what is before it is done.
     """
     topics.make("a", (0, 10))
-    monkeypatch.setattr(source, "connect", lambda address: timed_connection)
+    monkeypatch.setattr(source, "connect", lambda endpoint: timed_connection)
     given = {"subscribe": "a", "kafka.group.id": "g", "startingoffsets": "earliest"}
     schema = read_schema(includes_headers=False)
     reader = source.OncelogDataSource(given).streamReader(schema)

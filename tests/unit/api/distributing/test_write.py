@@ -17,7 +17,7 @@ def rows(*values):
 
 
 def test_many_rows_are_sent_in_parts(fake_connection):
-    def connect(address):
+    def connect(endpoint):
         return fake_connection
 
     write = DistributedWrite.plan(connect, WriteOptions(topic="t"))
@@ -27,7 +27,7 @@ def test_many_rows_are_sent_in_parts(fake_connection):
 
 
 def test_rows_of_many_batches_are_sent_in_one_piece(fake_connection):
-    def connect(address):
+    def connect(endpoint):
         return fake_connection
 
     write = DistributedWrite.plan(connect, WriteOptions(topic="t"))
@@ -39,7 +39,7 @@ def test_rows_of_many_batches_are_sent_in_one_piece(fake_connection):
 def test_a_topic_that_a_row_names_is_looked_up_before_its_rows_are_sent(fake_connection):
     """Not waited for: it is unknown for good, and the whole write fails with it."""
 
-    def connect(address):
+    def connect(endpoint):
         return fake_connection
 
     write = DistributedWrite.plan(connect, WriteOptions())
@@ -51,7 +51,7 @@ def test_a_topic_that_a_row_names_is_looked_up_before_its_rows_are_sent(fake_con
 
 
 def test_a_topic_that_cannot_be_looked_up_now_is_left_to_those_who_send(fake_connection):
-    def connect(address):
+    def connect(endpoint):
         return fake_connection
 
     write = DistributedWrite.plan(connect, WriteOptions())
@@ -64,7 +64,7 @@ def test_a_topic_that_cannot_be_looked_up_now_is_left_to_those_who_send(fake_con
 
 
 def test_a_topic_is_looked_up_once_by_a_task(fake_connection):
-    def connect(address):
+    def connect(endpoint):
         return fake_connection
 
     write = DistributedWrite.plan(connect, WriteOptions())
