@@ -32,7 +32,7 @@ from oncelog.actors.launch.processes import (
     production,
 )
 from oncelog.actors.process.background import THREADS_MAX
-from oncelog.actors.protocol.access import Operation, Principal, Resource, Verdict
+from oncelog.actors.protocol.access import Principal, Verdict
 from oncelog.actors.protocol.messages.access import NO_ACCESS, Operation, Resource
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.brokers import PingReply, PingRequest
