@@ -50,7 +50,7 @@ from oncelog.actors.protocol.messages.access import (
 )
 from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
+from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, INTERNAL_TOPICS, TopicPartition
 
 
 class Principal(msgspec.Struct, frozen=True):
@@ -438,9 +438,20 @@ def _split_topics(request: cluster.MetadataRequest, may: May) -> Split:
     return Split(request=structs.replace(request, topics=shown), join=as_it_is)
 
 
+def _enrolled(
+    topic_partitions: Iterable[TopicPartition], may: May
+) -> tuple[set[TopicPartition], list[TopicPartition]]:
+    """See ``_parts``. Whoever has the id may enrol positions: to send them takes more."""
+
+    def may_write(operation: Operation, resource: Resource, topic: str) -> bool:
+        return topic == CONSUMER_OFFSETS_TOPIC or may(operation, resource, topic)
+
+    return _parts(topic_partitions, Operation.WRITE, may_write)
+
+
 def _split_enrolment(request: transaction.AddPartitionsToTxnRequest, may: May) -> Split:
     """All or nothing: one partition that may not be written has none enrolled."""
-    allowed, others = _parts(request.partitions, Operation.WRITE, may)
+    allowed, others = _enrolled(request.partitions, may)
     if not others:
         return Split(request=request, join=as_it_is)
     enrolments = tuple(
@@ -457,7 +468,7 @@ def _split_enrolment(request: transaction.AddPartitionsToTxnRequest, may: May) -
 
 def _split_end(request: transaction.EndTxnRequest, may: May) -> Split:
     """The end counts; what may not be written is not enrolled ahead, so nothing is."""
-    _, others = _parts(request.next_partitions, Operation.WRITE, may)
+    _, others = _enrolled(request.next_partitions, may)
     kept = structs.replace(request, next_partitions=()) if others else request
     return Split(request=kept, join=as_it_is)
 

@@ -19,6 +19,7 @@ from sim_history import Claim, EndOffset, History, Outcome, SentRecord, Write, k
 from sim_process import Client
 from sim_world import World
 
+from oncelog.actors.protocol.access import Principal
 from oncelog.api.batching.delivery import RecordMetadata
 from oncelog.api.config import ProducerSettings
 from oncelog.api.consuming.consumer import AsyncConsumer
@@ -348,19 +349,29 @@ class Role:
     life: Life
     random: Random
     client: Client | None = None
+    principal: Principal | None = None
+    """As whom it works, if it is a user."""
 
 
 class Cast:
     """Sees to it that every role is played until the end."""
 
-    def __init__(self, stage: Stage, random: Random) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        random: Random,
+        principal_of: Callable[[str], Principal | None] = lambda _name: None,
+    ) -> None:
         self.stage = stage
+        self._principal_of = principal_of
         self.roles: list[Role] = []
         self._random = random
 
     def add(self, name: str, life: Life) -> None:
         """One more role."""
-        self.roles.append(Role(name, life, Random(self._random.getrandbits(64))))
+        chance = Random(self._random.getrandbits(64))
+        principal = self._principal_of(name) if self.stage.world.settings.has_rules else None
+        self.roles.append(Role(name, life, chance, principal=principal))
 
     async def play(self) -> None:
         """Start whoever is not there; to be run as the driver, until the stage is over."""
@@ -379,6 +390,7 @@ class Cast:
 
     def _enter(self, role: Role) -> None:
         client = role.client = self.stage.world.client(role.name)
+        client.principal = role.principal or client.principal
         player = Player(self.stage, client, role.random)
         client.spawn(self._live(role, player))
 

@@ -1,4 +1,4 @@
-"""A user with few rights, who tries everything else: as himself, and in the name of others.
+"""Users: those who work within their rights, and one with few who tries everything else.
 
 He may write to one topic, under transactional ids of his own. Whatever else he asks is refused at
 the door of each process, also of one that has just started and knows no rules yet. So no call of
@@ -93,8 +93,36 @@ def are_rules_known(world: World) -> bool:
     )
 
 
+_ANY_TOPIC = ((Resource.TOPIC, "*", one) for one in (Operation.READ, Operation.WRITE))
+_RIGHTS: dict[str, tuple[tuple[Resource, str, Operation], ...]] = {
+    "writer": (
+        (Resource.TOPIC, "*", Operation.WRITE),
+        (Resource.TRANSACTIONAL_ID, "*", Operation.WRITE),
+    ),
+    "plain": ((Resource.TOPIC, "*", Operation.WRITE),),
+    "reader": ((Resource.TOPIC, "*", Operation.READ),),
+    "copier": (
+        *_ANY_TOPIC,
+        (Resource.TRANSACTIONAL_ID, "*", Operation.WRITE),
+        (Resource.GROUP, "*", Operation.READ),
+    ),
+}
+"""What those need who work, by the first word of a role's name; all others are programs."""
+
+
+def principal_of(role: str) -> Principal | None:
+    """As whom a role works where there are rules; ``None``: as any program."""
+    kind = role.partition("-")[0]
+    return Principal(f"User:{kind}") if kind in _RIGHTS else None
+
+
 async def _set_rules(client: Any) -> None:
     acls = (
+        *(
+            Acl(principal=f"User:{kind}", resource=resource, name=name, operation=operation)
+            for kind, rights in _RIGHTS.items()
+            for resource, name, operation in rights
+        ),
         _acl(Resource.TOPIC, OWN_TOPIC, Operation.WRITE),
         _acl(Resource.TRANSACTIONAL_ID, OWN_ID, Operation.WRITE),
     )

@@ -46,7 +46,7 @@ from sim_stage import (
     Stage,
     WorkloadPlan,
 )
-from sim_stranger import KNOWN_LIMIT_S, are_rules_known, set_rules, stranger
+from sim_stranger import KNOWN_LIMIT_S, are_rules_known, principal_of, set_rules, stranger
 from sim_txn_checkers import check_history
 from sim_world import SimulationError, World, WorldSettings
 
@@ -329,7 +329,7 @@ def _play(stage: Stage, faults: FaultPlan) -> None:
     random = Random(f"workload {world.seed}")
     if stage.plan.strangers:
         set_rules(stage)
-    cast = Cast(stage, random)
+    cast = Cast(stage, random, principal_of)
     _add_roles(cast, stage.plan)
     nemesis = Nemesis(stage, faults, Random(f"faults {world.seed}"))
     world.driver.spawn(cast.play())

@@ -47,7 +47,7 @@ from oncelog.actors.protocol.messages.transaction import (
     TransactionDescription,
 )
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.model import TopicPartition
+from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TopicPartition
 
 HERE, THERE = "10.0.0.1", "10.0.0.2"
 ALICE = Principal("User:alice")
@@ -346,3 +346,20 @@ def test_transactions_that_one_may_not_see_are_unknown_and_others_topics_left_ou
     assert unknown.error is ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
     named = DescribeTransactionsRequest(transactional_ids=("loader",))
     assert split_of(named, ID).request is named
+
+
+@pytest.mark.parametrize("kind", [AddPartitionsToTxnRequest, EndTxnRequest])
+def test_positions_may_be_enrolled_by_whoever_has_the_id(kind):
+    """To commit them takes Read on the group and the topics, which its coordinator's door asks."""
+    offsets = TopicPartition(CONSUMER_OFFSETS_TOPIC, 0)
+    own = allow(Operation.WRITE, Resource.TRANSACTIONAL_ID, "t")
+    given = rules(own, allow(Operation.WRITE, Resource.TOPIC, "mine"))
+    fields = (
+        {"producer_id": 7, "producer_epoch": 0, "partitions": (MINE, offsets)}
+        if kind is AddPartitionsToTxnRequest
+        else {"committed": True, "next_partitions": (MINE, offsets)}
+    )
+    request = kind(transactional_id="t", **fields)
+    asked = Authorizer(given).judge(request, ALICE, HERE)
+    assert isinstance(asked, Split)
+    assert asked.request == request
