@@ -2,15 +2,17 @@
 
 Construction rejects an unknown or invalid setting, and names it, its value and what is allowed.
 Client settings are in ``api/config.py``; ``docs/SETTINGS.md`` shows all of them.
+
+One file: mostly the two tables of settings, and the start arguments that carry them to processes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from msgspec import Meta
 
@@ -69,6 +71,28 @@ DATA_DIRECTORIES_MAX: Final = 64
 
 FOUNDING_SETTINGS: Final = ("transaction_state_partitions", "offsets_partitions")
 """Settings in ``ClusterConfig`` that are fixed when the cluster is founded."""
+
+
+_KindT = TypeVar("_KindT", bound=type[Any])
+
+
+def _lasting(kind: _KindT) -> _KindT:
+    """Let later builds read a pickled one: Ray restarts actors with what started them.
+
+    A new field goes last and has a default, which those of an earlier build get.
+    """
+    kind.__setstate__ = _set_state
+    return kind
+
+
+def _set_state(instance: Any, state: Sequence[Any]) -> None:
+    fields = dataclasses.fields(instance)
+    for field, value in zip(fields, state, strict=False):
+        object.__setattr__(instance, field.name, value)
+    for field in fields[len(state) :]:
+        make = field.default_factory
+        default = make() if callable(make) else field.default
+        object.__setattr__(instance, field.name, default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +235,7 @@ class TopicConfig(_Settings):
         return build(cls, values)
 
 
+@_lasting
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig(_Settings):
     """Settings of a cluster; the two partition counts are fixed when it is founded."""
@@ -360,6 +385,10 @@ class ClusterConfig(_Settings):
         "How many replicas share a Ray actor: `auto` gives each its own while the machine has "
         "processors and memory for them. It counts when partitions are created.",
     ] = AUTO
+    audit_allowed: Annotated[
+        bool,
+        "Whether the audit log has the calls that were allowed too; refused ones it always has.",
+    ] = False
 
     def __post_init__(self) -> None:
         check(self)
@@ -405,6 +434,7 @@ def own_directory(data_dir: str) -> Path:
     return data_directories(data_dir)[0]
 
 
+@_lasting
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaConfig:
     """Start arguments of a replica's process; it learns the rest from the controller.
@@ -437,6 +467,7 @@ class ReplicaConfig:
         return own_directory(self.data_dir) / self.directory_name
 
 
+@_lasting
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostConfig:
     """Start arguments of a host; the controller tells it which replicas to hold."""
@@ -463,6 +494,7 @@ class HostConfig:
         )
 
 
+@_lasting
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
     """Start arguments of a broker's own actor, which registers it."""

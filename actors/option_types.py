@@ -67,3 +67,4 @@ class ClusterOptions(TypedDict, total=False):
     metadata_log_max_record_count_between_snapshots: int
     calls: CallTransport
     replicas_per_actor: ReplicasPerActor
+    audit_allowed: bool

@@ -193,6 +193,21 @@ HEALTH: Final = Row(
             ((rate(m.CALL_ERRORS, "method", "error", where=CALLER), "{{method}}: {{error}}"),),
         ),
         Panel(
+            "Refused calls per second",
+            f"{m.REFUSED_CALLS.description} {m.AUDIT_LINES_LEFT_OUT.description}",
+            "ops",
+            (
+                (
+                    rate(m.REFUSED_CALLS, "method", "error", where=SESSION),
+                    "{{method}}: {{error}}",
+                ),
+                (
+                    rate(m.AUDIT_LINES_LEFT_OUT, "actor", where=SESSION),
+                    "not in the audit log of {{actor}}",
+                ),
+            ),
+        ),
+        Panel(
             "Outages told by clients",
             m.CLIENT_OUTAGES.description,
             "ops",
@@ -513,6 +528,9 @@ DISK_FREE_MIN: Final = 0.1
 FAILED_CALLS_MAX: Final = 0.05
 """The fraction of a method's calls that may fail."""
 
+REFUSED_CALLS_MAX: Final = 1
+"""Refused calls of a method per second, over five minutes: a wrong ACL, or somebody who probes."""
+
 VOTER_LAG_MAX_MS: Final = 10_000
 """How long a voter may lack a part of the controller's log."""
 
@@ -681,6 +699,16 @@ ALERTS: Final = (
         severity="warning",
         summary="Calls of {{ $labels.method }} fail",
         advice="See the codes on the dashboard, and `oncelog status`.",
+    ),
+    Alert(
+        name="OncelogRefusedCalls",
+        expression=(
+            f"{rate(m.REFUSED_CALLS, 'method', 'error', window='5m')} > {REFUSED_CALLS_MAX}"
+        ),
+        lasts="1m",
+        severity="warning",
+        summary="Many calls of {{ $labels.method }} are refused: {{ $labels.error }}",
+        advice="The audit log says whose and to what; see OPERATIONS, The audit log.",
     ),
 )
 

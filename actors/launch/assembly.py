@@ -29,6 +29,7 @@ from oncelog.actors.interfaces import (
     address_of,
 )
 from oncelog.actors.launch.server_metrics import NO_DISK, DiskMetrics, ReplicaMetrics
+from oncelog.actors.process.audit import AuditLog
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.process.metrics import (
@@ -110,6 +111,7 @@ class Environment:
     process_id: int
     metrics: MetricSink = NO_METRICS
     disk_metrics: DiskMetrics = NO_DISK
+    audit: AuditLog | None = None
     boot_id: str = ""
     door: Door = field(default_factory=Door)
     die: Callable[[BaseException], None]
@@ -514,9 +516,11 @@ class ReplicaServer(ReplicaEvents):
         await self.stop_serving(remove_data=remove_data)
 
     async def stop_serving(self, *, remove_data: bool) -> None:
-        """Stop the shell on top of the replica, then the replica."""
+        """Stop the shell on top of the replica, then the replica; write out the audit log."""
         await self.shell.stop()
         await self.replica.stop(remove_data=remove_data)
+        if self.environment.audit is not None:
+            await self.environment.audit.flush()
 
 
 class PartitionShell(PartitionLeader):

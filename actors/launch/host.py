@@ -36,7 +36,7 @@ from oncelog.actors.protocol.messages.cluster import (
 from oncelog.actors.replica.opening import ExpectedLog
 from oncelog.actors.rpc.actor_transport import LocalTransport
 from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
-from oncelog.actors.rpc.dispatch import Dispatch
+from oncelog.actors.rpc.dispatch import NO_AUDIT, Dispatch
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
     CONSUMER_OFFSETS_TOPIC,
@@ -75,6 +75,7 @@ class Host:
             reports=reports,
             find=self.find,
             door=environment.door,
+            audit=environment.audit or NO_AUDIT,
         )
         name = host_actor(config.number, config.broker_id)
         transport = LocalTransport(name, self.dispatch, environment.transport)

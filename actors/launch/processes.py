@@ -29,7 +29,13 @@ from typing import Any, ClassVar, Final, NoReturn
 import ray
 from ray.exceptions import RayError
 
-from oncelog.actors.config import CONNECTIONS, BrokerConfig, HostConfig, ReplicaConfig
+from oncelog.actors.config import (
+    CONNECTIONS,
+    BrokerConfig,
+    HostConfig,
+    ReplicaConfig,
+    own_directory,
+)
 from oncelog.actors.controller.broker_membership import BrokerNode
 from oncelog.actors.controller.controller import Controller
 from oncelog.actors.controller.replica_actors import FoundActor, MachineSize
@@ -54,6 +60,7 @@ from oncelog.actors.launch.controller_server import ControllerServer
 from oncelog.actors.launch.host import Host
 from oncelog.actors.launch.server_metrics import DiskMetrics
 from oncelog.actors.pin import BY_LABEL, RACK_LABEL, Pin, broker_of
+from oncelog.actors.process.audit import AuditLog
 from oncelog.actors.process.background import (
     OPENING_THREADS_MAX,
     DiskThreads,
@@ -61,6 +68,7 @@ from oncelog.actors.process.background import (
     ThreadBackground,
 )
 from oncelog.actors.process.clock import SystemClock
+from oncelog.actors.process.metrics import NO_METRICS, MetricSink
 from oncelog.actors.process.process_table import ProcessTable, boot_id
 from oncelog.actors.process.ray_metrics import RayMetrics
 from oncelog.actors.protocol.access import RAY, SERVER, Principal
@@ -68,7 +76,7 @@ from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR, Placement
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.rpc.actor_transport import ActorTransport
 from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
-from oncelog.actors.rpc.dispatch import Dispatch, read_answer
+from oncelog.actors.rpc.dispatch import NO_AUDIT, Dispatch, read_answer
 from oncelog.actors.rpc.door import Door
 from oncelog.actors.rpc.handshake import ProgramIdentity, server_proof_by_ray
 from oncelog.actors.rpc.listener import TOKEN_BYTES, Listener, ListenerAddress
@@ -81,7 +89,12 @@ from oncelog.actors.rpc.ray_transport import (
 )
 from oncelog.actors.transactions.transaction_coordinator import TransactionCoordinator
 from oncelog.storage.disk.file_system import RealFileSystem
-from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
+from oncelog.storage.model import (
+    CLUSTER_METADATA_TOPIC,
+    CONSUMER_OFFSETS_TOPIC,
+    TRANSACTION_STATE_TOPIC,
+    TopicPartition,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -122,8 +135,38 @@ def call_reports(config: ReplicaConfig | HostConfig | BrokerConfig) -> CallRepor
     return CallReports(RayMetrics(), config.cluster.metrics_interval_ms)
 
 
+def actor_name(config: ReplicaConfig | HostConfig | BrokerConfig) -> str:
+    """The Ray name of the actor that is started with ``config``."""
+    if isinstance(config, HostConfig):
+        return host_actor(config.number, config.broker_id)
+    if isinstance(config, BrokerConfig):
+        return broker_actor(config.broker_id)
+    if config.topic == CLUSTER_METADATA_TOPIC:
+        return CONTROLLER_ACTOR
+    return actor_of(TopicPartition(config.topic, config.partition), config.broker_id)
+
+
+def audit_log(
+    config: ReplicaConfig | HostConfig | BrokerConfig, metrics: MetricSink = NO_METRICS
+) -> AuditLog:
+    """The audit log of a process, in its broker's own data directory."""
+    return AuditLog(
+        actor=actor_name(config),
+        data_dir=own_directory(config.data_dir),
+        filesystem=RealFileSystem(),
+        # A thread of its own, begun by the first line: no log may wait for this file.
+        background=ThreadBackground(DiskThreads(1)),
+        clock=SystemClock(),
+        on_bug=die_of_bug,
+        has_allowed=config.cluster.audit_allowed,
+        metrics=metrics,
+        metrics_interval_ms=config.cluster.metrics_interval_ms,
+    )
+
+
 def production(config: ReplicaConfig | HostConfig | BrokerConfig) -> Environment:
     """The environment of a Ray actor; also sets up logging."""
+    metrics = RayMetrics()
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -141,8 +184,9 @@ def production(config: ReplicaConfig | HostConfig | BrokerConfig) -> Environment
         random=random.Random(secrets.randbits(64)),
         incarnation=secrets.token_hex(8),
         process_id=os.getpid(),
-        metrics=RayMetrics(),
+        metrics=metrics,
         disk_metrics=DiskMetrics(),
+        audit=audit_log(config, metrics),
         boot_id=boot_id(),
         door=Door(None, secret=config.server_secret or secrets.token_bytes(TOKEN_BYTES)),
         die=die_of_bug,
@@ -205,12 +249,15 @@ class ActorProcess:
         environment: Environment | None = None,
     ) -> None:
         self.server = server
-        door = None if environment is None else environment.door
-        self.dispatch = dispatch or Dispatch(server, on_bug=die_of_bug, reports=reports, door=door)
+        door = audit = None
         if environment is not None:
+            door, audit = environment.door, environment.audit
             self._tasks = OwnTasks(die_of_bug)
-            keeping = environment.door.keep(environment.transport, timeout_ms=ACCESS_TIMEOUT_MS)
+            keeping = door.keep(environment.transport, timeout_ms=ACCESS_TIMEOUT_MS)
             self._tasks.spawn(keeping)
+        self.dispatch = dispatch or Dispatch(
+            server, on_bug=die_of_bug, reports=reports, door=door, audit=audit or NO_AUDIT
+        )
         self.listener: Listener | None = None
         self._server_secret = server_secret
         if calls == CONNECTIONS:

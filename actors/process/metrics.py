@@ -15,8 +15,8 @@ production (``process/ray_metrics.py``), nothing elsewhere.
   middles of the buckets. So ``Histogram`` counts itself: an observation costs a search among
   fifteen bounds and two additions.
 
-Tags bound the number of series: by partitions, brokers and their data directories, requests and
-error codes. Only group names are chosen by users.
+Tags bound the number of series: by partitions and other actors, brokers and their data directories,
+requests and error codes. Only group names are chosen by users.
 
 A transaction is *late* once it has been open for the longest allowed time plus five minutes: its
 coordinator should have ended it. The time is this process's own, counted from when it first saw
@@ -46,6 +46,7 @@ TAGS: Final = ("topic", "partition", "broker")
 BROKER_TAGS: Final = ("broker",)
 DIRECTORY_TAGS: Final = ("broker", "directory")
 CALL_TAGS: Final = ("method", "side")
+ACTOR_TAGS: Final = ("actor",)
 GROUP_TAGS: Final = ("group", "topic", "partition")
 STEP_TAGS: Final = ("step", "broker")
 
@@ -380,6 +381,20 @@ CONSUMER_LAG: Final = Metric(
     description="Records that the reader of a partition has left to read, as of its last fetch.",
     tags=GROUP_TAGS,
 )
+REFUSED_CALLS: Final = Metric(
+    name="refused_calls",
+    kind=Kind.COUNTER,
+    unit="calls",
+    description="Calls that were refused, all or in part, for what their caller may not do.",
+    tags=(*ACTOR_TAGS, "method", "error"),
+)
+AUDIT_LINES_LEFT_OUT: Final = Metric(
+    name="audit_lines_left_out",
+    kind=Kind.COUNTER,
+    unit="lines",
+    description="Lines that the audit log lacks: too many at once, or its disk failed.",
+    tags=ACTOR_TAGS,
+)
 CLIENT_OUTAGES: Final = Metric(
     name="client_outages",
     kind=Kind.COUNTER,
@@ -435,6 +450,8 @@ METRICS: Final = (
     CALL_REQUEST_BYTES,
     CALL_REPLY_BYTES,
     CALL_DURATION_MS,
+    REFUSED_CALLS,
+    AUDIT_LINES_LEFT_OUT,
     CONSUMER_LAG,
     CLIENT_OUTAGES,
 )

@@ -14,6 +14,8 @@ write, delete or alter something is to see it.
 A request about several things is *split*: what is allowed is done, and the rest is answered with
 the error of what is lacked, as if nobody had looked whether it exists.
 
+One file: the table, the rules, and how a request that names several things is split by them.
+
 Source: KIP-11, KIP-290 and Kafka's "Authorization and ACLs".
 """
 
@@ -21,7 +23,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import structs
@@ -76,6 +78,21 @@ _SHOWS: Final = frozenset(
 ``CREATE`` is ours: who tries to create a topic learns whether there is one.
 """
 
+
+class Verdict(NamedTuple):
+    """What the rules say of one operation on one resource, ``SOME_NAME`` for any of its kind."""
+
+    operation: Operation
+    resource: Resource
+    name: str
+    is_allowed: bool
+
+    @property
+    def error(self) -> ErrorCode:
+        """The code that its caller gets, if it is refused."""
+        return ErrorCode.NONE if self.is_allowed else _REFUSALS[self.resource]
+
+
 DECISIONS_MAX: Final = 10_000
 """Decisions that are remembered; beyond that all are forgotten."""
 
@@ -118,16 +135,32 @@ class Authorizer:
             answer = self._decided[question] = self._decide(*question)
         return answer
 
-    def judge(self, request: Request[Any], principal: Principal, host: str) -> Split | ErrorCode:
-        """What of ``request`` may be asked, or the error of what its caller lacks."""
+    def judge(
+        self,
+        request: Request[Any],
+        principal: Principal,
+        host: str,
+        verdicts: list[Verdict] | None = None,
+    ) -> Split | ErrorCode:
+        """What of ``request`` may be asked, or the error of what its caller lacks.
+
+        ``verdicts`` takes what was decided for that: nothing of a server, which may do all, and
+        nothing about what a reply is cleared of, which nobody asked for by name.
+        """
         if principal.is_server:
             return Split(request=request, join=as_it_is)
+        heard = verdicts
 
         def may(operation: Operation, resource: Resource, name: str) -> bool:
-            return self.may(principal, operation, resource, name, host)
+            is_allowed = self.may(principal, operation, resource, name, host)
+            if heard is not None:
+                heard.append(Verdict(operation, resource, name, is_allowed))
+            return is_allowed
 
         lacked = refusal(request, may)
-        return split(request, may) if lacked is ErrorCode.NONE else lacked
+        asked = split(request, may) if lacked is ErrorCode.NONE else lacked
+        heard = None
+        return asked
 
     def _decide(
         self, principal: str, host: str, operation: Operation, resource: Resource, name: str

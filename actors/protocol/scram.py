@@ -319,6 +319,11 @@ class ScramServer:
         self._said = ""
 
     @property
+    def claimed_name(self) -> str:
+        """The user that the client says it is; "" before it has said so."""
+        return self._name
+
+    @property
     def name(self) -> str | None:
         """The user that the client has proved to be; ``None`` before that and once refused."""
         return self._name if self.state is ScramState.DONE else None

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from oncelog.actors.process.clock import loop_ms
-from oncelog.actors.protocol.access import Principal
+from oncelog.actors.protocol.access import Principal, Verdict
 from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
 from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.call_meter import CALLEE, NO_REPORTS, CallMeter, CallReports, MeteredCall
@@ -28,6 +28,29 @@ Answer: TypeAlias = tuple[Outcome, tuple[Buffer, ...]]
 
 LINES_PER_MINUTE_MAX: Final = 60
 _MINUTE_MS: Final = 60_000
+
+
+class Audit(Protocol):
+    """Is told what was decided about calls and logins; never raises and never waits."""
+
+    def judged(self, who: Principal, host: str, method: str, verdicts: list[Verdict], /) -> None:
+        """Take what was decided about one call; nothing if a server made it."""
+        ...
+
+    def login_refused(self, name: str, host: str, /) -> None:
+        """Take that a caller was not believed to be the user ``name``."""
+        ...
+
+
+class _NoAudit:
+    def judged(self, *_: object) -> None:
+        """Do nothing."""
+
+    def login_refused(self, *_: object) -> None:
+        """Do nothing."""
+
+
+NO_AUDIT: Final = _NoAudit()
 
 
 class Dispatch:
@@ -46,6 +69,7 @@ class Dispatch:
         reports: CallReports = NO_REPORTS,
         find: Callable[[str], object | None] | None = None,
         door: Door | None = None,
+        audit: Audit = NO_AUDIT,
     ) -> None:
         self.server = server
         self.door = door or Door()
@@ -54,6 +78,7 @@ class Dispatch:
         self.warnings = LogBudget(_logger)
         self.meter = CallMeter(CALLEE, reports)
         self._on_bug = on_bug
+        self.audit: Audit = audit
 
     async def answer(
         self, name: str, message: bytes | memoryview, principal: Principal, host: str = ""
@@ -74,9 +99,11 @@ class Dispatch:
             request = message_codec.decode_request(name, message)
         except ValueError as error:
             return self._refused(call, f"not a request of {name!r}: {error}")
-        asked = self.door.judge(request, principal, host)
+        verdicts: list[Verdict] = []
+        asked = self.door.judge(request, principal, host, verdicts)
+        self.audit.judged(principal, host, name, verdicts)
         if isinstance(asked, ErrorCode):
-            return self._forbidden(call, principal, request, asked)
+            return self._forbidden(call, principal, request, asked, verdicts)
         self.answered_calls += 1
         try:
             allowed = asked.request
@@ -117,9 +144,17 @@ class Dispatch:
         return self._ended(call, ErrorCode.INVALID_REQUEST, Outcome.REFUSED, (reason.encode(),))
 
     def _forbidden(
-        self, call: MeteredCall, principal: Principal, request: Request[Any], error: ErrorCode
+        self,
+        call: MeteredCall,
+        principal: Principal,
+        request: Request[Any],
+        error: ErrorCode,
+        verdicts: list[Verdict],
     ) -> Answer:
         detail = f"{principal.name} may not call {request.method!r}"
+        # The last one decided it. What it names the caller has named.
+        for verdict in verdicts[-1:]:
+            detail += f": no {verdict.operation.value} on {verdict.resource.value} {verdict.name!r}"
         self.warnings.warn("%r refused a call: %s", self.server, detail)
         refused = message_codec.encode(request.failed(error, detail))
         return self._ended(call, error, Outcome.REPLY, (refused,))

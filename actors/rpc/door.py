@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, Transport
-from oncelog.actors.protocol.access import Authorizer, Principal, Split, as_it_is
+from oncelog.actors.protocol.access import Authorizer, Principal, Split, Verdict, as_it_is
 from oncelog.actors.protocol.backoff import backoff_ms
 from oncelog.actors.protocol.messages.access import (
     NO_ACCESS,
@@ -94,10 +94,16 @@ class Door:
 
     # --- asking ---------------------------------------------------------------------------
 
-    def judge(self, request: Request[Any], principal: Principal, host: str) -> Split | ErrorCode:
+    def judge(
+        self,
+        request: Request[Any],
+        principal: Principal,
+        host: str,
+        verdicts: list[Verdict] | None = None,
+    ) -> Split | ErrorCode:
         """What of ``request`` may be asked; see ``Authorizer.judge``."""
         if self._authorizer is not None:
-            return self._authorizer.judge(request, principal, host)
+            return self._authorizer.judge(request, principal, host, verdicts)
         if principal.is_server or type(request) in _ALWAYS or request == ShutdownRequest():
             return Split(request=request, join=as_it_is)
         # As if nobody were there yet: the caller tries again.

@@ -207,13 +207,14 @@ class _UserGreeting:
 class Admission:
     """What the listener answers, and as whom it goes on; without ``principal`` it is not the end.
 
-    ``reason`` is why it is refused, for the log.
+    ``reason`` is why a login is refused, and ``name`` the user that it was for: for the log.
     """
 
     kind: Outcome
     body: bytes
     principal: Principal | None = None
     reason: str = ""
+    name: str = ""
 
 
 class Reception:
@@ -248,7 +249,12 @@ class Reception:
             return None
         answer = scram.receive(message)
         if isinstance(answer, Refusal):
-            return Admission(kind=Outcome.REFUSED, body=REFUSED_ANSWER, reason=answer.value)
+            return Admission(
+                kind=Outcome.REFUSED,
+                body=REFUSED_ANSWER,
+                reason=answer.value,
+                name=scram.claimed_name,
+            )
         if scram.name is None:
             return Admission(kind=Outcome.CHALLENGE, body=answer)
         return Admission(

@@ -304,6 +304,7 @@ class _Caller(FramedProtocol):
             return
         if admission.kind is Outcome.REFUSED:
             listener.warnings.warn("a login from %s was refused: %s", self.host, admission.reason)
+            listener.dispatch.audit.login_refused(admission.name, self.address)
             self.hold()
             self.loop.call_later(REFUSAL_DELAY_S, self._refuse, correlation_id, admission.body)
             return

@@ -30,6 +30,9 @@ STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 SHUTDOWN_ATTEMPTS: Final = 5
 SHUTDOWN_RETRY_S: Final = 1.0
 
+FLAGS: Final = {"true": True, "false": False}
+"""How a flag is given; no setting has one of these as a word."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -99,7 +102,7 @@ def shut_down(cluster: Cluster) -> None:
 
 
 def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
-    """``NAME=VALUE`` pairs as keywords; digits become an int."""
+    """``NAME=VALUE`` pairs as keywords; digits become an int, true and false a flag."""
     settings: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -107,7 +110,8 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
             raise CliError(
                 f"--config {pair!r} is not a setting", "give NAME=VALUE, once for each setting"
             )
-        settings[name] = int(value) if value.lstrip("-").isdecimal() else value
+        is_number = value.lstrip("-").isdecimal()
+        settings[name] = int(value) if is_number else FLAGS.get(value.lower(), value)
     return settings
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -10,7 +11,10 @@ from hypothesis import strategies as st
 
 from oncelog.actors.config import (
     TRANSACTION_TIMEOUT_LIMIT_MS,
+    BrokerConfig,
     ClusterConfig,
+    HostConfig,
+    ReplicaConfig,
     TopicConfig,
     internal_topic_config,
 )
@@ -193,3 +197,31 @@ def test_replicas_per_actor_is_kept_as_text_and_read_back():
         assert TopicConfig.from_text(dict(config.to_text())) == config
     with pytest.raises(InvalidSettingError):
         ClusterConfig(replicas_per_actor="cluster")
+
+
+STARTED = {"broker_id": 1, "data_dir": "/data"}
+PICKLED = [
+    ClusterConfig(audit_allowed=True),
+    ReplicaConfig(topic="flights", partition=0, **STARTED, server_secret=b"s"),
+    HostConfig(number=1, **STARTED, server_secret=b"s"),
+    BrokerConfig(**STARTED, server_secret=b"s"),
+]
+"""What Ray keeps of an actor to restart it; the last field is not its default."""
+
+
+@pytest.mark.parametrize("config", PICKLED, ids=lambda one: type(one).__name__)
+def test_what_an_earlier_build_pickled_has_defaults_for_what_is_new(config: Any) -> None:
+    assert pickle.loads(pickle.dumps(config)) == config
+    kind, state = type(config), config.__getstate__()
+    earlier = kind.__new__(kind)
+    earlier.__setstate__(state[:-1])
+    assert earlier != config
+    assert earlier.__getstate__() == [*state[:-1], type(state[-1])()]
+    assert pickle.loads(pickle.dumps(earlier)) == earlier
+
+
+def test_a_default_that_is_made_is_made_for_it_too() -> None:
+    config = BrokerConfig(**STARTED)
+    earlier = BrokerConfig.__new__(BrokerConfig)
+    earlier.__setstate__(config.__getstate__()[:2])
+    assert earlier == config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,23 @@ def test_a_shell_loads_once_the_replica_leads_and_stops_before_it_does(tmp_path:
         await server.end()
         assert server.shell.events == ["load: NONE", "stop: NONE"]
         assert server.replica.availability() is not ErrorCode.NONE
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_ends_writes_out_the_audit_log(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server, flushed = ServerWorld().server(FLIGHTS, tmp_path), []
+
+        class Audit:
+            async def flush(self) -> None:
+                assert server.replica.availability() is not ErrorCode.NONE
+                flushed.append("flushed")
+
+        server.environment = dataclasses.replace(server.environment, audit=Audit())
+        await until(server.is_serving)
+        await stop(server)
+        assert flushed == ["flushed"]
 
     asyncio.run(scenario())
 

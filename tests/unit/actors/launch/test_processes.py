@@ -5,12 +5,22 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 from called_server import TIMEOUT_MS, Server, produce
 
-from oncelog.actors.config import CONNECTIONS, RAY, ReplicaConfig
+from oncelog.actors.config import (
+    CONNECTIONS,
+    RAY,
+    BrokerConfig,
+    ClusterConfig,
+    HostConfig,
+    ReplicaConfig,
+)
+from oncelog.actors.launch.assembly import Environment
+from oncelog.actors.launch.host import Host
 from oncelog.actors.launch.processes import (
     ActorProcess,
     ControllerProcess,
@@ -18,10 +28,14 @@ from oncelog.actors.launch.processes import (
     PartitionProcess,
     ReplicaProcess,
     TransactionCoordinatorProcess,
+    audit_log,
     production,
 )
 from oncelog.actors.process.background import THREADS_MAX
+from oncelog.actors.protocol.access import Principal, Verdict
+from oncelog.actors.protocol.messages.access import NO_ACCESS, Operation, Resource
 from oncelog.actors.protocol.messages.base import Request
+from oncelog.actors.protocol.messages.brokers import PingReply, PingRequest
 from oncelog.actors.protocol.messages.partition import (
     DescribeReplicaRequest,
     FetchRequest,
@@ -33,13 +47,23 @@ from oncelog.actors.rpc.door import Door
 from oncelog.actors.rpc.message_codec import REQUESTS, encode
 from oncelog.actors.rpc.ray_transport import connection_secret
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import CLUSTER_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 
 
 class Process(ActorProcess):
     answering = (Server,)
 
-    def __init__(self, calls: str = CONNECTIONS) -> None:
-        super().__init__(Server(), calls=calls)
+    def __init__(self, calls: str = CONNECTIONS, environment: Environment | None = None) -> None:
+        super().__init__(PingedServer(), calls=calls, environment=environment)
+
+
+class PingedServer(Server):
+    async def ping(self, _: PingRequest) -> PingReply:
+        return PingReply()
+
+
+RAY_PROGRAM = Principal("User:ray")
+REFUSED = Verdict(Operation.READ, Resource.TOPIC, "flights", is_allowed=False)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +94,86 @@ def test_the_logs_of_a_process_share_its_threads() -> None:
         return set(await asyncio.gather(*(log.run(threading.current_thread) for log in logs)))
 
     assert 1 <= len(asyncio.run(body())) <= THREADS_MAX
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (
+            ReplicaConfig(topic="flights", partition=0, broker_id=1, data_dir=""),
+            "partition_flights-0_1",
+        ),
+        (
+            ReplicaConfig(topic=TRANSACTION_STATE_TOPIC, partition=1, broker_id=2, data_dir=""),
+            "transaction_1_2",
+        ),
+        (
+            ReplicaConfig(topic=CLUSTER_METADATA_TOPIC, partition=0, broker_id=1, data_dir=""),
+            "controller",
+        ),
+        (HostConfig(number=3, broker_id=2, data_dir=""), "partitions_3_2"),
+        (BrokerConfig(broker_id=2, data_dir=""), "broker_2"),
+    ],
+)
+def test_each_process_has_an_audit_log_in_the_first_data_directory(
+    config: Any, name: str, tmp_path: Path
+) -> None:
+    async def body() -> None:
+        threads = threading.active_count()
+        log = audit_log(dataclasses.replace(config, data_dir=f"{tmp_path},/further"))
+        assert threading.active_count() == threads, "an actor without refusals has no thread more"
+        log.judged(RAY_PROGRAM, "", "fetch", [REFUSED])
+        await log.flush()
+
+    asyncio.run(body())
+    assert (tmp_path / "audit" / f"{name}.log").read_text().count("\n") == 1
+
+
+@pytest.mark.parametrize("has_allowed", [False, True])
+def test_the_setting_says_whether_it_has_what_was_allowed(
+    has_allowed: bool, tmp_path: Path
+) -> None:
+    cluster = ClusterConfig(audit_allowed=has_allowed)
+
+    async def body() -> None:
+        log = audit_log(BrokerConfig(broker_id=1, data_dir=str(tmp_path), cluster=cluster))
+        log.judged(RAY_PROGRAM, "", "fetch", [REFUSED._replace(is_allowed=True)])
+        await log.flush()
+
+    asyncio.run(body())
+    assert (tmp_path / "audit").exists() is has_allowed
+
+
+@pytest.mark.parametrize("calls", [CONNECTIONS, RAY])
+def test_a_process_tells_its_audit_log_of_a_refused_call(calls: str, tmp_path: Path) -> None:
+    async def body() -> None:
+        environment = production(BrokerConfig(broker_id=1, data_dir=str(tmp_path)))
+        environment.door.learn(NO_ACCESS)
+        process = Process(calls, environment)
+        await process.answer("ping", encode(PingRequest()), RAY_PROGRAM)
+        assert environment.audit is not None
+        await environment.audit.flush()
+        if process.listener is not None:
+            await process.listener.close()
+
+    asyncio.run(body())
+    (line,) = (tmp_path / "audit" / "broker_1.log").read_text().splitlines()
+    assert '"principal":"User:ray"' in line
+    assert '"operation":"ClusterAction"' in line
+
+
+def test_so_does_a_host(tmp_path: Path) -> None:
+    async def body() -> None:
+        config = HostConfig(number=1, broker_id=1, data_dir=str(tmp_path))
+        environment = production(config)
+        environment.door.learn(NO_ACCESS)
+        host = Host(config, environment)
+        await host.dispatch.answer("ping", encode(PingRequest()), RAY_PROGRAM)
+        assert environment.audit is not None
+        await environment.audit.flush()
+
+    asyncio.run(body())
+    assert '"request":"ping"' in (tmp_path / "audit" / "partitions_1_1.log").read_text()
 
 
 async def by_ray(process: Any, request: Request[Any]) -> Any:

@@ -143,6 +143,29 @@ def test_who_is_not_believed_is_told_so_and_no_more(name, password):
     asyncio.run(body())
 
 
+def test_a_refused_login_is_audited_by_the_name_that_was_claimed():
+    class Heard:
+        def __init__(self) -> None:
+            self.logins: list[tuple[str, str]] = []
+
+        def judged(self, *_: object) -> None:
+            pass
+
+        def login_refused(self, name: str, host: str, /) -> None:
+            self.logins.append((name, host))
+
+    async def body() -> None:
+        async with behind(Door(access())) as (_, listener):
+            heard = listener.dispatch.audit = Heard()
+            for name in ("alice", "bob"):
+                assert not isinstance(
+                    await joined(listener, UserIdentity(name, "wrong")), ActorConnection
+                )
+            assert heard.logins == [("alice", "127.0.0.1"), ("bob", "127.0.0.1")]
+
+    asyncio.run(body())
+
+
 def test_a_refusal_takes_its_time(monkeypatch):
     """Else a host could try passwords as fast as it can ask."""
     monkeypatch.setattr(listener_module, "REFUSAL_DELAY_S", 0.3)

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from oncelog.actors.config import ClusterConfig
 from oncelog.api.cli import head
 from oncelog.api.cli.terminal import CliError
 from oncelog.api.session import cluster_connection
@@ -99,6 +100,9 @@ def test_a_cluster_that_runs_already_is_not_held_twice(start):
 
 def test_settings_are_names_with_numbers_or_text():
     assert head.parse_settings(["a=1", "b=-2", "c=x=y"]) == {"a": 1, "b": -2, "c": "x=y"}
+    flags = head.parse_settings(["a=true", "b=False", "c=truely"])
+    assert flags == {"a": True, "b": False, "c": "truely"}
+    assert ClusterConfig(**head.parse_settings(["audit_allowed=true"])).audit_allowed
 
 
 @pytest.mark.parametrize("pair", ["a", "=1", "a b=1"])
