@@ -266,6 +266,17 @@ def test_a_topic_that_a_stream_does_not_see_any_more_is_not_forgotten(spark, clu
     assert once_more.latestOffset(end, ReadAllAvailable()) == end
 
 
+def test_a_batch_of_a_topic_that_is_not_seen_any_more_is_not_planned_without_it(spark, cluster):
+    """Its end is in the checkpoint: what the batch leaves out is never read."""
+    reader = spark(subscribe="t", startingoffsets="earliest", failondataloss="false").streamReader(
+        READ
+    )
+    end = reader.latestOffset({}, ReadAllAvailable())
+    cluster.delete("t")
+    with pytest.raises(ValueError, match="user 'bob' may not see it any more"):
+        reader.partitions({}, end)
+
+
 # --- a login that is refused ------------------------------------------------------------------
 
 
