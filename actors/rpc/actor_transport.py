@@ -128,9 +128,9 @@ class ActorTransport:
                 deadline = loop.time() + timeout_ms / 1000
                 connection = await connections.make(actor, timeout_ms=timeout_ms)
                 timeout_ms = int(1000 * (deadline - loop.time()))
-        if connection is None and not isinstance(self._identity, ProgramIdentity):
-            detail = f"a user cannot call {actor} through Ray, and no connection to it can be made"
-            return request.failed(ErrorCode.NETWORK_EXCEPTION, detail)
+            if connection is None and not isinstance(self._identity, ProgramIdentity):
+                detail = f"a user cannot call {actor} through Ray, and it cannot be connected to"
+                return request.failed(ErrorCode.NETWORK_EXCEPTION, detail)
         if connection is None:
             return await self._ray_calls.call(
                 actor, request, timeout_ms=timeout_ms, metered=metered, key=key

@@ -39,6 +39,7 @@ from oncelog.actors.rpc.handshake import (
     UserIdentity,
 )
 from oncelog.actors.rpc.listener import Listener, ListenerAddress
+from oncelog.api.processing.messages import WorkerStatus, WorkerStatusRequest
 from oncelog.storage.errors import ErrorCode
 
 SECRET = b"known to servers"
@@ -284,6 +285,27 @@ def test_a_user_is_never_called_for_through_ray():
         reply = await transport.call("partition:flights-0@1", fetch(1), timeout_ms=TIMEOUT_MS)
         assert reply.error is ErrorCode.NETWORK_EXCEPTION
         assert "through Ray" in reply.detail
+        transport.close()
+
+    asyncio.run(body())
+
+
+def test_an_actor_that_is_none_of_the_log_has_no_door_and_is_called_through_ray():
+    """The worker of a job, which belongs to the program that started it."""
+
+    class ByRay:
+        async def call(self, actor: str, request: Any, **_: Any) -> Any:
+            assert actor == "process:job-0"
+            return WorkerStatus(records_in=7)
+
+        async def listener_of(self, actor: str, **_: Any) -> None:
+            raise AssertionError(f"{actor} was asked where it listens")
+
+    async def body() -> None:
+        transport = ActorTransport(ByRay(), identity=UserIdentity("alice", PASSWORD))
+        request = WorkerStatusRequest()
+        reply = await transport.call("process:job-0", request, timeout_ms=TIMEOUT_MS)
+        assert (reply.error, reply.records_in) == (ErrorCode.NONE, 7)
         transport.close()
 
     asyncio.run(body())
