@@ -142,15 +142,20 @@ class MicroBatchReads:
         lost = start.lost_topics(topic_ids)
         if lost and self._options.fails_on_data_loss:
             check_topics(start, topic_ids)
-        user = self._options.endpoint.login.user
+        self._check_seen(lost, topic_ids)
         for topic in lost:
-            if user and topic not in topics:
-                raise hidden_topic(topic, user)
             _logger.warning("topic %r, which the stream has read, was deleted or replaced", topic)
         counts = {name: len(topic.partitions) for name, topic in topics.items()}
         return topic_ids, self._options.selection.choose(
             counts, lost=[topic for topic in lost if topic not in counts]
         )
+
+    def _check_seen(self, lost: list[str], topic_ids: TopicIds) -> None:
+        """Raise for a topic that may only be hidden from the user; see ``hidden_topic``."""
+        user = self._options.endpoint.login.user
+        for topic in lost:
+            if user and topic not in topic_ids:
+                raise hidden_topic(topic, user)
 
     def _starts(self, new: list[TopicPartition], *, is_first: bool) -> dict[TopicPartition, int]:
         """Where partitions start that were not read before: later ones at their first record."""
@@ -194,6 +199,7 @@ class MicroBatchReads:
         topic_ids = {name: topic.topic_id for name, topic in connection.topics().items()}
         if self._options.fails_on_data_loss:
             check_topics(end, topic_ids)
+        self._check_seen(end.lost_topics(topic_ids), topic_ids)
         ends = {tp: offset for tp, offset in end.positions.items() if end.has(tp, topic_ids)}
         starts = {
             tp: start.positions[tp]

@@ -180,6 +180,14 @@ def test_what_a_user_may_not_do_is_told_with_the_right_that_it_takes(
     assert str(raised.value).endswith(ASK)
 
 
+@pytest.mark.parametrize("run", [batch_read, stream_read, batch_write, stream_write])
+def test_a_topic_that_a_user_may_not_see_is_as_one_that_does_not_exist(spark, cluster, run):
+    cluster.delete("t")
+    text = r"no topic 't' \(there are none yet\); create it with .*, or, if others see it, ask an"
+    with pytest.raises(ValueError, match=text):
+        run(spark)
+
+
 @pytest.mark.parametrize("run", [batch_write, stream_write])
 def test_a_partition_that_may_not_be_written_is_named(spark, cluster, run):
     cluster.hooks[AddPartitionsToTxnRequest] = enrolled(NO_TOPIC)
@@ -256,6 +264,17 @@ def test_a_topic_that_a_stream_does_not_see_any_more_is_not_forgotten(spark, clu
     cluster.counts["t"], cluster.logs = 1, logs
     once_more = spark(subscribe="t", failondataloss="false").streamReader(READ)
     assert once_more.latestOffset(end, ReadAllAvailable()) == end
+
+
+def test_a_batch_of_a_topic_that_is_not_seen_any_more_is_not_planned_without_it(spark, cluster):
+    """Its end is in the checkpoint: what the batch leaves out is never read."""
+    reader = spark(subscribe="t", startingoffsets="earliest", failondataloss="false").streamReader(
+        READ
+    )
+    end = reader.latestOffset({}, ReadAllAvailable())
+    cluster.delete("t")
+    with pytest.raises(ValueError, match="user 'bob' may not see it any more"):
+        reader.partitions({}, end)
 
 
 # --- a login that is refused ------------------------------------------------------------------
