@@ -28,7 +28,12 @@ from oncelog.actors.interfaces import (
     Transport,
     address_of,
 )
-from oncelog.actors.launch.server_metrics import NO_DISK, DiskMetrics, ReplicaMetrics
+from oncelog.actors.launch.server_metrics import (
+    NO_DISK,
+    CertificateMetrics,
+    DiskMetrics,
+    ReplicaMetrics,
+)
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.process.metrics import (
@@ -108,6 +113,7 @@ class Environment:
     process_id: int
     metrics: MetricSink = NO_METRICS
     disk_metrics: DiskMetrics = NO_DISK
+    certificate_metrics: CertificateMetrics | None = None
     boot_id: str = ""
     die: Callable[[BaseException], None]
 
@@ -198,6 +204,7 @@ class ReplicaServer(ReplicaEvents):
             clock=environment.clock,
             sink=environment.metrics,
             disk=environment.disk_metrics,
+            certificates=environment.certificate_metrics,
             has_failed=lambda: bool(self.failure),
             on_bug=environment.die,
         )

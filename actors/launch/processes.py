@@ -52,7 +52,7 @@ from oncelog.actors.launch.cluster_location import ClusterLocation, write_locati
 from oncelog.actors.launch.controller_place import RayControllerPlace, is_on_head
 from oncelog.actors.launch.controller_server import ControllerServer
 from oncelog.actors.launch.host import Host
-from oncelog.actors.launch.server_metrics import DiskMetrics
+from oncelog.actors.launch.server_metrics import CertificateMetrics, DiskMetrics
 from oncelog.actors.pin import BY_LABEL, RACK_LABEL, Pin, broker_of
 from oncelog.actors.process.background import (
     OPENING_THREADS_MAX,
@@ -67,6 +67,7 @@ from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR, Placement
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.rpc.actor_transport import ActorTransport
 from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
+from oncelog.actors.rpc.certificates import Certificates
 from oncelog.actors.rpc.dispatch import Dispatch, read_answer
 from oncelog.actors.rpc.handshake import server_proof_by_ray
 from oncelog.actors.rpc.listener import TOKEN_BYTES, Listener, ListenerAddress
@@ -138,6 +139,7 @@ def production(config: ReplicaConfig | HostConfig | BrokerConfig) -> Environment
         process_id=os.getpid(),
         metrics=RayMetrics(),
         disk_metrics=DiskMetrics(),
+        certificate_metrics=CertificateMetrics(Certificates(SystemClock())),
         boot_id=boot_id(),
         die=die_of_bug,
     )
