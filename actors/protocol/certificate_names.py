@@ -128,7 +128,8 @@ def _escape(match: re.Match[str]) -> str:
 def _rules_of(text: str) -> list[Rule]:
     if len(text) > RULES_MAX_CHARS:
         raise ValueError(f"the rules have {len(text)} characters, at most {RULES_MAX_CHARS} fit")
-    rules, place = [], len(text) - len(text.lstrip())
+    rules: list[Rule] = []
+    place = len(text) - len(text.lstrip())
     while place < len(text) or not rules:
         match = _RULE.match(text, place)
         end = match.end() if match else _end_of_word(text, place)

@@ -429,8 +429,8 @@ async def connect(
         connection.close()
         if context is not None:
             # The other side rejects our certificate only after the handshake, if at all.
-            error = connection.error or "closed by the other side"
-            _warn_insecure(address, certificates.reason(error))
+            why = connection.error or "closed by the other side"
+            _warn_insecure(address, certificates.reason(why))
     return connection if connection.is_usable else None
 
 

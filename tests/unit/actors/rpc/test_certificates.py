@@ -8,14 +8,15 @@ import logging
 import os
 import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
-from called_server import TIMEOUT_MS, Server, listener_of
+from called_server import TIMEOUT_MS, Server, fetch, listener_of
 from cryptography import x509
 from issued_certificates import Authority
 
 from oncelog.actors.process.clock import SystemClock
-from oncelog.actors.rpc.actor_transport import connect
+from oncelog.actors.rpc.actor_transport import FAILURES_BEFORE_RAY, ActorTransport, connect
 from oncelog.actors.rpc.certificates import (
     FILES,
     IN_USE,
@@ -24,7 +25,9 @@ from oncelog.actors.rpc.certificates import (
     expires_at_ms,
     is_ray_plain,
 )
+from oncelog.actors.rpc.listener import ListenerAddress
 from oncelog.actors.rpc.reloaded_files import LOOK_AGAIN_MS, WARN_AGAIN_MS
+from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import InvalidSettingError
 
 HERE = "127.0.0.1"
@@ -79,6 +82,32 @@ def test_our_own_certificates_secure_connections_where_ray_has_none(authority, m
         connection.close()
         await listener.close()
 
+    asyncio.run(body())
+
+
+def test_with_our_own_only_what_cannot_be_connected_is_never_called_through_ray(
+    authority, monkeypatch
+):
+    give(monkeypatch, ours(authority.issue("127.0.0.9")))
+
+    class OnlyTells:
+        """Ray, which tells where an actor listens, and has no method to carry a call."""
+
+        async def listener_of(self, actor: str, *, timeout_ms: int) -> ListenerAddress:
+            return address
+
+    async def body() -> None:
+        nonlocal address
+        listener = listener_of(Server())
+        address = await listener.address()
+        rays: Any = OnlyTells()
+        transport = ActorTransport(rays)
+        for _ in range(FAILURES_BEFORE_RAY + 2):
+            reply = await transport.call("partition:t-0@0", fetch(1), timeout_ms=TIMEOUT_MS)
+            assert reply.error is ErrorCode.NETWORK_EXCEPTION
+        await listener.close()
+
+    address: Any = None
     asyncio.run(body())
 
 
