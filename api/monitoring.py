@@ -187,6 +187,12 @@ HEALTH: Final = Row(
             ),
         ),
         Panel(
+            "Until the certificate expires",
+            m.CERTIFICATE_EXPIRES_SECONDS.description,
+            "s",
+            ((lowest(m.CERTIFICATE_EXPIRES_SECONDS, "broker", where=SESSION), BROKER_LEGEND),),
+        ),
+        Panel(
             "Errors of calls per second",
             m.CALL_ERRORS.description,
             "ops",
@@ -530,6 +536,9 @@ FAILED_CALLS_MAX: Final = 0.05
 
 REFUSED_CALLS_MAX: Final = 1
 """Refused calls of a method per second, over five minutes: a wrong ACL, or somebody who probes."""
+CERTIFICATE_WARNING_S: Final = 30 * 86_400
+CERTIFICATE_CRITICAL_S: Final = 7 * 86_400
+"""How long a certificate should still be valid."""
 
 VOTER_LAG_MAX_MS: Final = 10_000
 """How long a voter may lack a part of the controller's log."""
@@ -561,6 +570,10 @@ class Alert:
 
 def _stable_lag() -> str:
     return highest(m.LAST_STABLE_OFFSET_LAG, *PARTITION)
+
+
+def _expires_within(seconds: int) -> str:
+    return f"{lowest(m.CERTIFICATE_EXPIRES_SECONDS, 'broker')} < {seconds}"
 
 
 def _failed_calls() -> str:
@@ -691,6 +704,22 @@ ALERTS: Final = (
         severity="critical",
         summary="Broker {{ $labels.broker }} cannot use {{ $labels.directory }}",
         advice="Its replicas there are offline; see OPERATIONS, Several disks.",
+    ),
+    Alert(
+        name="OncelogCertificateExpires",
+        expression=_expires_within(CERTIFICATE_WARNING_S),
+        lasts="1h",
+        severity="warning",
+        summary="The certificate of broker {{ $labels.broker }} expires within 30 days",
+        advice="Renew its files, no restart is needed; see OPERATIONS, Certificates.",
+    ),
+    Alert(
+        name="OncelogCertificateExpiresSoon",
+        expression=_expires_within(CERTIFICATE_CRITICAL_S),
+        lasts="10m",
+        severity="critical",
+        summary="The certificate of broker {{ $labels.broker }} expires within 7 days",
+        advice="Nobody can connect after that: renew its files; see OPERATIONS, Certificates.",
     ),
     Alert(
         name="OncelogCallErrors",

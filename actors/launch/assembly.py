@@ -28,7 +28,12 @@ from oncelog.actors.interfaces import (
     Transport,
     address_of,
 )
-from oncelog.actors.launch.server_metrics import NO_DISK, DiskMetrics, ReplicaMetrics
+from oncelog.actors.launch.server_metrics import (
+    NO_DISK,
+    CertificateMetrics,
+    DiskMetrics,
+    ReplicaMetrics,
+)
 from oncelog.actors.process.audit import AuditLog
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.clock import loop_ms
@@ -112,6 +117,7 @@ class Environment:
     metrics: MetricSink = NO_METRICS
     disk_metrics: DiskMetrics = NO_DISK
     audit: AuditLog | None = None
+    certificate_metrics: CertificateMetrics | None = None
     boot_id: str = ""
     door: Door = field(default_factory=Door)
     die: Callable[[BaseException], None]
@@ -203,6 +209,7 @@ class ReplicaServer(ReplicaEvents):
             clock=environment.clock,
             sink=environment.metrics,
             disk=environment.disk_metrics,
+            certificates=environment.certificate_metrics,
             has_failed=lambda: bool(self.failure),
             on_bug=environment.die,
         )

@@ -58,7 +58,7 @@ from oncelog.actors.launch.cluster_location import ClusterLocation, write_locati
 from oncelog.actors.launch.controller_place import RayControllerPlace, is_on_head
 from oncelog.actors.launch.controller_server import ControllerServer
 from oncelog.actors.launch.host import Host
-from oncelog.actors.launch.server_metrics import DiskMetrics
+from oncelog.actors.launch.server_metrics import CertificateMetrics, DiskMetrics
 from oncelog.actors.pin import BY_LABEL, RACK_LABEL, Pin, broker_of
 from oncelog.actors.process.audit import AuditLog
 from oncelog.actors.process.background import (
@@ -76,6 +76,7 @@ from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR, Placement
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.rpc.actor_transport import ActorTransport
 from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
+from oncelog.actors.rpc.certificates import Certificates
 from oncelog.actors.rpc.dispatch import NO_AUDIT, Dispatch, read_answer
 from oncelog.actors.rpc.door import Door
 from oncelog.actors.rpc.handshake import ProgramIdentity, server_proof_by_ray
@@ -187,6 +188,7 @@ def production(config: ReplicaConfig | HostConfig | BrokerConfig) -> Environment
         metrics=metrics,
         disk_metrics=DiskMetrics(),
         audit=audit_log(config, metrics),
+        certificate_metrics=CertificateMetrics(Certificates(SystemClock())),
         boot_id=boot_id(),
         door=Door(None, secret=config.server_secret or secrets.token_bytes(TOKEN_BYTES)),
         die=die_of_bug,

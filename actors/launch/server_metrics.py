@@ -1,4 +1,4 @@
-"""Report the metrics of one replica, of its disk, and of the cluster.
+"""Report the metrics of one replica, of its disk and certificate, and of the cluster.
 
 ``process/metrics.py`` defines them. A report of an idle replica takes some 30 µs. The reports of a
 process are spread over the interval, so that they do not block its event loop together.
@@ -20,6 +20,7 @@ from oncelog.actors.process.metrics import (
     APPENDED_BYTES,
     APPENDED_RECORDS,
     BROKER_FENCED,
+    CERTIFICATE_EXPIRES_SECONDS,
     CUT_BYTES,
     DAMAGED_PLACE_COUNT,
     DISK_FREE_BYTES,
@@ -66,8 +67,10 @@ from oncelog.actors.protocol.cluster.cluster_state import NO_LEADER
 from oncelog.actors.protocol.partition.quorum_replication import QuorumReplication
 from oncelog.actors.replica.log_directories import offline_directories
 from oncelog.actors.replica.replica import Replica
+from oncelog.actors.rpc.certificates import Certificates
 from oncelog.storage.disk.file_system import DiskSpace, RealFileSystem, disk_space
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import InvalidSettingError
 
 _logger = logging.getLogger(__name__)
 
@@ -121,6 +124,28 @@ class DiskMetrics:
 NO_DISK: Final = DiskMetrics(None)
 
 
+class CertificateMetrics:
+    """Reports once per interval when the certificate of this process expires, if it has one."""
+
+    def __init__(self, certificates: Certificates) -> None:
+        self._certificates = certificates
+        self._due_s = 0.0
+
+    def report(self, config: ReplicaConfig, sink: MetricSink, *, now_s: float, now_ms: int) -> None:
+        """Set the metric if that is due: ``now_s`` is monotonic, ``now_ms`` the time of day."""
+        if now_s < self._due_s:
+            return
+        self._due_s = now_s + config.cluster.metrics_interval_ms / 1_000
+        try:
+            expires_at_ms = self._certificates.expires_at_ms()
+        except (InvalidSettingError, OSError) as error:
+            _logger.warning("cannot tell when the certificate expires: %s", error)
+            return
+        if expires_at_ms is not None:
+            left_s = (expires_at_ms - now_ms) // 1_000
+            sink.set(CERTIFICATE_EXPIRES_SECONDS, left_s, {"broker": str(config.broker_id)})
+
+
 class ReplicaMetrics:
     """Reports the metrics of one replica every ``metrics_interval_ms``, also while it is offline.
 
@@ -134,6 +159,7 @@ class ReplicaMetrics:
         clock: Clock,
         sink: MetricSink,
         disk: DiskMetrics,
+        certificates: CertificateMetrics | None = None,
         has_failed: Callable[[], bool],
         on_bug: Callable[[BaseException], None],
     ) -> None:
@@ -145,6 +171,7 @@ class ReplicaMetrics:
         self._replica = replica
         self._clock = clock
         self._disk = disk
+        self._certificates = certificates
         self._has_failed = has_failed
         self._on_bug = on_bug
         self._tags = {
@@ -203,7 +230,11 @@ class ReplicaMetrics:
         is_offline = bool(replica.failure or replica.waits_for) or self._has_failed()
         self.set(REPLICA_OFFLINE, int(is_offline))
         self.set(DISK_REFUSING, int(replica.refusal.lasts_ms(loop_ms()) is not None))
-        self._disk.report(replica.config, self.sink, asyncio.get_running_loop().time())
+        now_s = asyncio.get_running_loop().time()
+        self._disk.report(replica.config, self.sink, now_s)
+        if self._certificates is not None:
+            now_ms = self._clock.now_ms()
+            self._certificates.report(replica.config, self.sink, now_s=now_s, now_ms=now_ms)
         self._report_counters()
         if replica.availability() is ErrorCode.NONE:
             self.observe_transactions()

@@ -339,6 +339,12 @@ OFFLINE_DIRECTORY: Final = Metric(
     description="1 while a data directory of a broker that has several cannot be used, else 0.",
     tags=DIRECTORY_TAGS,
 )
+CERTIFICATE_EXPIRES_SECONDS: Final = Metric(
+    name="certificate_expires_seconds",
+    unit="s",
+    description="Time until the TLS certificate in use expires, below 0 after that.",
+    tags=BROKER_TAGS,
+)
 CALLS: Final = Metric(
     name="calls",
     kind=Kind.COUNTER,
@@ -445,6 +451,7 @@ METRICS: Final = (
     DISK_FREE_BYTES,
     DISK_SIZE_BYTES,
     OFFLINE_DIRECTORY,
+    CERTIFICATE_EXPIRES_SECONDS,
     CALLS,
     CALL_ERRORS,
     CALL_REQUEST_BYTES,

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 from oncelog.actors.interfaces import Transport
 from oncelog.actors.process.background import resolve_future
+from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
 from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.call_meter import (
@@ -25,7 +26,7 @@ from oncelog.actors.rpc.call_meter import (
     CallReports,
     MeteredCall,
 )
-from oncelog.actors.rpc.certificates import files_in_use, secure_context
+from oncelog.actors.rpc.certificates import Certificates, is_ray_plain
 from oncelog.actors.rpc.dispatch import Dispatch, read_answer
 from oncelog.actors.rpc.frames import HELLO_ID, FramedProtocol, Outcome
 from oncelog.actors.rpc.handshake import Ending, Greeting, Identity, ProgramIdentity
@@ -188,6 +189,7 @@ class _LoopConnections:
 
     def __init__(self, ray_calls: RayCalls, reports: CallReports, identity: Identity) -> None:
         self._identity = identity
+        self._certificates = Certificates(SystemClock())
         self.meter = CallMeter(CALLER, reports)
         self.keeper: asyncio.Task[None] | None = None
         self._ray_calls = ray_calls
@@ -233,7 +235,12 @@ class _LoopConnections:
             self._call_through_ray(actor)
         if not isinstance(address, ListenerAddress):
             return address
-        connection = await connect(address, timeout_ms=CONNECT_TIMEOUT_MS, identity=self._identity)
+        connection = await connect(
+            address,
+            timeout_ms=CONNECT_TIMEOUT_MS,
+            identity=self._identity,
+            certificates=self._certificates,
+        )
         if connection is None:
             return self._failed(actor, address)
         if isinstance(connection, ErrorCode):
@@ -248,7 +255,8 @@ class _LoopConnections:
         if len(self._failures) >= UNREACHABLE_MAX:
             self._failures.clear()
         failures = self._failures[actor] = self._failures.get(actor, 0) + 1
-        if failures < FAILURES_BEFORE_RAY:
+        # Nobody who cuts our secured connections may make us call in plain text.
+        if failures < FAILURES_BEFORE_RAY or is_ray_plain():
             return ErrorCode.NETWORK_EXCEPTION
         _logger.warning(
             "cannot connect to %s at %s:%d: it is called through Ray, which is slower",
@@ -401,21 +409,26 @@ class ActorConnection(FramedProtocol):
 
 
 async def connect(
-    address: ListenerAddress, *, timeout_ms: int, identity: Identity = A_PROGRAM
+    address: ListenerAddress,
+    *,
+    timeout_ms: int,
+    identity: Identity = A_PROGRAM,
+    certificates: Certificates | None = None,
 ) -> ActorConnection | ErrorCode | None:
     """Open a connection; ``None`` if no listener that proves itself answers in time.
 
     ``SASL_AUTHENTICATION_FAILED`` if it does not believe who ``identity`` is. Also ``None`` if
-    Ray's certificates cannot secure it although they should: a warning says why.
+    certificates cannot secure it although they should: a warning says why.
     """
+    certificates = certificates or Certificates(SystemClock())
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_ms / 1000
     try:
-        context = secure_context(is_caller=True)
+        context = certificates.context(is_caller=True)
         opening = loop.create_connection(ActorConnection, address.host, address.port, ssl=context)
         _, connection = await asyncio.wait_for(opening, timeout_ms / 1000)
     except (InvalidSettingError, ssl.SSLError) as error:
-        _warn_insecure(address, error)
+        _warn_insecure(address, certificates.reason(error))
         return None
     except (OSError, asyncio.TimeoutError):
         return None
@@ -434,14 +447,13 @@ async def connect(
         connection.close()
         if context is not None:
             # The other side rejects our certificate only after the handshake, if at all.
-            _warn_insecure(address, connection.error or "closed by the other side")
+            why = connection.error or "closed by the other side"
+            _warn_insecure(address, certificates.reason(why))
     return connection if connection.is_usable else None
 
 
-def _warn_insecure(address: ListenerAddress, error: Exception | str) -> None:
-    _logger.warning(
-        "no secure connection to %s:%d: %s (%s)", address.host, address.port, error, files_in_use()
-    )
+def _warn_insecure(address: ListenerAddress, reason: str) -> None:
+    _logger.warning("no secure connection to %s:%d: %s", address.host, address.port, reason)
 
 
 class LocalTransport:

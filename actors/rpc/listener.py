@@ -10,12 +10,12 @@ import asyncio
 import ipaddress
 import logging
 import socket
-import ssl
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from oncelog.actors.process.background import OwnTasks
+from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.protocol.access import RAY, SERVER
 from oncelog.actors.protocol.messages.access import USER_KIND
 from oncelog.actors.rpc.admission import (
@@ -25,7 +25,7 @@ from oncelog.actors.rpc.admission import (
     RequestRoom,
     RequestsInProgress,
 )
-from oncelog.actors.rpc.certificates import secure_context
+from oncelog.actors.rpc.certificates import Certificates
 from oncelog.actors.rpc.dispatch import Answer, Dispatch, LogBudget
 from oncelog.actors.rpc.frames import FRAME_MAX_BYTES, HELLO_ID, FramedProtocol, Outcome
 from oncelog.actors.rpc.handshake import Reception
@@ -86,6 +86,7 @@ class Listener:
         self.room = RequestRoom()
         self.warnings = LogBudget(_logger)
         self.dispatch = dispatch
+        self.certificates = Certificates(SystemClock())
         self._host = host
         self._opening: asyncio.Task[asyncio.Server | _TlsServer] | None = None
         self._tasks = OwnTasks(_log_bug)
@@ -93,8 +94,8 @@ class Listener:
     async def address(self) -> ListenerAddress:
         """The address; the first call begins to listen, on the running loop.
 
-        ``OSError`` if listening fails, ``InvalidSettingError`` if Ray's certificates are required
-        and cannot be used.
+        ``OSError`` if listening fails, ``InvalidSettingError`` if certificates are required and
+        cannot be used.
         """
         if self._opening is None or (self._opening.done() and self._opening.exception()):
             self._opening = asyncio.ensure_future(self._listen())
@@ -104,9 +105,8 @@ class Listener:
         )
 
     async def _listen(self) -> asyncio.Server | _TlsServer:
-        context = secure_context(is_caller=False)
-        if context is not None:
-            return _TlsServer(self, context, self._host)
+        if self.certificates.context(is_caller=False) is not None:
+            return _TlsServer(self, self._host)
         loop = asyncio.get_running_loop()
         return await loop.create_server(lambda: _Caller(self), self._host, 0, backlog=BACKLOG)
 
@@ -162,9 +162,8 @@ def _log_bug(bug: BaseException) -> None:
 class _TlsServer:
     """Accepts connections that are encrypted; a handshake has a place from its first packet on."""
 
-    def __init__(self, listener: Listener, context: ssl.SSLContext, host: str) -> None:
+    def __init__(self, listener: Listener, host: str) -> None:
         self._listener = listener
-        self._context = context
         self._tasks = OwnTasks(_log_bug)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         opened = socket.create_server((host, 0), family=family, backlog=BACKLOG)
@@ -200,11 +199,12 @@ class _TlsServer:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: _Caller(self._listener, handshake),
                 accepted,
-                ssl=self._context,
+                ssl=self._listener.certificates.context(is_caller=False),
                 ssl_handshake_timeout=FIRST_FRAME_TIMEOUT_S,
             )
         except OSError as error:
-            self._listener.warnings.warn("a TLS handshake of %s failed: %s", handshake.host, error)
+            reason = self._listener.certificates.reason(error)
+            self._listener.warnings.warn("a TLS handshake of %s failed: %s", handshake.host, reason)
         finally:
             self._listener.places.end_opening(handshake)
             handshake.task = None

@@ -15,23 +15,26 @@ DAY = datetime.timedelta(days=1)
 
 
 class Authority:
-    """Certifies addresses; its own certificate is ``<name>.crt`` in ``directory``."""
+    """Certifies addresses; its own certificate, ``<name>.crt``, expires in ``days``."""
 
-    def __init__(self, directory: Path, name: str) -> None:
+    def __init__(self, directory: Path, name: str, days: float = 1) -> None:
         self.directory = directory
         self.name = name
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         self.path = directory / f"{name}.crt"
-        self._write(self.path, self._certificate(self._subject, self._key, addresses=()))
+        self._write(self.path, self._certificate(self._subject, self._key, (), days))
 
-    def issue(self, *addresses: str) -> dict[str, str]:
-        """Ray's variables for a process that is reached at ``addresses``."""
+    def issue(self, *addresses: str, days: float = 1) -> dict[str, str]:
+        """Ray's variables for a process that is reached at ``addresses``; it expires in ``days``.
+
+        What was issued to these addresses before is replaced.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a process")])
         stem = f"{self.name}-{'-'.join(addresses)}"
         certificate, key_path = (self.directory / f"{stem}.{end}" for end in ("crt", "key"))
-        self._write(certificate, self._certificate(subject, key, addresses))
+        self._write(certificate, self._certificate(subject, key, addresses, days))
         key_path.write_bytes(
             key.private_bytes(
                 serialization.Encoding.PEM,
@@ -47,7 +50,11 @@ class Authority:
         }
 
     def _certificate(
-        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, addresses: tuple[str, ...]
+        self,
+        subject: x509.Name,
+        key: ec.EllipticCurvePrivateKey,
+        addresses: tuple[str, ...],
+        days: float,
     ) -> x509.Certificate:
         now = datetime.datetime.now(datetime.timezone.utc)
         constraints = x509.BasicConstraints(ca=not addresses, path_length=None)
@@ -57,8 +64,8 @@ class Authority:
             .issuer_name(self._subject)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - DAY)
-            .not_valid_after(now + DAY)
+            .not_valid_before(now - 2 * DAY)
+            .not_valid_after(now + days * DAY)
             .add_extension(constraints, critical=True)
         )
         if addresses:

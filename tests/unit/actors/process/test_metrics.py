@@ -15,7 +15,12 @@ from server_world import KEY, ServerWorld, stop
 
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.launch.assembly import PartitionShell
-from oncelog.actors.launch.server_metrics import NO_DISK, DiskMetrics, ReplicaMetrics
+from oncelog.actors.launch.server_metrics import (
+    NO_DISK,
+    CertificateMetrics,
+    DiskMetrics,
+    ReplicaMetrics,
+)
 from oncelog.actors.process.clock import loop_ms, monotonic_s
 from oncelog.actors.process.metrics import (
     METRICS,
@@ -38,6 +43,7 @@ from oncelog.actors.protocol.tickets import issue_ticket
 from oncelog.actors.transactions.completions import EndDurations, EndStep
 from oncelog.storage.disk.file_system import DiskSpace, disk_space
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.model import TRANSACTION_STATE_TOPIC, IsolationLevel, TopicPartition
 from oncelog.storage.records.codec import encode_records
 
@@ -340,6 +346,29 @@ def test_of_several_directories_each_tells_its_space_or_that_it_is_offline() -> 
         ("disk_size_bytes", "d"): 9,
         ("offline_directory", "e"): 1,
     }
+
+
+def test_the_time_until_the_certificate_expires_is_told_once_for_all_replicas_of_a_process(
+    caplog,
+) -> None:
+    world, answers = ServerWorld(), [90_000, None, InvalidSettingError("as a test"), 30_000]
+
+    def expires_at_ms() -> int | None:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    certificates: Any = SimpleNamespace(expires_at_ms=expires_at_ms)
+    metrics = CertificateMetrics(certificates)
+    config = ReplicaConfig(topic="t", partition=0, broker_id=1, data_dir="d")
+    told = []
+    for now_s in (100.0, 101.0, 110.0, 120.0, 130.0):
+        metrics.report(config, world, now_s=now_s, now_ms=60_000)
+        told.append(world.values.get("certificate_expires_seconds"))
+    assert told == [30, 30, 30, 30, -30]
+    assert "as a test" in caplog.text
+    assert answers == []
 
 
 def test_ends_of_transactions_are_timed_by_step() -> None:

@@ -1,4 +1,4 @@
-"""Connections under Ray's certificates: who has none, or a foreign one, is not talked to."""
+"""Connections under certificates: who has none, or a foreign one, is not talked to."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from called_server import TIMEOUT_MS, Server, fetch, listener_of, produce
 from inside import callers_of
 from issued_certificates import Authority
 
+from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.rpc import admission
 from oncelog.actors.rpc.actor_transport import connect
-from oncelog.actors.rpc.certificates import FILES, IN_USE, secure_context
+from oncelog.actors.rpc.certificates import FILES, IN_USE, OUR_FILES, Certificates
 from oncelog.actors.rpc.frames import HELLO
 from oncelog.actors.rpc.listener import Listener, ListenerAddress
 from oncelog.storage.exceptions import InvalidSettingError
@@ -31,7 +32,7 @@ def use(monkeypatch: pytest.MonkeyPatch):
     """Gives Ray's variables to this process; none of those before stay."""
 
     def give(variables: dict[str, str]) -> None:
-        for name in (IN_USE, *FILES):
+        for name in (IN_USE, *FILES, *OUR_FILES):
             monkeypatch.delenv(name, raising=False)
         for name, text in variables.items():
             monkeypatch.setenv(name, text)
@@ -190,16 +191,16 @@ def test_files_that_cannot_be_used_are_named_and_nothing_goes_in_plain_text(
     assert reason in warning.getMessage()
 
 
-def test_without_rays_certificates_connections_have_none(use):
-    assert secure_context(is_caller=True) is None
-    use({IN_USE: "0"})
-    assert secure_context(is_caller=False) is None
+def test_without_certificates_connections_have_none(use):
+    assert Certificates(SystemClock()).context(is_caller=True) is None
+    use({IN_USE: "0", OUR_FILES[0]: ""})
+    assert Certificates(SystemClock()).context(is_caller=False) is None
 
 
 def test_an_older_tls_is_refused(use, authority):
     async def body() -> None:
         use(authority.issue(HERE))
-        context = secure_context(is_caller=True)
+        context = Certificates(SystemClock()).context(is_caller=True)
         assert context is not None
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.maximum_version = ssl.TLSVersion.TLSv1_2
