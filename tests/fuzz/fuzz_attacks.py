@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from fuzz_inputs import (
     hostile_message,
     mutated,
     proves,
+    proves_server,
 )
 
 from oncelog.actors.rpc.frames import FRAME_MAX_BYTES, HELLO, HELLO_ID, Outcome
@@ -60,11 +62,15 @@ class Delivery(enum.Enum):
 
 @dataclass(slots=True)
 class Field:
-    """One round of one attack, and what it saw. ``scale`` 1 is the size of a real run."""
+    """One round of one attack, and what it saw. ``scale`` 1 is the size of a real run.
+
+    After ``end_s`` of the loop nothing more begins. A round is not cancelled, so all is counted.
+    """
 
     port: int
     chance: Random
     scale: float = 1.0
+    end_s: float = math.inf
     answers: Counter[str] = field(default_factory=Counter)
     inputs: list[bytes] = field(default_factory=list)
     """What was sent, to find the one that did harm."""
@@ -72,7 +78,12 @@ class Field:
     proved: int = 0
     """Connections that the listener may have taken for callers."""
 
+    proved_servers: int = 0
+    """Those of them that it may have taken for servers."""
+
     wrong: list[str] = field(default_factory=list)
+    delivery: Random = field(default_factory=lambda: Random(0))
+    """For what depends on the order of answers, which no seed decides: ``chance`` draws inputs."""
 
     def count(self, full: int) -> int:
         """How many, at this scale."""
@@ -81,7 +92,7 @@ class Field:
     @contextlib.asynccontextmanager
     async def stranger(self) -> AsyncIterator[Stranger | None]:
         """A connection that has been challenged; ``None`` if it was closed before."""
-        host = self.chance.choice(HOSTS)
+        host = self.delivery.choice(HOSTS)
         try:
             opening = asyncio.open_connection("127.0.0.1", self.port, local_addr=(host, 0))
             reader, writer = await asyncio.wait_for(opening, CONNECT_TIMEOUT_S)
@@ -110,7 +121,7 @@ class Field:
             self.note(data)
             sent = filled(data, stranger.challenge)
             if delivery is Delivery.TORN:
-                await stranger.send_torn(sent, self.chance)
+                await stranger.send_torn(sent, self.delivery)
             else:
                 stranger.writer.write(sent)
             return await self.heard(stranger)
@@ -119,6 +130,7 @@ class Field:
         """Remember an input that is about to be sent."""
         self.inputs.append(data)
         self.proved += proves(data)
+        self.proved_servers += proves_server(data)
 
     async def heard(self, stranger: Stranger) -> list[bytes]:
         """Count the answers until there are no more."""
@@ -141,11 +153,14 @@ class Field:
         await self.at_once(self.play(data, delivery) for data in inputs)
 
     async def at_once(self, works: Iterable[Coroutine[Any, Any, object]]) -> None:
-        """Do all of these, so many at a time."""
-        left = iter(works)
+        """Do these, so many at a time, as long as the round lasts."""
+        loop, left = asyncio.get_running_loop(), iter(works)
 
         async def worker() -> None:
-            for work in left:
+            while loop.time() < self.end_s:
+                work = next(left, None)
+                if work is None:
+                    return
                 await work
 
         await asyncio.gather(*(worker() for _ in range(AT_ONCE)))
@@ -261,9 +276,12 @@ async def huge_lengths(to: Field) -> None:
     """First frames that claim any length, and have a few bytes or a megabyte of it."""
     chance = to.chance
     lengths = [length for length in LENGTHS + LENGTHS_MAX for _ in range(to.count(10))]
+    sizes = (0, 64, 1_100, 1_000_000)
     await to.play_all(
-        claimed(length, HELLO_ID, HELLO, chance.randbytes(chance.choice((0, 64, 1_100, 1_000_000))))
-        for length in lengths
+        [
+            claimed(length, HELLO_ID, HELLO, chance.randbytes(chance.choice(sizes)))
+            for length in lengths
+        ]
     )
 
 
@@ -272,10 +290,10 @@ async def silent_connections(to: Field) -> None:
     async with contextlib.AsyncExitStack() as held:
 
         async def hold() -> None:
-            await held.enter_async_context(to.stranger())
+            stranger = await held.enter_async_context(to.stranger())
+            to.answers["held in silence"] += stranger is not None
 
         await to.at_once(hold() for _ in range(to.count(SILENT_CONNECTIONS)))
-        to.answers["held in silence"] += to.count(SILENT_CONNECTIONS)
 
 
 async def half_hellos(to: Field) -> None:

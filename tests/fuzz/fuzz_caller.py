@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from fuzz_inputs import SECRET, TOKEN
-from fuzz_target import REPLY_BYTES, lines_of_input, tell
+from fuzz_target import HONEST_HOST, REPLY_BYTES, lines_of_input, tell
 
 from oncelog.actors.protocol.messages.partition import FetchRequest, ProduceRequest
 from oncelog.actors.rpc.actor_transport import ActorConnection, connect
@@ -48,7 +48,7 @@ class HonestCaller:
     """Calls a target on one connection, and now and then on a new one."""
 
     def __init__(self, port: int) -> None:
-        self._address = ListenerAddress(host="127.0.0.1", port=port, token=TOKEN)
+        self._address = ListenerAddress(host=HONEST_HOST, port=port, token=TOKEN)
         self._calls = Calls()
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -97,6 +97,12 @@ def proves(data: bytes) -> bool:
     return body[9:].startswith(name) and is_good
 
 
+def proves_server(data: bytes) -> bool:
+    """Whether a listener may also take the sender for a server."""
+    length = int.from_bytes(data[:4], "big")
+    return proves(data) and data[: 4 + length].endswith(PROOF_MARK + SERVER_MARK)
+
+
 def mutated(chance: Random, data: bytes) -> bytes:
     """``data`` with one to four changes."""
     changed = bytearray(data)

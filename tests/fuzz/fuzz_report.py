@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from fuzz_attacks import Field
 from fuzz_caller import Calls
 from fuzz_target import Counts
 
@@ -19,9 +20,8 @@ PHASES: Final = ("before", "during", "after")
 
 @dataclass(slots=True)
 class Report:
-    """``memory`` has the resident MiB of the target by seconds; ``warm_up`` comes before all."""
+    """``memory`` has the resident MiB of the target by seconds."""
 
-    warm_up: Calls = field(default_factory=Calls)
     calls: dict[str, Calls] = field(default_factory=lambda: {name: Calls() for name in PHASES})
     memory: dict[str, list[tuple[float, float]]] = field(
         default_factory=lambda: {name: [] for name in PHASES}
@@ -30,6 +30,7 @@ class Report:
     rounds: Counter[str] = field(default_factory=Counter)
     inputs: int = 0
     proved: int = 0
+    proved_servers: int = 0
     counts: Counts = field(default_factory=Counts)
     crashes: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
@@ -40,11 +41,14 @@ class Report:
         ends = [[mib for _, mib in self.memory[phase]] for phase in ("before", "after")]
         return statistics.median(ends[1]) - statistics.median(ends[0]) if all(ends) else 0.0
 
-    @property
-    def trusted_without_proof(self) -> int:
-        """Accepted proofs beyond those that anybody sent."""
-        honest = sum(calls.connect_attempts for calls in (self.warm_up, *self.calls.values()))
-        return max(0, self.counts.trusted - self.proved - honest)
+    def add(self, name: str, to: Field) -> None:
+        """What a round of the attack ``name`` saw."""
+        self.rounds[name] += 1
+        self.answers += to.answers
+        self.inputs += len(to.inputs)
+        self.proved += to.proved
+        self.proved_servers += to.proved_servers
+        self.wrong += to.wrong
 
     def failures(self, *, checks_latency: bool) -> list[str]:
         """What may not be, in sentences."""
@@ -56,14 +60,17 @@ class Report:
             found.append(f"{counts.early} requests began on connections without a proof")
         if counts.decoded > counts.begun:
             found.append(f"{counts.decoded} requests were decoded, but {counts.begun} had begun")
-        if self.trusted_without_proof:
-            found.append(f"{self.trusted_without_proof} connections were trusted without a proof")
+        if counts.is_fooled(self.proved, self.proved_servers):
+            found.append(
+                f"{counts.trusted} strangers were trusted, {counts.trusted_servers} as servers; "
+                f"{self.proved} and {self.proved_servers} had sent a proof"
+            )
         if self.answers["failed"] or self.answers["unknown"]:
             found.append("a call met a method that raised, or an answer is none")
         if self.growth_mib > GROWTH_MAX_MIB:
             found.append(f"memory grew by {self.growth_mib:.0f} MiB, over {GROWTH_MAX_MIB:.0f}")
         for phase, calls in self.calls.items():
-            if not calls.took:
+            if not calls.took and not self.crashes:
                 found.append(f"no honest call was answered {phase} the attacks")
             if calls.failed:
                 found.append(
@@ -108,7 +115,8 @@ class Report:
         lines.append(f"{self.inputs} inputs; what came back: {_listed(self.answers)}")
         counts = self.counts
         lines.append(
-            f"target: {counts.trusted} proofs accepted, {counts.begun} requests begun, "
+            f"target: {counts.trusted} strangers trusted by their proof, "
+            f"{counts.begun} requests begun, "
             f"{counts.decoded} decoded, {counts.early} before a proof; "
             f"{counts.error_count} errors, {len(self.crashes)} crashes"
         )

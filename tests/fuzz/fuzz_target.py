@@ -21,6 +21,7 @@ from typing import Any, Final
 import uvloop
 from fuzz_inputs import SECRET, TOKEN
 
+from oncelog.actors.protocol.access import SERVER
 from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest
 from oncelog.actors.protocol.messages.partition import (
     FetchReply,
@@ -36,6 +37,9 @@ from oncelog.actors.rpc.dispatch import Dispatch
 from oncelog.actors.rpc.listener import Listener
 from oncelog.storage.errors import InvariantViolation
 
+HONEST_HOST: Final = "127.0.0.1"
+"""Where the honest caller calls from, and no stranger."""
+
 ERRORS_KEPT: Final = 5
 ERROR_CHARACTERS: Final = 2_000
 REPLY_BYTES: Final = 1_000
@@ -47,10 +51,11 @@ class Counts:
     """What has happened in the target.
 
     ``early``: requests that were begun before their connection had proved anything. ``trusted``:
-    connections whose proof was accepted.
+    connections of strangers whose proof was accepted, ``trusted_servers`` those taken for servers.
     """
 
     trusted: int = 0
+    trusted_servers: int = 0
     begun: int = 0
     early: int = 0
     decoded: int = 0
@@ -61,6 +66,10 @@ class Counts:
     def is_clean(self) -> bool:
         """Whether nothing has happened that never may; who may be trusted others know."""
         return not self.error_count and not self.early and self.decoded <= self.begun
+
+    def is_fooled(self, proved: int, proved_servers: int) -> bool:
+        """Whether more strangers were trusted than have proved it."""
+        return self.trusted > proved or self.trusted_servers > proved_servers
 
 
 class SmallServer:
@@ -88,7 +97,9 @@ class _WatchedPlaces(Places):
         self.accepted: set[Caller] = set()
 
     def trust(self, caller: Caller) -> Caller | None:
-        self._counts.trusted += 1
+        if caller.host != HONEST_HOST:
+            self._counts.trusted += 1
+            self._counts.trusted_servers += caller.principal is SERVER
         self.accepted.add(caller)
         return super().trust(caller)
 
@@ -105,7 +116,7 @@ class WatchedListener(Listener):
             raise violation
 
         dispatch = Dispatch(SmallServer(), on_bug=bug)
-        super().__init__(dispatch, host="127.0.0.1", token=TOKEN, server_secret=SECRET)
+        super().__init__(dispatch, host=HONEST_HOST, token=TOKEN, server_secret=SECRET)
         self.counts = counts
         self.watched = _WatchedPlaces(counts)
         self.places = self.watched
