@@ -90,7 +90,8 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
         self.frame_max_bytes = frame_max_bytes
         self.loop = asyncio.get_running_loop()
         self.transport: asyncio.Transport | None = None
-        self._buffer = bytearray(_READ_BYTES)
+        # Small until the peer may send longer frames: a stranger costs little memory.
+        self._buffer = bytearray(min(_READ_BYTES, _LENGTH.size + frame_max_bytes))
         self._start = 0
         self._end = 0
         self._large: bytearray | None = None
@@ -236,6 +237,9 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
                 more = bytes(min(missing, max(len(large), FRAME_STEP_BYTES)))
                 self._large = large = large + more
             return memoryview(large)[self._large_filled :]
+        if len(self._buffer) < _READ_BYTES and self.frame_max_bytes > len(self._buffer):
+            # Views of the old one may be in use: see above.
+            self._buffer = self._buffer + bytes(_READ_BYTES - len(self._buffer))
         return memoryview(self._buffer)[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:

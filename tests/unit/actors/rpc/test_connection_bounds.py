@@ -259,6 +259,41 @@ def test_a_frame_takes_memory_only_as_it_arrives(arrived_bytes):
     to_its_end(run())
 
 
+def test_a_connection_reads_into_no_more_than_its_frames_may_need():
+    async def run() -> None:
+        reader = Reader(frame_max_bytes=1_024)
+        target = reader.get_buffer(-1)
+        assert len(target) == 4 + 1_024
+        target[:3] = b"\0\0\x10"
+        del target
+        reader.buffer_updated(3)
+        assert len(reader.get_buffer(-1)) == 1_025
+        reader.frame_max_bytes = FRAME_MAX_BYTES
+        target = reader.get_buffer(-1)
+        assert len(target) == frames._READ_BYTES - 3
+        # 4,106 bytes: more than it could read before.
+        target[:4_107] = b"\x0a" + b"\0" * 4_106
+        with pytest.raises(AssertionError, match="frame 0 of 0 with 4097 bytes"):
+            reader.buffer_updated(4_107)
+
+    to_its_end(run())
+
+
+def test_a_connection_without_a_proof_takes_little_memory():
+    async def body(server: Server, listening: Listener, _: ActorConnection) -> None:
+        async with raw(listening, token=b""):
+            (half_open,) = listening.places._half_open
+            assert len(half_open.get_buffer(-1)) < 2_000  # type: ignore[attr-defined]
+        async with raw(listening) as proved:
+            proved.writer.write(framed(1, produce(7, b"b" * 50_000)))
+            assert message_codec.decode_reply("produce", (await proved.reply())[9:]).error is (
+                ErrorCode.NONE
+            )
+            assert server.begun == [7]
+
+    play(body)
+
+
 def test_requests_share_their_bytes_and_wait_their_turn(monkeypatch):
     monkeypatch.setattr(admission, "REQUEST_BYTES_MAX", MIB)
 
