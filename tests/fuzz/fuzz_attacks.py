@@ -7,9 +7,11 @@ A new one is a function of a ``Field`` and a row of ``ATTACKS``. It sends bytes 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import enum
 import math
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ from fuzz_inputs import (
     HELLO_FRAME,
     LENGTHS,
     LENGTHS_MAX,
+    LOGIN_FRAME,
     PROOF_MARK,
     SERVER_HELLO_FRAME,
     SERVER_MARK,
@@ -35,10 +38,11 @@ from fuzz_inputs import (
 )
 
 from oncelog.actors.rpc.frames import FRAME_MAX_BYTES, HELLO, HELLO_ID, Outcome
-from oncelog.actors.rpc.handshake import NONCE_BYTES, PROOF_BYTES
+from oncelog.actors.rpc.handshake import NONCE_BYTES, PROOF_BYTES, SCRAM
 from oncelog.actors.rpc.listener import FIRST_FRAME_TIMEOUT_S
 from oncelog.actors.rpc.message_codec import REQUESTS
 
+NONCE_IN_ANSWER: Final = re.compile(rb"r=[!-+\--~]+")
 QUIET_S: Final = 0.15
 """No more answers are expected after this time without one."""
 
@@ -247,6 +251,30 @@ async def swapped_proofs(to: Field) -> None:
     await to.play_all(hellos)
 
 
+async def logins(to: Field) -> None:
+    """Users who do not know the password: right and damaged messages, in both steps."""
+    firsts = [LOGIN_FRAME, *(mutated(to.chance, LOGIN_FRAME) for _ in range(to.count(300)))]
+    finals = [to.chance.randbytes(32) for _ in firsts]
+    await to.at_once(_login(to, *step) for step in zip(firsts, finals, strict=True))
+
+
+async def _login(to: Field, first: bytes, proof: bytes) -> None:
+    async with to.stranger() as stranger:
+        if stranger is None:
+            return
+        to.note(first)
+        stranger.writer.write(first)
+        answers = await to.heard(stranger)
+        nonce = NONCE_IN_ANSWER.search(b"".join(answers))
+        if nonce is not None:
+            final = b"c=biws," + nonce[0] + b",p=" + base64.b64encode(proof)
+            step = frame(HELLO_ID, SCRAM, final)
+            if proof[0] % 2:
+                step = mutated(Random(proof), step)
+            stranger.writer.write(step + good_calls()[0])
+            await to.heard(stranger)
+
+
 async def replayed_handshakes(to: Field) -> None:
     """What a good caller sent on one connection, on another one."""
     for _ in range(to.count(10)):
@@ -421,6 +449,7 @@ ATTACKS: Final = (
     Attack(mutated_hellos),
     Attack(wrong_proofs),
     Attack(swapped_proofs),
+    Attack(logins),
     Attack(replayed_handshakes),
     Attack(calls_without_hello),
     Attack(huge_lengths),

@@ -18,7 +18,7 @@ from oncelog.actors.protocol.messages.partition import (
     ProduceRequest,
 )
 from oncelog.actors.rpc.frames import HELLO, HELLO_ID
-from oncelog.actors.rpc.handshake import NONCE_BYTES, PROOF_BYTES, caller_proof, server_proof
+from oncelog.actors.rpc.handshake import NONCE_BYTES, PROOF_BYTES, SCRAM, caller_proof, server_proof
 from oncelog.actors.rpc.message_codec import REQUESTS, encode
 from oncelog.storage.model import TopicPartition
 
@@ -52,6 +52,8 @@ def claimed(length: int, number: int, method: str, message: bytes) -> bytes:
 
 HELLO_FRAME: Final = frame(HELLO_ID, HELLO, CALLER_NONCE + PROOF_MARK)
 SERVER_HELLO_FRAME: Final = frame(HELLO_ID, HELLO, CALLER_NONCE + PROOF_MARK + SERVER_MARK)
+
+LOGIN_FRAME: Final = frame(HELLO_ID, SCRAM, b"n,,n=alice,r=a-nonce-that-is-always-the-same")
 
 
 def requests() -> tuple[Request, ...]:  # type: ignore[type-arg]

@@ -22,6 +22,7 @@ import uvloop
 from fuzz_inputs import SECRET, TOKEN
 
 from oncelog.actors.protocol.access import SERVER
+from oncelog.actors.protocol.messages.access import Access, User
 from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest
 from oncelog.actors.protocol.messages.partition import (
     FetchReply,
@@ -31,15 +32,20 @@ from oncelog.actors.protocol.messages.partition import (
     ProduceReply,
     ProduceRequest,
 )
+from oncelog.actors.protocol.scram import ITERATIONS_MIN, make_credential
 from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.admission import Caller, Places
 from oncelog.actors.rpc.dispatch import Dispatch
+from oncelog.actors.rpc.door import Door
 from oncelog.actors.rpc.listener import Listener
 from oncelog.storage.errors import InvariantViolation
 
 HONEST_HOST: Final = "127.0.0.1"
 """Where the honest caller calls from, and no stranger."""
 
+ALICE: Final = User(
+    name="alice", credential=make_credential("nobody knows it", b"s" * 16, ITERATIONS_MIN)
+)
 ERRORS_KEPT: Final = 5
 ERROR_CHARACTERS: Final = 2_000
 REPLY_BYTES: Final = 1_000
@@ -115,7 +121,7 @@ class WatchedListener(Listener):
         def bug(violation: InvariantViolation) -> None:
             raise violation
 
-        dispatch = Dispatch(SmallServer(), on_bug=bug)
+        dispatch = Dispatch(SmallServer(), on_bug=bug, door=Door(Access(users=(ALICE,))))
         super().__init__(dispatch, host=HONEST_HOST, token=TOKEN, server_secret=SECRET)
         self.counts = counts
         self.watched = _WatchedPlaces(counts)

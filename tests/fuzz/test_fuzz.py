@@ -134,19 +134,19 @@ def test_a_request_that_is_decoded_before_it_begins_is_found(monkeypatch):
 
 @pytest.mark.parametrize("attack", ["wrong_proofs", "replayed_handshakes", "swapped_proofs"])
 def test_a_proof_that_is_not_checked_is_found(monkeypatch, attack):
-    monkeypatch.setattr(listener, "is_caller_proof", lambda *_: True)
+    monkeypatch.setattr(handshake, "is_caller_proof", lambda *_: True)
     found = failures(to_its_end(attacked(attack_named(attack))))
     assert "strangers were trusted" in found
 
 
 def test_a_proof_of_a_server_that_is_not_checked_is_found(monkeypatch):
-    monkeypatch.setattr(listener, "is_server_proof", lambda *_: True)
+    monkeypatch.setattr(handshake, "is_server_proof", lambda *_: True)
     found = failures(to_its_end(attacked(attack_named("torn_calls"))))
     assert "as servers" in found
 
 
 def test_a_nonce_that_is_used_twice_is_found(monkeypatch):
-    monkeypatch.setattr(listener, "new_nonce", lambda: b"n" * NONCE_BYTES)
+    monkeypatch.setattr(handshake, "new_nonce", lambda: b"n" * NONCE_BYTES)
     found = failures(to_its_end(attacked(attack_named("replayed_handshakes"))))
     assert "a recorded handshake was answered" in found
 
@@ -155,7 +155,7 @@ def test_a_bug_that_bytes_reach_is_found(monkeypatch):
     def broken(*_: Any) -> bool:
         raise IndexError("a length that is not checked")
 
-    monkeypatch.setattr(listener, "is_caller_proof", broken)
+    monkeypatch.setattr(handshake, "is_caller_proof", broken)
 
     async def run() -> Report:
         # In a target asyncio logs it; here that would fail the test.
