@@ -17,6 +17,7 @@ from fuzz_target import HONEST_HOST, REPLY_BYTES, lines_of_input, tell
 
 from oncelog.actors.protocol.messages.partition import FetchRequest, ProduceRequest
 from oncelog.actors.rpc.actor_transport import ActorConnection, connect
+from oncelog.actors.rpc.handshake import ProgramIdentity
 from oncelog.actors.rpc.listener import ListenerAddress
 from oncelog.storage.model import TopicPartition
 
@@ -87,9 +88,9 @@ class HonestCaller:
         for _ in range(CONNECT_ATTEMPTS):
             self._calls.connect_attempts += 1
             connection = await connect(
-                self._address, timeout_ms=CONNECT_TIMEOUT_MS, server_secret=SECRET
+                self._address, timeout_ms=CONNECT_TIMEOUT_MS, identity=ProgramIdentity(SECRET)
             )
-            if connection is not None:
+            if isinstance(connection, ActorConnection):
                 return connection
         self._calls.failed.append(f"no new connection in {CONNECT_ATTEMPTS} attempts")
         return None
