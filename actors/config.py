@@ -17,6 +17,8 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from msgspec import Meta
 
 from oncelog.actors.pin import Pin
+from oncelog.actors.protocol.certificate_names import DEFAULT as DEFAULT_RULES
+from oncelog.actors.protocol.certificate_names import CertificateNames
 from oncelog.actors.protocol.cluster.hosts import AUTO, HOST_REPLICAS_MAX, ReplicasPerActor
 from oncelog.actors.protocol.tickets import (
     TICKET_GRACE_MS,
@@ -389,9 +391,23 @@ class ClusterConfig(_Settings):
         bool,
         "Whether the audit log has the calls that were allowed too; refused ones it always has.",
     ] = False
+    certificate_name_rules: Annotated[
+        str,
+        "How the subject of a caller's certificate becomes a user's name: Kafka's "
+        "`ssl.principal.mapping.rules`.",
+    ] = DEFAULT_RULES
+    token_keys: Annotated[
+        str | None,
+        "A file on each node with the public keys of signed tokens, as JWKS or PEM; without one no "
+        "tokens are accepted.",
+    ] = None
+    token_issuer: Annotated[str | None, "Who must have issued a token (`iss`)."] = None
+    token_audience: Annotated[str | None, "Whom a token must be for (`aud`)."] = None
+    token_name_claim: Annotated[str, "The claim of a token that has the user's name."] = "sub"  # noqa: S105
 
     def __post_init__(self) -> None:
         check(self)
+        self._check_naming()
         shortest_ms = 2 * self.broker_heartbeat_interval_ms
         if self.broker_session_timeout_ms < shortest_ms:
             raise refused(
@@ -404,6 +420,20 @@ class ClusterConfig(_Settings):
                 f"group_min_session_timeout_ms={self.group_min_session_timeout_ms} is above "
                 f"group_max_session_timeout_ms={self.group_max_session_timeout_ms}",
                 advice="give at most as much",
+            )
+
+    def _check_naming(self) -> None:
+        """Reject rules that are none, and half of what tokens need."""
+        try:
+            CertificateNames(self.certificate_name_rules)
+        except ValueError as error:
+            raise InvalidSettingError(f"certificate_name_rules: {error}") from None
+        given = (self.token_keys, self.token_issuer, self.token_audience)
+        if any(given) and not all(given):
+            raise InvalidSettingError(
+                f"token_keys={self.token_keys!r}, token_issuer={self.token_issuer!r} and "
+                f"token_audience={self.token_audience!r}",
+                advice="give all three, or none",
             )
 
 

@@ -68,3 +68,8 @@ class ClusterOptions(TypedDict, total=False):
     calls: CallTransport
     replicas_per_actor: ReplicasPerActor
     audit_allowed: bool
+    certificate_name_rules: str
+    token_keys: str | None
+    token_issuer: str | None
+    token_audience: str | None
+    token_name_claim: str

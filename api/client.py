@@ -77,6 +77,8 @@ def init(
     cluster_id: str | None = None,
     user: str | None = None,
     password_file: str | os.PathLike[str] | None = None,
+    token: str | os.PathLike[str] | None = None,
+    cert: str | os.PathLike[str] | None = None,
     **settings: Unpack[ClusterOptions],
 ) -> Cluster:
     """Start Ray and the log on ``data_dir`` unless they run already, and connect to them.
@@ -89,14 +91,15 @@ def init(
     ``settings`` are those of ``ClusterConfig``. A running cluster must agree with those given. With
     ``cluster_id`` that cluster is started once enough nodes with its data are up; no new cluster is
     created. A SIGTERM handler of the program is kept; without one, Ray's shuts the process down.
-    ``user`` and ``password_file`` as in ``connect``.
+    ``user``, ``password_file``, ``token`` and ``cert`` as in ``connect``.
 
     ``InvalidSettingError`` for an unusable directory, or a setting that is out of range or differs
     from the running cluster's. ``ConnectionFailedError`` if the cluster has another id or data
     directory, or cannot be started.
     """
+    # One thing: find out what runs, start what does not, and join it.
     refuse_ray_of_parent()
-    login = login_of(user, password_file)
+    login = login_of(user, password_file, token, cert)
     paths = cluster_connection.directory_paths(data_dir)
     path = paths[0]
     config = cluster_connection.check_cluster_settings(settings)
@@ -135,19 +138,23 @@ def connect(
     *,
     user: str | None = None,
     password_file: str | os.PathLike[str] | None = None,
+    token: str | os.PathLike[str] | None = None,
+    cert: str | os.PathLike[str] | None = None,
 ) -> Cluster:
     """Connect to a running cluster; ``"auto"`` finds the Ray cluster of this machine.
 
     With ``user`` all calls are that user's, who proves to know the first line of ``password_file``
-    (SCRAM-SHA-256, RFC 7677); the password is never sent. Without both, the variables
-    ``ONCELOG_USER`` and ``ONCELOG_PASSWORD_FILE`` count; without these, this is a program of the
-    Ray cluster like any other, ``User:ray``.
+    (SCRAM-SHA-256, RFC 7677); the password is never sent. ``token`` is the path of a file with a
+    signed token (JWT), read anew for each connection; ``cert`` that of a PEM file with a
+    certificate and its key. Both need TLS. Without any of these the variables ``ONCELOG_USER`` and
+    ``ONCELOG_PASSWORD_FILE``, ``ONCELOG_TOKEN_FILE`` or ``ONCELOG_CERT`` count; without these, this
+    is a program of the Ray cluster like any other, ``User:ray``.
 
     ``ConnectionFailedError`` if there is none, or it does not run the log.
     ``SaslAuthenticationFailedError`` if the cluster does not know the user with that password.
-    ``InvalidSettingError`` if the file has no password.
+    ``InvalidSettingError`` if a file has no password, token or certificate.
     """
-    login = login_of(user, password_file)
+    login = login_of(user, password_file, token, cert)
     cluster_connection.join_ray(address)
     if not cluster_connection.is_log_started():
         was = cluster_connection.where_log_was()

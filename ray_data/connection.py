@@ -43,6 +43,6 @@ def connect(endpoint: Endpoint) -> EngineConnection:
         known = _process.find(key)
         if known is None:
             _process.close()
-            cluster = client.connect(user=login.user, password_file=login.password_file)
+            cluster = client.connect(**login.arguments())
             known = _process.keep(key, cluster)
         return known

@@ -77,7 +77,7 @@ def _joined(addresses: Sequence[str], login: Login) -> Cluster:
     failures = []
     for address in addresses:
         try:
-            return client.connect(address, user=login.user, password_file=login.password_file)
+            return client.connect(address, **login.arguments())
         except OncelogError as error:
             import ray
 

@@ -24,6 +24,7 @@ import resource
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Final, NoReturn
 
 import ray
@@ -32,6 +33,7 @@ from ray.exceptions import RayError
 from oncelog.actors.config import (
     CONNECTIONS,
     BrokerConfig,
+    ClusterConfig,
     HostConfig,
     ReplicaConfig,
     own_directory,
@@ -78,18 +80,21 @@ from oncelog.actors.rpc.actor_transport import ActorTransport
 from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.actors.rpc.certificates import Certificates
 from oncelog.actors.rpc.dispatch import NO_AUDIT, Dispatch, read_answer
-from oncelog.actors.rpc.door import Door
+from oncelog.actors.rpc.door import Door, Naming
 from oncelog.actors.rpc.handshake import ProgramIdentity, server_proof_by_ray
 from oncelog.actors.rpc.listener import TOKEN_BYTES, Listener, ListenerAddress
 from oncelog.actors.rpc.message_codec import REQUESTS, encode
+from oncelog.actors.rpc.naming import ConfiguredNaming
 from oncelog.actors.rpc.ray_transport import (
     RayTransport,
     connection_secret,
     find_actor,
     ray_token,
 )
+from oncelog.actors.rpc.signed_tokens import SignedTokens, TokenSettings
 from oncelog.actors.transactions.transaction_coordinator import TransactionCoordinator
 from oncelog.storage.disk.file_system import RealFileSystem
+from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.model import (
     CLUSTER_METADATA_TOPIC,
     CONSUMER_OFFSETS_TOPIC,
@@ -190,9 +195,33 @@ def production(config: ReplicaConfig | HostConfig | BrokerConfig) -> Environment
         audit=audit_log(config, metrics),
         certificate_metrics=CertificateMetrics(Certificates(SystemClock())),
         boot_id=boot_id(),
-        door=Door(None, secret=config.server_secret or secrets.token_bytes(TOKEN_BYTES)),
+        door=Door(
+            None,
+            secret=config.server_secret or secrets.token_bytes(TOKEN_BYTES),
+            naming=naming_of(config.cluster),
+        ),
         die=die_of_bug,
     )
+
+
+def naming_of(config: ClusterConfig) -> Naming:
+    """By what rules certificates and tokens name users.
+
+    What cannot be used on this node is told in the log: the constructor of an actor must not fail.
+    """
+    tokens = None
+    if config.token_keys:
+        try:
+            settings = TokenSettings(
+                issuer=config.token_issuer or "",
+                audience=config.token_audience or "",
+                keys=Path(config.token_keys),
+                name_claim=config.token_name_claim,
+            )
+            tokens = SignedTokens(settings, SystemClock())
+        except InvalidSettingError as error:
+            _logger.error("no token is accepted here: %s", error)
+    return ConfiguredNaming(config.certificate_name_rules, tokens)
 
 
 def machine_size() -> MachineSize:

@@ -2,6 +2,8 @@
 
 ``ActorTransport`` finds the ``ActorConnection`` for a call; a connection carries many at a time. A
 call to a replica of the same process is a direct method call (``LocalTransport``).
+
+One file: what a call needs, from the actor's name to the reply.
 """
 
 from __future__ import annotations
@@ -189,7 +191,7 @@ class _LoopConnections:
 
     def __init__(self, ray_calls: RayCalls, reports: CallReports, identity: Identity) -> None:
         self._identity = identity
-        self._certificates = Certificates(SystemClock())
+        self._certificates = identity.certificates(SystemClock())
         self.meter = CallMeter(CALLER, reports)
         self.keeper: asyncio.Task[None] | None = None
         self._ray_calls = ray_calls
@@ -420,11 +422,14 @@ async def connect(
     ``SASL_AUTHENTICATION_FAILED`` if it does not believe who ``identity`` is. Also ``None`` if
     certificates cannot secure it although they should: a warning says why.
     """
-    certificates = certificates or Certificates(SystemClock())
+    certificates = certificates or identity.certificates(SystemClock())
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_ms / 1000
     try:
         context = certificates.context(is_caller=True)
+        if context is None and identity.needs_tls:
+            _warn_insecure(address, "tokens and certificates are shown over TLS only")
+            return ErrorCode.SASL_AUTHENTICATION_FAILED
         opening = loop.create_connection(ActorConnection, address.host, address.port, ssl=context)
         _, connection = await asyncio.wait_for(opening, timeout_ms / 1000)
     except (InvalidSettingError, ssl.SSLError) as error:
@@ -435,6 +440,11 @@ async def connect(
     timer = loop.call_at(deadline, connection.close)
     try:
         ending = await connection.greet(identity.greeting(address.token))
+    except InvalidSettingError as error:
+        # The file of a token is read anew for each connection.
+        _warn_insecure(address, str(error))
+        connection.close()
+        return ErrorCode.SASL_AUTHENTICATION_FAILED
     except BaseException:
         connection.close()
         raise

@@ -116,10 +116,12 @@ class Certificates:
     """What secures the connections of a listener or a caller, reloaded when the files change.
 
     The variables are read until the files could be used once. From then on these files count.
+    ``own``: a certificate and its key, which count in place of those that the variables name.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, own: tuple[Path, Path] | None = None) -> None:
         self._clock = clock
+        self._own = own
         self._files: tuple[_Pem, ...] = ()
         self._loaded: ReloadedFiles[_Loaded] | None = None
 
@@ -143,6 +145,9 @@ class Certificates:
             files = _files_in_use()
             if not files:
                 return None
+            if self._own is not None:
+                certificate, key = self._own
+                files = (_Pem("cert", certificate), _Pem("key", key), files[2])
             self._loaded = ReloadedFiles(
                 [file.path for file in files],
                 lambda: _load(files, self._clock.now_ms()),

@@ -15,11 +15,13 @@ import collections
 import hmac
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, Transport
 from oncelog.actors.protocol.access import Authorizer, Principal, Split, Verdict, as_it_is
 from oncelog.actors.protocol.backoff import backoff_ms
+from oncelog.actors.protocol.cluster.access_control import is_user_name
 from oncelog.actors.protocol.messages.access import (
     NO_ACCESS,
     Access,
@@ -56,6 +58,47 @@ _ALWAYS: Final = frozenset({MetadataRequest, DescribeReplicaRequest, DescribeVot
 """What programs of the Ray cluster may ask of a process that does not know the rules yet."""
 
 
+class Bearer(Protocol):
+    """Whom a token or a certificate names, until when in Unix time; ``None``: no end."""
+
+    @property
+    def name(self) -> str:
+        """The user's name, without ``User:``."""
+        ...
+
+    @property
+    def expires_at_ms(self) -> int | None:
+        """When the proof expires."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A ``Bearer`` without an end."""
+
+    name: str
+    expires_at_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a token or certificate names nobody; for the log."""
+
+    reason: str
+
+
+class Naming(Protocol):
+    """By what rules tokens and certificates name users."""
+
+    def bearer_of(self, token: str) -> Bearer | Refused:
+        """Whom a signed token names."""
+        ...
+
+    def named_by(self, certificate: Mapping[str, Any]) -> Bearer | Refused:
+        """Whom a certificate names, as ``getpeercert`` tells it."""
+        ...
+
+
 class Guest(Protocol):
     """A connection of a user that has proved who it is."""
 
@@ -71,7 +114,14 @@ class Door:
     ``secret`` is the same in all processes of the cluster, or random, and known to no user.
     """
 
-    def __init__(self, access: Access | None = NO_ACCESS, *, secret: bytes = b"") -> None:
+    def __init__(
+        self,
+        access: Access | None = NO_ACCESS,
+        *,
+        secret: bytes = b"",
+        naming: Naming | None = None,
+    ) -> None:
+        self._naming = naming
         self._guests: dict[str, dict[Guest, None]] = {}
         """Those of each user; bounded by the number of connections."""
         # What the salts of users that do not exist are made of.
@@ -120,6 +170,18 @@ class Door:
             absent_iterations=self._absent_iterations,
         )
 
+    def bearer_of(self, token: str) -> Bearer | Refused:
+        """Whom a signed token names."""
+        if self._naming is None:
+            return Refused("tokens are not accepted")
+        return _checked(self._naming.bearer_of(token))
+
+    def named_by(self, certificate: Mapping[str, Any]) -> Bearer | Refused:
+        """Whom a certificate names."""
+        if self._naming is None:
+            return Refused("certificates name nobody")
+        return _checked(self._naming.named_by(certificate))
+
     def enter(self, name: str, guest: Guest) -> None:
         """Remember a connection of a user, which is closed when the user is removed."""
         self._guests.setdefault(name, {})[guest] = None
@@ -145,7 +207,7 @@ class Door:
         before = self._users
         self._take(access)
         for name, guests in list(self._guests.items()):
-            if name not in self._users or before.get(name) != self._users[name]:
+            if before.get(name) != self._users.get(name):
                 for guest in list(guests):
                     guest.close()
 
@@ -177,3 +239,10 @@ class Door:
                 await asyncio.sleep(retry_ms / 1000)
             else:
                 await asyncio.sleep(ACCESS_CHECK_MS / 1000)
+
+
+def _checked(found: Bearer | Refused) -> Bearer | Refused:
+    """No token or certificate may name what is no user."""
+    if isinstance(found, Refused) or is_user_name(found.name):
+        return found
+    return Refused("it names nobody who can be a user")

@@ -7,6 +7,8 @@ method     messages                                            principal
 =========  ==================================================  =================================
 ``hello``  caller's nonce and proof; the listener's proof      ``User:ray``, or a server
 ``scram``  the four of ``protocol/scram.py``                   ``User:`` and the user's name
+``token``  a signed token, over TLS only                       ``User:`` and the name in it
+``cert``   none: TLS has shown the caller's certificate        ``User:`` and a name made of it
 =========  ==================================================  =================================
 
 With ``hello`` the caller's proof is an HMAC over both nonces, the listener's another one. Nothing
@@ -27,9 +29,12 @@ from __future__ import annotations
 import enum
 import hmac
 import secrets
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from pathlib import Path
+from typing import Any, Final, Protocol
 
+from oncelog.actors.interfaces import Clock
 from oncelog.actors.protocol.access import RAY, SERVER, Principal
 from oncelog.actors.protocol.messages.access import USER_KIND
 from oncelog.actors.protocol.scram import (
@@ -39,12 +44,15 @@ from oncelog.actors.protocol.scram import (
     ScramServer,
     ScramState,
 )
-from oncelog.actors.rpc.door import Door
+from oncelog.actors.rpc.certificates import Certificates
+from oncelog.actors.rpc.door import Bearer, Door, Refused
 from oncelog.actors.rpc.frames import HELLO, Outcome
 
 NONCE_BYTES: Final = 32
 PROOF_BYTES: Final = 32
 SCRAM: Final = "scram"
+TOKEN: Final = "token"  # noqa: S105
+CERTIFICATE: Final = "cert"
 SCRAM_NONCE_BYTES: Final = 24
 """Random bytes of one side's nonce, sent as base64."""
 
@@ -126,7 +134,16 @@ class Ending(enum.Enum):
 
 
 class Identity(Protocol):
-    """Who a process is to those that it calls."""
+    """Who a process is to those that it calls.
+
+    ``needs_tls``: it can only prove it on a connection that is secured.
+    """
+
+    needs_tls: bool
+
+    def certificates(self, clock: Clock) -> Certificates:
+        """What secures its connections."""
+        ...
 
     def greeting(self, token: bytes) -> Greeting:
         """The handshake of one connection, to a listener whose callers know ``token``."""
@@ -141,8 +158,19 @@ class Greeting(Protocol):
         ...
 
 
+class _WithoutCertificate:
+    """An identity whose connections are secured by the certificate of its process, if by any."""
+
+    __slots__ = ()
+    needs_tls = False
+
+    def certificates(self, clock: Clock) -> Certificates:
+        """See ``Identity``."""
+        return Certificates(clock)
+
+
 @dataclass(frozen=True, slots=True)
-class ProgramIdentity:
+class ProgramIdentity(_WithoutCertificate):
     """A program of the Ray cluster; with a ``server_secret`` one of the cluster's servers."""
 
     server_secret: bytes = field(default=b"", repr=False)
@@ -169,7 +197,7 @@ class _TokenGreeting:
 
 
 @dataclass(frozen=True, slots=True)
-class UserIdentity:
+class UserIdentity(_WithoutCertificate):
     """A user that logs in with a password."""
 
     name: str
@@ -200,6 +228,51 @@ class _UserGreeting:
         return SCRAM, step
 
 
+@dataclass(frozen=True, slots=True)
+class TokenIdentity(_WithoutCertificate):
+    """A user whom a signed token names; ``read`` gives the token that is valid now."""
+
+    read: Callable[[], str]
+    needs_tls = True
+
+    def greeting(self, token: bytes) -> Greeting:  # noqa: ARG002
+        """See ``Identity``."""
+        return _OneMessage(TOKEN, self.read)
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateIdentity:
+    """A user whom a certificate names: PEM files with it and its key."""
+
+    certificate: Path
+    key: Path
+    needs_tls = True
+
+    def certificates(self, clock: Clock) -> Certificates:
+        """See ``Identity``."""
+        return Certificates(clock, own=(self.certificate, self.key))
+
+    def greeting(self, token: bytes) -> Greeting:  # noqa: ARG002
+        """See ``Identity``."""
+        return _OneMessage(CERTIFICATE, str)
+
+
+class _OneMessage:
+    """The greeting of an identity that TLS protects: one message, and one answer."""
+
+    def __init__(self, method: str, message: Callable[[], str]) -> None:
+        self._method, self._message = method, message
+        self._has_sent = False
+
+    def receive(self, kind: int, body: bytes) -> tuple[str, bytes] | Ending:  # noqa: ARG002
+        if kind == Outcome.CHALLENGE and not self._has_sent:
+            self._has_sent = True
+            return self._method, self._message().encode()
+        if kind == Outcome.REFUSED:
+            return Ending.REFUSED
+        return Ending.ACCEPTED if kind == Outcome.REPLY and self._has_sent else Ending.FAILED
+
+
 # --- the listener -----------------------------------------------------------------------------
 
 
@@ -207,7 +280,8 @@ class _UserGreeting:
 class Admission:
     """What the listener answers, and as whom it goes on; without ``principal`` it is not the end.
 
-    ``reason`` is why a login is refused, and ``name`` the user that it was for: for the log.
+    ``reason`` is why a login is refused, and ``name`` the user that it was for: for the log. At
+    ``expires_at_ms`` in Unix time the principal is nobody any more.
     """
 
     kind: Outcome
@@ -215,13 +289,25 @@ class Admission:
     principal: Principal | None = None
     reason: str = ""
     name: str = ""
+    expires_at_ms: int | None = None
 
 
 class Reception:
-    """The listener's side of one handshake; ``token`` is what programs of the Ray cluster know."""
+    """The listener's side of one handshake; ``token`` is what programs of the Ray cluster know.
 
-    def __init__(self, token: bytes, server_secret: bytes, door: Door) -> None:
+    ``peer`` is what TLS knows of the caller: its certificate, as ``getpeercert`` tells it; ``None``
+    on a connection that is not secured.
+    """
+
+    def __init__(
+        self,
+        token: bytes,
+        server_secret: bytes,
+        door: Door,
+        peer: Mapping[str, Any] | None = None,
+    ) -> None:
         self.nonce = new_nonce()
+        self._peer = peer
         self._token, self._server_secret, self._door = token, server_secret, door
         self._scram: ScramServer | None = None
 
@@ -231,7 +317,26 @@ class Reception:
             return self._hello(message)
         if method == SCRAM:
             return self._login(message)
+        if method in (TOKEN, CERTIFICATE) and self._scram is None:
+            return self._identify(method, message)
         return None
+
+    def _identify(self, method: str, message: bytes) -> Admission:
+        """Admit whom a token or a certificate names."""
+        if self._peer is None:
+            found: Bearer | Refused = Refused("the connection is not secured by TLS")
+        elif method == TOKEN:
+            found = self._door.bearer_of(message.decode("ascii", "replace"))
+        else:
+            found = self._door.named_by(self._peer)
+        if isinstance(found, Refused):
+            return Admission(kind=Outcome.REFUSED, body=REFUSED_ANSWER, reason=found.reason)
+        return Admission(
+            kind=Outcome.REPLY,
+            body=b"",
+            principal=Principal(USER_KIND + found.name),
+            expires_at_ms=found.expires_at_ms,
+        )
 
     def _hello(self, message: bytes) -> Admission | None:
         token, nonce = self._token, self.nonce

@@ -37,8 +37,8 @@ FIRST_FRAME_TIMEOUT_S: Final = 10.0
 LARGE_FRAME_TIMEOUT_S: Final = 30.0
 """A large frame that takes longer loses its room: its caller has given up by then."""
 
-FIRST_FRAME_MAX_BYTES: Final = 5_120
-"""Of each frame of a handshake: the longest message of SCRAM fits."""
+FIRST_FRAME_MAX_BYTES: Final = 8_448
+"""Of each frame of a handshake: the longest signed token fits."""
 
 REFUSAL_DELAY_S: Final = 1.0
 """How long a refused login waits for its answer, in a place of those that have proved nothing.
@@ -86,7 +86,8 @@ class Listener:
         self.room = RequestRoom()
         self.warnings = LogBudget(_logger)
         self.dispatch = dispatch
-        self.certificates = Certificates(SystemClock())
+        self.clock = SystemClock()
+        self.certificates = Certificates(self.clock)
         self._host = host
         self._opening: asyncio.Task[asyncio.Server | _TlsServer] | None = None
         self._tasks = OwnTasks(_log_bug)
@@ -246,17 +247,24 @@ class _Caller(FramedProtocol):
         self.in_progress = 0
         self.last_used = self.loop.time()
         self._listener = listener
-        self._reception = Reception(listener.token, listener.server_secret, listener.dispatch.door)
+        self._reception: Reception
         self.principal = RAY
         self._is_trusted = False
         self._room_bytes = 0
         """Bytes reserved for the incoming frame."""
         self._is_without_room = False
         self._first_frame_timer: asyncio.TimerHandle
+        self._expiry_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Join the connections without a verified token, and ask for a proof of it."""
         super().connection_made(transport)
+        self._reception = Reception(
+            self._listener.token,
+            self._listener.server_secret,
+            self._listener.dispatch.door,
+            transport.get_extra_info("peercert"),
+        )
         self.send(HELLO_ID, Outcome.CHALLENGE, self._reception.nonce)
         self._first_frame_timer = self.loop.call_later(FIRST_FRAME_TIMEOUT_S, self.close)
         peer = transport.get_extra_info("peername")
@@ -269,6 +277,8 @@ class _Caller(FramedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """Its requests run on: the caller may only have given up on the answers."""
         self._first_frame_timer.cancel()
+        if self._expiry_timer is not None:
+            self._expiry_timer.cancel()
         self._listener.places.end(self)
         self._listener.dispatch.door.leave(self._user, self)
         self._listener.room.forget(self)
@@ -317,6 +327,9 @@ class _Caller(FramedProtocol):
             self._close_displaced(listener.places.trust(self), "connections")
             if self._user:
                 listener.dispatch.door.enter(self._user, self)
+            if admission.expires_at_ms is not None:
+                left_ms = admission.expires_at_ms - listener.clock.now_ms()
+                self._expiry_timer = self.loop.call_later(max(left_ms, 0) / 1_000, self.close)
 
     def _refuse(self, correlation_id: int, answer: bytes) -> None:
         if not self.is_closing:

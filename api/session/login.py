@@ -6,40 +6,73 @@ path. So it is in no plan, no log and no list of processes.
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from oncelog.actors.protocol.scram import prepare_name, prepare_password
-from oncelog.actors.rpc.handshake import Identity, ProgramIdentity, UserIdentity
+from oncelog.actors.rpc.handshake import (
+    CertificateIdentity,
+    Identity,
+    ProgramIdentity,
+    TokenIdentity,
+    UserIdentity,
+)
+from oncelog.actors.rpc.signed_tokens import TOKEN_MAX_CHARS
 from oncelog.storage.exceptions import InvalidSettingError
 
 USER_VARIABLE: Final = "ONCELOG_USER"
 FILE_VARIABLE: Final = "ONCELOG_PASSWORD_FILE"
+TOKEN_VARIABLE: Final = "ONCELOG_TOKEN_FILE"  # noqa: S105
+CERTIFICATE_VARIABLE: Final = "ONCELOG_CERT"
 
 PASSWORD_FILE_MAX_BYTES: Final = 16_384
 
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """A user's name, and the file whose first line is the password; both "" for nobody."""
+    """Who connects: a user with a password, or whom a token or certificate names, or nobody.
+
+    All but the name are paths: of the file whose first line is the password or the token, or of a
+    PEM file with a certificate and its key. What does not count is "".
+    """
 
     user: str = ""
     password_file: str = ""
+    token_file: str = ""
+    certificate: str = ""
 
     def identity(self) -> Identity:
         """What proves it to the servers; reads the file. ``InvalidSettingError`` says why not."""
+        if self.token_file:
+            read_token(self.token_file)
+            return TokenIdentity(functools.partial(read_token, self.token_file))
+        if self.certificate:
+            path = Path(self.certificate).expanduser()
+            return CertificateIdentity(path, path)
         if not self.user:
             return ProgramIdentity()
         return UserIdentity(_checked_name(self.user), read_password(self.password_file))
 
+    def arguments(self) -> dict[str, str]:
+        """The same as arguments of ``connect``."""
+        given = {
+            "user": self.user,
+            "password_file": self.password_file,
+            "token": self.token_file,
+            "cert": self.certificate,
+        }
+        return {name: text for name, text in given.items() if text}
+
     def version(self) -> tuple[int, ...]:
-        """What differs once the password file is written again; empty without such a file."""
-        if not self.password_file:
+        """What differs once the file is written again; empty without such a file."""
+        file = self.password_file or self.token_file or self.certificate
+        if not file:
             return ()
         try:
-            found = Path(self.password_file).expanduser().stat()
+            found = Path(file).expanduser().stat()
         except OSError:
             return ()
         return found.st_ino, found.st_mtime_ns, found.st_size
@@ -49,16 +82,31 @@ NOBODY: Final = Login()
 """Any program of the Ray cluster."""
 
 
-def login_of(user: str | None, password_file: str | os.PathLike[str] | None) -> Login:
-    """The login that is given; what is not is taken from the environment, both or neither.
+def login_of(
+    user: str | None,
+    password_file: str | os.PathLike[str] | None,
+    token: str | os.PathLike[str] | None = None,
+    cert: str | os.PathLike[str] | None = None,
+) -> Login:
+    """The login that is given; if none is, that of the environment.
 
     A relative path is that of this process, also where the login travels to another one. One that
     begins with ``~`` is in the home directory of whoever reads the file. ``InvalidSettingError`` if
-    only one of the two is there.
+    only one of ``user`` and ``password_file`` is there, or several ways to log in are.
     """
-    if user is None and password_file is None:
+    if user is None and password_file is None and token is None and cert is None:
         user = os.environ.get(USER_VARIABLE, "")
         password_file = os.environ.get(FILE_VARIABLE, "")
+        token = os.environ.get(TOKEN_VARIABLE, "")
+        cert = os.environ.get(CERTIFICATE_VARIABLE, "")
+    ways = {"user": user or password_file, "token": token, "cert": cert}
+    given = [name for name, way in ways.items() if way]
+    if given[1:]:
+        raise InvalidSettingError(
+            f"{' and '.join(given)} are given", advice="log in by one of user, token and cert"
+        )
+    if token or cert:
+        return Login(token_file=_absolute(token or ""), certificate=_absolute(cert or ""))
     login = Login(user or "", os.fspath(password_file or ""))
     if login.user and not login.password_file:
         raise InvalidSettingError(
@@ -70,9 +118,31 @@ def login_of(user: str | None, password_file: str | os.PathLike[str] | None) -> 
             f"password_file={login.password_file!r} has no user",
             advice=f"give user, or set {USER_VARIABLE}",
         )
-    if login.password_file and not login.password_file.startswith("~"):
-        login = Login(login.user, os.path.abspath(login.password_file))
-    return login
+    return Login(login.user, _absolute(login.password_file))
+
+
+def _absolute(path: str | os.PathLike[str]) -> str:
+    text = os.fspath(path)
+    return os.path.abspath(text) if text and not text.startswith("~") else text
+
+
+def read_token(path: str) -> str:
+    """The first line of a file with a token; ``InvalidSettingError`` if it has none.
+
+    It is read for each connection, so a token that was renewed there is used.
+    """
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            lines = file.read(PASSWORD_FILE_MAX_BYTES).splitlines()
+    except OSError as error:
+        raise InvalidSettingError(f"token={path!r} cannot be read ({error.strerror})") from None
+    token = lines[0].decode("ascii", "replace").strip() if lines else ""
+    if not 1 <= len(token) <= TOKEN_MAX_CHARS:
+        raise InvalidSettingError(
+            f"token={path!r} has no token in its first line",
+            advice=f"write one there, of at most {TOKEN_MAX_CHARS} characters",
+        )
+    return token
 
 
 def read_password(path: str | os.PathLike[str]) -> str:

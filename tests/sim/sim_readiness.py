@@ -52,6 +52,9 @@ class Readiness:
         controller = self.server(CONTROLLER_ACTOR)
         if controller is None or not controller.shell.runtime.is_loaded:
             return False
+        if controller.replica.failure is not None:
+            # It has loaded, and its disk has failed since: an operator restarts it.
+            return False
         return bool(self.placements()) and not self.unready()
 
     def unready(self) -> list[str]:

@@ -1,0 +1,215 @@
+"""Users whom a certificate or a signed token names, over real TLS connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from called_server import TIMEOUT_MS, TOKEN, Server, fetch
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from issued_certificates import Authority
+
+from oncelog.actors.config import ClusterConfig
+from oncelog.actors.launch.processes import naming_of
+from oncelog.actors.protocol.messages.access import Access, Acl, Operation, Resource, Rules
+from oncelog.actors.rpc import listener as listener_module
+from oncelog.actors.rpc.actor_transport import ActorConnection, connect
+from oncelog.actors.rpc.certificates import FILES, IN_USE, OUR_FILES
+from oncelog.actors.rpc.dispatch import Dispatch
+from oncelog.actors.rpc.door import Door
+from oncelog.actors.rpc.handshake import Identity
+from oncelog.actors.rpc.listener import Listener
+from oncelog.api.session.login import login_of
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import InvalidSettingError
+
+jwt = pytest.importorskip("jwt")
+
+HERE = "127.0.0.1"
+ISSUER, AUDIENCE = "https://issuer.example", "oncelog"
+KEY = ec.generate_private_key(ec.SECP256R1())
+
+
+@pytest.fixture(autouse=True)
+def use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Authority:
+    """Certificates for this process, as a server and as a program."""
+    monkeypatch.setattr(listener_module, "REFUSAL_DELAY_S", 0.0)
+    authority = Authority(tmp_path, "ours")
+    for name in (IN_USE, *FILES, *OUR_FILES):
+        monkeypatch.delenv(name, raising=False)
+    for name, text in authority.issue(HERE).items():
+        monkeypatch.setenv(name, text)
+    return authority
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> ClusterConfig:
+    public = KEY.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    (tmp_path / "keys.pem").write_bytes(public)
+    return ClusterConfig(
+        certificate_name_rules=r"RULE:^CN=a (\w+)$/$1/U",
+        token_keys=str(tmp_path / "keys.pem"),
+        token_issuer=ISSUER,
+        token_audience=AUDIENCE,
+    )
+
+
+@contextlib.asynccontextmanager
+async def behind(config: ClusterConfig | None, *readers: str) -> AsyncIterator[tuple[Any, Any]]:
+    """A server at which these users may read."""
+    acls = tuple(
+        Acl(principal=name, resource=Resource.TOPIC, name="*", operation=Operation.READ)
+        for name in readers
+    )
+    naming = None if config is None else naming_of(config)
+    door = Door(Access(rules=Rules(is_on=True, acls=acls)), naming=naming)
+    server = Server()
+    dispatch = Dispatch(server, on_bug=server.die_of_bug, door=door)
+    listener = Listener(dispatch, host=HERE, token=TOKEN, server_secret=b"known to servers")
+    address = await listener.address()
+
+    async def joined(identity: Identity) -> Any:
+        return await connect(address, timeout_ms=TIMEOUT_MS, identity=identity)
+
+    try:
+        yield server, joined
+    finally:
+        await listener.close()
+
+
+async def asked(connection: Any) -> ErrorCode:
+    assert isinstance(connection, ActorConnection)
+    error: ErrorCode = (await connection.call(fetch(1), timeout_ms=TIMEOUT_MS)).error
+    connection.close()
+    return error
+
+
+def pem_of(authority: Authority, path: Path) -> Path:
+    """One file with a certificate and its key, as a program is given it."""
+    issued = authority.issue("127.0.0.9")
+    both = [Path(issued[name]).read_text() for name in FILES[:2]]
+    path.write_text("".join(both))
+    return path
+
+
+def token_file(path: Path, **claims: Any) -> Path:
+    given = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ann", "exp": time.time() + 60, **claims}
+    path.write_text(jwt.encode(given, KEY, algorithm="ES256") + "\n")
+    return path
+
+
+def test_a_certificate_names_a_user_by_the_rules(use, config, tmp_path):
+    async def body() -> None:
+        identity = login_of(None, None, cert=pem_of(use, tmp_path / "ann.pem")).identity()
+        async with behind(config, "User:PROCESS") as (server, joined):
+            assert await asked(await joined(identity)) is ErrorCode.NONE
+            assert server.fetched == [1]
+        async with behind(config, "User:process") as (_, joined):
+            assert await asked(await joined(identity)) is ErrorCode.TOPIC_AUTHORIZATION_FAILED
+
+    asyncio.run(body())
+
+
+def test_a_certificate_that_no_rule_names_is_refused(use, config, tmp_path):
+    async def body() -> None:
+        import dataclasses
+
+        other = dataclasses.replace(config, certificate_name_rules="RULE:^CN=the (.*)$/$1/")
+        identity = login_of(None, None, cert=pem_of(use, tmp_path / "ann.pem")).identity()
+        for given in (other, None):
+            async with behind(given, "User:*") as (_, joined):
+                assert await joined(identity) is ErrorCode.SASL_AUTHENTICATION_FAILED
+
+    asyncio.run(body())
+
+
+def test_a_token_names_a_user_until_it_expires_and_a_renewed_one_is_read(config, tmp_path):
+    async def body() -> None:
+        path = token_file(tmp_path / "token")
+        identity = login_of(None, None, token=path).identity()
+        async with behind(config, "User:ann", "User:bob") as (_, joined):
+            assert await asked(await joined(identity)) is ErrorCode.NONE
+            token_file(path, sub="bob")
+            assert await asked(await joined(identity)) is ErrorCode.NONE
+            token_file(path, sub="carl")
+            assert await asked(await joined(identity)) is ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            # Within the leeway of clocks; it is nobody's once it has expired.
+            token_file(path, exp=time.time() - 1)
+            connection = await joined(identity)
+            assert isinstance(connection, ActorConnection)
+            assert connection.on_lost is None
+            lost = asyncio.Event()
+            connection.on_lost = lost.set
+            await asyncio.wait_for(lost.wait(), TIMEOUT_MS / 1_000)
+            token_file(path, exp=time.time() - 3_600)
+            assert await joined(identity) is ErrorCode.SASL_AUTHENTICATION_FAILED
+            path.unlink()
+            assert await joined(identity) is ErrorCode.SASL_AUTHENTICATION_FAILED
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("name", ["ray", "*", "", "a\x00b"])
+def test_a_token_does_not_make_anybody_a_program_or_everybody(config, tmp_path, name):
+    async def body() -> None:
+        identity = login_of(None, None, token=token_file(tmp_path / "token", sub=name)).identity()
+        async with behind(config, "User:*") as (_, joined):
+            assert await joined(identity) is ErrorCode.SASL_AUTHENTICATION_FAILED
+
+    asyncio.run(body())
+
+
+def test_neither_is_shown_on_a_connection_that_is_not_secured(
+    use, config, tmp_path, monkeypatch, caplog
+):
+    pem, token = pem_of(use, tmp_path / "ann.pem"), token_file(tmp_path / "token")
+    monkeypatch.delenv(IN_USE)
+
+    async def body() -> None:
+        async with behind(config, "User:*") as (server, joined):
+            for login in (login_of(None, None, cert=pem), login_of(None, None, token=token)):
+                assert await joined(login.identity()) is ErrorCode.SASL_AUTHENTICATION_FAILED
+            assert server.fetched == []
+
+    asyncio.run(body())
+    assert "over TLS only" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"user": "ann", "password_file": "p", "token": "t"}, "user and token are given"),
+        ({"user": None, "password_file": None, "token": "t", "cert": "c"}, "token and cert"),
+    ],
+)
+def test_one_way_to_log_in_is_enough(given, text):
+    with pytest.raises(InvalidSettingError, match=text):
+        login_of(**given)
+
+
+def test_a_file_without_a_token_is_named(tmp_path):
+    (tmp_path / "token").write_text("\n")
+    for path in (tmp_path / "token", tmp_path / "gone"):
+        with pytest.raises(InvalidSettingError, match=path.name):
+            login_of(None, None, token=path).identity()
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"certificate_name_rules": "RULES:x/y/"}, "certificate_name_rules"),
+        ({"token_keys": "/keys"}, "give all three"),
+        ({"token_issuer": "i", "token_audience": "a"}, "token_keys=None"),
+    ],
+)
+def test_settings_that_name_nobody_are_refused(settings, text):
+    with pytest.raises(InvalidSettingError, match=text):
+        ClusterConfig(**settings)
