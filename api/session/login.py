@@ -57,14 +57,12 @@ class Login:
         return UserIdentity(_checked_name(self.user), read_password(self.password_file))
 
     def arguments(self) -> dict[str, str]:
-        """The same as arguments of ``connect``."""
-        given = {
-            "user": self.user,
-            "password_file": self.password_file,
-            "token": self.token_file,
-            "cert": self.certificate,
-        }
-        return {name: text for name, text in given.items() if text}
+        """The same as arguments of ``connect``, which then asks no environment."""
+        if self.token_file:
+            return {"token": self.token_file}
+        if self.certificate:
+            return {"cert": self.certificate}
+        return {"user": self.user, "password_file": self.password_file}
 
     def version(self) -> tuple[int, ...]:
         """What differs once the file is written again; empty without such a file."""
