@@ -15,6 +15,8 @@
 
 All are a few lines of ASCII. Each but the first is replaced atomically; on a full disk the second
 is overwritten in place.
+
+One file: whoever opens, cuts or drops a log handles several of them together.
 """
 
 from __future__ import annotations
