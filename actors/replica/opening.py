@@ -49,6 +49,7 @@ from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.log.side_files import (
     CLEAN_SHUTDOWN_FILE,
     LOCK_FILE,
+    LOG_START_FILE,
     PARTITION_METADATA_FILE,
     RECOVERY_FILE,
     TOPIC_ID_FILE,
@@ -384,7 +385,7 @@ class ReplicaDirectory:
         the current step. First the files that say how much there must be; then the log, oldest
         segment first; last the topic id, since records without one would be rejected.
         """
-        sized = (RECOVERY_FILE, CLEAN_SHUTDOWN_FILE)
+        sized = (RECOVERY_FILE, LOG_START_FILE, CLEAN_SHUTDOWN_FILE)
         named = (TOPIC_ID_FILE, PARTITION_METADATA_FILE)
         found = self._filesystem.list_directory(self._path)
         others = [name for name in found if name not in (*sized, *named, LOCK_FILE)]

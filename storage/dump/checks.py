@@ -23,11 +23,13 @@ from oncelog.storage.log.producer_snapshot import SNAPSHOT_SUFFIX, decode_snapsh
 from oncelog.storage.log.side_files import (
     CLEAN_SHUTDOWN_FILE,
     LEADER_EPOCH_FILE,
+    LOG_START_FILE,
     RECOVERY_FILE,
     CleanShutdown,
     RecoveryCheckpoint,
     decode_leader_epochs,
     read_clean_shutdown,
+    read_log_start,
 )
 from oncelog.storage.model import NO_TIMESTAMP, ProducerSnapshotEntry
 from oncelog.storage.records.batch import BatchHeader
@@ -69,7 +71,10 @@ class Checkpoints:
         self.epochs: list[tuple[int, int]] = []
 
     def read(self) -> Iterator[Finding]:
-        """Read all three; one that is missing or unreadable is a finding."""
+        """Read all four; one that is missing or unreadable is a finding.
+
+        A log start offset may be missing.
+        """
         self.flag = read_clean_shutdown(self._filesystem, self._directory)
         path = self._directory / CLEAN_SHUTDOWN_FILE
         if self.flag is None and self._filesystem.exists(path):
@@ -83,6 +88,15 @@ class Checkpoints:
         except FileNotFoundError:
             reason = "it is missing: nothing is known to be synced"
             yield Finding(path=path, position=0, reason=reason, is_problem=False)
+        try:
+            log_start_offset = read_log_start(self._filesystem, self._directory)
+        except CorruptDataError as error:
+            path = self._directory / LOG_START_FILE
+            yield Finding(path=path, position=0, reason=str(error).removeprefix(f"{path}: "))
+        else:
+            if log_start_offset is not None:
+                # Only synced records are hidden, and a power loss may set the checkpoint back.
+                self.recovery_point = max(self.recovery_point or 0, log_start_offset)
         path = self._directory / LEADER_EPOCH_FILE
         try:
             self.epochs = decode_leader_epochs(self._filesystem.read_whole(path))

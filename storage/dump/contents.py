@@ -24,6 +24,7 @@ from oncelog.storage.log.side_files import (
     CLEANER_CHECKPOINT_FILE,
     LEADER_EPOCH_FILE,
     LOCK_FILE,
+    LOG_START_FILE,
     OFFSET_GAPS_FILE,
     PARTITION_METADATA_FILE,
     RECOVERY_FILE,
@@ -31,6 +32,7 @@ from oncelog.storage.log.side_files import (
     TOPIC_ID_FILE,
     RecoveryCheckpoint,
     decode_leader_epochs,
+    decode_log_start,
     decode_metadata,
     decode_restart,
     decode_topic_id,
@@ -76,6 +78,7 @@ class FileKind(enum.Enum):
     SNAPSHOT = "producer snapshot"
     LEADER_EPOCHS = "leader epochs"
     RECOVERY = "recovery checkpoint"
+    LOG_START = "log start offset"
     CLEANER = "cleaner checkpoint"
     OFFSET_GAPS = "offset gaps"
     RESTART = "restart offset"
@@ -100,6 +103,7 @@ _BY_NAME: Final = MappingProxyType(
     {
         LEADER_EPOCH_FILE: FileKind.LEADER_EPOCHS,
         RECOVERY_FILE: FileKind.RECOVERY,
+        LOG_START_FILE: FileKind.LOG_START,
         CLEANER_CHECKPOINT_FILE: FileKind.CLEANER,
         OFFSET_GAPS_FILE: FileKind.OFFSET_GAPS,
         RESTART_FILE: FileKind.RESTART,
@@ -245,6 +249,11 @@ def recovery_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
     yield _decoded(filesystem, path, RecoveryCheckpoint.from_bytes)._asdict()
 
 
+def log_start_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
+    """Where the log begins, unless the checkpoint or the first segment says later."""
+    yield {"log_start_offset": _decoded(filesystem, path, decode_log_start)}
+
+
 def clean_shutdown_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
     """The log as it was closed."""
     flag = read_clean_shutdown(filesystem, path.parent)
@@ -295,6 +304,7 @@ _READERS: Final[Mapping[FileKind, Callable[[FileSystem, Path], Iterator[Row]]]] 
         FileKind.SNAPSHOT: snapshot_rows,
         FileKind.LEADER_EPOCHS: leader_epoch_rows,
         FileKind.RECOVERY: recovery_rows,
+        FileKind.LOG_START: log_start_rows,
         FileKind.CLEANER: cleaner_rows,
         FileKind.OFFSET_GAPS: offset_gaps_rows,
         FileKind.RESTART: restart_rows,

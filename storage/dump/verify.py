@@ -9,6 +9,7 @@ file                      checked against
 ``.snapshot``             replay of the log up to its offset
 leader-epoch-checkpoint   the leader epochs of the batches
 recovery-checkpoint       the log end: synced records must be there
+log-start-offset          the log end: the log does not end below its start
 .clean_shutdown           the log end and the size of the active segment
 ========================  =====================================================================
 

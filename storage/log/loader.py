@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from oncelog.storage.disk.disk_errors import is_unreadable, named_in_errors
+from oncelog.storage.disk.disk_errors import is_transient, is_unreadable, named_in_errors
 from oncelog.storage.disk.file_system import TEMPORARY_SUFFIX, FileSystem
 from oncelog.storage.disk.sync_point import SyncLedger
 from oncelog.storage.exceptions import CorruptDataError
@@ -37,6 +37,7 @@ from oncelog.storage.log.side_files import (
     ACCEPTED_CUT_FILE,
     CLEAN_SHUTDOWN_FILE,
     LEADER_EPOCH_FILE,
+    LOG_START_FILE,
     RECOVERY_FILE,
     CleanShutdown,
     RecoveryCheckpoint,
@@ -46,8 +47,10 @@ from oncelog.storage.log.side_files import (
     read_first_dirty_offset,
     read_gaps_end,
     read_leader_epochs,
+    read_log_start,
     read_recovery_checkpoint,
     write_leader_epochs,
+    write_log_start,
 )
 from oncelog.storage.model import NO_LEADER_EPOCH
 from oncelog.storage.records import compiled
@@ -109,6 +112,10 @@ class LogLoader:
     _scanned_from: int | None = None
     _known: int = 0
     """Exclusive: the log is synced up to this offset; 0 if unknown."""
+    _stored_log_start: int | None = 0
+    """See ``read_log_start``; None: the file is damaged."""
+    _log_start_offset: int = 0
+    """The log start as far as the small files know it; the first segment may begin later."""
     _copied_gaps_end: int = 0
     """See ``read_gaps_end``."""
     _stored_epochs: list[tuple[int, int]] = field(default_factory=list)
@@ -136,7 +143,7 @@ class LogLoader:
             raise
 
     def _load(self, segments: list[Segment]) -> LoadedLog:
-        checkpoint = read_recovery_checkpoint(self.filesystem, self.directory)
+        checkpoint = self._read_log_start(read_recovery_checkpoint(self.filesystem, self.directory))
         flag = read_clean_shutdown(self.filesystem, self.directory)
         self._stored_epochs = self._read_leader_epochs()
         self._copied_gaps_end = read_gaps_end(self.filesystem, self.directory)
@@ -157,9 +164,7 @@ class LogLoader:
         log_end_offset = segments[-1].next_offset
         if was_clean:
             recovery_point = log_end_offset
-        log_start_offset = segments[0].base_offset
-        if checkpoint is not None:
-            log_start_offset = max(log_start_offset, checkpoint.log_start_offset)
+        log_start_offset = max(segments[0].base_offset, self._log_start_offset)
         trusted = recovery_point if recovery_point is not None else log_start_offset
         snapshot_limit = self._load_txn_indexes(segments, min(trusted, log_end_offset))
         high_watermark = checkpoint.high_watermark if checkpoint is not None else log_start_offset
@@ -167,6 +172,7 @@ class LogLoader:
         leader_epochs = self._load_leader_epochs(segments, log_start_offset)
         self._remove_orphans(segments)
         self._begin_use()
+        self._write_log_start_again(segments[0], log_start_offset)
         return LoadedLog(
             segments=segments,
             unsealed=[segment for segment in self._unsealed if segment in segments],
@@ -216,7 +222,7 @@ class LogLoader:
         )
 
     def _create_first(self, checkpoint: RecoveryCheckpoint | None) -> Segment:
-        base_offset = checkpoint.log_start_offset if checkpoint is not None else 0
+        base_offset = self._log_start_offset
         if checkpoint is not None and checkpoint.recovery_point > base_offset:
             raise CorruptDataError(
                 f"{self.directory}: no segment is left, but offsets up to "
@@ -295,7 +301,9 @@ class LogLoader:
     def _decide_tail(
         self, segments: list[Segment], tail: Tail, checkpoint: RecoveryCheckpoint | None
     ) -> None:
-        self._cut = decide_tail(self.filesystem, segments, tail, checkpoint)
+        self._cut = decide_tail(
+            self.filesystem, segments, tail, checkpoint, log_start_offset=self._log_start_offset
+        )
         if self._cut is not None:
             self.on_cut(self._cut)
 
@@ -309,7 +317,6 @@ class LogLoader:
         are not part of recovery.
         """
         known = checkpoint.recovery_point if checkpoint is not None else 0
-        log_start_offset = checkpoint.log_start_offset if checkpoint is not None else 0
         for segment in segments[:-1]:
             if not was_clean and segment.next_offset > known:
                 break
@@ -319,7 +326,7 @@ class LogLoader:
                 continue
             self._summaries[segment.base_offset] = summary
             # A power loss may bring removed segments back; they are below the log start.
-            if summary.next_offset < segment.next_offset > log_start_offset:
+            if summary.next_offset < segment.next_offset > self._log_start_offset:
                 raise CorruptDataError(
                     f"{segment.path_of(LOG_SUFFIX)} at byte {segment.size_bytes}, offset "
                     f"{summary.next_offset}: {TailDefect.MISSING_RECORDS.value}: the segments up "
@@ -417,6 +424,44 @@ class LogLoader:
             if not is_trusted and (handle := store.write_again(offset)) is not None:
                 self.ledger.mark_written(handle, close_when_synced=True)
         return store
+
+    def _read_log_start(self, checkpoint: RecoveryCheckpoint | None) -> RecoveryCheckpoint | None:
+        """Read where the log begins; the checkpoint, raised to it: only synced records are hidden.
+
+        CorruptDataError if both files are damaged: then records that were deleted would be back.
+        """
+        known = checkpoint.log_start_offset if checkpoint is not None else 0
+        try:
+            stored = self._stored_log_start = read_log_start(self.filesystem, self.directory) or 0
+        except CorruptDataError as error:
+            if checkpoint is None:
+                raise CorruptDataError(
+                    f"{error}, and {RECOVERY_FILE} is damaged or missing: it is unknown which "
+                    f"records were deleted; without {LOG_START_FILE} those in the first segment "
+                    f"are back"
+                ) from error
+            _logger.warning("%s; %s has the log start too", error, RECOVERY_FILE)
+            stored, self._stored_log_start = 0, None
+        self._log_start_offset = max(stored, known)
+        if checkpoint is None or stored <= known:
+            return checkpoint
+        # A power loss may leave a checkpoint that is older.
+        return RecoveryCheckpoint(
+            max(checkpoint.recovery_point, stored), stored, max(checkpoint.high_watermark, stored)
+        )
+
+    def _write_log_start_again(self, first: Segment, log_start_offset: int) -> None:
+        """Write the file if it is damaged, or if only the checkpoint knows the log start."""
+        is_needed = self._stored_log_start is None or log_start_offset > first.base_offset
+        if not is_needed or self._stored_log_start == log_start_offset:
+            return
+        try:
+            write_log_start(self.filesystem, self.directory, log_start_offset)
+        except OSError as error:
+            # The log must still open on a full disk.
+            if not is_transient(error):
+                raise
+            _logger.warning("%s: %s was not written: %s", self.directory, LOG_START_FILE, error)
 
     def _read_leader_epochs(self) -> list[tuple[int, int]]:
         """The pairs of the file; empty if it is missing or unreadable: the log has them too."""
@@ -604,14 +649,20 @@ def decide_tail(
     segments: Sequence[Segment],
     tail: Tail,
     checkpoint: RecoveryCheckpoint | None,
+    *,
+    log_start_offset: int,
 ) -> TailCut | None:
     """Look the tail up in the table; return the cut that the caller must make, if any.
+
+    ``log_start_offset`` is known even without a checkpoint; all before it was synced.
 
     CorruptDataError if the table refuses and no operator has accepted the cut. Before an accepted
     cut the checkpoint is lowered, durably.
     """
     recovery_point = checkpoint.recovery_point if checkpoint is not None else None
     durability = durability_of(tail.offset, recovery_point)
+    if tail.offset < log_start_offset:
+        durability = Durability.SYNCED
     row = decide(
         tail.defect,
         durability,
@@ -621,7 +672,11 @@ def decide_tail(
     if row.action is TailAction.KEEP:
         return None
     directory = tail.path.parent
-    is_accepted = row.action is TailAction.REFUSE and _is_accepted(filesystem, tail, checkpoint)
+    is_accepted = (
+        row.action is TailAction.REFUSE
+        and tail.offset >= log_start_offset
+        and _is_accepted(filesystem, tail, checkpoint)
+    )
     if row.action is TailAction.REFUSE and not is_accepted:
         known = "unknown" if recovery_point is None else str(recovery_point)
         hint = f"; to lose all from there on, run: oncelog accept-cut {directory} {tail.offset}"
@@ -674,8 +729,7 @@ def _intact_follows(segments: Sequence[Segment], tail: Tail) -> bool:
 def _is_accepted(filesystem: FileSystem, tail: Tail, checkpoint: RecoveryCheckpoint | None) -> bool:
     """Whether an operator has accepted a cut exactly here; if so, lower the checkpoint first."""
     directory = tail.path.parent
-    lowest_offset = checkpoint.log_start_offset if checkpoint is not None else 0
-    if tail.offset != read_accepted_cut(filesystem, directory) or tail.offset < lowest_offset:
+    if tail.offset != read_accepted_cut(filesystem, directory):
         return False
     if checkpoint is not None:
         lowered = RecoveryCheckpoint(

@@ -35,6 +35,7 @@ from oncelog.storage.log.side_files import (
     finish_restart,
     lower_first_dirty_offset,
     write_gaps_end,
+    write_log_start,
 )
 from oncelog.storage.log_settings import LogSettings
 from oncelog.storage.model import NO_TIMESTAMP, ProducerSnapshotEntry
@@ -92,6 +93,8 @@ class PartitionLog(ReadableLog):
         self._unsealed = loaded.unsealed
         self._gaps_end = loaded.gaps_end
         self.cut: TailCut | None = loaded.cut
+        self._written_log_start = loaded.log_start_offset
+        """What ``log-start-offset`` may hold; higher than the log start once a rise has failed."""
         self.recovery_point = (
             loaded.log_start_offset if loaded.recovery_point is None else loaded.recovery_point
         )
@@ -409,20 +412,32 @@ class PartitionLog(ReadableLog):
     def advance_log_start(self, offset: int) -> bool:
         """Raise the log start to ``offset``; a lower offset changes nothing.
 
-        ValueError beyond the recovery point: only durable records can be hidden. Survives a process
-        crash at once, a power loss with the next sync point. OSError: nothing has changed; offline
-        unless the error is transient.
+        ValueError beyond the recovery point: only durable records can be hidden. Durable on return,
+        but on a full disk a start that is a segment's may only be so with the next sync point.
+        OSError: nothing has changed; offline unless the error is transient.
         """
         if offset > self.recovery_point:
             raise ValueError(f"log start {offset} above the recovery point {self.recovery_point}")
         if offset <= self.log_start_offset:
             return False
         self._ledger.check()
+        self._write_log_start(offset)
         self._record_checkpoint_file(self._write_checkpoint(self.recovery_point, offset))
         self.log_start_offset = offset
         self.high_watermark = max(self.high_watermark, offset)
         self._epochs.cut_start(offset)
         return True
+
+    def _write_log_start(self, offset: int) -> None:
+        self._written_log_start = max(self._written_log_start, offset)
+        try:
+            write_log_start(self._filesystem, self._directory, offset)
+        except OSError as error:
+            self._ledger.fail_unless_transient(error)
+            is_of_segment = self._segments.holding(offset).base_offset == offset
+            if self.failure is not None or not is_of_segment:
+                raise
+            # The segments below are removed next: that makes room, and shows the log start.
 
     def truncate_to(self, offset: int) -> None:
         """Remove every batch that ends at ``offset`` or later; durable on return.
@@ -479,11 +494,16 @@ class PartitionLog(ReadableLog):
         self._gaps_end = 0
         self._checked_from = OFFSET_MAX
         self.log_start_offset = self.log_end_offset = self._snapshot_limit = offset
+        self._written_log_start = offset
         self.high_watermark = self.recovery_point = self._recorded_recovery_point = offset
         self._rounds_since_checkpoint_sync = 0
 
     def _lower_recovery_point(self, offset: int) -> None:
         """Lower the recovery point, durably, before what it covers is removed."""
+        if self._written_log_start > self.log_start_offset:
+            # Left by a rise that failed. The log must not end below it.
+            write_log_start(self._filesystem, self._directory, self.log_start_offset)
+            self._written_log_start = self.log_start_offset
         self.recovery_point = min(self.recovery_point, offset)
         self.high_watermark = min(self.high_watermark, offset)
         self._write_checkpoint(self.recovery_point, self.log_start_offset).datasync()

@@ -3,6 +3,7 @@
 | file | says | form |
 |---|---|---|
 | ``recovery-checkpoint`` | how far the log is known to be good | ours |
+| ``log-start-offset`` | where the log begins, if not with its first segment | ours |
 | ``.clean_shutdown`` | how the log was closed, until the next open | ours |
 | ``leader-epoch-checkpoint`` | the leader epochs and where they begin | Kafka's |
 | ``cleaner-offset-checkpoint`` | how far the log has been compacted | Kafka's |
@@ -12,7 +13,10 @@
 | ``restart-offset`` | that the log is being dropped, and where it begins anew | ours |
 | ``.lock`` | nothing: it is held with ``flock`` | |
 
-All are a few lines of ASCII. Each but the first is replaced atomically.
+All are a few lines of ASCII. Each but the first is replaced atomically; on a full disk the second
+is overwritten in place.
+
+One file: whoever opens, cuts or drops a log handles several of them together.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ from oncelog.storage.segments.leader_epochs import (
 )
 
 RECOVERY_FILE: Final = "recovery-checkpoint"
+LOG_START_FILE: Final = "log-start-offset"
 CLEAN_SHUTDOWN_FILE: Final = ".clean_shutdown"
 LEADER_EPOCH_FILE: Final = "leader-epoch-checkpoint"
 CLEANER_CHECKPOINT_FILE: Final = "cleaner-offset-checkpoint"
@@ -133,6 +138,64 @@ class RecoveryCheckpointFile:
         if self._handle is not None:
             self._handle.close()
             self._handle = None
+
+
+# --- where the log begins -----------------------------------------------------------------------
+# Records below the log start are hidden long before their segment is removed. The checkpoint alone
+# must not remember that: if it is damaged, deleted records would be back. So this file is written,
+# durably, before they are hidden. It may be older than the checkpoint or the first segment: the log
+# begins at the highest of the three. The file: ``0`` (version), ``log_start_offset N`` (20 digits)
+# and ``crc32c X`` (8 hex digits, of both lines before), a line each.
+
+
+def encode_log_start(offset: int) -> bytes:
+    """The file's bytes; always the same length."""
+    text = f"{_VERSION}\nlog_start_offset {offset:020d}\n".encode()
+    return b"%bcrc32c %08x\n" % (text, crc32c(text))
+
+
+def decode_log_start(data: bytes) -> int:
+    """The offset (inclusive); CorruptDataError if the bytes are torn or damaged."""
+    try:
+        _, line, _ = data.decode("ascii").splitlines()
+        offset = int(line.split(" ")[1])
+    except (ValueError, IndexError) as error:
+        raise CorruptDataError("log start offset cannot be read") from error
+    if encode_log_start(offset) != data:
+        raise CorruptDataError("log start offset does not match its CRC")
+    return offset
+
+
+def read_log_start(filesystem: FileSystem, directory: Path) -> int | None:
+    """The offset in the file; None if there is none. CorruptDataError names the file."""
+    path = directory / LOG_START_FILE
+    try:
+        return decode_log_start(read_small_file(filesystem, path))
+    except FileNotFoundError:
+        return None
+    except CorruptDataError as error:
+        raise CorruptDataError(f"{path}: {error}") from error
+
+
+def write_log_start(filesystem: FileSystem, directory: Path, offset: int) -> None:
+    """Replace the file; durable on return. OSError: it may hold the old offset or the new one."""
+    path, data = directory / LOG_START_FILE, encode_log_start(offset)
+    try:
+        filesystem.write_atomically(path, data)
+    except OSError as error:
+        # Records are deleted to make room on a full disk: the existing file needs none.
+        if not (is_transient(error) and filesystem.exists(path)):
+            raise
+        handle = filesystem.open(path, create=False)
+        try:
+            handle.truncate(len(data))
+            handle.write_at(0, data)
+            handle.datasync()
+        finally:
+            handle.close()
+
+
+# --- how the log was closed ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

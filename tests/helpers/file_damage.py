@@ -37,6 +37,7 @@ class DamagedKind(enum.Enum):
     CLEANER = "cleaner-offset-checkpoint"
     METADATA = "partition.metadata"
     TOPIC_ID = ".topic_id"
+    LOG_START = "log-start-offset"
 
     @property
     def is_of_segment(self) -> bool:

@@ -10,6 +10,7 @@ from crash_life import DIRECTORY, NOW_MS, History, Life
 from file_damage import contents
 
 from oncelog.api.consuming.fetch_buffer import visible_batches
+from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptRecordError
 from oncelog.storage.log.side_files import CLEAN_SHUTDOWN_FILE
 from oncelog.storage.records.batch import iterate_batches
@@ -42,12 +43,18 @@ def play(life: Life, random: Random, count: int) -> None:
 
 
 def written(seed: int, *, is_clean: bool) -> tuple[CrashDisk, dict[str, bytes]]:
-    """A disk with several segments, and what its files were half-way."""
+    """A disk with several segments, and what its files were half-way.
+
+    The first batch is deleted, and its segment is still there.
+    """
     random = Random(seed)
     disk, history = CrashDisk(), History()
     life = Life(disk, history)
     life.start()
     play(life, random, 60)
+    life.sync()
+    first = life.replica.log.fetch(0, max_bytes=1, upper_offset=life.replica.log.recovery_point)
+    assert life.replica.advance_log_start(first.next_offset) is ErrorCode.NONE
     life.stop()
     older = contents(disk, DIRECTORY)
     life = Life(disk, history)

@@ -261,4 +261,10 @@ REGRESSIONS: list[tuple[int, dict[str, Any], str]] = [
         {},
         "the world ended before the controller had told a leader that had just started",
     ),
+    (
+        5135,
+        {},
+        "a lone replica whose recovery checkpoint was damaged gave back the records that had been "
+        "deleted inside its first segment",
+    ),
 ]

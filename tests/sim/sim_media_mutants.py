@@ -8,6 +8,7 @@ from unittest import mock
 from sim_saboteurs import ALONE, Saboteur
 
 from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError
+from oncelog.storage.log import loader
 from oncelog.storage.log.readable import ReadableLog
 from oncelog.storage.segments.aborted_index import TxnIndex
 from oncelog.storage.segments.list import LogSlice
@@ -24,6 +25,11 @@ def _any_aborted_index() -> Any:
         return True
 
     return mock.patch.object(TxnIndex, "load_if", load_if)
+
+
+def _one_log_start() -> Any:
+    """Only the recovery checkpoint says where in its first segment the log begins."""
+    return mock.patch.object(loader, "read_log_start", return_value=None)
 
 
 def _silent_damage() -> Any:
@@ -66,12 +72,21 @@ ONE_DISK = {
 }
 """One kind of file of one sealed segment is seldom chosen: little else happens, and for long."""
 
+DELETED = {"topics": {"kept-0": 1}, "operators": 6, "file_damage": 6.0, "kill": 0.0}
+"""Records of the first segment are deleted, and it stays."""
+
 MEDIA_MUTANTS = (
     Saboteur(
         name="whole aborted index",
         sabotage=_any_aborted_index,
         checker="AbortedReads",
         changes=HARMED | ONE_DISK,
+    ),
+    Saboteur(
+        name="two files with the log start",
+        sabotage=_one_log_start,
+        checker="ReturnedRecords",
+        changes=HARMED | DELETED,
     ),
     Saboteur(
         name="damage is told",

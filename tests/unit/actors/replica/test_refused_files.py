@@ -49,7 +49,8 @@ ERRORS = {
 
 INDEXES = (".index", ".timeindex", ".txnindex")
 CLEANED = tuple(f"{suffix}.cleaned" for suffix in (".log", *INDEXES, ".summary"))
-GROWING = (".log", *INDEXES, ".snapshot", ".summary", *CLEANED, "cleaner-offset-checkpoint.tmp")
+REPLACED = ("cleaner-offset-checkpoint.tmp", "log-start-offset.tmp")
+GROWING = (".log", *INDEXES, ".snapshot", ".summary", *CLEANED, *REPLACED)
 SERVING = {
     "create": GROWING,
     "append": GROWING,
@@ -57,7 +58,7 @@ SERVING = {
     "datasync": (*GROWING, "recovery-checkpoint"),
     "open": ("", *GROWING, "recovery-checkpoint"),
     "write_at": ("recovery-checkpoint",),
-    "rename": (".swap", ".log", ".txnindex"),
+    "rename": (".swap", ".log", ".txnindex", "log-start-offset"),
     "remove": ("",),
     "sync_directory": ("",),
 }
@@ -120,7 +121,10 @@ class Supervised:
         }
         harness.filesystem = self.disk = CrashDisk()
         harness.background = AtOnceBackground()
-        self.acknowledged: list[bytes] = []
+        self.acknowledged: dict[bytes, int] = {}
+        """Their offsets."""
+        self.deleted_end = 0
+        """Exclusive; as it was answered."""
         self.aborted: set[int] = set()
         self._sent = 0
         self._pid = 100
@@ -188,8 +192,14 @@ class Supervised:
         )
         reply = await self.answer(self.harness.produce(bytes(batch)))
         if reply is not None and reply.error is NONE:
-            self.acknowledged.append(value[:4])
+            self.acknowledged[value[:4]] = reply.base_offset
         return None if reply is None else reply.error
+
+    async def delete_one(self) -> None:
+        """The first offset: its segment stays."""
+        offset = self.replica.machine.log_start_offset + 1
+        if await self.answer(self.replica.raise_log_start(offset)) is NONE:
+            self.deleted_end = offset
 
     async def abort_one(self) -> ErrorCode | None:
         """A transaction with one record, and its ABORT marker, which is sent until it is there."""
@@ -235,10 +245,16 @@ class Supervised:
         for _ in range(2):
             found = await self.read()
             assert len(set(found)) == len(found)
-            # Batches that nobody was answered for may be there as well.
-            assert [value for value in found if value in self.acknowledged] == self.acknowledged
-            assert b"abor" not in found
             machine = self.replica.machine
+            assert machine.log_start_offset >= self.deleted_end
+            kept = [
+                value
+                for value, offset in self.acknowledged.items()
+                if offset >= machine.log_start_offset
+            ]
+            # Batches that nobody was answered for may be there as well.
+            assert [value for value in found if value in self.acknowledged] == kept
+            assert b"abor" not in found
             assert machine.last_stable_offset == machine.log_end_offset
             lost = self.disk.after_power_loss(DataLoss.ALL, NameLoss.ALL, Random(0))
             self.disk.kill()
@@ -257,7 +273,7 @@ def play(harness: Any, scenario: Any) -> None:
 
 
 async def everything(partition: Supervised) -> None:
-    """Rolls, aborts, retention, compaction: each may be refused."""
+    """Rolls, aborts, deletions, compaction: each may be refused."""
     for _ in range(4):
         await partition.produce()
         await partition.produce(1_500)
@@ -265,6 +281,8 @@ async def everything(partition: Supervised) -> None:
     replica = partition.replica
     if replica.availability() is NONE:
         await partition.answer(replica.sync_all())
+    if replica.availability() is NONE:
+        await partition.delete_one()
     if replica.availability() is NONE:
         try:
             await partition.answer(clean_if_dirty(replica, now_ms=0))

@@ -6,16 +6,20 @@ from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.log.side_files import (
     CLEAN_SHUTDOWN_FILE,
     LEADER_EPOCH_FILE,
+    LOG_START_FILE,
     RECOVERY_FILE,
     CleanShutdown,
     RecoveryCheckpoint,
     RecoveryCheckpointFile,
     decode_leader_epochs,
     encode_leader_epochs,
+    encode_log_start,
     read_clean_shutdown,
     read_leader_epochs,
+    read_log_start,
     read_recovery_checkpoint,
     write_leader_epochs,
+    write_log_start,
 )
 from oncelog.storage.segments.leader_epochs import with_leader_epoch
 
@@ -98,6 +102,24 @@ def test_recovery_checkpoint_is_first_replaced_and_then_overwritten(filesystem, 
     assert (tmp_path / RECOVERY_FILE).stat().st_ino == inode
     assert read_recovery_checkpoint(filesystem, tmp_path) == CHECKPOINT
     file.close()
+
+
+def test_log_start_comes_back_as_text_with_a_crc(filesystem, tmp_path):
+    assert read_log_start(filesystem, tmp_path) is None
+    write_log_start(filesystem, tmp_path, 120)
+    lines = (tmp_path / LOG_START_FILE).read_text().splitlines()
+    assert lines[:2] == ["0", "log_start_offset 00000000000000000120"]
+    assert lines[2].startswith("crc32c ")
+    assert read_log_start(filesystem, tmp_path) == 120
+
+
+def test_every_damaged_byte_of_a_log_start_is_noticed(filesystem, tmp_path):
+    data = encode_log_start(120)
+    changed = [data[:at] + bytes([data[at] ^ 0x01]) + data[at + 1 :] for at in range(len(data))]
+    for damaged in (*changed, b"", data[:-1], data + b"\n", b"0\nlog_start_offset\nx\n"):
+        (tmp_path / LOG_START_FILE).write_bytes(damaged)
+        with pytest.raises(CorruptDataError, match=str(tmp_path / LOG_START_FILE)):
+            read_log_start(filesystem, tmp_path)
 
 
 def test_clean_shutdown_comes_back(filesystem, tmp_path):

@@ -10,6 +10,7 @@ from partition_logs import abort_two, flip, log_file, offsets_of, read_all
 
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.log.side_files import (
+    LOG_START_FILE,
     OFFSET_GAPS_FILE,
     RESTART_FILE,
     encode_restart,
@@ -244,6 +245,7 @@ def test_a_restarted_log_is_empty_and_begins_at_the_offset(
 
 
 def test_nothing_of_the_old_log_is_left(full, open_log, tmp_path):
+    assert (directory_of(tmp_path) / LOG_START_FILE).exists()
     full.close(None)
     log = open_log(segment_bytes=250)
     log.restart_at(20)

@@ -19,6 +19,8 @@ from partition_files import (
 from partition_logs import flip
 
 from oncelog.api.cli import main as cli
+from oncelog.storage.disk.file_system import RealFileSystem
+from oncelog.storage.log.side_files import write_log_start
 from oncelog.storage.records.layout import HEADER_BYTES
 
 
@@ -95,6 +97,13 @@ def test_people_see_one_line_per_entry(samples, dump):
     _, lines = dump(samples / "flights-0" / "recovery-checkpoint")
     assert lines[0].endswith("recovery-checkpoint (recovery checkpoint)")
     assert lines[1] == "  recovery_point=769 log_start_offset=0 high_watermark=0"
+
+
+def test_where_the_log_begins_is_shown(flights, dump):
+    write_log_start(RealFileSystem(), flights, 5)
+    _, lines = dump(flights / "log-start-offset")
+    assert lines[0].endswith("log-start-offset (log start offset)")
+    assert lines[1] == "  log_start_offset=5"
 
 
 def test_members_of_a_run_are_decoded(samples, dump):

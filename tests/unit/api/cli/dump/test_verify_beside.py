@@ -20,6 +20,7 @@ from partition_files import (
 from partition_logs import flip
 
 from oncelog.storage.log.producer_snapshot import decode_snapshot, encode_snapshot
+from oncelog.storage.log.side_files import encode_log_start
 
 
 @pytest.mark.parametrize(
@@ -150,6 +151,7 @@ def test_a_snapshot_within_a_batch_is_named(flights, verify):
         ("leader-epoch-checkpoint", b"0\n2\n3 0\n", "incomplete"),
         ("leader-epoch-checkpoint", b"0\n1\n4 0\n", "leader epoch 4 at offset 0, the log says 3"),
         ("leader-epoch-checkpoint", b"0\n2\n3 0\n4 770\n", "leader epoch 4 begins beyond"),
+        ("log-start-offset", b"0\nlog_start_offset 5\ncrc32c 00000000\n", "its CRC"),
         (".clean_shutdown", b"0\n769 735\n", "cannot be read"),
         (".clean_shutdown", b"0\n769 735 878\n", "active_size_bytes=877"),
     ],
@@ -159,6 +161,18 @@ def test_a_checkpoint_that_does_not_fit_is_named(flights, verify, name, data, re
     status, problems, _ = verify(flights)
     assert status == 1
     assert any(file == name and reason in text for file, _, text in problems), problems
+
+
+@pytest.mark.parametrize("offset", [5, 769])
+def test_a_log_start_within_the_log_is_no_problem(flights, verify, offset):
+    (flights / "log-start-offset").write_bytes(encode_log_start(offset))
+    assert verify(flights) == (0, [], [])
+
+
+def test_a_log_that_ends_below_its_start_is_named(flights, verify):
+    (flights / "log-start-offset").write_bytes(encode_log_start(770))
+    expected = "the log ends with offset 769, but 770 were synced"
+    assert [text for _, _, text in verify(flights)[1]] == [expected]
 
 
 def test_a_missing_leader_epoch_checkpoint_is_named(flights, verify):
