@@ -16,6 +16,7 @@ from sim_process import Client
 from sim_world import World, WorldSettings
 
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
+from oncelog.actors.protocol.messages.access import Acl, Operation, Resource
 from oncelog.api.admin.admin import AsyncAdmin
 from oncelog.api.consuming.consumer import AsyncConsumer
 from oncelog.api.producing.member import AsyncTransactionMember
@@ -24,10 +25,11 @@ from oncelog.storage.exceptions import OncelogError
 from oncelog.storage.model import TopicPartition
 
 TP = TopicPartition("a", 0)
+ACL = Acl(principal="User:ann", resource=Resource.TOPIC, name="a", operation=Operation.READ)
 TIMEOUT_MS = 4_000
 """What every call's settings state."""
 
-SLACK_S = 2.0
+SLACK_S = 3.0
 """The attempt that is under way when the time is over, and what tells of it."""
 
 PRODUCER = {
@@ -228,13 +230,21 @@ CALLS: dict[str, tuple[Make, Call]] = {
             "abort_hanging_transaction": lambda a: a.abort_hanging_transaction(TP, start_offset=0),
             "describe_producers": lambda a: a.describe_producers(TP),
             "describe_replica": lambda a: a.describe_replica(TP),
+            "delete_user": lambda a: a.delete_user("ann"),
+            "list_users": lambda a: a.list_users(),
+            "create_acls": lambda a: a.create_acls([ACL]),
+            "delete_acls": lambda a: a.delete_acls(principal="User:ann"),
+            "describe_acls": lambda a: a.describe_acls(),
+            "set_authorization": lambda a: a.set_authorization(is_on=False),
+            "describe_authorization": lambda a: a.describe_authorization(),
+            "check_access": lambda a: a.check_access("User:ann", "Read", "Topic", "a"),
         }.items()
     },
 }
 """Each public call: what it needs, made while all is well, and how it is made."""
 
-WITHOUT_WAIT = {"AsyncProducer.transaction"}
-"""Blocks, made of the calls above."""
+WITHOUT_WAIT = {"AsyncProducer.transaction", "AsyncAdmin.create_user", "AsyncAdmin.alter_user"}
+"""Made of the calls above; the latter two compute in a thread first, and here there is none."""
 
 
 async def _made(client: Any) -> Any:
