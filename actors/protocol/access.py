@@ -37,6 +37,7 @@ from oncelog.actors.protocol.messages import (
     transaction,
 )
 from oncelog.actors.protocol.messages.base import Reply, Request
+from oncelog.actors.protocol.quotas import NO_LIMITS, Limits
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
 
@@ -117,12 +118,17 @@ class Acl(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """All ACLs of a cluster, of one version. Until they are switched on everything is allowed."""
+    """All ACLs of a cluster, of one version. Until they are switched on everything is allowed.
+
+    ``limits`` count whether or not they are on: for a principal, or with ``ANYBODY`` for each that
+    has none of its own.
+    """
 
     version: int = 0
     is_on: bool = False
     super_users: frozenset[str] = frozenset({RAY.name})
     acls: tuple[Acl, ...] = ()
+    limits: tuple[tuple[str, Limits], ...] = ()
 
 
 NO_RULES: Final = Rules()
@@ -140,6 +146,14 @@ class Authorizer:
         self._of: dict[tuple[str, Resource], list[Acl]] = {}
         for acl in rules.acls:
             self._of.setdefault((acl.principal, acl.resource), []).append(acl)
+        self._limits = dict(rules.limits)
+
+    def limits(self, principal: Principal) -> Limits:
+        """What ``principal`` may take of this actor; a server whatever it needs."""
+        if principal.is_server or not self._limits:
+            return NO_LIMITS
+        own = self._limits.get(principal.name)
+        return self._limits.get(ANYBODY, NO_LIMITS) if own is None else own
 
     def may(
         self, principal: Principal, operation: Operation, resource: Resource, name: str, host: str

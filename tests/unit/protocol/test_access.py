@@ -51,6 +51,7 @@ from oncelog.actors.protocol.messages.transaction import (
     InitProducerIdRequest,
     TransactionDescription,
 )
+from oncelog.actors.protocol.quotas import NO_LIMITS, Limits
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
@@ -351,3 +352,15 @@ def test_transactions_that_one_may_not_see_are_unknown_and_others_topics_left_ou
     assert unknown.error is ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
     named = DescribeTransactionsRequest(transactional_ids=("loader",))
     assert split_of(named, ID).request is named
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+def test_a_principal_has_its_own_limits_or_those_of_anybody_and_a_server_none():
+    own, default = Limits(connections=1), Limits(requests_per_second=5)
+    known = Authorizer(Rules(limits=((ALICE.name, own), (ANYBODY, default))))
+    assert known.limits(ALICE) == own
+    assert known.limits(RAY) == default
+    assert known.limits(SERVER) == NO_LIMITS
+    assert Authorizer(NO_RULES).limits(ALICE) == NO_LIMITS
