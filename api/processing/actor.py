@@ -28,6 +28,7 @@ from oncelog.api.processing.messages import ProcessConfig
 from oncelog.api.producing.producer import Producer
 from oncelog.api.session.event_loop import LoopThread
 from oncelog.api.session.routing import Router
+from oncelog.api.session.throttling import PoliteTransport
 from oncelog.storage.exceptions import IllegalStateError
 
 WORKER_THREADS: Final = 4
@@ -56,7 +57,8 @@ def _connect(producer: ProducerSettings, consumer: ConsumerSettings) -> Clients:
     chance = random.Random(secrets.randbits(64))
     loop_thread = LoopThread()
     reports = CallReports(RayMetrics(), ClusterConfig().metrics_interval_ms)
-    router = Router(ActorTransport(RayTransport(), reports), SystemClock(), reports.metrics)
+    transport = PoliteTransport(ActorTransport(RayTransport(), reports))
+    router = Router(transport, SystemClock(), reports.metrics)
     return Clients(
         producer=Producer(router, loop_thread, producer, random=chance),
         consumer=Consumer(router, loop_thread, consumer, chance, reports),
