@@ -17,6 +17,8 @@ A request about several things is *split*: what is allowed is done, and the rest
 the error of what is lacked, as if nobody had looked whether it exists.
 
 Source: KIP-11, KIP-290 and Kafka's "Authorization and ACLs".
+
+One file: the table, the rules that it is judged by, and what they leave of a request.
 """
 
 from __future__ import annotations

@@ -188,12 +188,12 @@ class OpenTransactions:
         ids = self._of.get(principal)
         if ids is None:
             ids = self._of[principal] = self._new_owner()
-        if transactional_id not in ids:
-            if len(ids) >= limit and not self._is_counted(transactional_id):
-                ids.intersection_update(self._still_open(ids))
-                if len(ids) >= limit:
-                    return False
-            ids.add(transactional_id)
+        others = len(ids) - (transactional_id in ids)
+        if others >= limit and not self._is_counted(transactional_id):
+            ids.intersection_update(self._still_open(ids))
+            if len(ids) >= limit:
+                return False
+        ids.add(transactional_id)
         self._opening[transactional_id] = self._opening.get(transactional_id, 0) + 1
         return True
 

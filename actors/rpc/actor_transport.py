@@ -12,7 +12,7 @@ import hmac
 import logging
 import ssl
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from oncelog.actors.interfaces import Transport
 from oncelog.actors.process.background import resolve_future
@@ -112,7 +112,7 @@ class ActorTransport:
     ) -> ReplyT:
         """Call over a connection, or else through Ray, or answer why neither is possible."""
         actor, _, key = actor.partition("/")
-        connection: ActorConnection | ErrorCode | None = None
+        connection: _Made = None
         if answers_on_connections(request):
             connection = connections.usable(actor)
             if connection is None:
@@ -126,6 +126,8 @@ class ActorTransport:
             )
         if isinstance(connection, ErrorCode):
             return request.failed(connection)
+        if isinstance(connection, ConnectionLimitedError):
+            return request.failed(ErrorCode.THROTTLING_QUOTA_EXCEEDED, str(connection))
         reply = await connection.call(request, timeout_ms=timeout_ms, metered=metered, key=key)
         if reply.error is ErrorCode.NOT_CONTROLLER:
             # It may live on beside its successor: Ray knows which of them has the name.
@@ -180,7 +182,7 @@ class _LoopConnections:
         self.keeper: asyncio.Task[None] | None = None
         self._ray_calls = ray_calls
         self._connections: dict[str, ActorConnection] = {}
-        self._making: dict[str, asyncio.Task[ActorConnection | ErrorCode | None]] = {}
+        self._making: dict[str, asyncio.Task[_Made]] = {}
         self._failures: dict[str, int] = {}
         self._without_until: dict[str, float] = {}
 
@@ -189,7 +191,7 @@ class _LoopConnections:
         connection = self._connections.get(actor)
         return connection if connection is not None and connection.is_usable else None
 
-    async def make(self, actor: str, *, timeout_ms: int) -> ActorConnection | ErrorCode | None:
+    async def make(self, actor: str, *, timeout_ms: int) -> _Made:
         """A new connection, shared by all who wait for it; ``None``: call through Ray instead."""
         if asyncio.get_running_loop().time() < self._without_until.get(actor, 0.0):
             return None
@@ -205,7 +207,7 @@ class _LoopConnections:
             return ErrorCode.NETWORK_EXCEPTION
         return making.result() if done else ErrorCode.REQUEST_TIMED_OUT
 
-    def _made(self, actor: str, making: asyncio.Future[ActorConnection | ErrorCode | None]) -> None:
+    def _made(self, actor: str, making: asyncio.Future[_Made]) -> None:
         if self._making.get(actor) is making:
             del self._making[actor]
 
@@ -215,15 +217,19 @@ class _LoopConnections:
         for connection in list(self._connections.values()):
             connection.close()
 
-    async def _make(self, actor: str) -> ActorConnection | ErrorCode | None:
+    async def _make(self, actor: str) -> _Made:
         address = await self._ray_calls.listener_of(actor, timeout_ms=CONNECT_TIMEOUT_MS)
         if address is None:
             self._call_through_ray(actor)
         if not isinstance(address, ListenerAddress):
             return address
-        connection = await connect(
-            address, timeout_ms=CONNECT_TIMEOUT_MS, server_secret=self._server_secret
-        )
+        try:
+            connection = await connect(
+                address, timeout_ms=CONNECT_TIMEOUT_MS, server_secret=self._server_secret
+            )
+        except ConnectionLimitedError as limited:
+            # The actor is well, so this is no reason to call it through Ray.
+            return limited
         if connection is None:
             return self._failed(actor, address)
         self._connections[actor] = connection
@@ -274,6 +280,8 @@ class ActorConnection(FramedProtocol):
         super().__init__()
         self.is_usable = False
         self.error: Exception | None = None
+        self.refusal = ""
+        """Why the listener refuses a caller that is over its limits."""
         self.on_lost: Callable[[], None] | None = None
         self._next_id = HELLO_ID + 1
         self._last_received = 0.0
@@ -365,6 +373,9 @@ class ActorConnection(FramedProtocol):
         """Take a reply; it is dropped if no call waits for it any more."""
         self._last_received = self.loop.time()
         if correlation_id == HELLO_ID:
+            if kind == Outcome.LIMITED:
+                self.refusal = bytes(body).decode("utf-8", "replace")
+                body = memoryview(b"")
             is_challenge = kind == Outcome.CHALLENGE
             resolve_future(self._challenge if is_challenge else self._accepted, bytes(body))
             return
@@ -388,12 +399,21 @@ class ActorConnection(FramedProtocol):
             resolve_future(answer, request.failed(ErrorCode.NETWORK_EXCEPTION))
 
 
+class ConnectionLimitedError(Exception):
+    """The caller's principal may have no more connections to the actor."""
+
+
+_Made: TypeAlias = "ActorConnection | ErrorCode | ConnectionLimitedError | None"
+"""A connection, why there is none, or ``None``: the actor is called through Ray."""
+
+
 async def connect(
     address: ListenerAddress, *, timeout_ms: int, server_secret: bytes = b""
 ) -> ActorConnection | None:
     """Open a connection; ``None`` if no listener that knows the token answers in time.
 
     Also ``None`` if Ray's certificates cannot secure it although they should: a warning says why.
+    ``ConnectionLimitedError`` if the caller may have no more connections.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_ms / 1000
@@ -416,6 +436,8 @@ async def connect(
         timer.cancel()
     if not is_accepted:
         connection.close()
+        if connection.refusal:
+            raise ConnectionLimitedError(connection.refusal)
         if context is not None:
             # The other side rejects our certificate only after the handshake, if at all.
             _warn_insecure(address, connection.error or "closed by the other side")

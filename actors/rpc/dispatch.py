@@ -2,21 +2,24 @@
 
 A request arrives as bytes of ``message_codec``, a method of the actor's server answers it, and an
 ``Outcome`` goes back with the bytes that it describes. No method sees what its caller may not do
-(``protocol/access.py``). Log lines about faulty callers are limited per minute.
+(``protocol/access.py``), or what exceeds its limits (``limits.py``). Log lines about faulty callers
+are limited per minute.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias
 
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.access import NO_RULES, Authorizer, Principal
 from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
+from oncelog.actors.protocol.quotas import NO_LIMITS, Limits
 from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.call_meter import CALLEE, NO_REPORTS, CallMeter, CallReports, MeteredCall
 from oncelog.actors.rpc.frames import Outcome
+from oncelog.actors.rpc.limits import OnThrottle, PrincipalLimits, Throttle, not_held
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.records.batch import Buffer
 
@@ -50,20 +53,32 @@ class Dispatch:
         self.warnings = LogBudget(_logger)
         self.meter = CallMeter(CALLEE, reports)
         self.authorizer = Authorizer(NO_RULES)
+        self.limits = PrincipalLimits(reports)
         self._on_bug = on_bug
 
     async def answer(
-        self, name: str, message: bytes | memoryview, principal: Principal, host: str = ""
+        self,
+        name: str,
+        message: bytes | memoryview,
+        principal: Principal,
+        host: str = "",
+        on_throttle: OnThrottle = not_held,
     ) -> Answer:
-        """Answer one call of the method ``name`` by ``principal``, which calls from ``host``."""
+        """Answer one call of the method ``name`` by ``principal``, which calls from ``host``.
+
+        ``on_throttle`` is called before that if the principal is over its limits.
+        """
         name, _, key = name.partition("/")
         call = self.meter.begin(name, len(message))
+        limits = self.authorizer.limits(principal)
+        throttle = self.limits.spend(principal, limits, len(message), on_throttle)
         is_known = name in message_codec.REQUESTS
         server = self._server(key)
         if server is None and is_known:
             # As if its actor did not exist: the caller then looks up where it is now.
             absent = message_codec.REQUESTS[name].reply_type(error=ErrorCode.NETWORK_EXCEPTION)
-            return self._ended(call, absent.error, Outcome.REPLY, (message_codec.encode(absent),))
+            encoded = message_codec.encode(throttle.told(absent))
+            return self._ended(call, absent.error, Outcome.REPLY, (encoded,))
         method = getattr(server, name, None) if is_known else None
         if method is None:
             return self._refused(call, f"it has no method {name!r}")
@@ -73,11 +88,17 @@ class Dispatch:
             return self._refused(call, f"not a request of {name!r}: {error}")
         asked = self.authorizer.judge(request, principal, host)
         if isinstance(asked, ErrorCode):
-            return self._forbidden(call, principal, request, asked)
+            return self._forbidden(call, principal, request, asked, throttle)
         self.answered_calls += 1
         try:
             allowed = asked.request
-            reply = asked.join(request.reply_type() if allowed is None else await method(allowed))
+            if allowed is None:
+                reply = request.reply_type()
+            elif limits is NO_LIMITS:
+                reply = await method(allowed)
+            else:
+                reply = await self._limited(server, method, allowed, principal, limits)
+            reply = throttle.told(asked.join(reply))
             parts = message_codec.encode_in_parts(reply)
         except InvariantViolation as bug:
             self._on_bug(bug)
@@ -87,6 +108,20 @@ class Dispatch:
             parts = (repr(error).encode(),)
             return self._ended(call, ErrorCode.UNKNOWN_SERVER_ERROR, Outcome.FAILED, parts)
         return self._ended(call, reply.error, Outcome.REPLY, parts)
+
+    async def _limited(
+        self,
+        server: object,
+        method: Callable[[Any], Awaitable[Any]],
+        request: Request[Any],
+        principal: Principal,
+        limits: Limits,
+    ) -> Any:
+        """Call ``method`` with what of ``request`` is within the limits of its principal."""
+        with self.limits.within(server, request, principal, limits) as within:
+            if isinstance(within, Request):
+                return await method(within)
+            return request.failed(*within)
 
     async def answer_here(self, key: str, request: Request[ReplyT]) -> ReplyT:
         """Answer a call from this same process."""
@@ -114,11 +149,16 @@ class Dispatch:
         return self._ended(call, ErrorCode.INVALID_REQUEST, Outcome.REFUSED, (reason.encode(),))
 
     def _forbidden(
-        self, call: MeteredCall, principal: Principal, request: Request[Any], error: ErrorCode
+        self,
+        call: MeteredCall,
+        principal: Principal,
+        request: Request[Any],
+        error: ErrorCode,
+        throttle: Throttle,
     ) -> Answer:
         detail = f"{principal.name} may not call {request.method!r}"
         self.warnings.warn("%r refused a call: %s", self.server, detail)
-        refused = message_codec.encode(request.failed(error, detail))
+        refused = message_codec.encode(throttle.told(request.failed(error, detail)))
         return self._ended(call, error, Outcome.REPLY, (refused,))
 
     def _ended(

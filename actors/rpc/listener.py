@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from oncelog.actors.process.background import OwnTasks
-from oncelog.actors.protocol.access import RAY, SERVER
+from oncelog.actors.protocol.access import RAY, SERVER, Principal
 from oncelog.actors.rpc.admission import (
     Caller,
     Opening,
@@ -114,6 +114,17 @@ class Listener:
             self.warnings.warn("one of too many connections without a token was closed")
             displaced.close()
 
+    def refusal(self, principal: Principal) -> str:
+        """Why ``principal`` may have no more connections; "" if it may."""
+        limit = self.dispatch.authorizer.limits(principal).connections
+        if limit is None or self.places.count(principal) < limit:
+            return ""
+        return f"{principal.name} has {limit} connections to this actor, its limit (connections)"
+
+    def owed_ms(self, principal: Principal) -> int:
+        """For how long a new connection of ``principal`` is not read."""
+        return self.dispatch.limits.owed_ms(principal, self.dispatch.authorizer.limits(principal))
+
     async def close(self) -> None:
         """Stop listening; running calls continue."""
         if self._opening is not None:
@@ -129,7 +140,9 @@ class Listener:
     ) -> None:
         """Answer one call in its own task; then release its ``room_bytes``."""
         self.progress.begin(caller)
-        answering = self.dispatch.answer(method, message, caller.principal, caller.host)
+        answering = self.dispatch.answer(
+            method, message, caller.principal, caller.host, caller.mute
+        )
         self._tasks.spawn(self._answer(caller, correlation_id, answering, room_bytes))
 
     async def _answer(
@@ -246,6 +259,9 @@ class _Caller(FramedProtocol):
         self._nonce = new_nonce()
         self.principal = RAY
         self._is_trusted = False
+        self._is_refused = False
+        self._mute_timer: asyncio.TimerHandle | None = None
+        """Set while its principal pays for requests beyond its limits."""
         self._room_bytes = 0
         """Bytes reserved for the incoming frame."""
         self._is_without_room = False
@@ -265,6 +281,8 @@ class _Caller(FramedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """Its requests run on: the caller may only have given up on the answers."""
         self._first_frame_timer.cancel()
+        if self._mute_timer is not None:
+            self._mute_timer.cancel()
         self._listener.places.end(self)
         self._listener.room.forget(self)
         self._listener.room.give(self._room_bytes)
@@ -279,36 +297,79 @@ class _Caller(FramedProtocol):
         method = bytes(body[:kind]).decode("ascii", "replace")
         message = body[kind:]
         if not self._is_trusted:
-            self._admit(correlation_id, method, message)
+            if not self._is_refused:
+                self._admit(correlation_id, method, message)
             return
         room_bytes, self._room_bytes = self._room_bytes, 0
         if room_bytes:
             self._first_frame_timer.cancel()
         self.last_used = self.loop.time()
         self._listener.begin(self, correlation_id, method, message, room_bytes)
-        if self.is_congested or self._listener.progress.is_full(self):
+        if self._must_wait():
             self.hold()
 
     def _admit(self, correlation_id: int, method: str, message: memoryview) -> None:
         """Check the first frame: close the connection unless it proves the token."""
         token, proof = self._listener.token, bytes(message)
         if method == HELLO and is_caller_proof(token, self._nonce, proof):
-            self._is_trusted = True
             if is_server_proof(self._listener.server_secret, self._nonce, proof):
                 self.principal = SERVER
+            if self._is_one_too_many(correlation_id):
+                return
+            self._is_trusted = True
             self._first_frame_timer.cancel()
             self.frame_max_bytes = FRAME_MAX_BYTES
             answer = listener_proof(token, self._nonce, proof[:NONCE_BYTES])
             self.send(correlation_id, Outcome.REPLY, answer)
             self._close_displaced(self._listener.places.trust(self), "connections")
+            self.mute(self._listener.owed_ms(self.principal))
         else:
             self._listener.warnings.warn("a connection without the right token was closed")
             self.close()
 
+    # --- limits ---------------------------------------------------------------------------
+
+    def _is_one_too_many(self, correlation_id: int) -> bool:
+        """Refuse a connection beyond its principal's limit, and say so."""
+        reason = self._listener.refusal(self.principal)
+        if not reason:
+            return False
+        self._is_refused = True
+        self.send(correlation_id, Outcome.LIMITED, reason.encode())
+        self._listener.warnings.warn("a connection was refused: %s", reason)
+        # After the answer is written; if its peer does not read that, it has until the first frame.
+        self.loop.call_soon(self._close_gently)
+        return True
+
+    def _close_gently(self) -> None:
+        if self.transport is not None:
+            self.transport.close()
+
+    def mute(self, throttle_ms: int) -> None:
+        """Read no more requests for so long, which replaces what was left of an earlier time."""
+        if not throttle_ms or self.is_closing:
+            return
+        if self._mute_timer is not None:
+            self._mute_timer.cancel()
+        self._mute_timer = self.loop.call_later(throttle_ms / 1000, self._unmute)
+        if self._must_wait():
+            self.hold()
+
+    def _unmute(self) -> None:
+        self._mute_timer = None
+        self.go_on()
+
     # --- back-pressure --------------------------------------------------------------------
 
     def _must_wait(self) -> bool:
-        return self.is_congested or self._is_without_room or self._listener.progress.is_full(self)
+        # A large frame that has begun is read to its end: it takes up room of others meanwhile.
+        is_mute = self._mute_timer is not None and not self._room_bytes
+        return (
+            is_mute
+            or self.is_congested
+            or self._is_without_room
+            or self._listener.progress.is_full(self)
+        )
 
     def go_on(self) -> None:
         """Read more requests, unless something still prevents it."""

@@ -209,6 +209,9 @@ def test_a_transaction_that_a_new_leader_finds_open_is_never_refused_but_counts(
     assert shard.opens(ALICE, "a", limit=1)
     assert shard.opens(ALICE, "b", limit=1)
     assert not shard.opens(ALICE, "c", limit=1)
+    # Nor may one that has ended begin again.
+    shard.open.remove("a")
+    assert not shard.opens(ALICE, "a", limit=1)
 
 
 def test_owners_of_transactions_are_remembered_within_a_bound(monkeypatch):

@@ -1,0 +1,425 @@
+"""Limits per principal at the door of an actor: over real connections, and at a coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, cast
+
+import pytest
+from called_server import TIMEOUT_MS, TOKEN, Server, fetch, listener_of, produce
+from deadlines import to_its_end, until
+from inside import callers_of
+
+from oncelog.actors.process.clock import loop_ms
+from oncelog.actors.process.metrics import THROTTLE_MS, THROTTLED_CALLS, Metric
+from oncelog.actors.protocol import quotas
+from oncelog.actors.protocol.access import ANYBODY, RAY, Authorizer, Principal, Rules
+from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
+from oncelog.actors.protocol.messages.brokers import PingRequest
+from oncelog.actors.protocol.messages.transaction import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnReply,
+    AddPartitionsToTxnRequest,
+    EndTxnReply,
+    EndTxnRequest,
+    InitProducerIdReply,
+    InitProducerIdRequest,
+)
+from oncelog.actors.protocol.quotas import Limits, OpenTransactions
+from oncelog.actors.rpc import message_codec
+from oncelog.actors.rpc.actor_transport import (
+    ActorConnection,
+    ActorTransport,
+    ConnectionLimitedError,
+    connect,
+)
+from oncelog.actors.rpc.call_meter import CallReports
+from oncelog.actors.rpc.dispatch import Dispatch, read_answer
+from oncelog.actors.rpc.listener import Listener, ListenerAddress
+from oncelog.api.session.throttling import PoliteTransport
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import TopicPartition
+
+WINDOW_MS = 1_000
+TWO_A_SECOND = Limits(requests_per_second=2)
+SECRET = b"known to servers"
+ALICE, BOB = Principal("User:alice"), Principal("User:bob")
+
+
+def framed(number: int, request: Request[Any]) -> bytes:
+    name, message = request.method.encode(), message_codec.encode(request)
+    body = number.to_bytes(8, "big") + bytes([len(name)]) + name + message
+    return len(body).to_bytes(4, "big") + body
+
+
+class Counted:
+    """Counts what is added to each counter, by tags."""
+
+    def __init__(self) -> None:
+        self.sums: dict[tuple[str, ...], float] = {}
+
+    def set(self, metric: Metric, value: float, tags: Mapping[str, str]) -> None:
+        raise AssertionError(f"{metric.name} = {value}, {tags}")
+
+    def add(self, metric: Metric, amount: float, tags: Mapping[str, str]) -> None:
+        key = (metric.name, *tags.values())
+        self.sums[key] = self.sums.get(key, 0) + amount
+
+
+@pytest.fixture(autouse=True)
+def _little_is_saved_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quotas, "QUOTA_WINDOW_MS", WINDOW_MS)
+
+
+@contextlib.asynccontextmanager
+async def limited(
+    limits: Limits, who: str = ANYBODY, counted: Counted | None = None
+) -> AsyncIterator[tuple[Server, Listener]]:
+    server = Server()
+    reports = CallReports(cast("Any", counted or Counted()), interval_ms=600_000)
+    listener = listener_of(server, reports)
+    listener.server_secret = SECRET
+    listener.dispatch.authorizer = Authorizer(Rules(limits=((who, limits),)))
+    try:
+        yield server, listener
+    finally:
+        for caller in list(callers_of(listener)):
+            caller.close()
+        await listener.close()
+
+
+async def connected(listener: Listener, server_secret: bytes = b"") -> ActorConnection:
+    connection = await connect(
+        await listener.address(), timeout_ms=TIMEOUT_MS, server_secret=server_secret
+    )
+    assert connection is not None
+    return connection
+
+
+async def ask(connection: ActorConnection, request: Request[Any]) -> Any:
+    reply = await connection.call(request, timeout_ms=TIMEOUT_MS)
+    assert reply.error is ErrorCode.NONE
+    return reply
+
+
+# --- rates ----------------------------------------------------------------------------------------
+
+
+def test_a_throttled_call_is_answered_and_then_nothing_is_read_for_as_long_as_it_says():
+    counted = Counted()
+
+    async def body() -> None:
+        async with limited(TWO_A_SECOND, counted=counted) as (server, listener):
+            connection = await connected(listener)
+            for number in range(2):
+                assert not isinstance((await ask(connection, produce(number))).throttle_ms, int)
+            began_ms = loop_ms()
+            throttled = await ask(connection, produce(2))
+            (caller,) = callers_of(listener)
+            assert 0 < throttled.throttle_ms <= 501
+            assert caller.is_held
+            await ask(connection, produce(3))
+            assert loop_ms() - began_ms >= throttled.throttle_ms - 1
+            assert server.begun == [0, 1, 2, 3]
+
+    to_its_end(body())
+    assert counted.sums[THROTTLED_CALLS.name, "ray"] >= 1
+    assert 0 < counted.sums[THROTTLE_MS.name, "ray"] <= 1_000
+
+
+def test_a_polite_program_never_waits_in_a_mute_connection():
+    async def body() -> None:
+        async with limited(Limits(bytes_per_second=100_000)) as (server, listener):
+            address = await listener.address()
+            transport = Watching(ActorTransport(Where(address)), listener)
+            polite = PoliteTransport(transport, asyncio.get_running_loop().time)
+            for number in range(4):
+                reply = await polite.call("it", produce(number, b"b" * 60_000), timeout_ms=30_000)
+                assert reply.error is ErrorCode.NONE
+            assert len(server.begun) == 4
+            assert transport.held == [False] * 4
+            assert sum(transport.throttles_ms) > 0
+
+    to_its_end(body())
+
+
+class Watching:
+    """Looks whether the connection is held when a call is sent."""
+
+    def __init__(self, transport: ActorTransport, listener: Listener) -> None:
+        self.transport = transport
+        self.listener = listener
+        self.held: list[bool] = []
+        self.throttles_ms: list[int] = []
+
+    async def call(self, actor: str, request: Request[ReplyT], *, timeout_ms: int) -> ReplyT:
+        self.held.append(any(caller.is_held for caller in callers_of(self.listener)))
+        reply = await self.transport.call(actor, request, timeout_ms=timeout_ms)
+        if isinstance(reply.throttle_ms, int):
+            self.throttles_ms.append(reply.throttle_ms)
+        return reply
+
+
+class Where:
+    """Tells where an actor listens; Ray carries no call to it."""
+
+    def __init__(self, address: ListenerAddress) -> None:
+        self.address = address
+
+    async def listener_of(self, actor: str, *, timeout_ms: int) -> ListenerAddress:
+        assert (actor, timeout_ms > 0) == ("it", True)
+        return self.address
+
+    async def call(self, actor: str, request: Request[Any], **_: object) -> Any:
+        raise AssertionError(f"{actor} is called through Ray: {request}")
+
+
+def test_a_refused_call_is_told_to_wait_too():
+    async def body() -> None:
+        called = Called(Limits(requests_per_second=1))
+        for request in (PingRequest(), PingRequest(), adds("a")):
+            reply = await called.ask(request)
+        assert isinstance(reply.throttle_ms, int)
+        refused = await called.ask(PingRequest())
+        assert refused.error is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        assert isinstance(refused.throttle_ms, int)
+        message = message_codec.encode(adds("a"))
+        outcome, parts = await called.dispatch.answer("add_partitions_to_txn/gone", message, ALICE)
+        absent = read_answer(adds("a"), outcome, b"".join(parts))
+        assert absent.error is ErrorCode.NETWORK_EXCEPTION
+        assert isinstance(absent.throttle_ms, int)
+
+    to_its_end(body())
+
+
+def test_a_server_has_no_limits_and_others_have_no_part_in_those_of_one():
+    async def body() -> None:
+        for who, secret in ((ANYBODY, SECRET), (ALICE.name, b"")):
+            async with limited(Limits(requests_per_second=1), who) as (_, listener):
+                connection = await connected(listener, secret)
+                for number in range(20):
+                    reply = await ask(connection, produce(number))
+                    assert not isinstance(reply.throttle_ms, int)
+
+    to_its_end(body())
+
+
+def test_to_connect_again_repays_no_debt():
+    async def body() -> None:
+        async with limited(TWO_A_SECOND) as (server, listener):
+            first = await connected(listener)
+            await ask(first, produce(0))
+            await ask(first, produce(1))
+            began_ms = loop_ms()
+            await ask(first, produce(2))
+            first.close()
+            second = await connected(listener)
+            await ask(second, produce(99))
+            assert loop_ms() - began_ms >= 498
+            assert server.begun[-1] == 99
+
+    to_its_end(body())
+
+
+def test_a_large_request_that_has_begun_is_read_while_its_connection_is_mute():
+    """It takes up room that all callers share."""
+
+    async def body() -> None:
+        async with limited(NO_RATE) as (server, listener):
+            connection = await connected(listener)
+            (caller,) = callers_of(listener)
+            whole = framed(7, produce(7, b"b" * 300_000))
+            assert connection.transport is not None
+            connection.transport.write(whole[:100_000])
+            await until(lambda: listener.room.used_bytes)
+            caller.mute(60_000)
+            connection.transport.write(whole[100_000:] + framed(8, produce(8)))
+            await until(lambda: server.begun == [7])
+            await until(lambda: caller.is_held and not listener.room.used_bytes)
+            caller.mute(1)
+            await until(lambda: server.begun == [7, 8])
+
+    to_its_end(body())
+
+
+NO_RATE = Limits(connections=1_000)
+
+
+def test_a_connection_that_is_lost_while_it_is_mute_leaves_nothing():
+    async def body() -> None:
+        async with limited(NO_RATE) as (_, listener):
+            connection = await connected(listener)
+            (caller,) = callers_of(listener)
+            caller.mute(60_000)
+            timer = cast("Any", caller)._mute_timer
+            caller.close()
+            await until(lambda: not callers_of(listener))
+            assert timer.cancelled()
+            caller.mute(60_000)
+            assert cast("Any", caller)._mute_timer is timer
+            connection.close()
+
+    to_its_end(body())
+
+
+# --- connections ----------------------------------------------------------------------------------
+
+
+def test_one_connection_more_than_the_limit_is_refused_and_ray_does_not_replace_it(caplog):
+    async def body() -> None:
+        async with limited(Limits(connections=2)) as (_, listener):
+            first, second = [await connected(listener) for _ in range(2)]
+            address = await listener.address()
+            with pytest.raises(ConnectionLimitedError, match="User:ray has 2 connections"):
+                await connect(address, timeout_ms=TIMEOUT_MS)
+            transport = ActorTransport(Where(address))
+            for _ in range(3):
+                reply = await transport.call("it", produce(1), timeout_ms=TIMEOUT_MS)
+                assert reply.error is ErrorCode.THROTTLING_QUOTA_EXCEEDED
+                assert "2 connections" in reply.detail
+            # Those that there are stay, and a server comes in.
+            await ask(first, produce(1))
+            await ask(await connected(listener, SECRET), produce(1))
+            second.close()
+            await until(lambda: listener.places.count(RAY) == 1)
+            await ask(await connected(listener), produce(1))
+            assert len(callers_of(listener)) == 3
+            assert not listener.places._half_open
+            transport.close()
+
+    to_its_end(body())
+    assert "a connection was refused: User:ray has 2 connections" in caplog.text
+
+
+# --- transactions ---------------------------------------------------------------------------------
+
+
+class Coordinator:
+    """Enrols what it is asked to; its shell counts what is open."""
+
+    def __init__(self) -> None:
+        self.open: set[str] = set()
+        self.open_transactions = OpenTransactions(self.open.__contains__)
+        self.shell = self
+        self.asked: list[Request[Any]] = []
+
+    async def ping(self, request: PingRequest) -> Reply:
+        raise AssertionError(f"no program may ask {request}")
+
+    async def init_producer_id(self, request: InitProducerIdRequest) -> InitProducerIdReply:
+        self.asked.append(request)
+        return InitProducerIdReply(producer_id=1, producer_epoch=0)
+
+    async def add_partitions_to_txn(
+        self, request: AddPartitionsToTxnRequest
+    ) -> AddPartitionsToTxnReply:
+        self.asked.append(request)
+        self.open.add(request.transactional_id)
+        return AddPartitionsToTxnReply()
+
+    async def add_offsets_to_txn(self, request: AddOffsetsToTxnRequest) -> AddPartitionsToTxnReply:
+        self.asked.append(request)
+        self.open.add(request.transactional_id)
+        return AddPartitionsToTxnReply()
+
+    async def end_txn(self, request: EndTxnRequest) -> EndTxnReply:
+        self.asked.append(request)
+        return EndTxnReply()
+
+
+class Called:
+    """A coordinator behind its door, with limits for anybody."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.coordinator = Coordinator()
+        self.dispatch = Dispatch(self.coordinator, on_bug=_fail)
+        self.dispatch.authorizer = Authorizer(Rules(limits=((ANYBODY, limits),)))
+
+    async def ask(self, request: Request[Any], principal: Principal = ALICE) -> Reply:
+        message = message_codec.encode(request)
+        outcome, parts = await self.dispatch.answer(request.method, message, principal)
+        return read_answer(request, outcome, b"".join(parts))
+
+
+def _fail(bug: BaseException) -> None:
+    raise bug
+
+
+FLIGHTS = (TopicPartition("flights", 0),)
+
+
+def adds(transactional_id: str) -> AddPartitionsToTxnRequest:
+    return AddPartitionsToTxnRequest(
+        transactional_id=transactional_id, producer_id=1, producer_epoch=0, partitions=FLIGHTS
+    )
+
+
+def commits(transactional_id: str) -> EndTxnRequest:
+    return EndTxnRequest(
+        transactional_id=transactional_id,
+        producer_id=1,
+        producer_epoch=0,
+        committed=True,
+        next_partitions=FLIGHTS,
+    )
+
+
+def test_a_timeout_above_the_limit_does_not_reach_the_coordinator():
+    async def body() -> None:
+        called = Called(Limits(transaction_timeout_ms_max=5_000))
+        request = InitProducerIdRequest(transactional_id="a", transaction_timeout_ms=9_000)
+        reply = await called.ask(request)
+        assert reply.error is ErrorCode.INVALID_TRANSACTION_TIMEOUT
+        assert "9000" in reply.detail
+        assert "5000" in reply.detail
+        assert called.coordinator.asked == []
+        allowed = InitProducerIdRequest(transactional_id="a", transaction_timeout_ms=5_000)
+        assert (await called.ask(allowed)).error is ErrorCode.NONE
+
+    to_its_end(body())
+
+
+def test_the_first_partition_of_one_more_transaction_is_to_come_again():
+    async def body() -> None:
+        called = Called(Limits(open_transactions=1))
+        assert (await called.ask(adds("a"))).error is ErrorCode.NONE
+        assert (await called.ask(adds("a"))).error is ErrorCode.NONE
+        offsets = AddOffsetsToTxnRequest(
+            transactional_id="b", producer_id=1, producer_epoch=0, group_id="g"
+        )
+        for request in (adds("b"), offsets):
+            reply = await called.ask(request)
+            assert reply.error is ErrorCode.THROTTLING_QUOTA_EXCEEDED
+            assert reply.error.retriable
+            assert "User:alice has 1 open" in reply.detail
+        assert (await called.ask(adds("x"), BOB)).error is ErrorCode.NONE
+        called.coordinator.open.remove("a")
+        assert (await called.ask(offsets)).error is ErrorCode.NONE
+
+    to_its_end(body())
+
+
+def test_a_commit_beyond_the_limit_counts_and_enrols_nothing_ahead():
+    async def body() -> None:
+        called = Called(Limits(open_transactions=1))
+        await called.ask(adds("a"))
+        assert (await called.ask(commits("a"))).error is ErrorCode.NONE
+        assert called.coordinator.asked[-1] == commits("a")
+        assert (await called.ask(commits("b"))).error is ErrorCode.NONE
+        ended = called.coordinator.asked[-1]
+        assert isinstance(ended, EndTxnRequest)
+        assert (ended.transactional_id, ended.next_partitions) == ("b", ())
+
+    to_its_end(body())
+
+
+def test_whoever_coordinates_no_transactions_counts_none():
+    async def body() -> None:
+        async with limited(Limits(open_transactions=1)) as (_, listener):
+            connection = await connected(listener)
+            assert bytes((await ask(connection, fetch(3))).records) == b"rrr"
+            assert listener.token == TOKEN
+
+    to_its_end(body())
