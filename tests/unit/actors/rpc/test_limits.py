@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 import pytest
-from called_server import TIMEOUT_MS, TOKEN, Server, fetch, listener_of, produce
+from called_server import TIMEOUT_MS, Server, listener_of, produce
 from deadlines import to_its_end, until
 from inside import callers_of
+from msgspec import UNSET, structs
+from virtual_time import run_virtually
 
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.process.metrics import THROTTLE_MS, THROTTLED_CALLS, Metric
@@ -35,7 +38,7 @@ from oncelog.actors.rpc.actor_transport import (
     ConnectionLimitedError,
     connect,
 )
-from oncelog.actors.rpc.call_meter import CallReports
+from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.actors.rpc.dispatch import Dispatch, read_answer
 from oncelog.actors.rpc.listener import Listener, ListenerAddress
 from oncelog.api.session.throttling import PoliteTransport
@@ -176,6 +179,24 @@ class Where:
         raise AssertionError(f"{actor} is called through Ray: {request}")
 
 
+def test_a_reply_says_what_is_left_to_wait_when_it_goes_out_and_throttles_are_counted():
+    counted = Counted()
+
+    async def body() -> None:
+        called = Called(TWO_A_SECOND, CallReports(cast("Any", counted), interval_ms=600_000))
+        for expected in (UNSET, UNSET, 501):
+            assert (await called.ask(commits("a"))).throttle_ms == expected
+        for after_s, expected in ((0.4, 601), (0.5, 601), (1.0, 101), (1.1, UNSET)):
+            called.coordinator.ending = partial(asyncio.sleep, after_s)
+            assert (await called.ask(commits("a"))).throttle_ms == expected
+
+    run_virtually(body())
+    assert counted.sums == {
+        (THROTTLED_CALLS.name, "user"): 5,
+        (THROTTLE_MS.name, "user"): 500 + 1_000 + 1_100 + 1_100 + 600,
+    }
+
+
 def test_a_refused_call_is_told_to_wait_too():
     async def body() -> None:
         called = Called(Limits(requests_per_second=1))
@@ -304,6 +325,8 @@ class Coordinator:
         self.open_transactions = OpenTransactions(self.open.__contains__)
         self.shell = self
         self.asked: list[Request[Any]] = []
+        self.ending: Callable[[], Awaitable[object]] | None = None
+        """What happens while a transaction ends."""
 
     async def ping(self, request: PingRequest) -> Reply:
         raise AssertionError(f"no program may ask {request}")
@@ -325,6 +348,9 @@ class Coordinator:
         return AddPartitionsToTxnReply()
 
     async def end_txn(self, request: EndTxnRequest) -> EndTxnReply:
+        ending, self.ending = self.ending, None
+        if ending is not None:
+            await ending()
         self.asked.append(request)
         return EndTxnReply()
 
@@ -332,9 +358,9 @@ class Coordinator:
 class Called:
     """A coordinator behind its door, with limits for anybody."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, reports: CallReports = NO_REPORTS) -> None:
         self.coordinator = Coordinator()
-        self.dispatch = Dispatch(self.coordinator, on_bug=_fail)
+        self.dispatch = Dispatch(self.coordinator, on_bug=_fail, reports=reports)
         self.dispatch.authorizer = Authorizer(Rules(limits=((ANYBODY, limits),)))
 
     async def ask(self, request: Request[Any], principal: Principal = ALICE) -> Reply:
@@ -395,6 +421,10 @@ def test_the_first_partition_of_one_more_transaction_is_to_come_again():
             assert reply.error.retriable
             assert "User:alice has 1 open" in reply.detail
         assert (await called.ask(adds("x"), BOB)).error is ErrorCode.NONE
+        # Nothing else opens one.
+        for other in (InitProducerIdRequest(transactional_id="b"), commits("b")):
+            assert (await called.ask(other)).error is ErrorCode.NONE
+        assert called.coordinator.asked[-1] == structs.replace(commits("b"), next_partitions=())
         called.coordinator.open.remove("a")
         assert (await called.ask(offsets)).error is ErrorCode.NONE
 
@@ -404,7 +434,10 @@ def test_the_first_partition_of_one_more_transaction_is_to_come_again():
 def test_a_commit_beyond_the_limit_counts_and_enrols_nothing_ahead():
     async def body() -> None:
         called = Called(Limits(open_transactions=1))
-        await called.ask(adds("a"))
+        plain = structs.replace(commits("p"), next_partitions=())
+        called.coordinator.ending = lambda: called.ask(adds("a"))
+        assert (await called.ask(plain)).error is ErrorCode.NONE
+        assert "a" in called.coordinator.open, "a commit alone takes no place"
         assert (await called.ask(commits("a"))).error is ErrorCode.NONE
         assert called.coordinator.asked[-1] == commits("a")
         assert (await called.ask(commits("b"))).error is ErrorCode.NONE
@@ -415,11 +448,11 @@ def test_a_commit_beyond_the_limit_counts_and_enrols_nothing_ahead():
     to_its_end(body())
 
 
-def test_whoever_coordinates_no_transactions_counts_none():
+def test_where_no_open_transactions_are_known_none_is_counted():
     async def body() -> None:
-        async with limited(Limits(open_transactions=1)) as (_, listener):
-            connection = await connected(listener)
-            assert bytes((await ask(connection, fetch(3))).records) == b"rrr"
-            assert listener.token == TOKEN
+        called = Called(Limits(open_transactions=1))
+        del called.coordinator.shell
+        for transactional_id in ("a", "b"):
+            assert (await called.ask(adds(transactional_id))).error is ErrorCode.NONE
 
     to_its_end(body())
