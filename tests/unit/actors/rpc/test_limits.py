@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, cast
 
 import pytest
-from called_server import TIMEOUT_MS, Server, listener_of, produce
+from called_server import TIMEOUT_MS, TOKEN, Server, listener_of, produce
 from deadlines import to_its_end, until
 from inside import callers_of
 from msgspec import UNSET, structs
@@ -40,7 +40,9 @@ from oncelog.actors.rpc.actor_transport import (
 )
 from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.actors.rpc.dispatch import Dispatch, read_answer
-from oncelog.actors.rpc.listener import Listener, ListenerAddress
+from oncelog.actors.rpc.frames import HELLO, Outcome
+from oncelog.actors.rpc.handshake import NONCE_BYTES, caller_proof, new_nonce
+from oncelog.actors.rpc.listener import FIRST_FRAME_TIMEOUT_S, Listener, ListenerAddress
 from oncelog.api.session.throttling import PoliteTransport
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
@@ -274,6 +276,9 @@ def test_a_connection_that_is_lost_while_it_is_mute_leaves_nothing():
             connection = await connected(listener)
             (caller,) = callers_of(listener)
             caller.mute(60_000)
+            earlier = cast("Any", caller)._mute_timer
+            caller.mute(60_000)
+            assert earlier.cancelled()
             timer = cast("Any", caller)._mute_timer
             caller.close()
             await until(lambda: not callers_of(listener))
@@ -312,6 +317,28 @@ def test_one_connection_more_than_the_limit_is_refused_and_ray_does_not_replace_
 
     to_its_end(body())
     assert "a connection was refused: User:ray has 2 connections" in caplog.text
+
+
+def test_a_refused_connection_is_answered_once_and_closed_at_once():
+    async def body() -> None:
+        async with limited(Limits(connections=1)) as (server, listener):
+            await connected(listener)
+            address = await listener.address()
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+            challenge = (await reader.readexactly(13 + NONCE_BYTES))[13:]
+            nonce = new_nonce()
+            hello = HELLO.encode() + nonce + caller_proof(TOKEN, challenge, nonce)
+            frame = (9 + len(hello)).to_bytes(4, "big") + bytes([*bytes(8), len(HELLO)]) + hello
+            began_ms = loop_ms()
+            writer.write(frame + frame + framed(1, produce(1)))
+            answer = await reader.read()
+            assert loop_ms() - began_ms < 1_000 * FIRST_FRAME_TIMEOUT_S
+            assert answer[12] == Outcome.LIMITED
+            assert len(answer) == 4 + int.from_bytes(answer[:4], "big")
+            assert server.begun == []
+            writer.close()
+
+    to_its_end(body())
 
 
 # --- transactions ---------------------------------------------------------------------------------
