@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from oncelog import ray_data, spark_bridge
-    from oncelog.actors.protocol.messages.access import Acl, Operation, Resource
+    from oncelog.actors.protocol.messages.access import Acl, Limits, Operation, Resource
     from oncelog.actors.protocol.messages.group import OffsetAndMetadata
     from oncelog.actors.protocol.messages.transaction import Run, Winner
     from oncelog.api.admin.admin import Admin, AsyncAdmin
@@ -97,6 +97,7 @@ if TYPE_CHECKING:
         SaslAuthenticationFailedError,
         StaleBrokerEpochError,
         StaleControllerEpochError,
+        ThrottlingQuotaExceededError,
         TopicAlreadyExistsError,
         TopicAuthorizationFailedError,
         TransactionAbortableError,
@@ -173,6 +174,7 @@ __all__ = [
     "InvalidUpdateVersionError",
     "IsolationLevel",
     "KafkaStorageError",
+    "Limits",
     "MemberIdRequiredError",
     "Membership",
     "MessageTooLargeError",
@@ -213,6 +215,7 @@ __all__ = [
     "SaslAuthenticationFailedError",
     "StaleBrokerEpochError",
     "StaleControllerEpochError",
+    "ThrottlingQuotaExceededError",
     "TopicAlreadyExistsError",
     "TopicAuthorizationFailedError",
     "TopicPartition",
@@ -251,6 +254,7 @@ _MODULES = {
     "IsolationLevel": "oncelog.storage.model",
     "Membership": "oncelog.api.producing.member",
     "OffsetAndMetadata": "oncelog.actors.protocol.messages.group",
+    "Limits": "oncelog.actors.protocol.messages.access",
     "Operation": "oncelog.actors.protocol.messages.access",
     "Outage": "oncelog.api.session.routing",
     "ProcessFailedError": "oncelog.api.processing.job",

@@ -53,6 +53,7 @@ from oncelog.api.session.event_loop import (
 from oncelog.api.session.login import NOBODY, Login, login_of
 from oncelog.api.session.ray_cluster import DelayedStarts
 from oncelog.api.session.routing import ClientContext, Outage, Router
+from oncelog.api.session.throttling import PoliteTransport
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     ConnectionFailedError,
@@ -182,7 +183,8 @@ class Cluster(ProcessBound):
         self._loop_thread = LoopThread()
         cluster_connection.refuse_after_fork(self._loop_thread)
         self._reports = CallReports(RayMetrics(), ClusterConfig().metrics_interval_ms)
-        self._transport = ActorTransport(RayTransport(), self._reports, identity)
+        self._connections = ActorTransport(RayTransport(), self._reports, identity)
+        self._transport = PoliteTransport(self._connections)
         self._clock = SystemClock()
         self._random = random.Random(secrets.randbits(64))
         self._router = Router(self._transport, self._clock, self._reports.metrics)
@@ -523,7 +525,7 @@ class Cluster(ProcessBound):
     def close(self) -> None:
         """Disconnect this program and close its clients. The cluster keeps running."""
         if not self._loop_thread.is_forbidden:
-            self._transport.close()
+            self._connections.close()
         self._loop_thread.close()
 
     def shutdown(self) -> None:

@@ -220,6 +220,18 @@ HEALTH: Final = Row(
             ((rate(m.CLIENT_OUTAGES, "what", where=SESSION), "{{what}}"),),
         ),
         Panel(
+            "Throttled calls per second",
+            m.THROTTLED_CALLS.description,
+            "ops",
+            ((rate(m.THROTTLED_CALLS, "principal", where=SESSION), "{{principal}}"),),
+        ),
+        Panel(
+            "Throttling: ms of waiting per second",
+            m.THROTTLE_MS.description,
+            "ms",
+            ((rate(m.THROTTLE_MS, "principal", where=SESSION), "{{principal}}"),),
+        ),
+        Panel(
             "Cut by the last start",
             m.CUT_BYTES.description,
             "bytes",

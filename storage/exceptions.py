@@ -513,6 +513,13 @@ class UnstableOffsetCommitError(OncelogError):
     advice = "retry"
 
 
+class ThrottlingQuotaExceededError(OncelogError):
+    """A limit of the principal is reached."""
+
+    code = ErrorCode.THROTTLING_QUOTA_EXCEEDED
+    advice = "retry later; an operator can raise the limit"
+
+
 class ProducerFencedError(OncelogError):
     """A newer producer with this transactional id has taken over."""
 

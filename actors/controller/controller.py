@@ -46,6 +46,8 @@ from oncelog.actors.protocol.messages.access import (
     AlterAclsRequest,
     AlterAuthorizationReply,
     AlterAuthorizationRequest,
+    AlterLimitsReply,
+    AlterLimitsRequest,
     AlterUsersReply,
     AlterUsersRequest,
     DescribeAccessReply,
@@ -508,6 +510,12 @@ class Controller:
         """Add and remove ACLs, then tell every process."""
         return await self._alter_access(
             request, lambda _now_ms: self.machine.access.decide_acls(request)
+        )
+
+    async def alter_limits(self, request: AlterLimitsRequest) -> AlterLimitsReply:
+        """Give and take limits, then tell every process."""
+        return await self._alter_access(
+            request, lambda _now_ms: self.machine.access.decide_limits(request)
         )
 
     async def alter_authorization(

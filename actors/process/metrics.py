@@ -16,7 +16,7 @@ production (``process/ray_metrics.py``), nothing elsewhere.
   fifteen bounds and two additions.
 
 Tags bound the number of series: by partitions and other actors, brokers and their data directories,
-requests and error codes. Only group names are chosen by users.
+requests, error codes and two kinds of principals. Only group names are chosen by users.
 
 A transaction is *late* once it has been open for the longest allowed time plus five minutes: its
 coordinator should have ended it. The time is this process's own, counted from when it first saw
@@ -48,6 +48,7 @@ DIRECTORY_TAGS: Final = ("broker", "directory")
 CALL_TAGS: Final = ("method", "side")
 ACTOR_TAGS: Final = ("actor",)
 GROUP_TAGS: Final = ("group", "topic", "partition")
+PRINCIPAL_TAGS: Final = ("principal",)
 STEP_TAGS: Final = ("step", "broker")
 
 DURATION_BOUNDS_MS: Final = (
@@ -408,6 +409,20 @@ CLIENT_OUTAGES: Final = Metric(
     description="Times that a client reported no answer for 5 s.",
     tags=("what",),
 )
+THROTTLED_CALLS: Final = Metric(
+    name="throttled_calls",
+    kind=Kind.COUNTER,
+    unit="calls",
+    description="Calls of principals over a rate limit: `ray`, programs of Ray's, or `user`.",
+    tags=PRINCIPAL_TAGS,
+)
+THROTTLE_MS: Final = Metric(
+    name="throttle_ms",
+    kind=Kind.COUNTER,
+    unit="ms",
+    description="How long these calls made their callers wait before the next.",
+    tags=PRINCIPAL_TAGS,
+)
 METRICS: Final = (
     REPLICA_OFFLINE,
     DISK_REFUSING,
@@ -461,6 +476,8 @@ METRICS: Final = (
     AUDIT_LINES_LEFT_OUT,
     CONSUMER_LAG,
     CLIENT_OUTAGES,
+    THROTTLED_CALLS,
+    THROTTLE_MS,
 )
 
 

@@ -42,8 +42,10 @@ from oncelog.actors.protocol.messages.access import (
     ANY_NAME,
     ANYBODY,
     CLUSTER_NAME,
+    NO_LIMITS,
     RAY_NAME,
     Acl,
+    Limits,
     Operation,
     Resource,
     Rules,
@@ -116,6 +118,14 @@ class Authorizer:
         self._of: dict[tuple[str, Resource], list[Acl]] = {}
         for acl in rules.acls:
             self._of.setdefault((acl.principal, acl.resource), []).append(acl)
+        self._limits = dict(rules.limits)
+
+    def limits(self, principal: Principal) -> Limits:
+        """What ``principal`` may take of this actor; a server whatever it needs."""
+        if principal.is_server or not self._limits:
+            return NO_LIMITS
+        own = self._limits.get(principal.name)
+        return self._limits.get(ANYBODY, NO_LIMITS) if own is None else own
 
     def may(
         self, principal: Principal, operation: Operation, resource: Resource, name: str, host: str
@@ -295,6 +305,7 @@ NEEDS: Final[Mapping[type[Request[Any]], tuple[Need, ...]]] = {
     access.DescribeAccessRequest: (_DESCRIBE_CLUSTER,),
     access.AlterUsersRequest: (_ALTER_CLUSTER,),
     access.AlterAclsRequest: (_ALTER_CLUSTER,),
+    access.AlterLimitsRequest: (_ALTER_CLUSTER,),
     access.AlterAuthorizationRequest: (_ALTER_CLUSTER,),
     brokers.RegisterBrokerRequest: (_SERVER_ONLY,),
     brokers.BrokerHeartbeatRequest: (_SERVER_ONLY,),

@@ -13,7 +13,7 @@ import functools
 import logging
 import ssl
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from oncelog.actors.interfaces import Transport
 from oncelog.actors.process.background import resolve_future
@@ -123,7 +123,7 @@ class ActorTransport:
     ) -> ReplyT:
         """Call over a connection, or else through Ray, or answer why neither is possible."""
         actor, _, key = actor.partition("/")
-        connection: ActorConnection | ErrorCode | None = None
+        connection: _Made = None
         if answers_on_connections(request):
             connection = connections.usable(actor)
             if connection is None:
@@ -141,6 +141,8 @@ class ActorTransport:
         if isinstance(connection, ErrorCode):
             is_refused = connection is ErrorCode.SASL_AUTHENTICATION_FAILED
             return request.failed(connection, LOGIN_REFUSED if is_refused else "")
+        if isinstance(connection, ConnectionLimitedError):
+            return request.failed(ErrorCode.THROTTLING_QUOTA_EXCEEDED, str(connection))
         reply = await connection.call(request, timeout_ms=timeout_ms, metered=metered, key=key)
         if reply.error is ErrorCode.NOT_CONTROLLER:
             # It may live on beside its successor: Ray knows which of them has the name.
@@ -196,7 +198,7 @@ class _LoopConnections:
         self.keeper: asyncio.Task[None] | None = None
         self._ray_calls = ray_calls
         self._connections: dict[str, ActorConnection] = {}
-        self._making: dict[str, asyncio.Task[ActorConnection | ErrorCode | None]] = {}
+        self._making: dict[str, asyncio.Task[_Made]] = {}
         self._failures: dict[str, int] = {}
         self._without_until: dict[str, float] = {}
 
@@ -205,7 +207,7 @@ class _LoopConnections:
         connection = self._connections.get(actor)
         return connection if connection is not None and connection.is_usable else None
 
-    async def make(self, actor: str, *, timeout_ms: int) -> ActorConnection | ErrorCode | None:
+    async def make(self, actor: str, *, timeout_ms: int) -> _Made:
         """A new connection, shared by all who wait for it; ``None``: call through Ray instead."""
         if asyncio.get_running_loop().time() < self._without_until.get(actor, 0.0):
             return None
@@ -221,7 +223,7 @@ class _LoopConnections:
             return ErrorCode.NETWORK_EXCEPTION
         return making.result() if done else ErrorCode.REQUEST_TIMED_OUT
 
-    def _made(self, actor: str, making: asyncio.Future[ActorConnection | ErrorCode | None]) -> None:
+    def _made(self, actor: str, making: asyncio.Future[_Made]) -> None:
         if self._making.get(actor) is making:
             del self._making[actor]
 
@@ -231,18 +233,22 @@ class _LoopConnections:
         for connection in list(self._connections.values()):
             connection.close()
 
-    async def _make(self, actor: str) -> ActorConnection | ErrorCode | None:
+    async def _make(self, actor: str) -> _Made:
         address = await self._ray_calls.listener_of(actor, timeout_ms=CONNECT_TIMEOUT_MS)
         if address is None:
             self._call_through_ray(actor)
         if not isinstance(address, ListenerAddress):
             return address
-        connection = await connect(
-            address,
-            timeout_ms=CONNECT_TIMEOUT_MS,
-            identity=self._identity,
-            certificates=self._certificates,
-        )
+        try:
+            connection = await connect(
+                address,
+                timeout_ms=CONNECT_TIMEOUT_MS,
+                identity=self._identity,
+                certificates=self._certificates,
+            )
+        except ConnectionLimitedError as limited:
+            # The actor is well, so this is no reason to call it through Ray.
+            return limited
         if connection is None:
             return self._failed(actor, address)
         if isinstance(connection, ErrorCode):
@@ -296,6 +302,8 @@ class ActorConnection(FramedProtocol):
         super().__init__()
         self.is_usable = False
         self.error: Exception | None = None
+        self.refusal = ""
+        """Why the listener refuses a caller that is over its limits."""
         self.on_lost: Callable[[], None] | None = None
         self._next_id = HELLO_ID + 1
         self._last_received = 0.0
@@ -389,7 +397,10 @@ class ActorConnection(FramedProtocol):
         """Take a reply; it is dropped if no call waits for it any more."""
         self._last_received = self.loop.time()
         if correlation_id == HELLO_ID:
+            if kind == Outcome.LIMITED:
+                self.refusal = bytes(body).decode("utf-8", "replace")
             resolve_future(self._greeted, (kind, bytes(body)))
+            return
             return
         pending = self._pending.get(correlation_id)
         if pending is not None:
@@ -410,6 +421,14 @@ class ActorConnection(FramedProtocol):
             resolve_future(answer, request.failed(ErrorCode.NETWORK_EXCEPTION))
 
 
+class ConnectionLimitedError(Exception):
+    """The caller's principal may have no more connections to the actor."""
+
+
+_Made: TypeAlias = "ActorConnection | ErrorCode | ConnectionLimitedError | None"
+"""A connection, why there is none, or ``None``: the actor is called through Ray."""
+
+
 async def connect(
     address: ListenerAddress,
     *,
@@ -421,6 +440,7 @@ async def connect(
 
     ``SASL_AUTHENTICATION_FAILED`` if it does not believe who ``identity`` is. Also ``None`` if
     certificates cannot secure it although they should: a warning says why.
+    ``ConnectionLimitedError`` if the caller may have no more connections.
     """
     certificates = certificates or identity.certificates(SystemClock())
     loop = asyncio.get_running_loop()
@@ -455,6 +475,8 @@ async def connect(
         return ErrorCode.SASL_AUTHENTICATION_FAILED
     if not connection.is_usable:
         connection.close()
+        if connection.refusal:
+            raise ConnectionLimitedError(connection.refusal)
         if context is not None:
             # The other side rejects our certificate only after the handshake, if at all.
             why = connection.error or "closed by the other side"

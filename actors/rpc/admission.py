@@ -68,6 +68,10 @@ class Caller(Protocol):
         """The room that the caller waited for is now reserved."""
         ...
 
+    def mute(self, throttle_ms: int) -> None:
+        """Read no more of its requests for so long."""
+        ...
+
 
 class Opening(Protocol):
     """A connection that has not proved a token yet; ``host`` is where it comes from."""
@@ -126,6 +130,10 @@ class Places:
         gone = min(idle, key=lambda known: known.last_used, default=caller)
         del self._trusted[gone]
         return gone
+
+    def count(self, principal: Principal) -> int:
+        """How many connections with a verified token ``principal`` has."""
+        return sum(caller.principal.name == principal.name for caller in self._trusted)
 
     def slow_down(self, caller: Caller) -> None:
         """Note a paused connection, whose caller does not read."""

@@ -2,22 +2,25 @@
 
 A request arrives as bytes of ``message_codec``, a method of the actor's server answers it, and an
 ``Outcome`` goes back with the bytes that it describes. No method sees what its caller may not do
-(``protocol/access.py``). Log lines about faulty callers are limited per minute.
+(``protocol/access.py``), or what exceeds its limits (``limits.py``). Log lines about faulty callers
+are limited per minute.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol, TypeAlias
 
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.access import Principal, Verdict
+from oncelog.actors.protocol.messages.access import NO_LIMITS, Limits
 from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
 from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.call_meter import CALLEE, NO_REPORTS, CallMeter, CallReports, MeteredCall
 from oncelog.actors.rpc.door import Door
 from oncelog.actors.rpc.frames import Outcome
+from oncelog.actors.rpc.limits import OnThrottle, PrincipalLimits, Throttle, not_held
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.records.batch import Buffer
 
@@ -77,21 +80,33 @@ class Dispatch:
         self.answered_calls = 0
         self.warnings = LogBudget(_logger)
         self.meter = CallMeter(CALLEE, reports)
+        self.limits = PrincipalLimits(reports)
         self._on_bug = on_bug
         self.audit: Audit = audit
 
     async def answer(
-        self, name: str, message: bytes | memoryview, principal: Principal, host: str = ""
+        self,
+        name: str,
+        message: bytes | memoryview,
+        principal: Principal,
+        host: str = "",
+        on_throttle: OnThrottle = not_held,
     ) -> Answer:
-        """Answer one call of the method ``name`` by ``principal``, which calls from ``host``."""
+        """Answer one call of the method ``name`` by ``principal``, which calls from ``host``.
+
+        ``on_throttle`` is called before that if the principal is over its limits.
+        """
         name, _, key = name.partition("/")
         call = self.meter.begin(name, len(message))
+        limits = self.door.limits(principal)
+        throttle = self.limits.spend(principal, limits, len(message), on_throttle)
         is_known = name in message_codec.REQUESTS
         server = self.door if hasattr(Door, name) else self._server(key)
         if server is None and is_known:
             # As if its actor did not exist: the caller then looks up where it is now.
             absent = message_codec.REQUESTS[name].reply_type(error=ErrorCode.NETWORK_EXCEPTION)
-            return self._ended(call, absent.error, Outcome.REPLY, (message_codec.encode(absent),))
+            encoded = message_codec.encode(throttle.told(absent))
+            return self._ended(call, absent.error, Outcome.REPLY, (encoded,))
         method = getattr(server, name, None) if is_known else None
         if method is None:
             return self._refused(call, f"it has no method {name!r}")
@@ -103,11 +118,17 @@ class Dispatch:
         asked = self.door.judge(request, principal, host, verdicts)
         self.audit.judged(principal, host, name, verdicts)
         if isinstance(asked, ErrorCode):
-            return self._forbidden(call, principal, request, asked, verdicts)
+            return self._forbidden(call, principal, request, asked, verdicts, throttle)
         self.answered_calls += 1
         try:
             allowed = asked.request
-            reply = asked.join(request.reply_type() if allowed is None else await method(allowed))
+            if allowed is None:
+                reply = request.reply_type()
+            elif limits is NO_LIMITS:
+                reply = await method(allowed)
+            else:
+                reply = await self._limited(server, method, allowed, principal, limits)
+            reply = throttle.told(asked.join(reply))
             parts = message_codec.encode_in_parts(reply)
         except InvariantViolation as bug:
             self._on_bug(bug)
@@ -117,6 +138,20 @@ class Dispatch:
             parts = (repr(error).encode(),)
             return self._ended(call, ErrorCode.UNKNOWN_SERVER_ERROR, Outcome.FAILED, parts)
         return self._ended(call, reply.error, Outcome.REPLY, parts)
+
+    async def _limited(
+        self,
+        server: object,
+        method: Callable[[Any], Awaitable[Any]],
+        request: Request[Any],
+        principal: Principal,
+        limits: Limits,
+    ) -> Any:
+        """Call ``method`` with what of ``request`` is within the limits of its principal."""
+        with self.limits.within(server, request, principal, limits) as within:
+            if isinstance(within, Request):
+                return await method(within)
+            return request.failed(*within)
 
     async def answer_here(self, key: str, request: Request[ReplyT]) -> ReplyT:
         """Answer a call from this same process."""
@@ -150,13 +185,14 @@ class Dispatch:
         request: Request[Any],
         error: ErrorCode,
         verdicts: list[Verdict],
+        throttle: Throttle,
     ) -> Answer:
         detail = f"{principal.name} may not call {request.method!r}"
         # The last one decided it. What it names the caller has named.
         for verdict in verdicts[-1:]:
             detail += f": no {verdict.operation.value} on {verdict.resource.value} {verdict.name!r}"
         self.warnings.warn("%r refused a call: %s", self.server, detail)
-        refused = message_codec.encode(request.failed(error, detail))
+        refused = message_codec.encode(throttle.told(request.failed(error, detail)))
         return self._ended(call, error, Outcome.REPLY, (refused,))
 
     def _ended(

@@ -24,10 +24,12 @@ from oncelog.actors.protocol.backoff import backoff_ms
 from oncelog.actors.protocol.cluster.access_control import is_user_name
 from oncelog.actors.protocol.messages.access import (
     NO_ACCESS,
+    NO_LIMITS,
     Access,
     AccessRequest,
     LearnAccessReply,
     LearnAccessRequest,
+    Limits,
     Rules,
 )
 from oncelog.actors.protocol.messages.base import Request
@@ -158,6 +160,10 @@ class Door:
             return Split(request=request, join=as_it_is)
         # As if nobody were there yet: the caller tries again.
         return ErrorCode.NETWORK_EXCEPTION
+
+    def limits(self, principal: Principal) -> Limits:
+        """What ``principal`` may take of this process."""
+        return NO_LIMITS if self._authorizer is None else self._authorizer.limits(principal)
 
     def new_scram(self, nonce: str) -> ScramServer | None:
         """The server's side of a user's login; ``None`` if the users are not known yet."""

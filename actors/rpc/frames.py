@@ -76,6 +76,9 @@ class Outcome(enum.IntEnum):
     CHALLENGE = 3
     """A nonce, the first frame of a connection, which the caller's ``hello`` answers."""
 
+    LIMITED = 4
+    """UTF-8 text: the caller's principal may have no more connections to this actor."""
+
 
 class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
     """Splits input into frames and gathers output; subclasses implement ``received``.

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.clock import SystemClock
-from oncelog.actors.protocol.access import RAY, SERVER
+from oncelog.actors.protocol.access import RAY, SERVER, Principal
 from oncelog.actors.protocol.messages.access import USER_KIND
 from oncelog.actors.rpc.admission import (
     Caller,
@@ -118,6 +118,17 @@ class Listener:
             self.warnings.warn("one of too many connections without a token was closed")
             displaced.close()
 
+    def refusal(self, principal: Principal) -> str:
+        """Why ``principal`` may have no more connections; "" if it may."""
+        limit = self.dispatch.door.limits(principal).connections
+        if limit is None or self.places.count(principal) < limit:
+            return ""
+        return f"{principal.name} has {limit} connections to this actor, its limit (connections)"
+
+    def owed_ms(self, principal: Principal) -> int:
+        """For how long a new connection of ``principal`` is not read."""
+        return self.dispatch.limits.owed_ms(principal, self.dispatch.door.limits(principal))
+
     async def close(self) -> None:
         """Stop listening; running calls continue."""
         if self._opening is not None:
@@ -133,7 +144,9 @@ class Listener:
     ) -> None:
         """Answer one call in its own task; then release its ``room_bytes``."""
         self.progress.begin(caller)
-        answering = self.dispatch.answer(method, message, caller.principal, caller.address)
+        answering = self.dispatch.answer(
+            method, message, caller.principal, caller.address, caller.mute
+        )
         self._tasks.spawn(self._answer(caller, correlation_id, answering, room_bytes))
 
     async def _answer(
@@ -250,6 +263,9 @@ class _Caller(FramedProtocol):
         self._reception: Reception
         self.principal = RAY
         self._is_trusted = False
+        self._is_refused = False
+        self._mute_timer: asyncio.TimerHandle | None = None
+        """Set while its principal pays for requests beyond its limits."""
         self._room_bytes = 0
         """Bytes reserved for the incoming frame."""
         self._is_without_room = False
@@ -279,6 +295,8 @@ class _Caller(FramedProtocol):
         self._first_frame_timer.cancel()
         if self._expiry_timer is not None:
             self._expiry_timer.cancel()
+        if self._mute_timer is not None:
+            self._mute_timer.cancel()
         self._listener.places.end(self)
         self._listener.dispatch.door.leave(self._user, self)
         self._listener.room.forget(self)
@@ -294,14 +312,15 @@ class _Caller(FramedProtocol):
         method = bytes(body[:kind]).decode("ascii", "replace")
         message = body[kind:]
         if not self._is_trusted:
-            self._admit(correlation_id, method, message)
+            if not self._is_refused:
+                self._admit(correlation_id, method, message)
             return
         room_bytes, self._room_bytes = self._room_bytes, 0
         if room_bytes:
             self._first_frame_timer.cancel()
         self.last_used = self.loop.time()
         self._listener.begin(self, correlation_id, method, message, room_bytes)
-        if self.is_congested or self._listener.progress.is_full(self):
+        if self._must_wait():
             self.hold()
 
     def _admit(self, correlation_id: int, method: str, message: memoryview) -> None:
@@ -315,21 +334,27 @@ class _Caller(FramedProtocol):
         if admission.kind is Outcome.REFUSED:
             listener.warnings.warn("a login from %s was refused: %s", self.host, admission.reason)
             listener.dispatch.audit.login_refused(admission.name, self.address)
+            self._is_refused = True
             self.hold()
             self.loop.call_later(REFUSAL_DELAY_S, self._refuse, correlation_id, admission.body)
             return
+        if admission.principal is None:
+            self.send(correlation_id, admission.kind, admission.body)
+            return
+        self.principal = admission.principal
+        if self._is_one_too_many(correlation_id):
+            return
         self.send(correlation_id, admission.kind, admission.body)
-        if admission.principal is not None:
-            self._is_trusted = True
-            self.principal = admission.principal
-            self._first_frame_timer.cancel()
-            self.frame_max_bytes = FRAME_MAX_BYTES
-            self._close_displaced(listener.places.trust(self), "connections")
-            if self._user:
-                listener.dispatch.door.enter(self._user, self)
-            if admission.expires_at_ms is not None:
-                left_ms = admission.expires_at_ms - listener.clock.now_ms()
-                self._expiry_timer = self.loop.call_later(max(left_ms, 0) / 1_000, self.close)
+        self._is_trusted = True
+        self._first_frame_timer.cancel()
+        self.frame_max_bytes = FRAME_MAX_BYTES
+        self._close_displaced(listener.places.trust(self), "connections")
+        if self._user:
+            listener.dispatch.door.enter(self._user, self)
+        if admission.expires_at_ms is not None:
+            left_ms = admission.expires_at_ms - listener.clock.now_ms()
+            self._expiry_timer = self.loop.call_later(max(left_ms, 0) / 1_000, self.close)
+        self.mute(listener.owed_ms(self.principal))
 
     def _refuse(self, correlation_id: int, answer: bytes) -> None:
         if not self.is_closing:
@@ -343,10 +368,49 @@ class _Caller(FramedProtocol):
         is_user = self._is_trusted and self.principal not in (RAY, SERVER)
         return name.removeprefix(USER_KIND) if is_user else ""
 
+    # --- limits ---------------------------------------------------------------------------
+
+    def _is_one_too_many(self, correlation_id: int) -> bool:
+        """Refuse a connection beyond its principal's limit, and say so."""
+        reason = self._listener.refusal(self.principal)
+        if not reason:
+            return False
+        self._is_refused = True
+        self.send(correlation_id, Outcome.LIMITED, reason.encode())
+        self._listener.warnings.warn("a connection was refused: %s", reason)
+        # After the answer is written; if its peer does not read that, it has until the first frame.
+        self.loop.call_soon(self._close_gently)
+        return True
+
+    def _close_gently(self) -> None:
+        if self.transport is not None:
+            self.transport.close()
+
+    def mute(self, throttle_ms: int) -> None:
+        """Read no more requests for so long, which replaces what was left of an earlier time."""
+        if not throttle_ms or self.is_closing:
+            return
+        if self._mute_timer is not None:
+            self._mute_timer.cancel()
+        self._mute_timer = self.loop.call_later(throttle_ms / 1000, self._unmute)
+        if self._must_wait():
+            self.hold()
+
+    def _unmute(self) -> None:
+        self._mute_timer = None
+        self.go_on()
+
     # --- back-pressure --------------------------------------------------------------------
 
     def _must_wait(self) -> bool:
-        return self.is_congested or self._is_without_room or self._listener.progress.is_full(self)
+        # A large frame that has begun is read to its end: it takes up room of others meanwhile.
+        is_mute = self._mute_timer is not None and not self._room_bytes
+        return (
+            is_mute
+            or self.is_congested
+            or self._is_without_room
+            or self._listener.progress.is_full(self)
+        )
 
     def go_on(self) -> None:
         """Read more requests, unless something still prevents it."""

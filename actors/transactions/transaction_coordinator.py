@@ -56,6 +56,7 @@ from oncelog.actors.protocol.messages.transaction import (
     PartitionEnrolment,
     RenewRunRequest,
 )
+from oncelog.actors.protocol.quotas import OpenTransactions
 from oncelog.actors.protocol.tickets import issue_ticket
 from oncelog.actors.protocol.transaction.checks import Refusal, check_transactional_id
 from oncelog.actors.protocol.transaction.members import HeldRecords
@@ -118,6 +119,8 @@ class TransactionCoordinator:
             distributed_write_max_ms=cluster.distributed_write_max_ms,
             transactional_id_expiration_ms=cluster.transactional_id_expiration_ms,
         )
+        self.open_transactions = OpenTransactions(self.machine.ids.holds_readers)
+        """For the limits per principal; empty again after each start."""
         self.runtime = CoordinatorRuntime(
             replica=replica,
             clock=clock,

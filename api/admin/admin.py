@@ -21,6 +21,7 @@ from oncelog.actors.process.metrics import LATE_GRACE_MS
 from oncelog.actors.protocol.messages.access import (
     ANY_HOST,
     Acl,
+    Limits,
     Operation,
     Resource,
     UserDescription,
@@ -639,6 +640,20 @@ class AsyncAdmin:
         """Return the ACLs that fit ``wanted``, fields of ``oncelog.AclFilter``; without, all."""
         return await identities.describe_acls(self._calls, wanted)
 
+    async def set_limits(self, principal: str, **limits: int | None) -> None:
+        """Limit what ``principal`` may take of each actor, durably, in place of earlier limits.
+
+        ``limits`` are those of ``oncelog.Limits``; without any it has none of its own any more.
+        ``"User:*"`` are the limits of each principal that has none of its own. What is above a rate
+        waits, what is above a number is refused. ``InvalidRequestError`` names an impossible value.
+        Source: KIP-13.
+        """
+        await identities.set_limits(self._calls, principal, limits)
+
+    async def describe_limits(self) -> dict[str, Limits]:
+        """Return the limits of each principal that has some, by its name."""
+        return await identities.describe_limits(self._calls)
+
     async def set_authorization(
         self, is_on: bool, super_users: Sequence[str] | None = None
     ) -> None:
@@ -738,6 +753,8 @@ class Admin(Blocking[AsyncAdmin]):
     create_acls = blocking(AsyncAdmin.create_acls)
     delete_acls = blocking(AsyncAdmin.delete_acls)
     describe_acls = blocking(AsyncAdmin.describe_acls)
+    set_limits = blocking(AsyncAdmin.set_limits)
+    describe_limits = blocking(AsyncAdmin.describe_limits)
     set_authorization = blocking(AsyncAdmin.set_authorization)
     describe_authorization = blocking(AsyncAdmin.describe_authorization)
     check_access = blocking(AsyncAdmin.check_access)

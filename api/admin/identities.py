@@ -23,6 +23,7 @@ from oncelog.actors.protocol.cluster.access_control import (
     CHANGES_MAX,
     OPERATIONS,
     RESERVED_NAMES,
+    is_principal,
     why_impossible,
 )
 from oncelog.actors.protocol.messages.access import (
@@ -35,9 +36,11 @@ from oncelog.actors.protocol.messages.access import (
     Acl,
     AlterAclsRequest,
     AlterAuthorizationRequest,
+    AlterLimitsRequest,
     AlterUsersRequest,
     DescribeAccessReply,
     DescribeAccessRequest,
+    Limits,
     Operation,
     Resource,
     Rules,
@@ -57,6 +60,7 @@ from oncelog.actors.protocol.scram import (
 from oncelog.api.admin.calls import AdminCalls, check, is_whole
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import InvalidRequestError
+from oncelog.storage.model import INT64_MAX
 
 NamedT = TypeVar("NamedT", bound=enum.Enum)
 
@@ -362,6 +366,44 @@ def _sorted(acls: Iterable[Acl]) -> list[Acl]:
             acl.host,
         ),
     )
+
+
+# --- limits -----------------------------------------------------------------------------------
+
+
+async def set_limits(calls: AdminCalls, principal: object, given: Mapping[str, Any]) -> None:
+    """Give a principal limits; see ``AsyncAdmin.set_limits``."""
+    name = _as_limited(principal)
+    unknown = sorted(given.keys() - set(Limits.__struct_fields__))
+    if unknown:
+        raise InvalidRequestError(
+            f"limit {unknown[0]!r}", advice=f"give some of {', '.join(Limits.__struct_fields__)}"
+        )
+    for limit, value in given.items():
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if value is not None and not (is_number and 1 <= value <= INT64_MAX):
+            raise InvalidRequestError(
+                f"{limit}={value!r}", advice="give a number from 1 to 2^63 - 1, or None"
+            )
+    limits = Limits(**given)
+    if limits == Limits():
+        request = AlterLimitsRequest(removed=(name,))
+    else:
+        request = AlterLimitsRequest(put=((name, limits),))
+    check(await calls.controller(request))
+
+
+async def describe_limits(calls: AdminCalls) -> dict[str, Limits]:
+    """The limits of each principal that has some; see ``AsyncAdmin.describe_limits``."""
+    return dict(sorted((await _described(calls)).rules.limits))
+
+
+def _as_limited(principal: object) -> str:
+    if not isinstance(principal, str) or not is_principal(principal):
+        raise InvalidRequestError(
+            f"principal {principal!r}", advice=f"give {USER_KIND}NAME, or {ANYBODY} for all others"
+        )
+    return principal
 
 
 # --- authorization ----------------------------------------------------------------------------

@@ -16,13 +16,17 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
+from msgspec import structs
+
 from oncelog.actors.protocol.messages.access import (
     ANY_HOST,
     ANY_NAME,
+    ANYBODY,
     CLUSTER_NAME,
     RAY_NAME,
     USER_KIND,
     Acl,
+    Limits,
     Operation,
     Resource,
 )
@@ -47,6 +51,7 @@ from oncelog.api.cli.terminal import (
     whole_number,
 )
 from oncelog.api.session.login import PASSWORD_FILE_MAX_BYTES, password_in, read_password
+from oncelog.storage.model import INT64_MAX
 
 STDIN: Final = "-"
 
@@ -78,6 +83,7 @@ def _add_users(commands: Commands) -> None:
     remove = add_command(
         actions, "remove", "Remove a user; its connections are closed.", remove_user
     )
+    _add_limits(actions)
     for action in (add, change, remove):
         action.add_argument("name", metavar="NAME", help=f"without {USER_KIND!r}")
     for action in (add, change):
@@ -98,6 +104,19 @@ def _add_users(commands: Commands) -> None:
     add_json(listing)
     for action in actions.choices.values():
         add_cluster_arguments(action)
+
+
+def _add_limits(actions: Commands) -> None:
+    limit = add_command(
+        actions, "limit", "Say what a principal may take of each actor; replaces all.", set_limits
+    )
+    limit.add_argument("principal", metavar="PRINCIPAL", help=f"or {ANYBODY!r} for all others")
+    for name in Limits.__struct_fields__:
+        limit.add_argument(
+            f"--{name.replace('_', '-')}", type=whole_number(1, INT64_MAX), metavar="N"
+        )
+    limits = add_command(actions, "limits", "List the limits of principals.", list_limits)
+    add_json(limits)
 
 
 def _add_acls(commands: Commands) -> None:
@@ -233,6 +252,35 @@ def list_users(args: argparse.Namespace) -> int:
         say(table(("user", "iterations"), ((user.name, user.iterations) for user in users)))
     else:
         say("no users")
+    return 0
+
+
+def set_limits(args: argparse.Namespace) -> int:
+    """``oncelog users limit``."""
+    given = {name: getattr(args, name) for name in Limits.__struct_fields__}
+    with connect(args) as cluster:
+        cluster.admin().set_limits(args.principal, **given)
+    shown = ", ".join(f"{name}={value}" for name, value in given.items() if value is not None)
+    say(f"{args.principal}: {shown or 'no limits of its own'}")
+    return 0
+
+
+def list_limits(args: argparse.Namespace) -> int:
+    """``oncelog users limits``."""
+    with connect(args) as cluster:
+        limits = cluster.admin().describe_limits()
+    names = Limits.__struct_fields__
+    if args.json:
+        found = {who: {name: getattr(one, name) for name in names} for who, one in limits.items()}
+        say(json.dumps(found, indent=2))
+    elif limits:
+        rows = [
+            (who, *(("-" if value is None else value) for value in structs.astuple(one)))
+            for who, one in limits.items()
+        ]
+        say(table(("principal", *names), rows))
+    else:
+        say("no limits")
     return 0
 
 

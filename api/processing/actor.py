@@ -29,6 +29,7 @@ from oncelog.api.producing.producer import Producer
 from oncelog.api.session.event_loop import LoopThread
 from oncelog.api.session.login import Login
 from oncelog.api.session.routing import Router
+from oncelog.api.session.throttling import PoliteTransport
 from oncelog.storage.exceptions import IllegalStateError
 
 WORKER_THREADS: Final = 4
@@ -57,7 +58,7 @@ def _connect(login: Login, producer: ProducerSettings, consumer: ConsumerSetting
     chance = random.Random(secrets.randbits(64))
     loop_thread = LoopThread()
     reports = CallReports(RayMetrics(), ClusterConfig().metrics_interval_ms)
-    transport = ActorTransport(RayTransport(), reports, login.identity())
+    transport = PoliteTransport(ActorTransport(RayTransport(), reports, login.identity()))
     router = Router(transport, SystemClock(), reports.metrics)
     return Clients(
         producer=Producer(router, loop_thread, producer, random=chance),

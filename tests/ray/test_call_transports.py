@@ -60,7 +60,7 @@ with oncelog.connect(sys.argv[1]) as other:
         while len(values) < 4:
             values += [record.value for record in consumer.poll(timeout_ms=1_000)]
         consumer.commit()
-    loops = other._transport._of_loop.values()
+    loops = other._connections._of_loop.values()
     connections = [one for loop in loops for one in loop._connections.values()]
     secured = [one for one in connections if one.transport.get_extra_info("ssl_object")]
 assert len(secured) in (0, len(connections))

@@ -193,6 +193,9 @@ class CalleeWire(Wire):
     def has_room(self, size_bytes: int) -> None:
         """Never waited for."""
 
+    def mute(self, throttle_ms: int) -> None:
+        """Never asked for: no program of a world has limits."""
+
     def send(self, correlation_id: int, kind: int, *parts: Any) -> None:
         """A reply leaves; nothing does once the process is dead."""
         if self.process.is_dead:

@@ -235,6 +235,8 @@ CALLS: dict[str, tuple[Make, Call]] = {
             "create_acls": lambda a: a.create_acls([ACL]),
             "delete_acls": lambda a: a.delete_acls(principal="User:ann"),
             "describe_acls": lambda a: a.describe_acls(),
+            "set_limits": lambda a: a.set_limits("User:ann", connections=9),
+            "describe_limits": lambda a: a.describe_limits(),
             "set_authorization": lambda a: a.set_authorization(is_on=False),
             "describe_authorization": lambda a: a.describe_authorization(),
             "check_access": lambda a: a.check_access("User:ann", "Read", "Topic", "a"),

@@ -1,4 +1,4 @@
-"""Users, ACLs and super users: their part of the controller's machine.
+"""Users, ACLs, limits and super users: their part of the controller's machine.
 
 Rules. Every change raises the version by one, so a copy knows what is newer. A change that changes
 nothing logs nothing. Switched on without a super user nobody could ever change anything again, so
@@ -16,6 +16,9 @@ of programs of the Ray cluster that do not say who they are.
 | alter_acls | too many in the request | INVALID_REQUEST |
 | alter_acls | too many ACLs | POLICY_VIOLATION |
 | alter_acls | nothing changes | NONE, nothing logged |
+| alter_limits | a name is no principal, or is named twice, or too many are | INVALID_REQUEST |
+| alter_limits | too many principals have limits | POLICY_VIOLATION |
+| alter_limits | nothing changes | NONE, nothing logged |
 | alter_authorization | a super user is no principal, or there are too many | INVALID_REQUEST |
 | alter_authorization | on, and no super user | INVALID_REQUEST |
 | alter_authorization | nothing changes | NONE, nothing logged |
@@ -48,9 +51,12 @@ from oncelog.actors.protocol.messages.access import (
     AlterAclsRequest,
     AlterAuthorizationReply,
     AlterAuthorizationRequest,
+    AlterLimitsReply,
+    AlterLimitsRequest,
     AlterUsersReply,
     AlterUsersRequest,
     DescribeAccessReply,
+    Limits,
     Operation,
     Resource,
     Rules,
@@ -63,6 +69,9 @@ from oncelog.storage.errors import ErrorCode
 USERS_MAX: Final = 10_000
 ACLS_MAX: Final = 10_000
 SUPER_USERS_MAX: Final = 100
+LIMITED_MAX: Final = 1_000
+"""Principals with limits of their own."""
+
 CHANGES_MAX: Final = 1_000
 """Users or ACLs in one request."""
 
@@ -105,13 +114,14 @@ class AccessControl:
     super_users: frozenset[str] = frozenset({RAY_NAME})
     _users: dict[str, Credential] = field(default_factory=dict)
     _acls: dict[Acl, None] = field(default_factory=dict)
+    _limits: dict[str, Limits] = field(default_factory=dict)
 
     # --- read -----------------------------------------------------------------------------
 
     @property
     def size(self) -> int:
         """Rows of a snapshot."""
-        return len(self._users) + len(self._acls)
+        return len(self._users) + len(self._acls) + len(self._limits)
 
     def access(self) -> Access:
         """All that processes need to know."""
@@ -132,6 +142,7 @@ class AccessControl:
             is_on=self.is_on,
             super_users=self.super_users,
             acls=tuple(self._acls),
+            limits=tuple(self._limits.items()),
         )
 
     # --- decide ---------------------------------------------------------------------------
@@ -199,6 +210,34 @@ class AccessControl:
         )
         return decision(AlterAclsReply(), record)
 
+    def decide_limits(self, request: AlterLimitsRequest) -> Decision[AlterLimitsReply]:
+        """Give and take limits."""
+        put = dict(request.put)
+        named = [*(name for name, _ in request.put), *request.removed]
+        wrong = next((name for name in named if not is_principal(name)), None)
+        problem = ""
+        if wrong is not None:
+            problem = f"principal {wrong!r}: give {USER_KIND}NAME, or {ANYBODY} for all others"
+        elif len({*named}) < len(named):
+            problem = "a principal is named twice"
+        elif len(named) > CHANGES_MAX:
+            problem = f"{len(named)} principals: at most {CHANGES_MAX} in one request"
+        if problem:
+            return refused(request, ErrorCode.INVALID_REQUEST, problem)
+        changed = {name: one for name, one in put.items() if self._limits.get(name) != one}
+        removed = tuple(name for name in request.removed if name in self._limits)
+        if len({*self._limits, *changed}) - len(removed) > LIMITED_MAX:
+            detail = f"at most {LIMITED_MAX} principals have limits"
+            return refused(request, ErrorCode.POLICY_VIOLATION, detail)
+        if not changed and not removed:
+            return Decision(reply=AlterLimitsReply())
+        record = AccessChanged(
+            access_version=self.version + 1,
+            limits=tuple((name, *structs.astuple(one)) for name, one in changed.items()),
+            removed_limits=removed,
+        )
+        return decision(AlterLimitsReply(), record)
+
     def decide_authorization(
         self, request: AlterAuthorizationRequest
     ) -> Decision[AlterAuthorizationReply]:
@@ -246,6 +285,11 @@ class AccessControl:
         for row in record.removed_acls:
             self._acls.pop(_acl_of(row), None)
         self._acls |= dict.fromkeys(map(_acl_of, record.acls))
+        for name in record.removed_limits:
+            self._limits.pop(name, None)
+        for name, *values in record.limits:
+            fields = zip(Limits.__struct_fields__, values, strict=False)
+            self._limits[name] = Limits(**dict(fields))
 
     def snapshot(self) -> Iterator[AccessChanged]:
         """Records that give this state; none if nobody was ever named."""
@@ -261,6 +305,11 @@ class AccessControl:
         for begin in range(0, len(users), SNAPSHOT_ROWS):
             yield AccessChanged(
                 access_version=version, users=tuple(users[begin : begin + SNAPSHOT_ROWS])
+            )
+        limits = [(name, *structs.astuple(one)) for name, one in self._limits.items()]
+        for begin in range(0, len(limits), SNAPSHOT_ROWS):
+            yield AccessChanged(
+                access_version=version, limits=tuple(limits[begin : begin + SNAPSHOT_ROWS])
             )
         acls = [_acl_row(acl) for acl in self._acls]
         for begin in range(0, len(acls), SNAPSHOT_ROWS):

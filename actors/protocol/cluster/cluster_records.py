@@ -203,8 +203,9 @@ class AccessChanged(_Secretive, frozen=True, kw_only=True):
     """Users and ACLs that were added, changed or removed; ``access_version`` is the new one.
 
     ``users`` are rows of name, salt, iterations, stored key, server key. ``acls`` are rows of
-    principal, kind of resource, name, is a prefix, operation, is allowed, host. Unless ``is_on`` is
-    ``None``, it and ``super_users`` replace the former ones.
+    principal, kind of resource, name, is a prefix, operation, is allowed, host. ``limits`` are rows
+    of principal and the fields of ``Limits``. Unless ``is_on`` is ``None``, it and ``super_users``
+    replace the former ones.
     """
 
     access_version: int
@@ -214,6 +215,8 @@ class AccessChanged(_Secretive, frozen=True, kw_only=True):
     removed_users: tuple[str, ...] = ()
     acls: tuple[tuple[Any, ...], ...] = ()
     removed_acls: tuple[tuple[Any, ...], ...] = ()
+    limits: tuple[tuple[Any, ...], ...] = ()
+    removed_limits: tuple[str, ...] = ()
 
 
 class TopicSnapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ import msgspec
 
 from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.actors.protocol.scram import Credential
+from oncelog.storage.model import INT64_MAX
 
 ANYBODY: Final = "User:*"
 ANY_HOST: Final = "*"
@@ -66,16 +67,44 @@ class Acl(msgspec.Struct, frozen=True, kw_only=True):
     host: str = ANY_HOST
 
 
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a principal may take of each actor; ``None`` is no limit.
+
+    ``ValueError`` for a limit that is not positive.
+    """
+
+    requests_per_second: int | None = None
+    bytes_per_second: int | None = None
+    """Bytes of requests."""
+    connections: int | None = None
+    open_transactions: int | None = None
+    """Transactions with partitions, at each shard of coordinators."""
+    transaction_timeout_ms_max: int | None = None
+    """For how long one transaction may hold readers back."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no limit: to forbid something is what ACLs are for."""
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= INT64_MAX:
+                raise ValueError(f"{name}={value}: give 1 to 2^63 - 1, or none")
+
+
+NO_LIMITS: Final = Limits()
+
+
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """All ACLs of a cluster. Until they are switched on everything is allowed.
 
-    ``version`` rises with every change of these, of super users and of users.
+    ``limits`` count whether or not they are on: for a principal, or with ``ANYBODY`` for each that
+    has none of its own. ``version`` rises with every change of these, of super users and of users.
     """
 
     version: int = 0
     is_on: bool = False
     super_users: frozenset[str] = frozenset({RAY_NAME})
     acls: tuple[Acl, ...] = ()
+    limits: tuple[tuple[str, Limits], ...] = ()
 
 
 NO_RULES: Final = Rules()
@@ -188,6 +217,23 @@ class AlterAclsRequest(Request[AlterAclsReply], frozen=True, kw_only=True):
 
     added: tuple[Acl, ...] = ()
     removed: tuple[Acl, ...] = ()
+
+
+class AlterLimitsReply(Reply, frozen=True, kw_only=True):
+    """On ``NONE`` it is durable, and every process that could be reached goes by it."""
+
+
+class AlterLimitsRequest(Request[AlterLimitsReply], frozen=True, kw_only=True):
+    """Give principals limits in place of those they had, and take them from others; all or none.
+
+    ``User:*`` are those of each principal that has none of its own. Source: KIP-13.
+    """
+
+    method = "alter_limits"
+    reply_type = AlterLimitsReply
+
+    put: tuple[tuple[str, Limits], ...] = ()
+    removed: tuple[str, ...] = ()
 
 
 class AlterAuthorizationReply(Reply, frozen=True, kw_only=True):

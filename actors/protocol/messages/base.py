@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from oncelog.storage.errors import ErrorCode
 
@@ -19,10 +20,13 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """Base of every reply: the error code of the whole request.
 
     ``detail`` is for people: it may name the rejected value. Programs never interpret it.
+    ``throttle_ms`` is how long the caller must wait before its next call to this actor, since it
+    is over its limits. ``UNSET`` is left out of the bytes, and is what nearly every reply has.
     """
 
     error: ErrorCode = ErrorCode.NONE
     detail: str = ""
+    throttle_ms: int | UnsetType = UNSET
 
 
 ReplyT = TypeVar("ReplyT", bound=Reply)

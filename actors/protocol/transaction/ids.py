@@ -125,6 +125,14 @@ class TransactionalIds:
         """The ids with a transaction that is open, or prepared and not complete."""
         return tuple(self._transactions[transactional_id] for transactional_id in self._not_at_rest)
 
+    def holds_readers(self, transactional_id: str) -> bool:
+        """Whether the id has a transaction with partitions that is not complete."""
+        metadata = self._transactions.get(transactional_id)
+        if metadata is None or transactional_id not in self._not_at_rest:
+            return False
+        members = metadata.members.values()
+        return bool(metadata.partitions) or any(member.partitions for member in members)
+
     def forgettable(self, bound_ms: int) -> tuple[TransactionMetadata, ...]:
         """The ids without a token that have been at rest since ``bound_ms`` or longer."""
         found = self._forgettable.until(bound_ms)

@@ -10,8 +10,10 @@ from msgspec import structs
 from oncelog.actors.protocol.access import NEEDS, RAY, SERVER, Authorizer, Principal, Split
 from oncelog.actors.protocol.messages.access import (
     ANYBODY,
+    NO_LIMITS,
     NO_RULES,
     Acl,
+    Limits,
     Operation,
     Resource,
     Rules,
@@ -363,3 +365,15 @@ def test_positions_may_be_enrolled_by_whoever_has_the_id(kind):
     asked = Authorizer(given).judge(request, ALICE, HERE)
     assert isinstance(asked, Split)
     assert asked.request == request
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+def test_a_principal_has_its_own_limits_or_those_of_anybody_and_a_server_none():
+    own, default = Limits(connections=1), Limits(requests_per_second=5)
+    known = Authorizer(Rules(limits=((ALICE.name, own), (ANYBODY, default))))
+    assert known.limits(ALICE) == own
+    assert known.limits(RAY) == default
+    assert known.limits(SERVER) == NO_LIMITS
+    assert Authorizer(NO_RULES).limits(ALICE) == NO_LIMITS

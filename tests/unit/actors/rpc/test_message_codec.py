@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import structs
+from msgspec import UNSET, UnsetType, structs
 
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.partition import FetchReply, ProduceReply, ProduceRequest
@@ -83,6 +83,7 @@ st.register_type_strategy(
         server_key=st.binary(min_size=32, max_size=32),
     ),
 )
+st.register_type_strategy(UnsetType, st.just(UNSET))
 
 
 @pytest.mark.parametrize("method", sorted(REQUESTS))
@@ -98,6 +99,16 @@ def test_every_request_and_reply_comes_back_equal(method, data):
 def test_codes_come_back_as_the_same_members():
     reply = ProduceReply(error=ErrorCode.NOT_LEADER_OR_FOLLOWER, detail="moved", base_offset=7)
     assert decode_reply("produce", encode(reply)).error is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def test_a_throttle_is_in_the_bytes_only_if_there_is_one():
+    reply = ProduceReply(base_offset=7)
+    as_before = {
+        name: getattr(reply, name) for name in reply.__struct_fields__ if name != "throttle_ms"
+    }
+    assert encode(reply) == msgspec.msgpack.encode(as_before)
+    throttled = structs.replace(reply, throttle_ms=300)
+    assert decode_reply("produce", encode(throttled)) == throttled
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, LONG_BYTES, LONG_BYTES + 1, 70_000, 2**24])

@@ -21,6 +21,7 @@ from oncelog.actors.protocol.messages.transaction import (
     EndTxnRequest,
     EnlistRequest,
     InitProducerIdRequest,
+    Run,
 )
 from oncelog.actors.transactions.transaction_coordinator import TransactionCoordinator
 from oncelog.storage.errors import ErrorCode, InvariantViolation
@@ -302,5 +303,51 @@ def test_a_load_that_is_overtaken_by_a_stop_is_discarded(world: Any) -> None:
         assert (await second.init_producer_id(request)).error is ErrorCode.NOT_COORDINATOR
         assert second.machine.ids.metadata("other") is None
         assert not second.runtime.is_loaded
+
+    world.run(scenario)
+
+
+# --- limits -----------------------------------------------------------------------------------
+
+
+def test_a_transaction_is_open_for_its_owner_s_limit_from_its_first_partition_to_its_end(
+    world: Any,
+) -> None:
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        counted = coordinator.open_transactions
+
+        def is_counted() -> bool:
+            """Whether the transaction leaves no room for another one of ``User:alice``."""
+            assert counted.begin("User:alice", "loader", 1)
+            counted.end("loader")
+            is_allowed = counted.begin("User:alice", "other", 1)
+            if is_allowed:
+                counted.end("other")
+            return not is_allowed
+
+        await world.partition(FLIGHTS)
+        made = await init(coordinator)
+        assert not is_counted()
+        reply = await add(coordinator, made.producer_id, made.producer_epoch, FLIGHTS)
+        assert reply.error is ErrorCode.NONE
+        assert is_counted()
+        ended = await end(coordinator, made.producer_id, made.producer_epoch)
+        assert (ended.error, ended.visible) == (ErrorCode.NONE, True)
+        assert not is_counted()
+
+    world.run(scenario)
+
+
+def test_a_run_without_partitions_holds_no_readers_back(world: Any) -> None:
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        await coordinator.begin_run(BeginRunRequest(transactional_id="loader", run_id="r"))
+        enlisted = await coordinator.enlist(
+            EnlistRequest(transactional_id="loader", run=Run(number=1, id="r"), token=b"")
+        )
+        assert enlisted.error is ErrorCode.NONE
+        assert coordinator.machine.ids.not_at_rest()
+        assert not coordinator.machine.ids.holds_readers("loader")
 
     world.run(scenario)

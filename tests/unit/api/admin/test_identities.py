@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from msgspec import structs
 
@@ -16,8 +18,10 @@ from oncelog.actors.protocol.messages.access import (
     Acl,
     AlterAclsRequest,
     AlterAuthorizationRequest,
+    AlterLimitsRequest,
     AlterUsersRequest,
     DescribeAccessRequest,
+    Limits,
     Operation,
     Resource,
 )
@@ -64,6 +68,7 @@ def control(fake_cluster):
     fake_cluster.answers |= {
         AlterUsersRequest: answering(control.decide_users),
         AlterAclsRequest: answering(control.decide_acls),
+        AlterLimitsRequest: answering(control.decide_limits),
         AlterAuthorizationRequest: answering(control.decide_authorization),
         DescribeAccessRequest: lambda request: control.described(),
     }
@@ -343,6 +348,37 @@ def test_many_acls_are_deleted_in_several_calls(run, admin, control, fake_cluste
 
 
 @pytest.mark.usefixtures("cheap")
+def test_limits_are_given_replaced_and_taken(run, admin):
+    async def scenario():
+        await admin.set_limits(ALICE, requests_per_second=5, connections=2)
+        await admin.set_limits("User:*", connections=9)
+        await admin.set_limits(ALICE, connections=3)
+        both = await admin.describe_limits()
+        await admin.set_limits(ALICE)
+        return both, await admin.describe_limits()
+
+    both, one = run(scenario())
+    assert both == {"User:*": Limits(connections=9), ALICE: Limits(connections=3)}
+    assert one == {"User:*": Limits(connections=9)}
+
+
+@pytest.mark.parametrize(
+    ("principal", "limits", "text"),
+    [
+        ("alice", {"connections": 1}, "principal 'alice'"),
+        (7, {}, "principal 7"),
+        (ALICE, {"speed": 1}, "limit 'speed'; give some of requests_per_second"),
+        (ALICE, {"connections": 0}, "connections=0; give a number from 1"),
+        (ALICE, {"connections": True}, "connections=True"),
+        (ALICE, {"bytes_per_second": 2**63}, "bytes_per_second=9223372036854775808"),
+    ],
+)
+def test_an_impossible_limit_is_told(run, admin, fake_cluster, principal, limits, text):
+    with pytest.raises(InvalidRequestError, match=re.escape(text)):
+        run(admin.set_limits(principal, **limits))
+    assert not fake_cluster.requests(AlterLimitsRequest)
+
+
 def test_authorization_is_switched_on_and_off_and_keeps_its_super_users(run, admin, control):
     async def scenario():
         await admin.create_user("alice", PASSWORD)

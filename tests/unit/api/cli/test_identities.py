@@ -22,6 +22,7 @@ from oncelog.actors.protocol.messages.access import (
     Acl,
     AlterUsersRequest,
     DescribeAccessRequest,
+    Limits,
     Operation,
     Resource,
     Rules,
@@ -210,6 +211,24 @@ def test_users_are_listed_for_people_and_programs(cluster, capsys):
     cluster.answers["list_users"] = []
     assert users("list") == 0
     assert capsys.readouterr().out == "no users\n"
+
+
+def test_limits_are_given_and_listed(cluster, capsys):
+    assert users("limit", ALICE, "--connections", "3", "--requests-per-second", "50") == 0
+    given = dict.fromkeys(Limits.__struct_fields__) | {"connections": 3, "requests_per_second": 50}
+    assert cluster.calls == [("set_limits", ALICE, given)]
+    shown = capsys.readouterr().out
+    assert shown == f"{ALICE}: requests_per_second=50, connections=3\n"
+    assert users("limit", ALICE) == 0
+    assert capsys.readouterr().out == f"{ALICE}: no limits of its own\n"
+    cluster.answers["describe_limits"] = {ALICE: Limits(connections=3)}
+    assert users("limits") == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == [ALICE, "-", "-", "3", "-", "-"]
+    assert users("limits", "--json") == 0
+    assert json.loads(capsys.readouterr().out)[ALICE]["connections"] == 3
+    cluster.answers["describe_limits"] = {}
+    assert users("limits") == 0
+    assert capsys.readouterr().out == "no limits\n"
 
 
 def test_the_acls_of_a_removed_user_are_told(cluster, capsys):

@@ -41,7 +41,9 @@ from oncelog.actors.protocol.messages.access import (
     Acl,
     AlterAclsRequest,
     AlterAuthorizationRequest,
+    AlterLimitsRequest,
     AlterUsersRequest,
+    Limits,
     Operation,
     Resource,
     Rules,
@@ -57,7 +59,10 @@ READ = Acl(
 )
 WRITE = structs.replace(READ, operation=Operation.WRITE)
 
-Request = AlterUsersRequest | AlterAclsRequest | AlterAuthorizationRequest
+SLOW = Limits(requests_per_second=5)
+FEW = Limits(connections=3, transaction_timeout_ms_max=60_000)
+
+Request = AlterUsersRequest | AlterAclsRequest | AlterLimitsRequest | AlterAuthorizationRequest
 
 
 def credential(key: int = 0) -> Credential:
@@ -85,6 +90,8 @@ class World:
             return self.control.decide_users(request)
         if isinstance(request, AlterAclsRequest):
             return self.control.decide_acls(request)
+        if isinstance(request, AlterLimitsRequest):
+            return self.control.decide_limits(request)
         return self.control.decide_authorization(request)
 
     def run(self, request: Request) -> Reply:
@@ -177,6 +184,15 @@ REFUSED = {
         AlterAclsRequest(added=many_acls(CHANGES_MAX), removed=(READ,)),
         f"at most {CHANGES_MAX}",
     ),
+    "limits of no principal": (AlterLimitsRequest(put=(("alice", SLOW),)), "principal 'alice'"),
+    "limits of a principal twice": (
+        AlterLimitsRequest(put=(("User:alice", SLOW),), removed=("User:alice",)),
+        "named twice",
+    ),
+    "limits of too many principals in the request": (
+        AlterLimitsRequest(removed=tuple(f"User:u{n}" for n in range(CHANGES_MAX + 1))),
+        f"at most {CHANGES_MAX}",
+    ),
     "a super user is no principal": (
         AlterAuthorizationRequest(is_on=True, super_users=("alice",)),
         "super user 'alice'",
@@ -202,6 +218,8 @@ NOTHING_CHANGES = {
     "an ACL that there is": AlterAclsRequest(added=(READ, READ)),
     "an ACL that is not there is removed": AlterAclsRequest(removed=(WRITE,)),
     "one is added and removed": AlterAclsRequest(added=(WRITE,), removed=(WRITE,)),
+    "no limits": AlterLimitsRequest(),
+    "limits that are not there are removed": AlterLimitsRequest(removed=("User:bob",)),
     "off as before": AlterAuthorizationRequest(is_on=False),
     "off, with the same super user": AlterAuthorizationRequest(
         is_on=False, super_users=(RAY_NAME,)
@@ -350,6 +368,29 @@ def test_a_cluster_has_so_many_users(world: World, monkeypatch: pytest.MonkeyPat
     assert len(world.control.access().users) == 3
 
 
+def test_limits_replace_those_before_and_are_told_to_doors(world: World) -> None:
+    world.run(AlterLimitsRequest(put=(("User:alice", SLOW), (ANYBODY, FEW))))
+    assert world.control.access().rules.limits == (("User:alice", SLOW), (ANYBODY, FEW))
+    world.run(AlterLimitsRequest(put=(("User:alice", FEW),), removed=(ANYBODY,)))
+    rules = world.control.access().rules
+    assert (rules.limits, rules.version) == ((("User:alice", FEW),), 4)
+    limits = Authorizer(rules).limits
+    assert limits(Principal("User:alice")) == FEW
+    assert limits(Principal("User:bob")) == Limits()
+
+
+def test_so_many_principals_have_limits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_control, "LIMITED_MAX", 2)
+    world.run(AlterLimitsRequest(put=(("User:a", SLOW), ("User:b", SLOW))))
+    reply = world.run(AlterLimitsRequest(put=(("User:c", SLOW),)))
+    assert (reply.error, reply.detail) == (
+        ErrorCode.POLICY_VIOLATION,
+        "at most 2 principals have limits",
+    )
+    exchanged = AlterLimitsRequest(put=(("User:c", SLOW),), removed=("User:a",))
+    assert world.run(exchanged).error is ErrorCode.NONE
+
+
 def test_a_cluster_has_so_many_acls(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access_control, "ACLS_MAX", 3)
     assert world.add(*many_acls(2)).error is ErrorCode.NONE
@@ -431,6 +472,13 @@ REQUESTS: st.SearchStrategy[Request] = st.one_of(
         AlterAclsRequest,
         added=st.lists(ACLS, max_size=3).map(tuple),
         removed=st.lists(ACLS, max_size=3).map(tuple),
+    ),
+    st.builds(
+        AlterLimitsRequest,
+        put=st.dictionaries(
+            st.sampled_from(["User:alice", ANYBODY]), st.sampled_from([SLOW, FEW])
+        ).map(lambda found: tuple(found.items())),
+        removed=st.lists(st.sampled_from(["User:alice", "User:bob"]), max_size=1).map(tuple),
     ),
     st.builds(
         AlterAuthorizationRequest,
