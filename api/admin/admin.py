@@ -103,7 +103,7 @@ from oncelog.storage.settings import check_range
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from oncelog.api.admin.identities import AclFilter
+    from oncelog.api.admin.identities import AclFilter, LimitValues
 
 
 TRANSACTION_STATES: Final = tuple(
@@ -640,7 +640,7 @@ class AsyncAdmin:
         """Return the ACLs that fit ``wanted``, fields of ``oncelog.AclFilter``; without, all."""
         return await identities.describe_acls(self._calls, wanted)
 
-    async def set_limits(self, principal: str, **limits: int | None) -> None:
+    async def set_limits(self, principal: str, **limits: Unpack[LimitValues]) -> None:
         """Limit what ``principal`` may take of each actor, durably, in place of earlier limits.
 
         ``limits`` are those of ``oncelog.Limits``; without any it has none of its own any more.

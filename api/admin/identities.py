@@ -4,6 +4,8 @@ A password becomes a credential here; it leaves the program in no message. Kinds
 operations may be spelled in lower case, and with hyphens or underscores.
 
 Source: KIP-11, KIP-140, KIP-290, KIP-554.
+
+One file: what is given about users, ACLs and limits is checked by the same words.
 """
 
 from __future__ import annotations
@@ -80,6 +82,16 @@ class AclFilter(TypedDict, total=False):
     is_prefix: bool
     is_allowed: bool
     host: str
+
+
+class LimitValues(TypedDict, total=False):
+    """The fields of ``Limits``."""
+
+    requests_per_second: int | None
+    bytes_per_second: int | None
+    connections: int | None
+    open_transactions: int | None
+    transaction_timeout_ms_max: int | None
 
 
 class Authorization(msgspec.Struct, frozen=True, kw_only=True):
@@ -390,7 +402,8 @@ async def set_limits(calls: AdminCalls, principal: object, given: Mapping[str, A
         request = AlterLimitsRequest(removed=(name,))
     else:
         request = AlterLimitsRequest(put=((name, limits),))
-    check(await calls.controller(request))
+    reply = await calls.controller(request)
+    check(reply)
 
 
 async def describe_limits(calls: AdminCalls) -> dict[str, Limits]:

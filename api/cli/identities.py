@@ -3,6 +3,8 @@
 A password is typed at a prompt, twice, or is the first line of a file; it is never an argument.
 
 Source: Kafka's kafka-acls.sh and kafka-configs.sh.
+
+One file: the commands about users and about ACLs name principals and resources alike.
 """
 
 from __future__ import annotations

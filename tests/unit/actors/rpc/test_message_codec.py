@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET, UnsetType, structs
 
+from oncelog.actors.protocol.messages.access import Limits
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.partition import FetchReply, ProduceReply, ProduceRequest
 from oncelog.actors.protocol.messages.replication import ReplicateRequest
@@ -82,6 +83,10 @@ st.register_type_strategy(
         stored_key=st.binary(min_size=32, max_size=32),
         server_key=st.binary(min_size=32, max_size=32),
     ),
+)
+st.register_type_strategy(
+    Limits,
+    st.builds(Limits, connections=st.none() | st.integers(1, 9), bytes_per_second=st.just(1)),
 )
 st.register_type_strategy(UnsetType, st.just(UNSET))
 
