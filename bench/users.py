@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from measuring.report import ROUNDS, Report, save
+from oncelog.actors.interfaces import CONTROLLER_ACTOR
 from oncelog.actors.process.ray_environment import keep_output_clean
 
 RESULTS: Final = Path(__file__).resolve().parent / "results" / "users.jsonl"
@@ -151,7 +152,7 @@ def main() -> int:
             admin.set_authorization(True)
             user = oncelog.connect(cluster.address, user=USER, password_file=file)
             _measure(report, {"program": cluster, "user": user})
-            logins = [asyncio.run(_logins_per_s(f"partition:{TOPIC}-0@1")) for _ in range(3)]
+            logins = [asyncio.run(_logins_per_s(CONTROLLER_ACTOR)) for _ in range(3)]
             report.target("logins_per_s", statistics.median(logins), CONNECTIONS_AT_LEAST)
             user.close()
         finally:
