@@ -338,7 +338,9 @@ def needs_of(request: Request[Any]) -> tuple[Need, ...]:
     if isinstance(request, transaction.InitProducerIdRequest) and request.transactional_id is None:
         return (_WRITE_SOMETHING,)
     if isinstance(request, partition.DescribeReplicaRequest) and request.topic_partition:
-        return (_DESCRIBE_TOPIC,)
+        # Internal topics are shown to all: a program that connects asks whether they are led.
+        is_internal = request.topic_partition.topic in INTERNAL_TOPICS
+        return () if is_internal else (_DESCRIBE_TOPIC,)
     return NEEDS[type(request)]
 
 

@@ -56,7 +56,7 @@ from oncelog.api.session.ray_cluster import (
 from oncelog.storage.disk.file_system import DIRECTORY_MODE, FILE_MODE
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import ConnectionFailedError, InvalidSettingError, exception_for
-from oncelog.storage.model import CLUSTER_METADATA_TOPIC, INTERNAL_TOPICS
+from oncelog.storage.model import CLUSTER_METADATA_TOPIC, INTERNAL_TOPICS, TopicPartition
 from oncelog.storage.settings import build, refused
 
 READY_TIMEOUT_MS: Final = 60_000
@@ -517,23 +517,23 @@ async def wait_until_ready(
 
 async def _are_led(transport: Transport, reply: MetadataReply) -> bool:
     """Whether every coordinator shard has a leader now; epochs alone outlive the processes."""
-    addresses = [
-        leader_address(topic, partition) for topic in reply.topics for partition in topic.partitions
+    leaders = [
+        (leader_address(topic, partition), TopicPartition(topic.name, partition.partition))
+        for topic in reply.topics
+        for partition in topic.partitions
     ]
-    if None in addresses:
+    if any(address is None for address, _ in leaders):
         return False
     replicas = await asyncio.gather(
         *(
-            transport.call(address, DescribeReplicaRequest(), timeout_ms=CALL_TIMEOUT_MS)
-            for address in addresses
+            transport.call(
+                address, DescribeReplicaRequest(topic_partition=shard), timeout_ms=CALL_TIMEOUT_MS
+            )
+            for address, shard in leaders
             if address is not None
         )
     )
-    return bool(replicas) and all(
-        # Who may not ask this finds out at the first call.
-        replica.takes_writes or replica.error is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-        for replica in replicas
-    )
+    return bool(replicas) and all(replica.takes_writes for replica in replicas)
 
 
 # --- what a program expects -------------------------------------------------------------------

@@ -38,7 +38,11 @@ from oncelog.actors.protocol.messages.group import (
     PartitionResult,
     TxnOffsetCommitRequest,
 )
-from oncelog.actors.protocol.messages.partition import FetchRequest, ProduceRequest
+from oncelog.actors.protocol.messages.partition import (
+    DescribeReplicaRequest,
+    FetchRequest,
+    ProduceRequest,
+)
 from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnReply,
     AddPartitionsToTxnRequest,
@@ -348,6 +352,18 @@ def test_transactions_that_one_may_not_see_are_unknown_and_others_topics_left_ou
     assert unknown.error is ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
     named = DescribeTransactionsRequest(transactional_ids=("loader",))
     assert split_of(named, ID).request is named
+
+
+def test_a_replica_is_described_to_whoever_may_see_its_topic():
+    for topic, error in (
+        ("mine", ErrorCode.NONE),
+        ("yours", ErrorCode.TOPIC_AUTHORIZATION_FAILED),
+        (CONSUMER_OFFSETS_TOPIC, ErrorCode.NONE),
+    ):
+        request = DescribeReplicaRequest(topic_partition=TopicPartition(topic, 0))
+        assert error_of(request, rules(allow(Operation.READ, Resource.TOPIC, "mine"))) is error
+    unnamed = error_of(DescribeReplicaRequest(), rules(allow(Operation.ALL, Resource.TOPIC, "*")))
+    assert unnamed is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
 
 @pytest.mark.parametrize("kind", [AddPartitionsToTxnRequest, EndTxnRequest])
