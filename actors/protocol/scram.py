@@ -328,6 +328,11 @@ class ScramServer:
         """The user that the client has proved to be; ``None`` before that and once refused."""
         return self._name if self.state is ScramState.DONE else None
 
+    @property
+    def credential(self) -> Credential | None:
+        """What the proof is checked against; ``None`` before the client has said who it is."""
+        return self._credential
+
     def receive(self, message: bytes) -> bytes | Refusal:
         """The answer to a message of the client, or why it is refused."""
         state, self.state = self.state, ScramState.REFUSED

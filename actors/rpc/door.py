@@ -176,6 +176,10 @@ class Door:
             absent_iterations=self._absent_iterations,
         )
 
+    def is_current(self, scram: ScramServer) -> bool:
+        """Whether the login of an exchange still counts: its user may have changed meanwhile."""
+        return scram.name is not None and self._users.get(scram.name) == scram.credential
+
     def bearer_of(self, token: str) -> Bearer | Refused:
         """Whom a signed token names."""
         if self._naming is None:

@@ -362,6 +362,9 @@ class Reception:
             )
         if scram.name is None:
             return Admission(kind=Outcome.CHALLENGE, body=answer)
+        if not self._door.is_current(scram):
+            # The door has closed that user's connections before this one was among them.
+            return None
         return Admission(
             kind=Outcome.REPLY, body=answer, principal=Principal(USER_KIND + scram.name)
         )

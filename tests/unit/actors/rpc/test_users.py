@@ -351,6 +351,28 @@ def test_a_login_that_has_begun_is_not_ended_with_a_token():
     assert reception.receive(*hello) is None
 
 
+@pytest.mark.parametrize(
+    "newer",
+    [
+        Access(rules=Rules(version=2, is_on=True)),
+        access(acl(Operation.READ), version=2, password="another"),
+    ],
+    ids=["removed", "new password"],
+)
+def test_a_login_that_has_begun_does_not_outlive_its_user(newer):
+    door = Door(access(acl(Operation.READ)))
+    reception = Reception(TOKEN, SECRET, door)
+    greeting = UserIdentity("alice", PASSWORD).greeting(TOKEN)
+    first = greeting.receive(3, reception.nonce)
+    assert not isinstance(first, Ending)
+    challenge = reception.receive(*first)
+    assert challenge is not None
+    final = greeting.receive(challenge.kind, challenge.body)
+    assert not isinstance(final, Ending)
+    door.learn(newer)
+    assert reception.receive(*final) is None
+
+
 def test_a_listener_that_does_not_know_the_password_is_not_believed():
     """It lets the user in without a proof, to be told what it must not know."""
     greeting = UserIdentity("alice", PASSWORD).greeting(TOKEN)
