@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from oncelog.api.session.login import FILE_VARIABLE, USER_VARIABLE, login_of
+from oncelog.api.session.login import NOBODY, login_of
 from oncelog.spark_bridge.connection import ADDRESS_VARIABLE
 from oncelog.storage.exceptions import (
     ConnectionFailedError,
@@ -161,9 +161,8 @@ def register(spark: SparkSession, cluster: Cluster | None = None) -> None:
     if address is not None:
         environment[ADDRESS_VARIABLE] = address
     login = login_of(None, None) if cluster is None else cluster.context.login
-    if cluster is not None or login.user:
-        environment[USER_VARIABLE] = login.user
-        environment[FILE_VARIABLE] = login.password_file
+    if cluster is not None or login != NOBODY:
+        environment.update(login.variables())
     for name in _INHERITED:
         if name in os.environ:
             environment.setdefault(name, os.environ[name])

@@ -65,10 +65,7 @@ def login_arguments(args: argparse.Namespace) -> dict[str, Any]:
 def login_variables(args: argparse.Namespace) -> dict[str, str]:
     """Who connects, as variables for a process in another directory; empty for nobody."""
     login = login_of(args.user, args.password_file)
-    if login == NOBODY:
-        return {}
-    path = Path(login.password_file).expanduser().absolute()
-    return {USER_VARIABLE: login.user, FILE_VARIABLE: str(path)}
+    return {} if login == NOBODY else login.variables()
 
 
 def data_dir_of(args: argparse.Namespace) -> Path:

@@ -64,6 +64,15 @@ class Login:
             return {"cert": self.certificate}
         return {"user": self.user, "password_file": self.password_file}
 
+    def variables(self) -> dict[str, str]:
+        """The same as environment variables, of which those that do not count are empty."""
+        return {
+            USER_VARIABLE: self.user,
+            FILE_VARIABLE: self.password_file,
+            TOKEN_VARIABLE: self.token_file,
+            CERTIFICATE_VARIABLE: self.certificate,
+        }
+
     def version(self) -> tuple[int, ...]:
         """What differs once the file is written again; empty without such a file."""
         file = self.password_file or self.token_file or self.certificate

@@ -185,12 +185,20 @@ def test_who_connects_is_passed_on_only_if_it_is_said(listener, monkeypatch):
 
 def test_another_process_is_told_who_connects_wherever_it_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("ONCELOG_USER", "ONCELOG_PASSWORD_FILE"):
+    nobody = dict.fromkeys(
+        ("ONCELOG_USER", "ONCELOG_PASSWORD_FILE", "ONCELOG_TOKEN_FILE", "ONCELOG_CERT"), ""
+    )
+    for name in nobody:
         monkeypatch.delenv(name, raising=False)
     assert cli_connect.login_variables(options()) == {}
-    told = {"ONCELOG_USER": "alice", "ONCELOG_PASSWORD_FILE": str(tmp_path / "f")}
+    told = nobody | {"ONCELOG_USER": "alice", "ONCELOG_PASSWORD_FILE": str(tmp_path / "f")}
     given = options("--user", "alice", "--password-file", "f")
     assert cli_connect.login_variables(given) == told
     monkeypatch.setenv("ONCELOG_USER", "alice")
     monkeypatch.setenv("ONCELOG_PASSWORD_FILE", "f")
     assert cli_connect.login_variables(options()) == told
+    for name in nobody:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ONCELOG_TOKEN_FILE", "t")
+    token = nobody | {"ONCELOG_TOKEN_FILE": str(tmp_path / "t")}
+    assert cli_connect.login_variables(options()) == token
