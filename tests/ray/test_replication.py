@@ -40,7 +40,7 @@ LEADERS = """
 import json, sys, oncelog
 cluster = oncelog.connect(sys.argv[1])
 topic = cluster.admin().describe_topic("t")
-print(json.dumps([[one.leader, one.isr] for one in topic.partitions]))
+print("found", json.dumps([[one.leader, one.isr] for one in topic.partitions]), flush=True)
 cluster.close()
 """
 
@@ -66,9 +66,16 @@ def partitions(nodes: Nodes) -> list[tuple[int, set[int]]]:
     """Leader and in-sync replicas of each partition."""
     command = [sys.executable, "-c", LEADERS, nodes.address]
     done = subprocess.run(
-        command, capture_output=True, check=True, timeout=DEADLINE_S, env=nodes.environment
+        command,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=DEADLINE_S,
+        env=nodes.environment,
     )
-    return [(leader, set(isr)) for leader, isr in json.loads(done.stdout)]
+    # Ray writes news about nodes to the same stream.
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("found ")]
+    return [(leader, set(isr)) for leader, isr in json.loads(line.removeprefix("found "))]
 
 
 def begin_to_write(nodes: Nodes, log: Path) -> subprocess.Popen[bytes]:
