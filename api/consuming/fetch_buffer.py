@@ -230,6 +230,10 @@ class AssignedPartition:
         if self.position is not None:
             self.seek(self.position)
 
+    def release(self) -> None:
+        """Drop what was fetched: the partition is assigned no more."""
+        self._forget()
+
     def _forget(self) -> None:
         self._pieces.clear()
         self.moves += 1

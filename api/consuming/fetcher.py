@@ -100,6 +100,7 @@ class Fetcher:
         }
         for topic_partition in former.keys() - wanted.keys():
             self._stop(topic_partition)
+            former[topic_partition].release()
             del self._room[topic_partition]
         for topic_partition in wanted:
             if topic_partition not in former:

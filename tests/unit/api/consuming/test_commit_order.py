@@ -230,12 +230,14 @@ def test_what_is_open_beyond_the_memory_waits_in_a_file(partition, log, tmp_path
     assert (partition.open_bytes, partition.spilled_bytes) == (0, 0)
 
 
-def test_a_seek_gives_the_room_in_the_file_back(partition, log, tmp_path):
+@pytest.mark.parametrize("end", [lambda one: one.seek(0), lambda one: one.release()])
+def test_a_seek_and_a_release_give_the_room_in_the_file_back(partition, log, tmp_path, end):
     (tmp_path / "spill").mkdir()
     for _ in range(5):
         receive(partition, log)
     assert partition.spilled_bytes
-    partition.seek(0)
+    assert list((tmp_path / "spill").iterdir()) == []
+    end(partition)
     assert partition.spilled_bytes == 0
 
 
