@@ -19,6 +19,7 @@ from oncelog.storage.model import (
     FETCH_MAX_BYTES,
     GROUP_ID_MAX_BYTES,
     INT32_MAX,
+    INT64_MAX,
     MESSAGE_MAX_BYTES,
     TRANSACTIONAL_ID_MAX_BYTES,
     IsolationLevel,
@@ -29,6 +30,7 @@ ACKS_ALL: Final = -1
 Acks = Literal["all", -1, 0, 1]
 CompressionType = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 OffsetReset = Literal["earliest", "latest", "none"]
+DeliveryOrder = Literal["offset", "commit"]
 AssignmentStrategy = Literal["range", "roundrobin", "sticky"]
 AssignmentStrategies = AssignmentStrategy | Sequence[AssignmentStrategy]
 COMPRESSION_TYPES: Final[tuple[str, ...]] = get_args(CompressionType)
@@ -229,6 +231,27 @@ class ConsumerSettings:
     fetch_max_wait_ms: Annotated[
         int, Meta(ge=0, le=INT32_MAX), "How long a leader waits for `fetch_min_bytes`."
     ] = 500
+    order: Annotated[
+        DeliveryOrder,
+        "Deliver the records of a partition by their offsets, or those of a transaction when it "
+        "commits. Needs read_committed, and a topic that is not compacted.",
+    ] = "offset"
+    commit_order_buffer_bytes: Annotated[
+        int,
+        Meta(ge=1, le=INT32_MAX),
+        "With `order='commit'`: how much of open transactions stays in memory, per partition; "
+        "more is written to a file.",
+    ] = 16 * 1024 * 1024
+    spill_directory: Annotated[
+        str | None,
+        "With `order='commit'`: where that file is; by default where temporary files are.",
+    ] = None
+    spill_max_bytes: Annotated[
+        int,
+        Meta(ge=0, le=INT64_MAX),
+        "With `order='commit'`: the most that is in the file of one partition. Beyond it `poll` "
+        "raises `SpillFailedError`, until a transaction ends.",
+    ] = 1024 * 1024 * 1024
     check_crcs: Annotated[bool, "Check the checksum of each batch."] = True
     request_timeout_ms: Annotated[
         int,
@@ -260,6 +283,8 @@ class ConsumerSettings:
             )
         if self.group_instance_id is not None and self.group_id is None:
             raise refused("group_instance_id", self.group_instance_id, "it only with a group_id")
+        if self.order == "commit" and self.isolation_level is not IsolationLevel.READ_COMMITTED:
+            raise refused("order", self.order, "'offset' with isolation_level='read_uncommitted'")
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> ConsumerSettings:

@@ -9,7 +9,13 @@ from collections.abc import Sequence
 from typing import Literal, TypedDict
 
 from oncelog.api.batching.interceptors import ProducerInterceptor
-from oncelog.api.config import Acks, AssignmentStrategies, CompressionType, OffsetReset
+from oncelog.api.config import (
+    Acks,
+    AssignmentStrategies,
+    CompressionType,
+    DeliveryOrder,
+    OffsetReset,
+)
 from oncelog.storage.model import IsolationLevel
 
 
@@ -54,6 +60,10 @@ class ConsumerOptions(TypedDict, total=False):
     fetch_max_bytes: int
     max_partition_fetch_bytes: int
     fetch_max_wait_ms: int
+    order: DeliveryOrder
+    commit_order_buffer_bytes: int
+    spill_directory: str | None
+    spill_max_bytes: int
     check_crcs: bool
     request_timeout_ms: int
     default_api_timeout_ms: int

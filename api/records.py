@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from oncelog.actors.protocol.messages.group import OffsetAndMetadata
+from oncelog.storage.exceptions import IllegalStateError
 from oncelog.storage.model import TopicPartition
 
 _moments: Final = itertools.count(1)
@@ -72,7 +74,8 @@ class ConsumerGroupMetadata:
     A consumer outside a group has ``generation_id`` -1 and ``member_id`` "". ``topic_ids`` has the
     id of each topic read, so that an offset of a deleted topic is not committed for its successor.
     ``given_up`` has the partitions that rebalances have taken from the consumer. A transaction that
-    has read from one of them is not committed: its new owner reads the same records again.
+    has read from one of them is not committed: its new owner reads the same records again. A member
+    that ``delivers_in_commit_order`` commits positions of its consumer, not offsets of records.
     """
 
     group_id: str
@@ -83,3 +86,91 @@ class ConsumerGroupMetadata:
     given_up: Mapping[TopicPartition, GivenUpInput] = field(
         default_factory=dict, compare=False, repr=False
     )
+    delivers_in_commit_order: bool = field(default=False, compare=False)
+
+
+# --- positions in commit order --------------------------------------------------------------------
+
+_MARK: Final = "commit-order"
+"""What the metadata of a committed position begins with."""
+
+
+class CommitPosition(int):
+    """Where a consumer of ``order="commit"`` is in a partition; as an int the offset to read from.
+
+    That offset (inclusive) is the first one of the oldest transaction that was open, or
+    ``reading_offset`` if none was. Below ``reading_offset`` (exclusive) everything that was
+    complete is delivered, and of what follows in commit order so are ``record_count`` records.
+    """
+
+    reading_offset: int
+    record_count: int
+
+    def __new__(
+        cls, offset: int, reading_offset: int | None = None, record_count: int = 0
+    ) -> CommitPosition:
+        """Without ``reading_offset`` nothing from ``offset`` on is delivered."""
+        made = super().__new__(cls, offset)
+        made.reading_offset = offset if reading_offset is None else reading_offset
+        made.record_count = record_count
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (CommitPosition, (int(self), self.reading_offset, self.record_count))
+
+    def __repr__(self) -> str:
+        return f"CommitPosition({int(self)}, {self.reading_offset}, {self.record_count})"
+
+    def advanced(self, count: int) -> CommitPosition:
+        """The position ``count`` records later."""
+        return CommitPosition(int(self), self.reading_offset, self.record_count + count)
+
+    def is_same(self, other: object) -> bool:
+        """Whether ``other`` is this position: as an int it may equal one further on."""
+        return isinstance(other, CommitPosition) and self.__reduce__() == other.__reduce__()
+
+    def committed(self) -> OffsetAndMetadata:
+        """It as a group stores it."""
+        metadata = f"{_MARK} {self.reading_offset} {self.record_count}"
+        return OffsetAndMetadata(offset=int(self), metadata=metadata)
+
+    @staticmethod
+    def of(committed: OffsetAndMetadata) -> CommitPosition:
+        """The position that a group has stored.
+
+        One that a consumer in offset order has committed is as good: what it had not delivered of
+        a transaction comes when that commits. ``IllegalStateError`` if the metadata of a position
+        in commit order is damaged.
+        """
+        mark, _, numbers = committed.metadata.partition(" ")
+        if mark != _MARK:
+            return CommitPosition(committed.offset)
+        found = numbers.split(" ")
+        if len(found) != 2 or not all(text.isascii() and text.isdigit() for text in found):
+            raise IllegalStateError(
+                f"the committed metadata {committed.metadata!r} is no position in commit order",
+                advice="seek, or commit a position of consumer.positions()",
+            )
+        return CommitPosition(committed.offset, int(found[0]), int(found[1]))
+
+
+def is_commit_position(committed: OffsetAndMetadata) -> bool:
+    """Whether a consumer in commit order can continue exactly there."""
+    return committed.metadata.startswith(f"{_MARK} ")
+
+
+def as_committed(offset: int | OffsetAndMetadata) -> OffsetAndMetadata:
+    """An offset in the form a group stores; only a ``CommitPosition`` has metadata."""
+    if isinstance(offset, CommitPosition):
+        return offset.committed()
+    return offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset=offset)
+
+
+def check_order(committed: OffsetAndMetadata, partition: TopicPartition) -> None:
+    """``IllegalStateError`` if a consumer in commit order cannot continue exactly there."""
+    if not is_commit_position(committed):
+        raise IllegalStateError(
+            f"offset {committed.offset} of {partition} says nothing of transactions that are open: "
+            "order='commit' would lose their records",
+            advice="commit what consumer.positions() returns",
+        )

@@ -599,6 +599,12 @@ class ConnectionFailedError(NetworkError):
     advice = ""
 
 
+class SpillFailedError(KafkaStorageError):
+    """Records of open transactions cannot be written to the spill directory."""
+
+    advice = "make room there, or choose another directory; the next poll tries again"
+
+
 class CorruptDataError(CorruptMessageError):
     """Bytes on disk or from a peer break their format: the message names the place."""
 

@@ -76,8 +76,7 @@ from oncelog.api.admin.calls import (
     settings_text,
 )
 from oncelog.api.admin.hanging import HangingTransaction, abort_hanging, find_hanging
-from oncelog.api.consuming.consumer import as_committed
-from oncelog.api.records import ConsumerGroupMetadata
+from oncelog.api.records import ConsumerGroupMetadata, as_committed
 from oncelog.api.session.committed_offsets import commit_offsets, fetch_committed, list_offsets
 from oncelog.api.session.event_loop import Blocking, LoopThread, blocking
 from oncelog.api.session.routing import Router

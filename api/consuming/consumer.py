@@ -22,9 +22,12 @@ from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.core import ConsumerCore, ConsumerRebalanceListener
 from oncelog.api.consuming.fetcher import Fetcher
 from oncelog.api.records import (
+    CommitPosition,
     ConsumerGroupMetadata,
     ConsumerRecord,
     OffsetAndTimestamp,
+    as_committed,
+    check_order,
     next_moment,
 )
 from oncelog.api.session.committed_offsets import fetch_committed, lag_of, list_offsets
@@ -312,7 +315,11 @@ class AsyncConsumer(ProcessBound):
             chosen = await self.positions()
         else:
             chosen = offsets
-        await self._core.commit({tp: as_committed(offset) for tp, offset in chosen.items()})
+        positions = {tp: as_committed(offset) for tp, offset in chosen.items()}
+        if self.settings.order == "commit":
+            for tp, position in positions.items():
+                check_order(position, tp)
+        await self._core.commit(positions)
 
     async def committed(self, partition: TopicPartition) -> int | None:
         """Return the group's committed offset or ``None``; wait for open transactions (KIP-447)."""
@@ -530,11 +537,6 @@ class Consumer(Blocking[AsyncConsumer], ProcessBound):
         self.close()
 
 
-def as_committed(offset: int | OffsetAndMetadata) -> OffsetAndMetadata:
-    """An offset in the form it is committed; an int has no metadata."""
-    return offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset=offset)
-
-
 def _flatten(partitions: Iterable[Partitions]) -> list[TopicPartition]:
     """Partitions given one by one, as collections, or both; each once."""
     flat: dict[TopicPartition, None] = {}
@@ -582,6 +584,8 @@ class Handover:
         self.before: dict[TopicPartition, int] | None = None
         self.records: Sequence[ConsumerRecord] = ()
         self.pending: Iterator[ConsumerRecord] = iter(self.records)
+        self._begun: Mapping[TopicPartition, int] = {}
+        """The positions before ``records``."""
         self._turn = 0
 
     @contextmanager
@@ -625,24 +629,30 @@ class Handover:
 
     def iterate_over(self, records: Sequence[ConsumerRecord]) -> None:
         """Deliver ``records``, which an iteration has polled, one by one."""
+        self._begun = self.before or {}
         self.records, self.pending, self.before = records, iter(records), None
 
     def first_offsets(self) -> dict[TopicPartition, int]:
         """The application's offset in each partition where it differs from the position."""
-        delivered_count = len(self.records) - length_hint(self.pending)
-        return self._first_offsets(self.records[delivered_count:])
+        return self._first_offsets(len(self.records) - length_hint(self.pending))
 
-    def _first_offsets(self, pending: Sequence[ConsumerRecord]) -> dict[TopicPartition, int]:
+    def _first_offsets(self, delivered_count: int) -> dict[TopicPartition, int]:
         first: dict[TopicPartition, int] = {}
-        for record in pending:
+        for record in self.records[delivered_count:]:
             first.setdefault(record.topic_partition, record.offset)
+        for tp in first:
+            begun = self._begun.get(tp)
+            if isinstance(begun, CommitPosition):
+                # Offsets do not rise in commit order: the position is told by counting.
+                delivered = self.records[:delivered_count]
+                first[tp] = begun.advanced(sum(r.topic_partition == tp for r in delivered))
         return first | (self.before or {})
 
     def give_back(self, fetcher: Fetcher) -> None:
         """Move partitions that are still assigned back to the application's offsets."""
-        pending = list(self.pending)
-        first_offsets = self._first_offsets(pending)
-        delivered = self.records[: len(self.records) - len(pending)]
+        delivered_count = len(self.records) - len(list(self.pending))
+        first_offsets = self._first_offsets(delivered_count)
+        delivered = self.records[:delivered_count]
         for topic_partition in {record.topic_partition for record in delivered}:
             if (partition := fetcher.partitions.get(topic_partition)) is not None:
                 # Their poll ended long ago; the iteration has delivered them since.
@@ -651,7 +661,7 @@ class Handover:
         self._turn += 1
         for topic_partition, offset in first_offsets.items():
             partition = fetcher.partitions.get(topic_partition)
-            if partition is not None and partition.position != offset:
+            if partition is not None and not partition.is_at(offset):
                 fetcher.seek(topic_partition, offset)
 
 

@@ -34,7 +34,12 @@ from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.fetch_buffer import AssignedPartition
 from oncelog.api.consuming.fetcher import Fetcher
 from oncelog.api.consuming.group_membership import GroupMembership, bug_error
-from oncelog.api.records import ConsumerGroupMetadata, GivenUpInput, next_moment
+from oncelog.api.records import (
+    ConsumerGroupMetadata,
+    GivenUpInput,
+    as_committed,
+    next_moment,
+)
 from oncelog.api.session.committed_offsets import (
     commit_offsets,
     consumer_backoff,
@@ -51,6 +56,7 @@ from oncelog.storage.exceptions import (
     IllegalStateError,
     OffsetOutOfRangeError,
     OncelogError,
+    PolicyViolationError,
 )
 from oncelog.storage.model import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
 
@@ -238,7 +244,12 @@ class ConsumerCore:
         else:
             identity = ConsumerGroupMetadata(group_id=self.group_id("commit"))
         topic_ids = {tp.topic: p.topic_id for tp, p in self.fetcher.partitions.items()}
-        return replace(identity, topic_ids=topic_ids, given_up=self._given_up)
+        return replace(
+            identity,
+            topic_ids=topic_ids,
+            given_up=self._given_up,
+            delivers_in_commit_order=self.settings.order == "commit",
+        )
 
     # --- poll ---------------------------------------------------------------------------------
 
@@ -524,11 +535,13 @@ class ConsumerCore:
         targets: dict[TopicPartition, int] = {}
         for partition in partitions:
             topic_partition = partition.topic_partition
+            self._check_cleanup(topics[topic_partition.topic])
             # Offsets are valid in this topic only: the leader rejects them in another.
             partition.topic_id = topics[topic_partition.topic].topic_id
             if partition.reset_timestamp is None and topic_partition in committed:
                 partition.topic_id = committed[topic_partition].topic_id or partition.topic_id
-                self._set_position(partition, moves, committed[topic_partition].offset)
+                position = partition.position_of(committed[topic_partition])
+                self._set_position(partition, moves, position)
             else:
                 targets[topic_partition] = self._reset_target(partition)
         found = await list_offsets(
@@ -542,6 +555,16 @@ class ConsumerCore:
             if partition.topic_partition in found:
                 self._set_position(partition, moves, found[partition.topic_partition].offset)
         return missing
+
+    def _check_cleanup(self, topic: TopicMetadata) -> None:
+        """Compaction removes records and markers, by which a position in commit order is told."""
+        cleanup_policy = dict(topic.settings).get("cleanup_policy", "delete")
+        if self.settings.order == "commit" and "compact" in cleanup_policy:
+            raise PolicyViolationError(
+                f"{topic.name} has cleanup_policy={cleanup_policy!r}: order='commit' reads topics "
+                "that are not compacted",
+                advice="use order='offset'",
+            )
 
     def _reset_target(self, partition: AssignedPartition) -> int:
         if partition.reset_timestamp is not None:
@@ -616,7 +639,7 @@ class ConsumerCore:
     def _delivered(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """The offsets of an automatic commit: all that was delivered so far."""
         return self._with_topic_ids(
-            {tp: OffsetAndMetadata(offset=offset) for tp, offset in self.positions().items()}
+            {tp: as_committed(offset) for tp, offset in self.positions().items()}
         )
 
     async def _commit(

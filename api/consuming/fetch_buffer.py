@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.api.records import ConsumerRecord
 from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError, OncelogError
 from oncelog.storage.model import AbortedTransaction, TopicPartition
@@ -229,6 +230,10 @@ class AssignedPartition:
         if self.position is not None:
             self.seek(self.position)
 
+    def release(self) -> None:
+        """Drop what was fetched: the partition is assigned no more."""
+        self._forget()
+
     def _forget(self) -> None:
         self._pieces.clear()
         self.moves += 1
@@ -249,6 +254,30 @@ class AssignedPartition:
             offset=offset,
             next_offset=next_offset,
         )
+
+    def is_at(self, offset: int) -> bool:
+        """Whether the position is exactly there."""
+        return self.position == offset
+
+    def position_of(self, committed: OffsetAndMetadata) -> int:
+        """The position that the group has stored as ``committed``."""
+        return committed.offset
+
+    def receive(
+        self,
+        records: Buffer,
+        aborted_transactions: Iterable[AbortedTransaction] | None,
+        *,
+        checks_crc: bool,
+    ) -> None:
+        """Filter and buffer one reply; raises as ``visible_batches`` does."""
+        visible = visible_batches(
+            records,
+            fetch_offset=self.fetch_offset or 0,
+            aborted_transactions=aborted_transactions,
+            checks_crc=checks_crc,
+        )
+        self.add(records, visible)
 
     def add(self, records: Buffer, visible: VisibleBatches) -> None:
         """Buffer one filtered reply; drop an empty one that does not move the position."""

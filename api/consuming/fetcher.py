@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Final
 
 from oncelog.actors.protocol.messages.partition import FetchReply, FetchRequest
 from oncelog.api.config import ConsumerSettings
-from oncelog.api.consuming.fetch_buffer import AssignedPartition, visible_batches
+from oncelog.api.consuming.commit_order import CommitOrderPartition
+from oncelog.api.consuming.fetch_buffer import AssignedPartition
 from oncelog.api.records import ConsumerRecord, next_moment
 from oncelog.api.session.committed_offsets import consumer_backoff, is_retriable
 from oncelog.api.session.event_loop import cancelled_by_program
@@ -33,6 +34,7 @@ from oncelog.storage.exceptions import (
     CorruptDataError,
     IllegalStateError,
     OncelogError,
+    SpillFailedError,
     exception_for,
 )
 from oncelog.storage.model import NO_OFFSET, IsolationLevel, TopicPartition
@@ -65,6 +67,11 @@ class Fetcher:
         self._random = random
         self._on_change = on_change
         self._isolation_level = settings.isolation_level
+        # In commit order the reader itself keeps what is open.
+        is_whole = settings.order == "commit"
+        self._fetched_level = (
+            IsolationLevel.READ_UNCOMMITTED if is_whole else settings.isolation_level
+        )
         self._partitions: dict[TopicPartition, AssignedPartition] = {}
         self._tasks: dict[TopicPartition, asyncio.Task[None]] = {}
         self._room: dict[TopicPartition, asyncio.Event] = {}
@@ -89,10 +96,11 @@ class Fetcher:
         wanted = dict.fromkeys(topic_partitions)
         former = self._partitions
         self._partitions = {tp: partition for tp, partition in former.items() if tp in wanted} | {
-            tp: AssignedPartition(tp) for tp in wanted if tp not in former
+            tp: self._new_partition(tp) for tp in wanted if tp not in former
         }
         for topic_partition in former.keys() - wanted.keys():
             self._stop(topic_partition)
+            former[topic_partition].release()
             del self._room[topic_partition]
         for topic_partition in wanted:
             if topic_partition not in former:
@@ -107,6 +115,16 @@ class Fetcher:
         elif not wanted and self._idle_check is not None:
             idle_check, self._idle_check = self._idle_check, None
             idle_check.cancel()
+
+    def _new_partition(self, topic_partition: TopicPartition) -> AssignedPartition:
+        if self._settings.order == "offset":
+            return AssignedPartition(topic_partition)
+        return CommitOrderPartition(
+            topic_partition,
+            buffer_bytes=self._settings.commit_order_buffer_bytes,
+            spill_directory=self._settings.spill_directory,
+            spill_max_bytes=self._settings.spill_max_bytes,
+        )
 
     def partition(self, topic_partition: TopicPartition) -> AssignedPartition:
         """The state of one assigned partition; ``IllegalStateError`` if it is not assigned."""
@@ -337,7 +355,7 @@ class Fetcher:
             FetchRequest(
                 topic_partition=partition.topic_partition,
                 fetch_offset=fetch_offset,
-                isolation_level=self._isolation_level,
+                isolation_level=self._fetched_level,
                 max_wait_ms=settings.fetch_max_wait_ms,
                 min_bytes=settings.fetch_min_bytes,
                 max_bytes=min(settings.max_partition_fetch_bytes, settings.fetch_max_bytes),
@@ -363,12 +381,13 @@ class Fetcher:
         fetch_offset = partition.fetch_offset
         assert fetch_offset is not None
         try:
-            visible = visible_batches(
+            partition.receive(
                 reply.records,
-                fetch_offset=fetch_offset,
-                aborted_transactions=reply.aborted_transactions if is_committed else None,
+                reply.aborted_transactions if is_committed else None,
                 checks_crc=self._settings.check_crcs,
             )
+        except SpillFailedError as error:
+            partition.failure = error  # The next fetch asks for the same reply again.
         except CorruptDataError as error:
             if partition.is_suspicious:
                 partition.failure = partition.corrupt(str(error), fetch_offset, NO_OFFSET)
@@ -376,7 +395,6 @@ class Fetcher:
             partition.is_suspicious = not partition.is_suspicious
         else:
             partition.is_suspicious = False
-            partition.add(reply.records, visible)
         self._on_change()
 
     def _fail(self, partition: AssignedPartition, reply: FetchReply) -> None:

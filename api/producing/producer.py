@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
+from msgspec import structs
 
 from oncelog.actors.protocol.group.group_offsets import (
     Refusal,
@@ -42,6 +43,7 @@ from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.core import ProducerCore, check_token
 from oncelog.api.producing.record_buffer import RecordBuffer
 from oncelog.api.producing.sender import Sender
+from oncelog.api.records import as_committed, check_order
 from oncelog.api.session.event_loop import LoopThread, ProcessBound, close_if_forgotten
 from oncelog.api.session.routing import Router
 from oncelog.api.transacting.requests import GroupMetadata
@@ -695,7 +697,7 @@ def _checked_position(
         position = offset
     elif isinstance(offset, int) and not isinstance(offset, bool):
         topic_id = group.topic_ids.get(tp.topic, "")
-        position = OffsetAndMetadata(offset=offset, topic_id=topic_id)
+        position = structs.replace(as_committed(offset), topic_id=topic_id)
     else:
         raise TypeError(
             f"the offset of {tp} must be an int of 0 or more, or OffsetAndMetadata, not {offset!r}"
@@ -704,6 +706,8 @@ def _checked_position(
         value = getattr(position, name)
         _check_type(f"{name}={value!r:.80} of {tp}", value, kind, kind_name)
     _raise(refusal_of_position(tp, position))
+    if getattr(group, "delivers_in_commit_order", False):
+        check_order(position, tp)
     return position
 
 

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn, Protocol
@@ -226,6 +227,16 @@ class RealFileHandle:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def scratch_file(directory: str | None) -> RealFileHandle:
+    """A new file without a name, in a directory or where temporary files are.
+
+    Its space is free again once it is closed, or when the process ends. Raises OSError.
+    """
+    descriptor, path = tempfile.mkstemp(dir=directory)
+    os.unlink(path)
+    return RealFileHandle(descriptor, 0)
 
 
 class RealLock:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from msgspec import structs
 from topics import topic_of
 from virtual_time import ManualClock
 
@@ -138,6 +139,8 @@ class FakeCluster:
         self.actors: dict[str, Callable[[Any], Any]] = {}
         self.hooks: dict[type, Callable[[Any], Any]] = {}
         self.committed: dict[TopicPartition, int] = {}
+        self.metadata: dict[TopicPartition, str] = {}
+        self.settings: dict[str, tuple[tuple[str, str], ...]] = {}
         self.generation_id = 0
         self.member_id = ""
         self.clock = ManualClock()
@@ -201,10 +204,13 @@ class FakeCluster:
     def _metadata(self, request: MetadataRequest) -> MetadataReply:
         counts = {CONSUMER_OFFSETS_TOPIC: 2, TRANSACTION_STATE_TOPIC: 2, **self.counts}
         topics = tuple(
-            topic_of(
-                name,
-                *(self.leaders.get(TopicPartition(name, n), 1) for n in range(count)),
-                topic_id=self.topic_ids[name],
+            structs.replace(
+                topic_of(
+                    name,
+                    *(self.leaders.get(TopicPartition(name, n), 1) for n in range(count)),
+                    topic_id=self.topic_ids[name],
+                ),
+                settings=self.settings.get(name, ()),
             )
             for name, count in counts.items()
             if request.topics is None or name in request.topics
@@ -294,13 +300,18 @@ class FakeCluster:
         wanted = request.partitions if request.partitions is not None else tuple(self.committed)
         return OffsetFetchReply(
             offsets=tuple(
-                FetchedOffset(topic_partition=tp, offset=self.committed.get(tp, -1))
+                FetchedOffset(
+                    topic_partition=tp,
+                    offset=self.committed.get(tp, -1),
+                    metadata=self.metadata.get(tp, ""),
+                )
                 for tp in wanted
             )
         )
 
     def _offset_commit(self, request: OffsetCommitRequest) -> OffsetCommitReply:
         self.committed |= {tp: committed.offset for tp, committed in request.offsets}
+        self.metadata |= {tp: committed.metadata for tp, committed in request.offsets}
         return OffsetCommitReply(
             results=tuple(
                 PartitionResult(topic_partition=tp, error=ErrorCode.NONE)

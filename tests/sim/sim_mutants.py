@@ -21,10 +21,12 @@ from oncelog.actors.protocol.partition.producers import ProducerStates
 from oncelog.actors.replica import group_sync, partition_leader, replica, replica_log
 from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.frames import FramedProtocol
+from oncelog.api.consuming.commit_order import CommitOrderPartition
 from oncelog.api.consuming.fetch_buffer import AssignedPartition
 from oncelog.api.consuming.fetcher import Fetcher
 from oncelog.api.processing.loop import ProcessLoop
 from oncelog.api.producing.sender import Sender
+from oncelog.api.records import CommitPosition
 from oncelog.storage.disk import sync_point
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import IsolationLevel
@@ -61,6 +63,26 @@ def _ends_that_waver() -> Any:
         return fetch_bound
 
     return replaced(PartitionBounds, "fetch_bound", wrap)
+
+
+def _without_what_is_open(position: CommitPosition) -> CommitPosition:
+    return CommitPosition(position.reading_offset, position.reading_offset, position.record_count)
+
+
+def _without_counts(position: CommitPosition) -> CommitPosition:
+    return CommitPosition(int(position), position.reading_offset)
+
+
+def _positions_in_commit_order(less: Callable[[CommitPosition], CommitPosition]) -> Any:
+    """A reader in commit order begins again from a part of its position."""
+
+    def wrap(real: Wrap) -> Wrap:
+        def seek(self: CommitOrderPartition, offset: int) -> None:
+            real(self, less(offset) if isinstance(offset, CommitPosition) else offset)
+
+        return seek
+
+    return replaced(CommitOrderPartition, "seek", wrap)
 
 
 def _committed_reads_of_all() -> Any:
@@ -323,6 +345,18 @@ MUTANTS = (
         sabotage=_committed_reads_of_all,
         checker="UncommittedReads",
         changes=ALONE | BUSY,
+    ),
+    Saboteur(
+        name="open transactions in a position",
+        sabotage=lambda: _positions_in_commit_order(_without_what_is_open),
+        checker="CommitOrder",
+        changes=ALONE | BUSY | {"commit_readers": 2},
+    ),
+    Saboteur(
+        name="counts in a position",
+        sabotage=lambda: _positions_in_commit_order(_without_counts),
+        checker="CommitOrder",
+        changes=ALONE | BUSY | {"commit_readers": 2},
     ),
     Saboteur(
         name="offsets of records",

@@ -51,6 +51,7 @@ class WorkloadPlan:
     rogues: int = 0
     impostors: int = 0
     strangers: int = 0
+    commit_readers: int = 0
     plain_writers: int = 0
     jobs: int = 0
     queries: int = 0
@@ -91,6 +92,8 @@ class Stage:
     is_over: bool = False
     next_versions: dict[str, int] = field(default_factory=dict)
     """Of each application that planners write: no version below is to be committed any more."""
+    in_commit_order: dict[str, dict[TopicPartition, Any]] = field(default_factory=dict)
+    """What each reader in commit order has delivered; see ``sim_commit_order``."""
     job_ids: set[str] = field(default_factory=set)
     """Under which planners write again and again, without an application."""
 

@@ -17,6 +17,7 @@ from typing import Any
 from sim_bounds import low_bounds
 from sim_checkers import VIOLATIONS_MAX, Violation
 from sim_clients import copier, hijacker, plain_writer, reader, writer
+from sim_commit_order import commit_order_violations, commit_reader
 from sim_export import judged, write_history
 from sim_history import History, LogEnd
 from sim_impostor import impostor
@@ -169,6 +170,7 @@ def _drawn(seed: int) -> Scenario:
             rogues=Random(f"rogues {seed}").choice((0, 0, 1)),
             impostors=Random(f"impostors {seed}").choice((0, 0, 1)),
             strangers=Random(f"strangers {seed}").choice((0, 0, 0, 1)),
+            commit_readers=Random(f"commit readers {seed}").choice((0, 0, 1)),
             intruders=Random(f"intruders {seed}").choice((0, 0, 1)),
             operators=Random(f"operators {seed}").choice((0, 1)),
             remakers=Random(f"remakers {seed}").choice((0, 0, 1)),
@@ -262,6 +264,7 @@ def run_scenario(scenario: Scenario, history_path: Path | None = None) -> Result
                 copied = world.until(lambda: is_metadata_copied(world))
                 world.run(copied, limit_s=VOTERS_LIMIT_S)
                 result.violations += unequal_metadata(world)
+                result.violations += commit_order_violations(stage)
                 result.violations += check_history(stage.history)
                 result.violations += _judged_as_campaign(stage)
             except SimulationError as error:
@@ -399,6 +402,9 @@ def _add_roles(cast: Cast, plan: WorkloadPlan) -> None:
         cast.add(f"impostor-{number}", impostor)
     for number in range(plan.strangers):
         cast.add(f"stranger-{number}", stranger)
+    for number in range(plan.commit_readers):
+        name = f"commit-reader-{number}"
+        cast.add(name, commit_reader(name))
     for number in range(plan.intruders):
         # Producers of their own under the id whose versions the drivers write.
         cast.add(f"intruder-{number}", hijacker([SHARED_ID]))
