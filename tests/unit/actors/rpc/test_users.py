@@ -11,7 +11,7 @@ import pytest
 from called_server import TIMEOUT_MS, TOKEN, Server, fetch, produce
 from msgspec import structs
 
-from oncelog.actors.protocol.access import RAY, SERVER
+from oncelog.actors.protocol.access import RAY, SERVER, Principal, Split
 from oncelog.actors.protocol.messages.access import (
     NO_ACCESS,
     Access,
@@ -25,7 +25,9 @@ from oncelog.actors.protocol.messages.access import (
     User,
 )
 from oncelog.actors.protocol.messages.base import Request
+from oncelog.actors.protocol.messages.cluster import MetadataRequest, ShutdownRequest
 from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
+from oncelog.actors.protocol.messages.replication import DescribeVoterRequest
 from oncelog.actors.protocol.scram import ITERATIONS_MIN, make_credential
 from oncelog.actors.rpc import listener as listener_module
 from oncelog.actors.rpc.actor_transport import ActorConnection, ActorTransport, connect
@@ -202,6 +204,19 @@ def test_a_process_that_does_not_know_the_users_yet_asks_to_try_again():
             peer.close()
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [MetadataRequest(), DescribeReplicaRequest(), DescribeVoterRequest(), ShutdownRequest()],
+    ids=lambda request: request.method,
+)
+def test_a_process_that_does_not_know_the_rules_answers_programs_and_no_user(request_):
+    """A user whom a token or a certificate names needs no record to connect."""
+    door = Door(None)
+    assert isinstance(door.judge(request_, RAY, "127.0.0.1"), Split)
+    refused = door.judge(request_, Principal(ALICE), "127.0.0.1")
+    assert refused is ErrorCode.NETWORK_EXCEPTION
 
 
 @pytest.mark.parametrize(
