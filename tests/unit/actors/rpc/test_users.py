@@ -356,6 +356,26 @@ def test_each_identity_has_its_messages(identity, methods, principal):
     assert exchanged(identity, Reception(TOKEN, SECRET, Door(access()))) == (methods, principal)
 
 
+@pytest.mark.parametrize(
+    "identity",
+    [ProgramIdentity(), ProgramIdentity(SECRET), UserIdentity("alice", PASSWORD)],
+    ids=["program", "server", "user"],
+)
+def test_what_was_recorded_of_one_handshake_ends_no_other(identity):
+    door = Door(access())
+    recorded: list[tuple[str, bytes]] = []
+
+    class Recorded(Reception):
+        def receive(self, method: str, message: bytes) -> Any:
+            recorded.append((method, message))
+            return super().receive(method, message)
+
+    assert isinstance(exchanged(identity, Recorded(TOKEN, SECRET, door))[1], Principal)
+    again = Reception(TOKEN, SECRET, door)
+    answers = [again.receive(*step) for step in recorded]
+    assert not any(answer.principal for answer in answers if answer)
+
+
 def test_a_login_that_has_begun_is_not_ended_with_a_token():
     reception = Reception(TOKEN, SECRET, Door(access()))
     step = UserIdentity("alice", PASSWORD).greeting(TOKEN).receive(3, reception.nonce)
