@@ -365,14 +365,11 @@ def try_everything(stage: Stage) -> list[Violation]:
     """Once there are no faults: each request, with each right that it needs lacking alone."""
     client = stage.world.client("last-stranger")
     stage.world.run(client.spawn(_try_everything(stage, client)), limit_s=TRIAL_LIMIT_S)
-    untried = {
-        _lack(row, right)
-        for row in EVERY_ROW
-        for right in row.rights
-        if _places(stage.world, row.make(OWN))
-    } | {ENROLLED_AHEAD}
-    untried -= stage.refused
-    return [Violation("Strangers:Untried", lack) for lack in sorted(untried)]
+    taken = [row for row in EVERY_ROW if _places(stage.world, row.make(OWN))]
+    stage.counts["kinds of requests of a stranger"] = len({row.kind for row in taken})
+    lacks = {_lack(row, right) for row in taken for right in row.rights} | {ENROLLED_AHEAD}
+    untried = lacks - stage.refused
+    return [Violation("UntriedRequests", lack) for lack in sorted(untried)]
 
 
 async def _try_everything(stage: Stage, client: Client) -> None:

@@ -12,16 +12,18 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from access_rows import RowSaboteur, row_saboteurs
+import sim_stranger
+from access_rows import Row, RowSaboteur, row_saboteurs
 from msgspec import structs
 from sim_saboteurs import ALONE, Sabotage
 from sim_stranger import NOT_HIS
 from sim_swarm import Result, Scenario, drawn_scenario, founded, run_scenario
 
 from oncelog.actors.protocol import access
-from oncelog.actors.protocol.access import Authorizer, as_it_is
+from oncelog.actors.protocol.access import NEEDS, Authorizer, as_it_is
 from oncelog.actors.protocol.messages.access import ANY_HOST, ANY_NAME, ANYBODY, Acl, Operation
 from oncelog.actors.protocol.messages.cluster import HoldReplicasRequest
+from oncelog.actors.protocol.messages.partition import FetchRequest
 from oncelog.actors.protocol.messages.replication import DescribeVoterRequest, VoteRequest
 from oncelog.actors.rpc.door import Door
 from oncelog.storage.errors import ErrorCode
@@ -63,8 +65,25 @@ def first_found(changes: dict[str, Any], sabotage: Sabotage) -> Result | None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("changes", "runs"), [(SHORT, RUNS), (LARGE, 2)], ids=["short", "large"])
 def test_a_stranger_tries_everything_and_is_answered_by_the_rules(changes, runs):
+    missing = ONLY_IN_LARGE if changes is SHORT else set()
     for scenario in scenarios(changes)[:runs]:
-        assert run_scenario(scenario).violations == []
+        result = run_scenario(scenario)
+        assert result.violations == []
+        kinds = result.counts["kinds of requests of a stranger"]
+        assert kinds == len(NEEDS.keys() - missing)
+
+
+@pytest.mark.slow
+def test_what_no_stranger_has_tried_is_told(monkeypatch):
+    rows = tuple(row for row in sim_stranger.EVERY_ROW if row.kind is not FetchRequest)
+    real = sim_stranger._attempts
+
+    def attempts(stage: Any, random: Any, row: Row) -> Iterator[Any]:
+        return real(stage, random, row if row in rows else rows[0])
+
+    monkeypatch.setattr(sim_stranger, "_attempts", attempts)
+    told = run_scenario(scenarios(SHORT)[0]).violations
+    assert list(map(str, told)) == ["UntriedRequests: fetch-TopicRead without TopicRead"]
 
 
 @pytest.mark.slow
