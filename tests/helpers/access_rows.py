@@ -117,7 +117,8 @@ DESCRIBE_IDS = Right(_DESCRIBE, Resource.TRANSACTIONAL_ID, in_part=True)
 ALTER_CLUSTER, DESCRIBE_CLUSTER = Right(Operation.ALTER, _CLUSTER), Right(_DESCRIBE, _CLUSTER)
 SERVER_PROOF = Right(Operation.CLUSTER_ACTION, _CLUSTER)
 
-_RUN = txn.Run(number=1, id="r")
+_RUN = txn.Run(number=9, id="another")
+"""None that has begun: whoever may enlist leaves no transaction open."""
 _PRODUCER: dict[str, int] = {"producer_id": 7, "producer_epoch": 0}
 _POSITION = group.OffsetAndMetadata(offset=0)
 _TOPIC_ID = "5" * 32
