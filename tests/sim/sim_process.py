@@ -19,7 +19,7 @@ from sim_wire import CalleeWire, CallerWire
 from oncelog.actors.launch.assembly import DiskRefusedError, Environment, LeadershipLostError
 from oncelog.actors.launch.broker import Broker
 from oncelog.actors.launch.host import Host
-from oncelog.actors.protocol.access import RAY, SERVER
+from oncelog.actors.protocol.access import RAY, SERVER, Principal, Verdict
 from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.actors.rpc.dispatch import Dispatch
 from oncelog.actors.rpc.door import Door
@@ -118,6 +118,20 @@ class Process:
         raise Crash(f"{self.name} ended itself")
 
 
+class _Audit:
+    """Tells the world by which rules a process judges each call."""
+
+    def __init__(self, process: ActorProcess) -> None:
+        self._process = process
+
+    def judged(self, who: Principal, _host: str, method: str, _verdicts: list[Verdict]) -> None:
+        for listener in self._process.world.on_judged:
+            listener(who, method, self._process.dispatch.door.rules)
+
+    def login_refused(self, *_: object) -> None:
+        """Never: nobody logs in to a wire."""
+
+
 class ActorProcess(Process):
     """The process of an actor: it has a disk and serves calls by its name."""
 
@@ -169,6 +183,7 @@ class ActorProcess(Process):
             if is_host
             else Dispatch(server, on_bug=self.die_of_bug, door=environment.door)
         )
+        self.dispatch.audit = _Audit(self)
 
     @property
     def servers(self) -> dict[str, Any]:

@@ -90,6 +90,10 @@ class Stage:
     history: History = field(default_factory=History)
     counts: Counter[str] = field(default_factory=Counter)
     is_over: bool = False
+    refused: set[str] = field(default_factory=set)
+    """What strangers were refused for lack of one right, as ``sim_stranger`` names it."""
+    first_rules: int = 0
+    """The version from which on a process must have the rules."""
     next_versions: dict[str, int] = field(default_factory=dict)
     """Of each application that planners write: no version below is to be committed any more."""
     in_commit_order: dict[str, dict[TopicPartition, Any]] = field(default_factory=dict)

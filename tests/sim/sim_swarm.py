@@ -47,7 +47,15 @@ from sim_stage import (
     Stage,
     WorkloadPlan,
 )
-from sim_stranger import KNOWN_LIMIT_S, are_rules_known, principal_of, set_rules, stranger
+from sim_stranger import (
+    KNOWN_LIMIT_S,
+    are_rules_known,
+    principal_of,
+    rule_changer,
+    set_rules,
+    stranger,
+    try_everything,
+)
 from sim_txn_checkers import check_history
 from sim_world import SimulationError, World, WorldSettings
 
@@ -261,6 +269,7 @@ def run_scenario(scenario: Scenario, history_path: Path | None = None) -> Result
                     # Else the time is up: a process that missed a change must ask.
                     known = world.until(lambda: are_rules_known(world))
                     world.run(known, limit_s=KNOWN_LIMIT_S)
+                    result.violations += try_everything(stage)
                 copied = world.until(lambda: is_metadata_copied(world))
                 world.run(copied, limit_s=VOTERS_LIMIT_S)
                 result.violations += unequal_metadata(world)
@@ -408,6 +417,8 @@ def _add_roles(cast: Cast, plan: WorkloadPlan) -> None:
     for number in range(plan.intruders):
         # Producers of their own under the id whose versions the drivers write.
         cast.add(f"intruder-{number}", hijacker([SHARED_ID]))
+    if plan.strangers:
+        cast.add("rule-changer", rule_changer)
 
 
 # --- the last read ----------------------------------------------------------------------------

@@ -47,6 +47,8 @@ from oncelog.actors.launch.assembly import ReplicaServer, shell_of
 from oncelog.actors.launch.broker import Broker
 from oncelog.actors.launch.controller_server import ControllerServer
 from oncelog.actors.launch.host import Host
+from oncelog.actors.protocol.access import Principal
+from oncelog.actors.protocol.messages.access import Rules
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC
 
@@ -108,6 +110,8 @@ class World(Faults, Nodes, Controllers, Readiness):
         self.story = Story()
         self.failure: SimulationError | None = None
         self.after_event: list[Callable[[World, Process], None]] = []
+        self.on_judged: list[Callable[[Principal, str, Rules | None], None]] = []
+        """Called with each call that a process judges, and the rules by which it does."""
         self.at_close: list[Callable[[], None]] = []
         self.clock_base_ms = EPOCH_MS
         self.clock_offsets_ms: dict[str, int] = {}

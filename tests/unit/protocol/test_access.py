@@ -5,9 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from access_rows import (
+    REFUSALS,
+    ROWS,
+    SERVER_PROOF,
+    Names,
+    Row,
+    RowSaboteur,
+    row_saboteurs,
+    suffices,
+)
 from msgspec import structs
 
-from oncelog.actors.protocol.access import NEEDS, RAY, SERVER, Authorizer, Principal, Split
+from oncelog.actors.protocol.access import RAY, SERVER, Authorizer, Principal, Split
 from oncelog.actors.protocol.messages.access import (
     ANYBODY,
     NO_LIMITS,
@@ -22,7 +32,6 @@ from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.cluster import (
     MetadataReply,
     MetadataRequest,
-    ShutdownRequest,
     TopicMetadata,
 )
 from oncelog.actors.protocol.messages.group import (
@@ -41,7 +50,6 @@ from oncelog.actors.protocol.messages.group import (
 from oncelog.actors.protocol.messages.partition import (
     DescribeReplicaRequest,
     FetchRequest,
-    ProduceRequest,
 )
 from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnReply,
@@ -58,39 +66,6 @@ from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TopicPartition
 HERE, THERE = "10.0.0.1", "10.0.0.2"
 ALICE = Principal("User:alice")
 MINE, YOURS = TopicPartition("mine", 0), TopicPartition("yours", 0)
-ERRORS = {
-    Resource.TOPIC: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
-    Resource.GROUP: ErrorCode.GROUP_AUTHORIZATION_FAILED,
-    Resource.TRANSACTIONAL_ID: ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    Resource.CLUSTER: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
-}
-FIELDS: dict[str, Any] = {
-    "topic_partition": MINE,
-    "group_id": "readers",
-    "transactional_id": "loader",
-    "name": "mine",
-    "partitions": (),
-    "offsets": (),
-}
-"""What requests name; everything else does not matter here."""
-
-ROWS = [
-    (kind, need)
-    for kind, needs in NEEDS.items()
-    for need in needs
-    if tuple(
-        need.names(kind(**{f.name: FIELDS.get(f.name) for f in structs.fields(kind) if f.required}))
-    )
-]
-
-
-def sample(kind: type[Request[Any]]) -> Request[Any]:
-    request = kind(
-        **{field.name: FIELDS.get(field.name) for field in structs.fields(kind) if field.required}
-    )
-    if isinstance(request, ProduceRequest):
-        return structs.replace(request, transactional_id="loader")
-    return request
 
 
 def rules(*acls: Acl, **fields: Any) -> Rules:
@@ -118,12 +93,14 @@ def error_of(request: Request[Any], given: Rules, **who: Any) -> ErrorCode:
 # --- the table --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", NEEDS)
-def test_a_server_may_do_all_and_ray_all_but_what_servers_do_to_each_other(kind):
-    request = (
-        structs.replace(sample(kind), topic_id="t") if kind is ShutdownRequest else sample(kind)
-    )
-    is_for_servers = any(need.operation is Operation.CLUSTER_ACTION for need in NEEDS[kind])
+NAMES = Names("mine", "readers", "loader")
+ON_ANY_NAME = "any one"
+
+
+def check_principals(row: Row) -> None:
+    """A server may do all; programs all but what servers do to each other, rules or not."""
+    request = row.make(NAMES)
+    is_for_servers = row.rights == (SERVER_PROOF,)
     refused = ErrorCode.CLUSTER_AUTHORIZATION_FAILED if is_for_servers else ErrorCode.NONE
     for given in (NO_RULES, rules()):
         assert error_of(request, given, principal=SERVER) is ErrorCode.NONE
@@ -131,23 +108,60 @@ def test_a_server_may_do_all_and_ray_all_but_what_servers_do_to_each_other(kind)
     assert error_of(request, NO_RULES) is refused
 
 
-@pytest.mark.parametrize(("kind", "need"), ROWS)
-def test_nothing_is_allowed_but_by_every_need_of_the_row(kind, need):
-    request = (
-        structs.replace(sample(kind), topic_id="t") if kind is ShutdownRequest else sample(kind)
-    )
-    names = [(one, name) for one in NEEDS[kind] for name in one.names(request)]
-    if need.operation is Operation.CLUSTER_ACTION:
-        every = allow(Operation.CLUSTER_ACTION, Resource.CLUSTER, "*")
-        assert error_of(request, rules(every)) is ErrorCode.NONE
-        assert (
-            error_of(request, rules(every), principal=RAY) is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+def check_rights(row: Row) -> None:
+    """All rights of the row are enough, each is needed, and no other operation stands for it."""
+    request = row.make(NAMES)
+    acls = {
+        right: allow(
+            right.operation,
+            right.resource,
+            ON_ANY_NAME if right.on_any else NAMES.of(right.resource),
         )
-        return
-    acls = [allow(one.operation, one.resource, name) for one, name in names]
-    assert error_of(request, rules(*acls)) is ErrorCode.NONE
-    lacking = [acl for acl, (one, _) in zip(acls, names, strict=True) if one is not need]
-    assert error_of(request, rules(*lacking)) is ERRORS[need.resource]
+        for right in row.rights
+    }
+    assert asked_of(request, *acls.values()) == request
+    for right, acl in acls.items():
+        others = [one for one in acls.values() if one is not acl]
+        instead = [
+            structs.replace(acl, operation=one)
+            for one in Operation
+            if not suffices(one, right.operation)
+        ]
+        for given in ((), instead):
+            asked = asked_of(request, *others, *given)
+            if right.in_part:
+                assert not isinstance(asked, ErrorCode)
+                assert asked != request
+            else:
+                assert asked is REFUSALS[right.resource]
+
+
+def asked_of(request: Request[Any], *acls: Acl) -> Request[Any] | ErrorCode | None:
+    found = judged(request, rules(*acls))
+    return found.request if isinstance(found, Split) else found
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_a_request_needs_what_its_row_says(row: Row):
+    check_principals(row)
+    check_rights(row)
+
+
+def test_the_table_has_these_needs_and_no_others():
+    """What a request is split by stands in the table, and is asked where it is split."""
+    needs = {
+        RowSaboteur(row.kind, right.operation, right.resource)
+        for row in ROWS
+        for right in row.rights
+    }
+    assert needs == set(row_saboteurs())
+
+
+@pytest.mark.parametrize("saboteur", row_saboteurs(), ids=str)
+def test_a_need_that_is_missing_is_noticed(saboteur: RowSaboteur):
+    rows = [row for row in ROWS if row.kind is saboteur.kind]
+    with saboteur.sabotage(), pytest.raises(AssertionError):
+        list(map(check_rights, rows))
 
 
 # --- the rules --------------------------------------------------------------------------------

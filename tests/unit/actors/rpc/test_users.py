@@ -11,7 +11,7 @@ import pytest
 from called_server import TIMEOUT_MS, TOKEN, Server, fetch, produce
 from msgspec import structs
 
-from oncelog.actors.protocol.access import RAY, SERVER
+from oncelog.actors.protocol.access import RAY, SERVER, Principal, Split
 from oncelog.actors.protocol.messages.access import (
     NO_ACCESS,
     Access,
@@ -25,7 +25,9 @@ from oncelog.actors.protocol.messages.access import (
     User,
 )
 from oncelog.actors.protocol.messages.base import Request
+from oncelog.actors.protocol.messages.cluster import MetadataRequest, ShutdownRequest
 from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
+from oncelog.actors.protocol.messages.replication import DescribeVoterRequest
 from oncelog.actors.protocol.scram import ITERATIONS_MIN, make_credential
 from oncelog.actors.rpc import listener as listener_module
 from oncelog.actors.rpc.actor_transport import ActorConnection, ActorTransport, connect
@@ -205,6 +207,19 @@ def test_a_process_that_does_not_know_the_users_yet_asks_to_try_again():
 
 
 @pytest.mark.parametrize(
+    "request_",
+    [MetadataRequest(), DescribeReplicaRequest(), DescribeVoterRequest(), ShutdownRequest()],
+    ids=lambda request: request.method,
+)
+def test_a_process_that_does_not_know_the_rules_answers_programs_and_no_user(request_):
+    """A user whom a token or a certificate names needs no record to connect."""
+    door = Door(None)
+    assert isinstance(door.judge(request_, RAY, "127.0.0.1"), Split)
+    refused = door.judge(request_, Principal(ALICE), "127.0.0.1")
+    assert refused is ErrorCode.NETWORK_EXCEPTION
+
+
+@pytest.mark.parametrize(
     "newer",
     [
         Access(rules=Rules(version=2, is_on=True)),
@@ -339,6 +354,26 @@ def exchanged(identity: Identity, reception: Reception) -> tuple[list[str], Any]
 )
 def test_each_identity_has_its_messages(identity, methods, principal):
     assert exchanged(identity, Reception(TOKEN, SECRET, Door(access()))) == (methods, principal)
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [ProgramIdentity(), ProgramIdentity(SECRET), UserIdentity("alice", PASSWORD)],
+    ids=["program", "server", "user"],
+)
+def test_what_was_recorded_of_one_handshake_ends_no_other(identity):
+    door = Door(access())
+    recorded: list[tuple[str, bytes]] = []
+
+    class Recorded(Reception):
+        def receive(self, method: str, message: bytes) -> Any:
+            recorded.append((method, message))
+            return super().receive(method, message)
+
+    assert isinstance(exchanged(identity, Recorded(TOKEN, SECRET, door))[1], Principal)
+    again = Reception(TOKEN, SECRET, door)
+    answers = [again.receive(*step) for step in recorded]
+    assert not any(answer.principal for answer in answers if answer)
 
 
 def test_a_login_that_has_begun_is_not_ended_with_a_token():
