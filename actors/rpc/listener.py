@@ -24,6 +24,7 @@ from oncelog.actors.rpc.admission import (
     Places,
     RequestRoom,
     RequestsInProgress,
+    Reserved,
 )
 from oncelog.actors.rpc.certificates import Certificates
 from oncelog.actors.rpc.dispatch import Answer, Dispatch, LogBudget
@@ -35,7 +36,7 @@ _logger = logging.getLogger(__name__)
 TOKEN_BYTES: Final = 32
 FIRST_FRAME_TIMEOUT_S: Final = 10.0
 LARGE_FRAME_TIMEOUT_S: Final = 30.0
-"""A large frame that takes longer loses its room: its caller has given up by then."""
+"""A large frame that takes longer is lost, waits for room included: its caller has given up."""
 
 FIRST_FRAME_MAX_BYTES: Final = 8_448
 """Of each frame of a handshake: the longest signed token fits."""
@@ -140,21 +141,21 @@ class Listener:
         correlation_id: int,
         method: str,
         message: memoryview,
-        room_bytes: int = 0,
+        reserved: Reserved | None = None,
     ) -> None:
-        """Answer one call in its own task; then release its ``room_bytes``."""
+        """Answer one call in its own task; then release what is ``reserved`` for it."""
         self.progress.begin(caller)
         answering = self.dispatch.answer(
             method, message, caller.principal, caller.address, caller.mute
         )
-        self._tasks.spawn(self._answer(caller, correlation_id, answering, room_bytes))
+        self._tasks.spawn(self._answer(caller, correlation_id, answering, reserved))
 
     async def _answer(
         self,
         caller: Caller,
         correlation_id: int,
         answering: Coroutine[Any, Any, Answer],
-        room_bytes: int,
+        reserved: Reserved | None,
     ) -> None:
         try:
             outcome, body = await answering
@@ -164,8 +165,8 @@ class Listener:
                 caller.send(correlation_id, Outcome.FAILED, repr(error).encode())
         finally:
             self.progress.end(caller)
-            if room_bytes:
-                self.room.give(room_bytes)
+            if reserved is not None:
+                self.room.give(reserved)
 
 
 def _log_bug(bug: BaseException) -> None:
@@ -266,8 +267,8 @@ class _Caller(FramedProtocol):
         self._is_refused = False
         self._mute_timer: asyncio.TimerHandle | None = None
         """Set while its principal pays for requests beyond its limits."""
-        self._room_bytes = 0
-        """Bytes reserved for the incoming frame."""
+        self._reserved: Reserved | None = None
+        """Room for the incoming frame."""
         self._is_without_room = False
         self._first_frame_timer: asyncio.TimerHandle
         self._expiry_timer: asyncio.TimerHandle | None = None
@@ -299,8 +300,8 @@ class _Caller(FramedProtocol):
             self._mute_timer.cancel()
         self._listener.places.end(self)
         self._listener.dispatch.door.leave(self._user, self)
-        self._listener.room.forget(self)
-        self._listener.room.give(self._room_bytes)
+        if self._reserved is not None:
+            self._listener.room.give(self._reserved)
 
     def _close_displaced(self, gone: Caller | None, what: str) -> None:
         if gone is not None:
@@ -315,11 +316,12 @@ class _Caller(FramedProtocol):
             if not self._is_refused:
                 self._admit(correlation_id, method, message)
             return
-        room_bytes, self._room_bytes = self._room_bytes, 0
-        if room_bytes:
+        reserved, self._reserved = self._reserved, None
+        if reserved is not None:
+            self._is_without_room = False
             self._first_frame_timer.cancel()
         self.last_used = self.loop.time()
-        self._listener.begin(self, correlation_id, method, message, room_bytes)
+        self._listener.begin(self, correlation_id, method, message, reserved)
         if self._must_wait():
             self.hold()
 
@@ -404,7 +406,7 @@ class _Caller(FramedProtocol):
 
     def _must_wait(self) -> bool:
         # A large frame that has begun is read to its end: it takes up room of others meanwhile.
-        is_mute = self._mute_timer is not None and not self._room_bytes
+        is_mute = self._mute_timer is not None and self._reserved is None
         return (
             is_mute
             or self.is_congested
@@ -433,21 +435,16 @@ class _Caller(FramedProtocol):
         self._listener.places.speed_up(self)
         self.go_on()
 
-    def may_begin(self, length: int) -> bool:
-        """Reserve room for a large request; without room the connection waits."""
-        if not self._room_bytes:
-            if not self._listener.room.take(self, length):
-                self._is_without_room = True
-                return False
-            self._take_room(length)
-        return True
+    def grant(self, least_bytes: int, most_bytes: int) -> int:
+        """Reserve room for a large request as it arrives; without room the connection waits."""
+        if self._reserved is None:
+            self._reserved = Reserved(self)
+            self._first_frame_timer = self.loop.call_later(LARGE_FRAME_TIMEOUT_S, self.close)
+        size_bytes = self._listener.room.grow(self._reserved, least_bytes, most_bytes)
+        self._is_without_room = not size_bytes
+        return size_bytes
 
-    def has_room(self, size_bytes: int) -> None:
+    def has_room(self) -> None:
         """Resume the large request that waited."""
         self._is_without_room = False
-        self._take_room(size_bytes)
         self.go_on()
-
-    def _take_room(self, size_bytes: int) -> None:
-        self._room_bytes = size_bytes
-        self._first_frame_timer = self.loop.call_later(LARGE_FRAME_TIMEOUT_S, self.close)

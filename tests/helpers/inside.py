@@ -64,9 +64,9 @@ def pending_of(connection: Any) -> dict[int, Any]:
     return cast("dict[int, Any]", connection._pending)
 
 
-def waiting_of(room: Any) -> Any:
+def waiting_of(room: Any) -> list[Caller]:
     """The connections whose requests wait for bytes of others."""
-    return room._waiting
+    return [reserved.caller for reserved in room._waiting]
 
 
 def membership_of(client: Any) -> Any:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
-from called_server import TIMEOUT_MS, TOKEN, Server, fetch, produce, served
+from called_server import TIMEOUT_MS, TOKEN, Server, fetch, listener_of, produce, served
 from deadlines import to_its_end, until
 from inside import callers_of, pending_of, waiting_of
+from virtual_time import give_turns, run_virtually
 
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.partition import ProduceReply
@@ -329,9 +332,10 @@ def test_a_frame_that_does_not_end_gives_its_bytes_back(monkeypatch, ending):
         async with raw(listening) as half, raw(listening) as waiting:
             half.writer.write(framed(1, produce(1, LARGE))[:500_000])
             await until(lambda: listening.room.used_bytes)
+            monkeypatch.setattr(listener, "LARGE_FRAME_TIMEOUT_S", 30.0)
             waiting.writer.write(framed(1, produce(2, LARGE)))
             await until(lambda: waiting_of(listening.room))
-            next(iter(waiting_of(listening.room))).close()
+            waiting_of(listening.room)[0].close()
             call = connection.call(produce(3, LARGE), timeout_ms=TIMEOUT_MS)
             whole = asyncio.create_task(call)
             await until(lambda: pending_of(connection))
@@ -352,6 +356,189 @@ def test_a_large_request_that_is_refused_gives_its_bytes_back():
             assert listening.room.used_bytes == 0
 
     play(body)
+
+
+# --- claims ----------------------------------------------------------------------------------
+
+
+class Link(asyncio.Transport):
+    """The network under one connection of a listener, in memory: it reads only what it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self._is_reading = True
+        self._is_closing = False
+        self._left = b""
+        self._protocol: Any = None
+        self._socket: socket.socket | None = None
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._socket if name == "socket" else default
+
+    def open(self, protocol: Any) -> None:
+        self._protocol = protocol
+        with socket.socket() as self._socket:
+            protocol.connection_made(self)
+
+    def arrives(self, data: bytes) -> None:
+        self._left += data
+        while self._left and self._is_reading and not self._is_closing:
+            target = self._protocol.get_buffer(-1)
+            size = min(len(target), len(self._left))
+            target[:size], self._left = self._left[:size], self._left[size:]
+            del target
+            self._protocol.buffer_updated(size)
+
+    def write(self, data: Any) -> None:
+        self.written += data
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None:
+        self._is_reading = False
+
+    def resume_reading(self) -> None:
+        self._is_reading = True
+        asyncio.get_running_loop().call_soon(self.arrives, b"")
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def close(self) -> None:
+        self.abort()
+
+    def abort(self) -> None:
+        if not self._is_closing:
+            self._is_closing = True
+            asyncio.get_running_loop().call_soon(self._protocol.connection_lost, None)
+
+
+async def linked(listening: Listener) -> Link:
+    """A connection that has proved its token."""
+    link = Link()
+    link.open(listener._Caller(listening))
+    await give_turns()
+    challenge, nonce = link.written[-NONCE_BYTES:], new_nonce()
+    link.arrives(frame(0, HELLO, nonce, caller_proof(TOKEN, challenge, nonce)))
+    await give_turns()
+    link.written = b""
+    return link
+
+
+def in_memory(body: Callable[[Server, Listener], Awaitable[None]]) -> None:
+    async def run() -> None:
+        server = Server()
+        await body(server, listener_of(server))
+
+    run_virtually(run())
+
+
+def claim(length: int, arrived: bytes = b"") -> bytes:
+    return length.to_bytes(4, "big") + arrived
+
+
+@pytest.mark.parametrize("arrived_bytes", [0, 60_000, 66_000])
+def test_claims_of_what_does_not_come_hold_up_nobody(arrived_bytes):
+    async def body(server: Server, listening: Listener) -> None:
+        for _ in range(50):
+            (await linked(listening)).arrives(claim(FRAME_MAX_BYTES, b"\0" * arrived_bytes))
+        honest = await linked(listening)
+        began_s = asyncio.get_running_loop().time()
+        for number in range(20):
+            honest.arrives(framed(number, produce(number, b"b" * 3 * MIB)))
+            await give_turns()
+        assert server.begun == list(range(20))
+        assert asyncio.get_running_loop().time() == began_s
+        assert listening.room.used_bytes <= 50 * max(2 * arrived_bytes, frames.FRAME_STEP_BYTES)
+
+    in_memory(body)
+
+
+def test_what_has_come_takes_room_and_one_that_waits_longest_can_end(monkeypatch):
+    """The shared room is full of frames that do not end, each of which wants more of it."""
+    monkeypatch.setattr(admission, "REQUEST_BYTES_MAX", FRAME_MAX_BYTES + MIB)
+
+    async def body(server: Server, listening: Listener) -> None:
+        room, most = listening.room, 0
+        frames_ = [framed(number, produce(number, b"b" * 3 * MIB)) for number in range(12)]
+        links = [await linked(listening) for _ in frames_]
+        for place in range(0, len(frames_[0]), 50_000):
+            for link, data in zip(links, frames_, strict=True):
+                link.arrives(data[place : place + 50_000])
+                most = max(most, room.used_bytes)
+            await give_turns(3)
+        await give_turns(100)
+        assert sorted(server.begun) == list(range(12))
+        assert MIB < most <= MIB + len(frames_[0])
+        assert room.used_bytes == 0
+
+    in_memory(body)
+
+
+def test_frames_that_do_not_end_hold_what_has_come_for_as_long_as_one_may_take(monkeypatch):
+    monkeypatch.setattr(admission, "REQUEST_BYTES_MAX", FRAME_MAX_BYTES + MIB)
+
+    async def body(server: Server, listening: Listener) -> None:
+        stuck = [await linked(listening) for _ in range(20)]
+        for link in stuck:
+            link.arrives(claim(FRAME_MAX_BYTES, b"\0" * 200_000))
+        await asyncio.sleep(5)
+        honest = await linked(listening)
+        honest.arrives(framed(7, produce(7, LARGE)))
+        await give_turns()
+        assert server.begun == []
+        assert listening.room.used_bytes <= MIB + frames.FRAME_STEP_BYTES
+        await asyncio.sleep(listener.LARGE_FRAME_TIMEOUT_S - 4.9)
+        assert server.begun == [7]
+        assert all(link.is_closing() for link in stuck)
+
+    in_memory(body)
+
+
+@pytest.mark.parametrize("length", [70_000, 150_000, 400_000])
+def test_what_comes_though_reading_is_paused_is_kept(length):
+    """Python 3.10's TLS hands over what it has decrypted by then."""
+
+    class Waiting(FramedProtocol):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frames: list[bytes] = []
+            self.has_room = False
+
+        def grant(self, least_bytes: int, most_bytes: int) -> int:
+            return least_bytes if self.has_room else 0
+
+        def received(self, correlation_id: int, kind: int, body: memoryview) -> None:
+            self.frames.append(bytes(body))
+
+        def drained(self) -> None:
+            """Nothing waits for it."""
+
+    async def run() -> None:
+        waiting = Waiting()
+        Link().open(waiting)
+        large = bytes(range(256)) * (length // 256)
+        data = memoryview(frame(1, "", large) + frame(2, "", b"small") + frame(3, "", large))
+        fed = 0
+        while data:
+            target = waiting.get_buffer(-1)
+            assert target
+            size = min(len(target), len(data))
+            target[:size] = data[:size]
+            del target
+            waiting.buffer_updated(size)
+            data, fed = data[size:], fed + size
+            if fed > 100_000:
+                waiting.has_room = True
+                waiting.go_on()
+        assert waiting.frames == [large, b"small", large]
+
+    to_its_end(run())
 
 
 def test_a_connection_with_too_many_requests_in_progress_is_read_no_further(monkeypatch):

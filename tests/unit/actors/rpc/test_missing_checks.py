@@ -166,7 +166,7 @@ CHECKS = {
         "test_one_connection_more_than_the_limit_is_refused_and_ray_does_not_replace_it",
     ),
     "bytes in flight": Check(
-        answering(RequestRoom, "take", True),
+        answering(RequestRoom, "_is_shared", True),
         BOUNDS,
         "test_requests_share_their_bytes_and_wait_their_turn",
     ),
