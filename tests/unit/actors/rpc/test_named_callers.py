@@ -63,14 +63,16 @@ def config(tmp_path: Path) -> ClusterConfig:
 
 
 @contextlib.asynccontextmanager
-async def behind(config: ClusterConfig | None, *readers: str) -> AsyncIterator[tuple[Any, Any]]:
-    """A server at which these users may read."""
+async def behind(
+    config: ClusterConfig | None, *readers: str, is_known: bool = True
+) -> AsyncIterator[tuple[Any, Any]]:
+    """A server at which these users may read; unless ``is_known``, it has not heard of that yet."""
     acls = tuple(
         Acl(principal=name, resource=Resource.TOPIC, name="*", operation=Operation.READ)
         for name in readers
     )
     naming = None if config is None else naming_of(config)
-    door = Door(Access(rules=Rules(is_on=True, acls=acls)), naming=naming)
+    door = Door(Access(rules=Rules(is_on=True, acls=acls)) if is_known else None, naming=naming)
     server = Server()
     dispatch = Dispatch(server, on_bug=server.die_of_bug, door=door)
     listener = Listener(dispatch, host=HERE, token=TOKEN, server_secret=b"known to servers")
@@ -153,6 +155,23 @@ def test_a_token_names_a_user_until_it_expires_and_a_renewed_one_is_read(config,
             assert await joined(identity) is ErrorCode.SASL_AUTHENTICATION_FAILED
             path.unlink()
             assert await joined(identity) is ErrorCode.SASL_AUTHENTICATION_FAILED
+
+    asyncio.run(body())
+
+
+def test_a_process_that_does_not_know_the_rules_yet_lets_in_nobody_who_has_a_name(
+    use, config, tmp_path
+):
+    logins = [
+        login_of(None, None, cert=pem_of(use, tmp_path / "ann.pem")),
+        login_of(None, None, token=token_file(tmp_path / "token")),
+    ]
+
+    async def body() -> None:
+        async with behind(config, "User:*", is_known=False) as (_, joined):
+            for login in logins:
+                # Not refused: it is asked again.
+                assert await joined(login.identity()) is None
 
     asyncio.run(body())
 

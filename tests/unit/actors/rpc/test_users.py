@@ -30,7 +30,12 @@ from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
 from oncelog.actors.protocol.messages.replication import DescribeVoterRequest
 from oncelog.actors.protocol.scram import ITERATIONS_MIN, make_credential
 from oncelog.actors.rpc import listener as listener_module
-from oncelog.actors.rpc.actor_transport import ActorConnection, ActorTransport, connect
+from oncelog.actors.rpc.actor_transport import (
+    FAILURES_BEFORE_RAY,
+    ActorConnection,
+    ActorTransport,
+    connect,
+)
 from oncelog.actors.rpc.dispatch import Dispatch
 from oncelog.actors.rpc.door import Door
 from oncelog.actors.rpc.handshake import (
@@ -301,6 +306,31 @@ def test_a_user_is_never_called_for_through_ray():
         assert reply.error is ErrorCode.NETWORK_EXCEPTION
         assert "through Ray" in reply.detail
         transport.close()
+
+    asyncio.run(body())
+
+
+def test_a_user_is_let_in_as_soon_as_the_process_knows_it_however_often_it_has_tried():
+    async def body() -> None:
+        door = Door(None)
+        async with behind(door) as (server, listener):
+
+            class Where:
+                async def listener_of(self, _actor: str, **_: Any) -> ListenerAddress:
+                    return await listener.address()
+
+                async def call(self, actor: str, request: Any, **_: Any) -> Any:
+                    raise AssertionError(f"{actor} was called by Ray: {request}")
+
+            transport = ActorTransport(Where(), identity=UserIdentity("alice", PASSWORD))
+            for _ in range(2 * FAILURES_BEFORE_RAY):
+                early = await transport.call("it", fetch(1), timeout_ms=TIMEOUT_MS)
+                assert early.error is ErrorCode.NETWORK_EXCEPTION
+            door.learn(access(acl(Operation.READ)))
+            reply = await transport.call("it", fetch(2), timeout_ms=TIMEOUT_MS)
+            assert reply.error is ErrorCode.NONE
+            assert server.fetched == [2]
+            transport.close()
 
     asyncio.run(body())
 
