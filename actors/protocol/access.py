@@ -98,6 +98,9 @@ class Verdict(NamedTuple):
 DECISIONS_MAX: Final = 10_000
 """Decisions that are remembered; beyond that all are forgotten."""
 
+DECIDED_NAME_CHARS_MAX: Final = 249
+"""Characters of a name there: those that a topic's may have. A longer one is decided anew."""
+
 
 def covers(acl: Acl, name: str) -> bool:
     """Whether ``acl`` is about the resource ``name``."""
@@ -138,6 +141,8 @@ class Authorizer:
         if not self.rules.is_on or principal.name in self.rules.super_users:
             return operation is not Operation.CLUSTER_ACTION
         question = (principal.name, host, operation, resource, name)
+        if len(name) > DECIDED_NAME_CHARS_MAX:
+            return self._decide(*question)
         answer = self._decided.get(question)
         if answer is None:
             if len(self._decided) >= DECISIONS_MAX:

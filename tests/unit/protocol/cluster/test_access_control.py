@@ -11,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from oncelog.actors.protocol.access import DECISIONS_MAX, Authorizer, Principal
+from oncelog.actors.protocol.access import (
+    DECIDED_NAME_CHARS_MAX,
+    DECISIONS_MAX,
+    Authorizer,
+    Principal,
+)
 from oncelog.actors.protocol.cluster import access_control
 from oncelog.actors.protocol.cluster.access_control import (
     ACLS_MAX,
@@ -58,6 +63,7 @@ READ = Acl(
     principal="User:alice", resource=Resource.TOPIC, name="flights", operation=Operation.READ
 )
 WRITE = structs.replace(READ, operation=Operation.WRITE)
+ALICE = Principal(READ.principal)
 
 SLOW = Limits(requests_per_second=5)
 FEW = Limits(connections=3, transaction_timeout_ms_max=60_000)
@@ -440,12 +446,21 @@ def test_decisions_that_are_remembered_have_a_bound(monkeypatch: pytest.MonkeyPa
     most = 0
     for number in (*range(10), *range(10)):
         name = f"t{number}" if number % 2 else "flights"
-        is_allowed = authorizer.may(
-            Principal("User:alice"), Operation.READ, Resource.TOPIC, name, f"10.0.0.{number}"
-        )
+        is_allowed = authorizer.may(ALICE, Operation.READ, Resource.TOPIC, name, f"10.0.0.{number}")
         assert is_allowed is (name == "flights")
         most = max(most, len(authorizer._decided))
     assert most == 3
+
+
+def test_long_names_are_decided_upon_and_not_remembered() -> None:
+    """A caller names what it likes: ten thousand such names would be more than there is memory."""
+    prefix = structs.replace(READ, name="f", is_prefix=True)
+    authorizer = Authorizer(Rules(is_on=True, acls=(prefix,)))
+    for length in (DECIDED_NAME_CHARS_MAX, DECIDED_NAME_CHARS_MAX + 1, 1_000_000):
+        for name, is_allowed in (("f" * length, True), ("g" * length, False)):
+            answer = authorizer.may(ALICE, Operation.READ, Resource.TOPIC, name, "10.0.0.1")
+            assert answer is is_allowed
+    assert {len(name) for *_, name in authorizer._decided} == {DECIDED_NAME_CHARS_MAX}
 
 
 # --- histories --------------------------------------------------------------------------------
