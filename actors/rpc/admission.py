@@ -94,6 +94,8 @@ class Places:
         self._of_host: dict[str, dict[Opening, None]] = {}
         self._trusted: dict[Caller, None] = {}
         self._slow: dict[Caller, None] = {}
+        self._refused: dict[str, int] = {}
+        """Host → its logins that were refused within the delay of their answers."""
 
     def begin(self, opening: Opening) -> Opening | None:
         """Add a connection; if there are too many, of its host or of all, close the oldest.
@@ -117,6 +119,23 @@ class Places:
             del of_host[opening]
             if not of_host:
                 del self._of_host[opening.host]
+
+    def refuse(self, host: str) -> None:
+        """A login from ``host`` is refused: until ``forgive`` that takes a place, come what may.
+
+        Who guesses does not wait for this answer, as a guess that is right is answered at once.
+        """
+        self._refused[host] = self._refused.get(host, 0) + 1
+
+    def forgive(self, host: str) -> None:
+        """The delay of one refusal is over."""
+        self._refused[host] -= 1
+        if not self._refused[host]:
+            del self._refused[host]
+
+    def may_log_in(self, host: str) -> bool:
+        """Whether a login from ``host`` is looked at now."""
+        return self._refused.get(host, 0) < HALF_OPEN_PER_HOST_MAX
 
     def trust(self, caller: Caller) -> Caller | None:
         """The token is verified; beyond ``CONNECTIONS_MAX`` the longest idle connection is closed.

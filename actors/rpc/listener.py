@@ -28,7 +28,7 @@ from oncelog.actors.rpc.admission import (
 )
 from oncelog.actors.rpc.certificates import Certificates
 from oncelog.actors.rpc.dispatch import Answer, Dispatch, LogBudget
-from oncelog.actors.rpc.frames import FRAME_MAX_BYTES, HELLO_ID, FramedProtocol, Outcome
+from oncelog.actors.rpc.frames import FRAME_MAX_BYTES, HELLO, HELLO_ID, FramedProtocol, Outcome
 from oncelog.actors.rpc.handshake import Reception
 
 _logger = logging.getLogger(__name__)
@@ -42,10 +42,10 @@ FIRST_FRAME_MAX_BYTES: Final = 8_448
 """Of each frame of a handshake: the longest signed token fits."""
 
 REFUSAL_DELAY_S: Final = 1.0
-"""How long a refused login waits for its answer, in a place of those that have proved nothing.
+"""How long a refused login waits for its answer, and counts against its host.
 
-With ``HALF_OPEN_PER_HOST_MAX`` it bounds how fast a host can guess passwords. Kafka's
-``connection.failed.authentication.delay.ms``.
+After ``HALF_OPEN_PER_HOST_MAX`` of them no other login from there is looked at: that bounds how
+fast a host can guess passwords. Kafka's ``connection.failed.authentication.delay.ms``.
 """
 
 BACKLOG: Final = 1_024
@@ -328,6 +328,10 @@ class _Caller(FramedProtocol):
     def _admit(self, correlation_id: int, method: str, message: memoryview) -> None:
         """Take a frame of the handshake: close the connection unless it proves who calls."""
         listener = self._listener
+        if method != HELLO and not listener.places.may_log_in(self.host):
+            listener.warnings.warn("a login from %s was not looked at: too many fail", self.host)
+            self.close()
+            return
         admission = self._reception.receive(method, bytes(message))
         if admission is None:
             listener.warnings.warn("a connection without the right token was closed")
@@ -338,6 +342,7 @@ class _Caller(FramedProtocol):
             listener.dispatch.audit.login_refused(admission.name, self.address)
             self._is_refused = True
             self.hold()
+            listener.places.refuse(self.host)
             self.loop.call_later(REFUSAL_DELAY_S, self._refuse, correlation_id, admission.body)
             return
         if admission.principal is None:
@@ -359,6 +364,7 @@ class _Caller(FramedProtocol):
         self.mute(listener.owed_ms(self.principal))
 
     def _refuse(self, correlation_id: int, answer: bytes) -> None:
+        self._listener.places.forgive(self.host)
         if not self.is_closing:
             self.send(correlation_id, Outcome.REFUSED, answer)
             self.close_when_sent()

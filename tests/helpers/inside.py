@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from oncelog.actors.rpc.actor_transport import ActorTransport
 from oncelog.actors.rpc.admission import Caller
-from oncelog.actors.rpc.listener import Listener
+from oncelog.actors.rpc.listener import Listener, _Caller
 from oncelog.storage.log.partition import PartitionLog
 
 
@@ -32,6 +32,11 @@ def loops_of(transport: ActorTransport) -> dict[Any, Any]:
 def callers_of(listener: Listener) -> dict[Caller, None]:
     """Whose connections are trusted, the newest last."""
     return listener.places._trusted
+
+
+def new_caller(listener: Listener) -> Any:
+    """The listener's end of one more connection."""
+    return _Caller(listener)
 
 
 def copy_of(broker: Any) -> Any:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
 
 import pytest
-from called_server import TIMEOUT_MS, TOKEN, Server, fetch, listener_of, produce, served
+from called_server import (
+    TIMEOUT_MS,
+    TOKEN,
+    Link,
+    Server,
+    fetch,
+    frame,
+    linked,
+    listener_of,
+    produce,
+    served,
+)
 from deadlines import to_its_end, until
 from inside import callers_of, pending_of, waiting_of
 from virtual_time import give_turns, run_virtually
@@ -34,12 +43,6 @@ def play(body: Callable[[Server, Listener, ActorConnection], Awaitable[None]]) -
             await body(server, listening, connection)
 
     to_its_end(run())
-
-
-def frame(number: int, method: str, *parts: bytes) -> bytes:
-    length = 9 + len(method) + sum(map(len, parts))
-    head = length.to_bytes(4, "big") + number.to_bytes(8, "big") + bytes([len(method)])
-    return head + method.encode() + b"".join(parts)
 
 
 def outcome(number: int, kind: Outcome, message: bytes) -> bytes:
@@ -359,75 +362,6 @@ def test_a_large_request_that_is_refused_gives_its_bytes_back():
 
 
 # --- claims ----------------------------------------------------------------------------------
-
-
-class Link(asyncio.Transport):
-    """The network under one connection of a listener, in memory: it reads only what it may."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = b""
-        self._is_reading = True
-        self._is_closing = False
-        self._left = b""
-        self._protocol: Any = None
-        self._socket: socket.socket | None = None
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self._socket if name == "socket" else default
-
-    def open(self, protocol: Any) -> None:
-        self._protocol = protocol
-        with socket.socket() as self._socket:
-            protocol.connection_made(self)
-
-    def arrives(self, data: bytes) -> None:
-        self._left += data
-        while self._left and self._is_reading and not self._is_closing:
-            target = self._protocol.get_buffer(-1)
-            size = min(len(target), len(self._left))
-            target[:size], self._left = self._left[:size], self._left[size:]
-            del target
-            self._protocol.buffer_updated(size)
-
-    def write(self, data: Any) -> None:
-        self.written += data
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def pause_reading(self) -> None:
-        self._is_reading = False
-
-    def resume_reading(self) -> None:
-        self._is_reading = True
-        asyncio.get_running_loop().call_soon(self.arrives, b"")
-
-    def is_closing(self) -> bool:
-        return self._is_closing
-
-    def close(self) -> None:
-        self.abort()
-
-    def abort(self) -> None:
-        if not self._is_closing:
-            self._is_closing = True
-            asyncio.get_running_loop().call_soon(self._protocol.connection_lost, None)
-
-
-async def linked(listening: Listener) -> Link:
-    """A connection that has proved its token."""
-    link = Link()
-    link.open(listener._Caller(listening))
-    await give_turns()
-    challenge, nonce = link.written[-NONCE_BYTES:], new_nonce()
-    link.arrives(frame(0, HELLO, nonce, caller_proof(TOKEN, challenge, nonce)))
-    await give_turns()
-    link.written = b""
-    return link
 
 
 def in_memory(body: Callable[[Server, Listener], Awaitable[None]]) -> None:

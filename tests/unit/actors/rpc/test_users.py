@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from called_server import TIMEOUT_MS, TOKEN, Server, fetch, produce
+from called_server import TIMEOUT_MS, TOKEN, Link, Server, fetch, frame, linked, produce
+from inside import callers_of
 from msgspec import structs
+from virtual_time import give_turns, run_virtually
 
 from oncelog.actors.protocol.access import RAY, SERVER, Principal, Split
 from oncelog.actors.protocol.messages.access import (
@@ -29,6 +31,7 @@ from oncelog.actors.protocol.messages.cluster import MetadataRequest, ShutdownRe
 from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
 from oncelog.actors.protocol.messages.replication import DescribeVoterRequest
 from oncelog.actors.protocol.scram import ITERATIONS_MIN, make_credential
+from oncelog.actors.rpc import admission
 from oncelog.actors.rpc import listener as listener_module
 from oncelog.actors.rpc.actor_transport import (
     FAILURES_BEFORE_RAY,
@@ -187,6 +190,60 @@ def test_a_refusal_takes_its_time(monkeypatch):
             assert loop.time() - began >= 0.3
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize("is_patient", [False, True])
+def test_a_host_can_guess_so_often_a_second_and_no_more(monkeypatch, is_patient):
+    """1. A guess that is right is answered at once. 2. So nobody waits for the other answer."""
+    monkeypatch.setattr(listener_module, "REFUSAL_DELAY_S", 1.0)
+    monkeypatch.setattr(admission, "HALF_OPEN_PER_HOST_MAX", 5)
+
+    class Judged:
+        def __init__(self) -> None:
+            self.at_s: list[float] = []
+
+        def judged(self, *_: object) -> None:
+            pass
+
+        def login_refused(self, *_: object) -> None:
+            self.at_s.append(asyncio.get_running_loop().time())
+
+    async def body() -> None:
+        server, heard = Server(), Judged()
+        dispatch = Dispatch(server, on_bug=server.die_of_bug, door=Door(access()), audit=heard)
+        listener = Listener(dispatch, host="127.0.0.1", token=TOKEN, server_secret=SECRET)
+
+        async def says(link: Link, greeting: Any, kind: int, body: bytes) -> bytes:
+            method, message = greeting.receive(kind, body)
+            link.written = b""
+            link.arrives(frame(0, method, message))
+            await give_turns()
+            return link.written[13:]
+
+        async def guess(password: str) -> bytes:
+            link = await linked(listener, is_proved=False)
+            greeting = UserIdentity("alice", password).greeting(TOKEN)
+            challenge = await says(link, greeting, 3, link.written[13:])
+            answer = b""
+            if not link.is_closing():
+                answer = await says(link, greeting, 3, challenge)
+            if not is_patient:
+                link.close()
+            await give_turns()
+            return answer
+
+        for _ in range(100):
+            assert await guess("wrong") == b""
+            await asyncio.sleep(0.02)
+        assert len(heard.at_s) <= 3 * 5
+        # Programs of the Ray cluster come from there as before, and soon so does the user.
+        program = await linked(listener)
+        assert len(callers_of(listener)) == 1
+        assert not program.is_closing()
+        await asyncio.sleep(1.1)
+        assert (await guess(PASSWORD)).startswith(b"v=")
+
+    run_virtually(body())
 
 
 def test_a_process_that_does_not_know_the_users_yet_asks_to_try_again():
@@ -473,8 +530,6 @@ class Controller:
 
 
 def test_a_process_asks_until_it_knows_and_then_whether_there_is_something_newer():
-    from virtual_time import run_virtually
-
     async def body() -> None:
         door = Door(None)
         controller = Controller(
@@ -494,8 +549,6 @@ def test_a_process_asks_until_it_knows_and_then_whether_there_is_something_newer
 
 
 def test_an_older_controller_has_no_rules():
-    from virtual_time import run_virtually
-
     async def body() -> None:
         door = Door(None)
         controller = Controller(AccessReply(error=ErrorCode.INVALID_REQUEST))
