@@ -241,11 +241,16 @@ class _TlsHandshake:
             self.task.cancel()
 
 
+def address_of(peer: Sequence[Any] | None) -> str:
+    """The address in a socket address, without the interface of one that is local to a link."""
+    return str(peer[0]).partition("%")[0] if peer else ""
+
+
 def host_of(peer: Sequence[Any] | None) -> str:
     """Where a connection comes from, by its socket address: a host, or an IPv6 network of it."""
     if not peer:
         return ""
-    address = ipaddress.ip_address(str(peer[0]).partition("%")[0])
+    address = ipaddress.ip_address(address_of(peer))
     if address.version == 4:
         return str(address)
     return str(ipaddress.IPv6Network((address, _IPV6_NETWORK_BITS), strict=False))
@@ -285,7 +290,7 @@ class _Caller(FramedProtocol):
         self.send(HELLO_ID, Outcome.CHALLENGE, self._reception.nonce)
         self._first_frame_timer = self.loop.call_later(FIRST_FRAME_TIMEOUT_S, self.close)
         peer = transport.get_extra_info("peername")
-        self.host, self.address = host_of(peer), str(peer[0]) if peer else ""
+        self.host, self.address = host_of(peer), address_of(peer)
         if self._handshake is not None:
             # It takes the place of its handshake.
             self._listener.places.end_opening(self._handshake)

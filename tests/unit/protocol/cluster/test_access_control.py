@@ -21,7 +21,6 @@ from oncelog.actors.protocol.cluster import access_control
 from oncelog.actors.protocol.cluster.access_control import (
     ACLS_MAX,
     CHANGES_MAX,
-    HOST_CHARS_MAX,
     OPERATIONS,
     RESOURCE_CHARS_MAX,
     SNAPSHOT_ROWS,
@@ -323,7 +322,17 @@ def test_each_kind_has_its_operations(resource: Resource, operation: Operation) 
         ({"name": "t" * (RESOURCE_CHARS_MAX + 1)}, "a name of 1025 characters"),
         ({"name": ANY_NAME, "is_prefix": True}, "the prefix '*' is of nothing"),
         ({"host": ""}, "host ''"),
-        ({"host": "h" * (HOST_CHARS_MAX + 1)}, "host"),
+        *(
+            ({"host": host, "is_allowed": False}, f"host {host!r}: give an address")
+            for host in (
+                "h" * 65,
+                "10.0.0.0/8",
+                "db1",
+                "10.0.0.01",
+                "2001:DB8::1",
+                "::ffff:1.2.3.4",
+            )
+        ),
         (
             {"resource": Resource.CLUSTER, "operation": Operation.ALTER, "name": "other"},
             "cluster 'other'",
@@ -351,6 +360,7 @@ def test_an_impossible_acl_is_told(fields: dict[str, Any], told: str) -> None:
         {"name": ANY_NAME},
         {"name": "f", "is_prefix": True},
         {"is_allowed": False, "host": "10.0.0.1"},
+        {"is_allowed": False, "host": "2001:db8::1"},
         {"resource": Resource.CLUSTER, "operation": Operation.ALTER, "name": ANY_NAME},
     ],
 )
