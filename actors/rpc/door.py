@@ -76,10 +76,10 @@ class Bearer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A ``Bearer`` without an end."""
+    """A ``Bearer``."""
 
     name: str
-    expires_at_ms: int | None = None
+    expires_at_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,9 @@ After ``HALF_OPEN_PER_HOST_MAX`` of them no other login from there is looked at:
 fast a host can guess passwords. Kafka's ``connection.failed.authentication.delay.ms``.
 """
 
+EXPIRY_CHECK_S: Final = 60.0
+"""Interval at which it is looked whether a user's proof has expired: a clock may be set."""
+
 BACKLOG: Final = 1_024
 """Connections that the system keeps until they are accepted."""
 
@@ -276,7 +279,7 @@ class _Caller(FramedProtocol):
         """Room for the incoming frame."""
         self._is_without_room = False
         self._first_frame_timer: asyncio.TimerHandle
-        self._expiry_timer: asyncio.TimerHandle | None = None
+        self._expiry_timer: asyncio.Handle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Join the connections without a verified token, and ask for a proof of it."""
@@ -364,9 +367,18 @@ class _Caller(FramedProtocol):
         if self._user:
             listener.dispatch.door.enter(self._user, self)
         if admission.expires_at_ms is not None:
-            left_ms = admission.expires_at_ms - listener.clock.now_ms()
-            self._expiry_timer = self.loop.call_later(max(left_ms, 0) / 1_000, self.close)
+            left_s = (admission.expires_at_ms - listener.clock.now_ms()) / 1_000
+            self._check_expiry(admission.expires_at_ms, self.loop.time() + left_s)
         self.mute(listener.owed_ms(self.principal))
+
+    def _check_expiry(self, at_ms: int, at_s: float) -> None:
+        """Close the connection once its proof has expired, by the clock or in loop time."""
+        left_s = min(at_s - self.loop.time(), (at_ms - self._listener.clock.now_ms()) / 1_000)
+        self._expiry_timer = (
+            self.loop.call_later(min(left_s, EXPIRY_CHECK_S), self._check_expiry, at_ms, at_s)
+            if left_s > 0
+            else self.loop.call_soon(self.close)
+        )
 
     def _refuse(self, correlation_id: int, answer: bytes) -> None:
         self._listener.places.forgive(self.host)

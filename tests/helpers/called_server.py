@@ -107,8 +107,10 @@ def frame(number: int, method: str, *parts: bytes) -> bytes:
 class Link(asyncio.Transport):
     """The network under a connection, in memory and virtual time: it reads only what it may."""
 
-    def __init__(self) -> None:
+    def __init__(self, peer: dict[str, Any] | None = None) -> None:
         super().__init__()
+        self.peer = peer
+        """The certificate that TLS has shown; ``None`` without TLS."""
         self.written = b""
         self._is_reading = True
         self._is_closing = False
@@ -117,7 +119,7 @@ class Link(asyncio.Transport):
         self._socket: socket.socket | None = None
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self._socket if name == "socket" else default
+        return {"socket": self._socket, "peercert": self.peer}.get(name, default)
 
     def open(self, protocol: Any) -> None:
         self._protocol = protocol
@@ -161,9 +163,11 @@ class Link(asyncio.Transport):
             asyncio.get_running_loop().call_soon(self._protocol.connection_lost, None)
 
 
-async def linked(listening: Listener, *, is_proved: bool = True) -> Link:
+async def linked(
+    listening: Listener, *, is_proved: bool = True, peer: dict[str, Any] | None = None
+) -> Link:
     """A connection of a listener, which has proved its token."""
-    link = Link()
+    link = Link(peer)
     link.open(new_caller(listening))
     await give_turns()
     if is_proved:

@@ -17,13 +17,14 @@ from issued_certificates import Authority
 
 from oncelog.actors.config import ClusterConfig
 from oncelog.actors.launch.processes import naming_of
+from oncelog.actors.protocol.access import Principal
 from oncelog.actors.protocol.messages.access import Access, Acl, Operation, Resource, Rules
 from oncelog.actors.rpc import listener as listener_module
 from oncelog.actors.rpc.actor_transport import ActorConnection, connect
 from oncelog.actors.rpc.certificates import FILES, IN_USE, OUR_FILES
 from oncelog.actors.rpc.dispatch import Dispatch
 from oncelog.actors.rpc.door import Door
-from oncelog.actors.rpc.handshake import Identity
+from oncelog.actors.rpc.handshake import Identity, Reception
 from oncelog.actors.rpc.listener import Listener
 from oncelog.api.session.login import login_of
 from oncelog.storage.errors import ErrorCode
@@ -118,6 +119,16 @@ def test_a_certificate_names_a_user_by_the_rules(use, config, tmp_path):
             assert await asked(await joined(identity)) is ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
     asyncio.run(body())
+
+
+def test_a_certificate_names_a_user_until_it_expires(config):
+    """Then its connection is closed, like that of a token."""
+    peer = {"subject": ((("commonName", "a process"),),), "notAfter": "Jan  9 12:34:43 2030 GMT"}
+    door = Door(Access(), naming=naming_of(config))
+    admission = Reception(TOKEN, b"", door, peer).receive("cert", b"")
+    assert admission is not None
+    assert admission.principal == Principal("User:PROCESS")
+    assert admission.expires_at_ms == 1_894_192_483_000
 
 
 def test_a_certificate_that_no_rule_names_is_refused(use, config, tmp_path):

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from called_server import TIMEOUT_MS, TOKEN, Link, Server, fetch, frame, linked, produce
+from deadlines import until
 from inside import callers_of
 from msgspec import structs
-from virtual_time import give_turns, run_virtually
+from virtual_time import START_MS, give_turns, run_virtually
 
 from oncelog.actors.protocol.access import RAY, SERVER, Principal, Split
 from oncelog.actors.protocol.messages.access import (
@@ -40,7 +41,7 @@ from oncelog.actors.rpc.actor_transport import (
     connect,
 )
 from oncelog.actors.rpc.dispatch import Dispatch
-from oncelog.actors.rpc.door import Door
+from oncelog.actors.rpc.door import Door, Named
 from oncelog.actors.rpc.handshake import (
     Ending,
     Identity,
@@ -411,6 +412,43 @@ def test_an_actor_that_is_none_of_the_log_has_no_door_and_is_called_through_ray(
         transport.close()
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    ("jump_ms", "lasts_s"),
+    [(0, 600), (-3_600_000, 600), (300_000, 300), (86_400_000, 0)],
+    ids=["no jump", "back", "forward", "beyond"],
+)
+def test_who_has_come_in_goes_when_the_proof_expires_though_a_clock_jumps(jump_ms, lasts_s):
+    class AnyToken:
+        def bearer_of(self, token: str) -> Named:
+            return Named(token, clock.now_ms() + 600_000)
+
+        def named_by(self, certificate: Any) -> Named:
+            raise AssertionError(f"a token is shown, not {certificate}")
+
+    async def body() -> None:
+        server = Server()
+        door = Door(access(), naming=AnyToken())
+        listener = Listener(
+            Dispatch(server, on_bug=server.die_of_bug, door=door), host="127.0.0.1", token=TOKEN
+        )
+        listener.clock = clock
+        loop = asyncio.get_running_loop()
+        link = await linked(listener, is_proved=False, peer={})
+        link.arrives(frame(0, "token", b"ann"))
+        await give_turns()
+        assert len(callers_of(listener)) == 1
+        jumps.append(jump_ms)
+        await until(link.is_closing, look_s=1.0)
+        assert lasts_s <= loop.time() <= lasts_s + listener_module.EXPIRY_CHECK_S + 1
+
+    class Clock:
+        def now_ms(self) -> int:
+            return START_MS + sum(jumps) + int(1_000 * asyncio.get_running_loop().time())
+
+    clock, jumps = Clock(), [0]
+    run_virtually(body())
 
 
 # --- without a connection -------------------------------------------------------------------------
