@@ -190,8 +190,11 @@ class RequestsInProgress:
         caller.in_progress += 1
 
     def is_full(self, caller: Caller) -> bool:
-        """Whether no more requests of ``caller`` may be read before others have ended."""
-        if self.count < REQUESTS_MAX:
+        """Whether no more requests of ``caller`` may be read before others have ended.
+
+        Each may have one: those of others may never end.
+        """
+        if self.count < REQUESTS_MAX or not caller.in_progress:
             return caller.in_progress >= REQUESTS_PER_CONNECTION_MAX
         self._held[caller] = None
         return True
@@ -200,6 +203,8 @@ class RequestsInProgress:
         """A request has ended; a caller that waited for that resumes."""
         self.count -= 1
         caller.in_progress -= 1
+        if not caller.in_progress:
+            self._held.pop(caller, None)
         if caller.is_held and caller not in self._held:
             caller.go_on()
         while self._held and self.count < REQUESTS_MAX:

@@ -524,6 +524,31 @@ def test_an_actor_with_too_many_requests_in_progress_reads_no_connection_further
     play(body)
 
 
+def test_requests_in_progress_that_never_end_leave_each_caller_one(monkeypatch):
+    """Programs could else have an actor hear nobody any more, its controller included."""
+    monkeypatch.setattr(admission, "REQUESTS_MAX", 3)
+
+    async def body(server: Server, listening: Listener) -> None:
+        server.gate.clear()
+        greedy, other = await linked(listening), await linked(listening)
+        greedy.arrives(b"".join(framed(number, produce(number)) for number in range(10)))
+        await give_turns()
+        assert server.begun == [0, 1, 2]
+        for number in range(5):
+            other.arrives(framed(number, fetch(number)))
+            await give_turns()
+        other.arrives(b"".join(framed(number, fetch(number)) for number in range(5, 9)))
+        await give_turns(50)
+        assert server.fetched == list(range(9))
+        assert server.begun == [0, 1, 2]
+        server.gate.set()
+        await give_turns(50)
+        assert server.begun == list(range(10))
+        assert listening.progress.count == 0
+
+    in_memory(body)
+
+
 # --- connections -----------------------------------------------------------------------------
 
 
