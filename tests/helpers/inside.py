@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from oncelog.actors.protocol import access
 from oncelog.actors.rpc.actor_transport import ActorTransport
 from oncelog.actors.rpc.admission import Caller
 from oncelog.actors.rpc.listener import Listener, _Caller
@@ -37,6 +38,11 @@ def callers_of(listener: Listener) -> dict[Caller, None]:
 def new_caller(listener: Listener) -> Any:
     """The listener's end of one more connection."""
     return _Caller(listener)
+
+
+def acls_of_principal() -> Any:
+    """How the ACLs of a principal are found by name."""
+    return access._Acls
 
 
 def copy_of(broker: Any) -> Any:
