@@ -586,6 +586,28 @@ def test_a_process_asks_until_it_knows_and_then_whether_there_is_something_newer
     run_virtually(body())
 
 
+def test_a_process_that_hears_nothing_for_long_says_so_once_a_minute_and_goes_on(caplog):
+    async def body() -> None:
+        door = Door(access(version=4))
+        lost = AccessReply(error=ErrorCode.UNKNOWN_SERVER_ERROR, detail="unreadable reply")
+        heard = [AccessReply(access=access(version=5))]
+        controller = Controller(*[lost] * 13, *heard, *[lost] * 5)
+        keeping = asyncio.ensure_future(door.keep(controller, timeout_ms=TIMEOUT_MS))
+        await asyncio.sleep(59)
+        assert not caplog.records
+        await asyncio.sleep(60)
+        (told,) = caplog.records
+        assert "version 4" in told.message
+        assert "unreadable reply" in told.message
+        # At 120 s again, and then 60 s after it has heard at 130 s.
+        await asyncio.sleep(66)
+        assert len(caplog.records) == 2
+        assert door.version == 5
+        keeping.cancel()
+
+    run_virtually(body())
+
+
 def test_an_older_controller_has_no_rules():
     async def body() -> None:
         door = Door(None)
