@@ -229,7 +229,9 @@ class ConsumerSettings:
         "How much of one partition is fetched at a time; a larger batch is fetched alone.",
     ] = 1_048_576
     fetch_max_wait_ms: Annotated[
-        int, Meta(ge=0, le=INT32_MAX), "How long a leader waits for `fetch_min_bytes`."
+        int,
+        Meta(ge=0, le=INT32_MAX),
+        "How long a leader waits for `fetch_min_bytes`: at most 30 s.",
     ] = 500
     order: Annotated[
         DeliveryOrder,

@@ -1,7 +1,8 @@
 """Tells every process of the cluster the users and ACLs, after each change.
 
 A process that cannot be reached is told again a few times. By then it has asked by itself, as it
-does when it starts and now and then (``rpc/door.py``), if it can reach this one.
+does when it starts and now and then (``rpc/door.py``), if it can reach this one. Neither the others
+nor the next change wait for it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from oncelog.actors.interfaces import Transport
-from oncelog.actors.process.background import OwnTasks, resolve_future
+from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.protocol.messages.access import Access, LearnAccessRequest
 from oncelog.storage.errors import ErrorCode
 
@@ -25,14 +26,17 @@ ACCESS_ROUNDS_MAX: Final = 20
 """How often; together at least the interval at which it asks by itself."""
 
 ACCESS_CALLS_MAX: Final = 64
-"""Concurrent calls; the others wait."""
+"""Calls that are begun together; the others wait."""
+
+ACCESS_SLOW_MS: Final = 100
+"""For so long a call has others wait: one behind a cut network must not hold up the rest."""
 
 _REACHED: Final = frozenset({ErrorCode.NONE, ErrorCode.INVALID_REQUEST})
 """The latter is of a process of an earlier build, which has no rules."""
 
 
 class AccessAnnouncements:
-    """One task that tells the newest state to all that do not have it yet.
+    """Tells the newest state to all that do not have it yet.
 
     ``actors`` lists the names of all that are to know it.
     """
@@ -51,67 +55,84 @@ class AccessAnnouncements:
         self._transport = transport
         self._tasks = tasks
         self._timeout_ms = timeout_ms
-        self._task: asyncio.Task[None] | None = None
         self._told: dict[str, int] = {}
         """Actor → the version that it has; bounded by the number of actors."""
-        self._round_version = -1
-        """The version of the last round that is over."""
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
-        """Versions whose round is waited for; bounded by the requests in progress."""
+        self._calls: dict[str, asyncio.Task[bool]] = {}
+        """Actor → the call that tells it, one at a time."""
+        self._starting = asyncio.Semaphore(ACCESS_CALLS_MAX)
+        self._rounds: dict[int, asyncio.Task[None]] = {}
+        """Version → its first round, while that lasts; bounded by the requests in progress."""
+        self._announced_version = -1
+        """The highest version whose first round is over."""
+        self._retrying: asyncio.Task[None] | None = None
 
     async def announce(self) -> None:
         """Tell all; return once each has answered, or has not been reached in time."""
-        wanted = self._access().rules.version
-        if wanted <= self._round_version:
+        version = self._access().rules.version
+        if version <= self._announced_version:
             return
-        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((wanted, waiting))
-        if self._task is None or self._task.done():
-            self._task = self._tasks.spawn(self._tell_all())
-            # Also if it is cancelled before its first step.
-            self._task.add_done_callback(self._ended)
-        await waiting
+        first = self._rounds.get(version)
+        if first is None:
+            first = self._rounds[version] = self._tasks.spawn(self._tell_first(version))
+            first.add_done_callback(lambda _: self._rounds.pop(version, None))
+        # Also if it is cancelled, as this controller stops.
+        await asyncio.wait({first})
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if task is self._task:
-            self._release(wanted=None)
+    async def _tell_first(self, version: int) -> None:
+        left = await self._tell_all(version)
+        self._announced_version = max(self._announced_version, version)
+        if not left:
+            return
+        shown = ", ".join(left[:3])
+        _logger.warning("%d actors missed users and ACLs: %s", len(left), shown)
+        if self._retrying is None or self._retrying.done():
+            self._retrying = self._tasks.spawn(self._retry())
 
-    def _release(self, wanted: int | None) -> None:
-        """Answer those that wait for this version or an earlier one; ``None``: all."""
-        waiting, self._waiting = self._waiting, []
-        for version, future in waiting:
-            if wanted is None or version <= wanted:
-                resolve_future(future, None)
-            else:
-                self._waiting.append((version, future))
-
-    async def _tell_all(self) -> None:
-        calling = asyncio.Semaphore(ACCESS_CALLS_MAX)
-        round_count = 0
-        while True:
-            # Read again in each round: there may be a newer one, or fewer actors.
-            access, actors = self._access(), self._actors()
-            version = access.rules.version
-            self._told = {name: told for name, told in self._told.items() if name in actors}
-            missing = sorted(name for name in actors if self._told.get(name, -1) < version)
-            await asyncio.gather(*(self._tell(name, access, calling) for name in missing))
-            self._round_version = version
-            self._release(version)
-            if self._access().rules.version > version:
-                round_count = 0
-                continue
-            left = [name for name in missing if self._told.get(name, -1) < version]
-            round_count += 1
-            if left and round_count == 1:
-                shown = ", ".join(left[:3])
-                _logger.warning("%d actors missed users and ACLs: %s", len(left), shown)
-            if not left or round_count == ACCESS_ROUNDS_MAX:
-                return
+    async def _retry(self) -> None:
+        """Tell the newest state to those that were not reached, so often after each change."""
+        version, round_count = -1, 1
+        while round_count < ACCESS_ROUNDS_MAX:
             await asyncio.sleep(ACCESS_ANNOUNCE_RETRY_MS / 1000)
+            newest = self._access().rules.version
+            round_count = round_count + 1 if newest == version else 1
+            version = newest
+            if not await self._tell_all(version) and version == self._access().rules.version:
+                return
 
-    async def _tell(self, name: str, access: Access, calling: asyncio.Semaphore) -> None:
-        async with calling:
+    async def _tell_all(self, version: int) -> list[str]:
+        """Tell all at least this version; return those that were not reached."""
+        # Listed again each time: there may be fewer.
+        actors = self._actors()
+        self._told = {name: told for name, told in self._told.items() if name in actors}
+        missing = [name for name in actors if self._told.get(name, -1) < version]
+        # Those first that were reached before.
+        missing.sort(key=lambda name: (name not in self._told, name))
+        are_told = await asyncio.gather(*(self._tell(name, version) for name in missing))
+        return [name for name, is_told in zip(missing, are_told, strict=True) if not is_told]
+
+    async def _tell(self, name: str, version: int) -> bool:
+        """Tell one at least this version; a call in progress may have an earlier one."""
+        while self._told.get(name, -1) < version:
+            call = self._calls.get(name)
+            if call is None:
+                call = self._calls[name] = self._tasks.spawn(self._call(name))
+                call.add_done_callback(lambda _: self._calls.pop(name, None))
+            await asyncio.wait({call})
+            if call.cancelled() or call.exception() is not None or not call.result():
+                return False
+        return True
+
+    async def _call(self, name: str) -> bool:
+        """Tell one the newest state; return whether it was reached."""
+        async with self._starting:
+            access = self._access()
             request = LearnAccessRequest(access=access)
-            reply = await self._transport.call(name, request, timeout_ms=self._timeout_ms)
-        if reply.error in _REACHED:
-            self._told[name] = access.rules.version
+            calling = self._tasks.spawn(
+                self._transport.call(name, request, timeout_ms=self._timeout_ms)
+            )
+            await asyncio.wait({calling}, timeout=ACCESS_SLOW_MS / 1000)
+        reply = await calling
+        if reply.error not in _REACHED:
+            return False
+        self._told[name] = access.rules.version
+        return True

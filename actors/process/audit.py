@@ -56,7 +56,10 @@ AUDIT_QUEUE_MAX_BYTES: Final = 1_048_576
 """Lines that wait for the thread; those about what was allowed may take half."""
 
 AUDIT_LINES_PER_SECOND_MAX: Final = 100
-"""Lines about one principal in a second: so many of what it was refused, and of what allowed."""
+"""Lines about one principal in a second: so many of what it was refused, and of what allowed.
+
+Also of the refused logins from one address.
+"""
 
 AUDIT_NAMES_MAX: Final = 10
 """Names in one line; the others are counted."""
@@ -149,12 +152,12 @@ class AuditLog:
         error = ErrorCode.SASL_AUTHENTICATION_FAILED
         self._refused[LOGIN, error] = self._refused.get((LOGIN, error), 0) + 1
         self._report_later()
-        principal = USER_KIND + name[:NAME_MAX]
-        if self._is_too_many(principal, is_allowed=False):
+        # By address: the name is what somebody claims, who could take the lines of another.
+        if self._is_too_many(f"{LOGIN} {host}", is_allowed=False):
             self._leave_out(1)
             return
         fields = {
-            "principal": principal,
+            "principal": USER_KIND + name[:NAME_MAX],
             "address": host,
             "request": LOGIN,
             "verdict": "denied",
@@ -162,13 +165,13 @@ class AuditLog:
         }
         self._enqueue(fields, is_allowed=False)
 
-    def _is_too_many(self, principal: str, *, is_allowed: bool) -> bool:
+    def _is_too_many(self, who: str, *, is_allowed: bool) -> bool:
         # A principal takes no line of another, nor calls that are allowed those of refused ones.
         second = loop_ms() // 1_000
         if second != self._second:
             self._second = second
             self._in_second.clear()
-        key = (principal, is_allowed)
+        key = (who, is_allowed)
         self._in_second[key] = self._in_second.get(key, 0) + 1
         return self._in_second[key] > AUDIT_LINES_PER_SECOND_MAX
 

@@ -22,7 +22,7 @@ Source: KIP-11, KIP-290 and Kafka's "Authorization and ACLs".
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -98,6 +98,9 @@ class Verdict(NamedTuple):
 DECISIONS_MAX: Final = 10_000
 """Decisions that are remembered; beyond that all are forgotten."""
 
+DECIDED_NAME_CHARS_MAX: Final = 249
+"""Characters of a name there: those that a topic's may have. A longer one is decided anew."""
+
 
 def covers(acl: Acl, name: str) -> bool:
     """Whether ``acl`` is about the resource ``name``."""
@@ -109,15 +112,53 @@ def covers(acl: Acl, name: str) -> bool:
     return acl.name in (name, ANY_NAME)
 
 
+class _Acls:
+    """The ACLs of one principal about one kind of resource, found by a resource's name.
+
+    Not looked through one by one: a request may name very many resources.
+    """
+
+    __slots__ = ("_all", "_lengths", "_named", "_prefixes")
+
+    def __init__(self) -> None:
+        self._all: list[Acl] = []
+        self._named: dict[str, list[Acl]] = {}
+        self._prefixes: dict[str, list[Acl]] = {}
+        self._lengths: list[int] = []
+        """Of the prefixes."""
+
+    def add(self, acl: Acl) -> None:
+        self._all.append(acl)
+        found = self._prefixes if acl.is_prefix else self._named
+        if acl.is_prefix and len(acl.name) not in self._lengths:
+            self._lengths.append(len(acl.name))
+        found.setdefault(acl.name, []).append(acl)
+
+    def about(self, name: str) -> Iterator[Acl]:
+        """Those that cover a name; see ``covers``."""
+        if name == SOME_NAME:
+            yield from (acl for acl in self._all if covers(acl, name))
+            return
+        yield from self._named.get(name, ())
+        if name != ANY_NAME:
+            yield from self._named.get(ANY_NAME, ())
+        for length in self._lengths:
+            if length <= len(name):
+                yield from self._prefixes.get(name[:length], ())
+
+
+_NO_ACLS: Final = _Acls()
+
+
 class Authorizer:
     """Decides by one version of the rules, and remembers what it decided."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
         self._decided: dict[tuple[str, str, Operation, Resource, str], bool] = {}
-        self._of: dict[tuple[str, Resource], list[Acl]] = {}
+        self._of: dict[tuple[str, Resource], _Acls] = {}
         for acl in rules.acls:
-            self._of.setdefault((acl.principal, acl.resource), []).append(acl)
+            self._of.setdefault((acl.principal, acl.resource), _Acls()).add(acl)
         self._limits = dict(rules.limits)
 
     def limits(self, principal: Principal) -> Limits:
@@ -138,6 +179,8 @@ class Authorizer:
         if not self.rules.is_on or principal.name in self.rules.super_users:
             return operation is not Operation.CLUSTER_ACTION
         question = (principal.name, host, operation, resource, name)
+        if len(name) > DECIDED_NAME_CHARS_MAX:
+            return self._decide(*question)
         answer = self._decided.get(question)
         if answer is None:
             if len(self._decided) >= DECISIONS_MAX:
@@ -185,8 +228,8 @@ class Authorizer:
         found = [
             acl
             for who in (principal, ANYBODY)
-            for acl in self._of.get((who, resource), ())
-            if acl.host in (host, ANY_HOST) and covers(acl, name)
+            for acl in self._of.get((who, resource), _NO_ACLS).about(name)
+            if acl.host in (host, ANY_HOST)
         ]
         exactly = {operation, Operation.ALL}
         enough = exactly | _SHOWS if operation is Operation.DESCRIBE else exactly

@@ -40,6 +40,9 @@ Beyond, the one that was silent for longest is forgotten; it comes back with ful
 OWNERS_MAX: Final = 1_000
 """Principals whose open transactions are counted; beyond, the first one is counted anew."""
 
+IDS_MAX: Final = 1_000
+"""Transactional ids of a principal that are remembered besides those that are open."""
+
 
 # --- rates ----------------------------------------------------------------------------------------
 
@@ -143,9 +146,9 @@ class OpenTransactions:
     """Which principal has which transactions open, at one shard of coordinators.
 
     A transaction is counted from the first request that enrols a partition, for the principal that
-    makes it, while ``is_open``. What ended is found out only when a limit is reached. A new leader
-    of the shard knows no owners yet: it counts a transaction that is open already once its
-    producer enrols another partition, and never refuses that.
+    makes it, while ``is_open``. What ended is found out only when a limit is reached, or
+    ``IDS_MAX``. A new leader of the shard knows no owners yet: it counts a transaction that is open
+    already once its producer enrols another partition, and never refuses that.
     """
 
     def __init__(self, is_open: Callable[[str], bool]) -> None:
@@ -154,6 +157,10 @@ class OpenTransactions:
         """Principal → its transactional ids that are open, being opened, or have been open."""
         self._opening: dict[str, int] = {}
         """Transactional id → how many requests in progress may open its transaction."""
+
+    def __len__(self) -> int:
+        """Number of transactional ids remembered."""
+        return sum(map(len, self._of.values()))
 
     def begin(self, principal: str, transactional_id: str, limit: int) -> bool:
         """Count a request that may open a transaction, until ``end``; False: it is one too many."""
@@ -165,6 +172,8 @@ class OpenTransactions:
             ids.intersection_update(self._still_open(ids))
             if len(ids) >= limit:
                 return False
+        elif others and others % IDS_MAX == 0:
+            ids.intersection_update(self._still_open(ids))
         ids.add(transactional_id)
         self._opening[transactional_id] = self._opening.get(transactional_id, 0) + 1
         return True

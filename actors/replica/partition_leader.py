@@ -67,6 +67,12 @@ from oncelog.storage.records.codec import Record, decode_records
 ACKS: Final = (-1, 0, 1)
 TO_HIGH_WATERMARK: Final = -1
 
+FETCH_WAIT_MAX_MS: Final = 30_000
+"""For how long a fetch waits, whatever it asks for: then it is answered with what there is.
+
+It goes on when its connection is lost, and takes up one of the actor's requests in progress.
+"""
+
 REFUSED_RECORDS_MAX: Final = 1_000
 """A reply lists up to this many invalid records; if there are more, it lists none."""
 
@@ -206,7 +212,7 @@ class PartitionLeader:
     async def fetch(self, request: FetchRequest) -> FetchReply:
         """Return batches from ``fetch_offset`` on, once there are enough or the time is over."""
         replica = self.replica
-        deadline_ms = loop_ms() + request.max_wait_ms
+        deadline_ms = loop_ms() + min(request.max_wait_ms, FETCH_WAIT_MAX_MS)
         while True:
             error = self._check(request.topic_partition, request.leader_epoch)
             if error is ErrorCode.NONE and request.topic_id not in (

@@ -131,7 +131,7 @@ class ActorTransport:
                 deadline = loop.time() + timeout_ms / 1000
                 connection = await connections.make(actor, timeout_ms=timeout_ms)
                 timeout_ms = int(1000 * (deadline - loop.time()))
-            if connection is None and not isinstance(self._identity, ProgramIdentity):
+            if connection is None and not connections.may_use_ray:
                 detail = f"a user cannot call {actor} through Ray, and it cannot be connected to"
                 return request.failed(ErrorCode.NETWORK_EXCEPTION, detail)
         if connection is None:
@@ -193,6 +193,8 @@ class _LoopConnections:
 
     def __init__(self, ray_calls: RayCalls, reports: CallReports, identity: Identity) -> None:
         self._identity = identity
+        self.may_use_ray = isinstance(identity, ProgramIdentity)
+        """Users may not: what Ray carries is of a program of the Ray cluster."""
         self._certificates = identity.certificates(SystemClock())
         self.meter = CallMeter(CALLER, reports)
         self.keeper: asyncio.Task[None] | None = None
@@ -264,7 +266,7 @@ class _LoopConnections:
             self._failures.clear()
         failures = self._failures[actor] = self._failures.get(actor, 0) + 1
         # Nobody who cuts our secured connections may make us call in plain text.
-        if failures < FAILURES_BEFORE_RAY or is_ray_plain():
+        if failures < FAILURES_BEFORE_RAY or is_ray_plain() or not self.may_use_ray:
             return ErrorCode.NETWORK_EXCEPTION
         _logger.warning(
             "cannot connect to %s at %s:%d: it is called through Ray, which is slower",
@@ -276,6 +278,8 @@ class _LoopConnections:
         return None
 
     def _call_through_ray(self, actor: str) -> None:
+        if not self.may_use_ray:
+            return
         if len(self._without_until) >= UNREACHABLE_MAX:
             self._without_until.clear()
         self._without_until[actor] = _soon()

@@ -6,9 +6,11 @@ first served. Only connections beyond their limit are closed.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from oncelog.actors.protocol.access import Principal
+from oncelog.actors.rpc import frames
 from oncelog.storage.records.batch import Buffer
 
 CONNECTIONS_MAX: Final = 4_000
@@ -27,11 +29,11 @@ REQUESTS_MAX: Final = 10_000
 """Maximum requests in progress on all connections."""
 
 REQUEST_BYTES_MAX: Final = 512 * 1_048_576
-"""Maximum bytes of requests beyond 64 KiB, from first byte to answer.
+"""Maximum bytes of requests beyond 64 KiB, each from its first 64 KiB to its answer.
 
-Kafka's ``queued.max.request.bytes``.
+As many as ``FRAME_MAX_BYTES`` are kept for one request at a time. Kafka's
+``queued.max.request.bytes``.
 """
-
 
 UNREAD_MAX_BYTES: Final = 512 * 1_048_576
 """Maximum unread bytes on paused connections; beyond it the one with the most is closed."""
@@ -64,7 +66,7 @@ class Caller(Protocol):
         """Check again whether the next frame may be read."""
         ...
 
-    def has_room(self, size_bytes: int) -> None:
+    def has_room(self) -> None:
         """The room that the caller waited for is now reserved."""
         ...
 
@@ -92,6 +94,8 @@ class Places:
         self._of_host: dict[str, dict[Opening, None]] = {}
         self._trusted: dict[Caller, None] = {}
         self._slow: dict[Caller, None] = {}
+        self._refused: dict[str, int] = {}
+        """Host → its logins that were refused within the delay of their answers."""
 
     def begin(self, opening: Opening) -> Opening | None:
         """Add a connection; if there are too many, of its host or of all, close the oldest.
@@ -115,6 +119,23 @@ class Places:
             del of_host[opening]
             if not of_host:
                 del self._of_host[opening.host]
+
+    def refuse(self, host: str) -> None:
+        """A login from ``host`` is refused: until ``forgive`` that takes a place, come what may.
+
+        Who guesses does not wait for this answer, as a guess that is right is answered at once.
+        """
+        self._refused[host] = self._refused.get(host, 0) + 1
+
+    def forgive(self, host: str) -> None:
+        """The delay of one refusal is over."""
+        self._refused[host] -= 1
+        if not self._refused[host]:
+            del self._refused[host]
+
+    def may_log_in(self, host: str) -> bool:
+        """Whether a login from ``host`` is looked at now."""
+        return self._refused.get(host, 0) < HALF_OPEN_PER_HOST_MAX
 
     def trust(self, caller: Caller) -> Caller | None:
         """The token is verified; beyond ``CONNECTIONS_MAX`` the longest idle connection is closed.
@@ -169,8 +190,11 @@ class RequestsInProgress:
         caller.in_progress += 1
 
     def is_full(self, caller: Caller) -> bool:
-        """Whether no more requests of ``caller`` may be read before others have ended."""
-        if self.count < REQUESTS_MAX:
+        """Whether no more requests of ``caller`` may be read before others have ended.
+
+        Each may have one: those of others may never end.
+        """
+        if self.count < REQUESTS_MAX or not caller.in_progress:
             return caller.in_progress >= REQUESTS_PER_CONNECTION_MAX
         self._held[caller] = None
         return True
@@ -179,6 +203,8 @@ class RequestsInProgress:
         """A request has ended; a caller that waited for that resumes."""
         self.count -= 1
         caller.in_progress -= 1
+        if not caller.in_progress:
+            self._held.pop(caller, None)
         if caller.is_held and caller not in self._held:
             caller.go_on()
         while self._held and self.count < REQUESTS_MAX:
@@ -187,33 +213,80 @@ class RequestsInProgress:
             first.go_on()
 
 
+@dataclass(eq=False, slots=True)
+class Reserved:
+    """Room for one large request of ``caller``."""
+
+    caller: Caller
+    size_bytes: int = 0
+
+
 class RequestRoom:
-    """Room for large requests. A frame reserves all its bytes before it is read, so it can end."""
+    """Room for large requests, which take it as they arrive: to announce a length takes none.
+
+    Requests share all but the last ``FRAME_MAX_BYTES``. Once that is taken up they wait, in the
+    order in which they came. The first goes on in the rest, alone: so it can end, and the others
+    after it.
+    """
 
     def __init__(self) -> None:
         self.used_bytes = 0
-        self._waiting: dict[Caller, int] = {}
+        self._waiting: dict[Reserved, int] = {}
+        """How many bytes each wants in all."""
+        self._alone: Reserved | None = None
+        """Goes on in the rest."""
+        self._alone_bytes = 0
+        """What it has there."""
 
-    def take(self, caller: Caller, size_bytes: int) -> bool:
-        """Reserve room for a frame; if there is none, ``caller.has_room`` is called later."""
-        if self._waiting or self.used_bytes + size_bytes > REQUEST_BYTES_MAX:
-            self._waiting[caller] = size_bytes
-            return False
-        self.used_bytes += size_bytes
-        return True
+    def grow(self, reserved: Reserved, least_bytes: int, most_bytes: int) -> int:
+        """Reserve so many bytes in all for one request; return how many it has now.
 
-    def give(self, size_bytes: int) -> None:
-        """Release room, to those that have waited longest."""
-        self.used_bytes -= size_bytes
-        while self._waiting:
-            caller, wanted_bytes = next(iter(self._waiting.items()))
-            if self.used_bytes + wanted_bytes > REQUEST_BYTES_MAX:
-                return
-            del self._waiting[caller]
-            self.used_bytes += wanted_bytes
-            caller.has_room(wanted_bytes)
+        That is the most while half of the shared room is free. 0 if there is no room for the least:
+        then ``has_room`` of its caller is called later.
+        """
+        if reserved.size_bytes >= least_bytes:
+            return reserved.size_bytes
+        if reserved is self._alone or (
+            not self._waiting and self._is_shared(most_bytes - reserved.size_bytes, parts=2)
+        ):
+            self._take(reserved, most_bytes)
+        else:
+            is_first = not self._waiting
+            self._waiting[reserved] = least_bytes
+            if not is_first or self._serve_first() is None:
+                return 0
+        return reserved.size_bytes
 
-    def forget(self, caller: Caller) -> None:
-        """Remove a lost connection from those that wait."""
-        if self._waiting.pop(caller, None) is not None:
-            self.give(0)
+    def give(self, reserved: Reserved) -> None:
+        """Release the room of a request that has ended, to those that have waited longest."""
+        self.used_bytes -= reserved.size_bytes
+        reserved.size_bytes = 0
+        if reserved is self._alone:
+            self._alone, self._alone_bytes = None, 0
+        self._waiting.pop(reserved, None)
+        while (served := self._serve_first()) is not None:
+            served.caller.has_room()
+
+    def _serve_first(self) -> Reserved | None:
+        """Reserve what the first one waits for; ``None`` if nobody waits, or there is no room."""
+        for reserved, wanted_bytes in self._waiting.items():
+            if not self._is_shared(wanted_bytes - reserved.size_bytes):
+                if self._alone is not None:
+                    break
+                self._alone = reserved
+            del self._waiting[reserved]
+            self._take(reserved, wanted_bytes)
+            return reserved
+        return None
+
+    def _is_shared(self, more_bytes: int, *, parts: int = 1) -> bool:
+        """Whether so many bytes more fit into one of so many parts of what is shared."""
+        shared_bytes = self.used_bytes - self._alone_bytes
+        return parts * (shared_bytes + more_bytes) <= REQUEST_BYTES_MAX - frames.FRAME_MAX_BYTES
+
+    def _take(self, reserved: Reserved, size_bytes: int) -> None:
+        more_bytes = size_bytes - reserved.size_bytes
+        self.used_bytes += more_bytes
+        reserved.size_bytes = size_bytes
+        if reserved is self._alone:
+            self._alone_bytes += more_bytes

@@ -30,6 +30,9 @@ Answer: TypeAlias = tuple[Outcome, tuple[Buffer, ...]]
 """The outcome of a call and its bytes."""
 
 LINES_PER_MINUTE_MAX: Final = 60
+SHOWN_CHARS_MAX: Final = 249
+"""Of a name or an error in such a line, which may be as long as its caller likes."""
+
 _MINUTE_MS: Final = 60_000
 
 
@@ -102,13 +105,8 @@ class Dispatch:
         throttle = self.limits.spend(principal, limits, len(message), on_throttle)
         is_known = name in message_codec.REQUESTS
         server = self.door if hasattr(Door, name) else self._server(key)
-        if server is None and is_known:
-            # As if its actor did not exist: the caller then looks up where it is now.
-            absent = message_codec.REQUESTS[name].reply_type(error=ErrorCode.NETWORK_EXCEPTION)
-            encoded = message_codec.encode(throttle.told(absent))
-            return self._ended(call, absent.error, Outcome.REPLY, (encoded,))
         method = getattr(server, name, None) if is_known else None
-        if method is None:
+        if not is_known or (method is None and server is not None):
             return self._refused(call, f"it has no method {name!r}")
         try:
             request = message_codec.decode_request(name, message)
@@ -119,6 +117,11 @@ class Dispatch:
         self.audit.judged(principal, host, name, verdicts)
         if isinstance(asked, ErrorCode):
             return self._forbidden(call, principal, request, asked, verdicts, throttle)
+        if method is None:
+            # As if its actor did not exist: the caller then looks up where it is now.
+            absent = throttle.told(request.reply_type(error=ErrorCode.NETWORK_EXCEPTION))
+            encoded = message_codec.encode(absent)
+            return self._ended(call, absent.error, Outcome.REPLY, (encoded,))
         self.answered_calls += 1
         try:
             allowed = asked.request
@@ -175,6 +178,7 @@ class Dispatch:
         return None if self._find is None else self._find(key)
 
     def _refused(self, call: MeteredCall, reason: str) -> Answer:
+        reason = _shown(reason)
         self.warnings.warn("%r refused a call: %s", self.server, reason)
         return self._ended(call, ErrorCode.INVALID_REQUEST, Outcome.REFUSED, (reason.encode(),))
 
@@ -190,7 +194,8 @@ class Dispatch:
         detail = f"{principal.name} may not call {request.method!r}"
         # The last one decided it. What it names the caller has named.
         for verdict in verdicts[-1:]:
-            detail += f": no {verdict.operation.value} on {verdict.resource.value} {verdict.name!r}"
+            name = _shown(verdict.name)
+            detail += f": no {verdict.operation.value} on {verdict.resource.value} {name!r}"
         self.warnings.warn("%r refused a call: %s", self.server, detail)
         refused = message_codec.encode(throttle.told(request.failed(error, detail)))
         return self._ended(call, error, Outcome.REPLY, (refused,))
@@ -213,6 +218,11 @@ def read_answer(request: Request[Any], outcome: int, body: bytes | memoryview) -
     is_refused = outcome == Outcome.REFUSED
     code = ErrorCode.INVALID_REQUEST if is_refused else ErrorCode.UNKNOWN_SERVER_ERROR
     return _failed(request, code, bytes(body).decode("utf-8", "replace"))
+
+
+def _shown(text: str) -> str:
+    """What a caller gets back, and the log, of what it has sent."""
+    return text if len(text) <= SHOWN_CHARS_MAX else text[:SHOWN_CHARS_MAX] + "…"
 
 
 def _failed(request: Request[Any], error: ErrorCode, detail: str) -> Reply:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, Transport
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.access import RAY, Authorizer, Principal, Split, Verdict, as_it_is
 from oncelog.actors.protocol.backoff import backoff_ms
 from oncelog.actors.protocol.cluster.access_control import is_user_name
@@ -52,6 +53,9 @@ ACCESS_RETRY_MS: Final = 50
 ACCESS_RETRY_MAX_MS: Final = 1_000
 """Back-off of the first question, first and maximum."""
 
+SILENCE_WARN_MS: Final = 60_000
+"""Interval of warnings that the controller has not answered."""
+
 UNKNOWN_VERSION: Final = -1
 
 _ABSENT: Final = b"oncelog absent users\x00"
@@ -76,10 +80,10 @@ class Bearer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A ``Bearer`` without an end."""
+    """A ``Bearer``."""
 
     name: str
-    expires_at_ms: int | None = None
+    expires_at_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,9 +238,18 @@ class Door:
     async def keep(self, transport: Transport, *, timeout_ms: int) -> None:
         """Ask the controller until it answers, and then now and then; run it in its own task."""
         failure_count = 0
+        warn_at_ms = loop_ms() + SILENCE_WARN_MS
         while True:
             asked = AccessRequest(known_version=self.version)
             reply = await transport.call(CONTROLLER_ACTOR, asked, timeout_ms=timeout_ms)
+            if reply.error in (ErrorCode.NONE, ErrorCode.INVALID_REQUEST):
+                warn_at_ms = loop_ms() + SILENCE_WARN_MS
+            elif loop_ms() >= warn_at_ms:
+                warn_at_ms = loop_ms() + SILENCE_WARN_MS
+                _logger.warning(
+                    "users and ACLs are those of version %d: the controller does not answer: %s %s",
+                    *(self.version, reply.error.name, reply.detail),
+                )
             if reply.error is ErrorCode.NONE:
                 if reply.access is not None:
                     self.learn(reply.access)

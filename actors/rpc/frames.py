@@ -30,7 +30,10 @@ FRAME_MAX_BYTES: Final = 256 * 1_048_576
 """Far above the largest message, so a greater length is not a frame of ours."""
 
 FRAME_STEP_BYTES: Final = 2 * 1_048_576
-"""First allocation for a claimed length; more only as bytes arrive. A default batch fits."""
+"""First allocation for a frame that has filled the read buffer, then as much again as has arrived.
+
+A default batch fits, so it is not copied.
+"""
 
 OUTGOING_PAUSE_BYTES: Final = 8 * 1_048_576
 """Unread bytes at the peer above which its requests are not read, and no calls are sent."""
@@ -225,34 +228,31 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
         if not self.is_held and not self.is_closing:
             self.transport.resume_reading()
 
-    def may_begin(self, length: int) -> bool:  # noqa: ARG002
-        """Whether a frame longer than the read buffer may be read now; if not, it is held."""
-        return True
+    def grant(self, least_bytes: int, most_bytes: int) -> int:  # noqa: ARG002
+        """How many bytes the buffer of a long frame may have now; 0: none, so it is held."""
+        return most_bytes
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
         """The buffer for the next bytes: after those of an incomplete frame."""
         large = self._large
         if large is not None:
             if self._large_filled == len(large):
-                # A claimed length costs the peer nothing: grow only as bytes arrive.
-                missing = self._large_length - len(large)
-                # A new one: Python 3.10's TLS still has a view of the old one.
-                more = bytes(min(missing, max(len(large), FRAME_STEP_BYTES)))
-                self._large = large = large + more
-            return memoryview(large)[self._large_filled :]
+                # Python 3.10's TLS hands over what it has decrypted, also once reading is paused.
+                self._large = large = _longer(large, len(large) + _READ_BYTES)
+            return memoryview(large)[self._large_filled : self._large_length]
+        # A new one: views of the old one may be in use.
         if len(self._buffer) < _READ_BYTES and self.frame_max_bytes > len(self._buffer):
-            # Views of the old one may be in use: see above.
-            self._buffer = self._buffer + bytes(_READ_BYTES - len(self._buffer))
+            self._buffer = _longer(self._buffer, _READ_BYTES)
+        elif self._end == len(self._buffer):
+            # Held: see above.
+            self._buffer = _longer(self._buffer, self._end + _READ_BYTES)
         return memoryview(self._buffer)[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Process the complete frames received so far."""
         if self._large is not None:
             self._large_filled += nbytes
-            if self._large_filled == self._large_length:
-                frame, self._large = memoryview(self._large), None
-                correlation_id, kind = _BODY_HEAD.unpack_from(frame)
-                self.received(correlation_id, kind, frame[_BODY_HEAD.size :])
+            self._go_on_with_large(self._large)
             return
         self._end += nbytes
         view = memoryview(self._buffer)
@@ -262,16 +262,14 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
                 self.close()
                 return
             begin = self._start + _LENGTH.size
-            if length > _READ_BYTES - _LENGTH.size:
-                if self.may_begin(length):
+            end = begin + length
+            if self._end < end:
+                # A claimed length costs the peer nothing: only what has arrived is given room.
+                if self._end - self._start >= _READ_BYTES:
                     self._begin_large(length, view[begin : self._end])
-                    return
-                self.hold()
                 break
-            if self._end - begin < length:
-                break
-            self._start = begin + length
-            frame = memoryview(bytes(view[begin : begin + length]))
+            self._start = end
+            frame = memoryview(bytes(view[begin:end]))
             correlation_id, kind = _BODY_HEAD.unpack_from(frame)
             self.received(correlation_id, kind, frame[_BODY_HEAD.size :])
             if self.is_closing:
@@ -280,11 +278,39 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
         if rest and self._start:
             view[:rest] = bytes(view[self._start : self._end])
         self._start, self._end = 0, rest
+        if not rest and len(self._buffer) > _READ_BYTES:
+            self._buffer = bytearray(_READ_BYTES)
 
     def _begin_large(self, length: int, known: memoryview) -> None:
-        """Read the rest of a frame longer than the read buffer into its own buffer."""
-        self._large = bytearray(min(length, max(len(known), FRAME_STEP_BYTES)))
-        self._large_length = length
-        self._large_filled = len(known)
-        self._large[: len(known)] = known
-        self._start = self._end = 0
+        """Read the rest of a frame longer than the read buffer into its own, if it has room."""
+        size = self._granted(len(known), length)
+        if size:
+            self._large = _longer(known, size)
+            self._large_length, self._large_filled = length, len(known)
+            self._start = self._end = 0
+
+    def _go_on_with_large(self, large: bytearray) -> None:
+        """Take a long frame that is whole, or have its buffer grow once that is full."""
+        filled, length = self._large_filled, self._large_length
+        if filled == length:
+            frame, self._large = memoryview(large)[:length], None
+            correlation_id, kind = _BODY_HEAD.unpack_from(frame)
+            self.received(correlation_id, kind, frame[_BODY_HEAD.size :])
+        elif filled == len(large):
+            size = self._granted(filled, length)
+            if size:
+                self._large = _longer(large, size)
+
+    def _granted(self, arrived_bytes: int, length: int) -> int:
+        """How long the buffer of a long frame may be now; 0: it is held."""
+        least = min(length, 2 * arrived_bytes)
+        size = self.grant(least, max(least, min(length, FRAME_STEP_BYTES)))
+        if not size:
+            self.hold()
+        return size
+
+
+def _longer(data: bytearray | memoryview, size: int) -> bytearray:
+    longer = bytearray(size)
+    longer[: len(data)] = data
+    return longer

@@ -321,8 +321,10 @@ class Reception:
             return self._identify(method, message)
         return None
 
-    def _identify(self, method: str, message: bytes) -> Admission:
-        """Admit whom a token or a certificate names."""
+    def _identify(self, method: str, message: bytes) -> Admission | None:
+        """Admit whom a token or a certificate names, once the rules are known."""
+        if self._door.rules is None:
+            return None
         if self._peer is None:
             found: Bearer | Refused = Refused("the connection is not secured by TLS")
         elif method == TOKEN:

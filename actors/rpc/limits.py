@@ -28,6 +28,7 @@ from oncelog.actors.protocol.quotas import (
     Quotas,
     timeout_refusal,
 )
+from oncelog.actors.protocol.transaction.checks import check_transactional_id
 from oncelog.actors.rpc.call_meter import CallReports
 from oncelog.storage.errors import ErrorCode
 
@@ -104,7 +105,8 @@ class PrincipalLimits:
         counted = open_transactions_of(server)
         limit = limits.open_transactions
         transactional_id = _may_open(request)
-        if counted is None or limit is None or transactional_id is None:
+        if counted is None or limit is None or check_transactional_id(transactional_id):
+            # It opens nothing, or the coordinator refuses its id.
             yield request
         elif not counted.begin(principal.name, transactional_id, limit):
             yield _without_opening(request) or (
@@ -125,13 +127,13 @@ def open_transactions_of(server: object) -> OpenTransactions | None:
     return found if isinstance(found, OpenTransactions) else None
 
 
-def _may_open(request: Request[Any]) -> str | None:
-    """The id whose transaction ``request`` may open: a commit may enrol for the next one."""
+def _may_open(request: Request[Any]) -> str:
+    """The id whose transaction ``request`` may open, or "": a commit may enrol for the next one."""
     if isinstance(request, AddPartitionsToTxnRequest | AddOffsetsToTxnRequest):
         return request.transactional_id
     if isinstance(request, EndTxnRequest) and request.next_partitions:
         return request.transactional_id
-    return None
+    return ""
 
 
 def _without_opening(request: Request[Any]) -> Request[Any] | None:

@@ -24,10 +24,11 @@ from oncelog.actors.rpc.admission import (
     Places,
     RequestRoom,
     RequestsInProgress,
+    Reserved,
 )
 from oncelog.actors.rpc.certificates import Certificates
 from oncelog.actors.rpc.dispatch import Answer, Dispatch, LogBudget
-from oncelog.actors.rpc.frames import FRAME_MAX_BYTES, HELLO_ID, FramedProtocol, Outcome
+from oncelog.actors.rpc.frames import FRAME_MAX_BYTES, HELLO, HELLO_ID, FramedProtocol, Outcome
 from oncelog.actors.rpc.handshake import Reception
 
 _logger = logging.getLogger(__name__)
@@ -35,17 +36,20 @@ _logger = logging.getLogger(__name__)
 TOKEN_BYTES: Final = 32
 FIRST_FRAME_TIMEOUT_S: Final = 10.0
 LARGE_FRAME_TIMEOUT_S: Final = 30.0
-"""A large frame that takes longer loses its room: its caller has given up by then."""
+"""A large frame that takes longer is lost, waits for room included: its caller has given up."""
 
 FIRST_FRAME_MAX_BYTES: Final = 8_448
 """Of each frame of a handshake: the longest signed token fits."""
 
 REFUSAL_DELAY_S: Final = 1.0
-"""How long a refused login waits for its answer, in a place of those that have proved nothing.
+"""How long a refused login waits for its answer, and counts against its host.
 
-With ``HALF_OPEN_PER_HOST_MAX`` it bounds how fast a host can guess passwords. Kafka's
-``connection.failed.authentication.delay.ms``.
+After ``HALF_OPEN_PER_HOST_MAX`` of them no other login from there is looked at: that bounds how
+fast a host can guess passwords. Kafka's ``connection.failed.authentication.delay.ms``.
 """
+
+EXPIRY_CHECK_S: Final = 60.0
+"""Interval at which it is looked whether a user's proof has expired: a clock may be set."""
 
 BACKLOG: Final = 1_024
 """Connections that the system keeps until they are accepted."""
@@ -140,21 +144,21 @@ class Listener:
         correlation_id: int,
         method: str,
         message: memoryview,
-        room_bytes: int = 0,
+        reserved: Reserved | None = None,
     ) -> None:
-        """Answer one call in its own task; then release its ``room_bytes``."""
+        """Answer one call in its own task; then release what is ``reserved`` for it."""
         self.progress.begin(caller)
         answering = self.dispatch.answer(
             method, message, caller.principal, caller.address, caller.mute
         )
-        self._tasks.spawn(self._answer(caller, correlation_id, answering, room_bytes))
+        self._tasks.spawn(self._answer(caller, correlation_id, answering, reserved))
 
     async def _answer(
         self,
         caller: Caller,
         correlation_id: int,
         answering: Coroutine[Any, Any, Answer],
-        room_bytes: int,
+        reserved: Reserved | None,
     ) -> None:
         try:
             outcome, body = await answering
@@ -164,8 +168,8 @@ class Listener:
                 caller.send(correlation_id, Outcome.FAILED, repr(error).encode())
         finally:
             self.progress.end(caller)
-            if room_bytes:
-                self.room.give(room_bytes)
+            if reserved is not None:
+                self.room.give(reserved)
 
 
 def _log_bug(bug: BaseException) -> None:
@@ -240,11 +244,16 @@ class _TlsHandshake:
             self.task.cancel()
 
 
+def address_of(peer: Sequence[Any] | None) -> str:
+    """The address in a socket address, without the interface of one that is local to a link."""
+    return str(peer[0]).partition("%")[0] if peer else ""
+
+
 def host_of(peer: Sequence[Any] | None) -> str:
     """Where a connection comes from, by its socket address: a host, or an IPv6 network of it."""
     if not peer:
         return ""
-    address = ipaddress.ip_address(str(peer[0]).partition("%")[0])
+    address = ipaddress.ip_address(address_of(peer))
     if address.version == 4:
         return str(address)
     return str(ipaddress.IPv6Network((address, _IPV6_NETWORK_BITS), strict=False))
@@ -266,11 +275,11 @@ class _Caller(FramedProtocol):
         self._is_refused = False
         self._mute_timer: asyncio.TimerHandle | None = None
         """Set while its principal pays for requests beyond its limits."""
-        self._room_bytes = 0
-        """Bytes reserved for the incoming frame."""
+        self._reserved: Reserved | None = None
+        """Room for the incoming frame."""
         self._is_without_room = False
         self._first_frame_timer: asyncio.TimerHandle
-        self._expiry_timer: asyncio.TimerHandle | None = None
+        self._expiry_timer: asyncio.Handle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Join the connections without a verified token, and ask for a proof of it."""
@@ -284,7 +293,7 @@ class _Caller(FramedProtocol):
         self.send(HELLO_ID, Outcome.CHALLENGE, self._reception.nonce)
         self._first_frame_timer = self.loop.call_later(FIRST_FRAME_TIMEOUT_S, self.close)
         peer = transport.get_extra_info("peername")
-        self.host, self.address = host_of(peer), str(peer[0]) if peer else ""
+        self.host, self.address = host_of(peer), address_of(peer)
         if self._handshake is not None:
             # It takes the place of its handshake.
             self._listener.places.end_opening(self._handshake)
@@ -299,8 +308,8 @@ class _Caller(FramedProtocol):
             self._mute_timer.cancel()
         self._listener.places.end(self)
         self._listener.dispatch.door.leave(self._user, self)
-        self._listener.room.forget(self)
-        self._listener.room.give(self._room_bytes)
+        if self._reserved is not None:
+            self._listener.room.give(self._reserved)
 
     def _close_displaced(self, gone: Caller | None, what: str) -> None:
         if gone is not None:
@@ -315,17 +324,22 @@ class _Caller(FramedProtocol):
             if not self._is_refused:
                 self._admit(correlation_id, method, message)
             return
-        room_bytes, self._room_bytes = self._room_bytes, 0
-        if room_bytes:
+        reserved, self._reserved = self._reserved, None
+        if reserved is not None:
+            self._is_without_room = False
             self._first_frame_timer.cancel()
         self.last_used = self.loop.time()
-        self._listener.begin(self, correlation_id, method, message, room_bytes)
+        self._listener.begin(self, correlation_id, method, message, reserved)
         if self._must_wait():
             self.hold()
 
     def _admit(self, correlation_id: int, method: str, message: memoryview) -> None:
         """Take a frame of the handshake: close the connection unless it proves who calls."""
         listener = self._listener
+        if method != HELLO and not listener.places.may_log_in(self.host):
+            listener.warnings.warn("a login from %s was not looked at: too many fail", self.host)
+            self.close()
+            return
         admission = self._reception.receive(method, bytes(message))
         if admission is None:
             listener.warnings.warn("a connection without the right token was closed")
@@ -336,6 +350,7 @@ class _Caller(FramedProtocol):
             listener.dispatch.audit.login_refused(admission.name, self.address)
             self._is_refused = True
             self.hold()
+            listener.places.refuse(self.host)
             self.loop.call_later(REFUSAL_DELAY_S, self._refuse, correlation_id, admission.body)
             return
         if admission.principal is None:
@@ -352,11 +367,21 @@ class _Caller(FramedProtocol):
         if self._user:
             listener.dispatch.door.enter(self._user, self)
         if admission.expires_at_ms is not None:
-            left_ms = admission.expires_at_ms - listener.clock.now_ms()
-            self._expiry_timer = self.loop.call_later(max(left_ms, 0) / 1_000, self.close)
+            left_s = (admission.expires_at_ms - listener.clock.now_ms()) / 1_000
+            self._check_expiry(admission.expires_at_ms, self.loop.time() + left_s)
         self.mute(listener.owed_ms(self.principal))
 
+    def _check_expiry(self, at_ms: int, at_s: float) -> None:
+        """Close the connection once its proof has expired, by the clock or in loop time."""
+        left_s = min(at_s - self.loop.time(), (at_ms - self._listener.clock.now_ms()) / 1_000)
+        self._expiry_timer = (
+            self.loop.call_later(min(left_s, EXPIRY_CHECK_S), self._check_expiry, at_ms, at_s)
+            if left_s > 0
+            else self.loop.call_soon(self.close)
+        )
+
     def _refuse(self, correlation_id: int, answer: bytes) -> None:
+        self._listener.places.forgive(self.host)
         if not self.is_closing:
             self.send(correlation_id, Outcome.REFUSED, answer)
             self.close_when_sent()
@@ -404,7 +429,7 @@ class _Caller(FramedProtocol):
 
     def _must_wait(self) -> bool:
         # A large frame that has begun is read to its end: it takes up room of others meanwhile.
-        is_mute = self._mute_timer is not None and not self._room_bytes
+        is_mute = self._mute_timer is not None and self._reserved is None
         return (
             is_mute
             or self.is_congested
@@ -433,21 +458,16 @@ class _Caller(FramedProtocol):
         self._listener.places.speed_up(self)
         self.go_on()
 
-    def may_begin(self, length: int) -> bool:
-        """Reserve room for a large request; without room the connection waits."""
-        if not self._room_bytes:
-            if not self._listener.room.take(self, length):
-                self._is_without_room = True
-                return False
-            self._take_room(length)
-        return True
+    def grant(self, least_bytes: int, most_bytes: int) -> int:
+        """Reserve room for a large request as it arrives; without room the connection waits."""
+        if self._reserved is None:
+            self._reserved = Reserved(self)
+            self._first_frame_timer = self.loop.call_later(LARGE_FRAME_TIMEOUT_S, self.close)
+        size_bytes = self._listener.room.grow(self._reserved, least_bytes, most_bytes)
+        self._is_without_room = not size_bytes
+        return size_bytes
 
-    def has_room(self, size_bytes: int) -> None:
+    def has_room(self) -> None:
         """Resume the large request that waited."""
         self._is_without_room = False
-        self._take_room(size_bytes)
         self.go_on()
-
-    def _take_room(self, size_bytes: int) -> None:
-        self._room_bytes = size_bytes
-        self._first_frame_timer = self.loop.call_later(LARGE_FRAME_TIMEOUT_S, self.close)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,4 +29,6 @@ class ConfiguredNaming:
         """See ``Naming``."""
         subject = subject_of(certificate)
         name = self._names.name_of(subject)
-        return Refused(f"no rule names {subject!r}") if name is None else Named(name)
+        if name is None:
+            return Refused(f"no rule names {subject!r}")
+        return Named(name, 1_000 * ssl.cert_time_to_seconds(certificate["notAfter"]))

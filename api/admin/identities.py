@@ -25,6 +25,7 @@ from oncelog.actors.protocol.cluster.access_control import (
     CHANGES_MAX,
     OPERATIONS,
     RESERVED_NAMES,
+    as_address,
     is_principal,
     why_impossible,
 )
@@ -269,7 +270,7 @@ def as_acl(acl: object) -> Acl:
         operation=as_operation(acl.operation, resource),
         is_prefix=_as_bool("is_prefix", acl.is_prefix),
         is_allowed=_as_bool("is_allowed", acl.is_allowed),
-        host=_as_text("host", acl.host),
+        host=_as_host(acl.host),
     )
     what, _, advice = why_impossible(checked).rpartition(": ")
     if what:
@@ -326,6 +327,17 @@ def _as_text(what: str, value: object) -> str:
     return value
 
 
+def _as_host(host: object) -> str:
+    """An address in the form of the rules, or ``*``; ``InvalidRequestError`` for anything else."""
+    text = _as_text("host", host)
+    address = ANY_HOST if text == ANY_HOST else as_address(text)
+    if address is None:
+        raise InvalidRequestError(
+            f"host {text!r}", advice=f"give an address, or {ANY_HOST} for any"
+        )
+    return address
+
+
 def _as_bool(what: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise InvalidRequestError(f"{what}={value!r}", advice="give True or False")
@@ -340,7 +352,7 @@ _FILTERS: Final[dict[str, Callable[[Any], Any]]] = {
     "operation": as_operation,
     "is_prefix": lambda value: _as_bool("is_prefix", value),
     "is_allowed": lambda value: _as_bool("is_allowed", value),
-    "host": lambda value: _as_text("host", value),
+    "host": _as_host,
 }
 """The fields of ``AclFilter``, and what checks each."""
 
@@ -458,7 +470,7 @@ async def check_access(
     what, named, where = (
         as_operation(operation, kind),
         _as_text("name", name),
-        _as_text("host", host),
+        _as_host(host),
     )
     if what is Operation.ALL:
         raise InvalidRequestError(

@@ -30,7 +30,11 @@ import msgspec
 from msgspec import structs
 
 from oncelog.actors.pin import LOCAL_BROKER_ID
-from oncelog.actors.protocol.cluster.cluster_records import SnapshotPart, decode_cluster_record
+from oncelog.actors.protocol.cluster.cluster_records import (
+    AccessChanged,
+    SnapshotPart,
+    decode_cluster_record,
+)
 from oncelog.actors.protocol.group import group_records
 from oncelog.actors.protocol.group.consumer_protocol import decode_assignment, decode_subscription
 from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
@@ -331,7 +335,8 @@ _SECRETS: Final = frozenset({"cluster_key", "previous_key"})
 def record_fields(topic: str, record: Record) -> dict[str, Any]:
     """A record as JSON values, decoded if ``topic`` is internal.
 
-    An internal record that cannot be decoded is shown as bytes, and ``undecoded`` says why.
+    An internal record that cannot be decoded is shown as bytes, and ``undecoded`` says why. Of one
+    of the cluster only the size is shown: it may have keys, and what is kept of passwords.
     """
     fields: dict[str, Any] = {"offset": record.offset, "timestamp_ms": record.timestamp_ms}
     decoder = _DECODERS.get(topic)
@@ -344,6 +349,8 @@ def record_fields(topic: str, record: Record) -> dict[str, Any]:
             if decoded is not None:
                 return fields | decoded
             fields["undecoded"] = "a key or value of another version"
+    if topic == CLUSTER_METADATA_TOPIC:
+        return fields | {"value_bytes": len(record.value or b"")}
     fields["key"] = bytes_as_json(record.key)
     fields["value"] = bytes_as_json(record.value)
     if record.headers:
@@ -420,6 +427,9 @@ def _cluster(record: Record) -> dict[str, Any]:
 def _cluster_fields(value: bytes) -> dict[str, Any]:
     decoded = decode_cluster_record(value)
     fields = {name: each for name, each in _plain(decoded).items() if name not in _SECRETS}
+    if isinstance(decoded, AccessChanged):
+        # Without what is kept of their passwords.
+        fields["users"] = [name for name, *_ in decoded.users]
     if isinstance(decoded, SnapshotPart):
         fields["records"] = [_cluster_fields(one) for one in decoded.records]
     return {"kind": type(decoded).__name__, **fields}

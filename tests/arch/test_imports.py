@@ -15,8 +15,19 @@ LAYERS = ("storage", "actors.protocol", "actors", "api", "ray_data", "spark_brid
 
 MACHINE_LIBRARIES = frozenset(
     {"__future__", "abc", "binascii", "bisect", "collections", "copy", "dataclasses", "enum"}
-    | {"functools", "hashlib", "heapq", "hmac", "itertools", "math", "msgpack", "msgspec"}
-    | {"operator", "re", "string", "stringprep", "struct", "types", "typing", "unicodedata", "zlib"}
+    | {"functools", "hashlib", "heapq", "hmac", "ipaddress", "itertools", "math", "msgpack"}
+    | {
+        "msgspec",
+        "operator",
+        "re",
+        "string",
+        "stringprep",
+        "struct",
+        "types",
+        "typing",
+        "unicodedata",
+        "zlib",
+    }
 )
 """What else a machine may import: nothing here knows a clock, a disk, chance or a thread."""
 

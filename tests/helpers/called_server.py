@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from crash_disk import Crash
+from inside import new_caller
+from virtual_time import give_turns
 
 from oncelog.actors.protocol.messages.partition import (
     DeleteRecordsReply,
@@ -22,6 +25,8 @@ from oncelog.actors.protocol.messages.partition import (
 from oncelog.actors.rpc.actor_transport import ActorConnection, connect
 from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.actors.rpc.dispatch import Dispatch
+from oncelog.actors.rpc.frames import HELLO
+from oncelog.actors.rpc.handshake import NONCE_BYTES, caller_proof, new_nonce
 from oncelog.actors.rpc.listener import Listener
 from oncelog.storage.errors import InvariantViolation
 from oncelog.storage.model import TopicPartition
@@ -91,3 +96,82 @@ async def served() -> AsyncIterator[tuple[Server, Listener, ActorConnection]]:
     finally:
         connection.close()
         await listener.close()
+
+
+def frame(number: int, method: str, *parts: bytes) -> bytes:
+    length = 9 + len(method) + sum(map(len, parts))
+    head = length.to_bytes(4, "big") + number.to_bytes(8, "big") + bytes([len(method)])
+    return head + method.encode() + b"".join(parts)
+
+
+class Link(asyncio.Transport):
+    """The network under a connection, in memory and virtual time: it reads only what it may."""
+
+    def __init__(self, peer: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self.peer = peer
+        """The certificate that TLS has shown; ``None`` without TLS."""
+        self.written = b""
+        self._is_reading = True
+        self._is_closing = False
+        self._left = b""
+        self._protocol: Any = None
+        self._socket: socket.socket | None = None
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return {"socket": self._socket, "peercert": self.peer}.get(name, default)
+
+    def open(self, protocol: Any) -> None:
+        self._protocol = protocol
+        with socket.socket() as self._socket:
+            protocol.connection_made(self)
+
+    def arrives(self, data: bytes) -> None:
+        self._left += data
+        while self._left and self._is_reading and not self._is_closing:
+            target = self._protocol.get_buffer(-1)
+            size = min(len(target), len(self._left))
+            target[:size], self._left = self._left[:size], self._left[size:]
+            del target
+            self._protocol.buffer_updated(size)
+
+    def write(self, data: Any) -> None:
+        self.written += data
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None:
+        self._is_reading = False
+
+    def resume_reading(self) -> None:
+        self._is_reading = True
+        asyncio.get_running_loop().call_soon(self.arrives, b"")
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def close(self) -> None:
+        self.abort()
+
+    def abort(self) -> None:
+        if not self._is_closing:
+            self._is_closing = True
+            asyncio.get_running_loop().call_soon(self._protocol.connection_lost, None)
+
+
+async def linked(
+    listening: Listener, *, is_proved: bool = True, peer: dict[str, Any] | None = None
+) -> Link:
+    """A connection of a listener, which has proved its token."""
+    link = Link(peer)
+    link.open(new_caller(listening))
+    await give_turns()
+    if is_proved:
+        challenge, nonce = link.written[-NONCE_BYTES:], new_nonce()
+        link.arrives(frame(0, HELLO, nonce, caller_proof(TOKEN, challenge, nonce)))
+        await give_turns()
+    return link

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from oncelog.actors.protocol import access
 from oncelog.actors.rpc.actor_transport import ActorTransport
 from oncelog.actors.rpc.admission import Caller
-from oncelog.actors.rpc.listener import Listener
+from oncelog.actors.rpc.listener import Listener, _Caller
 from oncelog.storage.log.partition import PartitionLog
 
 
@@ -32,6 +33,16 @@ def loops_of(transport: ActorTransport) -> dict[Any, Any]:
 def callers_of(listener: Listener) -> dict[Caller, None]:
     """Whose connections are trusted, the newest last."""
     return listener.places._trusted
+
+
+def new_caller(listener: Listener) -> Any:
+    """The listener's end of one more connection."""
+    return _Caller(listener)
+
+
+def acls_of_principal() -> Any:
+    """How the ACLs of a principal are found by name."""
+    return access._Acls
 
 
 def copy_of(broker: Any) -> Any:
@@ -64,9 +75,9 @@ def pending_of(connection: Any) -> dict[int, Any]:
     return cast("dict[int, Any]", connection._pending)
 
 
-def waiting_of(room: Any) -> Any:
+def waiting_of(room: Any) -> list[Caller]:
     """The connections whose requests wait for bytes of others."""
-    return room._waiting
+    return [reserved.caller for reserved in room._waiting]
 
 
 def membership_of(client: Any) -> Any:

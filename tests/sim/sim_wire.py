@@ -190,7 +190,7 @@ class CalleeWire(Wire):
         self.principal = caller.principal
         self._listener.begin(self, correlation_id, method, body[kind:])
 
-    def has_room(self, size_bytes: int) -> None:
+    def has_room(self) -> None:
         """Never waited for."""
 
     def mute(self, throttle_ms: int) -> None:

@@ -28,6 +28,7 @@ Source: KIP-11, KIP-290, KIP-554.
 
 from __future__ import annotations
 
+import ipaddress
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -81,7 +82,6 @@ RESERVED_NAMES: Final = frozenset(one.removeprefix(USER_KIND) for one in (ANYBOD
 SNAPSHOT_ROWS: Final = 500
 """Users or ACLs in one record of a snapshot."""
 
-HOST_CHARS_MAX: Final = 64
 RESOURCE_CHARS_MAX: Final = 1_024
 
 OPERATIONS: Final = {
@@ -344,9 +344,22 @@ def why_impossible(acl: Acl) -> str:
         return f"a name of {len(acl.name)} characters: give 1 to {RESOURCE_CHARS_MAX}"
     if acl.is_prefix and (acl.name == ANY_NAME or acl.resource is Resource.CLUSTER):
         return f"the prefix {acl.name!r} is of nothing: leave out that it is one"
-    if not 1 <= len(acl.host) <= HOST_CHARS_MAX:
+    if acl.host not in {ANY_HOST, as_address(acl.host)}:
         return f"host {acl.host!r}: give an address, or {ANY_HOST} for any"
     return ""
+
+
+def as_address(host: str) -> str | None:
+    """An address as that of a caller is written; ``None`` if it is none.
+
+    Written in another way it would be no caller's, and what is denied there would be allowed.
+    """
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
 
 
 def _is_name(name: str) -> bool:

@@ -323,7 +323,9 @@ def decode_cluster_record(value: bytes) -> ClusterRecord:
             raise CorruptDataError(f"cluster metadata record of version {version}, known is 1")
         return kind(**fields)
     except (ValueError, KeyError, TypeError, AttributeError, msgpack.UnpackException) as error:
-        raise CorruptDataError(f"cluster metadata record is unreadable: {error!r}") from None
+        # The text of such an error may have what was read, and so keys.
+        reason = type(error).__name__
+        raise CorruptDataError(f"cluster metadata record is unreadable: {reason}") from None
 
 
 def with_parts_opened(record: ClusterRecord) -> Iterator[ClusterRecord]:

@@ -85,6 +85,7 @@ class FetchReply(Reply, frozen=True, kw_only=True):
 class FetchRequest(Request[FetchReply], frozen=True, kw_only=True):
     """Read from ``fetch_offset`` (inclusive); waits up to ``max_wait_ms`` for ``min_bytes``.
 
+    A leader may answer sooner with less, or with nothing: it waits for no more than 30 s.
     At least one batch is returned if one is readable, even beyond ``max_bytes``. A leader does not
     recheck CRCs of what it wrote itself, unless ``is_checked`` is set. If ``topic_id`` is not the
     leader's nothing is read: the offset is from a deleted topic.

@@ -15,9 +15,10 @@ from access_rows import (
     row_saboteurs,
     suffices,
 )
+from inside import acls_of_principal
 from msgspec import structs
 
-from oncelog.actors.protocol.access import RAY, SERVER, Authorizer, Principal, Split
+from oncelog.actors.protocol.access import RAY, SERVER, Authorizer, Principal, Split, covers
 from oncelog.actors.protocol.messages.access import (
     ANYBODY,
     NO_LIMITS,
@@ -407,3 +408,50 @@ def test_a_principal_has_its_own_limits_or_those_of_anybody_and_a_server_none():
     assert known.limits(RAY) == default
     assert known.limits(SERVER) == NO_LIMITS
     assert Authorizer(NO_RULES).limits(ALICE) == NO_LIMITS
+
+
+RELATED_NAMES = ("", "*", "f", "fl", "flights", "flights-2", "trains")
+
+
+@pytest.mark.parametrize("name", RELATED_NAMES)
+def test_the_acls_that_decide_are_just_those_that_cover_the_name(name):
+    """However they are looked up."""
+    acls = [
+        allow(Operation.READ, Resource.TOPIC, one, is_prefix=is_prefix)
+        for one in RELATED_NAMES[1:]
+        for is_prefix in (False, True)
+        if (one, is_prefix) != ("*", True)
+    ]
+    for acl in acls:
+        denied = structs.replace(acl, is_allowed=False)
+        for one in (acl, denied):
+            found = Authorizer(rules(one)).deciding(
+                ALICE.name, HERE, Operation.READ, Resource.TOPIC, name
+            )
+            assert found == (one if covers(one, name) else None)
+        both = Authorizer(rules(*acls, denied)).deciding(
+            ALICE.name, HERE, Operation.READ, Resource.TOPIC, name
+        )
+        assert (both == denied) is covers(denied, name)
+
+
+def test_many_acls_make_no_decision_dearer(monkeypatch):
+    """A request may name a million topics, and a user have a thousand ACLs."""
+    acls = [allow(Operation.READ, Resource.TOPIC, f"t{number}") for number in range(1_000)]
+    authorizer = Authorizer(
+        rules(*acls, allow(Operation.READ, Resource.TOPIC, "u", is_prefix=True))
+    )
+    looked_at: list[Acl] = []
+    find = acls_of_principal().about
+
+    def counting(self: Any, name: str) -> Any:
+        for acl in find(self, name):
+            looked_at.append(acl)
+            yield acl
+
+    monkeypatch.setattr(acls_of_principal(), "about", counting)
+    for number in range(100):
+        name = f"t{number}"
+        assert authorizer.may(ALICE, Operation.READ, Resource.TOPIC, name, HERE)
+        assert not authorizer.may(ALICE, Operation.READ, Resource.TOPIC, f"x{number}", HERE)
+    assert len(looked_at) == 100

@@ -212,6 +212,16 @@ def test_a_request_that_opened_nothing_counts_only_while_it_runs():
     assert shard.counted.begin(ALICE, "b", 1)
 
 
+def test_ids_that_are_not_open_are_not_remembered_however_high_the_limit():
+    shard, limit = Shard(), 1_000_000
+    for number in range(5_000):
+        assert shard.counted.begin(ALICE, f"never-{number}", limit)
+        shard.counted.end(f"never-{number}")
+        assert shard.opens(ALICE, f"once-{number}", limit)
+        shard.open.discard(f"once-{number - 10}")
+        assert len(shard.counted) <= 10 + quotas.IDS_MAX + 2
+
+
 def test_a_transaction_that_a_new_leader_finds_open_is_never_refused_but_counts():
     shard = Shard()
     shard.open |= {"a", "b"}

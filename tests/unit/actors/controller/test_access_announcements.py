@@ -9,6 +9,7 @@ from virtual_time import run_virtually
 
 from oncelog.actors.controller.access_announcements import (
     ACCESS_ANNOUNCE_RETRY_MS,
+    ACCESS_CALLS_MAX,
     ACCESS_ROUNDS_MAX,
     AccessAnnouncements,
 )
@@ -19,12 +20,16 @@ from oncelog.storage.errors import ErrorCode
 
 
 class Actors:
-    """Actors that note which versions they are told; those ``away`` do not answer."""
+    """Actors that note which versions they are told.
+
+    Those that are ``away`` are called in vain, and ``silent`` ones do not answer.
+    """
 
     def __init__(self, *names: str) -> None:
         self.version = 1
         self.names = set(names)
         self.away: set[str] = set()
+        self.silent: set[str] = set()
         self.told: list[tuple[str, int]] = []
         self.bugs: list[BaseException] = []
         self.tasks = OwnTasks(self.bugs.append)
@@ -44,6 +49,9 @@ class Actors:
         assert timeout_ms == 1_000
         if self.hold is not None:
             await self.hold.wait()
+        if actor in self.silent:
+            await asyncio.sleep(timeout_ms / 1_000)
+            return request.failed(ErrorCode.REQUEST_TIMED_OUT)
         if actor in self.away:
             return request.failed(ErrorCode.NETWORK_EXCEPTION)
         self.told.append((actor, request.access.rules.version))
@@ -112,6 +120,33 @@ def test_a_change_during_a_round_is_told_in_the_next_and_answered_after_that():
         actors.hold.set()
         await asyncio.gather(first, second)
         assert actors.told == [("a", 1), ("a", 2)]
+
+    run_virtually(body())
+
+
+def test_of_a_network_that_is_cut_nobody_waits_to_be_told():
+    """However many are behind the cut, and however often something changes meanwhile."""
+
+    async def body() -> None:
+        silent = [f"partition:a-{number}@2" for number in range(5 * ACCESS_CALLS_MAX)]
+        actors = Actors("partition:z-0@1", *silent)
+        actors.silent = set(silent)
+        loop = asyncio.get_running_loop()
+        announcing = []
+        for version in range(1, 6):
+            began_s = loop.time()
+            actors.version = version
+            announcing.append(asyncio.ensure_future(actors.announcements.announce()))
+            await asyncio.sleep(0.7)
+            assert actors.told[-1:] == [("partition:z-0@1", version)], loop.time() - began_s
+        await asyncio.gather(*announcing)
+        # The last change waited for no more than the others do.
+        assert loop.time() - began_s < 4
+        actors.silent.clear()
+        await asyncio.sleep(2)
+        assert {name for name, version in actors.told if version == 5} == actors.names
+        assert not actors.tasks.running
+        assert not actors.bugs
 
     run_virtually(body())
 

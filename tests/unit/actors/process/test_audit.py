@@ -274,6 +274,28 @@ def test_a_denial_that_is_repeated_is_a_line_each_up_to_so_many_a_second(
     run(body)
 
 
+def test_who_claims_to_be_others_takes_none_of_their_lines_and_has_no_more_for_many_names(
+    seconds: list[int],
+) -> None:
+    """Else a stranger could hide what a user is refused, or fill the files with made-up names."""
+
+    async def body() -> None:
+        world = AuditWorld()
+        for number in range(AUDIT_LINES_PER_SECOND_MAX):
+            world.log.login_refused("alice", HERE)
+            world.log.login_refused(f"nobody-{number}", HERE)
+        world.log.login_refused("alice", "10.0.0.2")
+        world.deny()
+        await until_idle(world)
+        *logins, elsewhere, call = world.lines()
+        assert len(logins) == AUDIT_LINES_PER_SECOND_MAX
+        assert {line["address"] for line in logins} == {HERE}
+        assert elsewhere["address"] == "10.0.0.2"
+        assert (call["principal"], call["request"]) == (ALICE.name, "fetch")
+
+    run(body)
+
+
 async def until_idle(world: AuditWorld) -> None:
     """Until all is written; a flush would also write how many were left out."""
     await until(lambda: world.log._writing is None or world.log._writing.done())

@@ -20,6 +20,7 @@ from oncelog.actors.protocol.messages.partition import (
     TxnMarker,
     WriteTxnMarkersRequest,
 )
+from oncelog.actors.replica import partition_leader
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 from oncelog.storage.records.codec import decode_records
@@ -64,6 +65,21 @@ def test_who_reads_a_topic_gets_nothing_of_the_next_one_of_its_name(
         await h.produce(h.batch(b"a"))
         fetched = await h.leader.fetch(h.fetch_request(0, topic_id=topic_id))
         assert (fetched.error, len(fetched.records) > 0) == (error, error is ErrorCode.NONE)
+
+    play(scenario)
+
+
+def test_who_would_wait_for_ever_is_answered_with_what_there_is(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes up one of the actor's requests in progress, also once its caller has gone."""
+    monkeypatch.setattr(partition_leader, "FETCH_WAIT_MAX_MS", 10)
+
+    async def scenario(h: Any) -> None:
+        await h.produce(h.batch(b"a"))
+        request = h.fetch_request(0, max_wait_ms=2**40, min_bytes=2**40)
+        fetched = await asyncio.wait_for(h.leader.fetch(request), DEADLINE_S)
+        assert values_of(fetched.records) == [b"a"]
 
     play(scenario)
 

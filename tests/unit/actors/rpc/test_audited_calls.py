@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 from called_server import fetch
 
@@ -18,6 +19,7 @@ from oncelog.actors.protocol.messages.cluster import (
     TopicMetadata,
 )
 from oncelog.actors.protocol.messages.group import (
+    JoinGroupRequest,
     OffsetAndMetadata,
     OffsetCommitReply,
     OffsetCommitRequest,
@@ -144,3 +146,41 @@ def test_a_call_that_is_no_request_is_not_judged() -> None:
     asyncio.run(dispatch.answer("fetch", b"\x80", ALICE, HERE))
     asyncio.run(dispatch.answer("produce", encode(fetch(0)), ALICE, HERE))
     assert heard.calls == []
+
+
+@pytest.mark.parametrize("principal", [ALICE, SERVER])
+def test_who_may_not_ask_does_not_learn_whether_a_host_has_the_replica(principal) -> None:
+    """An actor that holds many replicas is asked for one by its key."""
+    request = FetchRequest(topic_partition=YOURS, fetch_offset=0)
+    errors = []
+    for held in ({}, {"yours": Server()}):
+        dispatch = Dispatch(
+            object(), on_bug=pytest.fail, door=Door(Access(rules=RULES)), find=held.get
+        )
+        answering = dispatch.answer("fetch/yours", encode(request), principal, HERE)
+        outcome, parts = asyncio.run(answering)
+        errors.append(read_answer(request, outcome, b"".join(parts)).error)
+    refused = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    expected = [ErrorCode.NETWORK_EXCEPTION, ErrorCode.NONE]
+    assert errors == (expected if principal is SERVER else [refused, refused])
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("join_group", encode(JoinGroupRequest(group_id="g" * 1_000_000))),
+        ("alter_acls", msgspec.msgpack.encode({"added": [{"resource": "r" * 1_000_000}]})),
+    ],
+)
+def test_a_refusal_does_not_repeat_what_is_long(method, message, caplog) -> None:
+    class Refusing:
+        async def refuse(self, request: Any) -> Any:
+            raise AssertionError(f"it was let in: {request}")
+
+        join_group = alter_acls = refuse
+
+    dispatch = Dispatch(Refusing(), on_bug=pytest.fail, door=Door(Access(rules=RULES)))
+    _, parts = asyncio.run(dispatch.answer(method, message, ALICE, HERE))
+    assert len(b"".join(parts)) < 1_000
+    assert "refused a call" in caplog.text
+    assert len(caplog.text) < 2_000

@@ -8,9 +8,21 @@ import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-from called_server import TIMEOUT_MS, TOKEN, Server, fetch, produce, served
+from called_server import (
+    TIMEOUT_MS,
+    TOKEN,
+    Link,
+    Server,
+    fetch,
+    frame,
+    linked,
+    listener_of,
+    produce,
+    served,
+)
 from deadlines import to_its_end, until
 from inside import callers_of, pending_of, waiting_of
+from virtual_time import give_turns, run_virtually
 
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.partition import ProduceReply
@@ -31,12 +43,6 @@ def play(body: Callable[[Server, Listener, ActorConnection], Awaitable[None]]) -
             await body(server, listening, connection)
 
     to_its_end(run())
-
-
-def frame(number: int, method: str, *parts: bytes) -> bytes:
-    length = 9 + len(method) + sum(map(len, parts))
-    head = length.to_bytes(4, "big") + number.to_bytes(8, "big") + bytes([len(method)])
-    return head + method.encode() + b"".join(parts)
 
 
 def outcome(number: int, kind: Outcome, message: bytes) -> bytes:
@@ -329,9 +335,10 @@ def test_a_frame_that_does_not_end_gives_its_bytes_back(monkeypatch, ending):
         async with raw(listening) as half, raw(listening) as waiting:
             half.writer.write(framed(1, produce(1, LARGE))[:500_000])
             await until(lambda: listening.room.used_bytes)
+            monkeypatch.setattr(listener, "LARGE_FRAME_TIMEOUT_S", 30.0)
             waiting.writer.write(framed(1, produce(2, LARGE)))
             await until(lambda: waiting_of(listening.room))
-            next(iter(waiting_of(listening.room))).close()
+            waiting_of(listening.room)[0].close()
             call = connection.call(produce(3, LARGE), timeout_ms=TIMEOUT_MS)
             whole = asyncio.create_task(call)
             await until(lambda: pending_of(connection))
@@ -352,6 +359,120 @@ def test_a_large_request_that_is_refused_gives_its_bytes_back():
             assert listening.room.used_bytes == 0
 
     play(body)
+
+
+# --- claims ----------------------------------------------------------------------------------
+
+
+def in_memory(body: Callable[[Server, Listener], Awaitable[None]]) -> None:
+    async def run() -> None:
+        server = Server()
+        await body(server, listener_of(server))
+
+    run_virtually(run())
+
+
+def claim(length: int, arrived: bytes = b"") -> bytes:
+    return length.to_bytes(4, "big") + arrived
+
+
+@pytest.mark.parametrize("arrived_bytes", [0, 60_000, 66_000])
+def test_claims_of_what_does_not_come_hold_up_nobody(arrived_bytes):
+    async def body(server: Server, listening: Listener) -> None:
+        for _ in range(50):
+            (await linked(listening)).arrives(claim(FRAME_MAX_BYTES, b"\0" * arrived_bytes))
+        honest = await linked(listening)
+        began_s = asyncio.get_running_loop().time()
+        for number in range(20):
+            honest.arrives(framed(number, produce(number, b"b" * 3 * MIB)))
+            await give_turns()
+        assert server.begun == list(range(20))
+        assert asyncio.get_running_loop().time() == began_s
+        assert listening.room.used_bytes <= 50 * max(2 * arrived_bytes, frames.FRAME_STEP_BYTES)
+
+    in_memory(body)
+
+
+def test_what_has_come_takes_room_and_one_that_waits_longest_can_end(monkeypatch):
+    """The shared room is full of frames that do not end, each of which wants more of it."""
+    monkeypatch.setattr(admission, "REQUEST_BYTES_MAX", FRAME_MAX_BYTES + MIB)
+
+    async def body(server: Server, listening: Listener) -> None:
+        room, most = listening.room, 0
+        frames_ = [framed(number, produce(number, b"b" * 3 * MIB)) for number in range(12)]
+        links = [await linked(listening) for _ in frames_]
+        for place in range(0, len(frames_[0]), 50_000):
+            for link, data in zip(links, frames_, strict=True):
+                link.arrives(data[place : place + 50_000])
+                most = max(most, room.used_bytes)
+            await give_turns(3)
+        await give_turns(100)
+        assert sorted(server.begun) == list(range(12))
+        assert MIB < most <= MIB + len(frames_[0])
+        assert room.used_bytes == 0
+
+    in_memory(body)
+
+
+def test_frames_that_do_not_end_hold_what_has_come_for_as_long_as_one_may_take(monkeypatch):
+    monkeypatch.setattr(admission, "REQUEST_BYTES_MAX", FRAME_MAX_BYTES + MIB)
+
+    async def body(server: Server, listening: Listener) -> None:
+        stuck = [await linked(listening) for _ in range(20)]
+        for link in stuck:
+            link.arrives(claim(FRAME_MAX_BYTES, b"\0" * 200_000))
+        await asyncio.sleep(5)
+        honest = await linked(listening)
+        honest.arrives(framed(7, produce(7, LARGE)))
+        await give_turns()
+        assert server.begun == []
+        assert listening.room.used_bytes <= MIB + frames.FRAME_STEP_BYTES
+        await asyncio.sleep(listener.LARGE_FRAME_TIMEOUT_S - 4.9)
+        assert server.begun == [7]
+        assert all(link.is_closing() for link in stuck)
+
+    in_memory(body)
+
+
+@pytest.mark.parametrize("length", [70_000, 150_000, 400_000])
+def test_what_comes_though_reading_is_paused_is_kept(length):
+    """Python 3.10's TLS hands over what it has decrypted by then."""
+
+    class Waiting(FramedProtocol):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frames: list[bytes] = []
+            self.has_room = False
+
+        def grant(self, least_bytes: int, most_bytes: int) -> int:
+            return least_bytes if self.has_room else 0
+
+        def received(self, correlation_id: int, kind: int, body: memoryview) -> None:
+            self.frames.append(bytes(body))
+
+        def drained(self) -> None:
+            """Nothing waits for it."""
+
+    async def run() -> None:
+        waiting = Waiting()
+        Link().open(waiting)
+        large = bytes(range(256)) * (length // 256)
+        data = memoryview(frame(1, "", large) + frame(2, "", b"small") + frame(3, "", large))
+        fed = 0
+        while data:
+            target = waiting.get_buffer(-1)
+            assert target
+            size = min(len(target), len(data))
+            target[:size] = data[:size]
+            del target
+            waiting.buffer_updated(size)
+            data, fed = data[size:], fed + size
+            if fed > 100_000:
+                waiting.has_room = True
+                waiting.go_on()
+        assert waiting.frames == [large, b"small", large]
+
+    to_its_end(run())
 
 
 def test_a_connection_with_too_many_requests_in_progress_is_read_no_further(monkeypatch):
@@ -401,6 +522,31 @@ def test_an_actor_with_too_many_requests_in_progress_reads_no_connection_further
             other.close()
 
     play(body)
+
+
+def test_requests_in_progress_that_never_end_leave_each_caller_one(monkeypatch):
+    """Programs could else have an actor hear nobody any more, its controller included."""
+    monkeypatch.setattr(admission, "REQUESTS_MAX", 3)
+
+    async def body(server: Server, listening: Listener) -> None:
+        server.gate.clear()
+        greedy, other = await linked(listening), await linked(listening)
+        greedy.arrives(b"".join(framed(number, produce(number)) for number in range(10)))
+        await give_turns()
+        assert server.begun == [0, 1, 2]
+        for number in range(5):
+            other.arrives(framed(number, fetch(number)))
+            await give_turns()
+        other.arrives(b"".join(framed(number, fetch(number)) for number in range(5, 9)))
+        await give_turns(50)
+        assert server.fetched == list(range(9))
+        assert server.begun == [0, 1, 2]
+        server.gate.set()
+        await give_turns(50)
+        assert server.begun == list(range(10))
+        assert listening.progress.count == 0
+
+    in_memory(body)
 
 
 # --- connections -----------------------------------------------------------------------------

@@ -235,10 +235,9 @@ def test_to_connect_again_repays_no_debt():
     async def body() -> None:
         async with limited(TWO_A_SECOND) as (server, listener):
             first = await connected(listener)
-            await ask(first, produce(0))
-            await ask(first, produce(1))
             began_ms = loop_ms()
-            await ask(first, produce(2))
+            for number in range(3):
+                await ask(first, produce(number))
             first.close()
             second = await connected(listener)
             await ask(second, produce(99))

@@ -23,7 +23,7 @@ from oncelog.actors.protocol.messages.access import Access, Rules
 from oncelog.actors.protocol.messages.cluster import ClusterKeysRequest
 from oncelog.actors.protocol.scram import Refusal, ScramServer
 from oncelog.actors.rpc import handshake, limits
-from oncelog.actors.rpc.admission import RequestRoom
+from oncelog.actors.rpc.admission import Places, RequestRoom
 from oncelog.actors.rpc.door import Door
 from oncelog.actors.rpc.handshake import ProgramIdentity, UserIdentity
 from oncelog.actors.rpc.listener import Listener
@@ -165,8 +165,13 @@ CHECKS = {
         LIMITS,
         "test_one_connection_more_than_the_limit_is_refused_and_ray_does_not_replace_it",
     ),
+    "guesses of one host": Check(
+        answering(Places, "may_log_in", True),
+        USERS,
+        "test_a_host_can_guess_so_often_a_second_and_no_more",
+    ),
     "bytes in flight": Check(
-        answering(RequestRoom, "take", True),
+        answering(RequestRoom, "_is_shared", True),
         BOUNDS,
         "test_requests_share_their_bytes_and_wait_their_turn",
     ),

@@ -17,13 +17,14 @@ from issued_certificates import Authority
 
 from oncelog.actors.config import ClusterConfig
 from oncelog.actors.launch.processes import naming_of
+from oncelog.actors.protocol.access import Principal
 from oncelog.actors.protocol.messages.access import Access, Acl, Operation, Resource, Rules
 from oncelog.actors.rpc import listener as listener_module
 from oncelog.actors.rpc.actor_transport import ActorConnection, connect
 from oncelog.actors.rpc.certificates import FILES, IN_USE, OUR_FILES
 from oncelog.actors.rpc.dispatch import Dispatch
 from oncelog.actors.rpc.door import Door
-from oncelog.actors.rpc.handshake import Identity
+from oncelog.actors.rpc.handshake import Identity, Reception
 from oncelog.actors.rpc.listener import Listener
 from oncelog.api.session.login import login_of
 from oncelog.storage.errors import ErrorCode
@@ -63,14 +64,16 @@ def config(tmp_path: Path) -> ClusterConfig:
 
 
 @contextlib.asynccontextmanager
-async def behind(config: ClusterConfig | None, *readers: str) -> AsyncIterator[tuple[Any, Any]]:
-    """A server at which these users may read."""
+async def behind(
+    config: ClusterConfig | None, *readers: str, is_known: bool = True
+) -> AsyncIterator[tuple[Any, Any]]:
+    """A server at which these users may read; unless ``is_known``, it has not heard of that yet."""
     acls = tuple(
         Acl(principal=name, resource=Resource.TOPIC, name="*", operation=Operation.READ)
         for name in readers
     )
     naming = None if config is None else naming_of(config)
-    door = Door(Access(rules=Rules(is_on=True, acls=acls)), naming=naming)
+    door = Door(Access(rules=Rules(is_on=True, acls=acls)) if is_known else None, naming=naming)
     server = Server()
     dispatch = Dispatch(server, on_bug=server.die_of_bug, door=door)
     listener = Listener(dispatch, host=HERE, token=TOKEN, server_secret=b"known to servers")
@@ -118,6 +121,16 @@ def test_a_certificate_names_a_user_by_the_rules(use, config, tmp_path):
     asyncio.run(body())
 
 
+def test_a_certificate_names_a_user_until_it_expires(config):
+    """Then its connection is closed, like that of a token."""
+    peer = {"subject": ((("commonName", "a process"),),), "notAfter": "Jan  9 12:34:43 2030 GMT"}
+    door = Door(Access(), naming=naming_of(config))
+    admission = Reception(TOKEN, b"", door, peer).receive("cert", b"")
+    assert admission is not None
+    assert admission.principal == Principal("User:PROCESS")
+    assert admission.expires_at_ms == 1_894_192_483_000
+
+
 def test_a_certificate_that_no_rule_names_is_refused(use, config, tmp_path):
     async def body() -> None:
         import dataclasses
@@ -153,6 +166,23 @@ def test_a_token_names_a_user_until_it_expires_and_a_renewed_one_is_read(config,
             assert await joined(identity) is ErrorCode.SASL_AUTHENTICATION_FAILED
             path.unlink()
             assert await joined(identity) is ErrorCode.SASL_AUTHENTICATION_FAILED
+
+    asyncio.run(body())
+
+
+def test_a_process_that_does_not_know_the_rules_yet_lets_in_nobody_who_has_a_name(
+    use, config, tmp_path
+):
+    logins = [
+        login_of(None, None, cert=pem_of(use, tmp_path / "ann.pem")),
+        login_of(None, None, token=token_file(tmp_path / "token")),
+    ]
+
+    async def body() -> None:
+        async with behind(config, "User:*", is_known=False) as (_, joined):
+            for login in logins:
+                # Not refused: it is asked again.
+                assert await joined(login.identity()) is None
 
     asyncio.run(body())
 

@@ -8,8 +8,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from called_server import TIMEOUT_MS, TOKEN, Server, fetch, produce
+from called_server import TIMEOUT_MS, TOKEN, Link, Server, fetch, frame, linked, produce
+from deadlines import until
+from inside import callers_of
 from msgspec import structs
+from virtual_time import START_MS, give_turns, run_virtually
 
 from oncelog.actors.protocol.access import RAY, SERVER, Principal, Split
 from oncelog.actors.protocol.messages.access import (
@@ -29,10 +32,16 @@ from oncelog.actors.protocol.messages.cluster import MetadataRequest, ShutdownRe
 from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
 from oncelog.actors.protocol.messages.replication import DescribeVoterRequest
 from oncelog.actors.protocol.scram import ITERATIONS_MIN, make_credential
+from oncelog.actors.rpc import admission
 from oncelog.actors.rpc import listener as listener_module
-from oncelog.actors.rpc.actor_transport import ActorConnection, ActorTransport, connect
+from oncelog.actors.rpc.actor_transport import (
+    FAILURES_BEFORE_RAY,
+    ActorConnection,
+    ActorTransport,
+    connect,
+)
 from oncelog.actors.rpc.dispatch import Dispatch
-from oncelog.actors.rpc.door import Door
+from oncelog.actors.rpc.door import Door, Named
 from oncelog.actors.rpc.handshake import (
     Ending,
     Identity,
@@ -184,6 +193,60 @@ def test_a_refusal_takes_its_time(monkeypatch):
     asyncio.run(body())
 
 
+@pytest.mark.parametrize("is_patient", [False, True])
+def test_a_host_can_guess_so_often_a_second_and_no_more(monkeypatch, is_patient):
+    """1. A guess that is right is answered at once. 2. So nobody waits for the other answer."""
+    monkeypatch.setattr(listener_module, "REFUSAL_DELAY_S", 1.0)
+    monkeypatch.setattr(admission, "HALF_OPEN_PER_HOST_MAX", 5)
+
+    class Judged:
+        def __init__(self) -> None:
+            self.at_s: list[float] = []
+
+        def judged(self, *_: object) -> None:
+            pass
+
+        def login_refused(self, *_: object) -> None:
+            self.at_s.append(asyncio.get_running_loop().time())
+
+    async def body() -> None:
+        server, heard = Server(), Judged()
+        dispatch = Dispatch(server, on_bug=server.die_of_bug, door=Door(access()), audit=heard)
+        listener = Listener(dispatch, host="127.0.0.1", token=TOKEN, server_secret=SECRET)
+
+        async def says(link: Link, greeting: Any, kind: int, body: bytes) -> bytes:
+            method, message = greeting.receive(kind, body)
+            link.written = b""
+            link.arrives(frame(0, method, message))
+            await give_turns()
+            return link.written[13:]
+
+        async def guess(password: str) -> bytes:
+            link = await linked(listener, is_proved=False)
+            greeting = UserIdentity("alice", password).greeting(TOKEN)
+            challenge = await says(link, greeting, 3, link.written[13:])
+            answer = b""
+            if not link.is_closing():
+                answer = await says(link, greeting, 3, challenge)
+            if not is_patient:
+                link.close()
+            await give_turns()
+            return answer
+
+        for _ in range(100):
+            assert await guess("wrong") == b""
+            await asyncio.sleep(0.02)
+        assert len(heard.at_s) <= 3 * 5
+        # Programs of the Ray cluster come from there as before, and soon so does the user.
+        program = await linked(listener)
+        assert len(callers_of(listener)) == 1
+        assert not program.is_closing()
+        await asyncio.sleep(1.1)
+        assert (await guess(PASSWORD)).startswith(b"v=")
+
+    run_virtually(body())
+
+
 def test_a_process_that_does_not_know_the_users_yet_asks_to_try_again():
     async def body() -> None:
         door = Door(None)
@@ -305,6 +368,31 @@ def test_a_user_is_never_called_for_through_ray():
     asyncio.run(body())
 
 
+def test_a_user_is_let_in_as_soon_as_the_process_knows_it_however_often_it_has_tried():
+    async def body() -> None:
+        door = Door(None)
+        async with behind(door) as (server, listener):
+
+            class Where:
+                async def listener_of(self, _actor: str, **_: Any) -> ListenerAddress:
+                    return await listener.address()
+
+                async def call(self, actor: str, request: Any, **_: Any) -> Any:
+                    raise AssertionError(f"{actor} was called by Ray: {request}")
+
+            transport = ActorTransport(Where(), identity=UserIdentity("alice", PASSWORD))
+            for _ in range(2 * FAILURES_BEFORE_RAY):
+                early = await transport.call("it", fetch(1), timeout_ms=TIMEOUT_MS)
+                assert early.error is ErrorCode.NETWORK_EXCEPTION
+            door.learn(access(acl(Operation.READ)))
+            reply = await transport.call("it", fetch(2), timeout_ms=TIMEOUT_MS)
+            assert reply.error is ErrorCode.NONE
+            assert server.fetched == [2]
+            transport.close()
+
+    asyncio.run(body())
+
+
 def test_an_actor_that_is_none_of_the_log_has_no_door_and_is_called_through_ray():
     """The worker of a job, which belongs to the program that started it."""
 
@@ -324,6 +412,43 @@ def test_an_actor_that_is_none_of_the_log_has_no_door_and_is_called_through_ray(
         transport.close()
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    ("jump_ms", "lasts_s"),
+    [(0, 600), (-3_600_000, 600), (300_000, 300), (86_400_000, 0)],
+    ids=["no jump", "back", "forward", "beyond"],
+)
+def test_who_has_come_in_goes_when_the_proof_expires_though_a_clock_jumps(jump_ms, lasts_s):
+    class AnyToken:
+        def bearer_of(self, token: str) -> Named:
+            return Named(token, clock.now_ms() + 600_000)
+
+        def named_by(self, certificate: Any) -> Named:
+            raise AssertionError(f"a token is shown, not {certificate}")
+
+    async def body() -> None:
+        server = Server()
+        door = Door(access(), naming=AnyToken())
+        listener = Listener(
+            Dispatch(server, on_bug=server.die_of_bug, door=door), host="127.0.0.1", token=TOKEN
+        )
+        listener.clock = clock
+        loop = asyncio.get_running_loop()
+        link = await linked(listener, is_proved=False, peer={})
+        link.arrives(frame(0, "token", b"ann"))
+        await give_turns()
+        assert len(callers_of(listener)) == 1
+        jumps.append(jump_ms)
+        await until(link.is_closing, look_s=1.0)
+        assert lasts_s <= loop.time() <= lasts_s + listener_module.EXPIRY_CHECK_S + 1
+
+    class Clock:
+        def now_ms(self) -> int:
+            return START_MS + sum(jumps) + int(1_000 * asyncio.get_running_loop().time())
+
+    clock, jumps = Clock(), [0]
+    run_virtually(body())
 
 
 # --- without a connection -------------------------------------------------------------------------
@@ -443,8 +568,6 @@ class Controller:
 
 
 def test_a_process_asks_until_it_knows_and_then_whether_there_is_something_newer():
-    from virtual_time import run_virtually
-
     async def body() -> None:
         door = Door(None)
         controller = Controller(
@@ -463,9 +586,29 @@ def test_a_process_asks_until_it_knows_and_then_whether_there_is_something_newer
     run_virtually(body())
 
 
-def test_an_older_controller_has_no_rules():
-    from virtual_time import run_virtually
+def test_a_process_that_hears_nothing_for_long_says_so_once_a_minute_and_goes_on(caplog):
+    async def body() -> None:
+        door = Door(access(version=4))
+        lost = AccessReply(error=ErrorCode.UNKNOWN_SERVER_ERROR, detail="unreadable reply")
+        heard = [AccessReply(access=access(version=5))]
+        controller = Controller(*[lost] * 13, *heard, *[lost] * 5)
+        keeping = asyncio.ensure_future(door.keep(controller, timeout_ms=TIMEOUT_MS))
+        await asyncio.sleep(59)
+        assert not caplog.records
+        await asyncio.sleep(60)
+        (told,) = caplog.records
+        assert "version 4" in told.message
+        assert "unreadable reply" in told.message
+        # At 120 s again, and then 60 s after it has heard at 130 s.
+        await asyncio.sleep(66)
+        assert len(caplog.records) == 2
+        assert door.version == 5
+        keeping.cancel()
 
+    run_virtually(body())
+
+
+def test_an_older_controller_has_no_rules():
     async def body() -> None:
         door = Door(None)
         controller = Controller(AccessReply(error=ErrorCode.INVALID_REQUEST))

@@ -276,6 +276,23 @@ def test_kinds_and_operations_may_be_spelled_in_lower_case(run, admin, control):
 
 
 @pytest.mark.parametrize(
+    ("given", "host"),
+    [
+        ("2001:DB8:0::1", "2001:db8::1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("fe80::1%eth0", "fe80::1"),
+        ("*", "*"),
+    ],
+)
+def test_a_host_is_written_as_the_address_of_a_caller_is(run, admin, control, given, host):
+    """Else what is denied to it would be allowed."""
+    run(admin.create_acls([structs.replace(DENIED, host=given)]))
+    (acl,) = control.access().rules.acls
+    assert acl.host == host
+    assert run(admin.describe_acls(host=given)) == [acl]
+
+
+@pytest.mark.parametrize(
     ("fields", "told"),
     [
         ({"principal": "alice"}, ["'alice'", "User:NAME"]),
@@ -291,6 +308,8 @@ def test_kinds_and_operations_may_be_spelled_in_lower_case(run, admin, control):
         ({"name": "*", "is_prefix": True}, ["'*'", "leave out"]),
         ({"name": "t" * 2_000}, ["2000 characters", "1 to 1024"]),
         ({"host": ""}, ["host=''"]),
+        ({"host": "10.0.0.0/8"}, ["host '10.0.0.0/8'", "give an address"]),
+        ({"host": "db1"}, ["host 'db1'", "give an address"]),
         ({"is_prefix": "yes"}, ["is_prefix='yes'", "True or False"]),
         ({"is_allowed": 1}, ["is_allowed=1"]),
         (

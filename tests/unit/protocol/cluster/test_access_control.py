@@ -11,12 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from oncelog.actors.protocol.access import DECISIONS_MAX, Authorizer, Principal
+from oncelog.actors.protocol.access import (
+    DECIDED_NAME_CHARS_MAX,
+    DECISIONS_MAX,
+    Authorizer,
+    Principal,
+)
 from oncelog.actors.protocol.cluster import access_control
 from oncelog.actors.protocol.cluster.access_control import (
     ACLS_MAX,
     CHANGES_MAX,
-    HOST_CHARS_MAX,
     OPERATIONS,
     RESOURCE_CHARS_MAX,
     SNAPSHOT_ROWS,
@@ -58,6 +62,7 @@ READ = Acl(
     principal="User:alice", resource=Resource.TOPIC, name="flights", operation=Operation.READ
 )
 WRITE = structs.replace(READ, operation=Operation.WRITE)
+ALICE = Principal(READ.principal)
 
 SLOW = Limits(requests_per_second=5)
 FEW = Limits(connections=3, transaction_timeout_ms_max=60_000)
@@ -317,7 +322,17 @@ def test_each_kind_has_its_operations(resource: Resource, operation: Operation) 
         ({"name": "t" * (RESOURCE_CHARS_MAX + 1)}, "a name of 1025 characters"),
         ({"name": ANY_NAME, "is_prefix": True}, "the prefix '*' is of nothing"),
         ({"host": ""}, "host ''"),
-        ({"host": "h" * (HOST_CHARS_MAX + 1)}, "host"),
+        *(
+            ({"host": host, "is_allowed": False}, f"host {host!r}: give an address")
+            for host in (
+                "h" * 65,
+                "10.0.0.0/8",
+                "db1",
+                "10.0.0.01",
+                "2001:DB8::1",
+                "::ffff:1.2.3.4",
+            )
+        ),
         (
             {"resource": Resource.CLUSTER, "operation": Operation.ALTER, "name": "other"},
             "cluster 'other'",
@@ -345,6 +360,7 @@ def test_an_impossible_acl_is_told(fields: dict[str, Any], told: str) -> None:
         {"name": ANY_NAME},
         {"name": "f", "is_prefix": True},
         {"is_allowed": False, "host": "10.0.0.1"},
+        {"is_allowed": False, "host": "2001:db8::1"},
         {"resource": Resource.CLUSTER, "operation": Operation.ALTER, "name": ANY_NAME},
     ],
 )
@@ -440,12 +456,21 @@ def test_decisions_that_are_remembered_have_a_bound(monkeypatch: pytest.MonkeyPa
     most = 0
     for number in (*range(10), *range(10)):
         name = f"t{number}" if number % 2 else "flights"
-        is_allowed = authorizer.may(
-            Principal("User:alice"), Operation.READ, Resource.TOPIC, name, f"10.0.0.{number}"
-        )
+        is_allowed = authorizer.may(ALICE, Operation.READ, Resource.TOPIC, name, f"10.0.0.{number}")
         assert is_allowed is (name == "flights")
         most = max(most, len(authorizer._decided))
     assert most == 3
+
+
+def test_long_names_are_decided_upon_and_not_remembered() -> None:
+    """A caller names what it likes: ten thousand such names would be more than there is memory."""
+    prefix = structs.replace(READ, name="f", is_prefix=True)
+    authorizer = Authorizer(Rules(is_on=True, acls=(prefix,)))
+    for length in (DECIDED_NAME_CHARS_MAX, DECIDED_NAME_CHARS_MAX + 1, 1_000_000):
+        for name, is_allowed in (("f" * length, True), ("g" * length, False)):
+            answer = authorizer.may(ALICE, Operation.READ, Resource.TOPIC, name, "10.0.0.1")
+            assert answer is is_allowed
+    assert {len(name) for *_, name in authorizer._decided} == {DECIDED_NAME_CHARS_MAX}
 
 
 # --- histories --------------------------------------------------------------------------------

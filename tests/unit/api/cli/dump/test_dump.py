@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -18,6 +19,11 @@ from partition_files import (
 )
 from partition_logs import flip
 
+from oncelog.actors.protocol.cluster.cluster_records import (
+    AccessChanged,
+    SnapshotPart,
+    encode_cluster_record,
+)
 from oncelog.api.cli import main as cli
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.log.side_files import write_log_start
@@ -155,6 +161,38 @@ def test_cluster_records_are_decoded_but_the_key_is_kept(samples, dump):
     assert "ClusterSnapshot" in {record["kind"] for record in snapshot["records"]}
     for hidden in ("secret", "cluster_key", "previous_key"):
         assert hidden not in text + "".join(shown)
+
+
+SALT, STORED_KEY, SERVER_KEY = b"salt of 16 bytes", b"stored" * 6, b"server" * 6
+
+
+@pytest.mark.parametrize("options", [("--json",), ()])
+@pytest.mark.parametrize("cut", [0, -1, 1])
+def test_what_servers_keep_of_passwords_is_not_shown(tmp_path, dump, options, cut):
+    """``cut``: nor of a record that cannot be decoded, being too short, or too long."""
+    changed = AccessChanged(
+        access_version=1,
+        users=(("alice", SALT, 4_096, STORED_KEY, SERVER_KEY),),
+        acls=(("User:alice", "Topic", "flights", False, "Read", True, "*"),),
+    )
+    value = encode_cluster_record(changed).value
+    part = encode_cluster_record(SnapshotPart(part=0, is_last=True, records=(value,))).value
+    log = sample_logs.SampleLog(tmp_path, "__cluster_metadata")
+    for one in (value, part):
+        log.data([(None, (one + b"\x00")[: len(one) + cut], 0, ())])
+    log.close()
+    _, lines = dump(*options, "--deep", file_of(log.directory, 0, ".log"))
+    shown = "\n".join(lines)
+    for secret in (SALT, STORED_KEY, SERVER_KEY):
+        for text in (secret.decode(), base64.b64encode(secret).decode(), secret.hex()):
+            assert text[:12] not in shown
+    if cut:
+        assert shown.count("undecoded") == 2
+        assert "base64" not in shown
+        assert str(len(value) + cut) in shown
+    else:
+        assert "alice" in shown
+        assert "flights" in shown
 
 
 def test_an_internal_record_that_cannot_be_decoded_is_shown_as_it_is(tmp_path, dump):
