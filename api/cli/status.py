@@ -510,10 +510,12 @@ async def _ask_voters(
 
 def check_may_ask(seen: ClusterStatus) -> None:
     """Raise the refusal if it is one: it says nothing about what is served."""
-    errors = {seen.metadata.error, *(actor.reply.error for actor in seen.actors)}
-    if ErrorCode.SASL_AUTHENTICATION_FAILED in errors:
-        raise exception_for(ErrorCode.SASL_AUTHENTICATION_FAILED)
-    if ErrorCode.CLUSTER_AUTHORIZATION_FAILED in errors:
+    replies = (seen.metadata, *(actor.reply for actor in seen.actors))
+    told = {reply.error: reply.detail for reply in replies}
+    if ErrorCode.SASL_AUTHENTICATION_FAILED in told:
+        refused = ErrorCode.SASL_AUTHENTICATION_FAILED
+        raise exception_for(refused, told[refused])
+    if ErrorCode.CLUSTER_AUTHORIZATION_FAILED in told:
         raise exception_for(
             ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
             "the status is not shown to whoever asks",

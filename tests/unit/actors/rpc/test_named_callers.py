@@ -19,7 +19,7 @@ from oncelog.actors.config import ClusterConfig
 from oncelog.actors.launch.processes import naming_of
 from oncelog.actors.protocol.messages.access import Access, Acl, Operation, Resource, Rules
 from oncelog.actors.rpc import listener as listener_module
-from oncelog.actors.rpc.actor_transport import ActorConnection, connect
+from oncelog.actors.rpc.actor_transport import ActorConnection, NoConnection, connect
 from oncelog.actors.rpc.certificates import FILES, IN_USE, OUR_FILES
 from oncelog.actors.rpc.dispatch import Dispatch
 from oncelog.actors.rpc.door import Door
@@ -85,6 +85,12 @@ async def behind(config: ClusterConfig | None, *readers: str) -> AsyncIterator[t
         await listener.close()
 
 
+def why_refused(made: Any) -> str:
+    assert isinstance(made, NoConnection)
+    assert made.error is ErrorCode.SASL_AUTHENTICATION_FAILED
+    return made.detail
+
+
 async def asked(connection: Any) -> ErrorCode:
     assert isinstance(connection, ActorConnection)
     error: ErrorCode = (await connection.call(fetch(1), timeout_ms=TIMEOUT_MS)).error
@@ -92,17 +98,17 @@ async def asked(connection: Any) -> ErrorCode:
     return error
 
 
-def pem_of(authority: Authority, path: Path) -> Path:
+def pem_of(authority: Authority, path: Path, days: float = 1) -> Path:
     """One file with a certificate and its key, as a program is given it."""
-    issued = authority.issue("127.0.0.9")
+    issued = authority.issue("127.0.0.9", days=days)
     both = [Path(issued[name]).read_text() for name in FILES[:2]]
     path.write_text("".join(both))
     return path
 
 
-def token_file(path: Path, **claims: Any) -> Path:
+def token_file(path: Path, key: Any = KEY, **claims: Any) -> Path:
     given = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ann", "exp": time.time() + 60, **claims}
-    path.write_text(jwt.encode(given, KEY, algorithm="ES256") + "\n")
+    path.write_text(jwt.encode(given, key, algorithm="ES256") + "\n")
     return path
 
 
@@ -126,7 +132,39 @@ def test_a_certificate_that_no_rule_names_is_refused(use, config, tmp_path):
         identity = login_of(None, None, cert=pem_of(use, tmp_path / "ann.pem")).identity()
         for given in (other, None):
             async with behind(given, "User:*") as (_, joined):
-                assert await joined(identity) is ErrorCode.SASL_AUTHENTICATION_FAILED
+                assert "certificate_name_rules" in why_refused(await joined(identity))
+
+    asyncio.run(body())
+
+
+def test_a_certificate_that_has_expired_or_is_of_another_authority_is_told_so(
+    use, config, tmp_path
+):
+    """Its own process sees that it has expired. The other side closes without a word: it may as
+    well have died, so a retry may help.
+    """
+    expired = pem_of(use, tmp_path / "ann.pem", days=-0.5)
+    (tmp_path / "theirs").mkdir()
+    foreign = pem_of(Authority(tmp_path / "theirs", "theirs"), tmp_path / "foreign.pem")
+
+    async def body() -> None:
+        async with behind(config, "User:*") as (server, joined):
+            made = await joined(login_of(None, None, cert=expired).identity())
+            assert f"cert='{expired}' expired on" in why_refused(made)
+            made = await joined(login_of(None, None, cert=foreign).identity())
+            assert made.error is ErrorCode.NETWORK_EXCEPTION
+            assert f"closed by the other side (cert='{foreign}'" in made.detail
+            assert server.fetched == []
+
+    asyncio.run(body())
+
+
+def test_a_token_that_another_key_has_signed_is_told_so(config, tmp_path):
+    async def body() -> None:
+        path = token_file(tmp_path / "token", key=ec.generate_private_key(ec.SECP256R1()))
+        async with behind(config, "User:*") as (_, joined):
+            told = why_refused(await joined(login_of(None, None, token=path).identity()))
+            assert "check that it has not expired, and that its key, issuer" in told
 
     asyncio.run(body())
 
@@ -150,9 +188,11 @@ def test_a_token_names_a_user_until_it_expires_and_a_renewed_one_is_read(config,
             connection.on_lost = lost.set
             await asyncio.wait_for(lost.wait(), TIMEOUT_MS / 1_000)
             token_file(path, exp=time.time() - 3_600)
-            assert await joined(identity) is ErrorCode.SASL_AUTHENTICATION_FAILED
+            assert "does not accept the token; check that it has not" in why_refused(
+                await joined(identity)
+            )
             path.unlink()
-            assert await joined(identity) is ErrorCode.SASL_AUTHENTICATION_FAILED
+            assert f"'{path}' cannot be read (No such file" in why_refused(await joined(identity))
 
     asyncio.run(body())
 
@@ -162,7 +202,7 @@ def test_a_token_does_not_make_anybody_a_program_or_everybody(config, tmp_path, 
     async def body() -> None:
         identity = login_of(None, None, token=token_file(tmp_path / "token", sub=name)).identity()
         async with behind(config, "User:*") as (_, joined):
-            assert await joined(identity) is ErrorCode.SASL_AUTHENTICATION_FAILED
+            assert "does not accept the token" in why_refused(await joined(identity))
 
     asyncio.run(body())
 
@@ -176,7 +216,9 @@ def test_neither_is_shown_on_a_connection_that_is_not_secured(
     async def body() -> None:
         async with behind(config, "User:*") as (server, joined):
             for login in (login_of(None, None, cert=pem), login_of(None, None, token=token)):
-                assert await joined(login.identity()) is ErrorCode.SASL_AUTHENTICATION_FAILED
+                assert "over TLS only; set ONCELOG_TLS_CERT" in why_refused(
+                    await joined(login.identity())
+                )
             assert server.fetched == []
 
     asyncio.run(body())
