@@ -27,7 +27,7 @@ from oncelog.actors.protocol.messages.cluster import (
 )
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
 from oncelog.actors.protocol.messages.replication import DescribeVoterReply, DescribeVoterRequest
-from oncelog.api.cli.connect import find, quiet_libraries
+from oncelog.api.cli.connect import find, login_arguments, quiet_libraries
 from oncelog.api.cli.terminal import (
     STATUS_ERROR,
     STATUS_NOT_SERVED,
@@ -529,7 +529,7 @@ def status(args: argparse.Namespace) -> int:
         found = find(args)
     except CliError as error:
         raise NoClusterError(error.what, error.advice) from None
-    identity = login_of(args.user, args.password_file).identity()
+    identity = login_of(**login_arguments(args)).identity()
     quiet_libraries()
     cluster_connection.join_ray(found.address)
     if not cluster_connection.has_log():
