@@ -71,7 +71,7 @@ END_TIMEOUT_MS: Final = 300_000
 class Endpoint:
     """Where the processes of an engine connect to, and as whom; travels to all of them.
 
-    ``address`` ``None`` is the default of each process. Each reads the password on its own node.
+    ``address`` ``None`` is the default of each process. Each reads the login's file on its node.
     """
 
     address: str | None = None
@@ -383,8 +383,8 @@ class ProcessConnection:
     """The one connection of a process of an engine, and what it was made for: its ``key``.
 
     A process can be in only one Ray cluster at a time, and its tasks are of one user at a time. So
-    another key replaces the last. With a login the key has the ``version`` of the password file: a
-    process may outlive the password. The engine joins and leaves Ray itself: Spark leaves the last
+    another key replaces the last. With a login the key has the ``version`` of its file: a process
+    may outlive the password. The engine joins and leaves Ray itself: Spark leaves the last
     cluster, Ray Data is the program's guest.
     """
 

@@ -1,7 +1,7 @@
-"""As whom a program connects: a user with a password from a file, or nobody in particular.
+"""As whom a program connects: a user that a file proves it to be, or nobody in particular.
 
-The password stays in its file: arguments, options and messages between processes carry only its
-path. So it is in no plan, no log and no list of processes.
+A password, token or key stays in its file: arguments, options and messages between processes carry
+only the path. So it is in no plan, no log and no list of processes.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -167,6 +168,24 @@ def test_a_token_that_another_key_has_signed_is_told_so(config, tmp_path):
             assert "check that it has not expired, and that its key, issuer" in told
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize("key", [KEY, ec.generate_private_key(ec.SECP256R1())])
+def test_a_token_is_in_no_log_whether_it_is_accepted_or_not(config, tmp_path, caplog, key):
+    path = token_file(tmp_path / "token", key=key)
+
+    async def body() -> None:
+        async with behind(config, "User:ann") as (_, joined):
+            identity = login_of(token=path).identity()
+            made = await joined(identity)
+            assert path.read_text().strip() not in repr(identity) + repr(made)
+            if key is KEY:
+                assert await asked(made) is ErrorCode.NONE
+
+    with caplog.at_level(logging.DEBUG):
+        asyncio.run(body(), debug=True)
+    for part in path.read_text().strip().split("."):
+        assert part not in caplog.text
 
 
 def test_a_token_names_a_user_until_it_expires_and_a_renewed_one_is_read(config, tmp_path):
