@@ -37,6 +37,14 @@ _FILE: Final = (
     "The file with the user's password as its first line, on each node; else "
     "`ONCELOG_PASSWORD_FILE`."
 )
+_SIGNED: Final = (
+    "Or: log in by the signed token in the first line of this file, on each node; else "
+    "`ONCELOG_TOKEN_FILE`."
+)
+_CERTIFIED: Final = (
+    "Or: log in by the certificate in this PEM file, which has its key too, on each node; else "
+    "`ONCELOG_CERT`."
+)
 
 PathText = str | Path
 
@@ -68,6 +76,8 @@ class ReadArguments:
     address: Annotated[str | None, Checked("an address, or None"), _ADDRESS] = None
     user: Annotated[str | None, Text(may_be_blank=False), _USER] = None
     password_file: Annotated[PathText | None, Checked("a path, or None", "path"), _FILE] = None
+    token: Annotated[PathText | None, Checked("a path, or None", "path"), _SIGNED] = None
+    cert: Annotated[PathText | None, Checked("a path, or None", "path"), _CERTIFIED] = None
     override_num_blocks: Annotated[
         int | None,
         Meta(ge=1, le=BLOCKS_MAX),
@@ -138,6 +148,8 @@ class WriteArguments:
     address: Annotated[str | None, Checked("an address, or None"), _ADDRESS] = None
     user: Annotated[str | None, Text(may_be_blank=False), _USER] = None
     password_file: Annotated[PathText | None, Checked("a path, or None", "path"), _FILE] = None
+    token: Annotated[PathText | None, Checked("a path, or None", "path"), _SIGNED] = None
+    cert: Annotated[PathText | None, Checked("a path, or None", "path"), _CERTIFIED] = None
 
     def __post_init__(self) -> None:
         """Reject invalid arguments; ``InvalidSettingError`` names the first."""
@@ -157,10 +169,11 @@ class WriteArguments:
 
 def endpoint_of(arguments: ReadArguments | WriteArguments) -> Endpoint:
     """Where to connect, and as whom; without arguments the environment of this process says it."""
-    path = arguments.password_file
-    if path is not None and not isinstance(path, str | Path):
-        # Without its value, which may be the password.
-        raise InvalidSettingError(
-            f"password_file is a {type(path).__name__}", advice="give the path of a file"
-        )
-    return Endpoint(address=arguments.address, login=login_of(arguments.user, path))
+    files = {name: getattr(arguments, name) for name in ("password_file", "token", "cert")}
+    for name, path in files.items():
+        if path is not None and not isinstance(path, str | Path):
+            # Without its value, which may be what the file is for.
+            raise InvalidSettingError(
+                f"{name} is a {type(path).__name__}", advice="give the path of a file"
+            )
+    return Endpoint(address=arguments.address, login=login_of(arguments.user, **files))

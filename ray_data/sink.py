@@ -56,6 +56,8 @@ def write(
     address: str | None = None,
     user: str | None = None,
     password_file: PathText | None = None,
+    token: PathText | None = None,
+    cert: PathText | None = None,
     concurrency: int | None = None,
     ray_remote_args: dict[str, Any] | None = None,
 ) -> None:
@@ -74,10 +76,11 @@ def write(
     which fences earlier writes.
 
     The write is aborted after ``transaction_timeout_ms`` without any of its tasks. ``address``,
-    ``user`` and ``password_file`` are those of ``oncelog.connect``; by default this process's Ray
-    cluster, or this machine's, and its environment. Each worker reads the file on its node. The
-    other arguments are those of ``Dataset.write_datasink``. ``InvalidSettingError`` for an invalid
-    argument or column, ``UnknownTopicOrPartitionError``, and errors of tasks leave nothing visible.
+    ``user``, ``password_file``, ``token`` and ``cert`` are those of ``oncelog.connect``; by default
+    this process's Ray cluster, or this machine's, and its environment. Each worker reads the file
+    on its node. The other arguments are those of ``Dataset.write_datasink``.
+    ``InvalidSettingError`` for an invalid argument or column, ``UnknownTopicOrPartitionError``, and
+    errors of tasks leave nothing visible.
     """
     # One thing: mostly arguments, and what they mean.
     arguments = WriteArguments(
@@ -92,6 +95,8 @@ def write(
         address=address,
         user=user,
         password_file=password_file,
+        token=token,
+        cert=cert,
     )
     options, rows = write_options(arguments), row_format(arguments)
     _check_dataset(dataset, topic, rows)

@@ -52,6 +52,8 @@ def read(
     address: str | None = None,
     user: str | None = None,
     password_file: PathText | None = None,
+    token: PathText | None = None,
+    cert: PathText | None = None,
     override_num_blocks: int | None = None,
     concurrency: int | None = None,
     num_cpus: float | None = None,
@@ -72,12 +74,13 @@ def read(
     if it has no zone), "earliest" or "latest", or ``{topic: {partition: one of these}}``.
     Partitions not named there are read from the earliest or to the latest offset. A time means the
     first record at or after it. The latest is the last stable offset for read_committed, the high
-    watermark for read_uncommitted; an end beyond it is lowered to it. ``address``, ``user``
-    and ``password_file`` are those of ``oncelog.connect``; by default this process's Ray cluster,
-    or this machine's, and its environment. Each worker reads the file on its node. The other
-    arguments are those of ``ray.data.read_datasource``. ``InvalidSettingError`` for an invalid
-    argument, ``UnknownTopicOrPartitionError``, and ``OffsetOutOfRangeError`` for a start whose
-    records are deleted or not there yet. A task fails if its records are deleted before it reads.
+    watermark for read_uncommitted; an end beyond it is lowered to it. ``address``, ``user``,
+    ``password_file``, ``token`` and ``cert`` are those of ``oncelog.connect``; by default this
+    process's Ray cluster, or this machine's, and its environment. Each worker reads the file on its
+    node. The other arguments are those of ``ray.data.read_datasource``. ``InvalidSettingError`` for
+    an invalid argument, ``UnknownTopicOrPartitionError``, and ``OffsetOutOfRangeError`` for a start
+    whose records are deleted or not there yet. A task fails if its records are deleted before it
+    reads.
     """
     # One thing: mostly arguments, and what they mean.
     wanted = ReadArguments(
@@ -89,6 +92,8 @@ def read(
         address=address,
         user=user,
         password_file=password_file,
+        token=token,
+        cert=cert,
         override_num_blocks=override_num_blocks,
     )
     endpoint = wanted.endpoint

@@ -30,7 +30,8 @@ PRODUCER_SETTINGS: Final = (
 """Settings of each task's producer that are options of a write."""
 
 _SETTING: Final = re.compile(rf"\b(?:{'|'.join(PRODUCER_SETTINGS)})\b")
-_PASSWORD_FILE: Final = re.compile(r"\bpassword_file(?==)")
+_FILE: Final = re.compile(r"\b(password|token)(?:_file)?(?==['\"])")
+"""The argument with the path of a file, in an error of a login."""
 
 _logger = logging.getLogger(__name__)
 
@@ -57,5 +58,5 @@ def one_line_errors() -> Iterator[None]:
     except OncelogError as error:
         text = " ".join(str(error).split())
         text = _SETTING.sub(lambda found: option_of(found.group()), text)
-        text = _PASSWORD_FILE.sub("password.file", text)
+        text = _FILE.sub(r"\1.file", text)
         raise ValueError(f"oncelog: {text}") from None

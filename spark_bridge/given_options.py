@@ -51,6 +51,9 @@ PASSWORDS: Final = (
 )
 """Options that would have a password. Spark would show it in plans, in its UI and in event logs."""
 
+TOKEN: Final = "token"  # noqa: S105
+"""The option that would have a signed token; see ``PASSWORDS``."""
+
 CLIENT_TUNING: Final = (
     "kafka.acks",
     "kafka.allow.auto.create.topics",
@@ -140,11 +143,12 @@ class OptionNames:
         name = aliases.get(lower, lower)
         if name in {one.name.lower() for one in self.accepted}:
             return name
-        if lower in PASSWORDS:
+        if lower in (*PASSWORDS, TOKEN):
             # Without its value. Not ignored: a program that means to log in must not be another.
+            user, what = ("", "token") if lower == TOKEN else ("user, and ", "password")
             raise InvalidSettingError(
                 f"{key} is not allowed: Spark shows options",
-                advice="give user, and as password.file the path of a file with the password",
+                advice=f"give {user}as {what}.file the path of a file with the {what}",
             )
         advice = {item.lower(): text for item, text in self.refused.items()}.get(lower)
         if advice is not None:

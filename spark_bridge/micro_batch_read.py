@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from oncelog.actors.protocol.messages.cluster import TopicMetadata
-from oncelog.api.distributing.read import PartitionRange, ReadBounds, hidden_topic
+from oncelog.api.distributing.read import PartitionRange, ReadBounds
 from oncelog.api.distributing.write import Connect
 from oncelog.api.session.committed_offsets import lag_of
 from oncelog.spark_bridge.offsets import (
@@ -135,27 +135,19 @@ class MicroBatchReads:
     def _chosen(self, start: StreamOffset, now_ms: float) -> tuple[TopicIds, list[TopicPartition]]:
         """The ids of all topics, and the selected partitions."""
         if self._topics_until_ms is None or now_ms >= self._topics_until_ms:
-            self._topics = self._connect(self._options.endpoint).topics()
+            self._topics = self._connect(self._options.endpoint).topics(start.topic_ids)
             self._topics_until_ms = now_ms + TOPICS_AGE_MS
         topics = self._topics
         topic_ids = {name: topic.topic_id for name, topic in topics.items()}
         lost = start.lost_topics(topic_ids)
         if lost and self._options.fails_on_data_loss:
             check_topics(start, topic_ids)
-        self._check_seen(lost, topic_ids)
         for topic in lost:
             _logger.warning("topic %r, which the stream has read, was deleted or replaced", topic)
         counts = {name: len(topic.partitions) for name, topic in topics.items()}
         return topic_ids, self._options.selection.choose(
             counts, lost=[topic for topic in lost if topic not in counts]
         )
-
-    def _check_seen(self, lost: list[str], topic_ids: TopicIds) -> None:
-        """Raise for a topic that may only be hidden from the user; see ``hidden_topic``."""
-        user = self._options.endpoint.login.user
-        for topic in lost:
-            if user and topic not in topic_ids:
-                raise hidden_topic(topic, user)
 
     def _starts(self, new: list[TopicPartition], *, is_first: bool) -> dict[TopicPartition, int]:
         """Where partitions start that were not read before: later ones at their first record."""
@@ -196,10 +188,10 @@ class MicroBatchReads:
         """
         connection = self._connect(self._options.endpoint)
         start, end = StreamOffset.parse(stored_start), StreamOffset.parse(stored_end)
-        topic_ids = {name: topic.topic_id for name, topic in connection.topics().items()}
+        topics = connection.topics(end.topic_ids)
+        topic_ids = {name: topic.topic_id for name, topic in topics.items()}
         if self._options.fails_on_data_loss:
             check_topics(end, topic_ids)
-        self._check_seen(end.lost_topics(topic_ids), topic_ids)
         ends = {tp: offset for tp, offset in end.positions.items() if end.has(tp, topic_ids)}
         starts = {
             tp: start.positions[tp]

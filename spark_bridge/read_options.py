@@ -206,7 +206,29 @@ PASSWORD_FILE: Final = declared(
     None,
 )
 
-CONNECTION: Final = (ADDRESS, USER, PASSWORD_FILE)
+TOKEN_FILE: Final = declared(
+    "token.file",
+    Annotated[
+        str,
+        Checked("a path"),
+        "Or: log in by the signed token in the first line of this file, on each node; else "
+        "`ONCELOG_TOKEN_FILE`.",
+    ],
+    None,
+)
+
+CERT: Final = declared(
+    "cert",
+    Annotated[
+        str,
+        Checked("a path"),
+        "Or: log in by the certificate in this PEM file, which has its key too, on each node; else "
+        "`ONCELOG_CERT`.",
+    ],
+    None,
+)
+
+CONNECTION: Final = (ADDRESS, USER, PASSWORD_FILE, TOKEN_FILE, CERT)
 """Options of reads and writes alike; see ``endpoint_of``."""
 
 READ_OPTIONS: Final = OptionNames(
@@ -323,7 +345,13 @@ def endpoint_of(given: GivenOptions) -> Endpoint:
         raise InvalidSettingError(
             "user and password.file belong together", advice="give both or neither"
         )
-    login = login_of(given.text("user"), given.text("password.file"))
+    ways = [name for name in ("user", "token.file", "cert") if given.has(name)]
+    if ways[1:]:
+        raise InvalidSettingError(
+            f"{' and '.join(ways)} are given", advice="log in by one of user, token.file and cert"
+        )
+    names = ("user", "password.file", "token.file", "cert")
+    login = login_of(*map(given.text, names))
     return Endpoint(address=given.text("address"), login=login)
 
 

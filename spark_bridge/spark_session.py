@@ -143,10 +143,10 @@ def register(spark: SparkSession, cluster: Cluster | None = None) -> None:
 
     Without ``cluster`` the default is the Ray cluster that this process is connected to; else
     ``RAY_ADDRESS``, or a cluster on the worker's machine. Option ``address`` of a read or write
-    overrides it. The user of ``cluster`` is the default too, else that of ``ONCELOG_USER``; of its
-    password only the path of the file is passed on, which each node needs. oncelog must be
-    installed on the executors. ``InvalidSettingError`` for a Spark Connect session, whose server
-    finds the source by itself.
+    overrides it. The user of ``cluster`` is the default too, else that of the environment; of its
+    password, token or certificate only the path of the file is passed on, which each node needs.
+    oncelog must be installed on the executors. ``InvalidSettingError`` for a Spark Connect session,
+    whose server finds the source by itself.
     """
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         raise InvalidSettingError(

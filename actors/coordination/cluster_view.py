@@ -150,7 +150,10 @@ class ClusterView:
         return reply
 
     def remember(self, reply: MetadataReply, asked: Collection[str], *, asked_ms: int) -> None:
-        """Take an answer about the topics ``asked``: those that it lacks do not exist."""
+        """Take an answer about the topics ``asked``: those that it lacks are not there.
+
+        Or they may not be seen, if ``refused``; no server is told so.
+        """
         self.newest = reply
         self.cluster_key_version = max(self.cluster_key_version, reply.cluster_key_version)
         found = {topic.name: topic for topic in reply.topics}

@@ -477,6 +477,9 @@ def _split_positions(request: group.OffsetFetchRequest, may: May) -> Split:
 def _split_topics(request: cluster.MetadataRequest, may: May) -> Split:
     """A topic that the caller may not see is left out, as one that does not exist.
 
+    Of those that were named the reply says so, whether they exist or not: the caller might take
+    them for deleted, and forget how far it has read. Source: KIP-11.
+
     Internal topics are shown to all: clients find coordinators by them.
     """
 
@@ -491,7 +494,11 @@ def _split_topics(request: cluster.MetadataRequest, may: May) -> Split:
             ),
         )
     shown = tuple(filter(is_shown, request.topics))
-    return Split(request=structs.replace(request, topics=shown), join=as_it_is)
+    refused = tuple(name for name in request.topics if name not in shown)
+    return Split(
+        request=structs.replace(request, topics=shown),
+        join=lambda reply: structs.replace(reply, refused=refused) if refused else reply,
+    )
 
 
 def _enrolled(

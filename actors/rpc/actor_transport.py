@@ -13,7 +13,7 @@ import functools
 import logging
 import ssl
 from collections.abc import Callable
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from oncelog.actors.interfaces import Transport
 from oncelog.actors.process.background import resolve_future
@@ -35,7 +35,7 @@ from oncelog.actors.rpc.handshake import Ending, Greeting, Identity, ProgramIden
 from oncelog.actors.rpc.listener import ListenerAddress
 from oncelog.actors.rpc.message_codec import answers_on_connections
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.exceptions import InvalidSettingError, SaslAuthenticationFailedError
+from oncelog.storage.exceptions import InvalidSettingError
 
 _logger = logging.getLogger(__name__)
 
@@ -43,9 +43,6 @@ CONNECT_TIMEOUT_MS: Final = 10_000
 
 A_PROGRAM: Final = ProgramIdentity()
 """Any program of the Ray cluster."""
-
-LOGIN_REFUSED: Final = str(SaslAuthenticationFailedError())
-"""The detail of each call of a user that cannot log in: no connection is made for it."""
 
 FAILURES_BEFORE_RAY: Final = 2
 """Failed connection attempts in a row before Ray carries the calls; one may be a dying process."""
@@ -138,11 +135,8 @@ class ActorTransport:
             return await self._ray_calls.call(
                 actor, request, timeout_ms=timeout_ms, metered=metered, key=key
             )
-        if isinstance(connection, ErrorCode):
-            is_refused = connection is ErrorCode.SASL_AUTHENTICATION_FAILED
-            return request.failed(connection, LOGIN_REFUSED if is_refused else "")
-        if isinstance(connection, ConnectionLimitedError):
-            return request.failed(ErrorCode.THROTTLING_QUOTA_EXCEEDED, str(connection))
+        if isinstance(connection, NoConnection):
+            return request.failed(*connection)
         reply = await connection.call(request, timeout_ms=timeout_ms, metered=metered, key=key)
         if reply.error is ErrorCode.NOT_CONTROLLER:
             # It may live on beside its successor: Ray knows which of them has the name.
@@ -222,8 +216,8 @@ class _LoopConnections:
         done, _ = await asyncio.wait([making], timeout=timeout_ms / 1000)
         if making.cancelled():
             # Cancelled not by its callers but by a program that shuts down, and may still go on.
-            return ErrorCode.NETWORK_EXCEPTION
-        return making.result() if done else ErrorCode.REQUEST_TIMED_OUT
+            return NoConnection(ErrorCode.NETWORK_EXCEPTION)
+        return making.result() if done else NoConnection(ErrorCode.REQUEST_TIMED_OUT)
 
     def _made(self, actor: str, making: asyncio.Future[_Made]) -> None:
         if self._making.get(actor) is making:
@@ -237,37 +231,40 @@ class _LoopConnections:
 
     async def _make(self, actor: str) -> _Made:
         address = await self._ray_calls.listener_of(actor, timeout_ms=CONNECT_TIMEOUT_MS)
+        if isinstance(address, ErrorCode):
+            return NoConnection(address)
+        if address is None and self._identity.is_user:
+            return NoConnection(ErrorCode.SASL_AUTHENTICATION_FAILED, _only_ray(actor))
         if address is None:
             self._call_through_ray(actor)
-        if not isinstance(address, ListenerAddress):
-            return address
-        try:
-            connection = await connect(
-                address,
-                timeout_ms=CONNECT_TIMEOUT_MS,
-                identity=self._identity,
-                certificates=self._certificates,
-            )
-        except ConnectionLimitedError as limited:
-            # The actor is well, so this is no reason to call it through Ray.
-            return limited
+            return None
+        connection = await connect(
+            address,
+            timeout_ms=CONNECT_TIMEOUT_MS,
+            identity=self._identity,
+            certificates=self._certificates,
+        )
         if connection is None:
             return self._failed(actor, address)
-        if isinstance(connection, ErrorCode):
+        if isinstance(connection, NoConnection):
+            # The actor is well, so this is no reason to call it through Ray.
             return connection
         self._connections[actor] = connection
         connection.on_lost = functools.partial(self._forget, actor, connection)
         self._failures.pop(actor, None)
         return connection
 
-    def _failed(self, actor: str, address: ListenerAddress) -> ErrorCode | None:
+    def _failed(self, actor: str, address: ListenerAddress) -> NoConnection | None:
         """Ray reached the actor but we did not: it has just died, or is unreachable from here."""
         if len(self._failures) >= UNREACHABLE_MAX:
             self._failures.clear()
         failures = self._failures[actor] = self._failures.get(actor, 0) + 1
         # Nobody who cuts our secured connections may make us call in plain text.
         if failures < FAILURES_BEFORE_RAY or is_ray_plain() or not self.may_use_ray:
-            return ErrorCode.NETWORK_EXCEPTION
+            where = f"{address.host}:{address.port}"
+            return NoConnection(
+                ErrorCode.NETWORK_EXCEPTION, f"{actor!r} cannot be connected to at {where}"
+            )
         _logger.warning(
             "cannot connect to %s at %s:%d: it is called through Ray, which is slower",
             actor,
@@ -425,11 +422,14 @@ class ActorConnection(FramedProtocol):
             resolve_future(answer, request.failed(ErrorCode.NETWORK_EXCEPTION))
 
 
-class ConnectionLimitedError(Exception):
-    """The caller's principal may have no more connections to the actor."""
+class NoConnection(NamedTuple):
+    """Why there is no connection, although the actor is well or Ray may not carry the calls."""
+
+    error: ErrorCode
+    detail: str = ""
 
 
-_Made: TypeAlias = "ActorConnection | ErrorCode | ConnectionLimitedError | None"
+_Made: TypeAlias = "ActorConnection | NoConnection | None"
 """A connection, why there is none, or ``None``: the actor is called through Ray."""
 
 
@@ -439,12 +439,13 @@ async def connect(
     timeout_ms: int,
     identity: Identity = A_PROGRAM,
     certificates: Certificates | None = None,
-) -> ActorConnection | ErrorCode | None:
+) -> ActorConnection | NoConnection | None:
     """Open a connection; ``None`` if no listener that proves itself answers in time.
 
-    ``SASL_AUTHENTICATION_FAILED`` if it does not believe who ``identity`` is. Also ``None`` if
-    certificates cannot secure it although they should: a warning says why.
-    ``ConnectionLimitedError`` if the caller may have no more connections.
+    ``SASL_AUTHENTICATION_FAILED`` if it does not believe who ``identity`` is, or the file that
+    would prove it is of no use; ``THROTTLING_QUOTA_EXCEEDED`` if the caller may have no more
+    connections. ``None`` also if certificates cannot secure it although they should: a warning says
+    why.
     """
     certificates = certificates or identity.certificates(SystemClock())
     loop = asyncio.get_running_loop()
@@ -452,12 +453,14 @@ async def connect(
     try:
         context = certificates.context(is_caller=True)
         if context is None and identity.needs_tls:
-            _warn_insecure(address, "tokens and certificates are shown over TLS only")
-            return ErrorCode.SASL_AUTHENTICATION_FAILED
+            return _unproved(address, _NEEDS_TLS)
         opening = loop.create_connection(ActorConnection, address.host, address.port, ssl=context)
         _, connection = await asyncio.wait_for(opening, timeout_ms / 1000)
     except (InvalidSettingError, ssl.SSLError) as error:
-        _warn_insecure(address, certificates.reason(error))
+        reason = certificates.reason(error)
+        if identity.needs_tls and isinstance(error, InvalidSettingError):
+            return _unproved(address, reason)
+        _warn_insecure(address, reason)
         return None
     except (OSError, asyncio.TimeoutError):
         return None
@@ -466,9 +469,8 @@ async def connect(
         ending = await connection.greet(identity.greeting(address.token))
     except InvalidSettingError as error:
         # The file of a token is read anew for each connection.
-        _warn_insecure(address, str(error))
         connection.close()
-        return ErrorCode.SASL_AUTHENTICATION_FAILED
+        return _unproved(address, str(error))
     except BaseException:
         connection.close()
         raise
@@ -476,16 +478,39 @@ async def connect(
         timer.cancel()
     if ending is Ending.REFUSED:
         connection.close()
-        return ErrorCode.SASL_AUTHENTICATION_FAILED
-    if not connection.is_usable:
-        connection.close()
-        if connection.refusal:
-            raise ConnectionLimitedError(connection.refusal)
-        if context is not None:
-            # The other side rejects our certificate only after the handshake, if at all.
-            why = connection.error or "closed by the other side"
-            _warn_insecure(address, certificates.reason(why))
-    return connection if connection.is_usable else None
+        return NoConnection(ErrorCode.SASL_AUTHENTICATION_FAILED, identity.refused)
+    if connection.is_usable:
+        return connection
+    connection.close()
+    if connection.refusal:
+        return NoConnection(ErrorCode.THROTTLING_QUOTA_EXCEEDED, connection.refusal)
+    if context is not None:
+        # The other side rejects our certificate only after the handshake, if at all.
+        why = connection.error or "closed by the other side"
+        reason = certificates.reason(why)
+        _warn_insecure(address, reason)
+        if identity.needs_tls:
+            return NoConnection(ErrorCode.NETWORK_EXCEPTION, reason)
+    return None
+
+
+_NEEDS_TLS: Final = (
+    "tokens and certificates are shown over TLS only; set ONCELOG_TLS_CERT, ONCELOG_TLS_KEY and "
+    "ONCELOG_TLS_CA, here as in the cluster"
+)
+
+
+def _unproved(address: ListenerAddress, reason: str) -> NoConnection:
+    """Who cannot even try to prove who it is; a retry ends alike."""
+    _warn_insecure(address, reason)
+    return NoConnection(ErrorCode.SASL_AUTHENTICATION_FAILED, reason)
+
+
+def _only_ray(actor: str) -> str:
+    return (
+        f"a user cannot call {actor!r}: it takes only calls that Ray carries, and those are "
+        'User:ray\'s; start the cluster with calls="connections", or connect as nobody'
+    )
 
 
 def _warn_insecure(address: ListenerAddress, reason: str) -> None:

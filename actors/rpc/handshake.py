@@ -47,6 +47,7 @@ from oncelog.actors.protocol.scram import (
 from oncelog.actors.rpc.certificates import Certificates
 from oncelog.actors.rpc.door import Bearer, Door, Refused
 from oncelog.actors.rpc.frames import HELLO, Outcome
+from oncelog.storage.exceptions import SaslAuthenticationFailedError
 
 NONCE_BYTES: Final = 32
 PROOF_BYTES: Final = 32
@@ -136,10 +137,14 @@ class Ending(enum.Enum):
 class Identity(Protocol):
     """Who a process is to those that it calls.
 
-    ``needs_tls``: it can only prove it on a connection that is secured.
+    ``is_user``: not a program of the Ray cluster. ``needs_tls``: it can only prove it on a
+    connection that is secured. ``refused``: what it is told if it is not believed, which never says
+    why; the log of the called actor does.
     """
 
+    is_user: bool
     needs_tls: bool
+    refused: str
 
     def certificates(self, clock: Clock) -> Certificates:
         """What secures its connections."""
@@ -162,7 +167,9 @@ class _WithoutCertificate:
     """An identity whose connections are secured by the certificate of its process, if by any."""
 
     __slots__ = ()
+    is_user = True
     needs_tls = False
+    refused = str(SaslAuthenticationFailedError())
 
     def certificates(self, clock: Clock) -> Certificates:
         """See ``Identity``."""
@@ -174,6 +181,7 @@ class ProgramIdentity(_WithoutCertificate):
     """A program of the Ray cluster; with a ``server_secret`` one of the cluster's servers."""
 
     server_secret: bytes = field(default=b"", repr=False)
+    is_user = False
 
     def greeting(self, token: bytes) -> Greeting:
         """See ``Identity``."""
@@ -234,6 +242,10 @@ class TokenIdentity(_WithoutCertificate):
 
     read: Callable[[], str]
     needs_tls = True
+    refused = (
+        "The cluster does not accept the token; check that it has not expired, and that its key, "
+        "issuer and audience are those of the cluster, whose log says why"
+    )
 
     def greeting(self, token: bytes) -> Greeting:  # noqa: ARG002
         """See ``Identity``."""
@@ -246,7 +258,12 @@ class CertificateIdentity:
 
     certificate: Path
     key: Path
+    is_user = True
     needs_tls = True
+    refused = (
+        "The cluster knows no user by the certificate; check its subject and the cluster's "
+        "certificate_name_rules, whose log says why"
+    )
 
     def certificates(self, clock: Clock) -> Certificates:
         """See ``Identity``."""

@@ -79,7 +79,7 @@ from oncelog.api.admin.hanging import HangingTransaction, abort_hanging, find_ha
 from oncelog.api.records import ConsumerGroupMetadata, as_committed
 from oncelog.api.session.committed_offsets import commit_offsets, fetch_committed, list_offsets
 from oncelog.api.session.event_loop import Blocking, LoopThread, blocking
-from oncelog.api.session.routing import Router
+from oncelog.api.session.routing import Router, check_seen
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     GroupIdNotFoundError,
@@ -265,10 +265,12 @@ class AsyncAdmin:
         """Return a topic's id, settings and partitions: leader (-1 for none), replicas and ISR.
 
         A partition ``is_under_replicated`` if a replica is not in sync or there are too few
-        replicas. ``UnknownTopicOrPartitionError`` if there is no such topic.
+        replicas. ``UnknownTopicOrPartitionError`` if there is no such topic, and
+        ``TopicAuthorizationFailedError`` if the caller may not see it.
         """
         reply = await self._calls.controller(MetadataRequest(topics=(name,)))
         check(reply)
+        check_seen(reply, (name,))
         for topic in reply.topics:
             if topic.name == name:
                 return topic

@@ -1,6 +1,7 @@
 """How a command finds its cluster, and as whom it connects.
 
-By ``--address``, a data directory, or ``RAY_ADDRESS``; with ``--user``, or as any program.
+By ``--address``, a data directory, or ``RAY_ADDRESS``; with ``--user``, ``--token-file`` or
+``--cert``, or as any program.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from typing import TYPE_CHECKING, Any, Final
 from oncelog.actors.config import DATA_DIR_SEPARATOR
 from oncelog.api.cli.terminal import CliError, blocked_termination, end_in_order, is_debugging
 from oncelog.api.session import cluster_connection
-from oncelog.api.session.login import FILE_VARIABLE, NOBODY, USER_VARIABLE, login_of
+from oncelog.api.session.login import (
+    CERTIFICATE_VARIABLE,
+    FILE_VARIABLE,
+    NOBODY,
+    TOKEN_VARIABLE,
+    USER_VARIABLE,
+    login_of,
+)
 
 if TYPE_CHECKING:
     from oncelog.api.client import Cluster
@@ -54,17 +62,30 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"its first line is that user's password (default: {FILE_VARIABLE})",
     )
+    parser.add_argument(
+        "--token-file",
+        dest="token",
+        metavar="FILE",
+        help=f"or: its first line is the signed token of a user (default: {TOKEN_VARIABLE})",
+    )
+    parser.add_argument(
+        "--cert",
+        metavar="FILE",
+        help="or: it has the certificate of a user and its key, in PEM "
+        f"(default: {CERTIFICATE_VARIABLE})",
+    )
 
 
 def login_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """Who connects, as keywords of ``connect`` and ``init``, which also know the environment."""
-    named = {name: getattr(args, name, None) for name in ("user", "password_file")}
+    names = ("user", "password_file", "token", "cert")
+    named = {name: getattr(args, name, None) for name in names}
     return {name: value for name, value in named.items() if value is not None}
 
 
 def login_variables(args: argparse.Namespace) -> dict[str, str]:
     """Who connects, as variables for a process in another directory; empty for nobody."""
-    login = login_of(args.user, args.password_file)
+    login = login_of(**login_arguments(args))
     return {} if login == NOBODY else login.variables()
 
 

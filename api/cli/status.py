@@ -27,7 +27,7 @@ from oncelog.actors.protocol.messages.cluster import (
 )
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
 from oncelog.actors.protocol.messages.replication import DescribeVoterReply, DescribeVoterRequest
-from oncelog.api.cli.connect import find, quiet_libraries
+from oncelog.api.cli.connect import find, login_arguments, quiet_libraries
 from oncelog.api.cli.terminal import (
     STATUS_ERROR,
     STATUS_NOT_SERVED,
@@ -510,10 +510,12 @@ async def _ask_voters(
 
 def check_may_ask(seen: ClusterStatus) -> None:
     """Raise the refusal if it is one: it says nothing about what is served."""
-    errors = {seen.metadata.error, *(actor.reply.error for actor in seen.actors)}
-    if ErrorCode.SASL_AUTHENTICATION_FAILED in errors:
-        raise exception_for(ErrorCode.SASL_AUTHENTICATION_FAILED)
-    if ErrorCode.CLUSTER_AUTHORIZATION_FAILED in errors:
+    replies = (seen.metadata, *(actor.reply for actor in seen.actors))
+    told = {reply.error: reply.detail for reply in replies}
+    if ErrorCode.SASL_AUTHENTICATION_FAILED in told:
+        refused = ErrorCode.SASL_AUTHENTICATION_FAILED
+        raise exception_for(refused, told[refused])
+    if ErrorCode.CLUSTER_AUTHORIZATION_FAILED in told:
         raise exception_for(
             ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
             "the status is not shown to whoever asks",
@@ -527,7 +529,7 @@ def status(args: argparse.Namespace) -> int:
         found = find(args)
     except CliError as error:
         raise NoClusterError(error.what, error.advice) from None
-    identity = login_of(args.user, args.password_file).identity()
+    identity = login_of(**login_arguments(args)).identity()
     quiet_libraries()
     cluster_connection.join_ray(found.address)
     if not cluster_connection.has_log():

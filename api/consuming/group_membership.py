@@ -275,6 +275,8 @@ class GroupMembership:
         try:
             known = await self._router.metadata(topics)
         except OncelogError as error:
+            if not error.retriable:
+                raise
             _log.warning("group %s: topics are not known yet: %s", self._group_id, error)
             return
         missing = sorted(set(topics) - known.keys())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -71,7 +71,7 @@ END_TIMEOUT_MS: Final = 300_000
 class Endpoint:
     """Where the processes of an engine connect to, and as whom; travels to all of them.
 
-    ``address`` ``None`` is the default of each process. Each reads the password on its own node.
+    ``address`` ``None`` is the default of each process. Each reads the login's file on its node.
     """
 
     address: str | None = None
@@ -110,7 +110,6 @@ class EngineConnection:
     ) -> None:
         """``driver`` finds the process that a write ends with; called where it is planned."""
         self._driver = driver
-        self._user = context.login.user
         self._router = context.router
         self._loop_thread = context.loop_thread
         self._random = context.random
@@ -119,17 +118,25 @@ class EngineConnection:
 
     # --- planning -----------------------------------------------------------------------------
 
-    def topics(self) -> Mapping[str, TopicMetadata]:
-        """Return every topic, internal ones included."""
-        return self._loop_thread.run(self._all_topics())
+    def topics(self, known: Iterable[str] = ()) -> Mapping[str, TopicMetadata]:
+        """Return every topic that may be seen, internal ones included.
 
-    async def _all_topics(self) -> Mapping[str, TopicMetadata]:
+        ``known`` were there before. ``TopicAuthorizationFailedError`` for one of them that may not
+        be seen any more: in a list of all topics it only lacks.
+        """
+        with needing(topic="Read on each topic that is read"):
+            return self._loop_thread.run(self._all_topics(frozenset(known)))
+
+    async def _all_topics(self, known: frozenset[str] = frozenset()) -> Mapping[str, TopicMetadata]:
         """Retries until the controller replies; it may be restarting."""
         backoff, loop = Backoff(DEFAULT_BACKOFF, self._random), asyncio.get_running_loop()
         deadline_s = loop.time() + PLAN_TIMEOUT_MS / 1_000
         while True:
             try:
-                return await self._router.all_topics()
+                topics = await self._router.all_topics()
+                lacking = known - topics.keys()
+                by_name = await self._router.metadata(lacking, refresh=True) if lacking else {}
+                return {**topics, **by_name}
             except OncelogError as error:
                 delay_s = backoff.delay_ms(error.code) / 1_000
                 if not error.retriable or loop.time() + delay_s > deadline_s:
@@ -141,8 +148,14 @@ class EngineConnection:
         return {name: len(topic.partitions) for name, topic in self.topics().items()}
 
     def check_topic(self, topic: str) -> None:
-        """Raise ``UnknownTopicOrPartitionError``, listing the topics, if ``topic`` is unknown."""
-        if topic not in self._loop_thread.run(self._router.metadata((topic,))):
+        """Raise an error if ``topic`` cannot be written to.
+
+        ``UnknownTopicOrPartitionError``, listing the topics, if it is unknown, and
+        ``TopicAuthorizationFailedError`` if it may not be seen.
+        """
+        with needing(topic=f"Write on topic {topic!r}"):
+            found = self._loop_thread.run(self._router.metadata((topic,)))
+        if topic not in found:
             topics = self.topics()
             if topic not in topics:
                 raise unknown_topic(topic, topics)
@@ -265,7 +278,6 @@ class EngineConnection:
             isolation_level=isolation_level,
             random=self._random,
             skips_lost=skips_lost,
-            user=self._user,
         )
         right = f"Read on topic {wanted.topic_partition.topic!r}"
         try:
@@ -371,8 +383,8 @@ class ProcessConnection:
     """The one connection of a process of an engine, and what it was made for: its ``key``.
 
     A process can be in only one Ray cluster at a time, and its tasks are of one user at a time. So
-    another key replaces the last. With a login the key has the ``version`` of the password file: a
-    process may outlive the password. The engine joins and leaves Ray itself: Spark leaves the last
+    another key replaces the last. With a login the key has the ``version`` of its file: a process
+    may outlive the password. The engine joins and leaves Ray itself: Spark leaves the last
     cluster, Ray Data is the program's guest.
     """
 

@@ -23,7 +23,6 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     OncelogError,
     RequestTimedOutError,
-    TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
 )
 from oncelog.storage.model import (
@@ -131,18 +130,6 @@ def unknown_topic(topic: str, known: Iterable[str]) -> UnknownTopicOrPartitionEr
     )
 
 
-def hidden_topic(topic: str, user: str) -> TopicAuthorizationFailedError:
-    """The error for a topic that was seen and is not any more, when ``user`` asks.
-
-    Its ACLs may have changed. If it were taken for deleted, it would be read again from its start
-    once it is seen again.
-    """
-    return TopicAuthorizationFailedError(
-        f"topic {topic!r} was deleted, or user {user!r} may not see it any more",
-        advice="ask an operator for an ACL; or, if it was deleted, do not read it any more",
-    )
-
-
 # --- reading a range ------------------------------------------------------------------------------
 
 
@@ -153,14 +140,14 @@ async def read_range(
     isolation_level: IsolationLevel,
     random: Random,
     skips_lost: bool = False,
-    user: str = "",
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     """Yield the records of ``wanted`` in offset order, with the schema of ``decode_columns``.
 
     Fetches ahead while its task consumes. ``OffsetOutOfRangeError`` if the range is no longer in
     the log; ``UnknownTopicOrPartitionError`` or ``UnknownTopicIdError`` if the topic was deleted.
-    With ``skips_lost`` a warning names the offsets instead; but see ``hidden_topic`` for a
-    ``user``. ``RequestTimedOutError`` if the leader sends nothing for ``STALL_TIMEOUT_MS``.
+    With ``skips_lost`` a warning names the offsets instead. ``TopicAuthorizationFailedError`` if
+    the topic may not be read or seen, and ``RequestTimedOutError`` if the leader sends nothing for
+    ``STALL_TIMEOUT_MS``.
     """
     changed = asyncio.Event()
     fetcher = Fetcher(
@@ -188,7 +175,7 @@ async def read_range(
             if failure is not None and not skips_lost:
                 raise failure[1]
             if failure is not None:
-                after = await _after_lost(router, wanted, *failure, random=random, user=user)
+                after = await _after_lost(router, wanted, *failure, random=random)
                 fetcher.seek(topic_partition, after)
             if not fetcher.has_data and (partition.position or 0) < wanted.end_offset:
                 await _wait(changed, wanted)
@@ -203,12 +190,11 @@ async def _after_lost(
     failure: OncelogError,
     *,
     random: Random,
-    user: str,
 ) -> int:
     """The offset to continue at after deleted records: the end of ``wanted`` if all are.
 
     Raises any other ``failure``, also if only the leader does not know the topic, and
-    ``hidden_topic`` if the controller does not show it to ``user``.
+    ``TopicAuthorizationFailedError`` if the controller does not show it.
     """
     lost, position = wanted.topic_partition, partition.position or 0
     after = wanted.end_offset
@@ -226,8 +212,6 @@ async def _after_lost(
         known = (await router.metadata((lost.topic,), refresh=True)).get(lost.topic)
         if known is not None and known.topic_id == wanted.topic_id:
             raise failure
-        if known is None and user:
-            raise hidden_topic(lost.topic, user)
     elif failure.code is not ErrorCode.UNKNOWN_TOPIC_ID:
         raise failure
     _logger.warning("skipping offsets %d to %d of %s, which are gone", position, after - 1, lost)

@@ -499,7 +499,7 @@ async def wait_until_ready(
         if reply.error is ErrorCode.NONE and await _are_led(transport, reply):
             return reply
         if reply.error is ErrorCode.SASL_AUTHENTICATION_FAILED:
-            raise exception_for(reply.error)
+            raise exception_for(reply.error, reply.detail)
         if reply.error is ErrorCode.UNKNOWN_SERVER_ERROR:
             raise ConnectionFailedError(
                 f"the actor {CONTROLLER_ACTOR!r} in Ray namespace {NAMESPACE!r} is not oncelog's "

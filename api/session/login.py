@@ -1,13 +1,14 @@
-"""As whom a program connects: a user with a password from a file, or nobody in particular.
+"""As whom a program connects: a user that a file proves it to be, or nobody in particular.
 
-The password stays in its file: arguments, options and messages between processes carry only its
-path. So it is in no plan, no log and no list of processes.
+A password, token or key stays in its file: arguments, options and messages between processes carry
+only the path. So it is in no plan, no log and no list of processes.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -29,6 +30,9 @@ TOKEN_VARIABLE: Final = "ONCELOG_TOKEN_FILE"  # noqa: S105
 CERTIFICATE_VARIABLE: Final = "ONCELOG_CERT"
 
 PASSWORD_FILE_MAX_BYTES: Final = 16_384
+
+_TOKEN: Final = re.compile(r"ey[\w-]{8,}\.[\w-]{2,}\.[\w-]*")
+"""A signed token. Source: RFC 7515, section 3.1: three parts in base64, the first is JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +94,8 @@ NOBODY: Final = Login()
 
 
 def login_of(
-    user: str | None,
-    password_file: str | os.PathLike[str] | None,
+    user: str | None = None,
+    password_file: str | os.PathLike[str] | None = None,
     token: str | os.PathLike[str] | None = None,
     cert: str | os.PathLike[str] | None = None,
 ) -> Login:
@@ -99,7 +103,8 @@ def login_of(
 
     A relative path is that of this process, also where the login travels to another one. One that
     begins with ``~`` is in the home directory of whoever reads the file. ``InvalidSettingError`` if
-    only one of ``user`` and ``password_file`` is there, or several ways to log in are.
+    only one of ``user`` and ``password_file`` is there, or several ways to log in are, or what is
+    not to be shown is given in place of its file.
     """
     if user is None and password_file is None and token is None and cert is None:
         user = os.environ.get(USER_VARIABLE, "")
@@ -112,6 +117,7 @@ def login_of(
         raise InvalidSettingError(
             f"{' and '.join(given)} are given", advice="log in by one of user, token and cert"
         )
+    _check_paths(token, cert)
     if token or cert:
         return Login(token_file=_absolute(token or ""), certificate=_absolute(cert or ""))
     login = Login(user or "", os.fspath(password_file or ""))
@@ -126,6 +132,16 @@ def login_of(
             advice=f"give user, or set {USER_VARIABLE}",
         )
     return Login(login.user, _absolute(login.password_file))
+
+
+def _check_paths(token: str | os.PathLike[str] | None, cert: str | os.PathLike[str] | None) -> None:
+    """Reject a token or certificate in place of its path, which errors and options would show."""
+    is_token = _TOKEN.fullmatch(os.fspath(token or "").strip())
+    if is_token or "-----BEGIN" in os.fspath(cert or ""):
+        name = "token" if is_token else "cert"
+        raise InvalidSettingError(
+            f"{name} is not a path", advice=f"give that of a file with the {name}"
+        )
 
 
 def _absolute(path: str | os.PathLike[str]) -> str:

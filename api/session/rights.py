@@ -14,6 +14,8 @@ from oncelog.storage.exceptions import (
     TransactionalIdAuthorizationFailedError,
 )
 
+ADVICE: Final = "ask an operator for an ACL"
+
 _REFUSALS: Final = (
     GroupAuthorizationFailedError,
     SaslAuthenticationFailedError,
@@ -40,8 +42,9 @@ def needing(*, topic: str = "", group: str = "", transactional_id: str = "") -> 
             TransactionalIdAuthorizationFailedError: transactional_id,
         }.get(type(refusal))
         if right:
-            what = f"{refusal.what}: it takes {right}"
-            raise type(refusal)(what, advice="ask an operator for an ACL") from None
+            # A reply has the whole text of an error, the advice with it.
+            what = f"{refusal.what.removesuffix(f'; {ADVICE}')}: it takes {right}"
+            raise type(refusal)(what, advice=ADVICE) from None
         if refusal is error:
             raise
         raise refusal from None

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Final
@@ -39,6 +39,7 @@ from oncelog.actors.protocol.messages.cluster import (
 )
 from oncelog.api.session.event_loop import LoopThread
 from oncelog.api.session.login import NOBODY, Login
+from oncelog.api.session.rights import ADVICE
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     CoordinatorNotAvailableError,
@@ -108,13 +109,14 @@ class Router:
 
         With ``refresh``, or once it is older than ``METADATA_AGE_MAX_MS``, it asks in any case.
         Raises ``NetworkError`` and the like if the controller does not reply and a topic is not
-        cached.
+        cached, and ``TopicAuthorizationFailedError`` for one that may not be seen: it may exist.
         """
         wanted, view = frozenset(topics), self._view
         as_of_ms = loop_ms() - METADATA_AGE_MAX_MS
         missing = wanted if refresh else view.unknown(wanted, as_of_ms=as_of_ms)
         if missing or view.newest is None:
             reply = await view.ask(missing)
+            check_seen(reply, missing)
             if reply.error is not ErrorCode.NONE:
                 if view.newest is None or not wanted <= view.known.keys():
                     raise exception_for(
@@ -129,6 +131,7 @@ class Router:
         reply = await self._view.ask(frozenset((topic,)))
         if reply.error is not ErrorCode.NONE:
             raise exception_for(reply.error, reply.detail or "the controller does not reply")
+        check_seen(reply, (topic,))
 
     async def all_topics(self) -> Mapping[str, TopicMetadata]:
         """Metadata of every topic, internal ones included, fresh from the controller."""
@@ -157,7 +160,8 @@ class Router:
     async def leader(self, topic_partition: TopicPartition) -> tuple[str, int]:
         """The address of the leader of ``topic_partition``, and its leader epoch.
 
-        Raises ``UnknownTopicOrPartitionError``, or ``BrokerNotAvailableError`` without a leader.
+        Raises as ``metadata``, ``UnknownTopicOrPartitionError``, or ``BrokerNotAvailableError``
+        without a leader.
         """
         name, number = topic_partition.topic, topic_partition.partition
         topic = self._view.find(name, as_of_ms=loop_ms() - METADATA_AGE_MAX_MS)
@@ -311,6 +315,21 @@ class Router:
         raise CoordinatorNotAvailableError(
             f"shard {shard} of {topic} has no leader now", advice="retry"
         )
+
+
+def check_seen(reply: MetadataReply, topics: Container[str]) -> None:
+    """``TopicAuthorizationFailedError`` if the caller may not see one of ``topics``.
+
+    If it were taken for deleted, what was read of it would be forgotten, and read again once it is
+    seen again.
+    """
+    for topic in reply.refused:
+        if topic in topics:
+            raise exception_for(
+                ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+                f"this program may not Describe topic {topic!r}, whether there is one or not",
+                advice=ADVICE,
+            )
 
 
 def _unknown_topic(topic: str) -> OncelogError:

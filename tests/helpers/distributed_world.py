@@ -40,6 +40,8 @@ class Topics:
         self.times = {}
         """By partition: time in milliseconds → the first offset that is not older."""
         self.committed = []
+        self.hidden = set()
+        """Topics that the reader may not see."""
         self.is_away = 0
         """How many questions to the controller fail."""
 
@@ -62,8 +64,12 @@ class Topics:
             self.is_away -= 1
             return request.failed(ErrorCode.NETWORK_EXCEPTION)
         wanted = self.ids if request.topics is None else self.ids.keys() & set(request.topics)
-        wanted = {*wanted, CONSUMER_OFFSETS_TOPIC}
-        return MetadataReply(topics=tuple(map(self._topic, wanted)), offsets_partitions=1)
+        wanted = {*wanted, CONSUMER_OFFSETS_TOPIC} - self.hidden
+        return MetadataReply(
+            topics=tuple(map(self._topic, wanted)),
+            refused=tuple(self.hidden.intersection(request.topics or ())),
+            offsets_partitions=1,
+        )
 
     def _topic(self, name):
         count = sum(tp.topic == name for tp in self.bounds) or 1

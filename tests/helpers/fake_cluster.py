@@ -132,6 +132,8 @@ class FakeCluster:
     def __init__(self) -> None:
         self.logs: dict[TopicPartition, FakeLog] = {}
         self.counts: dict[str, int] = {}
+        self.hidden: set[str] = set()
+        """Topics that the caller may not see, and of which it may do nothing."""
         self.leaders: dict[TopicPartition, int] = {}
         self.topic_ids: defaultdict[str, str] = defaultdict(lambda: "0" * 32)
         self.fetch_max_bytes = 1 << 30
@@ -188,6 +190,10 @@ class FakeCluster:
     async def call(self, actor: str, request: Request[Any], *, timeout_ms: int) -> Any:
         self.calls.append((actor, request))
         await asyncio.sleep(0)
+        named = getattr(request, "topic_partition", None)
+        if named is not None and named.topic in self.hidden:
+            refused = f"User:bob may not call {request.method!r}"
+            return request.failed(ErrorCode.TOPIC_AUTHORIZATION_FAILED, refused)
         handlers = (
             self.actors.get(actor),
             self.hooks.get(type(request)),
@@ -214,9 +220,14 @@ class FakeCluster:
             )
             for name, count in counts.items()
             if request.topics is None or name in request.topics
+            if name not in self.hidden
         )
         return MetadataReply(
-            cluster_id="fake", topics=topics, transaction_state_partitions=2, offsets_partitions=2
+            cluster_id="fake",
+            topics=topics,
+            refused=tuple(filter(self.hidden.__contains__, request.topics or ())),
+            transaction_state_partitions=2,
+            offsets_partitions=2,
         )
 
     async def _fetch(self, request: FetchRequest) -> FetchReply:

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from deadlines import DEADLINE_S
+from issued_certificates import Authority
 
 import oncelog
 from oncelog import Acl, Operation, Resource
+from oncelog.actors.rpc.certificates import FILES, OUR_FILES
+
+jwt = pytest.importorskip("jwt")
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -166,3 +176,183 @@ def test_a_job_runs_as_the_user_who_starts_it(
     finally:
         job.stop()
     assert [record.value for record in found] == [b"x"]
+
+
+# --- by token and certificate -----------------------------------------------------------------
+
+CLUSTER = """
+import json, subprocess, sys, time
+import oncelog, ray
+from oncelog import Acl, Operation, Resource
+
+data_dir, settings, program, *files = sys.argv[1:]
+cluster = oncelog.init(data_dir, num_cpus=2, **json.loads(settings))
+admin = cluster.admin()
+admin.create_topic("flights", partitions=1)
+for name in ("ann", "PROCESS"):
+    rights = (
+        (Resource.TOPIC, "flights", Operation.READ),
+        (Resource.TOPIC, "flights", Operation.WRITE),
+        (Resource.TRANSACTIONAL_ID, "by-", Operation.WRITE),
+    )
+    admin.create_acls(
+        Acl(
+            principal="User:" + name, resource=resource, name=what, operation=operation,
+            is_prefix=True,
+        )
+        for resource, what, operation in rights
+    )
+admin.set_authorization(is_on=True)
+outside = subprocess.Popen(
+    [sys.executable, "-c", program, cluster.address, *files],
+    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+)
+for line in outside.stdout:
+    if line == "both are in\\n":
+        break
+began = time.monotonic()
+admin.delete_acls(host="*")
+took_s = time.monotonic() - began
+rest, _ = outside.communicate("their rights are gone\\n", timeout=240)
+(line,) = [line for line in rest.splitlines() if line.startswith("found ")]
+print("found", json.dumps({"took_s": took_s, **json.loads(line.removeprefix("found "))}))
+cluster.shutdown()
+ray.shutdown()
+"""
+
+OUTSIDE = """
+import json, sys, time
+import oncelog
+
+address, *files = sys.argv[1:]
+good = {"token": files[0], "cert": files[1]}
+bad = {"token of another key": {"token": files[2]}, "expired certificate": {"cert": files[3]}}
+FLIGHTS = oncelog.TopicPartition("flights", 0)
+found = {"read": {}, "refused": {}, "after": {}}
+
+
+def refusal(action):
+    began = time.monotonic()
+    try:
+        action()
+    except oncelog.OncelogError as error:
+        return type(error).__name__, str(error), time.monotonic() - began
+    return "nothing was refused", "", 0.0
+
+
+def read_on(consumer):
+    # What was fetched while that was allowed is delivered.
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        consumer.poll(timeout_ms=1_000)
+
+
+open_ones = {}
+for way, file in good.items():
+    cluster = oncelog.connect(address, **{way: file})
+    producer = cluster.producer(transactional_id="by-" + way)
+    producer.init_transactions()
+    with producer.transaction():
+        producer.send("flights", way.encode())
+    consumer = cluster.consumer(auto_offset_reset="earliest")
+    consumer.assign([FLIGHTS])
+    values = []
+    while way.encode() not in values:
+        values += [record.value for record in consumer.poll(timeout_ms=1_000)]
+    found["read"][way] = [value.decode() for value in values]
+    producer.begin_transaction()
+    producer.send("flights", b"never").result(timeout=120)
+    open_ones[way] = (cluster, producer, consumer)
+for what, login in bad.items():
+    found["refused"][what] = refusal(lambda: oncelog.connect(address, **login))
+print("both are in", flush=True)
+sys.stdin.readline()
+for way, (cluster, producer, consumer) in open_ones.items():
+    found["after"][way] = [
+        refusal(lambda: read_on(consumer)),
+        refusal(producer.commit_transaction),
+        refusal(lambda: cluster.admin().describe_topic("flights")),
+    ]
+print("found", json.dumps(found), flush=True)
+"""
+
+ISSUER, AUDIENCE = "https://issuer.example", "oncelog"
+
+
+@pytest.fixture
+def proofs(tmp_path: Path) -> Callable[..., str]:
+    """Writes what proves who somebody is, and returns the path."""
+
+    def write(name: str, text: str) -> str:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def pem(issued: dict[str, str]) -> str:
+    """A certificate and its key."""
+    return "".join(Path(issued[name]).read_text(encoding="utf-8") for name in FILES[:2])
+
+
+def token(key: ec.EllipticCurvePrivateKey) -> str:
+    claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ann", "exp": time.time() + 3_600}
+    return f"{jwt.encode(claims, key, algorithm='ES256')}\n"
+
+
+def test_a_token_and_a_certificate_log_in_and_their_rights_end_within_a_second(
+    tmp_path: Path, proofs: Callable[..., str]
+) -> None:
+    """One cluster with secured connections, and a program beside it that logs in by both."""
+    import ray
+
+    authority = Authority(tmp_path, "ours")
+    issued = authority.issue("127.0.0.1", ray.util.get_node_ip_address())
+    secured = {ours: issued[rays] for ours, rays in zip(OUR_FILES, FILES, strict=True)}
+    key, other = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    public = key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    settings = {
+        "certificate_name_rules": r"RULE:^CN=a (\w+)$/$1/U",
+        "token_keys": proofs("keys.pem", public.decode()),
+        "token_issuer": ISSUER,
+        "token_audience": AUDIENCE,
+    }
+    files = (
+        proofs("token", token(key)),
+        proofs("user.pem", pem(authority.issue("127.0.0.8"))),
+        proofs("foreign", token(other)),
+        proofs("old.pem", pem(authority.issue("127.0.0.9", days=-0.5))),
+    )
+    arguments = [str(tmp_path / "data"), json.dumps(settings), OUTSIDE, *files]
+    done = subprocess.run(
+        [sys.executable, "-c", CLUSTER, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=2 * DEADLINE_S,
+        env={**os.environ, **secured},
+    )
+    assert done.returncode == 0, done.stderr[-5_000:]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("found ")]
+    found = json.loads(line.removeprefix("found "))
+    assert found["read"] == {"token": ["token"], "cert": ["token", "cert"]}
+    name, text, seconds = found["refused"]["token of another key"]
+    assert name == "SaslAuthenticationFailedError"
+    assert text.startswith("The cluster does not accept the token; check that it has not expired")
+    assert seconds < 30.0, "at once, and not when the wait for a log that starts is over"
+    name, text, seconds = found["refused"]["expired certificate"]
+    assert name == "SaslAuthenticationFailedError"
+    assert f"cert='{files[3]}' expired on " in text
+    assert seconds < 30.0
+    assert found["took_s"] < 1.0, "every process that is up is told before the answer"
+    for way, (polled, committed, described) in found["after"].items():
+        assert polled[0] == "TopicAuthorizationFailedError", way
+        assert committed[0] == "TransactionalIdAuthorizationFailedError", way
+        assert described[:2] == [
+            "TopicAuthorizationFailedError",
+            "this program may not Describe topic 'flights', whether there is one or not; ask an "
+            "operator for an ACL",
+        ], way

@@ -327,7 +327,10 @@ def _is_left_out(request: Request[Any], reply: Any) -> bool:
         return reply.error is ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
     if isinstance(request, EndTxnRequest):
         return not reply.enrolments
-    if isinstance(request, MetadataRequest | DescribeGroupsRequest):
+    if isinstance(request, MetadataRequest):
+        # Who may not see it is told so, whether there is one or not.
+        return request.topics is None or reply.refused == request.topics
+    if isinstance(request, DescribeGroupsRequest):
         # Then it is not shown either.
         return True
     errors = {part.error for part in _parts(reply)}

@@ -28,7 +28,7 @@ from oncelog.actors.protocol.messages.partition import FetchRequest
 from oncelog.actors.protocol.messages.replication import DescribeVoterRequest, VoteRequest
 from oncelog.actors.rpc.door import Door
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.exceptions import UnknownTopicOrPartitionError
+from oncelog.storage.exceptions import TopicAuthorizationFailedError
 
 FIRST_SEED = 1_000
 RUNS = 5
@@ -209,5 +209,5 @@ def test_a_rule_that_is_missing_is_noticed(name):
 @pytest.mark.slow
 def test_super_users_who_are_none_are_noticed():
     """Programs, which are one, then see nothing of what they work with."""
-    with _nobody_is_super(), pytest.raises(UnknownTopicOrPartitionError):
+    with _nobody_is_super(), pytest.raises(TopicAuthorizationFailedError):
         run_scenario(next(scenarios(SHORT)))

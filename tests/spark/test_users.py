@@ -1,4 +1,4 @@
-"""A user's password and what Spark and Ray keep: their logs, plans, pages and event logs."""
+"""A user's password and token, and what Spark and Ray keep: logs, plans, pages and event logs."""
 
 from __future__ import annotations
 
@@ -6,25 +6,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from deadlines import DEADLINE_S
+from issued_certificates import Authority
 
-from oncelog.actors.protocol.messages.access import (
-    RAY_NAME,
-    Acl,
-    AlterAclsRequest,
-    AlterAuthorizationRequest,
-    AlterUsersRequest,
-    Operation,
-    Resource,
-    User,
-)
-from oncelog.actors.protocol.scram import ITERATIONS_MIN, make_credential
-from oncelog.storage.errors import ErrorCode
+from oncelog.actors.rpc.certificates import FILES, OUR_FILES
+
+jwt = pytest.importorskip("jwt")
 
 pytestmark = [pytest.mark.ray, pytest.mark.spark, pytest.mark.slow]
 
@@ -32,6 +26,9 @@ PASSWORD = "planted-secret-8f3a61c2"
 """In a file, and as options that do not exist. No process gets it as an argument or a variable."""
 
 ROW_COUNT = 100
+
+KEY = ec.generate_private_key(ec.SECP256R1())
+"""Of the issuer of tokens."""
 
 # Spark hides values with "secret" in them, so that what it shows is searched for the end alone too.
 PLANTED = (PASSWORD, PASSWORD.rpartition("-")[2])
@@ -44,8 +41,9 @@ import oncelog
 from oncelog import spark_bridge
 from ray._private import worker
 
-address, password_file, events, checkpoint = sys.argv[1:]
+data_dir, settings, password_file, token_file, events, checkpoint = sys.argv[1:]
 planted = Path(password_file).read_text().strip()
+planted_token = Path(token_file).read_text().strip()
 CONFIGS = {
     "spark.log.level": "INFO",
     "spark.ui.enabled": "true",
@@ -61,6 +59,8 @@ REFUSED = {
     "sasl.jaas.config": JAAS + "password='" + planted + "';",
     "kafka.sasl.jaas.config": JAAS + "password='" + planted + "';",
     "passwrd": planted,
+    "token": planted_token,
+    "token.file": planted_token,
 }
 found = {"errors": {}}
 
@@ -88,11 +88,36 @@ def page(path):
         return answer.read().decode()
 
 
-with oncelog.connect(address, user="bob", password_file=password_file) as cluster:
+# To use topics of the test, and transactions of Spark and Ray Data.
+def rights(user):
+    Operation, Resource = oncelog.Operation, oncelog.Resource
+    for resource, name, operation in (
+        (Resource.TOPIC, "users_", Operation.READ),
+        (Resource.TOPIC, "users_", Operation.WRITE),
+        (Resource.TOPIC, "others", Operation.READ),
+        (Resource.TRANSACTIONAL_ID, "spark-", Operation.WRITE),
+        (Resource.TRANSACTIONAL_ID, "ray-data-", Operation.WRITE),
+    ):
+        yield oncelog.Acl(
+            principal="User:" + user, resource=resource, name=name, operation=operation,
+            is_prefix=True,
+        )
+
+
+owner = oncelog.init(data_dir, num_cpus=2, **json.loads(settings))
+for topic in ("users_ray", "users_batch", "users_stream", "users_token", "others"):
+    owner.admin().create_topic(topic, partitions=2)
+owner.admin().create_user("bob", planted)
+owner.admin().create_acls([*rights("bob"), *rights("ann")])
+# All other programs may still do everything.
+owner.admin().set_authorization(is_on=True)
+
+with oncelog.connect(owner.address, user="bob", password_file=password_file) as cluster:
     login = {"user": "bob", "password_file": password_file}
     numbers = ray.data.range(ROW_COUNT).map(lambda row: {"value": str(row["id"])})
     oncelog.ray_data.write(numbers, "users_ray", **login)
     found["ray"] = oncelog.ray_data.read("users_ray", **login).count()
+    found["ray by token"] = oncelog.ray_data.read("users_ray", token=token_file).count()
     wrong = Path(password_file).with_name("wrong")
     found["errors"]["ray"] = refusal(
         lambda: oncelog.ray_data.read("users_ray", user="bob", password_file=wrong)
@@ -105,6 +130,9 @@ with oncelog.connect(address, user="bob", password_file=password_file) as cluste
     save("users_batch")
     given = {"user": "bob", "password.file": password_file}
     found["batch"] = reader("users_batch", **given).count()
+    by_token = {"token.file": token_file}
+    save("users_token", **by_token)
+    found["by token"] = reader("users_token", **by_token).count()
     stream = spark.readStream.format("oncelog").option("subscribe", "users_batch")
     query = stream.option("startingOffsets", "earliest").load().select("value").writeStream
     query = query.format("oncelog").option("topic", "users_stream")
@@ -117,6 +145,8 @@ with oncelog.connect(address, user="bob", password_file=password_file) as cluste
         found["errors"]["write " + name] = refusal(lambda: save("users_batch", **{name: value}))
     given["password.file"] = str(wrong)
     found["errors"]["wrong"] = refusal(lambda: reader("users_batch", **given).count())
+    by_token["token.file"] = str(wrong.with_name("wrong_token"))
+    found["errors"]["wrong token"] = refusal(lambda: reader("users_batch", **by_token).count())
     given["password.file"] = str(wrong.with_name("gone"))
     found["errors"]["gone"] = refusal(lambda: reader("users_batch", **given).count())
     found["errors"]["not his"] = refusal(lambda: save("others"))
@@ -131,63 +161,59 @@ with oncelog.connect(address, user="bob", password_file=password_file) as cluste
     found["pages"] = {path: page(path) for path in paths}
     found["session"] = worker._global_node.get_session_dir_path()
     spark_bridge.stop(spark)
+owner.shutdown()
+ray.shutdown()
 print("found", json.dumps(found))
 """.replace("ROW_COUNT", str(ROW_COUNT))
 
 
-def ask(cluster: Any, request: Any) -> None:
-    context = cluster.context
-    asked = context.router.call_controller(request, timeout_ms=30_000)
-    reply = context.loop_thread.run(asked)
-    assert reply.error is ErrorCode.NONE, reply.detail
+@pytest.fixture
+def token() -> str:
+    """Of user ann; in a file too, and as options that do not exist or have no path."""
+    return signed(KEY)
 
 
-def acls() -> tuple[Acl, ...]:
-    """Bob may use topics of the test, and transactions of Spark and Ray Data."""
-    rights = [
-        (Resource.TOPIC, "users_", Operation.READ),
-        (Resource.TOPIC, "users_", Operation.WRITE),
-        (Resource.TOPIC, "others", Operation.READ),
-        (Resource.TRANSACTIONAL_ID, "spark-", Operation.WRITE),
-        (Resource.TRANSACTIONAL_ID, "ray-data-", Operation.WRITE),
-    ]
-    return tuple(
-        Acl(principal="User:bob", resource=resource, name=name, operation=operation, is_prefix=True)
-        for resource, name, operation in rights
-    )
+def signed(key: ec.EllipticCurvePrivateKey) -> str:
+    claims = {"iss": "an issuer", "aud": "oncelog", "sub": "ann", "exp": time.time() + 3_600}
+    text: str = jwt.encode(claims, key, algorithm="ES256")
+    return text
 
 
 @pytest.fixture
-def cluster_of_bob(cluster: Any) -> Iterator[Any]:
-    """Rules are on; all other programs may still do everything."""
-    for topic in ("users_ray", "users_batch", "users_stream", "others"):
-        cluster.admin().create_topic(topic, partitions=2)
-    credential = make_credential(PASSWORD, os.urandom(16), ITERATIONS_MIN)
-    ask(cluster, AlterUsersRequest(put=(User(name="bob", credential=credential),)))
-    ask(cluster, AlterAclsRequest(added=acls()))
-    ask(cluster, AlterAuthorizationRequest(is_on=True, super_users=(RAY_NAME,)))
-    yield cluster
-    ask(cluster, AlterAuthorizationRequest(is_on=False, super_users=(RAY_NAME,)))
-    ask(cluster, AlterAclsRequest(removed=acls()))
-    ask(cluster, AlterUsersRequest(removed=("bob",)))
-
-
-@pytest.fixture
-def found(cluster_of_bob: Any, tmp_path: Path) -> dict[str, Any]:
+def found(token: str, tmp_path: Path) -> dict[str, Any]:
     """What the program found, with everything that it printed."""
-    password_file = tmp_path / "password"
-    password_file.write_text(f"{PASSWORD}\n", encoding="utf-8")
-    (tmp_path / "wrong").write_text("another\n", encoding="utf-8")
+    import ray
+
+    public = KEY.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    texts = {
+        "keys.pem": public.decode(),
+        "password": f"{PASSWORD}\n",
+        "token": f"{token}\n",
+        "wrong": "another\n",
+        "wrong_token": signed(ec.generate_private_key(ec.SECP256R1())),
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
     (tmp_path / "events").mkdir()
-    arguments = [str(password_file), str(tmp_path / "events"), str(tmp_path / "checkpoint")]
+    settings = {
+        "token_keys": str(tmp_path / "keys.pem"),
+        "token_issuer": "an issuer",
+        "token_audience": "oncelog",
+    }
+    named = [str(tmp_path / name) for name in ("password", "token", "events", "checkpoint")]
+    arguments = [str(tmp_path / "data"), json.dumps(settings), *named]
+    issued = Authority(tmp_path, "ours").issue("127.0.0.1", ray.util.get_node_ip_address())
+    secured = {ours: issued[rays] for ours, rays in zip(OUR_FILES, FILES, strict=True)}
     # In a process of its own: a JVM that was started for another session lacks RayDP's classes.
     shown = subprocess.run(
-        [sys.executable, "-c", PROGRAM, cluster_of_bob.address, *arguments],
+        [sys.executable, "-c", PROGRAM, *arguments],
         capture_output=True,
         text=True,
         check=False,
         timeout=4 * DEADLINE_S,
-        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+        env={**os.environ, **secured, "PYTHONWARNINGS": "ignore"},
     )
     assert shown.returncode == 0, shown.stderr[-5_000:]
     (line,) = [line for line in shown.stdout.splitlines() if line.startswith("found ")]
@@ -206,29 +232,36 @@ def files_with(root: Path, words: tuple[str, ...]) -> list[str]:
     ]
 
 
-def test_a_password_is_in_nothing_that_spark_and_ray_keep(
-    found: dict[str, Any], tmp_path: Path
+def test_a_password_and_a_token_are_in_nothing_that_spark_and_ray_keep(
+    found: dict[str, Any], token: str, tmp_path: Path
 ) -> None:
-    """One session: it reads and writes as a user, and is given the password in wrong options."""
+    """One session: it reads and writes as users, and is given the password and the token in wrong
+    options.
+    """
+    planted = (*PLANTED, token, token.rpartition(".")[2])
     assert (found["ray"], found["batch"], found["stream"]) == (ROW_COUNT,) * 3
-    assert found["after"] == ROW_COUNT
+    assert (found["ray by token"], found["by token"], found["after"]) == (ROW_COUNT,) * 3
     errors = found["errors"]
     for name in ("password", "kafka.sasl.password", "sasl.jaas.config", "kafka.sasl.jaas.config"):
         for kind in ("read", "write"):
             text = f"oncelog: {name} is not allowed: Spark shows options; give user, and as "
             assert text in errors[f"{kind} {name}"]
+    for kind in ("read", "write"):
+        shown = "oncelog: token is not allowed: Spark shows options; give as token.file"
+        assert shown in errors[f"{kind} token"]
+        assert "oncelog: token is not a path; give that of a" in errors[f"{kind} token.file"]
     assert "oncelog: passwrd is not a setting" in errors["read passwrd"]
     assert "oncelog: There is no such user with that password; check" in errors["wrong"]
     assert "There is no such user with that password; check" in errors["ray"]
+    assert "oncelog: The cluster does not accept the token; check" in errors["wrong token"]
     assert "oncelog: password.file='" in errors["gone"]
     assert "it takes Write on topic 'others'; ask an operator for an ACL" in errors["not his"]
     for name, text in (*errors.items(), *found["pages"].items(), ("printed", found["printed"])):
-        assert not [word for word in PLANTED if word in text], name
+        assert not [word for word in planted if word in text], name
     events, logs = tmp_path / "events", Path(found["session"]) / "logs"
     # The search finds what is there.
     assert files_with(events, ("spark.eventLog.dir",))
     assert files_with(logs, ("users",))
     assert "spark.eventLog.dir" in "".join(found["pages"].values())
-    assert files_with(events, PLANTED) == []
-    assert files_with(logs, PLANTED) == []
-    assert files_with(tmp_path / "checkpoint", PLANTED) == []
+    for kept in (events, logs, tmp_path / "checkpoint", tmp_path / "data"):
+        assert files_with(kept, planted) == []

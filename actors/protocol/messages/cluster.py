@@ -99,12 +99,17 @@ class VoterMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MetadataReply(Reply, frozen=True, kw_only=True):
-    """The cluster as the controller knows it; ``topics`` are the requested ones that exist."""
+    """The cluster as the controller knows it; ``topics`` are the requested ones that exist.
+
+    ``refused`` are those of the requested names that the caller may not see, whether there are such
+    topics or not. A name in neither is of no topic.
+    """
 
     cluster_id: str = ""
     controller_epoch: int = -1
     brokers: tuple[BrokerMetadata, ...] = ()
     topics: tuple[TopicMetadata, ...] = ()
+    refused: tuple[str, ...] = ()
     transaction_state_partitions: int = 0
     offsets_partitions: int = 0
     transaction_max_timeout_ms: int = 900_000

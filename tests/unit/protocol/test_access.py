@@ -300,9 +300,14 @@ def test_a_topic_that_one_may_not_see_is_as_one_that_does_not_exist():
     names = ("yours", "mine", "__transaction_state", "absent")
     named = split_of(MetadataRequest(topics=names), READING)
     assert named.request == MetadataRequest(topics=("mine", "__transaction_state"))
+    # The same, whether there is such a topic or not.
+    assert named.join(MetadataReply()).refused == ("yours", "absent")
+    seen = split_of(MetadataRequest(topics=("mine",)), READING)
+    assert seen.join(MetadataReply()).refused == ()
     of_all = split_of(MetadataRequest(), READING)
     reply = of_all.join(MetadataReply(topics=tuple(map(topic, names))))
     assert [one.name for one in reply.topics] == ["mine", "__transaction_state"]
+    assert reply.refused == ()
 
 
 def test_one_partition_that_may_not_be_written_has_none_enrolled():

@@ -38,7 +38,7 @@ from oncelog.api.distributing.engine_connection import (
 from oncelog.api.distributing.write import DistributedWrite
 from oncelog.api.session import cluster_connection
 from oncelog.api.session.event_loop import LoopThread
-from oncelog.api.session.login import FILE_VARIABLE, USER_VARIABLE, Login
+from oncelog.api.session.login import FILE_VARIABLE, USER_VARIABLE, Login, login_of
 from oncelog.ray_data import connection, sink, source
 from oncelog.ray_data.arguments import ReadArguments, WriteArguments
 from oncelog.ray_data.sink import OncelogDatasink, write_options
@@ -89,10 +89,12 @@ def process(monkeypatch, cluster):
     loop_thread = LoopThread("test")
     found = SimpleNamespace(users=[], closed_users=[], passwords=[])
 
-    def connect(*, user, password_file):
+    def connect(**given):
+        login = login_of(**given)
+        user = next(filter(None, (login.user, login.token_file, login.certificate)), "")
         if user == "eve":
             raise SaslAuthenticationFailedError
-        made = client_of_user(cluster, loop_thread, Login(user, password_file))
+        made = client_of_user(cluster, loop_thread, login)
         found.users.append(user)
         found.passwords.append(getattr(made.identity, "password", None))
         made.close = lambda: found.closed_users.append(user)
@@ -146,6 +148,9 @@ def test_the_user_of_the_environment_counts_where_it_is_called(monkeypatch):
         ({"password_file": "/etc/alice"}, "password_file='/etc/alice' has no user; give user"),
         ({"user": "", "password_file": "/etc/alice"}, "user='' is not allowed; give text"),
         ({"user": "alice", "password_file": PLANTED.encode()}, "password_file is a bytes; give"),
+        ({"token": PLANTED.encode()}, "token is a bytes; give the path of a file"),
+        ({"cert": PLANTED.encode()}, "cert is a bytes; give the path of a file"),
+        ({"token": "/etc/t", "cert": "/etc/c"}, "token and cert are given; log in by one of"),
     ],
 )
 def test_an_impossible_login_is_refused_before_anything_is_asked(process, given, told):
@@ -215,6 +220,23 @@ def test_a_task_that_loses_its_right_fails_at_once(process, cluster, made, as_bo
     with pytest.raises(TopicAuthorizationFailedError, match=text):
         list(task())
     assert len(cluster.requests(FetchRequest)) == 1
+
+
+@pytest.mark.parametrize("way", ["token", "cert"])
+def test_tasks_read_and_write_by_the_token_or_certificate_of_the_driver(
+    process, made, tmp_path, way
+):
+    path = tmp_path / way
+    path.write_text(f"{PLANTED}\n", encoding="utf-8")
+    ray_data.read("t", **{way: path})
+    written = write_options(WriteArguments(topic="t", **{way: path}))
+    for thing in (*made, *tasks_of(made), written):
+        assert PLANTED.encode() not in ray.cloudpickle.dumps(thing)
+        assert str(path).encode() in ray.cloudpickle.dumps(thing)
+    connection._process.close()
+    (task,) = tasks_of(made)
+    assert sum(block.num_rows for block in task()) == 3
+    assert process.users == [str(path), str(path)]
 
 
 @pytest.fixture

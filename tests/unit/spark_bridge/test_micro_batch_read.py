@@ -16,6 +16,7 @@ from oncelog.spark_bridge.read_options import parse_read_options
 from oncelog.storage.exceptions import (
     InvalidSettingError,
     OffsetOutOfRangeError,
+    TopicAuthorizationFailedError,
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
@@ -312,6 +313,37 @@ def test_if_losses_are_allowed_the_stream_goes_on_without_a_deleted_topic(topics
     assert "topic 'a', which the stream has read, was deleted" in caplog.text
     assert ranges(reads, end, after) == [(B0, 4, 6)]
     assert ranges(reads, {}, end) == [(B0, 0, 4)]
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_topic_that_is_not_seen_any_more_ends_the_stream_which_goes_on_once_it_is(
+    topics, resumed, fails
+):
+    """1. A stream has read a topic. 2. Its right is taken away. 3. It gets it back: if the stream
+    had forgotten the topic meanwhile, it would read it again from its start.
+    """
+    topics.hidden = {"a"}
+    reads, end = resumed(failOnDataLoss=fails)
+    for plan in (following, lambda *offsets: ranges(*offsets, end)):
+        with pytest.raises(TopicAuthorizationFailedError, match="may not Describe topic 'a'"):
+            plan(reads, end)
+    topics.hidden = set()
+    assert following(reads, end) == end
+
+
+def test_a_topic_that_is_seen_again_while_a_batch_is_planned_is_not_forgotten(
+    topics, timed_connection, resumed, monkeypatch
+):
+    """1. The planner lists all topics, without one. 2. The right to see it comes back."""
+    reads, end = resumed(failOnDataLoss="false")
+    all_topics = timed_connection.router.all_topics
+
+    async def without():
+        return {name: topic for name, topic in (await all_topics()).items() if name != "a"}
+
+    monkeypatch.setattr(timed_connection.router, "all_topics", without)
+    assert following(reads, end)["a"] == end["a"]
+    assert ranges(reads, {}, end) == [(A0, 0, 10), (B0, 0, 4)]
 
 
 def test_if_losses_are_allowed_a_topic_that_was_made_again_is_read_from_its_start(topics, resumed):

@@ -76,7 +76,10 @@ def test_anything_but_one_clear_selection_is_refused(options, text):
 def test_an_unknown_option_is_refused_with_the_nearest_known_one():
     with pytest.raises(InvalidSettingError, match="did you mean startingOffsets"):
         read(subscribe="a", startingOfset="latest")
-    with pytest.raises(InvalidSettingError, match=r"known are address, user, password.file, topic"):
+    with pytest.raises(
+        InvalidSettingError,
+        match=r"known are address, user, password.file, token.file, cert, topic",
+    ):
         write(topic="a", zzz="1")
 
 
@@ -103,6 +106,40 @@ def test_a_user_is_given_with_the_path_of_its_password_file():
     given = {"user": "alice", "password.file": "/etc/alice"}
     for options in (read(subscribe="a", **given), write(topic="a", **given)):
         assert options.endpoint == Endpoint(login=Login("alice", "/etc/alice"))
+
+
+def test_a_token_is_no_option_and_its_text_is_told_to_nobody():
+    for parse, own in ((read, {"subscribe": "a"}), (write, {"topic": "a"})):
+        with pytest.raises(InvalidSettingError) as raised:
+            parse(**own, token="planted words")
+        assert str(raised.value) == (
+            "token is not allowed: Spark shows options; give as token.file the path of a file with "
+            "the token"
+        )
+
+
+def test_who_has_a_token_or_certificate_is_given_with_the_path_of_its_file(monkeypatch):
+    monkeypatch.setenv(USER_VARIABLE, "alice")
+    monkeypatch.setenv(FILE_VARIABLE, "/etc/alice")
+    for given, login in (
+        ({"token.file": "/etc/t"}, Login(token_file="/etc/t")),
+        ({"cert": "/etc/c"}, Login(certificate="/etc/c")),
+    ):
+        for options in (read(subscribe="a", **given), write(topic="a", **given)):
+            assert options.endpoint == Endpoint(login=login)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"token.file": "/t", "cert": "/c"}, "token.file and cert are given"),
+        ({"user": "a", "password.file": "/p", "cert": "/c"}, "user and cert are given"),
+    ],
+)
+def test_several_ways_to_log_in_are_refused(given, told):
+    with pytest.raises(InvalidSettingError) as raised:
+        read(subscribe="a", **given)
+    assert str(raised.value) == f"{told}; log in by one of user, token.file and cert"
 
 
 @pytest.mark.parametrize("name", ["user", "password.file"])

@@ -37,7 +37,7 @@ from oncelog.actors.protocol.messages.transaction import (
 from oncelog.api import client
 from oncelog.api.distributing.engine_connection import ProcessConnection
 from oncelog.api.session.event_loop import LoopThread
-from oncelog.api.session.login import Login
+from oncelog.api.session.login import Login, login_of
 from oncelog.spark_bridge import connection as connection_module
 from oncelog.spark_bridge import sink, source, spark_session
 from oncelog.spark_bridge.schema import read_schema
@@ -57,11 +57,18 @@ NO_TOPIC, NO_GROUP, NO_ID, NO_LOGIN = (
 
 
 @pytest.fixture
-def options(tmp_path):
-    """Those of user bob, whose file has the planted password."""
+def options(request, tmp_path):
+    """Those of user bob, whose file has what is planted: a password, unless a test says else."""
     path = tmp_path / "bob"
     path.write_text(f"{PLANTED}\n", encoding="utf-8")
-    return {"user": "bob", "password.file": str(path), "address": "there:1"}
+    way = getattr(request, "param", "password.file")
+    return {**({"user": "bob"} if way == "password.file" else {}), way: str(path), "address": "x:1"}
+
+
+EACH_WAY = pytest.mark.parametrize(
+    "options", ["password.file", "token.file", "cert"], indirect=True
+)
+"""For whoever may log in, by whatever."""
 
 
 @pytest.fixture
@@ -94,9 +101,13 @@ def spark(monkeypatch, cluster, options):
     """The data source of a user, on ``cluster``; each connection logs in with its file."""
     loop_thread = LoopThread("test")
 
-    def connect(address, *, user, password_file):
-        made = client_of_user(cluster, loop_thread, Login(user, password_file))
-        assert made.identity.password == PLANTED
+    def connect(address, **given):
+        made = client_of_user(cluster, loop_thread, login_of(**given))
+        if "cert" in given:
+            assert made.identity.key.read_text() == f"{PLANTED}\n"
+        else:
+            identity = made.identity
+            assert (identity.read() if "token" in given else identity.password) == PLANTED
         return made
 
     connecting(monkeypatch, connect)
@@ -180,11 +191,21 @@ def test_what_a_user_may_not_do_is_told_with_the_right_that_it_takes(
     assert str(raised.value).endswith(ASK)
 
 
-@pytest.mark.parametrize("run", [batch_read, stream_read, batch_write, stream_write])
-def test_a_topic_that_a_user_may_not_see_is_as_one_that_does_not_exist(spark, cluster, run):
-    cluster.delete("t")
+@pytest.mark.parametrize("run", [batch_read, stream_read])
+def test_a_topic_that_a_reader_may_not_see_is_as_one_that_does_not_exist(spark, cluster, run):
+    cluster.hidden = {"t"}
     text = r"no topic 't' \(there are none yet\); create it with .*, or, if others see it, ask an"
     with pytest.raises(ValueError, match=text):
+        run(spark)
+
+
+@EACH_WAY
+@pytest.mark.parametrize("run", [batch_write, stream_write])
+def test_a_writer_is_told_of_a_topic_that_it_may_not_see(spark, cluster, run):
+    cluster.hidden = {"t"}
+    with pytest.raises(
+        ValueError, match=r"may not Describe topic 't'.*: it takes Write on topic 't'"
+    ):
         run(spark)
 
 
@@ -239,15 +260,16 @@ def test_a_task_that_loses_its_rights_fails_at_once(spark, cluster, fails, error
     assert len(cluster.requests(FetchRequest)) == 1
 
 
+@EACH_WAY
 def test_a_topic_that_a_task_does_not_see_any_more_is_not_taken_for_deleted(spark, cluster):
     reader = spark(subscribe="t", failondataloss="false").reader(READ)
     (part,) = reader.partitions()
-    cluster.delete("t")
-    text = "topic 't' was deleted, or user 'bob' may not see it any more: it takes Read on"
-    with pytest.raises(ValueError, match=text):
+    cluster.hidden = {"t"}
+    with pytest.raises(ValueError, match="may not call 'fetch': it takes Read on topic 't'"):
         list(reader.read(part))
 
 
+@EACH_WAY
 def test_a_topic_that_a_stream_does_not_see_any_more_is_not_forgotten(spark, cluster):
     """1. A stream has read a topic. 2. Its right is taken away. 3. It gets it back: if the stream
     had forgotten the topic meanwhile, it would read it again from its start.
@@ -256,25 +278,32 @@ def test_a_topic_that_a_stream_does_not_see_any_more_is_not_forgotten(spark, clu
         READ
     )
     end = reader.latestOffset({}, ReadAllAvailable())
-    logs = dict(cluster.logs)
-    cluster.delete("t")
+    cluster.hidden = {"t"}
     again = spark(subscribe="t", failondataloss="false").streamReader(READ)
-    with pytest.raises(ValueError, match="user 'bob' may not see it any more"):
+    with pytest.raises(ValueError, match=r"may not Describe topic 't'.*: it takes Read on each"):
         again.latestOffset(end, ReadAllAvailable())
-    cluster.counts["t"], cluster.logs = 1, logs
+    cluster.hidden = set()
     once_more = spark(subscribe="t", failondataloss="false").streamReader(READ)
     assert once_more.latestOffset(end, ReadAllAvailable()) == end
 
 
+@EACH_WAY
 def test_a_batch_of_a_topic_that_is_not_seen_any_more_is_not_planned_without_it(spark, cluster):
     """Its end is in the checkpoint: what the batch leaves out is never read."""
     reader = spark(subscribe="t", startingoffsets="earliest", failondataloss="false").streamReader(
         READ
     )
     end = reader.latestOffset({}, ReadAllAvailable())
-    cluster.delete("t")
-    with pytest.raises(ValueError, match="user 'bob' may not see it any more"):
+    cluster.hidden = {"t"}
+    with pytest.raises(ValueError, match="may not Describe topic 't'"):
         reader.partitions({}, end)
+
+
+def test_a_topic_that_a_user_may_see_and_is_deleted_is_passed_over(spark, cluster):
+    reader = spark(subscribe="t", failondataloss="false").reader(READ)
+    (part,) = reader.partitions()
+    cluster.delete("t")
+    assert list(reader.read(part)) == []
 
 
 # --- a login that is refused ------------------------------------------------------------------
@@ -284,8 +313,8 @@ def test_a_batch_of_a_topic_that_is_not_seen_any_more_is_not_planned_without_it(
 def refused(monkeypatch, options):
     """The data source of a user that nobody knows, with the real ``connect`` of a process."""
 
-    def connect(address, *, user, password_file):
-        Login(user, password_file).identity()
+    def connect(address, **given):
+        login_of(**given).identity()
         raise SaslAuthenticationFailedError
 
     connecting(monkeypatch, connect)
@@ -308,10 +337,19 @@ def test_a_password_file_that_is_not_on_a_node_is_named_as_the_option(refused, r
         run(lambda **given: refused(**{**given, "password.file": gone}))
 
 
+@pytest.mark.parametrize("options", ["token.file"], indirect=True)
+def test_a_token_file_that_is_not_on_a_node_is_named_as_the_option(refused, tmp_path):
+    gone = str(tmp_path / "gone")
+    text = rf"^oncelog: token.file='{gone}' cannot be read \(No such file or directory\)"
+    with pytest.raises(ValueError, match=text):
+        batch_read(lambda **given: refused(**{**given, "token.file": gone}))
+
+
 # --- the password -----------------------------------------------------------------------------
 
 
-def test_what_travels_between_processes_has_the_path_and_not_the_password(spark, cluster, caplog):
+@EACH_WAY
+def test_what_travels_between_processes_has_the_path_and_not_the_content(spark, cluster, caplog):
     caplog.set_level(logging.DEBUG)
     cluster.hooks[ProduceRequest] = lambda request: request.reply_type(base_offset=3)
     reader = spark(subscribe="t").reader(READ)
@@ -342,10 +380,11 @@ def test_what_travels_between_processes_has_the_path_and_not_the_password(spark,
     assert PLANTED not in caplog.text
 
 
-def test_a_session_passes_on_the_path_of_the_password_file(monkeypatch, options):
+def test_a_session_passes_on_the_path_of_the_file(monkeypatch, options):
     """And that there is no user, whatever the environment of the executors is."""
     path = options["password.file"]
-    for login in (Login("bob", path), Login()):
+    ways = (Login("bob", path), Login(token_file=path), Login(certificate=path), Login())
+    for login in ways:
         context = SimpleNamespace(environment={}, master="spark://there", pythonExec="")
         fake = SimpleNamespace(sparkContext=context, dataSource=MagicMock())
         cluster = SimpleNamespace(address="there:1", context=SimpleNamespace(login=login))
@@ -353,6 +392,8 @@ def test_a_session_passes_on_the_path_of_the_password_file(monkeypatch, options)
         assert context.environment["ONCELOG_ADDRESS"] == "there:1"
         assert context.environment["ONCELOG_USER"] == login.user
         assert context.environment["ONCELOG_PASSWORD_FILE"] == login.password_file
+        assert context.environment["ONCELOG_TOKEN_FILE"] == login.token_file
+        assert context.environment["ONCELOG_CERT"] == login.certificate
         assert PLANTED not in str(context.environment)
 
 
@@ -366,6 +407,7 @@ def test_a_session_without_a_cluster_passes_on_the_user_of_the_environment(monke
     assert context.environment["ONCELOG_PASSWORD_FILE"] == "/etc/alice"
 
 
+@EACH_WAY
 def test_who_may_reads_and_writes_as_anybody_else(spark, cluster):
     cluster.hooks[ProduceRequest] = lambda request: request.reply_type(base_offset=3)
     cluster.hooks[EndTxnRequest] = lambda request: request.reply_type(visible=True)

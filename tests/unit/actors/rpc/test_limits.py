@@ -36,7 +36,7 @@ from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.actor_transport import (
     ActorConnection,
     ActorTransport,
-    ConnectionLimitedError,
+    NoConnection,
     connect,
 )
 from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
@@ -299,8 +299,10 @@ def test_one_connection_more_than_the_limit_is_refused_and_ray_does_not_replace_
         async with limited(Limits(connections=2)) as (_, listener):
             first, second = [await connected(listener) for _ in range(2)]
             address = await listener.address()
-            with pytest.raises(ConnectionLimitedError, match="User:ray has 2 connections"):
-                await connect(address, timeout_ms=TIMEOUT_MS)
+            refused = await connect(address, timeout_ms=TIMEOUT_MS)
+            assert isinstance(refused, NoConnection)
+            assert refused.error is ErrorCode.THROTTLING_QUOTA_EXCEEDED
+            assert "User:ray has 2 connections" in refused.detail
             transport = ActorTransport(Where(address))
             for _ in range(3):
                 reply = await transport.call("it", produce(1), timeout_ms=TIMEOUT_MS)

@@ -11,7 +11,7 @@ from called_server import TIMEOUT_MS, TOKEN, Server, fetch
 from oncelog.actors.protocol.messages.access import Access, Rules, User
 from oncelog.actors.protocol.scram import ITERATIONS_MIN, make_credential
 from oncelog.actors.rpc import listener as listener_module
-from oncelog.actors.rpc.actor_transport import LOGIN_REFUSED, ActorTransport
+from oncelog.actors.rpc.actor_transport import ActorTransport
 from oncelog.actors.rpc.dispatch import Dispatch
 from oncelog.actors.rpc.door import Door
 from oncelog.actors.rpc.handshake import UserIdentity
@@ -57,6 +57,5 @@ def test_a_login_is_told_without_its_password(monkeypatch, caplog, known):
         assert reply.error is ErrorCode.NONE
     else:
         assert reply.error is ErrorCode.SASL_AUTHENTICATION_FAILED
-        assert reply.detail == LOGIN_REFUSED
-        assert LOGIN_REFUSED.startswith("There is no such user with that password; check the name")
+        assert reply.detail.startswith("There is no such user with that password; check the name")
     assert PLANTED not in caplog.text + repr(reply)

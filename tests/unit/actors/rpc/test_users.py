@@ -38,6 +38,7 @@ from oncelog.actors.rpc.actor_transport import (
     FAILURES_BEFORE_RAY,
     ActorConnection,
     ActorTransport,
+    NoConnection,
     connect,
 )
 from oncelog.actors.rpc.dispatch import Dispatch
@@ -89,7 +90,9 @@ async def behind(door: Door) -> AsyncIterator[tuple[Server, Listener]]:
 
 
 async def joined(listener: Listener, identity: Identity) -> Any:
-    return await connect(await listener.address(), timeout_ms=TIMEOUT_MS, identity=identity)
+    """A connection, or the code that says why there is none."""
+    made = await connect(await listener.address(), timeout_ms=TIMEOUT_MS, identity=identity)
+    return made.error if isinstance(made, NoConnection) else made
 
 
 async def asked(connection: Any, request: Request[Any]) -> ErrorCode:
@@ -349,20 +352,34 @@ def test_only_servers_teach_a_process():
 
 
 def test_a_user_is_never_called_for_through_ray():
-    """Ray's calls are of programs of the Ray cluster, which may do more."""
+    """Ray's calls are of programs of the Ray cluster, which may do more. An actor that does not
+    listen never takes those of a user (``calls="ray"``), which is told at once; one that cannot be
+    reached may be reached again.
+    """
+    nobody = ListenerAddress(host="127.0.0.1", port=1, token=TOKEN)
 
     class OnlyRay:
+        known: ListenerAddress | None = None
+
         async def call(self, actor: str, request: Any, **_: Any) -> Any:
             raise AssertionError(f"{actor} was called by Ray: {request}")
 
-        async def listener_of(self, _actor: str, **_: Any) -> None:
-            return None
+        async def listener_of(self, _actor: str, **_: Any) -> ListenerAddress | None:
+            return self.known
 
     async def body() -> None:
-        transport = ActorTransport(OnlyRay(), identity=UserIdentity("alice", PASSWORD))
-        reply = await transport.call("partition:flights-0@1", fetch(1), timeout_ms=TIMEOUT_MS)
-        assert reply.error is ErrorCode.NETWORK_EXCEPTION
-        assert "through Ray" in reply.detail
+        ray = OnlyRay()
+        transport = ActorTransport(ray, identity=UserIdentity("alice", PASSWORD))
+        for _ in range(2):
+            reply = await transport.call("controller", fetch(1), timeout_ms=TIMEOUT_MS)
+            assert reply.error is ErrorCode.SASL_AUTHENTICATION_FAILED
+            assert "'controller': it takes only calls that Ray carries" in reply.detail
+            assert 'start the cluster with calls="connections"' in reply.detail
+        ray.known = nobody
+        for _ in range(3):
+            reply = await transport.call("controller", fetch(1), timeout_ms=TIMEOUT_MS)
+            assert reply.error is ErrorCode.NETWORK_EXCEPTION
+        assert reply.detail == "'controller' cannot be connected to at 127.0.0.1:1"
         transport.close()
 
     asyncio.run(body())

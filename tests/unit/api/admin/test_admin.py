@@ -52,6 +52,7 @@ from oncelog.storage.exceptions import (
     NonEmptyGroupError,
     OffsetOutOfRangeError,
     TopicAlreadyExistsError,
+    TopicAuthorizationFailedError,
     TransactionalIdNotFoundError,
     UnknownMemberIdError,
     UnknownTopicOrPartitionError,
@@ -258,6 +259,12 @@ def test_records_of_internal_topics_are_not_deleted(fake_cluster, run, admin):
     with pytest.raises(InvalidTopicError):
         run(admin.delete_records({TopicPartition("__transaction_state", 0): -1}))
     assert fake_cluster.calls == []
+
+
+def test_a_topic_that_may_not_be_seen_is_not_said_to_be_unknown(fake_cluster, run, admin):
+    fake_cluster.hidden = {"t"}
+    with pytest.raises(TopicAuthorizationFailedError, match="may not Describe topic 't'"):
+        run(admin.describe_topic("t"))
 
 
 def test_an_unknown_topic_is_refused(run, admin):

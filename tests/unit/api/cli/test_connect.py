@@ -14,6 +14,7 @@ from oncelog.api.cli import connect as cli_connect
 from oncelog.api.cli import terminal as cli_terminal
 from oncelog.api.cli.terminal import CliError
 from oncelog.api.session import cluster_connection
+from oncelog.storage.exceptions import InvalidSettingError
 
 
 @pytest.fixture(autouse=True)
@@ -167,6 +168,25 @@ def options(*given):
     return parser.parse_args(given)
 
 
+WAYS = {
+    ("--user", "alice", "--password-file", "f"): {"user": "alice", "password_file": "f"},
+    ("--token-file", "t"): {"token": "t"},
+    ("--cert", "c"): {"cert": "c"},
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (("--token-file", "t", "--cert", "c"), "token and cert are given; log in by one of user"),
+        (("--user", "a", "--cert", "c"), "user and cert are given; log in by one of user, token"),
+    ],
+)
+def test_several_ways_to_log_in_are_refused_as_by_connect(given, told):
+    with pytest.raises(InvalidSettingError, match=told):
+        cli_connect.login_variables(options(*given))
+
+
 def test_who_connects_is_passed_on_only_if_it_is_said(listener, monkeypatch):
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     seen = []
@@ -174,13 +194,12 @@ def test_who_connects_is_passed_on_only_if_it_is_said(listener, monkeypatch):
     monkeypatch.setattr(client, "connect", lambda address, **login: seen.append(login))
     try:
         cli_connect.connect(options("--address", listener))
-        cli_connect.connect(
-            options("--address", listener, "--user", "alice", "--password-file", "f")
-        )
+        for given in WAYS:
+            cli_connect.connect(options("--address", listener, *given))
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    assert seen == [{}, {"user": "alice", "password_file": "f"}]
+    assert seen == [{}, *WAYS.values()]
 
 
 def test_another_process_is_told_who_connects_wherever_it_runs(tmp_path, monkeypatch):
@@ -194,6 +213,10 @@ def test_another_process_is_told_who_connects_wherever_it_runs(tmp_path, monkeyp
     told = nobody | {"ONCELOG_USER": "alice", "ONCELOG_PASSWORD_FILE": str(tmp_path / "f")}
     given = options("--user", "alice", "--password-file", "f")
     assert cli_connect.login_variables(given) == told
+    told_file = nobody | {"ONCELOG_TOKEN_FILE": str(tmp_path / "t")}
+    assert cli_connect.login_variables(options("--token-file", "t")) == told_file
+    told_cert = nobody | {"ONCELOG_CERT": str(tmp_path / "c")}
+    assert cli_connect.login_variables(options("--cert", "c")) == told_cert
     monkeypatch.setenv("ONCELOG_USER", "alice")
     monkeypatch.setenv("ONCELOG_PASSWORD_FILE", "f")
     assert cli_connect.login_variables(options()) == told

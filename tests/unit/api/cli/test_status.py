@@ -280,8 +280,9 @@ def test_whoever_may_not_ask_is_told_so_and_not_that_nothing_serves(cluster):
 
 
 def test_a_wrong_password_is_told_and_not_that_the_controller_is_away(cluster):
-    cluster.metadata = MetadataReply(error=ErrorCode.SASL_AUTHENTICATION_FAILED)
-    with pytest.raises(SaslAuthenticationFailedError):
+    refused = ErrorCode.SASL_AUTHENTICATION_FAILED
+    cluster.metadata = MetadataReply(error=refused, detail="the token has expired")
+    with pytest.raises(SaslAuthenticationFailedError, match="the token has expired"):
         cli_status.check_may_ask(cluster.seen())
 
 

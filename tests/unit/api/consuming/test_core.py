@@ -18,6 +18,7 @@ from oncelog.storage.exceptions import (
     ClientClosedError,
     IllegalStateError,
     OffsetOutOfRangeError,
+    TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
 )
 from oncelog.storage.model import TopicPartition
@@ -178,6 +179,40 @@ def test_an_unknown_topic_is_raised_by_the_poll(fake_cluster, run):
 
     with pytest.raises(UnknownTopicOrPartitionError, match="'t'"):
         run(scenario())
+
+
+@pytest.mark.parametrize("assigned", [(TP,), (TP, TopicPartition("u", 0))])
+def test_a_topic_that_may_not_be_seen_is_raised_by_the_poll(fake_cluster, run, assigned):
+    """Also beside one that may: else the consumer would never read it, and not say so."""
+    fake_cluster.create("t")
+    fake_cluster.create("u")
+    fake_cluster.hidden = {"t"}
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster)
+        await consumer.assign(assigned)
+        await consumer.poll(1_000)
+
+    with pytest.raises(TopicAuthorizationFailedError, match="may not Describe topic 't'"):
+        run(scenario())
+
+
+def test_a_position_outlives_a_time_without_the_right_to_see_the_topic(fake_cluster, run):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0")
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, auto_offset_reset="earliest")
+        await consumer.assign(TP)
+        first = values(await consumer.poll(1_000))
+        fake_cluster.hidden = {"t"}
+        with pytest.raises(TopicAuthorizationFailedError):
+            await consumer.poll(1_000)
+        fake_cluster.hidden = set()
+        log.append(b"1")
+        return first, values(await consumer.poll(5_000))
+
+    assert run(scenario()) == ([b"0"], [b"1"])
 
 
 # --- positions --------------------------------------------------------------------------------

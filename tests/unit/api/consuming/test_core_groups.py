@@ -26,6 +26,7 @@ from oncelog.storage.exceptions import (
     FencedInstanceIdError,
     IllegalStateError,
     RebalanceInProgressError,
+    TopicAuthorizationFailedError,
     UnknownServerError,
     UnknownTopicOrPartitionError,
 )
@@ -197,6 +198,25 @@ def test_a_subscriber_reads_what_there_is_of_its_topics(fake_cluster, run, caplo
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
         "group g: subscribed topics do not exist: gone; reading the others"
     ]
+
+
+def test_a_subscriber_is_told_of_a_topic_that_it_may_not_see(fake_cluster, run):
+    """Also beside one that it may, and once it may see both it reads them."""
+    for topic in ("t", "u"):
+        (log,) = fake_cluster.create(topic)
+        log.append(topic.encode())
+    fake_cluster.hidden = {"u"}
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g")
+        await consumer.subscribe(["t", "u"])
+        with pytest.raises(TopicAuthorizationFailedError, match="may not Describe topic 'u'"):
+            await consumer.poll(5_000)
+        assert fake_cluster.requests(JoinGroupRequest) == []
+        fake_cluster.hidden = set()
+        return sorted(values(await consumer.poll(5_000) + await consumer.poll(1_000)))
+
+    assert run(scenario()) == [b"t", b"u"]
 
 
 def test_a_member_whose_every_partition_is_of_a_deleted_topic_waits_for_the_rebalance(

@@ -32,6 +32,7 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     FencedInstanceIdError,
     InconsistentGroupProtocolError,
+    TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
 )
 from oncelog.storage.model import TopicPartition
@@ -140,6 +141,46 @@ def test_the_leader_divides_the_partitions_among_all_members(fake_cluster, run):
         for item in sync.assignments
     }
     assert shares == {"a": [0, 1], "b": [2, 3]}
+
+
+def test_a_leader_that_may_not_see_a_members_topic_does_not_divide_without_it(fake_cluster, run):
+    """That member would never read it."""
+    fake_cluster.create("t")
+    fake_cluster.create("u")
+    fake_cluster.hidden = {"u"}
+    topics = {"a": ("t",), "b": ("t", "u")}
+    fake_cluster.hooks[JoinGroupRequest] = lambda request: JoinGroupReply(
+        generation_id=3,
+        protocol_name="range",
+        leader_id="a",
+        member_id="a",
+        members=tuple(
+            JoinedMember(
+                member_id=name,
+                group_instance_id=None,
+                metadata=encode_subscription(Subscription(topics=of_member)),
+            )
+            for name, of_member in topics.items()
+        ),
+    )
+    with pytest.raises(TopicAuthorizationFailedError, match="may not Describe topic 'u'"):
+        run(joined(fake_cluster))
+    assert fake_cluster.requests(SyncGroupRequest) == []
+
+
+def test_the_leader_does_not_divide_anew_while_it_may_not_see_a_topic(fake_cluster, run):
+    """The other members may, and go on."""
+    fake_cluster.create("t")
+
+    async def scenario():
+        membership = await joined(fake_cluster)
+        fake_cluster.hidden = {"t"}
+        membership._router.invalidate(TopicPartition("t", 0))
+        await asyncio.sleep(10)
+        return membership.state
+
+    assert run(scenario()) is MembershipState.STABLE
+    assert fake_cluster.requests(HeartbeatRequest)
 
 
 @pytest.mark.parametrize(("limit_ms", "is_member"), [(1_200_000, True), (400_000, False)])

@@ -15,6 +15,7 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     OffsetOutOfRangeError,
     RequestTimedOutError,
+    TopicAuthorizationFailedError,
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
@@ -160,6 +161,14 @@ def test_a_topic_that_is_gone_is_skipped(caplog, is_made_again):
         cluster.delete("t")
     assert values(cluster, 0, 1, planned, skips_lost=True) == []
     assert caplog.messages == ["skipping offsets 0 to 0 of t-0, which are gone"]
+
+
+def test_a_topic_that_may_not_be_seen_is_not_taken_for_gone():
+    cluster, log = one_partition()
+    log.append(b"0")
+    cluster.hidden = {"t"}
+    with pytest.raises(TopicAuthorizationFailedError):
+        values(cluster, 0, 1, cluster.topic_ids["t"], skips_lost=True)
 
 
 def test_a_topic_that_only_its_leader_does_not_know_is_not_taken_for_gone():

@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from oncelog.actors.protocol.messages.cluster import MetadataRequest
+from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.exceptions import UnknownTopicOrPartitionError
+from oncelog.storage.exceptions import TopicAuthorizationFailedError, UnknownTopicOrPartitionError
 
 
 def asked_about(cluster: Any, topic: str) -> int:
@@ -90,3 +90,17 @@ def test_a_topic_that_was_deleted_meanwhile_is_named(cluster: Any, run: Any) -> 
                 await producer.send("t", b"v", partition=2)
 
     run(story())
+
+
+def test_a_topic_that_may_not_be_seen_is_told_at_once(cluster: Any, run: Any) -> None:
+    """No retry helps, and none is made."""
+    cluster.create("t", 2)
+    cluster.fault(MetadataRequest, MetadataReply(refused=("t",)))
+
+    async def story() -> None:
+        async with cluster.producer() as producer:
+            with pytest.raises(TopicAuthorizationFailedError, match="may not Describe topic 't'"):
+                await producer.send("t", b"v")
+
+    run(story())
+    assert asked_about(cluster, "t") == 1

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from oncelog.api.session.login import FILE_VARIABLE, NOBODY, USER_VARIABLE, Login, login_of
+from oncelog.api.session.login import (
+    CERTIFICATE_VARIABLE,
+    FILE_VARIABLE,
+    NOBODY,
+    TOKEN_VARIABLE,
+    USER_VARIABLE,
+    Login,
+    login_of,
+)
 from oncelog.storage.exceptions import InvalidSettingError
 
 PLANTED = "planted-secret-71c4"
@@ -21,7 +29,7 @@ def password_file(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (USER_VARIABLE, FILE_VARIABLE):
+    for name in (USER_VARIABLE, FILE_VARIABLE, TOKEN_VARIABLE, CERTIFICATE_VARIABLE):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -78,3 +86,30 @@ def test_a_file_that_cannot_be_read_is_named_with_why(tmp_path: Path) -> None:
         InvalidSettingError, match=r"password_file='.*gone' cannot be read \(No such"
     ):
         login_of("alice", tmp_path / "gone").identity()
+
+
+JWT = "eyJhbGciOiJFUzI1NiJ9.eyJzdWIiOiJhbm4ifQ.c2lnbmF0dXJl"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"token": JWT}, "token is not a path; give that of a file with the token"),
+        ({"token": f" {JWT}\n"}, "token is not a path; give that of a file with the token"),
+        (
+            {"cert": "-----BEGIN PRIVATE KEY-----\nplanted"},
+            "cert is not a path; give that of a file with the cert",
+        ),
+    ],
+)
+def test_a_token_or_key_in_place_of_its_path_is_told_to_nobody(
+    given: dict[str, str], told: str
+) -> None:
+    with pytest.raises(InvalidSettingError) as raised:
+        login_of(**given)
+    assert str(raised.value) == told
+
+
+@pytest.mark.parametrize("path", ["ey.jwt", "/etc/eyJhbGciOiJF.token.txt", "eyes-only.tar.gz"])
+def test_a_path_that_looks_much_like_a_token_is_one(path: str) -> None:
+    assert login_of(token=path).token_file.endswith(path)

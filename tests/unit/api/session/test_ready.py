@@ -11,7 +11,7 @@ from oncelog.actors.protocol.messages.cluster import MetadataReply
 from oncelog.api.session import cluster_connection
 from oncelog.api.session.cluster_connection import wait_until_ready
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.exceptions import ConnectionFailedError
+from oncelog.storage.exceptions import ConnectionFailedError, SaslAuthenticationFailedError
 
 
 class Silent:
@@ -48,3 +48,15 @@ def test_shards_without_a_leader_are_named_as_the_reason(monkeypatch: pytest.Mon
     monkeypatch.setattr(cluster_connection, "READY_TIMEOUT_MS", 0)
     with pytest.raises(ConnectionFailedError, match="some coordinator shards have no leader"):
         asyncio.run(wait_until_ready(Unled()))
+
+
+class Refusing:
+    """A controller that the caller cannot log in at."""
+
+    async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
+        return request.failed(ErrorCode.SASL_AUTHENTICATION_FAILED, "it takes only Ray's calls")
+
+
+def test_nobody_waits_for_a_log_that_refuses_him() -> None:
+    with pytest.raises(SaslAuthenticationFailedError, match="it takes only Ray's calls"):
+        asyncio.run(wait_until_ready(Refusing()))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncelog.api.session.rights import needing
+from oncelog.api.session.rights import ADVICE, needing
 from oncelog.storage.exceptions import (
     RequestTimedOutError,
     SaslAuthenticationFailedError,
@@ -16,6 +16,16 @@ def test_a_call_that_is_refused_says_what_it_takes() -> None:
         raise TopicAuthorizationFailedError("User:bob may not call 'fetch'")
     assert str(raised.value) == (
         "User:bob may not call 'fetch': it takes Read on topic 't'; ask an operator for an ACL"
+    )
+
+
+def test_the_advice_is_given_once() -> None:
+    """A failed look-up is a reply that has the whole text of its error."""
+    whole = str(TopicAuthorizationFailedError("may not Describe topic 't'", advice=ADVICE))
+    with pytest.raises(TopicAuthorizationFailedError) as raised, needing(topic="Read on topic 't'"):
+        raise TopicAuthorizationFailedError(whole)
+    assert str(raised.value) == (
+        "may not Describe topic 't': it takes Read on topic 't'; ask an operator for an ACL"
     )
 
 

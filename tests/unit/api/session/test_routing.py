@@ -23,9 +23,15 @@ from oncelog.storage.exceptions import (
     BrokerNotAvailableError,
     CoordinatorNotAvailableError,
     NetworkError,
+    TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
 )
-from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TopicPartition, shard_of
+from oncelog.storage.model import (
+    CONSUMER_OFFSETS_TOPIC,
+    INTERNAL_TOPICS,
+    TopicPartition,
+    shard_of,
+)
 
 T0 = TopicPartition("t", 0)
 
@@ -137,6 +143,49 @@ def test_an_unknown_leader_and_no_controller_is_an_error(fake_cluster: Any, run:
     async def story() -> None:
         with pytest.raises(NetworkError):
             await fake_cluster.router().leader(T0)
+
+    run(story())
+
+
+def test_a_topic_that_may_not_be_seen_is_not_taken_for_one_that_does_not_exist(
+    fake_cluster: Any, run: Any
+) -> None:
+    """Not even while it is known from before, and whether it exists or not."""
+    fake_cluster.create("t")
+    router = fake_cluster.router()
+
+    async def story() -> None:
+        await router.leader(T0)
+        fake_cluster.hidden = {"t", "absent"}
+        for topic in ("t", "absent"):
+            text = f"may not Describe topic '{topic}', .*; ask an operator for an ACL$"
+            with pytest.raises(TopicAuthorizationFailedError, match=text):
+                await router.metadata((topic,), refresh=True)
+            with pytest.raises(TopicAuthorizationFailedError, match=text):
+                await router.leader(TopicPartition(topic, 0))
+            with pytest.raises(TopicAuthorizationFailedError, match=text):
+                await router.ask_for(topic)
+        assert await router.all_topics() == await router.metadata(INTERNAL_TOPICS)
+        fake_cluster.hidden = set()
+        assert await router.leader(T0) == ("partition:t-0@1", 0)
+
+    run(story())
+
+
+def test_who_asks_for_another_topic_is_not_told_of_one_that_may_not_be_seen(
+    fake_cluster: Any, run: Any
+) -> None:
+    """Two callers share a look-up."""
+    fake_cluster.create("t")
+    fake_cluster.hidden = {"u"}
+    router = fake_cluster.router()
+
+    async def story() -> None:
+        both = asyncio.ensure_future(router.metadata(("t", "u")))
+        await asyncio.sleep(0)
+        assert await router.leader(T0) == ("partition:t-0@1", 0)
+        with pytest.raises(TopicAuthorizationFailedError):
+            await both
 
     run(story())
 
