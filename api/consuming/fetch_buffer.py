@@ -178,6 +178,7 @@ class AssignedPartition:
     ``failure`` is raised to the user once everything fetched before it is delivered. ``moves``
     counts seeks and resets, so that the result of an older look-up is recognised as stale.
     ``delivered_at`` is the moment at which the application last got records, 0 if it got none.
+    ``stored`` is the offset that the application has stored for the next commit.
     """
 
     def __init__(self, topic_partition: TopicPartition) -> None:
@@ -194,6 +195,7 @@ class AssignedPartition:
         self.moves = 0
         self.topic_id = ""
         self.delivered_at = 0
+        self.stored: OffsetAndMetadata | None = None
         self._pieces: deque[_FetchedPiece] = deque()
 
     @property

@@ -25,6 +25,7 @@ from oncelog.actors.protocol.messages.partition import FetchReply, FetchRequest
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.commit_order import CommitOrderPartition
 from oncelog.api.consuming.fetch_buffer import AssignedPartition
+from oncelog.api.consuming.metrics import ConsumerCounters
 from oncelog.api.records import ConsumerRecord, next_moment
 from oncelog.api.session.committed_offsets import consumer_backoff, is_retriable
 from oncelog.api.session.event_loop import cancelled_by_program
@@ -61,8 +62,10 @@ class Fetcher:
         settings: ConsumerSettings,
         random: Random,
         on_change: Callable[[], None],
+        counters: ConsumerCounters | None = None,
     ) -> None:
         self._router = router
+        self._counters = counters or ConsumerCounters()
         self._settings = settings
         self._random = random
         self._on_change = on_change
@@ -203,6 +206,7 @@ class Fetcher:
             if records:
                 partition.delivered_at = next_moment()
                 taken += records
+        self._counters.records += len(taken)
         self._make_room()
         return taken
 
@@ -224,8 +228,10 @@ class Fetcher:
             if batches:
                 partition.delivered_at = next_moment()
                 taken.append((partition.topic_partition, batches))
+                row_count = sum(batch.num_rows for batch in batches)
+                self._counters.records += row_count
                 if left is not None:
-                    left -= sum(batch.num_rows for batch in batches)
+                    left -= row_count
         self._make_room()
         return taken
 
@@ -283,7 +289,9 @@ class Fetcher:
                 room.clear()
                 await room.wait()
             asked_from = partition.fetch_offset
+            began_s = asyncio.get_running_loop().time()
             reply = await self._fetch(partition)
+            self._count(reply, began_s)
             if asyncio.current_task() is not self._tasks.get(partition.topic_partition):
                 return
             if partition.fetch_offset != asked_from:
@@ -300,6 +308,12 @@ class Fetcher:
                 # never created, and waiting silently would hide a misspelt name.
                 self._fail(partition, reply)
                 await asyncio.sleep(backoff.delay_ms(reply.error) / 1_000)
+
+    def _count(self, reply: FetchReply, began_s: float) -> None:
+        counters = self._counters
+        counters.fetches.add(began_s, asyncio.get_running_loop().time())
+        counters.failed_fetches += reply.error is not ErrorCode.NONE
+        counters.bytes += len(reply.records)
 
     def _record_idle(self, topic_partition: TopicPartition, *, is_idle: bool) -> None:
         if is_idle:

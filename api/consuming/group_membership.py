@@ -26,6 +26,7 @@ import asyncio
 import contextlib
 import enum
 import logging
+import re
 from collections.abc import Callable
 from random import Random
 from typing import Final
@@ -55,10 +56,11 @@ from oncelog.actors.protocol.messages.group import (
     SyncGroupRequest,
 )
 from oncelog.api.config import ConsumerSettings
+from oncelog.api.consuming.metrics import ConsumerCounters
 from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.api.session.committed_offsets import consumer_backoff
 from oncelog.api.session.event_loop import cancelled_by_program
-from oncelog.api.session.routing import Router
+from oncelog.api.session.routing import METADATA_AGE_MAX_MS, Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     OncelogError,
@@ -66,7 +68,7 @@ from oncelog.storage.exceptions import (
     UnknownTopicOrPartitionError,
     exception_for,
 )
-from oncelog.storage.model import TopicPartition
+from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
 
 JOIN_MARGIN_MS: Final = 5_000
 """How much longer than the rebalance timeout the reply to a join may take."""
@@ -118,10 +120,14 @@ class GroupMembership:
         group_id: str,
         topics: tuple[str, ...],
         on_change: Callable[[], None],
+        pattern: re.Pattern[str] | None = None,
+        counters: ConsumerCounters | None = None,
     ) -> None:
         self.state = MembershipState.JOINING
         self.failure: OncelogError | None = None
         self.topics = topics
+        """The topics subscribed to; with a ``pattern``, those that matched at the last join."""
+        self.pattern = pattern
         self.is_polled = False
         """Whether a poll is in progress: however long it waits, the member counts as polling."""
         self.generation_id = -1
@@ -145,6 +151,9 @@ class GroupMembership:
         """Partition counts of the topics that this member, as the group's leader, has assigned: 0
         for a topic that does not exist.
         """
+        self._counters = counters or ConsumerCounters()
+        self._matched_s = 0.0
+        """When the names of all topics were last compared with the pattern."""
         self._missing: list[str] = []
         """Subscribed topics that do not exist and that a warning has named."""
 
@@ -193,9 +202,16 @@ class GroupMembership:
             self._last_poll_s = now_s
         self._processing_until_s = 0.0
 
-    def resubscribe(self, topics: tuple[str, ...]) -> None:
+    def is_subscribed_to(self, topics: tuple[str, ...], pattern: re.Pattern[str] | None) -> bool:
+        """Whether these topics, in any order, or this pattern are what is subscribed to."""
+        if pattern is not None or self.pattern is not None:
+            return pattern == self.pattern
+        return set(topics) == set(self.topics)
+
+    def resubscribe(self, topics: tuple[str, ...], pattern: re.Pattern[str] | None = None) -> None:
         """Subscribe to other topics from the next poll on."""
         self.topics = topics
+        self.pattern = pattern
         self._ask_to_join()
 
     def on_commit_error(self, error: ErrorCode) -> None:
@@ -213,12 +229,14 @@ class GroupMembership:
         """
         await self._stop_heartbeats()
         backoff = consumer_backoff(self._settings, self._random)
+        began_s = self._loop.time()
         while True:
             self.record_poll()
             had_member_id = bool(self.member_id)
             error, detail = await self._attempt()
             if error is ErrorCode.NONE:
                 self.record_poll()
+                self._counters.joins.add(began_s, self._loop.time())
                 self.state = MembershipState.STABLE
                 self._heartbeats = asyncio.get_running_loop().create_task(self._beat())
                 self._heartbeats.add_done_callback(self._stopped_beating)
@@ -232,13 +250,20 @@ class GroupMembership:
             self._forget_identity_after(error)
             if error is ErrorCode.MEMBER_ID_REQUIRED and not had_member_id:
                 continue
+            self._counters.failed_joins += 1
             if error not in _REJOIN and not error.retriable:
                 raise self._refused(error, detail)
             await asyncio.sleep(backoff.delay_ms(error) / 1_000)
 
     async def _attempt(self) -> tuple[ErrorCode, str]:
         """One join and one sync; on ``NONE`` generation, member id and assignment are new."""
-        await self._check_topics(self.topics)
+        if self.pattern is not None:
+            try:
+                self.topics = await self._matching(self.pattern)
+            except OncelogError as error:
+                return error.code, str(error)
+        else:
+            await self._check_topics(self.topics)
         self._divided = {}
         joined = await self._call_join()
         if joined.error is not ErrorCode.NONE:
@@ -269,6 +294,31 @@ class GroupMembership:
             group_instance_id=self._settings.group_instance_id,
         )
         return ErrorCode.NONE, ""
+
+    async def _matching(self, pattern: re.Pattern[str]) -> tuple[str, ...]:
+        """The topics whose whole name matches now, without internal ones; maybe none."""
+        known = await self._router.all_topics()
+        self._matched_s = self._loop.time()
+        return tuple(
+            sorted(
+                name for name in known if pattern.fullmatch(name) and name not in INTERNAL_TOPICS
+            )
+        )
+
+    async def _check_pattern(self) -> None:
+        """Now and then, trigger a rebalance if other topics match the pattern than at the join."""
+        pattern = self.pattern
+        is_due = self._loop.time() - self._matched_s >= METADATA_AGE_MAX_MS / 1_000
+        if pattern is None or not is_due:
+            return
+        try:
+            topics = await self._matching(pattern)
+        except OncelogError as error:
+            _log.info("group %s: %s; looking for topics later", self._group_id, error)
+            return
+        if topics != self.topics and self.pattern is pattern:
+            _log.info("group %s: the topics that match changed, rejoining", self._group_id)
+            self._ask_to_join()
 
     async def _check_topics(self, topics: tuple[str, ...]) -> None:
         """Warn about missing topics; raise if none exists, since the wait would never end."""
@@ -412,10 +462,13 @@ class GroupMembership:
             if self._is_silent():
                 await self._leave_after_silence()
                 return
+            began_s = self._loop.time()
             reply = await self._call_heartbeat()
             wait_s = settings.heartbeat_interval_ms / 1_000
             if reply.error is ErrorCode.NONE:
+                self._counters.heartbeats.add(began_s, self._loop.time())
                 backoff.reset()
+                await self._check_pattern()
                 await self._check_partition_counts()
             elif reply.error is ErrorCode.REBALANCE_IN_PROGRESS:
                 # Keep sending heartbeats: the session must live until the application polls again.
@@ -512,24 +565,27 @@ class GroupMembership:
 
     # --- leaving ------------------------------------------------------------------------------
 
-    async def close(self) -> None:
-        """Stop heartbeats and leave the group; a static member stays until its session ends."""
+    async def close(self, timeout_ms: float = LEAVE_TIMEOUT_MS) -> None:
+        """Stop heartbeats and leave the group; a static member stays until its session ends.
+
+        Waits for the coordinator for ``timeout_ms`` at most; with 0 it is not told.
+        """
         await self._stop_heartbeats()
         if self._settings.group_instance_id is None and self.member_id:
-            await self._call_leave()
+            await self._call_leave(timeout_ms)
         self.state = MembershipState.JOINING
         self.generation_id = -1
         self.member_id = ""
         self._assigned = ()
 
-    async def _call_leave(self) -> None:
+    async def _call_leave(self, timeout_ms: float = LEAVE_TIMEOUT_MS) -> None:
         request = LeaveGroupRequest(
             group_id=self._group_id, members=(LeavingMember(member_id=self.member_id),)
         )
         # One attempt: if it fails, the coordinator notices when the session expires.
         call = self._router.call_group_coordinator(
-            self._group_id, request, timeout_ms=LEAVE_TIMEOUT_MS
+            self._group_id, request, timeout_ms=max(1, int(timeout_ms))
         )
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(call, LEAVE_TIMEOUT_MS / 1_000)
+            await asyncio.wait_for(call, timeout_ms / 1_000)
         self.member_id = ""

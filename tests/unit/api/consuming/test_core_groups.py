@@ -23,6 +23,7 @@ from oncelog.api.consuming.consumer import AsyncConsumer
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     ClientClosedError,
+    ConcurrentModificationError,
     FencedInstanceIdError,
     IllegalStateError,
     RebalanceInProgressError,
@@ -339,10 +340,9 @@ def test_commits_of_one_consumer_are_stored_in_the_order_they_were_made(fake_clu
     async def scenario():
         consumer = consumer_of(fake_cluster, group_id="g", enable_auto_commit=False)
         await consumer.assign(TP)
-        first = asyncio.ensure_future(consumer.commit({TP: 1}))
+        await consumer.commit_async({TP: 1})
         await asyncio.sleep(1)
         await consumer.commit({TP: 2})
-        await first
 
     run(scenario())
     assert fake_cluster.committed == {TP: 2}
@@ -647,7 +647,9 @@ def test_partitions_that_are_no_longer_assigned_are_committed_first(fake_cluster
     assert run(scenario()) == ({TP: 2, other: 2}, 2)
 
 
-@pytest.mark.parametrize("call", ["poll", "pause", "subscribe", "seek_to_end", "anext"])
+@pytest.mark.parametrize(
+    "call", ["poll", "pause", "resume", "subscribe", "seek_to_end", "commit", "position", "anext"]
+)
 def test_another_task_is_refused_while_one_polls(fake_cluster, run, call):
     """To let it wait, or to give back what the first takes, would deliver records twice."""
     (log,) = fake_cluster.create("t")
@@ -656,6 +658,9 @@ def test_another_task_is_refused_while_one_polls(fake_cluster, run, call):
         "pause": lambda consumer: consumer.pause(TP),
         "subscribe": lambda consumer: consumer.subscribe("t"),
         "seek_to_end": lambda consumer: consumer.seek_to_end(TP),
+        "resume": lambda consumer: consumer.resume(TP),
+        "commit": lambda consumer: consumer.commit({TP: 1}),
+        "position": lambda consumer: consumer.position(TP),
         "anext": anext,
     }
 
@@ -665,7 +670,8 @@ def test_another_task_is_refused_while_one_polls(fake_cluster, run, call):
         await consumer.poll(1_000)
         polling = asyncio.ensure_future(consumer.poll(60_000))
         await asyncio.sleep(1)
-        with pytest.raises(IllegalStateError, match=r"while another thread or task is in poll\(\)"):
+        told = r"while another thread or task is in poll\(\)"
+        with pytest.raises(ConcurrentModificationError, match=told):
             await calls[call](consumer)
         log.append(b"0")
         seen = values(await polling)
