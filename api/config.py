@@ -31,7 +31,7 @@ ACKS_ALL: Final = -1
 Acks = Literal["all", -1, 0, 1]
 CompressionType = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 DeliveryOrder = Literal["offset", "commit"]
-AssignmentStrategy = Literal["range", "roundrobin", "sticky"]
+AssignmentStrategy = Literal["range", "roundrobin", "sticky", "cooperative-sticky"]
 AssignmentStrategies = AssignmentStrategy | Sequence[AssignmentStrategy]
 COMPRESSION_TYPES: Final[tuple[str, ...]] = get_args(CompressionType)
 
@@ -224,9 +224,10 @@ class ConsumerSettings:
     ] = 500
     partition_assignment_strategy: Annotated[
         AssignmentStrategies,
-        "How the group shares its partitions, the best first. To change it, first give every "
-        "member the new strategy and then the old one; in a second round, leave out the old one.",
-    ] = ("range",)
+        "How the group shares its partitions, the best first. Rebalances are cooperative if it is "
+        "`cooperative-sticky` alone, else eager. To change it, first give every member the new "
+        "strategy and then the old one; in a second round, leave out the old one.",
+    ] = ("cooperative-sticky",)
     fetch_min_bytes: Annotated[
         int,
         Meta(ge=1, le=INT32_MAX),

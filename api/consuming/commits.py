@@ -49,8 +49,9 @@ _log = logging.getLogger(__name__)
 class Commits:
     """The commits of one consumer. Belongs to one event loop.
 
-    ``identity`` is the member as it is now. ``judge`` is told of each error, and returns the one
-    to raise. ``call_user`` calls a function in the thread or task of the application.
+    ``identity`` is the member as it is now. ``judge`` is told of each error and of the member that
+    got it, and returns the one to raise. ``call_user`` calls a function in the thread or task of
+    the application.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Commits:
         counters: ConsumerCounters,
         tasks: OwnTasks,
         identity: Callable[[], ConsumerGroupMetadata],
-        judge: Callable[[OncelogError], OncelogError],
+        judge: Callable[[OncelogError, ConsumerGroupMetadata], OncelogError],
         call_user: Callable[[Callable[[], object]], Awaitable[None]],
     ) -> None:
         self.interceptors = ConsumerInterceptorChain(settings.interceptors)
@@ -258,7 +259,7 @@ class Commits:
                 )
         except OncelogError as error:
             counters.failed_commits += 1
-            raise self._judge(error) from error.__cause__
+            raise self._judge(error, identity) from error.__cause__
         if offsets:
             counters.commits.add(began_s, loop.time())
             if self.interceptors:

@@ -1,9 +1,13 @@
 """The event-loop side of a consumer: what a poll does, and in which order.
 
 If something is missing (a rebalance to join, positions to find), a poll first starts *maintenance*
-in a task of its own, so that a short poll does not interrupt it. During a rebalance no records are
-delivered. Otherwise the poll takes prefetched records, or waits for some. ``commits`` has the rules
-of committing.
+in a task of its own, so that a short poll does not interrupt it. During an eager rebalance no
+records are delivered. Otherwise the poll takes prefetched records, or waits for some. ``commits``
+has the rules of committing.
+
+A cooperative rebalance goes on beside polls, which may deliver records between its steps. So what
+it takes from the member is withheld at once, and given up in the next poll: what was delivered
+before then counts as processed, and is committed first.
 
 A position comes from, in this order: an explicit seek; the group's committed offset, after waiting
 for open transactions that may commit it (KIP-447); the reset policy. Automatic commits store the
@@ -85,12 +89,15 @@ class ConsumerRebalanceListener:
     poll, subscribe or close. For an ``AsyncConsumer`` they may be coroutine functions. An exception
     is raised from the poll, and the next poll continues the rebalance.
 
-    Rebalances are eager: each revokes all partitions before it assigns any.
-    Source: KIP-429 for ``on_lost``.
+    A cooperative rebalance, the default, names only partitions that come or go; the others are
+    read meanwhile. An eager one revokes all partitions before it assigns any. Source: KIP-429.
     """
 
     def on_assigned(self, partitions: frozenset[TopicPartition]) -> object:
-        """These partitions (maybe none) are read from now on; seek here to set positions."""
+        """These partitions (maybe none) are read from now on, besides those kept.
+
+        Seek here to set positions.
+        """
 
     def on_revoked(self, partitions: frozenset[TopicPartition]) -> object:
         """These partitions are about to be given up; records not committed now are read again.
@@ -156,6 +163,9 @@ class ConsumerCore:
         self._failure: OncelogError | None = None
         """The error of one of its tasks, for the next poll to raise."""
         self._maintenance: asyncio.Task[None] | None = None
+        self._is_joining = False
+        self._locating: asyncio.Task[None] | None = None
+        """Finds positions while the maintenance task waits in a join."""
         self._listener: ConsumerRebalanceListener | None = None
         self._notice: _Notice | None = None
         self._notifier: object = None
@@ -187,6 +197,9 @@ class ConsumerCore:
         if self._membership is not None and self._membership.is_subscribed_to(topics, pattern):
             return
         self._stop_maintenance()
+        if pattern is None:
+            # A pattern is looked up later: the rebalance takes what does not match.
+            self.fetcher.withhold(tp for tp in self.fetcher.partitions if tp.topic not in topics)
         if self._membership is None:
             self._membership = GroupMembership(
                 router=self.router,
@@ -341,8 +354,8 @@ class ConsumerCore:
                     notice.is_over.set()
                 continue
             self._raise_failure()
-            # From the start of a rebalance, treat the partitions as another member's.
-            if not self._needs_join():
+            # From the start of an eager rebalance, treat the partitions as another member's.
+            if self._membership is None or self._membership.keeps_partitions:
                 taken = take(self.fetcher)
                 if taken:
                     return taken
@@ -457,6 +470,14 @@ class ConsumerCore:
         committed before the partitions are given up.
         """
         if self._maintenance in self._tasks.running:
+            if (
+                self._is_joining
+                and self._locating not in self._tasks.running
+                and self._unresolved()
+            ):
+                # A member that keeps its partitions may need positions before all have joined.
+                self._locating = self._tasks.spawn(self._run_maintenance(False))
+                self._locating.add_done_callback(lambda _: self._wake.set())
             return
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -467,10 +488,11 @@ class ConsumerCore:
             self._maintenance.add_done_callback(lambda _: self._wake.set())
 
     def _stop_maintenance(self) -> None:
-        task, self._maintenance, self._failure = self._maintenance, None, None
-        self._notice = None
-        if task is not None:
-            task.cancel()
+        tasks = (self._maintenance, self._locating)
+        self._maintenance = self._locating = self._failure = self._notice = None
+        for task in tasks:
+            if task is not None:
+                task.cancel()
 
     def _on_failure(self, error: BaseException) -> None:
         if not isinstance(error, OncelogError):
@@ -493,7 +515,7 @@ class ConsumerCore:
         while True:
             try:
                 if joins:
-                    await self._rejoin()
+                    await self._join()
                     joins = False
                 unresolved = self._unresolved()
                 if not unresolved:
@@ -511,28 +533,63 @@ class ConsumerCore:
                 ):
                     raise
                 _log.info("%s; retrying", error)
-            if self._needs_join() and not joins:
+            if self._needs_join() and not joins and not self._is_joining:
                 return
             await asyncio.sleep(backoff.delay_ms(code) / 1_000)
 
-    async def _rejoin(self) -> None:
+    async def _join(self) -> None:
+        """Join the group, and take and give up what its new generation says."""
         membership = self._membership
         assert membership is not None
-        await self._commit_last()
-        if self._listener is not None and self.fetcher.partitions:
-            await self._in_poll(partial(self._notify_revoked, membership))
-        self._release()
-        assigned = await membership.join()
+        self._is_joining = True
+        try:
+            # What a cooperative member gives up it commits later, and it keeps the rest.
+            await self._commit_last(() if membership.keeps_partitions else None)
+            assigned = None
+            while assigned is None:
+                if not membership.keeps_partitions:
+                    await self._give_up(membership, frozenset(self.fetcher.partitions))
+                elif unwanted := {tp for tp, p in self.fetcher.partitions.items() if p.is_withheld}:
+                    await self._revoke(membership, unwanted)
+                assigned = await membership.join(tuple(self.fetcher.partitions))
+        finally:
+            self._is_joining = False
+        former = frozenset(self.fetcher.partitions)
+        if revoked := former.difference(assigned):
+            await self._revoke(membership, revoked)
+            membership.ask_to_join()
         self.fetcher.assign(assigned)
         if self._listener is not None:
-            await self._in_poll(partial(self._notify, self._listener.on_assigned, assigned))
+            added = former.symmetric_difference(assigned) - revoked
+            await self._in_poll(partial(self._notify, self._listener.on_assigned, added))
 
-    async def _notify_revoked(self, membership: GroupMembership) -> None:
+    async def _revoke(
+        self, membership: GroupMembership, partitions: AbstractSet[TopicPartition]
+    ) -> None:
+        """Give up ``partitions`` in a poll: what was delivered before counts as processed."""
+        self.fetcher.withhold(partitions)
+        await self._in_poll(_nothing)
+        await self._commit_last(partitions)
+        await self._give_up(membership, partitions)
+
+    async def _give_up(
+        self, membership: GroupMembership, partitions: AbstractSet[TopicPartition]
+    ) -> None:
+        """Tell the listener, and drop ``partitions``; unless committed they are read again."""
+        if not membership.may_commit:
+            self.counters.lost_partitions += len(partitions)
+        if self._listener is not None and partitions:
+            await self._in_poll(partial(self._notify_revoked, membership, partitions))
+        self._release(partitions)
+
+    async def _notify_revoked(
+        self, membership: GroupMembership, partitions: AbstractSet[TopicPartition]
+    ) -> None:
         """Tell the listener that the partitions are revoked, or lost."""
-        if self._listener is not None and self.fetcher.partitions:
+        if self._listener is not None and partitions:
             is_lost = not membership.may_commit
             call = self._listener.on_lost if is_lost else self._listener.on_revoked
-            await self._notify(call, self.fetcher.partitions)
+            await self._notify(call, partitions)
 
     async def _in_poll(self, notify: Callable[[], Awaitable[None]]) -> None:
         """Have a poll ``notify`` the listener, and wait until it has."""
@@ -540,18 +597,16 @@ class ConsumerCore:
         self._wake.set()
         await notice.is_over.wait()
 
-    def _release(self) -> None:
-        """Give up the partitions; their next owner starts at the committed offsets."""
-        moment = next_moment()
+    def _release(self, partitions: AbstractSet[TopicPartition]) -> None:
+        """Drop ``partitions``; their next owner starts at the committed offsets."""
+        moment, assigned = next_moment(), self.fetcher.partitions
         # A new dict: group metadata already handed out keeps the old one.
         self._given_up = self._given_up | {
-            partition.topic_partition: GivenUpInput(
-                given_up_at=moment, delivered_at=partition.delivered_at
-            )
-            for partition in self.fetcher.partitions.values()
-            if partition.delivered_at
+            tp: GivenUpInput(given_up_at=moment, delivered_at=assigned[tp].delivered_at)
+            for tp in partitions
+            if assigned[tp].delivered_at
         }
-        self.fetcher.assign(())
+        self.fetcher.assign([tp for tp in assigned if tp not in partitions])
         self._missing.clear()
 
     async def _find_positions(
@@ -688,11 +743,11 @@ class ConsumerCore:
         self.group_id("commit_async")
         await self.commits.begin(self.commits.with_topic_ids(offsets), callback)
 
-    def _judge_commit(self, error: OncelogError) -> OncelogError:
-        """A commit was rejected: the member may have to join again."""
-        if self._membership is not None:
-            self._membership.on_commit_error(error.code)
-        return error
+    def _judge_commit(self, error: OncelogError, who: ConsumerGroupMetadata) -> OncelogError:
+        """A commit was rejected: the member may have to join again. Returns the error to raise."""
+        if self._membership is None:
+            return error
+        return self._membership.on_commit_error(error, who.generation_id)
 
     @property
     def _owns_partitions(self) -> bool:
@@ -746,14 +801,18 @@ class ConsumerCore:
         try:
             await self._commit_last(timeout_ms=timeout_ms * 4 / 5)
             if membership is not None:
-                await self._notify_revoked(membership)
+                await self._notify_revoked(membership, frozenset(self.fetcher.partitions))
         finally:
             self._membership = None
-            self._release()
+            self._release(frozenset(self.fetcher.partitions))
             if membership is not None:
                 self._left = replace(membership.metadata(), topic_ids=topic_ids)
                 await membership.close(timeout_ms / 5)
             await self.commits.call_back()
+
+
+async def _nothing() -> None:
+    """What a poll does to show that it has begun."""
 
 
 def _exists(topics: Mapping[str, TopicMetadata], topic_partition: TopicPartition) -> bool:

@@ -163,6 +163,11 @@ class Fetcher:
         self._make_room()
         self._on_change()
 
+    def withhold(self, topic_partitions: Iterable[TopicPartition]) -> None:
+        """Deliver and fetch no more of these: they are about to be given up."""
+        for topic_partition in topic_partitions:
+            self._partitions[topic_partition].is_withheld = True
+
     async def close(self) -> None:
         """Stop fetching and drop the assignment."""
         tasks = [*self._tasks.values(), *filter(None, [self._idle_check])]
@@ -174,7 +179,7 @@ class Fetcher:
     @property
     def has_data(self) -> bool:
         """Whether taking would move a position or deliver a record."""
-        return any(p.has_pieces and not p.is_paused for p in self._partitions.values())
+        return any(p.has_pieces and p.is_readable for p in self._partitions.values())
 
     def take_failure(self) -> tuple[AssignedPartition, OncelogError] | None:
         """Take a failure once everything before it is taken; fetching then resumes."""
@@ -182,7 +187,7 @@ class Fetcher:
             raise self._crash
         for partition in self._partitions.values():
             failure = partition.failure
-            if failure is not None and not partition.has_pieces and not partition.is_paused:
+            if failure is not None and not partition.has_pieces and partition.is_readable:
                 partition.failure = None
                 self._room[partition.topic_partition].set()
                 return partition, failure
@@ -237,7 +242,7 @@ class Fetcher:
 
     def _ready(self) -> list[AssignedPartition]:
         """Partitions to take from, in an order that rotates by one per call."""
-        partitions = [p for p in self._partitions.values() if p.has_pieces and not p.is_paused]
+        partitions = [p for p in self._partitions.values() if p.has_pieces and p.is_readable]
         self._turn += 1
         first = self._turn % len(partitions) if partitions else 0
         return partitions[first:] + partitions[:first]
@@ -344,7 +349,7 @@ class Fetcher:
             partition.fetch_offset is not None
             and partition.failure is None
             and partition.has_room
-            and not partition.is_paused
+            and partition.is_readable
         )
 
     def _has_bytes_left(self) -> bool:

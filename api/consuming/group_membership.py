@@ -5,17 +5,22 @@ States, and the transitions out of each:
 ===========  =======================================================================================
 JOINING      not a member, or asked to rejoin: the next poll calls ``join``
 STABLE       member of ``generation_id``; heartbeats run. REBALANCE_IN_PROGRESS → JOINING with the
-             generation kept, so that positions can be committed first. UNKNOWN_MEMBER_ID,
+             generation kept: the member has its place, and may commit. UNKNOWN_MEMBER_ID,
              ILLEGAL_GENERATION, or no poll within ``max_poll_interval_ms`` → JOINING without it:
-             the partitions may already be another member's
+             the place is lost, and the partitions may already be another member's
 FENCED       another member took over the ``group_instance_id``: final, ``failure`` says so
 ===========  =======================================================================================
 
-The eager protocol: a member gives up its partitions before each join, so no partition has two
-owners in one generation. Joins begin only inside a poll: what was delivered before counts as
-processed. A static member (one with a ``group_instance_id``) does not leave on close: restarted
-within its session timeout it gets its partitions back without a rebalance.
-Source: KIP-62, KIP-345, KIP-394.
+In an *eager* rebalance a member gives up its partitions before it joins. In a *cooperative* one it
+names them as it joins and goes on reading. It then gives up only those that it is not assigned any
+more, and joins again; the next generation assigns them. So no partition has two owners. All
+strategies of a member must be cooperative for that: a group changes over in two rounds, in the
+first of which its members know both and are eager.
+
+Joins begin only inside a poll: what was delivered before counts as processed. A static member (one
+with a ``group_instance_id``) does not leave on close: restarted within its session timeout it gets
+its partitions back without a rebalance.
+Source: KIP-62, KIP-345, KIP-394, KIP-429, KIP-792.
 
 One file: joining, heartbeats and leaving are transitions of one state machine.
 """
@@ -33,6 +38,8 @@ from typing import Final
 
 from oncelog.actors.protocol.group.consumer_protocol import (
     ASSIGNORS,
+    COOPERATIVE_STICKY,
+    NO_GENERATION,
     PROTOCOL_TYPE,
     ConsumerAssignment,
     Subscriber,
@@ -142,7 +149,11 @@ class GroupMembership:
         self._random = random
         self._group_id = group_id
         self._on_change = on_change
+        self.is_cooperative: Final = settings.partition_assignment_strategy == (COOPERATIVE_STICKY,)
+        """Whether rebalances are cooperative."""
         self._assigned: tuple[TopicPartition, ...] = ()
+        self._owned: tuple[TopicPartition, ...] = ()
+        """What the member keeps as it joins."""
         self._heartbeats: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._last_poll_s = 0.0
@@ -161,8 +172,15 @@ class GroupMembership:
 
     @property
     def needs_join(self) -> bool:
-        """Whether the next poll must give up its partitions and ``join``."""
+        """Whether the next poll must ``join``."""
         return self.state is MembershipState.JOINING
+
+    @property
+    def keeps_partitions(self) -> bool:
+        """Whether the member's partitions are its own: not once it must give all up to join."""
+        if self.state is MembershipState.JOINING:
+            return self.is_cooperative and self.generation_id >= 0
+        return self.state is MembershipState.STABLE
 
     @property
     def may_commit(self) -> bool:
@@ -214,19 +232,42 @@ class GroupMembership:
         self.pattern = pattern
         self._ask_to_join()
 
-    def on_commit_error(self, error: ErrorCode) -> None:
-        """A commit was rejected because the group has moved on: join again."""
-        if self.state is MembershipState.STABLE and error in _REJOIN:
-            self._on_group_error(error)
+    def on_commit_error(self, error: OncelogError, generation_id: int) -> OncelogError:
+        """A commit was rejected; return the error for the application.
+
+        If the group has moved on without the member, it joins again. If the member was joining, it
+        keeps what it has, and may commit again after the rebalance: ``RebalanceInProgressError``.
+        """
+        is_of_now = generation_id == self.generation_id
+        if self.state is MembershipState.STABLE and is_of_now and error.code in _REJOIN:
+            self._on_group_error(error.code)
+        elif error.code is ErrorCode.ILLEGAL_GENERATION and self.keeps_partitions:
+            return exception_for(
+                ErrorCode.REBALANCE_IN_PROGRESS,
+                f"group {self._group_id!r} has begun generation {self.generation_id} after the "
+                f"commit was begun in {generation_id}",
+                advice="poll, then commit what is still assigned",
+            )
+        return error
+
+    def ask_to_join(self) -> None:
+        """Let the next poll join again: what the member has given up is to be assigned."""
+        self._ask_to_join()
 
     # --- joining ------------------------------------------------------------------------------
 
-    async def join(self) -> tuple[TopicPartition, ...]:
+    async def join(
+        self, owned: tuple[TopicPartition, ...] = ()
+    ) -> tuple[TopicPartition, ...] | None:
         """Join or rejoin, and return the partitions of the new generation.
+
+        ``owned`` is what the member keeps meanwhile. ``None`` if it has lost its place, and thereby
+        all that: it must give that up, then call again.
 
         Waits for the other members, and retries retriable errors indefinitely. Raises any other
         error as ``OncelogError``; then it may be called again.
         """
+        self._owned = owned
         await self._stop_heartbeats()
         backoff = consumer_backoff(self._settings, self._random)
         began_s = self._loop.time()
@@ -248,6 +289,8 @@ class GroupMembership:
                 )
                 return self._assigned
             self._forget_identity_after(error)
+            if owned and not self.keeps_partitions and error in _REJOIN:
+                return None
             if error is ErrorCode.MEMBER_ID_REQUIRED and not had_member_id:
                 continue
             self._counters.failed_joins += 1
@@ -365,11 +408,13 @@ class GroupMembership:
         )
 
     def _protocol(self, strategy: str) -> GroupProtocol:
+        # For the other assignors the bytes must not change from one join to the next, or the
+        # coordinator would see a changed member. An eager member keeps nothing as it joins.
+        owned = {"sticky": self._assigned, COOPERATIVE_STICKY: self._owned}.get(strategy, ())
         subscription = Subscription(
             topics=self.topics,
-            # Only this assignor uses them. For the others the bytes must not change from one
-            # join to the next, or the coordinator would see a changed member.
-            owned_partitions=self._assigned if strategy == "sticky" else (),
+            owned_partitions=owned,
+            generation_id=self._joined.generation_id if owned else NO_GENERATION,
         )
         return GroupProtocol(name=strategy, metadata=encode_subscription(subscription))
 
@@ -381,6 +426,7 @@ class GroupMembership:
                 group_instance_id=member.group_instance_id,
                 topics=subscription.topics,
                 owned_partitions=subscription.owned_partitions,
+                generation_id=subscription.generation_id,
             )
             for member in joined.members
             for subscription in (decode_subscription(member.metadata),)
@@ -440,7 +486,7 @@ class GroupMembership:
     def _forget_identity_after(self, error: ErrorCode) -> None:
         if error in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID):
             self.member_id = ""
-        if error is not ErrorCode.MEMBER_ID_REQUIRED:
+        if not error.retriable:
             self.generation_id = -1
 
     def _refused(self, error: ErrorCode, detail: str) -> OncelogError:
@@ -528,7 +574,8 @@ class GroupMembership:
 
     def _on_group_error(self, error: ErrorCode) -> None:
         """The coordinator reports that this member has lost its place, or is about to."""
-        _log.info("group %s: %s, rejoining", self._group_id, error.name)
+        if self.state is MembershipState.STABLE:
+            _log.info("group %s: %s, rejoining", self._group_id, error.name)
         if error in (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.MEMBER_ID_REQUIRED):
             self._ask_to_join()
             return
