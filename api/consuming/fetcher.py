@@ -1,6 +1,7 @@
 """Reads ahead for a consumer: one long poll at a time per assigned partition.
 
-One task per partition calls its leader, filters the reply and buffers it until it is taken. A
+One task per partition calls its leader, filters the reply and buffers it until it is taken. Fetches
+of partitions that share a host process travel together (``shared_fetches``). A
 partition buffers at most two replies: one being taken from, one fetched ahead. No fetch starts
 while all replies together have ``fetch_max_bytes``. So memory stays below that plus one reply per
 partition. A seek cancels the fetch in flight and drops its reply.
@@ -9,7 +10,8 @@ A retriable error is retried after a wait, at the leader that the router then fi
 error, or a damaged batch, waits until everything before it is taken; the consumer then raises it.
 
 A deposed leader that does not know it has no new records and returns no error. So the leaders of
-idle partitions are looked up again every ``IDLE_CHECK_MS``.
+idle partitions are looked up again every ``IDLE_CHECK_MS``, and a fetch that waits at another is
+begun anew.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.commit_order import CommitOrderPartition
 from oncelog.api.consuming.fetch_buffer import AssignedPartition
 from oncelog.api.consuming.metrics import ConsumerCounters
+from oncelog.api.consuming.shared_fetches import SharedFetches
 from oncelog.api.records import ConsumerRecord, next_moment
 from oncelog.api.session.committed_offsets import consumer_backoff, is_retriable
 from oncelog.api.session.event_loop import cancelled_by_program
@@ -46,6 +49,13 @@ if TYPE_CHECKING:
 IDLE_CHECK_MS: Final = 20_000
 
 _log = logging.getLogger(__name__)
+
+
+class _Wait:
+    """A fetch that waits in a host at ``address``."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
 
 
 class Fetcher:
@@ -83,6 +93,9 @@ class Fetcher:
         """Partitions whose leader had nothing new the last time."""
         self._idle_check: asyncio.Task[None] | None = None
         self._crash: BaseException | None = None
+        self._shared = SharedFetches(router, settings, random, self._on_bug)
+        self._waits_at: dict[TopicPartition, _Wait] = {}
+        """The fetches that travel with others and have not ended."""
 
     # --- assignment ---------------------------------------------------------------------------
 
@@ -172,6 +185,7 @@ class Fetcher:
         """Stop fetching and drop the assignment."""
         tasks = [*self._tasks.values(), *filter(None, [self._idle_check])]
         self.assign(())
+        self._shared.close()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     # --- taking -------------------------------------------------------------------------------
@@ -274,8 +288,11 @@ class Fetcher:
         elif is_wanted(task):
             crash = cancelled_by_program("consumer")
         if crash is not None:
-            self._crash = crash
-            self._on_change()
+            self._on_bug(crash)
+
+    def _on_bug(self, bug: BaseException) -> None:
+        self._crash = bug
+        self._on_change()
 
     def _stop(self, topic_partition: TopicPartition) -> None:
         self._tasks.pop(topic_partition).cancel()
@@ -330,13 +347,23 @@ class Fetcher:
         """A task that looks up the leaders of idle partitions, beside the fetches."""
         while True:
             await asyncio.sleep(IDLE_CHECK_MS / 1_000)
-            topics = {topic_partition.topic for topic_partition in self._idle}
+            topics = {tp.topic for tp in (*self._idle, *self._waits_at)}
             if not topics:
                 continue
             try:
                 await self._router.metadata(topics, refresh=True)
+                moved = [
+                    (tp, wait)
+                    for tp, wait in tuple(self._waits_at.items())
+                    if (await self._router.leader(tp))[0] != wait.address
+                ]
             except OncelogError as error:
                 _log.info("the leaders of %s are unknown: %s", ", ".join(sorted(topics)), error)
+                continue
+            for topic_partition, wait in moved:
+                if self._waits_at.get(topic_partition) is wait:
+                    self._stop(topic_partition)
+                    self._start(topic_partition)
 
     async def _is_leader_older(self, partition: AssignedPartition, error: ErrorCode) -> bool:
         """Whether the leader still has a deleted topic that the consumer no longer reads."""
@@ -369,19 +396,31 @@ class Fetcher:
         assert fetch_offset is not None
         if not partition.topic_id:
             partition.topic_id = await self._topic_id(partition)
+        tp = partition.topic_partition
+        request = FetchRequest(
+            topic_partition=tp,
+            fetch_offset=fetch_offset,
+            isolation_level=self._fetched_level,
+            max_wait_ms=settings.fetch_max_wait_ms,
+            min_bytes=settings.fetch_min_bytes,
+            max_bytes=min(settings.max_partition_fetch_bytes, settings.fetch_max_bytes),
+            is_checked=partition.is_suspicious,
+            topic_id=partition.topic_id,
+        )
+
+        async def fetch_with_others(address: str) -> FetchReply:
+            wait = self._waits_at[tp] = _Wait(address)
+            try:
+                return await self._shared.fetch(address, request)
+            finally:
+                if self._waits_at.get(tp) is wait:
+                    del self._waits_at[tp]
+
         return await self._router.call_leader(
-            partition.topic_partition,
-            FetchRequest(
-                topic_partition=partition.topic_partition,
-                fetch_offset=fetch_offset,
-                isolation_level=self._fetched_level,
-                max_wait_ms=settings.fetch_max_wait_ms,
-                min_bytes=settings.fetch_min_bytes,
-                max_bytes=min(settings.max_partition_fetch_bytes, settings.fetch_max_bytes),
-                is_checked=partition.is_suspicious,
-                topic_id=partition.topic_id,
-            ),
+            tp,
+            request,
             timeout_ms=settings.fetch_max_wait_ms + settings.request_timeout_ms,
+            call_hosted=fetch_with_others,
         )
 
     async def _topic_id(self, partition: AssignedPartition) -> str:
