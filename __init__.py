@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from oncelog.api.admin.admin import Admin, AsyncAdmin
     from oncelog.api.admin.identities import AclFilter
     from oncelog.api.batching.delivery import RecordMetadata
-    from oncelog.api.batching.interceptors import ProducerInterceptor, ProducerRecord
+    from oncelog.api.batching.interceptors import (
+        ConsumerInterceptor,
+        ProducerInterceptor,
+        ProducerRecord,
+    )
     from oncelog.api.client import Cluster, connect, init
     from oncelog.api.consuming.consumer import AsyncConsumer, Consumer
     from oncelog.api.consuming.core import ConsumerRebalanceListener
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
         BrokerNotAvailableError,
         ClientClosedError,
         ClusterAuthorizationFailedError,
+        ConcurrentModificationError,
         ConcurrentTransactionsError,
         ConnectionFailedError,
         CoordinatorLoadInProgressError,
@@ -59,6 +64,7 @@ if TYPE_CHECKING:
         InvalidProducerEpochError,
         InvalidProducerIdMappingError,
         InvalidRecordError,
+        InvalidRegularExpressionError,
         InvalidReplicaAssignmentError,
         InvalidReplicationFactorError,
         InvalidRequestError,
@@ -113,6 +119,7 @@ if TYPE_CHECKING:
         UnknownTopicIdError,
         UnknownTopicOrPartitionError,
         UnstableOffsetCommitError,
+        WakeupError,
     )
     from oncelog.storage.model import IsolationLevel, TopicPartition
     from oncelog.storage.records.rows import Record
@@ -132,9 +139,11 @@ __all__ = [
     "ClientClosedError",
     "Cluster",
     "ClusterAuthorizationFailedError",
+    "ConcurrentModificationError",
     "ConcurrentTransactionsError",
     "ConnectionFailedError",
     "Consumer",
+    "ConsumerInterceptor",
     "ConsumerOptions",
     "ConsumerRebalanceListener",
     "ConsumerRecord",
@@ -162,6 +171,7 @@ __all__ = [
     "InvalidProducerEpochError",
     "InvalidProducerIdMappingError",
     "InvalidRecordError",
+    "InvalidRegularExpressionError",
     "InvalidReplicaAssignmentError",
     "InvalidReplicationFactorError",
     "InvalidRequestError",
@@ -233,6 +243,7 @@ __all__ = [
     "UnknownTopicIdError",
     "UnknownTopicOrPartitionError",
     "UnstableOffsetCommitError",
+    "WakeupError",
     "Winner",
     "connect",
     "init",
@@ -249,6 +260,7 @@ _MODULES = {
     "AsyncProducer": "oncelog.api.producing.producer",
     "Cluster": "oncelog.api.client",
     "Consumer": "oncelog.api.consuming.consumer",
+    "ConsumerInterceptor": "oncelog.api.batching.interceptors",
     "ConsumerOptions": "oncelog.api.option_types",
     "ConsumerRebalanceListener": "oncelog.api.consuming.core",
     "ConsumerRecord": "oncelog.api.records",

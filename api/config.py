@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Annotated, Any, Final, Literal, get_args
 
-from msgspec import Meta
+from msgspec import Meta, ValidationError, convert
 
-from oncelog.api.batching.interceptors import ProducerInterceptor
+from oncelog.api.batching.interceptors import ConsumerInterceptor, ProducerInterceptor
 from oncelog.storage.model import (
     DUPLICATE_WINDOW_BATCHES,
     FETCH_MAX_BYTES,
@@ -24,16 +25,19 @@ from oncelog.storage.model import (
     TRANSACTIONAL_ID_MAX_BYTES,
     IsolationLevel,
 )
-from oncelog.storage.settings import Text, Unit, build, check, refused
+from oncelog.storage.settings import Checked, Text, Unit, build, check, refused, settings_of
 
 ACKS_ALL: Final = -1
 Acks = Literal["all", -1, 0, 1]
 CompressionType = Literal["none", "gzip", "snappy", "lz4", "zstd"]
-OffsetReset = Literal["earliest", "latest", "none"]
 DeliveryOrder = Literal["offset", "commit"]
-AssignmentStrategy = Literal["range", "roundrobin", "sticky"]
+AssignmentStrategy = Literal["range", "roundrobin", "sticky", "cooperative-sticky"]
 AssignmentStrategies = AssignmentStrategy | Sequence[AssignmentStrategy]
 COMPRESSION_TYPES: Final[tuple[str, ...]] = get_args(CompressionType)
+
+OFFSET_RESETS: Final = ("earliest", "latest", "none")
+BY_DURATION: Final = "by_duration:"
+"""Before the ISO 8601 duration of an ``auto_offset_reset`` by age. Source: KIP-1106."""
 
 BUFFER_MEMORY_MAX: Final = 2**40
 """More memory than any machine has."""
@@ -180,12 +184,20 @@ class ConsumerSettings:
         IsolationLevel, "Read committed records only, or all records that are replicated."
     ] = IsolationLevel.READ_COMMITTED
     auto_offset_reset: Annotated[
-        OffsetReset,
+        str,
+        Checked(
+            "'earliest', 'latest', 'none', or 'by_duration:' and an ISO 8601 duration like PT1H30M"
+        ),
         "Where to start without a committed offset: at the first record, at the next new record, "
-        "or with an error.",
+        "with an error, or at the first record of the last hour (`by_duration:PT1H`).",
     ] = "latest"
     enable_auto_commit: Annotated[
         bool, "Commit the polled positions every `auto_commit_interval_ms` and on `close`."
+    ] = True
+    enable_auto_offset_store: Annotated[
+        bool,
+        "Commit what was polled. If `False`, automatic commits, and `commit` without offsets, "
+        "commit what the program has given to `store_offsets`.",
     ] = True
     auto_commit_interval_ms: Annotated[
         int, Meta(ge=1, le=INT32_MAX), "How often `enable_auto_commit` commits."
@@ -212,9 +224,10 @@ class ConsumerSettings:
     ] = 500
     partition_assignment_strategy: Annotated[
         AssignmentStrategies,
-        "How the group shares its partitions, the best first. To change it, first give every "
-        "member the new strategy and then the old one; in a second round, leave out the old one.",
-    ] = ("range",)
+        "How the group shares its partitions, the best first. Rebalances are cooperative if it is "
+        "`cooperative-sticky` alone, else eager. To change it, first give every member the new "
+        "strategy and then the old one; in a second round, leave out the old one.",
+    ] = ("cooperative-sticky",)
     fetch_min_bytes: Annotated[
         int,
         Meta(ge=1, le=INT32_MAX),
@@ -273,10 +286,16 @@ class ConsumerSettings:
     retry_backoff_max_ms: Annotated[
         int, Meta(ge=1, le=INT32_MAX), "The longest wait before a retry."
     ] = 1_000
+    interceptors: Annotated[
+        Sequence[ConsumerInterceptor],
+        "Objects that see records before `poll` returns them, and offsets once they are committed.",
+    ] = ()
 
     def __post_init__(self) -> None:
         """Check each setting and their relations; ``InvalidSettingError`` names the first error."""
         check(self)
+        if self.auto_offset_reset not in OFFSET_RESETS:
+            _reset_duration(self.auto_offset_reset)
         if self.heartbeat_interval_ms >= self.session_timeout_ms:
             raise refused(
                 "heartbeat_interval_ms",
@@ -287,8 +306,32 @@ class ConsumerSettings:
             raise refused("group_instance_id", self.group_instance_id, "it only with a group_id")
         if self.order == "commit" and self.isolation_level is not IsolationLevel.READ_COMMITTED:
             raise refused("order", self.order, "'offset' with isolation_level='read_uncommitted'")
+        if self.order == "commit" and self.interceptors:
+            # They may leave records out, by whose number a position in commit order is told.
+            raise refused("interceptors", self.interceptors, "none with order='commit'")
+
+    @property
+    def reset_age_ms(self) -> int | None:
+        """How far back ``auto_offset_reset`` by duration goes; ``None`` for the other policies."""
+        if self.auto_offset_reset in OFFSET_RESETS:
+            return None
+        return int(_reset_duration(self.auto_offset_reset).total_seconds() * 1_000)
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> ConsumerSettings:
         """Settings from a user's keywords; the error for an unknown name suggests the nearest."""
         return build(cls, options)
+
+
+def _reset_duration(given: object) -> timedelta:
+    """The duration of an ``auto_offset_reset`` by age, as Java's ``Duration`` reads it."""
+    allowed = settings_of(ConsumerSettings)["auto_offset_reset"].rule.allowed
+    if not isinstance(given, str) or not given.startswith(BY_DURATION):
+        raise refused("auto_offset_reset", given, allowed)
+    try:
+        duration = convert(given.removeprefix(BY_DURATION), timedelta)
+    except ValidationError:
+        raise refused("auto_offset_reset", given, allowed) from None
+    if duration < timedelta(0):
+        raise refused("auto_offset_reset", given, "a duration that is not negative")
+    return duration

@@ -8,14 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypedDict
 
-from oncelog.api.batching.interceptors import ProducerInterceptor
-from oncelog.api.config import (
-    Acks,
-    AssignmentStrategies,
-    CompressionType,
-    DeliveryOrder,
-    OffsetReset,
-)
+from oncelog.api.batching.interceptors import ConsumerInterceptor, ProducerInterceptor
+from oncelog.api.config import Acks, AssignmentStrategies, CompressionType, DeliveryOrder
 from oncelog.storage.model import IsolationLevel
 
 
@@ -48,8 +42,9 @@ class ConsumerOptions(TypedDict, total=False):
     group_instance_id: str | None
     client_id: str
     isolation_level: IsolationLevel | Literal["read_uncommitted", "read_committed"]
-    auto_offset_reset: OffsetReset
+    auto_offset_reset: str
     enable_auto_commit: bool
+    enable_auto_offset_store: bool
     auto_commit_interval_ms: int
     session_timeout_ms: int
     heartbeat_interval_ms: int
@@ -69,3 +64,4 @@ class ConsumerOptions(TypedDict, total=False):
     default_api_timeout_ms: int
     retry_backoff_ms: int
     retry_backoff_max_ms: int
+    interceptors: Sequence[ConsumerInterceptor]

@@ -8,6 +8,7 @@ runs in a process of its own; a size is how many of what the case is named after
 * ``topics``: of one partition each; made, idle
 * ``members``: of one group; joined, idle
 * ``consumers``: without a group, waiting for records
+* ``assigned``: partitions of one consumer, which waits for records of them all
 * ``ids``, ``groups``: transactional ids, and groups, at one coordinator's machine
 * ``aborted``: transactions in the aborted index of one segment
 * ``changes``: of ISRs in the controller's log, with a hundredth as many topics; loaded
@@ -38,6 +39,7 @@ SIZES: Final = {
     "topics": 1_000,
     "members": 1_000,
     "consumers": 1_000,
+    "assigned": 1_000,
     "ids": 100_000,
     "groups": 10_000,
     "aborted": 1_000_000,

@@ -583,6 +583,20 @@ class OutdatedVersionError(OncelogError):
     advice = "continue with a higher version"
 
 
+class InvalidRegularExpressionError(OncelogError):
+    """A subscription's pattern is no regular expression."""
+
+    code = ErrorCode.INVALID_REGULAR_EXPRESSION
+    advice = "give a regular expression of Python's re"
+
+
+class WakeupError(OncelogError):
+    """Another thread has called ``wakeup``, which ends a poll; nothing was lost."""
+
+    code = ErrorCode.WAKEUP
+    advice = "poll again, or close the consumer"
+
+
 class InvalidSettingError(InvalidConfigError, ValueError):
     """A setting is unknown or impossible: ``what`` names it and its value, ``advice`` what fits."""
 
@@ -591,6 +605,15 @@ class IllegalStateError(InvalidTxnStateError):
     """The call does not fit the client's state: ``advice`` says what to call instead."""
 
     advice = ""
+
+
+class ConcurrentModificationError(IllegalStateError):
+    """Two threads or tasks use one consumer at the same time.
+
+    Kafka's is ``ConcurrentModificationException``.
+    """
+
+    advice = "give each a consumer of its own"
 
 
 class ConnectionFailedError(NetworkError):

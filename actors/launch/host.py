@@ -11,7 +11,10 @@ import asyncio
 import dataclasses
 import functools
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
+
+from msgspec import structs
 
 from oncelog.actors.config import HostConfig
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, actor_of, host_actor, replica_key
@@ -33,6 +36,14 @@ from oncelog.actors.protocol.messages.cluster import (
     MetadataReply,
     MetadataRequest,
 )
+from oncelog.actors.protocol.messages.partition import (
+    EndedFetch,
+    FetchReply,
+    FetchRequest,
+    FetchTogetherReply,
+    FetchTogetherRequest,
+    SharedFetch,
+)
 from oncelog.actors.replica.opening import ExpectedLog
 from oncelog.actors.rpc.actor_transport import LocalTransport
 from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
@@ -44,6 +55,7 @@ from oncelog.storage.model import (
     TopicPartition,
     shard_of,
 )
+from oncelog.storage.records.batch import Buffer
 
 _logger = logging.getLogger(__name__)
 
@@ -53,6 +65,21 @@ LIST_RETRY_MAX_MS: Final = 1_000
 
 SHARED_ANSWER_MS: Final = 400
 """How long replicas that ask for their topic's settings share an answer."""
+
+SESSIONS_MAX: Final = 1_000
+"""Consumers whose fetches a host keeps, each until its next call."""
+
+FETCHES_MAX: Final = 10_000
+"""Fetches of one consumer that are under way at a host, or ended and not told yet."""
+
+FETCHES_IN_ALL_MAX: Final = 100_000
+"""Those of all consumers."""
+
+SESSION_MS: Final = 10_000
+"""How long a host keeps the fetches of a consumer that does not call."""
+
+WAIT_MAX_MS: Final = SESSION_MS // 2
+"""How long a call may wait; the next one comes before the session ends."""
 
 BEGUN_AT_ONCE: Final = 50
 """Replicas started before calls to the others are answered again."""
@@ -82,6 +109,7 @@ class Host:
         self.environment = dataclasses.replace(environment, transport=transport)
         self._servers: dict[str, ReplicaServer] = {}
         self._tasks = OwnTasks(environment.die)
+        self._fetches = FetchSessions(self.dispatch.answer_here, self._tasks)
         self._holding = asyncio.Lock()
         self._lists_wanted = 0
         self._lists_done = 0
@@ -136,6 +164,10 @@ class Host:
         """Hold what the controller lists from now on; end replicas of deleted topics."""
         await self._hold_listed()
         return HoldReplicasReply()
+
+    async def fetch_together(self, request: FetchTogetherRequest) -> FetchTogetherReply:
+        """Begin fetches of several replicas, and return those that have ended."""
+        return await self._fetches.fetch(request)
 
     async def _metadata(self, request: MetadataRequest) -> MetadataReply:
         """Ask the controller, sharing the answer with replicas that ask the same soon after.
@@ -229,6 +261,128 @@ class Host:
     async def _restart_server(self, server: ReplicaServer) -> None:
         await server.end()
         await self._hold_listed()
+
+
+# --- fetches that travel together -----------------------------------------------------------------
+
+
+class FetchSessions:
+    """Fetches that consumers have under way at one host, by session. Bounded in three ways.
+
+    A session that no call names for ``SESSION_MS`` is dropped. So is the one that was called
+    longest ago if there are more than ``SESSIONS_MAX``, or ``FETCHES_IN_ALL_MAX`` fetches. Its
+    fetches end with it, and its consumer begins them anew.
+    """
+
+    def __init__(
+        self, answer: Callable[[str, FetchRequest], Awaitable[FetchReply]], tasks: OwnTasks
+    ) -> None:
+        self._answer = answer
+        self._tasks = tasks
+        self._sessions: dict[str, _FetchSession] = {}
+        """The session called last is the last."""
+
+    async def fetch(self, request: FetchTogetherRequest) -> FetchTogetherReply:
+        """See ``FetchTogetherRequest``."""
+        session = self._sessions.pop(request.session_id, None)
+        is_new = session is None
+        if session is None:
+            session = _FetchSession(self._answer, self._tasks)
+        while self._is_full_with(session, len(request.fetches)):
+            self._sessions.pop(next(iter(self._sessions))).end()
+        self._sessions[request.session_id] = session
+        session.keep(functools.partial(self._drop, request.session_id, session))
+        reply = await session.next(request)
+        return structs.replace(reply, is_new=True) if is_new else reply
+
+    def _is_full_with(self, session: _FetchSession, new_count: int) -> bool:
+        """Whether another session must go before ``session`` begins so many fetches."""
+        others = self._sessions.values()
+        if not others or len(others) >= SESSIONS_MAX or not new_count:
+            return len(others) >= SESSIONS_MAX
+        return session.count + sum(each.count for each in others) + new_count > FETCHES_IN_ALL_MAX
+
+    def _drop(self, session_id: str, session: _FetchSession) -> None:
+        if self._sessions.get(session_id) is session:
+            del self._sessions[session_id]
+        session.end()
+
+
+class _FetchSession:
+    """The fetches of one consumer: under way, and ended but not told yet."""
+
+    def __init__(
+        self, answer: Callable[[str, FetchRequest], Awaitable[FetchReply]], tasks: OwnTasks
+    ) -> None:
+        self._answer = answer
+        self._tasks = tasks
+        self._under_way: dict[int, asyncio.Task[None]] = {}
+        self._ended: dict[int, FetchReply] = {}
+        self._waiter: asyncio.Future[None] | None = None
+        self._expiry: asyncio.TimerHandle | None = None
+
+    @property
+    def count(self) -> int:
+        """How many fetches it has."""
+        return len(self._under_way) + len(self._ended)
+
+    def keep(self, drop: Callable[[], None]) -> None:
+        """A call: ``drop`` is called if no other comes in time."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry = asyncio.get_running_loop().call_later(SESSION_MS / 1_000, drop)
+
+    def end(self) -> None:
+        """Give up all fetches, and let the call that waits return."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        for task in self._under_way.values():
+            task.cancel()
+        self._ended.clear()
+        self._wake()
+
+    async def next(self, request: FetchTogetherRequest) -> FetchTogetherReply:
+        """Begin the new fetches, and return what has ended, once there is something."""
+        self._wake()
+        if self.count + len(request.fetches) > FETCHES_MAX:
+            return request.failed(
+                ErrorCode.INVALID_REQUEST, f"a session may have {FETCHES_MAX} fetches under way"
+            )
+        for one in request.fetches:
+            if one.number not in self._under_way and one.number not in self._ended:
+                self._under_way[one.number] = self._tasks.spawn(self._fetch(one))
+        if not self._ended and request.max_wait_ms > 0:
+            waiter = self._waiter = asyncio.get_running_loop().create_future()
+            await asyncio.wait({waiter}, timeout=min(request.max_wait_ms, WAIT_MAX_MS) / 1_000)
+        return self._take(request.max_bytes)
+
+    async def _fetch(self, one: SharedFetch) -> None:
+        try:
+            reply = await self._answer(one.key, one.fetch)
+        finally:
+            del self._under_way[one.number]
+        self._ended[one.number] = reply
+        self._wake()
+
+    def _wake(self) -> None:
+        """Let the call that waits return: with what has ended, or for a newer one."""
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _take(self, max_bytes: int) -> FetchTogetherReply:
+        ended: list[EndedFetch] = []
+        records: list[Buffer] = []
+        left = max_bytes
+        while self._ended and (not ended or left > 0):
+            number = next(iter(self._ended))
+            reply = self._ended.pop(number)
+            left -= len(reply.records)
+            records.append(reply.records)
+            if reply.records:
+                reply = structs.replace(reply, records=b"")
+            ended.append(EndedFetch(number=number, reply=reply))
+        return FetchTogetherReply(ended=tuple(ended), records=tuple(records))
 
 
 def shard_named_in(

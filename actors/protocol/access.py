@@ -293,6 +293,7 @@ def _each_topic(operation: Operation) -> Need:
 NEEDS: Final[Mapping[type[Request[Any]], tuple[Need, ...]]] = {
     partition.ProduceRequest: (_on_topic(Operation.WRITE), _WRITE_ID),
     partition.FetchRequest: (_on_topic(Operation.READ),),
+    partition.FetchTogetherRequest: (_each_topic(Operation.READ),),
     partition.ListOffsetsRequest: (_on_topic(Operation.DESCRIBE),),
     partition.DescribeProducersRequest: (_on_topic(Operation.READ),),
     partition.DeleteRecordsRequest: (_on_topic(Operation.DELETE),),
@@ -448,6 +449,30 @@ def _split_offsets(request: Any, may: May) -> Split:
     )
 
 
+def _split_fetches(request: partition.FetchTogetherRequest, may: May) -> Split:
+    """Of topics that the caller may not read, no fetch is begun."""
+    topics = (one.fetch.topic_partition for one in request.fetches)
+    allowed, others = _parts(topics, Operation.READ, may)
+    if not others:
+        return Split(request=request, join=as_it_is)
+    refusal = partition.FetchReply(error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    refused = tuple(
+        partition.EndedFetch(number=one.number, reply=refusal)
+        for one in request.fetches
+        if one.fetch.topic_partition not in allowed
+    )
+    kept = tuple(one for one in request.fetches if one.fetch.topic_partition in allowed)
+    return Split(
+        # Its caller is told of the refusals at once.
+        request=structs.replace(request, fetches=kept, max_wait_ms=0),
+        join=lambda reply: structs.replace(
+            reply,
+            ended=(*reply.ended, *refused),
+            records=(*reply.records, *(b"" for _ in refused)),
+        ),
+    )
+
+
 def _split_positions(request: group.OffsetFetchRequest, may: May) -> Split:
     """Of all positions, those of topics that the caller may see; of named ones, an error each."""
     if request.partitions is None:
@@ -579,6 +604,7 @@ def _split_transactions(request: transaction.DescribeTransactionsRequest, may: M
 
 
 _SPLITS: Final[Mapping[type[Request[Any]], Callable[[Any, May], Split]]] = {
+    partition.FetchTogetherRequest: _split_fetches,
     group.OffsetCommitRequest: _split_offsets,
     group.TxnOffsetCommitRequest: _split_offsets,
     group.OffsetFetchRequest: _split_positions,

@@ -24,7 +24,11 @@ from oncelog.actors.protocol.messages import (
     transaction,
 )
 from oncelog.actors.protocol.messages.base import Reply, Request
-from oncelog.actors.protocol.messages.partition import FetchReply, ProduceRequest
+from oncelog.actors.protocol.messages.partition import (
+    FetchReply,
+    FetchTogetherReply,
+    ProduceRequest,
+)
 from oncelog.actors.protocol.messages.replication import ReplicateRequest
 from oncelog.storage.records.batch import Buffer
 
@@ -54,6 +58,9 @@ _LAST_FIELDS: Final[dict[type[Any], str]] = {
 _BIN32: Final = struct.Struct(">BI")
 _BIN32_TAG: Final = 0xC6
 _EMPTY_BIN: Final = b"\xc4\x00"
+_ARRAY32: Final = struct.Struct(">BI")
+_ARRAY32_TAG: Final = 0xDD
+_EMPTY_ARRAY: Final = b"\x90"
 
 
 def _requests_of(module: ModuleType) -> dict[str, type[Request[Any]]]:
@@ -88,12 +95,25 @@ def encode_in_parts(message: Request[Any] | Reply) -> tuple[Buffer, ...]:
 
     The parts refer to the batches, which must not change until they are sent.
     """
+    if isinstance(message, FetchTogetherReply):
+        return _with_records(message)
     name = _LAST_FIELDS.get(type(message), "")
     content = getattr(message, name, None)
     if not isinstance(content, bytes | bytearray | memoryview) or len(content) <= LONG_BYTES:
         return (encode(message),)
     head = encode(structs.replace(cast("Any", message), **{name: b""}))
     return head.removesuffix(_EMPTY_BIN) + _BIN32.pack(_BIN32_TAG, len(content)), content
+
+
+def _with_records(message: FetchTogetherReply) -> tuple[Buffer, ...]:
+    """A reply that ends with several batches, each long one a part."""
+    if sum(map(len, message.records)) <= LONG_BYTES:
+        return (encode(message),)
+    head = encode(structs.replace(message, records=())).removesuffix(_EMPTY_ARRAY)
+    parts: list[Buffer] = [head + _ARRAY32.pack(_ARRAY32_TAG, len(message.records))]
+    for batch in message.records:
+        parts += (_BIN32.pack(_BIN32_TAG, len(batch)), batch)
+    return tuple(parts)
 
 
 def decode_request(method: str, data: bytes | memoryview) -> Request[Any]:

@@ -1,20 +1,25 @@
-"""Interceptors: application code that observes a producer and may change what it sends.
+"""Interceptors: application code that observes a client and may change its records.
 
-An interceptor cannot break the producer. An exception is logged once per interceptor and hook,
-counted in ``ProducerMetrics.interceptor_failures`` and otherwise ignored.
+An interceptor cannot break its client. An exception is logged once per interceptor and hook,
+counted as ``interceptor_failures`` in the client's metrics and otherwise ignored.
 Source: KIP-42; the transaction hooks are those that KIP-98 leaves to future work.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.api.batching.delivery import RecordFuture, RecordMetadata
+from oncelog.api.records import ConsumerRecord
+from oncelog.storage.model import TopicPartition
 
-_logger = logging.getLogger("oncelog.producer")
+InterceptorT = TypeVar("InterceptorT")
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +66,31 @@ class ProducerInterceptor:
         """Called once the transaction's abort is decided."""
 
 
-class InterceptorChain:
-    """The interceptors of one producer, in order; one that raises does not stop the others."""
+class ConsumerInterceptor:
+    """Base class of a consumer's interceptors; override the hooks you need. Source: KIP-42.
 
-    def __init__(self, interceptors: Sequence[ProducerInterceptor]) -> None:
+    They run in the thread or task that calls the consumer. Tables of ``poll_arrow`` bypass
+    ``on_consume``.
+    """
+
+    def on_consume(self, records: list[ConsumerRecord]) -> list[ConsumerRecord]:
+        """Called before ``poll`` returns ``records``, at least one; it returns these instead.
+
+        Records left out count as delivered. Records of an interrupted poll are seen again.
+        """
+        return records
+
+    def on_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """Called once ``offsets`` are committed, by the next call of ``poll``, a commit or close.
+
+        Not for positions that a producer commits in a transaction.
+        """
+
+
+class _Chain(Generic[InterceptorT]):
+    """The interceptors of one client, in order; one that raises does not stop the others."""
+
+    def __init__(self, interceptors: Sequence[InterceptorT]) -> None:
         self.failure_count = 0
         self._interceptors = tuple(interceptors)
         self._reported: set[tuple[int, str]] = set()
@@ -72,6 +98,52 @@ class InterceptorChain:
     def __bool__(self) -> bool:
         """Whether there is any interceptor."""
         return bool(self._interceptors)
+
+    def _call_hook(self, hook: str, call: Callable[[InterceptorT], None]) -> None:
+        for interceptor in self._interceptors:
+            try:
+                call(interceptor)
+            except Exception as error:
+                self._failed(interceptor, hook, error)
+
+    def _failed(self, interceptor: InterceptorT, hook: str, error: Exception) -> None:
+        self.failure_count += 1
+        place = (id(interceptor), hook)
+        if place not in self._reported:
+            self._reported.add(place)
+            _logger.error(
+                "%s.%s raised; it is ignored, and further failures of it are only counted",
+                type(interceptor).__name__,
+                hook,
+                exc_info=error,
+            )
+
+
+class ConsumerInterceptorChain(_Chain[ConsumerInterceptor]):
+    """The interceptors of one consumer."""
+
+    def on_consume(self, records: list[ConsumerRecord]) -> list[ConsumerRecord]:
+        """Pass ``records`` through all interceptors."""
+        for interceptor in self._interceptors:
+            try:
+                changed = interceptor.on_consume(records)
+            except Exception as error:
+                self._failed(interceptor, "on_consume", error)
+                continue
+            if isinstance(changed, list):
+                records = changed
+            else:
+                wrong = TypeError(f"on_consume must return a list of records, not {changed!r}")
+                self._failed(interceptor, "on_consume", wrong)
+        return records
+
+    def on_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """Report committed offsets."""
+        self._call_hook("on_commit", lambda one: one.on_commit(offsets))
+
+
+class InterceptorChain(_Chain[ProducerInterceptor]):
+    """The interceptors of one producer."""
 
     def on_send(self, record: ProducerRecord) -> ProducerRecord:
         """Pass ``record`` through all interceptors."""
@@ -120,22 +192,3 @@ class InterceptorChain:
         self._call_hook(
             "on_transaction_abort", lambda one: one.on_transaction_abort(transactional_id)
         )
-
-    def _call_hook(self, hook: str, call: Callable[[ProducerInterceptor], None]) -> None:
-        for interceptor in self._interceptors:
-            try:
-                call(interceptor)
-            except Exception as error:
-                self._failed(interceptor, hook, error)
-
-    def _failed(self, interceptor: ProducerInterceptor, hook: str, error: Exception) -> None:
-        self.failure_count += 1
-        place = (id(interceptor), hook)
-        if place not in self._reported:
-            self._reported.add(place)
-            _logger.error(
-                "%s.%s raised; it is ignored, and further failures of it are only counted",
-                type(interceptor).__name__,
-                hook,
-                exc_info=error,
-            )

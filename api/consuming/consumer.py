@@ -1,25 +1,33 @@
 """``Consumer`` and ``AsyncConsumer``: read records, alone or as a member of a group.
 
 As in Kafka, only one thread (or task) may use a consumer at a time; another one gets
-``IllegalStateError``. Any thread may close it, which ends calls in progress with
-``ClientClosedError``. Errors are raised as ``OncelogError``; retriable ones are retried internally.
+``ConcurrentModificationError``. Any thread may look up offsets, wake the consumer up, or close it,
+which ends calls in progress with ``ClientClosedError``. Errors are raised as ``OncelogError``;
+retriable ones are retried internally.
 
 One file: the two are one interface, documented once, and deliver records in the same way.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from operator import length_hint
 from random import Random
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, overload
 
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.api.config import ConsumerSettings
-from oncelog.api.consuming.core import ConsumerCore, ConsumerRebalanceListener
+from oncelog.api.consuming.commits import CommitCallback
+from oncelog.api.consuming.core import (
+    CLOSE_TIMEOUT_MS,
+    ConsumerCore,
+    ConsumerRebalanceListener,
+)
 from oncelog.api.consuming.fetcher import Fetcher
 from oncelog.api.records import (
     CommitPosition,
@@ -36,13 +44,15 @@ from oncelog.api.session.event_loop import (
     LoopThread,
     ProcessBound,
     blocking,
+    call_in_place,
     close_if_forgotten,
     current_user,
 )
 from oncelog.api.session.routing import Router
 from oncelog.storage.exceptions import (
     ClientClosedError,
-    IllegalStateError,
+    ConcurrentModificationError,
+    InvalidRegularExpressionError,
     InvalidRequestError,
     InvalidTopicError,
 )
@@ -94,18 +104,23 @@ class AsyncConsumer(ProcessBound):
 
     async def subscribe(
         self,
-        topics: str | Iterable[str],
+        topics: str | Iterable[str] = (),
         *,
+        pattern: str | re.Pattern[str] | None = None,
         listener: ConsumerRebalanceListener | None = None,
     ) -> None:
         """Read ``topics`` as a member of the group; replaces the previous subscription.
+
+        With a ``pattern`` instead, a regular expression, read the topics whose whole name it
+        matches, but no internal ones. The group looks for such topics at each rebalance and every
+        five minutes, and waits while there is none.
 
         Partitions are assigned during the following polls, which call the ``listener``. Topics that
         do not exist, or are deleted later, are left out with a warning until they are created; a
         poll raises ``UnknownTopicOrPartitionError`` if none exists.
 
-        ``InvalidTopicError`` for an invalid name; ``IllegalStateError`` without a ``group_id`` or
-        after ``assign``.
+        ``InvalidTopicError`` for an invalid name, ``InvalidRegularExpressionError`` for an invalid
+        pattern; ``IllegalStateError`` without a ``group_id`` or after ``assign``.
         """
         if not isinstance(listener, ConsumerRebalanceListener | None):
             raise TypeError(f"listener must be a ConsumerRebalanceListener, not {listener!r}")
@@ -114,9 +129,14 @@ class AsyncConsumer(ProcessBound):
         for name in names:
             if not is_valid_topic_name(name):
                 raise InvalidTopicError(f"{name!r} is not a topic name: {TOPIC_NAME_RULE}")
+        if pattern is not None and names:
+            raise InvalidRequestError(
+                f"subscribe to topics {names} and to pattern={pattern!r}", advice="give one of them"
+            )
+        matcher = None if pattern is None else _compiled(pattern)
         with self._use("subscribe()"):
-            if names:
-                self._core.subscribe(names, listener)
+            if names or matcher is not None:
+                self._core.subscribe(names, listener, matcher)
             else:
                 await self._core.unsubscribe()
 
@@ -167,7 +187,20 @@ class AsyncConsumer(ProcessBound):
                 self._handover.keeping_positions(lambda fetcher: fetcher.take_records(count_max)),
                 timeout_ms=timeout_ms,
             )
-        return taken or []
+            interceptors = self._core.commits.interceptors
+            if not taken or not interceptors:
+                return taken or []
+            seen: list[list[ConsumerRecord]] = []
+            await call_in_place(lambda: seen.append(interceptors.on_consume(taken)))
+            return seen[0]
+
+    def wakeup(self) -> None:
+        """Let the poll in progress, or else the next one, raise ``WakeupError``.
+
+        Nothing is lost: the poll after it continues. An iteration ends with the error, too. In
+        asyncio only the consumer's event loop may call it.
+        """
+        self._core.wakeup()
 
     async def poll_arrow(self, timeout_ms: float = 0, max_records: int | None = None) -> pa.Table:
         """See ``Consumer.poll_arrow``."""
@@ -221,12 +254,32 @@ class AsyncConsumer(ProcessBound):
 
     # --- positions ----------------------------------------------------------------------------
 
-    async def position(self, partition: TopicPartition) -> int:
-        """Return the offset of the next record (inclusive) of an assigned partition."""
+    @overload
+    async def position(self, partition: TopicPartition) -> int: ...
+
+    @overload
+    async def position(self, partition: Iterable[TopicPartition]) -> dict[TopicPartition, int]: ...
+
+    async def position(self, partition: Partitions) -> int | dict[TopicPartition, int]:
+        """Return the offset of the next record (inclusive) of an assigned partition.
+
+        Of several partitions, a dictionary. Waits until the positions are known.
+        """
+        return await self._position(partition)
+
+    async def _position(self, partition: Partitions) -> int | dict[TopicPartition, int]:
+        with self._handover.sole("position()"):
+            found = await self._positions_of(_flatten((partition,)))
+        return found[partition] if isinstance(partition, TopicPartition) else found
+
+    async def _positions_of(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, int]:
         first_offsets = self._handover.first_offsets()
-        if partition in first_offsets:
-            return first_offsets[partition]
-        return await self._core.position(partition)
+        return {
+            tp: first_offsets[tp] if tp in first_offsets else await self._core.position(tp)
+            for tp in partitions
+        }
 
     def processing(self, timeout_ms: int) -> AbstractContextManager[None]:
         """Count the member as polling while the block runs, for at most ``timeout_ms``.
@@ -292,8 +345,9 @@ class AsyncConsumer(ProcessBound):
 
     async def resume(self, *partitions: Partitions) -> None:
         """Deliver records of these partitions again."""
-        for topic_partition in _flatten(partitions):
-            self._core.fetcher.resume(topic_partition)
+        with self._handover.sole("resume()"):
+            for topic_partition in _flatten(partitions):
+                self._core.fetcher.resume(topic_partition)
 
     def paused(self) -> frozenset[TopicPartition]:
         """See ``Consumer.paused``."""
@@ -307,36 +361,104 @@ class AsyncConsumer(ProcessBound):
     ) -> None:
         """Commit ``offsets`` (the next to read), by default the positions; durable on return.
 
+        With ``enable_auto_offset_store=False`` the default are the stored offsets. Commits begun
+        before end first, and their callbacks are called.
+
         After ``IllegalGenerationError``, ``UnknownMemberIdError`` or ``RebalanceInProgressError``
         the partitions may belong to another member; the next poll rejoins.
         """
-        chosen: Mapping[TopicPartition, int | OffsetAndMetadata]
-        if offsets is None:
-            chosen = await self.positions()
-        else:
-            chosen = offsets
-        positions = {tp: as_committed(offset) for tp, offset in chosen.items()}
+        with self._handover.sole("commit()"):
+            await self._core.commit(self._to_commit(offsets))
+
+    async def commit_async(
+        self,
+        offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None,
+        callback: CommitCallback | None = None,
+    ) -> None:
+        """Begin to commit ``offsets``, as ``commit`` does, and return at once.
+
+        Commits keep their order and are retried. The next ``poll``, ``commit``, ``commit_async`` or
+        ``close`` after the end calls ``callback(offsets, error)`` in its own thread or task;
+        ``error`` is ``None`` if the offsets are durable. What the callback raises, that call
+        raises. Without a callback a failure is logged. Waits only if 1,000 commits are under way.
+        """
+        with self._handover.sole("commit_async()"):
+            await self._core.commit_async(self._to_commit(offsets), callback)
+
+    def _to_commit(
+        self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        if offsets is not None:
+            return self._checked(offsets)
+        if not self.settings.enable_auto_offset_store:
+            return self._core.commits.stored()
+        positions = self._core.positions() | self._handover.first_offsets()
+        return {tp: as_committed(offset) for tp, offset in positions.items()}
+
+    def _checked(
+        self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The offsets as they are committed; in commit order they must be positions."""
+        positions = {tp: as_committed(offset) for tp, offset in offsets.items()}
         if self.settings.order == "commit":
             for tp, position in positions.items():
                 check_order(position, tp)
-        await self._core.commit(positions)
+        return positions
 
-    async def committed(self, partition: TopicPartition) -> int | None:
-        """Return the group's committed offset or ``None``; wait for open transactions (KIP-447)."""
-        found = await self.committed_with_metadata(partition)
-        return None if found is None else found.offset
+    async def store_offsets(
+        self, offsets: ConsumerRecord | Mapping[TopicPartition, int | OffsetAndMetadata]
+    ) -> None:
+        """Let the next automatic commit, or ``commit()``, take ``offsets`` (the next to read).
+
+        Of a record, the offset after it. Makes no call. Stored offsets go with their partition when
+        it is given up, after a last automatic commit. Source: librdkafka.
+
+        ``IllegalStateError`` for a partition that is not assigned, and unless the consumer was made
+        with ``enable_auto_offset_store=False``.
+        """
+        self._core.check_open()
+        chosen: Mapping[TopicPartition, int | OffsetAndMetadata] = (
+            {offsets.topic_partition: offsets.offset + 1}
+            if isinstance(offsets, ConsumerRecord)
+            else offsets
+        )
+        self._core.commits.store(self._checked(chosen))
+
+    @overload
+    async def committed(self, partition: TopicPartition) -> int | None: ...
+
+    @overload
+    async def committed(
+        self, partition: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, int | None]: ...
+
+    async def committed(
+        self, partition: Partitions
+    ) -> int | dict[TopicPartition, int | None] | None:
+        """Return the group's committed offset or ``None``; wait for open transactions (KIP-447).
+
+        Of several partitions, a dictionary, from one call.
+        """
+        wanted = _flatten((partition,))
+        found = await self._committed(wanted)
+        offsets = {tp: found[tp].offset if tp in found else None for tp in wanted}
+        return offsets[partition] if isinstance(partition, TopicPartition) else offsets
 
     async def committed_with_metadata(self, partition: TopicPartition) -> OffsetAndMetadata | None:
         """``committed`` with the metadata that was committed with the offset."""
+        return (await self._committed([partition])).get(partition)
+
+    async def _committed(
+        self, partitions: list[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
         self._core.check_open()
-        found = await fetch_committed(
+        return await fetch_committed(
             self._core.router,
             self._core.group_id("committed"),
-            (partition,),
+            partitions,
             random=self._core.random,
             timeout_ms=self.settings.default_api_timeout_ms,
         )
-        return found.get(partition)
 
     async def beginning_offsets(self, partitions: Partitions) -> dict[TopicPartition, int]:
         """Return the log start offset (inclusive) of each partition."""
@@ -362,7 +484,7 @@ class AsyncConsumer(ProcessBound):
         """Return how many offsets are left to read in one assigned partition, or in all."""
         partitions = self.assignment() if partition is None else (partition,)
         ends = await self.end_offsets(partitions)
-        positions = {tp: await self.position(tp) for tp in ends}
+        positions = await self._positions_of(ends)
         # Fetched records will be delivered, even if they have been deleted since.
         held = {tp for tp in ends if self._core.fetcher.partition(tp).has_pieces}
         held |= self._handover.first_offsets().keys()
@@ -393,16 +515,32 @@ class AsyncConsumer(ProcessBound):
         """See ``Consumer.group_metadata``."""
         return self._core.group_metadata()
 
+    async def metrics(self) -> dict[str, float]:
+        """Return what the consumer has counted since it was made; makes no call.
+
+        The page of this reference has a table of the names. They are Kafka's, with underscores.
+        """
+        return self._core.counters.as_metrics(
+            self._core.fetcher.partitions,
+            now_s=asyncio.get_running_loop().time(),
+            interceptor_failures=self._core.commits.interceptors.failure_count,
+        )
+
     # --- the end ------------------------------------------------------------------------------
 
-    async def close(self) -> None:
+    async def close(self, timeout_ms: float = CLOSE_TIMEOUT_MS) -> None:
         """Commit if commits are automatic, leave the group, and stop. Safe to repeat.
 
-        A static member (``group_instance_id``) stays in the group until its session times out.
+        Also lets commits in the background end and calls their callbacks. All that takes at most
+        ``timeout_ms``, besides the time of callbacks and the listener. With 0 nothing is sent, and
+        the group notices when the session times out. A static member (``group_instance_id``) stays
+        in the group until then in any case.
         """
         self._core.check_not_in_listener("close")
+        if timeout_ms < 0:
+            raise InvalidRequestError(f"timeout_ms={timeout_ms}", advice="give 0 or more")
         self._return_undelivered()
-        await self._core.close()
+        await self._core.close(timeout_ms)
 
     async def __aenter__(self) -> AsyncConsumer:
         return self
@@ -479,6 +617,14 @@ class Consumer(Blocking[AsyncConsumer], ProcessBound):
         self._client._handover.before = None
         return table
 
+    def wakeup(self) -> None:
+        """Let the poll in progress, or else the next one, raise ``WakeupError``.
+
+        Any thread may call it, and a signal handler. Nothing is lost: the poll after it continues.
+        An iteration ends with the error, too.
+        """
+        self._loop_thread.call_soon(self._client.wakeup)
+
     def __iter__(self) -> Consumer:
         return self
 
@@ -495,7 +641,16 @@ class Consumer(Blocking[AsyncConsumer], ProcessBound):
 
     # --- positions ----------------------------------------------------------------------------
 
-    position = blocking(AsyncConsumer.position)
+    @overload
+    def position(self, partition: TopicPartition) -> int: ...
+
+    @overload
+    def position(self, partition: Iterable[TopicPartition]) -> dict[TopicPartition, int]: ...
+
+    def position(self, partition: Partitions) -> int | dict[TopicPartition, int]:
+        """See ``AsyncConsumer.position``."""
+        return self._loop_thread.run(self._client._position(partition))
+
     positions = blocking(AsyncConsumer.positions)
     seek = blocking(AsyncConsumer.seek)
     seek_to_beginning = blocking(AsyncConsumer.seek_to_beginning)
@@ -511,12 +666,27 @@ class Consumer(Blocking[AsyncConsumer], ProcessBound):
     # --- offsets ------------------------------------------------------------------------------
 
     commit = blocking(AsyncConsumer.commit)
-    committed = blocking(AsyncConsumer.committed)
+    commit_async = blocking(AsyncConsumer.commit_async)
+    store_offsets = blocking(AsyncConsumer.store_offsets)
+
+    @overload
+    def committed(self, partition: TopicPartition) -> int | None: ...
+
+    @overload
+    def committed(
+        self, partition: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, int | None]: ...
+
+    def committed(self, partition: Partitions) -> int | dict[TopicPartition, int | None] | None:
+        """See ``AsyncConsumer.committed``."""
+        return self._loop_thread.run(self._client.committed(partition))
+
     committed_with_metadata = blocking(AsyncConsumer.committed_with_metadata)
     beginning_offsets = blocking(AsyncConsumer.beginning_offsets)
     end_offsets = blocking(AsyncConsumer.end_offsets)
     offsets_for_times = blocking(AsyncConsumer.offsets_for_times)
     lag = blocking(AsyncConsumer.lag)
+    metrics = blocking(AsyncConsumer.metrics)
 
     def group_metadata(self) -> ConsumerGroupMetadata:
         """This member's identity, for ``Producer.send_offsets_to_transaction``."""
@@ -535,6 +705,16 @@ class Consumer(Blocking[AsyncConsumer], ProcessBound):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _compiled(pattern: str | re.Pattern[str]) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise InvalidRegularExpressionError(
+            f"pattern={pattern!r} is no regular expression: {error}",
+            advice=InvalidRegularExpressionError.advice,
+        ) from None
 
 
 def _flatten(partitions: Iterable[Partitions]) -> list[TopicPartition]:
@@ -665,8 +845,9 @@ class Handover:
                 fetcher.seek(topic_partition, offset)
 
 
-def _used_twice(call: str, other: str) -> IllegalStateError:
-    return IllegalStateError(
+def _used_twice(call: str, other: str) -> ConcurrentModificationError:
+    return ConcurrentModificationError(
         f"{call} was called while another thread or task is in {other} of the same consumer",
-        advice="give each a consumer of its own; only close() may be called from elsewhere",
+        advice="give each a consumer of its own; only close() and wakeup() may be called from "
+        "elsewhere",
     )

@@ -1,20 +1,26 @@
 """The event-loop side of a consumer: what a poll does, and in which order.
 
 If something is missing (a rebalance to join, positions to find), a poll first starts *maintenance*
-in a task of its own, so that a short poll does not interrupt it. During a rebalance no records are
-delivered. Otherwise the poll takes prefetched records, or waits for some.
+in a task of its own, so that a short poll does not interrupt it. During an eager rebalance no
+records are delivered. Otherwise the poll takes prefetched records, or waits for some. ``commits``
+has the rules of committing.
+
+A cooperative rebalance goes on beside polls, which may deliver records between its steps. So what
+it takes from the member is withheld at once, and given up in the next poll: what was delivered
+before then counts as processed, and is committed first.
 
 A position comes from, in this order: an explicit seek; the group's committed offset, after waiting
 for open transactions that may commit it (KIP-447); the reset policy. Automatic commits store the
 positions at the beginning of a poll: what was delivered before counts as processed.
 
-One file: membership, positions and commits change together within a poll.
+One file: membership and positions change together within a poll.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
@@ -23,29 +29,30 @@ from functools import partial
 from random import Random
 from typing import Final, TypeVar
 
-from msgspec import structs
-
 from oncelog.actors.process.background import OwnTasks
-from oncelog.actors.process.metrics import CONSUMER_LAG, NO_METRICS
 from oncelog.actors.protocol.messages.cluster import TopicMetadata
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.api.config import ConsumerSettings
+from oncelog.api.consuming.commits import (
+    LAST_COMMIT_TIMEOUT_MS,
+    CommitCallback,
+    CommitOffsets,
+    Commits,
+)
 from oncelog.api.consuming.fetch_buffer import AssignedPartition
 from oncelog.api.consuming.fetcher import Fetcher
-from oncelog.api.consuming.group_membership import GroupMembership, bug_error
-from oncelog.api.records import (
-    ConsumerGroupMetadata,
-    GivenUpInput,
-    as_committed,
-    next_moment,
+from oncelog.api.consuming.group_membership import (
+    LEAVE_TIMEOUT_MS,
+    GroupMembership,
+    bug_error,
 )
+from oncelog.api.consuming.metrics import ConsumerCounters, LagReport
+from oncelog.api.records import ConsumerGroupMetadata, GivenUpInput, next_moment
 from oncelog.api.session.committed_offsets import (
-    commit_offsets,
     consumer_backoff,
     fetch_committed,
     is_retriable,
-    lag_of,
     list_offsets,
 )
 from oncelog.api.session.event_loop import call_in_place, current_user
@@ -57,13 +64,14 @@ from oncelog.storage.exceptions import (
     OffsetOutOfRangeError,
     OncelogError,
     PolicyViolationError,
+    WakeupError,
 )
 from oncelog.storage.model import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
 
 TakenT = TypeVar("TakenT")
 
-LAST_COMMIT_TIMEOUT_MS: Final = 4_000
-"""How long giving up partitions may wait for the last commits."""
+CLOSE_TIMEOUT_MS: Final = LAST_COMMIT_TIMEOUT_MS + LEAVE_TIMEOUT_MS
+"""How long a close takes at most, besides the listener."""
 
 LOOKUP_TIMEOUT_MS: Final = 5_000
 """How long one round of finding positions may take before a pending rebalance is joined."""
@@ -81,12 +89,15 @@ class ConsumerRebalanceListener:
     poll, subscribe or close. For an ``AsyncConsumer`` they may be coroutine functions. An exception
     is raised from the poll, and the next poll continues the rebalance.
 
-    Rebalances are eager: each revokes all partitions before it assigns any.
-    Source: KIP-429 for ``on_lost``.
+    A cooperative rebalance, the default, names only partitions that come or go; the others are
+    read meanwhile. An eager one revokes all partitions before it assigns any. Source: KIP-429.
     """
 
     def on_assigned(self, partitions: frozenset[TopicPartition]) -> object:
-        """These partitions (maybe none) are read from now on; seek here to set positions."""
+        """These partitions (maybe none) are read from now on, besides those kept.
+
+        Seek here to set positions.
+        """
 
     def on_revoked(self, partitions: frozenset[TopicPartition]) -> object:
         """These partitions are about to be given up; records not committed now are read again.
@@ -125,22 +136,40 @@ class ConsumerCore:
         self.router = router
         self.random = random
         self._wake = asyncio.Event()
+        self._is_woken = False
+        """Whether ``wakeup`` was called and no poll has told so yet."""
+        self.counters = ConsumerCounters()
         self.fetcher = Fetcher(
-            router=router, settings=settings, random=random, on_change=self._wake.set
+            router=router,
+            settings=settings,
+            random=random,
+            on_change=self._wake.set,
+            counters=self.counters,
         )
-        self._lags = LagReport(reports, self.fetcher, settings.group_id)
+        self._lags = LagReport(reports, lambda: self.fetcher.partitions, settings.group_id)
         self._membership: GroupMembership | None = None
         self._tasks = OwnTasks(self._on_failure)
+        self.commits = Commits(
+            router=router,
+            settings=settings,
+            random=random,
+            fetcher=self.fetcher,
+            counters=self.counters,
+            tasks=self._tasks,
+            identity=self._identity,
+            judge=self._judge_commit,
+            call_user=self._call_user,
+        )
         self._failure: OncelogError | None = None
         """The error of one of its tasks, for the next poll to raise."""
         self._maintenance: asyncio.Task[None] | None = None
+        self._is_joining = False
+        self._locating: asyncio.Task[None] | None = None
+        """Finds positions while the maintenance task waits in a join."""
         self._listener: ConsumerRebalanceListener | None = None
         self._notice: _Notice | None = None
         self._notifier: object = None
-        """The thread or task that is in a call of the listener, or ``None``."""
-        self._commit_lock = asyncio.Lock()
-        self._auto_commit: asyncio.Task[None] | None = None
-        self._next_auto_commit_s: float | None = None
+        """The thread or task that is in a call of the listener or a callback, or ``None``."""
         self._left: ConsumerGroupMetadata | None = None
         self._missing: set[str] = set()
         """Topics that are missing, or miss assigned partitions; a warning was logged."""
@@ -151,17 +180,26 @@ class ConsumerCore:
     # --- what is read -------------------------------------------------------------------------
 
     def subscribe(
-        self, topics: tuple[str, ...], listener: ConsumerRebalanceListener | None = None
+        self,
+        topics: tuple[str, ...],
+        listener: ConsumerRebalanceListener | None = None,
+        pattern: re.Pattern[str] | None = None,
     ) -> None:
-        """Let the group assign partitions of ``topics``; replaces the last subscription."""
+        """Let the group assign partitions of ``topics``; replaces the last subscription.
+
+        With a ``pattern``, of the topics whose whole name matches it.
+        """
         self.check_open()
         group_id = self.group_id("subscribe")
         if self._membership is None and self.fetcher.partitions:
             raise IllegalStateError("partitions are assigned by hand", advice="unsubscribe() first")
         self._listener = listener
-        if self._membership is not None and set(self._membership.topics) == set(topics):
+        if self._membership is not None and self._membership.is_subscribed_to(topics, pattern):
             return
         self._stop_maintenance()
+        if pattern is None:
+            # A pattern is looked up later: the rebalance takes what does not match.
+            self.fetcher.withhold(tp for tp in self.fetcher.partitions if tp.topic not in topics)
         if self._membership is None:
             self._membership = GroupMembership(
                 router=self.router,
@@ -169,10 +207,12 @@ class ConsumerCore:
                 random=self.random,
                 group_id=group_id,
                 topics=topics,
+                pattern=pattern,
                 on_change=self._wake.set,
+                counters=self.counters,
             )
         else:
-            self._membership.resubscribe(topics)
+            self._membership.resubscribe(topics, pattern)
 
     async def assign(self, topic_partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these partitions, without rebalances; commit those that are dropped."""
@@ -183,7 +223,7 @@ class ConsumerCore:
         self._stop_maintenance()
         wanted = tuple(topic_partitions)
         if self.fetcher.partitions.keys() - wanted:
-            await self._commit_last(None)
+            await self._commit_last()
             self.check_open()
         self._missing.clear()
         self.fetcher.assign(wanted)
@@ -191,7 +231,7 @@ class ConsumerCore:
     async def unsubscribe(self) -> None:
         """Give up topics and partitions; leave the group after an automatic commit."""
         self.check_open()
-        await self._leave()
+        await self._leave(CLOSE_TIMEOUT_MS)
 
     @property
     def subscription(self) -> frozenset[str]:
@@ -223,7 +263,7 @@ class ConsumerCore:
         transaction has read, and lose them.
         """
         group_id = self.group_id("group_metadata")
-        if self._commits_automatically:
+        if self.commits.is_automatic:
             raise IllegalStateError(
                 f"the consumer of group {group_id!r} commits automatically: records that an "
                 "aborted transaction has read would be committed, and lost",
@@ -271,10 +311,12 @@ class ConsumerCore:
     ) -> TakenT | None:
         """Return ``take(fetcher)`` once it is not empty, or ``None`` after ``timeout_ms``.
 
-        Raises non-retriable errors; the next poll continues.
+        Raises non-retriable errors, and ``WakeupError``; the next poll continues.
         """
         self.check_open()
         self._lags.begin()
+        self.counters.record_poll(asyncio.get_running_loop().time())
+        await self.commits.call_back()
         membership = self._membership
         if membership is None:
             if not self.fetcher.partitions:
@@ -294,11 +336,15 @@ class ConsumerCore:
     ) -> TakenT | None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_ms / 1_000
-        self._begin_auto_commit()
+        if self.commits.is_automatic and self._owns_partitions:
+            self.commits.begin_automatic()
         while True:
             self._wake.clear()
             if self._is_closed:
                 raise ClientClosedError
+            if self._is_woken:
+                self._is_woken = False
+                raise WakeupError
             self._maintain(may_join=True)
             if (notice := self._notice) is not None:
                 self._notice = None
@@ -308,8 +354,8 @@ class ConsumerCore:
                     notice.is_over.set()
                 continue
             self._raise_failure()
-            # From the start of a rebalance, treat the partitions as another member's.
-            if not self._needs_join():
+            # From the start of an eager rebalance, treat the partitions as another member's.
+            if self._membership is None or self._membership.keeps_partitions:
                 taken = take(self.fetcher)
                 if taken:
                     return taken
@@ -324,22 +370,31 @@ class ConsumerCore:
         partitions: Iterable[TopicPartition],
     ) -> None:
         """Call a method of the listener in the application's thread or task."""
+        await self._call_user(partial(call, frozenset(partitions)))
+
+    async def _call_user(self, call: Callable[[], object]) -> None:
         former, self._notifier = self._notifier, current_user()
         try:
-            await call_in_place(partial(call, frozenset(partitions)))
+            await call_in_place(call)
         finally:
             self._notifier = former
 
+    def wakeup(self) -> None:
+        """Let the poll in progress, or else the next one, raise ``WakeupError``."""
+        self._is_woken = True
+        self._wake.set()
+
     @property
     def is_in_listener(self) -> bool:
-        """Whether the current caller is the listener, inside another call."""
+        """Whether the current caller is a listener or callback, inside another call."""
         return self._notifier is not None and self._notifier == current_user()
 
     def check_not_in_listener(self, call: str) -> None:
         """Raise ``IllegalStateError`` if the consumer's own listener makes this ``call``."""
         if self.is_in_listener:
             raise IllegalStateError(
-                f"{call}() was called by the consumer's rebalance listener: return from it first"
+                f"{call}() was called by the consumer's own callback or rebalance listener: return "
+                "from it first"
             )
 
     async def _wait(self, timeout_s: float) -> None:
@@ -359,7 +414,7 @@ class ConsumerCore:
 
     def _answer_failure(self, partition: AssignedPartition, failure: OncelogError) -> None:
         """Recover from ``failure`` by a reset or by reading on, else raise it."""
-        reset = _RESETS.get(self.settings.auto_offset_reset)
+        reset = self._reset_policy()
         if failure.code is ErrorCode.UNKNOWN_TOPIC_ID:
             _log.warning(
                 "%s was deleted and created again: reading it as a new topic",
@@ -392,7 +447,10 @@ class ConsumerCore:
         """
         known = self.router.known_topics
         if self._membership is not None:
-            is_left = any(topic in known for topic in self._membership.topics)
+            # What matches a pattern may be created at any time.
+            is_left = self._membership.pattern is not None or any(
+                topic in known for topic in self._membership.topics
+            )
         else:
             is_left = any(_exists(known, tp) for tp in self.fetcher.partitions.keys() - missing)
         for topic_partition in sorted(missing):
@@ -412,6 +470,14 @@ class ConsumerCore:
         committed before the partitions are given up.
         """
         if self._maintenance in self._tasks.running:
+            if (
+                self._is_joining
+                and self._locating not in self._tasks.running
+                and self._unresolved()
+            ):
+                # A member that keeps its partitions may need positions before all have joined.
+                self._locating = self._tasks.spawn(self._run_maintenance(False))
+                self._locating.add_done_callback(lambda _: self._wake.set())
             return
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -422,10 +488,11 @@ class ConsumerCore:
             self._maintenance.add_done_callback(lambda _: self._wake.set())
 
     def _stop_maintenance(self) -> None:
-        task, self._maintenance, self._failure = self._maintenance, None, None
-        self._notice = None
-        if task is not None:
-            task.cancel()
+        tasks = (self._maintenance, self._locating)
+        self._maintenance = self._locating = self._failure = self._notice = None
+        for task in tasks:
+            if task is not None:
+                task.cancel()
 
     def _on_failure(self, error: BaseException) -> None:
         if not isinstance(error, OncelogError):
@@ -448,7 +515,7 @@ class ConsumerCore:
         while True:
             try:
                 if joins:
-                    await self._rejoin()
+                    await self._join()
                     joins = False
                 unresolved = self._unresolved()
                 if not unresolved:
@@ -466,28 +533,63 @@ class ConsumerCore:
                 ):
                     raise
                 _log.info("%s; retrying", error)
-            if self._needs_join() and not joins:
+            if self._needs_join() and not joins and not self._is_joining:
                 return
             await asyncio.sleep(backoff.delay_ms(code) / 1_000)
 
-    async def _rejoin(self) -> None:
+    async def _join(self) -> None:
+        """Join the group, and take and give up what its new generation says."""
         membership = self._membership
         assert membership is not None
-        await self._commit_last(membership)
-        if self._listener is not None and self.fetcher.partitions:
-            await self._in_poll(partial(self._notify_revoked, membership))
-        self._release()
-        assigned = await membership.join()
+        self._is_joining = True
+        try:
+            # What a cooperative member gives up it commits later, and it keeps the rest.
+            await self._commit_last(() if membership.keeps_partitions else None)
+            assigned = None
+            while assigned is None:
+                if not membership.keeps_partitions:
+                    await self._give_up(membership, frozenset(self.fetcher.partitions))
+                elif unwanted := {tp for tp, p in self.fetcher.partitions.items() if p.is_withheld}:
+                    await self._revoke(membership, unwanted)
+                assigned = await membership.join(tuple(self.fetcher.partitions))
+        finally:
+            self._is_joining = False
+        former = frozenset(self.fetcher.partitions)
+        if revoked := former.difference(assigned):
+            await self._revoke(membership, revoked)
+            membership.ask_to_join()
         self.fetcher.assign(assigned)
         if self._listener is not None:
-            await self._in_poll(partial(self._notify, self._listener.on_assigned, assigned))
+            added = former.symmetric_difference(assigned) - revoked
+            await self._in_poll(partial(self._notify, self._listener.on_assigned, added))
 
-    async def _notify_revoked(self, membership: GroupMembership) -> None:
+    async def _revoke(
+        self, membership: GroupMembership, partitions: AbstractSet[TopicPartition]
+    ) -> None:
+        """Give up ``partitions`` in a poll: what was delivered before counts as processed."""
+        self.fetcher.withhold(partitions)
+        await self._in_poll(_nothing)
+        await self._commit_last(partitions)
+        await self._give_up(membership, partitions)
+
+    async def _give_up(
+        self, membership: GroupMembership, partitions: AbstractSet[TopicPartition]
+    ) -> None:
+        """Tell the listener, and drop ``partitions``; unless committed they are read again."""
+        if not membership.may_commit:
+            self.counters.lost_partitions += len(partitions)
+        if self._listener is not None and partitions:
+            await self._in_poll(partial(self._notify_revoked, membership, partitions))
+        self._release(partitions)
+
+    async def _notify_revoked(
+        self, membership: GroupMembership, partitions: AbstractSet[TopicPartition]
+    ) -> None:
         """Tell the listener that the partitions are revoked, or lost."""
-        if self._listener is not None and self.fetcher.partitions:
+        if self._listener is not None and partitions:
             is_lost = not membership.may_commit
             call = self._listener.on_lost if is_lost else self._listener.on_revoked
-            await self._notify(call, self.fetcher.partitions)
+            await self._notify(call, partitions)
 
     async def _in_poll(self, notify: Callable[[], Awaitable[None]]) -> None:
         """Have a poll ``notify`` the listener, and wait until it has."""
@@ -495,18 +597,16 @@ class ConsumerCore:
         self._wake.set()
         await notice.is_over.wait()
 
-    def _release(self) -> None:
-        """Give up the partitions; their next owner starts at the committed offsets."""
-        moment = next_moment()
+    def _release(self, partitions: AbstractSet[TopicPartition]) -> None:
+        """Drop ``partitions``; their next owner starts at the committed offsets."""
+        moment, assigned = next_moment(), self.fetcher.partitions
         # A new dict: group metadata already handed out keeps the old one.
         self._given_up = self._given_up | {
-            partition.topic_partition: GivenUpInput(
-                given_up_at=moment, delivered_at=partition.delivered_at
-            )
-            for partition in self.fetcher.partitions.values()
-            if partition.delivered_at
+            tp: GivenUpInput(given_up_at=moment, delivered_at=assigned[tp].delivered_at)
+            for tp in partitions
+            if assigned[tp].delivered_at
         }
-        self.fetcher.assign(())
+        self.fetcher.assign([tp for tp in assigned if tp not in partitions])
         self._missing.clear()
 
     async def _find_positions(
@@ -544,17 +644,25 @@ class ConsumerCore:
                 self._set_position(partition, moves, position)
             else:
                 targets[topic_partition] = self._reset_target(partition)
-        found = await list_offsets(
+        found = await self._offsets_at(targets)
+        for partition in partitions:
+            if partition.topic_partition in found:
+                self._set_position(partition, moves, found[partition.topic_partition])
+        return missing
+
+    async def _offsets_at(self, targets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """The offset of each partition for its time; the end if no record is as young."""
+        replies = await list_offsets(
             self.router,
             targets,
             isolation_level=self.settings.isolation_level,
             random=self.random,
             timeout_ms=LOOKUP_TIMEOUT_MS,
         )
-        for partition in partitions:
-            if partition.topic_partition in found:
-                self._set_position(partition, moves, found[partition.topic_partition].offset)
-        return missing
+        found = {tp: reply.offset for tp, reply in replies.items() if reply.offset >= 0}
+        if ends := dict.fromkeys(replies.keys() - found.keys(), LATEST_TIMESTAMP):
+            found |= await self._offsets_at(ends)
+        return found
 
     def _check_cleanup(self, topic: TopicMetadata) -> None:
         """Compaction removes records and markers, by which a position in commit order is told."""
@@ -569,7 +677,7 @@ class ConsumerCore:
     def _reset_target(self, partition: AssignedPartition) -> int:
         if partition.reset_timestamp is not None:
             return partition.reset_timestamp
-        target = _RESETS.get(self.settings.auto_offset_reset)
+        target = self._reset_policy()
         if target is None:
             raise OffsetOutOfRangeError(
                 f"no offset is committed for {partition.topic_partition} and "
@@ -577,6 +685,13 @@ class ConsumerCore:
                 advice="seek, or use 'earliest' or 'latest'",
             )
         return target
+
+    def _reset_policy(self) -> int | None:
+        """What ``auto_offset_reset`` means now: a time, the log's start or end; else ``None``."""
+        age_ms = self.settings.reset_age_ms
+        if age_ms is not None:
+            return max(0, self.router.clock.now_ms() - age_ms)
+        return _RESETS.get(self.settings.auto_offset_reset)
 
     def _set_position(
         self, partition: AssignedPartition, moves: Mapping[AssignedPartition, int], offset: int
@@ -616,53 +731,23 @@ class ConsumerCore:
             if partition.position is not None
         }
 
-    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+    async def commit(self, offsets: CommitOffsets) -> None:
         """Commit ``offsets`` as this member; durable on return."""
         self.check_open()
         self.group_id("commit")
-        await self._commit(
-            self._with_topic_ids(offsets), timeout_ms=self.settings.default_api_timeout_ms
-        )
+        await self.commits.commit(self.commits.with_topic_ids(offsets))
 
-    def _with_topic_ids(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata]
-    ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """``offsets`` with the ids of the topics that they were read from."""
-        partitions = self.fetcher.partitions
-        return {
-            tp: structs.replace(position, topic_id=partitions[tp].topic_id)
-            if tp in partitions and not position.topic_id
-            else position
-            for tp, position in offsets.items()
-        }
+    async def commit_async(self, offsets: CommitOffsets, callback: CommitCallback | None) -> None:
+        """Begin to commit ``offsets`` as this member; ``callback`` is told how it ends."""
+        self.check_open()
+        self.group_id("commit_async")
+        await self.commits.begin(self.commits.with_topic_ids(offsets), callback)
 
-    def _delivered(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """The offsets of an automatic commit: all that was delivered so far."""
-        return self._with_topic_ids(
-            {tp: as_committed(offset) for tp, offset in self.positions().items()}
-        )
-
-    async def _commit(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], *, timeout_ms: int
-    ) -> None:
-        try:
-            # Calls may be reordered, so there is one commit at a time: the last one must win.
-            async with self._commit_lock:
-                await commit_offsets(
-                    self.router,
-                    self._identity(),
-                    offsets,
-                    random=self.random,
-                    timeout_ms=timeout_ms,
-                )
-        except OncelogError as error:
-            if self._membership is not None:
-                self._membership.on_commit_error(error.code)
-            raise
-
-    @property
-    def _commits_automatically(self) -> bool:
-        return self.settings.group_id is not None and self.settings.enable_auto_commit
+    def _judge_commit(self, error: OncelogError, who: ConsumerGroupMetadata) -> OncelogError:
+        """A commit was rejected: the member may have to join again. Returns the error to raise."""
+        if self._membership is None:
+            return error
+        return self._membership.on_commit_error(error, who.generation_id)
 
     @property
     def _owns_partitions(self) -> bool:
@@ -670,42 +755,14 @@ class ConsumerCore:
             self._membership.may_commit and not self._membership.needs_join
         )
 
-    def _begin_auto_commit(self) -> None:
-        """If an automatic commit is due, commit in the background what was delivered so far."""
-        if not self._commits_automatically or not self._owns_partitions:
-            return
-        now = asyncio.get_running_loop().time()
-        if self._next_auto_commit_s is None:
-            self._next_auto_commit_s = now + self.settings.auto_commit_interval_ms / 1_000
-        if now < self._next_auto_commit_s:
-            return
-        if self._auto_commit is not None and not self._auto_commit.done():
-            return
-        self._next_auto_commit_s = now + self.settings.auto_commit_interval_ms / 1_000
-        self._auto_commit = self._tasks.spawn(
-            self._commit_quietly(self._delivered(), self.settings.default_api_timeout_ms)
-        )
-
-    async def _commit_quietly(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: int
+    async def _commit_last(
+        self,
+        partitions: Iterable[TopicPartition] | None = None,
+        timeout_ms: float = LAST_COMMIT_TIMEOUT_MS,
     ) -> None:
-        """Commit ``offsets``; only log a failure, since a later commit covers this one."""
-        try:
-            await self._commit(offsets, timeout_ms=timeout_ms)
-        except OncelogError as error:
-            _log.warning("automatic commit failed: %s", error)
-
-    async def _commit_last(self, membership: GroupMembership | None) -> None:
-        """The automatic commit before partitions are given up, if the member still owns them."""
-        if not self._commits_automatically or (
-            membership is not None and not membership.may_commit
-        ):
-            return
-        commit = self._commit_quietly(self._delivered(), LAST_COMMIT_TIMEOUT_MS)
-        try:
-            await asyncio.wait_for(commit, LAST_COMMIT_TIMEOUT_MS / 1_000)
-        except asyncio.TimeoutError:
-            _log.warning("automatic commit took longer than %d ms", LAST_COMMIT_TIMEOUT_MS)
+        """The last commits before partitions are given up, if the member still owns them."""
+        if self._membership is None or self._membership.may_commit:
+            await self.commits.commit_last(partitions, timeout_ms=timeout_ms)
 
     # --- the end ------------------------------------------------------------------------------
 
@@ -719,11 +776,11 @@ class ConsumerCore:
         if membership is not None:
             await membership.close()
 
-    async def close(self) -> None:
+    async def close(self, timeout_ms: float) -> None:
         """Commit if commits are automatic, leave the group, stop.
 
-        Takes up to 5 s plus the time of the listener. Safe to repeat. Calls waiting for the
-        consumer raise ``ClientClosedError`` at once.
+        Takes up to ``timeout_ms`` plus the time of the listener and callbacks. Safe to repeat.
+        Calls waiting for the consumer raise ``ClientClosedError`` at once.
         """
         if self._is_closed:
             return
@@ -731,79 +788,34 @@ class ConsumerCore:
         self._lags.stop()
         self._wake.set()
         try:
-            await self._leave()
+            await self._leave(timeout_ms)
         finally:
-            if self._auto_commit is not None:
-                self._auto_commit.cancel()
+            self.commits.cancel()
             await self.fetcher.close()
 
-    async def _leave(self) -> None:
+    async def _leave(self, timeout_ms: float) -> None:
+        """Commit, then leave the group; the commits may take four fifths of the time."""
         self._stop_maintenance()
         membership = self._membership
         topic_ids = {tp.topic: p.topic_id for tp, p in self.fetcher.partitions.items()}
         try:
-            await self._commit_last(membership)
+            await self._commit_last(timeout_ms=timeout_ms * 4 / 5)
             if membership is not None:
-                await self._notify_revoked(membership)
+                await self._notify_revoked(membership, frozenset(self.fetcher.partitions))
         finally:
             self._membership = None
-            self._release()
+            self._release(frozenset(self.fetcher.partitions))
             if membership is not None:
                 self._left = replace(membership.metadata(), topic_ids=topic_ids)
-                await membership.close()
+                await membership.close(timeout_ms / 5)
+            await self.commits.call_back()
+
+
+async def _nothing() -> None:
+    """What a poll does to show that it has begun."""
 
 
 def _exists(topics: Mapping[str, TopicMetadata], topic_partition: TopicPartition) -> bool:
     """Whether the partition exists according to the metadata ``topics``."""
     topic = topics.get(topic_partition.topic)
     return topic is not None and topic.find(topic_partition.partition) is not None
-
-
-# --- lag ------------------------------------------------------------------------------------------
-
-
-class LagReport:
-    """Reports a group member's consumer lag as a metric.
-
-    At an interval, from the first poll to the close, it sets the lag of each assigned partition
-    from the last fetch reply, without extra calls. The lag of a member that stops polling therefore
-    stays constant; ``oncelog groups describe`` asks the leaders instead.
-    """
-
-    def __init__(self, reports: CallReports, fetcher: Fetcher, group_id: str | None) -> None:
-        self._reports = reports
-        self._fetcher = fetcher
-        self._group_id = group_id
-        self._timer: asyncio.TimerHandle | None = None
-
-    def begin(self) -> None:
-        """Start reporting, for a group member on a cluster with metrics."""
-        is_watched = self._reports.metrics is not NO_METRICS
-        if self._timer is None and self._group_id is not None and is_watched:
-            self._wait()
-
-    def _wait(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._reports.interval_ms / 1_000, self._report)
-
-    def _report(self) -> None:
-        for tp, partition in self._fetcher.partitions.items():
-            if partition.position is None or partition.readable_end is None:
-                continue
-            tags = {
-                "group": self._group_id or "",
-                "topic": tp.topic,
-                "partition": str(tp.partition),
-            }
-            # Fetched records will be delivered, even if they have been deleted since.
-            start_offset = 0 if partition.has_pieces else partition.log_start_offset
-            lag = lag_of(
-                partition.position, start_offset=start_offset, end_offset=partition.readable_end
-            )
-            self._reports.metrics.set(CONSUMER_LAG, lag, tags)
-        self._wait()
-
-    def stop(self) -> None:
-        """Stop reporting."""
-        if self._timer is not None:
-            self._timer.cancel()

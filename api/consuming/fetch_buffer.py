@@ -178,6 +178,8 @@ class AssignedPartition:
     ``failure`` is raised to the user once everything fetched before it is delivered. ``moves``
     counts seeks and resets, so that the result of an older look-up is recognised as stale.
     ``delivered_at`` is the moment at which the application last got records, 0 if it got none.
+    ``is_withheld`` once it is about to be given up. ``stored`` is the offset that the application
+    has stored for the next commit.
     """
 
     def __init__(self, topic_partition: TopicPartition) -> None:
@@ -188,12 +190,14 @@ class AssignedPartition:
         self.readable_end: int | None = None
         self.log_start_offset = 0
         self.is_paused = False
+        self.is_withheld = False
         self.failure: OncelogError | None = None
         self.is_suspicious = False
         self.aborted_record_count = 0
         self.moves = 0
         self.topic_id = ""
         self.delivered_at = 0
+        self.stored: OffsetAndMetadata | None = None
         self._pieces: deque[_FetchedPiece] = deque()
 
     @property
@@ -205,6 +209,11 @@ class AssignedPartition:
     def has_pieces(self) -> bool:
         """Whether a fetched reply is buffered, even one without visible records."""
         return bool(self._pieces)
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether the application may get what is fetched."""
+        return not self.is_paused and not self.is_withheld
 
     @property
     def has_room(self) -> bool:

@@ -1,6 +1,7 @@
 """Reads ahead for a consumer: one long poll at a time per assigned partition.
 
-One task per partition calls its leader, filters the reply and buffers it until it is taken. A
+One task per partition calls its leader, filters the reply and buffers it until it is taken. Fetches
+of partitions that share a host process travel together (``shared_fetches``). A
 partition buffers at most two replies: one being taken from, one fetched ahead. No fetch starts
 while all replies together have ``fetch_max_bytes``. So memory stays below that plus one reply per
 partition. A seek cancels the fetch in flight and drops its reply.
@@ -9,7 +10,8 @@ A retriable error is retried after a wait, at the leader that the router then fi
 error, or a damaged batch, waits until everything before it is taken; the consumer then raises it.
 
 A deposed leader that does not know it has no new records and returns no error. So the leaders of
-idle partitions are looked up again every ``IDLE_CHECK_MS``.
+idle partitions are looked up again every ``IDLE_CHECK_MS``, and a fetch that waits at another is
+begun anew.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from oncelog.actors.protocol.messages.partition import FetchReply, FetchRequest
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.commit_order import CommitOrderPartition
 from oncelog.api.consuming.fetch_buffer import AssignedPartition
+from oncelog.api.consuming.metrics import ConsumerCounters
+from oncelog.api.consuming.shared_fetches import SharedFetches
 from oncelog.api.records import ConsumerRecord, next_moment
 from oncelog.api.session.committed_offsets import consumer_backoff, is_retriable
 from oncelog.api.session.event_loop import cancelled_by_program
@@ -47,6 +51,13 @@ IDLE_CHECK_MS: Final = 20_000
 _log = logging.getLogger(__name__)
 
 
+class _Wait:
+    """A fetch that waits in a host at ``address``."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+
 class Fetcher:
     """The assigned partitions and the tasks that fetch for them. Belongs to one event loop.
 
@@ -61,8 +72,10 @@ class Fetcher:
         settings: ConsumerSettings,
         random: Random,
         on_change: Callable[[], None],
+        counters: ConsumerCounters | None = None,
     ) -> None:
         self._router = router
+        self._counters = counters or ConsumerCounters()
         self._settings = settings
         self._random = random
         self._on_change = on_change
@@ -80,6 +93,9 @@ class Fetcher:
         """Partitions whose leader had nothing new the last time."""
         self._idle_check: asyncio.Task[None] | None = None
         self._crash: BaseException | None = None
+        self._shared = SharedFetches(router, settings, random, self._on_bug)
+        self._waits_at: dict[TopicPartition, _Wait] = {}
+        """The fetches that travel with others and have not ended."""
 
     # --- assignment ---------------------------------------------------------------------------
 
@@ -160,10 +176,16 @@ class Fetcher:
         self._make_room()
         self._on_change()
 
+    def withhold(self, topic_partitions: Iterable[TopicPartition]) -> None:
+        """Deliver and fetch no more of these: they are about to be given up."""
+        for topic_partition in topic_partitions:
+            self._partitions[topic_partition].is_withheld = True
+
     async def close(self) -> None:
         """Stop fetching and drop the assignment."""
         tasks = [*self._tasks.values(), *filter(None, [self._idle_check])]
         self.assign(())
+        self._shared.close()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     # --- taking -------------------------------------------------------------------------------
@@ -171,7 +193,7 @@ class Fetcher:
     @property
     def has_data(self) -> bool:
         """Whether taking would move a position or deliver a record."""
-        return any(p.has_pieces and not p.is_paused for p in self._partitions.values())
+        return any(p.has_pieces and p.is_readable for p in self._partitions.values())
 
     def take_failure(self) -> tuple[AssignedPartition, OncelogError] | None:
         """Take a failure once everything before it is taken; fetching then resumes."""
@@ -179,7 +201,7 @@ class Fetcher:
             raise self._crash
         for partition in self._partitions.values():
             failure = partition.failure
-            if failure is not None and not partition.has_pieces and not partition.is_paused:
+            if failure is not None and not partition.has_pieces and partition.is_readable:
                 partition.failure = None
                 self._room[partition.topic_partition].set()
                 return partition, failure
@@ -203,6 +225,7 @@ class Fetcher:
             if records:
                 partition.delivered_at = next_moment()
                 taken += records
+        self._counters.records += len(taken)
         self._make_room()
         return taken
 
@@ -224,14 +247,16 @@ class Fetcher:
             if batches:
                 partition.delivered_at = next_moment()
                 taken.append((partition.topic_partition, batches))
+                row_count = sum(batch.num_rows for batch in batches)
+                self._counters.records += row_count
                 if left is not None:
-                    left -= sum(batch.num_rows for batch in batches)
+                    left -= row_count
         self._make_room()
         return taken
 
     def _ready(self) -> list[AssignedPartition]:
         """Partitions to take from, in an order that rotates by one per call."""
-        partitions = [p for p in self._partitions.values() if p.has_pieces and not p.is_paused]
+        partitions = [p for p in self._partitions.values() if p.has_pieces and p.is_readable]
         self._turn += 1
         first = self._turn % len(partitions) if partitions else 0
         return partitions[first:] + partitions[:first]
@@ -263,8 +288,11 @@ class Fetcher:
         elif is_wanted(task):
             crash = cancelled_by_program("consumer")
         if crash is not None:
-            self._crash = crash
-            self._on_change()
+            self._on_bug(crash)
+
+    def _on_bug(self, bug: BaseException) -> None:
+        self._crash = bug
+        self._on_change()
 
     def _stop(self, topic_partition: TopicPartition) -> None:
         self._tasks.pop(topic_partition).cancel()
@@ -283,7 +311,9 @@ class Fetcher:
                 room.clear()
                 await room.wait()
             asked_from = partition.fetch_offset
+            began_s = asyncio.get_running_loop().time()
             reply = await self._fetch(partition)
+            self._count(reply, began_s)
             if asyncio.current_task() is not self._tasks.get(partition.topic_partition):
                 return
             if partition.fetch_offset != asked_from:
@@ -301,6 +331,12 @@ class Fetcher:
                 self._fail(partition, reply)
                 await asyncio.sleep(backoff.delay_ms(reply.error) / 1_000)
 
+    def _count(self, reply: FetchReply, began_s: float) -> None:
+        counters = self._counters
+        counters.fetches.add(began_s, asyncio.get_running_loop().time())
+        counters.failed_fetches += reply.error is not ErrorCode.NONE
+        counters.bytes += len(reply.records)
+
     def _record_idle(self, topic_partition: TopicPartition, *, is_idle: bool) -> None:
         if is_idle:
             self._idle.add(topic_partition)
@@ -311,13 +347,23 @@ class Fetcher:
         """A task that looks up the leaders of idle partitions, beside the fetches."""
         while True:
             await asyncio.sleep(IDLE_CHECK_MS / 1_000)
-            topics = {topic_partition.topic for topic_partition in self._idle}
+            topics = {tp.topic for tp in (*self._idle, *self._waits_at)}
             if not topics:
                 continue
             try:
                 await self._router.metadata(topics, refresh=True)
+                moved = [
+                    (tp, wait)
+                    for tp, wait in tuple(self._waits_at.items())
+                    if (await self._router.leader(tp))[0] != wait.address
+                ]
             except OncelogError as error:
                 _log.info("the leaders of %s are unknown: %s", ", ".join(sorted(topics)), error)
+                continue
+            for topic_partition, wait in moved:
+                if self._waits_at.get(topic_partition) is wait:
+                    self._stop(topic_partition)
+                    self._start(topic_partition)
 
     async def _is_leader_older(self, partition: AssignedPartition, error: ErrorCode) -> bool:
         """Whether the leader still has a deleted topic that the consumer no longer reads."""
@@ -330,7 +376,7 @@ class Fetcher:
             partition.fetch_offset is not None
             and partition.failure is None
             and partition.has_room
-            and not partition.is_paused
+            and partition.is_readable
         )
 
     def _has_bytes_left(self) -> bool:
@@ -350,19 +396,31 @@ class Fetcher:
         assert fetch_offset is not None
         if not partition.topic_id:
             partition.topic_id = await self._topic_id(partition)
+        tp = partition.topic_partition
+        request = FetchRequest(
+            topic_partition=tp,
+            fetch_offset=fetch_offset,
+            isolation_level=self._fetched_level,
+            max_wait_ms=settings.fetch_max_wait_ms,
+            min_bytes=settings.fetch_min_bytes,
+            max_bytes=min(settings.max_partition_fetch_bytes, settings.fetch_max_bytes),
+            is_checked=partition.is_suspicious,
+            topic_id=partition.topic_id,
+        )
+
+        async def fetch_with_others(address: str) -> FetchReply:
+            wait = self._waits_at[tp] = _Wait(address)
+            try:
+                return await self._shared.fetch(address, request)
+            finally:
+                if self._waits_at.get(tp) is wait:
+                    del self._waits_at[tp]
+
         return await self._router.call_leader(
-            partition.topic_partition,
-            FetchRequest(
-                topic_partition=partition.topic_partition,
-                fetch_offset=fetch_offset,
-                isolation_level=self._fetched_level,
-                max_wait_ms=settings.fetch_max_wait_ms,
-                min_bytes=settings.fetch_min_bytes,
-                max_bytes=min(settings.max_partition_fetch_bytes, settings.fetch_max_bytes),
-                is_checked=partition.is_suspicious,
-                topic_id=partition.topic_id,
-            ),
+            tp,
+            request,
             timeout_ms=settings.fetch_max_wait_ms + settings.request_timeout_ms,
+            call_hosted=fetch_with_others,
         )
 
     async def _topic_id(self, partition: AssignedPartition) -> str:

@@ -5,17 +5,22 @@ States, and the transitions out of each:
 ===========  =======================================================================================
 JOINING      not a member, or asked to rejoin: the next poll calls ``join``
 STABLE       member of ``generation_id``; heartbeats run. REBALANCE_IN_PROGRESS → JOINING with the
-             generation kept, so that positions can be committed first. UNKNOWN_MEMBER_ID,
+             generation kept: the member has its place, and may commit. UNKNOWN_MEMBER_ID,
              ILLEGAL_GENERATION, or no poll within ``max_poll_interval_ms`` → JOINING without it:
-             the partitions may already be another member's
+             the place is lost, and the partitions may already be another member's
 FENCED       another member took over the ``group_instance_id``: final, ``failure`` says so
 ===========  =======================================================================================
 
-The eager protocol: a member gives up its partitions before each join, so no partition has two
-owners in one generation. Joins begin only inside a poll: what was delivered before counts as
-processed. A static member (one with a ``group_instance_id``) does not leave on close: restarted
-within its session timeout it gets its partitions back without a rebalance.
-Source: KIP-62, KIP-345, KIP-394.
+In an *eager* rebalance a member gives up its partitions before it joins. In a *cooperative* one it
+names them as it joins and goes on reading. It then gives up only those that it is not assigned any
+more, and joins again; the next generation assigns them. So no partition has two owners. All
+strategies of a member must be cooperative for that: a group changes over in two rounds, in the
+first of which its members know both and are eager.
+
+Joins begin only inside a poll: what was delivered before counts as processed. A static member (one
+with a ``group_instance_id``) does not leave on close: restarted within its session timeout it gets
+its partitions back without a rebalance.
+Source: KIP-62, KIP-345, KIP-394, KIP-429, KIP-792.
 
 One file: joining, heartbeats and leaving are transitions of one state machine.
 """
@@ -26,12 +31,15 @@ import asyncio
 import contextlib
 import enum
 import logging
+import re
 from collections.abc import Callable
 from random import Random
 from typing import Final
 
 from oncelog.actors.protocol.group.consumer_protocol import (
     ASSIGNORS,
+    COOPERATIVE_STICKY,
+    NO_GENERATION,
     PROTOCOL_TYPE,
     ConsumerAssignment,
     Subscriber,
@@ -55,10 +63,11 @@ from oncelog.actors.protocol.messages.group import (
     SyncGroupRequest,
 )
 from oncelog.api.config import ConsumerSettings
+from oncelog.api.consuming.metrics import ConsumerCounters
 from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.api.session.committed_offsets import consumer_backoff
 from oncelog.api.session.event_loop import cancelled_by_program
-from oncelog.api.session.routing import Router
+from oncelog.api.session.routing import METADATA_AGE_MAX_MS, Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     OncelogError,
@@ -66,7 +75,7 @@ from oncelog.storage.exceptions import (
     UnknownTopicOrPartitionError,
     exception_for,
 )
-from oncelog.storage.model import TopicPartition
+from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
 
 JOIN_MARGIN_MS: Final = 5_000
 """How much longer than the rebalance timeout the reply to a join may take."""
@@ -118,10 +127,14 @@ class GroupMembership:
         group_id: str,
         topics: tuple[str, ...],
         on_change: Callable[[], None],
+        pattern: re.Pattern[str] | None = None,
+        counters: ConsumerCounters | None = None,
     ) -> None:
         self.state = MembershipState.JOINING
         self.failure: OncelogError | None = None
         self.topics = topics
+        """The topics subscribed to; with a ``pattern``, those that matched at the last join."""
+        self.pattern = pattern
         self.is_polled = False
         """Whether a poll is in progress: however long it waits, the member counts as polling."""
         self.generation_id = -1
@@ -136,7 +149,11 @@ class GroupMembership:
         self._random = random
         self._group_id = group_id
         self._on_change = on_change
+        self.is_cooperative: Final = settings.partition_assignment_strategy == (COOPERATIVE_STICKY,)
+        """Whether rebalances are cooperative."""
         self._assigned: tuple[TopicPartition, ...] = ()
+        self._owned: tuple[TopicPartition, ...] = ()
+        """What the member keeps as it joins."""
         self._heartbeats: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._last_poll_s = 0.0
@@ -145,6 +162,9 @@ class GroupMembership:
         """Partition counts of the topics that this member, as the group's leader, has assigned: 0
         for a topic that does not exist.
         """
+        self._counters = counters or ConsumerCounters()
+        self._matched_s = 0.0
+        """When the names of all topics were last compared with the pattern."""
         self._missing: list[str] = []
         """Subscribed topics that do not exist and that a warning has named."""
 
@@ -152,8 +172,15 @@ class GroupMembership:
 
     @property
     def needs_join(self) -> bool:
-        """Whether the next poll must give up its partitions and ``join``."""
+        """Whether the next poll must ``join``."""
         return self.state is MembershipState.JOINING
+
+    @property
+    def keeps_partitions(self) -> bool:
+        """Whether the member's partitions are its own: not once it must give all up to join."""
+        if self.state is MembershipState.JOINING:
+            return self.is_cooperative and self.generation_id >= 0
+        return self.state is MembershipState.STABLE
 
     @property
     def may_commit(self) -> bool:
@@ -193,32 +220,64 @@ class GroupMembership:
             self._last_poll_s = now_s
         self._processing_until_s = 0.0
 
-    def resubscribe(self, topics: tuple[str, ...]) -> None:
+    def is_subscribed_to(self, topics: tuple[str, ...], pattern: re.Pattern[str] | None) -> bool:
+        """Whether these topics, in any order, or this pattern are what is subscribed to."""
+        if pattern is not None or self.pattern is not None:
+            return pattern == self.pattern
+        return set(topics) == set(self.topics)
+
+    def resubscribe(self, topics: tuple[str, ...], pattern: re.Pattern[str] | None = None) -> None:
         """Subscribe to other topics from the next poll on."""
         self.topics = topics
+        self.pattern = pattern
         self._ask_to_join()
 
-    def on_commit_error(self, error: ErrorCode) -> None:
-        """A commit was rejected because the group has moved on: join again."""
-        if self.state is MembershipState.STABLE and error in _REJOIN:
-            self._on_group_error(error)
+    def on_commit_error(self, error: OncelogError, generation_id: int) -> OncelogError:
+        """A commit was rejected; return the error for the application.
+
+        If the group has moved on without the member, it joins again. If the member was joining, it
+        keeps what it has, and may commit again after the rebalance: ``RebalanceInProgressError``.
+        """
+        is_of_now = generation_id == self.generation_id
+        if self.state is MembershipState.STABLE and is_of_now and error.code in _REJOIN:
+            self._on_group_error(error.code)
+        elif error.code is ErrorCode.ILLEGAL_GENERATION and self.keeps_partitions:
+            return exception_for(
+                ErrorCode.REBALANCE_IN_PROGRESS,
+                f"group {self._group_id!r} has begun generation {self.generation_id} after the "
+                f"commit was begun in {generation_id}",
+                advice="poll, then commit what is still assigned",
+            )
+        return error
+
+    def ask_to_join(self) -> None:
+        """Let the next poll join again: what the member has given up is to be assigned."""
+        self._ask_to_join()
 
     # --- joining ------------------------------------------------------------------------------
 
-    async def join(self) -> tuple[TopicPartition, ...]:
+    async def join(
+        self, owned: tuple[TopicPartition, ...] = ()
+    ) -> tuple[TopicPartition, ...] | None:
         """Join or rejoin, and return the partitions of the new generation.
+
+        ``owned`` is what the member keeps meanwhile. ``None`` if it has lost its place, and thereby
+        all that: it must give that up, then call again.
 
         Waits for the other members, and retries retriable errors indefinitely. Raises any other
         error as ``OncelogError``; then it may be called again.
         """
+        self._owned = owned
         await self._stop_heartbeats()
         backoff = consumer_backoff(self._settings, self._random)
+        began_s = self._loop.time()
         while True:
             self.record_poll()
             had_member_id = bool(self.member_id)
             error, detail = await self._attempt()
             if error is ErrorCode.NONE:
                 self.record_poll()
+                self._counters.joins.add(began_s, self._loop.time())
                 self.state = MembershipState.STABLE
                 self._heartbeats = asyncio.get_running_loop().create_task(self._beat())
                 self._heartbeats.add_done_callback(self._stopped_beating)
@@ -230,15 +289,24 @@ class GroupMembership:
                 )
                 return self._assigned
             self._forget_identity_after(error)
+            if owned and not self.keeps_partitions and error in _REJOIN:
+                return None
             if error is ErrorCode.MEMBER_ID_REQUIRED and not had_member_id:
                 continue
+            self._counters.failed_joins += 1
             if error not in _REJOIN and not error.retriable:
                 raise self._refused(error, detail)
             await asyncio.sleep(backoff.delay_ms(error) / 1_000)
 
     async def _attempt(self) -> tuple[ErrorCode, str]:
         """One join and one sync; on ``NONE`` generation, member id and assignment are new."""
-        await self._check_topics(self.topics)
+        if self.pattern is not None:
+            try:
+                self.topics = await self._matching(self.pattern)
+            except OncelogError as error:
+                return error.code, str(error)
+        else:
+            await self._check_topics(self.topics)
         self._divided = {}
         joined = await self._call_join()
         if joined.error is not ErrorCode.NONE:
@@ -269,6 +337,31 @@ class GroupMembership:
             group_instance_id=self._settings.group_instance_id,
         )
         return ErrorCode.NONE, ""
+
+    async def _matching(self, pattern: re.Pattern[str]) -> tuple[str, ...]:
+        """The topics whose whole name matches now, without internal ones; maybe none."""
+        known = await self._router.all_topics()
+        self._matched_s = self._loop.time()
+        return tuple(
+            sorted(
+                name for name in known if pattern.fullmatch(name) and name not in INTERNAL_TOPICS
+            )
+        )
+
+    async def _check_pattern(self) -> None:
+        """Now and then, trigger a rebalance if other topics match the pattern than at the join."""
+        pattern = self.pattern
+        is_due = self._loop.time() - self._matched_s >= METADATA_AGE_MAX_MS / 1_000
+        if pattern is None or not is_due:
+            return
+        try:
+            topics = await self._matching(pattern)
+        except OncelogError as error:
+            _log.info("group %s: %s; looking for topics later", self._group_id, error)
+            return
+        if topics != self.topics and self.pattern is pattern:
+            _log.info("group %s: the topics that match changed, rejoining", self._group_id)
+            self._ask_to_join()
 
     async def _check_topics(self, topics: tuple[str, ...]) -> None:
         """Warn about missing topics; raise if none exists, since the wait would never end."""
@@ -317,11 +410,13 @@ class GroupMembership:
         )
 
     def _protocol(self, strategy: str) -> GroupProtocol:
+        # For the other assignors the bytes must not change from one join to the next, or the
+        # coordinator would see a changed member. An eager member keeps nothing as it joins.
+        owned = {"sticky": self._assigned, COOPERATIVE_STICKY: self._owned}.get(strategy, ())
         subscription = Subscription(
             topics=self.topics,
-            # Only this assignor uses them. For the others the bytes must not change from one
-            # join to the next, or the coordinator would see a changed member.
-            owned_partitions=self._assigned if strategy == "sticky" else (),
+            owned_partitions=owned,
+            generation_id=self._joined.generation_id if owned else NO_GENERATION,
         )
         return GroupProtocol(name=strategy, metadata=encode_subscription(subscription))
 
@@ -333,6 +428,7 @@ class GroupMembership:
                 group_instance_id=member.group_instance_id,
                 topics=subscription.topics,
                 owned_partitions=subscription.owned_partitions,
+                generation_id=subscription.generation_id,
             )
             for member in joined.members
             for subscription in (decode_subscription(member.metadata),)
@@ -392,7 +488,7 @@ class GroupMembership:
     def _forget_identity_after(self, error: ErrorCode) -> None:
         if error in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID):
             self.member_id = ""
-        if error is not ErrorCode.MEMBER_ID_REQUIRED:
+        if not error.retriable:
             self.generation_id = -1
 
     def _refused(self, error: ErrorCode, detail: str) -> OncelogError:
@@ -414,10 +510,13 @@ class GroupMembership:
             if self._is_silent():
                 await self._leave_after_silence()
                 return
+            began_s = self._loop.time()
             reply = await self._call_heartbeat()
             wait_s = settings.heartbeat_interval_ms / 1_000
             if reply.error is ErrorCode.NONE:
+                self._counters.heartbeats.add(began_s, self._loop.time())
                 backoff.reset()
+                await self._check_pattern()
                 await self._check_partition_counts()
             elif reply.error is ErrorCode.REBALANCE_IN_PROGRESS:
                 # Keep sending heartbeats: the session must live until the application polls again.
@@ -477,7 +576,8 @@ class GroupMembership:
 
     def _on_group_error(self, error: ErrorCode) -> None:
         """The coordinator reports that this member has lost its place, or is about to."""
-        _log.info("group %s: %s, rejoining", self._group_id, error.name)
+        if self.state is MembershipState.STABLE:
+            _log.info("group %s: %s, rejoining", self._group_id, error.name)
         if error in (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.MEMBER_ID_REQUIRED):
             self._ask_to_join()
             return
@@ -514,24 +614,27 @@ class GroupMembership:
 
     # --- leaving ------------------------------------------------------------------------------
 
-    async def close(self) -> None:
-        """Stop heartbeats and leave the group; a static member stays until its session ends."""
+    async def close(self, timeout_ms: float = LEAVE_TIMEOUT_MS) -> None:
+        """Stop heartbeats and leave the group; a static member stays until its session ends.
+
+        Waits for the coordinator for ``timeout_ms`` at most; with 0 it is not told.
+        """
         await self._stop_heartbeats()
         if self._settings.group_instance_id is None and self.member_id:
-            await self._call_leave()
+            await self._call_leave(timeout_ms)
         self.state = MembershipState.JOINING
         self.generation_id = -1
         self.member_id = ""
         self._assigned = ()
 
-    async def _call_leave(self) -> None:
+    async def _call_leave(self, timeout_ms: float = LEAVE_TIMEOUT_MS) -> None:
         request = LeaveGroupRequest(
             group_id=self._group_id, members=(LeavingMember(member_id=self.member_id),)
         )
         # One attempt: if it fails, the coordinator notices when the session expires.
         call = self._router.call_group_coordinator(
-            self._group_id, request, timeout_ms=LEAVE_TIMEOUT_MS
+            self._group_id, request, timeout_ms=max(1, int(timeout_ms))
         )
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(call, LEAVE_TIMEOUT_MS / 1_000)
+            await asyncio.wait_for(call, timeout_ms / 1_000)
         self.member_id = ""

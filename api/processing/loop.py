@@ -237,11 +237,12 @@ class ProcessLoop:
         if self._starts is not None:
             self._starts.record_poll(read, positions)
         if self._transaction is not None and self._transaction.group != group:
-            # The group has rebalanced and the consumer restarted at the committed offsets. The
-            # input of the open transaction may be another worker's now.
+            # The group has rebalanced: the input of the open transaction may be another worker's
+            # now. What is still this one's is read again, from the committed offsets.
             self._on_lost_input(self._transaction)
             self._abort(clients)
-            self._first_offsets = dict(read)
+            self._rewind(clients)
+            return
         if group.generation_id < 0:
             # Not yet a member of the group: a later poll joins and starts at the committed offsets.
             return

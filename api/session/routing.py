@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Final
@@ -214,10 +214,16 @@ class Router:
     # --- calls --------------------------------------------------------------------------------
 
     async def call_leader(
-        self, topic_partition: TopicPartition, request: Request[ReplyT], *, timeout_ms: int
+        self,
+        topic_partition: TopicPartition,
+        request: Request[ReplyT],
+        *,
+        timeout_ms: int,
+        call_hosted: Callable[[str], Awaitable[ReplyT]] | None = None,
     ) -> ReplyT:
         """Call the leader of ``topic_partition`` once; never raises for a lost call.
 
+        If it is in a host, ``call_hosted`` makes the call instead, given the leader's address.
         A failed look-up is a reply with its error code. After an error that means that the leader
         has moved or died, the next call looks it up again.
         """
@@ -228,11 +234,26 @@ class Router:
         except OncelogError as error:
             outages.record(what, "", error.code, began_s=began_s)
             return request.failed(error.code, str(error))
-        reply = await self._call(topic_partition, actor, request, timeout_ms=timeout_ms)
+        if call_hosted is not None and "/" in actor:
+            reply = await call_hosted(actor)
+        else:
+            reply = await self._call(topic_partition, actor, request, timeout_ms=timeout_ms)
         outages.record(what, actor, reply.error, began_s=began_s)
         if reply.error in _STALE_ROUTE:
             self.invalidate(topic_partition)
         return reply
+
+    async def call_holder(
+        self, holder: str, request: Request[ReplyT], *, of: TopicPartition, timeout_ms: int
+    ) -> ReplyT:
+        """Call the actor that holds the leader of partition ``of``; give up once another does."""
+
+        async def holder_now() -> str | None:
+            leader = await self._leader_now(of)
+            return None if leader is None else leader.partition("/")[0]
+
+        watch = LeaderWatch(holder, holder_now)
+        return await watch.call(self.transport, request, timeout_ms=timeout_ms)
 
     async def call_transaction_coordinator(
         self, transactional_id: str, request: Request[ReplyT], *, timeout_ms: int

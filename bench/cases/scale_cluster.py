@@ -144,6 +144,28 @@ async def _wait_idle(cluster: Any, count: int, server: OncelogServer) -> None:
     await _tell_busy("consumers", consumers, server)
 
 
+def run_assigned(count: int, directory: Path) -> None:
+    """So many partitions without records that one consumer waits for; first, that nobody does."""
+    with serving(directory) as server, connected(server) as cluster:
+        _led_s(cluster, count)
+        time.sleep(SETTLE_S)
+        before, started = time.process_time(), time.perf_counter()
+        tell("assigned: idle cores of servers before", busy_cores(server.process.pid, WINDOW_S))
+        own = (time.process_time() - before) / (time.perf_counter() - started)
+        tell("assigned: idle cores of clients before", own)
+        asyncio.run(_wait_for_all(cluster, count, server))
+
+
+async def _wait_for_all(cluster: Any, count: int, server: OncelogServer) -> None:
+    consumer = cluster.async_consumer()
+    started = time.perf_counter()
+    await consumer.assign([oncelog.TopicPartition(TOPIC, number) for number in range(count)])
+    await consumer.seek_to_end()
+    await consumer.position(consumer.assignment())
+    tell("assigned: positioned, s", time.perf_counter() - started)
+    await _tell_busy("assigned", [consumer], server)
+
+
 def run_members(count: int, directory: Path) -> None:
     """So many members of one group, on a topic of one partition."""
     with serving(directory) as server, connected(server) as cluster:

@@ -20,6 +20,7 @@ from typing import Final
 from oncelog.actors.process.metrics import METRICS
 from oncelog.api.cli.main import build_parser
 from oncelog.api.cli.metrics import kind_text
+from oncelog.api.consuming.metrics import METRICS as CONSUMER_METRICS
 from oncelog.api.monitoring import ALERTS
 from oncelog.storage import exceptions
 from oncelog.storage.errors import ErrorCode
@@ -129,6 +130,12 @@ def metrics() -> str:
     )
 
 
+def consumer_metrics() -> str:
+    """Every name in ``Consumer.metrics()``."""
+    rows = [(f"`{name}`", meaning) for name, meaning in CONSUMER_METRICS.items()]
+    return table(("name", "meaning"), rows)
+
+
 # --- errors -----------------------------------------------------------------------------------
 
 
@@ -153,6 +160,7 @@ def errors() -> str:
 # --- what is written --------------------------------------------------------------------------
 
 TABLES: Final[dict[str, Callable[[], str]]] = {
+    "consumer": consumer_metrics,
     "commands": commands,
     "metrics": metrics,
     "errors": errors,

@@ -188,6 +188,12 @@ def _txn_offsets(n: Names) -> Request[Any]:
     )
 
 
+def _fetch_together(n: Names) -> Request[Any]:
+    fetch = partition.FetchRequest(topic_partition=n.partition, fetch_offset=0)
+    shared = partition.SharedFetch(number=1, key=f"{_TOPIC_ID}-0", fetch=fetch)
+    return partition.FetchTogetherRequest(session_id="s", fetches=(shared,), max_wait_ms=0)
+
+
 def _leave(n: Names) -> Request[Any]:
     leaving = (group.LeavingMember(member_id="m"),)
     return group.LeaveGroupRequest(group_id=n.group, members=leaving)
@@ -222,6 +228,7 @@ ROWS: tuple[Row, ...] = (
     Row(lambda n: _produce(n, None), (WRITE_TOPIC,)),
     Row(lambda n: _produce(n, n.transactional_id), (WRITE_TOPIC, WRITE_ID)),
     Row(_of_partition(partition.FetchRequest, fetch_offset=0), (READ_TOPIC,)),
+    Row(_fetch_together, (READ_TOPICS,)),
     Row(_of_partition(partition.ListOffsetsRequest, timestamp_ms=-1), (DESCRIBE_TOPIC,)),
     Row(_of_partition(partition.DescribeProducersRequest), (READ_TOPIC,)),
     Row(_of_partition(partition.DeleteRecordsRequest, offset=-1), (DELETE_TOPIC,)),

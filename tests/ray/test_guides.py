@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def test_the_guide_to_producers_runs(flights: Any, capsys: pytest.CaptureFixture
 
 
 def test_the_guide_to_consumers_runs(flights: Any) -> None:
-    read, slowly = blocks("guides/consumer.md")
+    read, slowly, stop = blocks("guides/consumer.md")
     printed: list[tuple[Any, ...]] = []
 
     def show(*given: Any) -> None:
@@ -84,6 +85,20 @@ def test_the_guide_to_consumers_runs(flights: Any) -> None:
     with flights.consumer(group_id="slow") as consumer:
         run(slowly, consumer=consumer, record=printed[0], slow=done.append)
     assert done == printed
+    former = signal.getsignal(signal.SIGTERM)
+    consumer = flights.consumer(group_id="stopped")
+    consumer.subscribe(["flights"])
+    try:
+        run(
+            stop,
+            consumer=consumer,
+            signal=signal,
+            process=lambda _: signal.raise_signal(signal.SIGTERM),
+        )
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    with pytest.raises(oncelog.ClientClosedError):
+        consumer.poll()
 
 
 def test_the_guide_to_transactions_runs(flights: Any) -> None:

@@ -45,7 +45,7 @@ CONSUMER_CLOSE_MS = 6_000
 
 def strategy_of(seed: int) -> str:
     """How the group of a run divides its partitions."""
-    return ("range", "sticky", "roundrobin")[seed % 3]
+    return ("range", "sticky", "cooperative-sticky", "roundrobin")[seed % 4]
 
 
 # --- the copier -------------------------------------------------------------------------------

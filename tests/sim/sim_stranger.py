@@ -52,6 +52,7 @@ from oncelog.actors.protocol.messages.group import (
     OffsetAndMetadata,
     OffsetCommitRequest,
 )
+from oncelog.actors.protocol.messages.partition import FetchTogetherRequest
 from oncelog.actors.protocol.messages.transaction import (
     AddOffsetsToTxnRequest,
     DescribeTransactionsRequest,
@@ -333,6 +334,10 @@ def _is_left_out(request: Request[Any], reply: Any) -> bool:
     if isinstance(request, DescribeGroupsRequest):
         # Then it is not shown either.
         return True
+    if isinstance(request, FetchTogetherRequest):
+        # Beside it there may be what was begun while he had the right.
+        refusal = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        return any(one.reply.error is refusal for one in reply.ended)
     errors = {part.error for part in _parts(reply)}
     return errors == {ErrorCode.TOPIC_AUTHORIZATION_FAILED}
 

@@ -24,7 +24,7 @@ from oncelog.actors.protocol import access
 from oncelog.actors.protocol.access import NEEDS, Authorizer, as_it_is
 from oncelog.actors.protocol.messages.access import ANY_HOST, ANY_NAME, ANYBODY, Acl, Operation
 from oncelog.actors.protocol.messages.cluster import HoldReplicasRequest
-from oncelog.actors.protocol.messages.partition import FetchRequest
+from oncelog.actors.protocol.messages.partition import FetchRequest, FetchTogetherRequest
 from oncelog.actors.protocol.messages.replication import DescribeVoterRequest, VoteRequest
 from oncelog.actors.rpc.door import Door
 from oncelog.storage.errors import ErrorCode
@@ -47,7 +47,7 @@ SHORT = ALONE | {
 LARGE = SHORT | {"brokers": 3, "replicas_per_actor": 3}
 """With hosts, and brokers that vote."""
 
-ONLY_IN_LARGE = {HoldReplicasRequest, VoteRequest, DescribeVoterRequest}
+ONLY_IN_LARGE = {HoldReplicasRequest, VoteRequest, DescribeVoterRequest, FetchTogetherRequest}
 
 
 def scenarios(changes: dict[str, Any]) -> Iterator[Scenario]:

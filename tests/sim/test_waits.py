@@ -109,6 +109,13 @@ class Everything:
             pass
         return consumer
 
+    async def storing(self) -> AsyncConsumer:
+        consumer = self.client.consumer(
+            group_id="storing", enable_auto_offset_store=False, **CONSUMER
+        )
+        await consumer.assign(TP)
+        return consumer
+
     async def subscribed(self) -> AsyncConsumer:
         self._made += 1
         consumer = self.client.consumer(group_id=f"member-{self._made}", **CONSUMER)
@@ -184,6 +191,9 @@ CALLS: dict[str, tuple[Make, Call]] = {
     "AsyncConsumer.pause": (E.assigned, lambda c: c.pause(TP)),
     "AsyncConsumer.resume": (E.assigned, lambda c: c.resume(TP)),
     "AsyncConsumer.commit": (E.subscribed, lambda c: c.commit()),
+    "AsyncConsumer.commit_async": (E.subscribed, lambda c: c.commit_async()),
+    "AsyncConsumer.store_offsets": (E.storing, lambda c: c.store_offsets({TP: 0})),
+    "AsyncConsumer.metrics": (E.assigned, lambda c: c.metrics()),
     "AsyncConsumer.committed": (E.assigned, lambda c: c.committed(TP)),
     "AsyncConsumer.committed_with_metadata": (
         E.assigned,

@@ -42,7 +42,7 @@ def wrong_values(cluster: oncelog.Cluster) -> None:
     cluster.producer(acks=2)  # type: ignore[arg-type]
     cluster.producer(compression_type="brotli")  # type: ignore[arg-type]
     cluster.consumer(isolation_level="serializable")  # type: ignore[arg-type]
-    cluster.consumer(auto_offset_reset="first")  # type: ignore[arg-type]
+    cluster.consumer(enable_auto_commit="yes")  # type: ignore[arg-type]
     cluster.admin().create_topic("t", flush=True)  # type: ignore[arg-type]
     cluster.process(
         source="a",

@@ -5,9 +5,10 @@ Kafka's consumer protocol. Layouts, big-endian::
 
     subscription   version i16 · topics [string] · user_data bytes?
                    from version 1: owned_partitions [topic string · partitions [i32]]
+                   from version 2: generation_id i32, in which it owned them, or -1
     assignment     version i16 · partitions [topic string · partitions [i32]] · user_data bytes?
 
-Subscription version 1 and assignment version 0 are written. Of a newer version only the known
+Subscription version 2 and assignment version 0 are written. Of a newer version only the known
 fields are read: new fields are only ever appended.
 
 An *assignor* is a pure function from members and topics to an assignment. It runs in the client
@@ -17,8 +18,9 @@ taken in a fixed order: those with a ``group_instance_id`` first, by it, then th
 ``member_id``, so that a static member keeps its share when its member id changes.
 
 Source: Kafka's ``ConsumerProtocolSubscription`` and ``ConsumerProtocolAssignment`` schemas; owned
-partitions from KIP-429. Kafka's ``RangeAssignor`` and ``RoundRobinAssignor``; KIP-54 for the goals
-of *sticky*, KIP-345 for the order.
+partitions and *cooperative-sticky* from KIP-429, the generation from KIP-792. Kafka's
+``RangeAssignor`` and ``RoundRobinAssignor``; KIP-54 for the goals of *sticky*, KIP-345 for the
+order.
 """
 
 from __future__ import annotations
@@ -35,15 +37,23 @@ from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import TopicPartition
 
 PROTOCOL_TYPE: Final = "consumer"
-SUBSCRIPTION_VERSION: Final = 1
+SUBSCRIPTION_VERSION: Final = 2
 ASSIGNMENT_VERSION: Final = 0
+COOPERATIVE_STICKY: Final = "cooperative-sticky"
+"""The assignor of cooperative rebalances; the others are for eager ones only."""
+
+NO_GENERATION: Final = -1
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
-    """The topics a member asks for, and the partitions it holds (empty before version 1)."""
+    """The topics a member asks for, and the partitions it holds (empty before version 1).
+
+    ``generation_id`` is the generation that gave it these partitions (-1 before version 2).
+    """
 
     topics: tuple[str, ...]
     owned_partitions: tuple[TopicPartition, ...] = ()
+    generation_id: int = NO_GENERATION
     user_data: bytes | None = None
 
 
@@ -55,12 +65,13 @@ class ConsumerAssignment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_subscription(subscription: Subscription) -> bytes:
-    """The subscription as version 1; topics keep their order, owned partitions are sorted."""
+    """The subscription as version 2; topics keep their order, owned partitions are sorted."""
     writer = WireWriter()
     writer.int16(SUBSCRIPTION_VERSION)
     writer.array(subscription.topics, writer.string)
     writer.blob(subscription.user_data)
     _write_partitions(writer, subscription.owned_partitions)
+    writer.int32(subscription.generation_id)
     return bytes(writer.buffer)
 
 
@@ -71,7 +82,13 @@ def decode_subscription(encoded: bytes) -> Subscription:
     topics = tuple(reader.array(reader.string))
     user_data = reader.nullable_blob()
     owned = _read_partitions(reader) if version >= 1 else ()
-    return Subscription(topics=topics, owned_partitions=owned, user_data=user_data)
+    generation_id = reader.int32() if version >= 2 else NO_GENERATION
+    return Subscription(
+        topics=topics,
+        owned_partitions=owned,
+        generation_id=generation_id,
+        user_data=user_data,
+    )
 
 
 def encode_assignment(assignment: ConsumerAssignment) -> bytes:
@@ -129,12 +146,13 @@ def _read_version(reader: WireReader, what: str) -> int:
 
 
 class Subscriber(msgspec.Struct, frozen=True, kw_only=True):
-    """A member as an assignor sees it; ``owned_partitions`` matter only to *sticky*."""
+    """A member as an assignor sees it; only the sticky ones look at what it owns."""
 
     member_id: str
     group_instance_id: str | None = None
     topics: tuple[str, ...]
     owned_partitions: tuple[TopicPartition, ...] = ()
+    generation_id: int = NO_GENERATION
 
 
 AssignmentPlan = dict[str, tuple[TopicPartition, ...]]
@@ -179,8 +197,9 @@ def assign_sticky(
 ) -> AssignmentPlan:
     """Keep what members hold, deal out the rest, then move single partitions while that evens out.
 
-    With equal subscriptions no two shares then differ by more than one. A partition that two
-    members claim stays with neither: one of them missed a rebalance, and it is unknown which.
+    With equal subscriptions no two shares then differ by more than one. Of two members that claim a
+    partition, one has missed a rebalance. It stays with the one of the later generation, and with
+    neither if their generations are the same.
     """
     ordered = _in_order(subscribers)
     wanted = _partitions(ordered, partition_counts)
@@ -193,8 +212,39 @@ def assign_sticky(
     return _plan(owned)
 
 
+def assign_cooperative_sticky(
+    subscribers: Sequence[Subscriber], partition_counts: Mapping[str, int]
+) -> AssignmentPlan:
+    """As *sticky*, but a partition that another member still holds is left out.
+
+    That member sees that it has to give the partition up, does so, and joins again; the next
+    generation then assigns it. So no partition has two owners although members go on reading while
+    they join. A member that has given up all before it joined, as eager ones do, holds nothing.
+    """
+    plan = assign_sticky(subscribers, partition_counts)
+    holders: dict[TopicPartition, list[Subscriber]] = {}
+    for member in subscribers:
+        for tp in set(member.owned_partitions):
+            holders.setdefault(tp, []).append(member)
+
+    def is_free(member_id: str, tp: TopicPartition) -> bool:
+        own = [one.generation_id for one in holders.get(tp, ()) if one.member_id == member_id]
+        others = [one.generation_id for one in holders.get(tp, ()) if one.member_id != member_id]
+        return not others or (bool(own) and own[0] > max(others))
+
+    return {
+        member_id: tuple(tp for tp in partitions if is_free(member_id, tp))
+        for member_id, partitions in plan.items()
+    }
+
+
 ASSIGNORS: Final[Mapping[str, Assignor]] = MappingProxyType(
-    {"range": assign_range, "roundrobin": assign_round_robin, "sticky": assign_sticky}
+    {
+        "range": assign_range,
+        "roundrobin": assign_round_robin,
+        "sticky": assign_sticky,
+        COOPERATIVE_STICKY: assign_cooperative_sticky,
+    }
 )
 """The assignors by protocol name, as given when joining a group."""
 
@@ -229,16 +279,21 @@ def _partitions(
 def _still_owned(
     subscribers: Sequence[Subscriber], wanted: set[TopicPartition]
 ) -> dict[str, list[TopicPartition]]:
-    """What each member holds, still subscribes to, and holds alone."""
-    claims: dict[TopicPartition, int] = {}
+    """What each member still subscribes to and holds alone, or in the latest generation."""
+    claims: dict[TopicPartition, list[int]] = {}
     for member in subscribers:
         for tp in set(member.owned_partitions):
-            claims[tp] = claims.get(tp, 0) + 1
+            claims.setdefault(tp, []).append(member.generation_id)
+    latest = {
+        tp: max(generations)
+        for tp, generations in claims.items()
+        if generations.count(max(generations)) == 1
+    }
     return {
         member.member_id: [
             tp
             for tp in sorted(set(member.owned_partitions))
-            if tp in wanted and tp.topic in member.topics and claims[tp] == 1
+            if tp in wanted and tp.topic in member.topics and latest.get(tp) == member.generation_id
         ]
         for member in subscribers
     }
@@ -256,22 +311,31 @@ def _least_loaded(
 
 
 def _level(subscribers: Sequence[Subscriber], owned: dict[str, list[TopicPartition]]) -> None:
-    """Move partitions from the longest shares to the shortest that may take them.
+    """Move partitions, each from the longest share that may give one to a much shorter one.
 
     Every move takes one from a share and gives it to one at least two shorter, which lowers
-    the sum of squares, so the loop ends.
+    the sum of squares, so the loop ends. One at a time, so that no share gets back what it gave.
     """
-    has_moved = True
-    while has_moved:
-        has_moved = False
-        for giver in sorted(subscribers, key=lambda member: -len(owned[member.member_id])):
-            share = owned[giver.member_id]
-            for tp in sorted(share, reverse=True):
-                taker, other = _least_loaded(subscribers, owned, tp.topic)
-                if len(other) + 1 < len(share) and taker is not giver:
-                    share.remove(tp)
-                    other.append(tp)
-                    has_moved = True
+    while any(
+        _gives_one(giver, subscribers, owned)
+        for giver in sorted(subscribers, key=lambda member: -len(owned[member.member_id]))
+    ):
+        pass
+
+
+def _gives_one(
+    giver: Subscriber, subscribers: Sequence[Subscriber], owned: dict[str, list[TopicPartition]]
+) -> bool:
+    """Move one partition away from ``giver``, if that evens out; whether it did."""
+    share = owned[giver.member_id]
+    for topic in sorted({tp.topic for tp in share}, reverse=True):
+        taker, other = _least_loaded(subscribers, owned, topic)
+        if len(other) + 1 < len(share) and taker is not giver:
+            tp = max(tp for tp in share if tp.topic == topic)
+            share.remove(tp)
+            other.append(tp)
+            return True
+    return False
 
 
 def _plan(owned: dict[str, list[TopicPartition]]) -> AssignmentPlan:

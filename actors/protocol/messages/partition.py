@@ -105,6 +105,49 @@ class FetchRequest(Request[FetchReply], frozen=True, kw_only=True):
     topic_id: str = ""
 
 
+class SharedFetch(msgspec.Struct, frozen=True, kw_only=True):
+    """A fetch of the replica ``key`` of a host; ``number`` is the caller's name for it."""
+
+    number: int
+    key: str
+    fetch: FetchRequest
+
+
+class EndedFetch(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply to fetch ``number``, without its records."""
+
+    number: int
+    reply: FetchReply
+
+
+class FetchTogetherReply(Reply, frozen=True, kw_only=True):
+    """The fetches that have ended since the last reply, perhaps none; ``records`` are theirs.
+
+    ``is_new``: the host did not know the session, and so no fetch of an earlier call.
+    """
+
+    is_new: bool = False
+    ended: tuple[EndedFetch, ...] = ()
+    records: tuple[Batch, ...] = ()
+
+
+class FetchTogetherRequest(Request[FetchTogetherReply], frozen=True, kw_only=True):
+    """Begin ``fetches`` at a host, and wait up to ``max_wait_ms`` until one of the session ends.
+
+    Each fetch waits at the host until it ends by itself, so a call names new ones only. A newer
+    call of the session ends the wait of an older one. A reply may be lost, and with it the fetches
+    in it: its caller begins all of them anew. ``max_bytes`` bounds a reply once it has one fetch.
+    """
+
+    method = "fetch_together"
+    reply_type = FetchTogetherReply
+
+    session_id: str
+    fetches: tuple[SharedFetch, ...] = ()
+    max_wait_ms: int = 500
+    max_bytes: int = 1_048_576
+
+
 class ListOffsetsReply(Reply, frozen=True, kw_only=True):
     """The offset found and the timestamp of its record; both -1 if nothing matches."""
 

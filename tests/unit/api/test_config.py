@@ -8,6 +8,7 @@ import pytest
 
 from oncelog.actors.config import ClusterConfig, TopicConfig
 from oncelog.actors.option_types import ClusterOptions, TopicOptions
+from oncelog.api.batching.interceptors import ConsumerInterceptor
 from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.api.option_types import ConsumerOptions, ProducerOptions
 from oncelog.storage.exceptions import InvalidSettingError
@@ -41,6 +42,10 @@ def test_an_impossible_producer_setting_is_refused(options: dict[str, Any], mess
     [
         ({"isolation_level": "serializable"}, r"isolation_level='serializable' .* 'read_commit"),
         ({"auto_offset_reset": "begin"}, r"auto_offset_reset='begin' .* 'earliest'"),
+        ({"order": "commit", "interceptors": [ConsumerInterceptor()]}, r"none with order='commit'"),
+        ({"auto_offset_reset": "by_duration:1h"}, r"='by_duration:1h' .* PT1H30M"),
+        ({"auto_offset_reset": "by_duration:-PT1H"}, r"'by_duration:-PT1H' .* not negative"),
+        ({"auto_offset_reset": 7}, r"auto_offset_reset=7 .* 'earliest'"),
         ({"enable_auto_commit": 1}, r"enable_auto_commit=1 .* True or False"),
         (
             {"heartbeat_interval_ms": 45_000},
@@ -86,6 +91,14 @@ def test_an_unknown_setting_is_refused_with_the_nearest_known() -> None:
         ConsumerSettings.from_options({"group.id": "g"})
     with pytest.raises(InvalidSettingError, match=r"known are .*transactional_id"):
         ProducerSettings.from_options({"zzz": 1})
+
+
+@pytest.mark.parametrize(
+    ("policy", "age_ms"),
+    [("latest", None), ("by_duration:PT1H", 3_600_000), ("by_duration:P1DT0.5S", 86_400_500)],
+)
+def test_a_reset_by_age_is_an_iso_duration(policy: str, age_ms: int | None) -> None:
+    assert ConsumerSettings(auto_offset_reset=policy).reset_age_ms == age_ms
 
 
 def test_acks_all_is_minus_one() -> None:

@@ -50,7 +50,12 @@ from oncelog.actors.protocol.messages.group import (
 )
 from oncelog.actors.protocol.messages.partition import (
     DescribeReplicaRequest,
+    EndedFetch,
+    FetchReply,
     FetchRequest,
+    FetchTogetherReply,
+    FetchTogetherRequest,
+    SharedFetch,
 )
 from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnReply,
@@ -276,6 +281,22 @@ def test_positions_of_topics_that_one_may_not_read_are_not_committed(is_transact
     assert nothing.join(OffsetCommitReply()).results == (refused,)
     whole = structs.replace(request, offsets=offsets[:1])
     assert split_of(whole, GROUP, ID, READING).request is whole
+
+
+def test_of_fetches_that_travel_together_those_that_one_may_not_make_are_refused_at_once():
+    mine, yours = (
+        SharedFetch(number=number, key="k", fetch=FetchRequest(topic_partition=tp, fetch_offset=0))
+        for number, tp in enumerate((MINE, YOURS))
+    )
+    request = FetchTogetherRequest(session_id="s", fetches=(yours, mine))
+    found = split_of(request, READING)
+    assert found.request == structs.replace(request, fetches=(mine,), max_wait_ms=0)
+    done = EndedFetch(number=0, reply=FetchReply(high_watermark=7))
+    refused = EndedFetch(number=1, reply=FetchReply(error=REFUSED))
+    joined = found.join(FetchTogetherReply(ended=(done,), records=(b"r",)))
+    assert (joined.ended, joined.records) == ((done, refused), (b"r", b""))
+    whole = structs.replace(request, fetches=(mine,))
+    assert split_of(whole, READING).request is whole
 
 
 def test_positions_of_topics_that_one_may_not_see_are_not_told():

@@ -13,7 +13,13 @@ from msgspec import UNSET, UnsetType, structs
 
 from oncelog.actors.protocol.messages.access import Limits
 from oncelog.actors.protocol.messages.base import Request
-from oncelog.actors.protocol.messages.partition import FetchReply, ProduceReply, ProduceRequest
+from oncelog.actors.protocol.messages.partition import (
+    EndedFetch,
+    FetchReply,
+    FetchTogetherReply,
+    ProduceReply,
+    ProduceRequest,
+)
 from oncelog.actors.protocol.messages.replication import ReplicateRequest
 from oncelog.actors.protocol.scram import (
     ITERATIONS_MAX,
@@ -130,6 +136,18 @@ def test_parts_are_the_message_and_a_long_batch_is_not_copied(size_bytes, kind):
         parts = encode_in_parts(message)
         assert decode(method, b"".join(parts)) == message
         assert (parts[-1] is batch) == (size_bytes > LONG_BYTES)
+
+
+@pytest.mark.parametrize("sizes", [(), (0,), (3, 5), (70_000, 0, LONG_BYTES), (1,) * 20_000])
+def test_the_batches_of_several_fetches_are_parts_and_none_is_copied(sizes):
+    records = tuple(bytes(size) for size in sizes)
+    ended = tuple(EndedFetch(number=n, reply=FetchReply()) for n in range(len(sizes)))
+    reply = FetchTogetherReply(is_new=True, ended=ended, records=records)
+    parts = encode_in_parts(reply)
+    assert decode_reply("fetch_together", b"".join(parts)) == reply
+    is_long = sum(sizes) > LONG_BYTES
+    assert [part for part in parts[2::2] if is_long] == (list(records) if is_long else [])
+    assert all(part is batch for part, batch in zip(parts[2::2], records, strict=False))
 
 
 @pytest.mark.parametrize("batch", [None, "x" * 20_000, [0] * 20_000])

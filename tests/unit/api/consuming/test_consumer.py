@@ -29,6 +29,7 @@ from oncelog.storage.exceptions import (
     IllegalStateError,
     InvalidRequestError,
     InvalidTopicError,
+    WakeupError,
 )
 from oncelog.storage.model import TopicPartition
 from oncelog.storage.records.codec import encode_records
@@ -576,3 +577,62 @@ def test_a_poll_in_another_thread_is_told_that_its_cluster_was_closed(blocked, l
     loop_thread.close()
     with pytest.raises(ClientClosedError, match="the cluster was closed during the call"):
         waiting.result(DEADLINE_S)
+
+
+# --- wakeup ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["poll", "next"])
+def test_another_thread_wakes_up_a_poll_and_the_next_one_goes_on(blocked, first, fake_cluster):
+    consumer, start, until_used = blocked
+    calls = {"poll": lambda: consumer.poll(60_000), "next": lambda: next(consumer)}
+    waiting = start(calls[first])
+    until_used()
+    consumer.wakeup()
+    with pytest.raises(WakeupError):
+        waiting.result(DEADLINE_S)
+    assert consumer.poll(0) == []
+
+
+def test_a_wakeup_between_two_polls_ends_the_next_one_only_and_loses_nothing(
+    fake_cluster, run, log
+):
+    async def steps(consumer):
+        await consumer.poll(1_000, max_records=1)
+        consumer.wakeup()
+        consumer.wakeup()
+        with pytest.raises(WakeupError):
+            await consumer.poll(1_000)
+        return [record.offset for record in await consumer.poll(1_000)]
+
+    assert scenario_with(fake_cluster, run, steps) == [1, 2, 3, 4]
+
+
+# --- reset by age ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("age", "offset"), [("PT0S", 5), ("PT0.5S", 5), ("PT2.5S", 3), ("PT1M", 0), ("P1D", 0)]
+)
+def test_without_a_committed_offset_reading_starts_at_the_first_record_of_an_age(
+    fake_cluster, run, log, age, offset
+):
+    """Batches of 1, 2 and 3 seconds; it is second 5. Without one so young, at the end."""
+    fake_cluster.clock.time_ms = 5_000
+
+    async def steps(consumer):
+        return await consumer.position(TP)
+
+    reset = f"by_duration:{age}"
+    assert scenario_with(fake_cluster, run, steps, auto_offset_reset=reset) == offset
+
+
+def test_an_offset_out_of_range_is_reset_by_age_too(fake_cluster, run, log):
+    fake_cluster.clock.time_ms = 5_000
+
+    async def steps(consumer):
+        await consumer.seek(TP, 77)
+        return [record.offset for record in await consumer.poll(1_000)]
+
+    reset = "by_duration:PT2.5S"
+    assert scenario_with(fake_cluster, run, steps, auto_offset_reset=reset) == [3, 4]

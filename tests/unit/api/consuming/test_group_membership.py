@@ -34,6 +34,7 @@ from oncelog.storage.exceptions import (
     InconsistentGroupProtocolError,
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
+    exception_for,
 )
 from oncelog.storage.model import TopicPartition
 
@@ -491,9 +492,9 @@ def test_a_commit_that_was_refused_before_makes_a_member_that_joins_forget_nothi
 
     async def scenario():
         membership = await joined(fake_cluster)
-        membership.on_commit_error(ErrorCode.REBALANCE_IN_PROGRESS)
+        membership.on_commit_error(exception_for(ErrorCode.REBALANCE_IN_PROGRESS), 1)
         assert membership.needs_join
-        membership.on_commit_error(ErrorCode.UNKNOWN_MEMBER_ID)
+        membership.on_commit_error(exception_for(ErrorCode.UNKNOWN_MEMBER_ID), 1)
         assert membership.member_id == "member-1"
         await membership.join()
         await membership.close()

@@ -17,7 +17,13 @@ from oncelog.storage.exceptions import IllegalStateError
 from oncelog.storage.model import TopicPartition
 
 TP = TopicPartition("t", 0)
-SETTINGS = ConsumerSettings(group_id="g", enable_auto_commit=False, auto_offset_reset="earliest")
+SETTINGS = ConsumerSettings(
+    group_id="g",
+    enable_auto_commit=False,
+    auto_offset_reset="earliest",
+    partition_assignment_strategy="range",
+)
+"""Of a member whose rebalances are eager; ``test_cooperative.py`` has the others."""
 
 
 class Told(ConsumerRebalanceListener):

@@ -20,9 +20,12 @@ from oncelog.storage.model import TopicPartition
 
 
 class Copy:
-    """A program that copies the source to a sink, and the two clusters in memory it works on."""
+    """A program that copies the source to a sink, and the two clusters in memory it works on.
 
-    def __init__(self, source: Any, sink: Any) -> None:
+    Its rebalances are eager: each takes everything, and may give it back.
+    """
+
+    def __init__(self, source: Any, sink: Any, strategy: str = "range") -> None:
         self.source, self.sink = source, sink
         (self.log,) = source.create("t")
         sink.create("copies")
@@ -34,6 +37,7 @@ class Copy:
                 auto_offset_reset="earliest",
                 heartbeat_interval_ms=1_000,
                 retry_backoff_ms=1,
+                partition_assignment_strategy=strategy,
             ),
             source.random,
         )
@@ -83,7 +87,7 @@ class Copy:
 
 @pytest.fixture
 def copy(fake_cluster: Any, cluster: Any) -> Any:
-    return lambda: Copy(fake_cluster, cluster)
+    return lambda **settings: Copy(fake_cluster, cluster, **settings)
 
 
 def test_input_that_a_rebalance_gave_away_and_back_does_not_count_twice(copy, run):
@@ -111,6 +115,26 @@ def test_input_that_a_rebalance_gave_away_and_back_does_not_count_twice(copy, ru
             return read, again, world.committed()
 
     assert run(scenario()) == ([b"0", b"1"], [b"0", b"1"], [b"0", b"1"])
+
+
+def test_input_that_a_cooperative_rebalance_leaves_counts_in_the_transaction_that_read_it(
+    copy, run
+):
+    async def scenario():
+        async with copy(strategy="cooperative-sticky") as world:
+            await world.start(b"0", b"1")
+            read = await world.poll(1)
+            await world.producer.begin_transaction()
+            await world.copy(read)
+            world.rebalance()
+            while world.source.generation_id < 2:
+                read += (more := await world.poll())
+                await world.copy(more)
+            await world.commit()
+            return read, world.committed(), dict(world.source.committed)
+
+    values = [b"0", b"1"]
+    assert run(scenario()) == (values, values, {TopicPartition("t", 0): 2})
 
 
 def test_input_that_a_rebalance_gave_back_before_the_transaction_began_does_not_count_twice(

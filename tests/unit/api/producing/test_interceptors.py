@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from oncelog.actors.protocol.messages.partition import ProduceRequest
+from oncelog.api.batching import interceptors
 from oncelog.api.batching.interceptors import ProducerInterceptor, ProducerRecord
 from oncelog.api.config import ProducerSettings
 from oncelog.storage.errors import ErrorCode
@@ -162,7 +163,7 @@ def test_a_broken_interceptor_harms_nobody_and_is_reported_once(
 ) -> None:
     (leader,) = cluster.create("t")
     recorder = Recorder()
-    caplog.set_level(logging.ERROR, "oncelog.producer")
+    caplog.set_level(logging.ERROR, interceptors.__name__)
 
     async def story() -> Any:
         async with cluster.producer("loader", interceptors=[Broken(), recorder]) as producer:

@@ -10,6 +10,7 @@ from oncelog.actors.protocol.group.consumer_protocol import (
     ASSIGNORS,
     AssignmentPlan,
     Subscriber,
+    assign_cooperative_sticky,
     assign_range,
     assign_round_robin,
     assign_sticky,
@@ -23,7 +24,9 @@ def members(*names: str, topics: tuple[str, ...] = ("a",)) -> list[Subscriber]:
     return [Subscriber(member_id=name, topics=topics) for name in names]
 
 
-def owned_by(plan: AssignmentPlan, subscribers: list[Subscriber]) -> list[Subscriber]:
+def owned_by(
+    plan: AssignmentPlan, subscribers: list[Subscriber], generation_id: int = 1
+) -> list[Subscriber]:
     """The same members, holding what the plan gave them."""
     return [
         Subscriber(
@@ -31,6 +34,7 @@ def owned_by(plan: AssignmentPlan, subscribers: list[Subscriber]) -> list[Subscr
             group_instance_id=member.group_instance_id,
             topics=member.topics,
             owned_partitions=plan.get(member.member_id, ()),
+            generation_id=generation_id,
         )
         for member in subscribers
     ]
@@ -97,6 +101,18 @@ def test_sticky_ignores_a_claim_that_two_members_make() -> None:
     assert shown(assign_sticky(both, {"a": 2})) == {"x": "a0", "y": "a1"}
 
 
+def test_of_two_claims_that_of_the_later_generation_counts() -> None:
+    claimed = (TopicPartition("a", 0), TopicPartition("a", 1))
+    claims = [
+        Subscriber(member_id=name, topics=("a",), owned_partitions=claimed, generation_id=each)
+        for name, each in (("x", 4), ("y", 5))
+    ]
+    claims += members("z")
+    assert shown(assign_sticky(claims, {"a": 2})) == {"x": "a1", "y": "a0", "z": ""}
+    # The one of the earlier generation must give up its claim before it gets anything.
+    assert shown(assign_cooperative_sticky(claims, {"a": 2})) == {"x": "", "y": "a0", "z": ""}
+
+
 def test_sticky_takes_away_what_is_no_longer_subscribed_or_no_longer_there() -> None:
     stale = (TopicPartition("b", 0), TopicPartition("a", 9))
     member = Subscriber(member_id="x", topics=("a",), owned_partitions=stale)
@@ -118,12 +134,13 @@ def groups(draw: st.DrawFn) -> tuple[list[Subscriber], dict[str, int]]:
             group_instance_id=draw(st.none() | st.just(f"i{index}")),
             topics=tuple(draw(st.sets(st.sampled_from(TOPICS), min_size=1))),
             owned_partitions=tuple(draw(st.sets(st.sampled_from(partitions)))),
+            generation_id=draw(st.integers(-1, 2)),
         )
         for index in range(draw(st.integers(1, 5)))
     ], counts
 
 
-@pytest.mark.parametrize("name", sorted(ASSIGNORS))
+@pytest.mark.parametrize("name", ["range", "roundrobin", "sticky"])
 @given(group=groups())
 def test_every_partition_goes_to_one_subscriber(
     name: str, group: tuple[list[Subscriber], dict[str, int]]
@@ -169,3 +186,112 @@ def test_sticky_plan_is_kept_when_nothing_changes(
     subscribers, counts = group
     plan = assign_sticky(subscribers, counts)
     assert assign_sticky(owned_by(plan, subscribers), counts) == plan
+
+
+# --- cooperative rebalances -----------------------------------------------------------------------
+
+
+class CooperativeGroup:
+    """Members that keep what they have as they join, generation after generation.
+
+    After each generation no partition has two owners. A member that must give something up joins
+    again, which is the next generation.
+    """
+
+    def __init__(self, counts: dict[str, int]) -> None:
+        self.counts = counts
+        self.members: dict[str, Subscriber] = {}
+        self.generation_id = 0
+
+    def owners(self) -> dict[TopicPartition, str]:
+        owners: dict[TopicPartition, str] = {}
+        for member in self.members.values():
+            for tp in member.owned_partitions:
+                assert tp not in owners, f"{tp} has two owners"
+                owners[tp] = member.member_id
+        return owners
+
+    def generation(self, late: frozenset[str] = frozenset()) -> bool:
+        """One generation, not seen by who is ``late``; whether somebody has to join again."""
+        self.generation_id += 1
+        plan = assign_cooperative_sticky(list(self.members.values()), self.counts)
+        has_revoked = False
+        for member_id, member in list(self.members.items()):
+            if member_id in late:
+                continue
+            has_revoked |= bool(set(member.owned_partitions) - set(plan[member_id]))
+            self.members[member_id] = Subscriber(
+                member_id=member_id,
+                topics=member.topics,
+                owned_partitions=plan[member_id],
+                generation_id=self.generation_id,
+            )
+            self.owners()
+        return has_revoked
+
+    def settle(self) -> int:
+        """Generations until none has to give anything up; how many there were."""
+        count = 1
+        while self.generation():
+            count += 1
+            assert count <= 3
+        return count
+
+
+@st.composite
+def changes(draw: st.DrawFn) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Members that come, with their topics, or go, or give up everything as eager ones do."""
+    names = st.sampled_from(["m0", "m1", "m2", "m3", "m4"])
+    topics = st.sets(st.sampled_from(TOPICS), min_size=1).map(sorted).map(tuple)
+    kinds = st.sampled_from(["come", "come", "go", "eager", "late"])
+    return draw(st.lists(st.tuples(kinds, names, topics), min_size=1, max_size=8))
+
+
+@given(steps=changes(), sizes=st.tuples(*[st.integers(1, 7)] * 3))
+def test_a_cooperative_group_settles_balanced_and_complete_and_never_has_two_owners(
+    steps: list[tuple[str, str, tuple[str, ...]]], sizes: tuple[int, int, int]
+) -> None:
+    group = CooperativeGroup(dict(zip(TOPICS, sizes, strict=True)))
+    for kind, name, topics in steps:
+        former = group.members.pop(name, None)
+        if kind == "late" and former is not None:
+            # It is parked in its join, misses the answer to its sync, and joins again.
+            group.members[name] = former
+            group.generation(late=frozenset({name}))
+        elif kind != "go":
+            keeps = former is not None and kind == "come"
+            group.members[name] = Subscriber(
+                member_id=name,
+                topics=topics,
+                owned_partitions=former.owned_partitions if keeps and former else (),
+                generation_id=former.generation_id if keeps and former else -1,
+            )
+        if not group.members:
+            continue
+        group.settle()
+        wanted = {topic for member in group.members.values() for topic in member.topics}
+        assert set(group.owners()) == {
+            TopicPartition(topic, n) for topic in wanted for n in range(group.counts[topic])
+        }
+        for member in group.members.values():
+            for tp in member.owned_partitions:
+                takers = [one for one in group.members.values() if tp.topic in one.topics]
+                shares = [len(one.owned_partitions) + 1 for one in takers]
+                assert min(shares) >= len(member.owned_partitions)
+
+
+@given(count=st.integers(1, 6), partitions=st.integers(1, 20))
+def test_a_newcomer_takes_from_each_cooperative_member_only_its_share(
+    count: int, partitions: int
+) -> None:
+    group = CooperativeGroup({"a": partitions})
+    for index in range(count):
+        group.members[f"m{index}"] = members(f"m{index}")[0]
+    group.settle()
+    former = {name: set(one.owned_partitions) for name, one in group.members.items()}
+    group.members["new"] = members("new")[0]
+    assert group.settle() <= 2
+    moved = set(group.members["new"].owned_partitions)
+    assert len(moved) == partitions // (count + 1)
+    for name, owned in former.items():
+        assert owned - moved == set(group.members[name].owned_partitions)

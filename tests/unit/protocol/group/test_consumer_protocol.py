@@ -24,10 +24,10 @@ from oncelog.storage.model import TopicPartition
 OWNED = (TopicPartition("b", 0), TopicPartition("b", 2), TopicPartition("a", 1))
 
 
-def test_subscription_is_that_of_kafka_version_1() -> None:
-    encoded = encode_subscription(Subscription(topics=("b", "a"), owned_partitions=OWNED))
-    assert encoded.hex() == (
-        "0001"
+def test_subscription_is_that_of_kafka_version_2() -> None:
+    subscription = Subscription(topics=("b", "a"), owned_partitions=OWNED, generation_id=7)
+    assert encode_subscription(subscription).hex() == (
+        "0002"
         "00000002"
         "000162"
         "000161"
@@ -40,7 +40,15 @@ def test_subscription_is_that_of_kafka_version_1() -> None:
         "00000002"
         "00000000"
         "00000002"
+        "00000007"
     )
+
+
+def test_subscription_of_version_1_names_no_generation() -> None:
+    subscription = Subscription(topics=("a",), owned_partitions=OWNED[:1], generation_id=7)
+    encoded = b"\x00\x01" + encode_subscription(subscription)[2:-4]
+    assert decode_subscription(encoded).owned_partitions == OWNED[:1]
+    assert decode_subscription(encoded).generation_id == -1
 
 
 def test_assignment_is_that_of_kafka_version_0() -> None:
@@ -71,7 +79,7 @@ def test_we_read_the_bytes_of_another_client() -> None:
 
 def test_newer_version_is_read_by_its_known_beginning() -> None:
     encoded = encode_subscription(Subscription(topics=("a",), owned_partitions=OWNED))
-    newer = b"\x00\x03" + encoded[2:] + b"\x00\x00\x00\x07" + b"\xff\xff"
+    newer = b"\x00\x03" + encoded[2:] + b"\xff\xff"
     assert decode_subscription(newer) == decode_subscription(encoded)
 
 
