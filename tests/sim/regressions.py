@@ -267,4 +267,10 @@ REGRESSIONS: list[tuple[int, dict[str, Any], str]] = [
         "a lone replica whose recovery checkpoint was damaged gave back the records that had been "
         "deleted inside its first segment",
     ),
+    (
+        30181,
+        {"brokers": 3, "replication_factor": 3, "replicas_per_actor": 3, "peace": 0.0},
+        "a fault of before the quiet ended late and with it half of the one that was to last; then "
+        "a group waited for a member that it alone remembered, as long as all was to take",
+    ),
 ]

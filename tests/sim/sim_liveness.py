@@ -25,6 +25,11 @@ PROGRESS_LIMIT_S: Final = 45.0
 """Sessions, an election of the controller, its load, and the back-off of clients, with hasty
 brokers; a transaction that is cut short has to time out, too."""
 
+MEMBER_SESSION_MS: Final = 10_000
+"""Shorter than by default, which is the limit already. A coordinator that leads again may know a
+member by an id that this one has given up, as another coordinator, between, did not know it. As in
+Kafka, the next rebalance waits until the session of that id has ended."""
+
 TRANSACTION_TIMEOUT_MS: Final = 5_000
 GROUP: Final = "liveness"
 
@@ -251,6 +256,7 @@ async def _read_in_group(
         auto_offset_reset="earliest",
         isolation_level=IsolationLevel.READ_COMMITTED,
         enable_auto_commit=False,
+        session_timeout_ms=MEMBER_SESSION_MS,
     )
     await consumer.subscribe(sorted({tp.topic for tp in partitions}))
     missing = set(partitions)

@@ -157,7 +157,7 @@ def drawn_faults(random: Random) -> FaultPlan:
 
 
 class Nemesis:
-    """Carries a plan out. ``heal`` of the world ends what still lasts."""
+    """Carries a plan out. ``heal`` of the world ends what lasts when the stage is over."""
 
     def __init__(self, stage: Stage, plan: FaultPlan, random: Random) -> None:
         self._stage = stage
@@ -504,8 +504,14 @@ class Nemesis:
         disk.heal()
 
     def _later(self, mean_s: float, action: Callable[[], None]) -> None:
+        """End a fault after a while; once the stage is over a lasting one may be in its place."""
+
+        def act() -> None:
+            if not self._stage.is_over:
+                action()
+
         delay_s = self._random.expovariate(1 / mean_s)
-        self._world.loop.call_later(delay_s, action, context=self._world.driver.context)
+        self._world.loop.call_later(delay_s, act, context=self._world.driver.context)
 
 
 def _tells_member(exchange: Exchange, message: Any, is_reply: bool) -> bool:

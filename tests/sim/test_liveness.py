@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from random import Random
 from unittest import mock
 from unittest.mock import AsyncMock
 
@@ -10,7 +11,9 @@ import pytest
 from sim_controllers import SimPlace
 from sim_liveness import LASTING_FAULTS, PROGRESS_LIMIT_S, Before, progress_s
 from sim_log_watch import watching
+from sim_nemesis import FaultPlan, Nemesis
 from sim_replica_stage import replicated
+from sim_stage import Stage, WorkloadPlan
 from sim_world import SimulationError, World
 
 from oncelog.actors.coordination.actor_watch import ActorWatch, WatchReport
@@ -63,6 +66,30 @@ def test_everything_goes_on_while_one_node_stays_broken(
     before = Before(world, PARTITIONS, "after")
     LASTING_FAULTS[fault](world, number)
     assert progress_s(world, PARTITIONS, "after", before) <= PROGRESS_LIMIT_S
+
+
+@pytest.mark.parametrize(
+    ("strikes", "fault", "broken"),
+    [
+        ("cut_node", "hears nothing", lambda world: world.network.cuts),
+        ("kill_node", "node dead", lambda world: world.dead_nodes),
+    ],
+)
+def test_a_random_fault_that_ends_late_leaves_a_lasting_one_as_it_is(
+    world: World, strikes: str, fault: str, broken: Callable[[World], set[object]]
+) -> None:
+    """1. Faults strike, each to end after some seconds. 2. The run is over, and all is healed.
+    3. Something of node 2 breaks for good. 4. The time comes when those of 1. were to end."""
+    stage = Stage(world, WorkloadPlan(topics={"a": 3}, duration_s=2.0))
+    nemesis = Nemesis(stage, FaultPlan(peace=0.0, **{strikes: 5.0}), Random(1))
+    world.driver.spawn(nemesis.rage())
+    world.run_for(stage.plan.duration_s)
+    stage.is_over = True
+    world.quiesce()
+    LASTING_FAULTS[fault](world, 2)
+    lasting = set(broken(world))
+    world.run_for(30.0)
+    assert broken(world) == lasting
 
 
 REPORT = ActorWatch._report
