@@ -137,10 +137,8 @@ class Trial:
         file = str(cluster.head.home / "password")
         cluster.oncelog("acls", "on")
         cluster.oncelog("users", "add", USER, "--new-password-file", file)
-        for resource in (f"--topic={COPIED}", f"--transactional-id={USER}-"):
-            cluster.oncelog(
-                "acls", "add", f"--allow=User:{USER}", "--producer", "--prefix", resource
-            )
+        names = (f"--topic={COPIED}", f"--transactional-id={USER}-", "--prefix")
+        cluster.oncelog("acls", "add", f"--allow=User:{USER}", "--producer", *names)
         his = {"ONCELOG_USER": USER, "ONCELOG_PASSWORD_FILE": str(at.home / "password")}
         first = self._steady(f"{USER}-1", at, his)
         other = cluster.writer(at, f"{USER}-2", SINGLE, range(PARTITIONS), 1)
