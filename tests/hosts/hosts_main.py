@@ -26,14 +26,14 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 from deadlines import wait_for
 from hosts_cluster import HostsCluster, ledger
 from network_hosts import Host, Network, missing
-from steady_writer import SteadyWriter
+from steady_writer import NOBODY, SteadyWriter
 
 STATUS_SKIPPED: Final = 77
 SINGLE: Final = "numbers"
@@ -52,6 +52,11 @@ AWAY_PAUSE_S: Final = 10.0
 """Nobody who writes to copies waits longer because a host is away, slow or full."""
 
 DRAIN_PAUSE_S: Final = 1.0
+REMOVED_S: Final = 1.0
+"""No commit of a user later than this after the command has ended that removes him."""
+
+USER: Final = "alice"
+PASSWORD: Final = "for this trial only"
 CLOCK_SHIFT_S: Final = 3_600
 FIRST_NEW_ADDRESS: Final = 101
 DELAY_MS: Final = 200
@@ -80,6 +85,7 @@ class Trial:
             self.comes_up,
             self.programs_write,
             jobs,
+            self.users_are_told_apart,
             self.cable_is_pulled,
             self.worker_is_killed,
             self.worker_is_slow,
@@ -122,6 +128,31 @@ class Trial:
         submit = ("ray", "job", "submit", "--address=http://127.0.0.1:8265", "--", *writer)
         assert "succeeded" in self.head.run(*submit)
         return self._checked()
+
+    def users_are_told_apart(self) -> str:
+        """From here on rules count. A user writes to all hosts, until he is removed."""
+        cluster, at = self.cluster, self.cluster.workers[0]
+        for host in cluster.hosts():
+            (host.home / "password").write_text(f"{PASSWORD}\n")
+        file = str(cluster.head.home / "password")
+        cluster.oncelog("acls", "on")
+        cluster.oncelog("users", "add", USER, "--new-password-file", file)
+        names = (f"--topic={COPIED}", f"--transactional-id={USER}-", "--prefix")
+        cluster.oncelog("acls", "add", f"--allow=User:{USER}", "--producer", *names)
+        his = {"ONCELOG_USER": USER, "ONCELOG_PASSWORD_FILE": str(at.home / "password")}
+        first = self._steady(f"{USER}-1", at, his)
+        other = cluster.writer(at, f"{USER}-2", SINGLE, range(PARTITIONS), 1)
+        refused = at.run(*other, statuses=(1,), **his)
+        assert "TopicAuthorizationFailedError" in refused, refused
+        said = self._went_on(first)
+        second = self._steady(f"{USER}-3", at, his)
+        cluster.oncelog("users", "remove", USER)
+        removed = time.monotonic()
+        second.ended()
+        late_s = max(0.0, second.commits()[-1] - removed)
+        assert late_s < REMOVED_S, f"committed {late_s:.1f} s after the removal"
+        assert USER not in cluster.oncelog("users", "list")
+        return f"{said}; no commit later than {late_s:.1f} s after the removal"
 
     def cable_is_pulled(self) -> str:
         cluster, away = self.cluster, self.cluster.workers[0]
@@ -405,8 +436,11 @@ class Trial:
         wait_for(lambda: path.exists() and "committed" in path.read_text(), f"{name} to commit")
         return begun
 
-    def _steady(self, name: str) -> SteadyWriter:
-        return SteadyWriter(self.cluster, self.head, name, COPIED, range(PARTITIONS))
+    def _steady(
+        self, name: str, at: Host | None = None, variables: Mapping[str, str] = NOBODY
+    ) -> SteadyWriter:
+        cluster, chosen = self.cluster, at or self.head
+        return SteadyWriter(cluster, chosen, name, COPIED, range(PARTITIONS), variables)
 
     def _went_on(self, steady: SteadyWriter, *, pause_s: float = AWAY_PAUSE_S) -> str:
         """It did so without an error and a long pause, and all is there, on all copies."""

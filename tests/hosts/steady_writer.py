@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,6 +13,10 @@ from network_hosts import Host
 
 COMMITS_BEFORE: Final = 20
 """So many show that it writes."""
+
+
+NOBODY: Final[Mapping[str, str]] = {}
+"""The environment of a program that runs as no user of the log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +42,20 @@ class SteadyWriter:
     """Writes transactions over some partitions of a topic, from a host, until it is stopped."""
 
     def __init__(
-        self, cluster: HostsCluster, at: Host, name: str, topic: str, partitions: Collection[int]
+        self,
+        cluster: HostsCluster,
+        at: Host,
+        name: str,
+        topic: str,
+        partitions: Collection[int],
+        variables: Mapping[str, str] = NOBODY,
     ) -> None:
         self._name = name
         self._ledger = ledger(at, topic, name)
         self._stop = self._ledger.with_name(f"stop-{self._ledger.name}")
-        self._program = at.begin(*cluster.writer(at, name, topic, partitions, 0))
+        settings = [f"{key}={text}" for key, text in variables.items()]
+        command = cluster.writer(at, name, topic, partitions, 0)
+        self._program = at.begin("env", *settings, *command)
         self.wait_for_more(COMMITS_BEFORE)
 
     def commits(self) -> list[float]:

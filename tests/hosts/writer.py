@@ -22,6 +22,12 @@ import oncelog
 
 ABORTED_ONE_IN: Final = 5
 GIVE_UP_S: Final = 200.0
+REFUSED: Final = (
+    oncelog.SaslAuthenticationFailedError,
+    oncelog.TopicAuthorizationFailedError,
+)
+"""What waiting does not mend: it ends the program."""
+
 BREAK_S: Final = 0.02
 """Between the transactions of a program that writes until it is stopped: hosts share a machine."""
 
@@ -50,7 +56,7 @@ def main(name: str, topic: str, chosen: str, count: str, ledger: str) -> None:
                             lines.write(f"{transaction} {outcome} {time.monotonic():.3f}\n")
             except oncelog.OncelogError as error:
                 print(f"{name} before {number}: {error!r}", flush=True)
-                if time.monotonic() > deadline:
+                if isinstance(error, REFUSED) or time.monotonic() > deadline:
                     raise
 
 
