@@ -1,0 +1,1 @@
+"""Programs of Kafka's clients, ported: the guide "Porting" sets them beside their originals."""
