@@ -35,6 +35,7 @@ from oncelog.actors.protocol.messages import (
     group,
     partition,
     replication,
+    share,
     transaction,
 )
 from oncelog.actors.protocol.messages.access import (
@@ -265,6 +266,10 @@ def _one_topic(request: Any) -> tuple[str, ...]:
     return (request.topic_partition.topic,)
 
 
+def _acknowledged_topics(request: Any) -> Iterable[str]:
+    return {part.topic_partition.topic for part in request.acknowledgements}
+
+
 def _no_name(_: Any) -> tuple[str, ...]:
     """For what a request is split by."""
     return ()
@@ -329,6 +334,23 @@ NEEDS: Final[Mapping[type[Request[Any]], tuple[Need, ...]]] = {
     ),
     group.DescribeGroupsRequest: (Need(Operation.DESCRIBE, Resource.GROUP, _no_name),),
     group.DeleteGroupRequest: (Need(Operation.DELETE, Resource.GROUP, _field("group_id")),),
+    share.ShareGroupHeartbeatRequest: (
+        _READ_GROUP,
+        _on_topic(Operation.READ, lambda request: request.topics),
+    ),
+    share.ShareAcquireRequest: (_READ_GROUP,),
+    share.ShareAcknowledgeRequest: (
+        _READ_GROUP,
+        _on_topic(Operation.READ, _acknowledged_topics),
+    ),
+    share.TxnShareAcknowledgeRequest: (
+        _WRITE_ID,
+        _READ_GROUP,
+        _on_topic(Operation.READ, _acknowledged_topics),
+    ),
+    share.DescribeShareGroupRequest: (
+        Need(Operation.DESCRIBE, Resource.GROUP, _field("group_id")),
+    ),
     cluster.MetadataRequest: (_each_topic(Operation.DESCRIBE),),
     cluster.CreateTopicRequest: (_on_topic(Operation.CREATE, _field("name")),),
     cluster.AlterTopicRequest: (_on_topic(Operation.ALTER, _field("name")),),
