@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from oncelog.api.client import Cluster, connect, init
     from oncelog.api.consuming.consumer import AsyncConsumer, Consumer
     from oncelog.api.consuming.core import ConsumerRebalanceListener
-    from oncelog.api.option_types import ConsumerOptions, ProducerOptions
+    from oncelog.api.option_types import ConsumerOptions, ProducerOptions, QueueOptions
     from oncelog.api.processing.job import ProcessFailedError, ProcessJob
     from oncelog.api.producing.member import Membership
     from oncelog.api.producing.producer import AsyncProducer, Producer
-    from oncelog.api.records import ConsumerRecord
+    from oncelog.api.queueing.queue import AsyncQueue, Queue
+    from oncelog.api.records import ConsumerRecord, QueueBacklog, QueueRecord
     from oncelog.api.session.routing import Outage
     from oncelog.storage.errors import ErrorCode
     from oncelog.storage.exceptions import (
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
         InvalidProducerIdMappingError,
         InvalidRecordError,
         InvalidRegularExpressionError,
+        InvalidRecordStateError,
         InvalidReplicaAssignmentError,
         InvalidReplicationFactorError,
         InvalidRequestError,
@@ -136,6 +138,7 @@ __all__ = [
     "AsyncAdmin",
     "AsyncConsumer",
     "AsyncProducer",
+    "AsyncQueue",
     "BrokerNotAvailableError",
     "ClientClosedError",
     "Cluster",
@@ -174,6 +177,7 @@ __all__ = [
     "InvalidProducerIdMappingError",
     "InvalidRecordError",
     "InvalidRegularExpressionError",
+    "InvalidRecordStateError",
     "InvalidReplicaAssignmentError",
     "InvalidReplicationFactorError",
     "InvalidRequestError",
@@ -216,6 +220,10 @@ __all__ = [
     "ProducerInterceptor",
     "ProducerOptions",
     "ProducerRecord",
+    "Queue",
+    "QueueBacklog",
+    "QueueOptions",
+    "QueueRecord",
     "ReassignmentInProgressError",
     "RebalanceInProgressError",
     "Record",
@@ -260,6 +268,7 @@ _MODULES = {
     "AsyncAdmin": "oncelog.api.admin.admin",
     "AsyncConsumer": "oncelog.api.consuming.consumer",
     "AsyncProducer": "oncelog.api.producing.producer",
+    "AsyncQueue": "oncelog.api.queueing.queue",
     "Cluster": "oncelog.api.client",
     "Consumer": "oncelog.api.consuming.consumer",
     "ConsumerInterceptor": "oncelog.api.batching.interceptors",
@@ -279,6 +288,10 @@ _MODULES = {
     "ProducerInterceptor": "oncelog.api.batching.interceptors",
     "ProducerOptions": "oncelog.api.option_types",
     "ProducerRecord": "oncelog.api.batching.interceptors",
+    "Queue": "oncelog.api.queueing.queue",
+    "QueueBacklog": "oncelog.api.records",
+    "QueueOptions": "oncelog.api.option_types",
+    "QueueRecord": "oncelog.api.records",
     "Record": "oncelog.storage.records.rows",
     "RecordMetadata": "oncelog.api.batching.delivery",
     "Resource": "oncelog.actors.protocol.messages.access",

@@ -26,9 +26,9 @@ from oncelog.actors.rpc.actor_transport import ActorTransport
 from oncelog.actors.rpc.call_meter import CallReports
 from oncelog.actors.rpc.ray_transport import RayTransport, find_actor
 from oncelog.api.admin.admin import Admin, AsyncAdmin
-from oncelog.api.config import ConsumerSettings, ProducerSettings
+from oncelog.api.config import ConsumerSettings, ProducerSettings, QueueSettings
 from oncelog.api.consuming.consumer import AsyncConsumer, Consumer
-from oncelog.api.option_types import ConsumerOptions, ProducerOptions
+from oncelog.api.option_types import ConsumerOptions, ProducerOptions, QueueOptions
 from oncelog.api.processing.actor import attach, launch_workers, running_jobs
 from oncelog.api.processing.job import LEAVE_TIMEOUT_MS, ProcessJob, remove_former_workers
 from oncelog.api.processing.loop import worker_settings
@@ -42,6 +42,7 @@ from oncelog.api.producing.member import (
     end_run,
 )
 from oncelog.api.producing.producer import AsyncProducer, Producer
+from oncelog.api.queueing.queue import AsyncQueue, Queue
 from oncelog.api.session import cluster_connection
 from oncelog.api.session.event_loop import (
     LoopOfProgram,
@@ -328,6 +329,39 @@ class Cluster(ProcessBound):
         consumer = AsyncConsumer(router, options, self._random, self._reports)
         close_if_forgotten(consumer, LoopOfProgram(), consumer._core)
         return consumer
+
+    def queue(self, topics: str | Sequence[str], **settings: Unpack[QueueOptions]) -> Queue:
+        """Make a worker of a queue over ``topics``; ``settings`` are those of ``QueueSettings``.
+
+        ``InvalidSettingError`` for an unknown setting, a value out of range, or without a
+        ``group_id``.
+        """
+        return Queue(
+            self._router,
+            self._loop_thread,
+            QueueSettings.from_options(settings),
+            topics,
+            self._random,
+            process=self._processes.process(os.getpid()),
+        )
+
+    def async_queue(
+        self, topics: str | Sequence[str], **settings: Unpack[QueueOptions]
+    ) -> AsyncQueue:
+        """Make a worker of a queue for the running event loop, with its own metadata cache.
+
+        One that is garbage-collected before it is closed leaves its group, with a
+        ``ResourceWarning``.
+        """
+        queue = AsyncQueue(
+            Router(self._transport, self._clock, self._reports.metrics),
+            QueueSettings.from_options(settings),
+            topics,
+            self._random,
+            process=self._processes.process(os.getpid()),
+        )
+        close_if_forgotten(queue, LoopOfProgram(), queue._core)
+        return queue
 
     def begin_run(
         self,

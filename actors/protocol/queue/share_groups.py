@@ -613,7 +613,8 @@ def _too_many(acknowledgements: tuple[PartitionAcknowledgements, ...]) -> str:
     count = sum(len(part.runs) for part in acknowledgements)
     if not 1 <= count <= ACKNOWLEDGED_RUNS_MAX:
         return f"{count} acknowledged runs: give 1 to {ACKNOWLEDGED_RUNS_MAX}"
-    if len({part.topic_partition for part in acknowledgements}) < len(acknowledgements):
+    named = {(part.topic_partition, part.topic_id) for part in acknowledgements}
+    if len(named) < len(acknowledgements):
         return "a partition is named twice: give its runs together"
     return ""
 
