@@ -6,6 +6,8 @@ arguments. A reply with a retriable error means that ``max_block_ms`` have passe
 
 Two replies are kept: why leaders reject an epoch, and the producer ids of a producer without
 transactions.
+
+One file: the calls, and what is kept of their replies.
 """
 
 from __future__ import annotations
