@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from oncelog.actors.protocol.messages.partition import FetchReply, FetchRequest
 from oncelog.actors.protocol.messages.share import AcquiredRun
 from oncelog.api.consuming.fetch_buffer import VisibleBatches, visible_batches
@@ -65,7 +67,7 @@ async def read_runs(
             if start <= position:
                 break
             # Retention has removed them.
-            position = _pass(read, left, start)
+            position = _pass(read, left, start, [])
             continue
         if reply.error is not ErrorCode.NONE:
             if is_retriable(reply.error):
@@ -76,8 +78,8 @@ async def read_runs(
             # This leader does not have them yet, or some of its followers do not.
             break
         read.size_bytes += len(reply.records)
-        _take(read, left, reply.records, visible, topic_partition)
-        position = _pass(read, left, visible.next_offset)
+        records = _taken(left, reply.records, visible, topic_partition)
+        position = _pass(read, left, visible.next_offset, records)
     read.unread = left
     # Runs of different delivery counts were read one after another.
     read.records.sort(key=_offset_of)
@@ -135,14 +137,14 @@ def _corrupt(topic_partition: TopicPartition, offset: int, detail: str) -> Corru
     )
 
 
-def _take(
-    read: ReadRuns,
+def _taken(
     runs: Sequence[AcquiredRun],
     records: Buffer,
     visible: VisibleBatches,
     topic_partition: TopicPartition,
-) -> None:
-    """Take the records of ``runs`` from a reply; each batch is decoded once per delivery count."""
+) -> list[QueueRecord]:
+    """The records of ``runs`` in a reply; each batch is decoded once per delivery count."""
+    taken: list[QueueRecord] = []
     end, place = visible.next_offset, 0
     for batch in visible.batches:
         first, last = batch.header.base_offset, batch.header.last_offset
@@ -167,39 +169,43 @@ def _take(
                 )
             except CorruptDataError as error:
                 raise _corrupt(topic_partition, first, str(error)) from error
-            _select(read, rows.take(batch.header.record_count), its_runs)
+            taken += _selected(rows.take(batch.header.record_count), its_runs)
+    return taken
 
 
-def _select(read: ReadRuns, rows: list[QueueRecord], runs: list[AcquiredRun]) -> None:
+def _selected(rows: list[QueueRecord], runs: list[AcquiredRun]) -> list[QueueRecord]:
+    """Those of ``rows``, ascending, that are in ``runs``."""
     if len(runs) == 1 and rows and rows[-1].offset <= runs[0].last_offset:
-        read.records += rows
-        return
+        return rows
+    selected: list[QueueRecord] = []
     place = 0
     for row in rows:
         while place < len(runs) and runs[place].last_offset < row.offset:
             place += 1
         if place == len(runs):
-            return
+            break
         if runs[place].first_offset <= row.offset:
-            read.records.append(row)
+            selected.append(row)
+    return selected
 
 
-def _pass(read: ReadRuns, runs: list[AcquiredRun], end: int) -> int:
-    """Drop from ``runs`` what is below ``end``; what of it is not in the records are gaps."""
-    found = {record.offset for record in read.records}
+def _pass(read: ReadRuns, runs: list[AcquiredRun], end: int, records: list[QueueRecord]) -> int:
+    """Drop from ``runs`` what is below ``end``; what of it is not in ``records`` are gaps."""
+    read.records += records
+    passed: list[tuple[int, int]] = []
     while runs and runs[0].first_offset < end:
         run = runs.pop(0)
-        last = min(run.last_offset, end - 1)
-        read.gaps += [offset for offset in range(run.first_offset, last + 1) if offset not in found]
+        passed.append((run.first_offset, min(run.last_offset, end - 1)))
         if run.last_offset >= end:
-            rest = AcquiredRun(
-                topic_partition=run.topic_partition,
-                topic_id=run.topic_id,
-                first_offset=end,
-                last_offset=run.last_offset,
-                delivery_count=run.delivery_count,
-            )
-            runs.insert(0, rest)
+            runs.insert(0, structs.replace(run, first_offset=end))
+    if sum(last - first + 1 for first, last in passed) > len(records):
+        found = {record.offset for record in records}
+        read.gaps += [
+            offset
+            for first, last in passed
+            for offset in range(first, last + 1)
+            if offset not in found
+        ]
     return end
 
 

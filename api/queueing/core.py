@@ -18,6 +18,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from random import Random
 from typing import Final, NamedTuple
 
@@ -73,19 +74,22 @@ _NAMED_MAX: Final = 3
 _log = logging.getLogger(__name__)
 
 
-class Held(NamedTuple):
-    """A record that the worker holds: the id of its topic, and until when it may be worked on."""
-
-    topic_id: str
-    deadline_ms: float
-
-
-class Acknowledged(NamedTuple):
-    """One acknowledged offset on its way to the coordinator."""
+@dataclass(slots=True)
+class Held:
+    """What the worker holds of a partition: until when each offset may be worked on."""
 
     topic_partition: TopicPartition
     topic_id: str
-    offset: int
+    deadlines_ms: dict[int, float] = field(default_factory=dict)
+
+
+class Acknowledged(NamedTuple):
+    """Acknowledged offsets on their way to the coordinator, both ends inclusive."""
+
+    topic_partition: TopicPartition
+    topic_id: str
+    first: int
+    last: int
     type: AcknowledgeType
 
 
@@ -118,8 +122,9 @@ class QueueCore:
         self._acquire_sequence = self._acknowledge_sequence = 0
         self._lock = threading.Lock()
         """Guards what follows, which other threads change too."""
-        self._held: dict[TopicPartition, dict[int, Held]] = {}
+        self._held: dict[tuple[str, int], Held] = {}
         self._waiting: list[Acknowledged] = []
+        self._sending: list[Acknowledged] = []
         self._is_woken = False
         self._unread: list[AcquiredRun] = []
         self._sender: asyncio.Task[None] | None = None
@@ -326,14 +331,15 @@ class QueueCore:
         deadline_ms = loop_ms() + self.settings.record_lock_duration_ms
         with self._lock:
             for (tp, its_runs), read in zip(runs.items(), reads, strict=True):
-                held = Held(its_runs[0].topic_id, deadline_ms)
-                self._held.setdefault(tp, {}).update(
-                    dict.fromkeys([record.offset for record in read.records], held)
+                topic_id = its_runs[0].topic_id
+                held = self._held.get((tp.topic, tp.partition))
+                if held is None or held.topic_id != topic_id:
+                    # What was held of a topic that is gone is of no use.
+                    held = self._held[tp.topic, tp.partition] = Held(tp, topic_id)
+                held.deadlines_ms.update(
+                    dict.fromkeys([record.offset for record in read.records], deadline_ms)
                 )
-                self._waiting += [
-                    Acknowledged(tp, held.topic_id, offset, AcknowledgeType.GAP)
-                    for offset in read.gaps
-                ]
+                self._waiting += _runs(tp, topic_id, read.gaps, AcknowledgeType.GAP)
                 records += read.records
         self._wake()
         return records
@@ -347,32 +353,51 @@ class QueueCore:
         self.check_open()
         given = (records,) if isinstance(records, QueueRecord) else tuple(records)
         with self._lock:
-            self._waiting += self._give_up(given, kind)
+            self._append(self._give_up(given, kind))
             if self._is_woken:
                 return
             self._is_woken = True
         self._call_soon(self._sent.set)
 
+    def _append(self, runs: Sequence[Acknowledged]) -> None:
+        """Have runs sent; one that continues the last is joined to it. The lock is held."""
+        waiting = self._waiting
+        for run in runs:
+            former = waiting[-1] if waiting else None
+            if (
+                former is not None
+                and former.last + 1 == run.first
+                and former.type is run.type
+                and former.topic_partition == run.topic_partition
+                and former.topic_id == run.topic_id
+            ):
+                waiting[-1] = former._replace(last=run.last)
+            else:
+                waiting.append(run)
+
     def _give_up(self, records: Sequence[QueueRecord], kind: AcknowledgeType) -> list[Acknowledged]:
         """Drop records from those held; all or none. The lock is held."""
-        given: list[Acknowledged] = []
-        try:
-            for record in records:
-                tp = record.topic_partition
-                held = self._held.get(tp, {}).pop(record.offset, None)
-                if held is None:
-                    raise InvalidRecordStateError(
-                        f"{tp} at offset {record.offset} is not held by this worker: it was "
-                        "acknowledged already, its lock has ended, or another worker took it"
-                    )
-                given.append(Acknowledged(tp, held.topic_id, record.offset, kind))
-        except BaseException:
-            deadline_ms = loop_ms() + self.settings.record_lock_duration_ms
-            for one in given:
-                held = Held(one.topic_id, deadline_ms)
-                self._held.setdefault(one.topic_partition, {})[one.offset] = held
-            raise
-        return given
+        given: dict[tuple[str, int], dict[int, float]] = {}
+        for record in records:
+            key = (record.topic, record.partition)
+            held = self._held.get(key)
+            deadline_ms = None if held is None else held.deadlines_ms.pop(record.offset, None)
+            if deadline_ms is None:
+                for former, deadlines_ms in given.items():
+                    self._held[former].deadlines_ms.update(deadlines_ms)
+                raise InvalidRecordStateError(
+                    f"{record.topic_partition} at offset {record.offset} is not held by this "
+                    "worker: it was acknowledged already, its lock has ended, or another worker "
+                    "took it"
+                )
+            given.setdefault(key, {})[record.offset] = deadline_ms
+        return [
+            run
+            for key, deadlines_ms in given.items()
+            for run in _runs(
+                self._held[key].topic_partition, self._held[key].topic_id, deadlines_ms, kind
+            )
+        ]
 
     def renew(self, records: QueueRecord | Iterable[QueueRecord]) -> None:
         """Work on records for as long again. From any thread."""
@@ -380,9 +405,10 @@ class QueueCore:
         given = (records,) if isinstance(records, QueueRecord) else tuple(records)
         deadline_ms = loop_ms() + self.settings.record_lock_duration_ms
         with self._lock:
-            for one in self._give_up(given, AcknowledgeType.RELEASE):
-                held = Held(one.topic_id, deadline_ms)
-                self._held.setdefault(one.topic_partition, {})[one.offset] = held
+            self._give_up(given, AcknowledgeType.RELEASE)
+            for record in given:
+                held = self._held[record.topic, record.partition]
+                held.deadlines_ms[record.offset] = deadline_ms
 
     def acknowledgements(
         self, records: QueueRecord | Iterable[QueueRecord]
@@ -403,10 +429,15 @@ class QueueCore:
         """A transaction could not accept these: what of it is still held is released."""
         with self._lock:
             self._waiting += [
-                Acknowledged(part.topic_partition, part.topic_id, offset, AcknowledgeType.RELEASE)
+                Acknowledged(
+                    part.topic_partition,
+                    part.topic_id,
+                    run.first_offset,
+                    run.last_offset,
+                    AcknowledgeType.RELEASE,
+                )
                 for part in given.acknowledgements
                 for run in part.runs
-                for offset in range(run.first_offset, run.last_offset + 1)
             ]
             self._is_woken = True
         self._call_soon(self._sent.set)
@@ -415,29 +446,33 @@ class QueueCore:
         """Wait until all that was acknowledged is durable; raise what was refused."""
         limit_ms = self.settings.default_api_timeout_ms if timeout_ms is None else timeout_ms
         deadline_ms = loop_ms() + limit_ms
-        while self._failure is None and (self._waiting or self._is_woken):
+        while self._failure is None and self._is_sending:
             self._drained.clear()
             left_s = (deadline_ms - loop_ms()) / 1_000
             try:
                 await asyncio.wait_for(self._drained.wait(), left_s)
             except asyncio.TimeoutError:
                 raise RequestTimedOutError(
-                    f"{len(self._waiting)} acknowledgements are not known to be durable within "
-                    f"{limit_ms} ms; they are still being sent",
+                    f"acknowledgements are not known to be durable within {limit_ms} ms; they are "
+                    "still being sent",
                     advice="call flush() again",
                 ) from None
         self._raise_failure()
+
+    @property
+    def _is_sending(self) -> bool:
+        return bool(self._is_woken or self._waiting or self._sending)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
         refused, self._refused = self._refused, []
         if refused:
-            named = [f"{one.topic_partition} at offset {one.offset}" for one in refused]
-            more = f" and {len(named) - _NAMED_MAX} more" if len(named) > _NAMED_MAX else ""
+            offsets = [(one, n) for one in refused for n in range(one.first, one.last + 1)]
+            named = [f"{one.topic_partition} at offset {n}" for one, n in offsets[:_NAMED_MAX]]
+            more = f" and {len(offsets) - _NAMED_MAX} more" if len(offsets) > _NAMED_MAX else ""
             raise InvalidRecordStateError(
-                f"the locks of {', '.join(named[:_NAMED_MAX])}{more} had ended: they are delivered "
-                "again"
+                f"the locks of {', '.join(named)}{more} had ended: they are delivered again"
             )
 
     def _wake(self) -> None:
@@ -454,17 +489,16 @@ class QueueCore:
             self._sent.clear()
             while True:
                 with self._lock:
-                    batch = self._waiting[:RUNS_PER_CALL_MAX]
-                    if not batch:
+                    self._sending = self._waiting[:RUNS_PER_CALL_MAX]
+                    del self._waiting[:RUNS_PER_CALL_MAX]
+                    if not self._sending:
                         self._is_woken = False
                         self._drained.set()
                         break
-                await self._send_once(batch)
-                with self._lock:
-                    del self._waiting[: len(batch)]
+                await self._send_once(self._sending)
 
     async def _send_once(self, batch: Sequence[Acknowledged]) -> None:
-        """Send one call until its outcome is known; it stays in ``_waiting`` until then."""
+        """Send one call until its outcome is known."""
         parts = list(_parts(batch))
         epoch = self._epoch
         request = ShareAcknowledgeRequest(
@@ -507,7 +541,7 @@ class QueueCore:
         self._unread = []
         self._undelivered = []
         with self._lock:
-            count = sum(map(len, self._held.values()))
+            count = sum(len(held.deadlines_ms) for held in self._held.values())
             self._held.clear()
         _log.warning(
             "the session of this worker of %r has ended: its %d records are delivered again",
@@ -539,22 +573,22 @@ class QueueCore:
                 self._lose(epoch)
 
     def _release_overdue(self) -> None:
-        now_ms = loop_ms()
+        now_ms, count = loop_ms(), 0
         with self._lock:
-            overdue = [
-                Acknowledged(tp, one.topic_id, offset, AcknowledgeType.RELEASE)
-                for tp, held in self._held.items()
-                for offset, one in held.items()
-                if one.deadline_ms <= now_ms
-            ]
-            for one in overdue:
-                del self._held[one.topic_partition][one.offset]
-            self._waiting += overdue
-        if overdue:
+            for held in self._held.values():
+                deadlines_ms = held.deadlines_ms
+                overdue = [offset for offset, due_ms in deadlines_ms.items() if due_ms <= now_ms]
+                for offset in overdue:
+                    del deadlines_ms[offset]
+                self._waiting += _runs(
+                    held.topic_partition, held.topic_id, overdue, AcknowledgeType.RELEASE
+                )
+                count += len(overdue)
+        if count:
             _log.warning(
                 "%d records were worked on for longer than record_lock_duration_ms=%d, and are "
                 "released",
-                len(overdue),
+                count,
                 self.settings.record_lock_duration_ms,
             )
             self._wake()
@@ -666,40 +700,49 @@ def _burial(record: QueueRecord) -> tuple[tuple[str, bytes], ...]:
     )
 
 
+def _runs(
+    tp: TopicPartition, topic_id: str, offsets: Iterable[int], kind: AcknowledgeType
+) -> list[Acknowledged]:
+    """Offsets of one partition as runs."""
+    ordered = sorted(offsets)
+    if ordered and ordered[-1] - ordered[0] + 1 == len(ordered):
+        return [Acknowledged(tp, topic_id, ordered[0], ordered[-1], kind)]
+    runs: list[Acknowledged] = []
+    for offset in ordered:
+        if runs and runs[-1].last + 1 == offset:
+            runs[-1] = runs[-1]._replace(last=offset)
+        else:
+            runs.append(Acknowledged(tp, topic_id, offset, offset, kind))
+    return runs
+
+
 def _parts(batch: Iterable[Acknowledged]) -> Iterable[PartitionAcknowledgements]:
-    """Acknowledged offsets as runs, by partition and topic id."""
-    by_partition: dict[tuple[TopicPartition, str], list[tuple[int, AcknowledgeType]]] = {}
+    """Runs by partition and topic id, each in order; neighbours of one type are joined."""
+    by_partition: dict[tuple[TopicPartition, str], list[Acknowledged]] = {}
     for one in batch:
-        key = (one.topic_partition, one.topic_id)
-        by_partition.setdefault(key, []).append((one.offset, one.type))
-    for (tp, topic_id), offsets in by_partition.items():
-        yield PartitionAcknowledgements(
-            topic_partition=tp, topic_id=topic_id, runs=tuple(_runs(offsets))
-        )
-
-
-def _runs(offsets: list[tuple[int, AcknowledgeType]]) -> Iterable[AcknowledgedRun]:
-    offsets.sort()
-    first = last = None
-    kind = AcknowledgeType.GAP
-    for offset, its_kind in offsets:
-        if last is not None and first is not None and offset == last + 1 and its_kind is kind:
-            last = offset
-            continue
-        if first is not None and last is not None:
-            yield AcknowledgedRun(first, last, kind)
-        first = last = offset
-        kind = its_kind
-    if first is not None and last is not None:
-        yield AcknowledgedRun(first, last, kind)
+        by_partition.setdefault((one.topic_partition, one.topic_id), []).append(one)
+    for (tp, topic_id), given in by_partition.items():
+        runs: list[AcknowledgedRun] = []
+        for one in sorted(given):
+            former = runs[-1] if runs else None
+            if (
+                former is not None
+                and former.last_offset + 1 == one.first
+                and former.type is one.type
+            ):
+                runs[-1] = AcknowledgedRun(former.first_offset, one.last, one.type)
+            else:
+                runs.append(AcknowledgedRun(one.first, one.last, one.type))
+        yield PartitionAcknowledgements(topic_partition=tp, topic_id=topic_id, runs=tuple(runs))
 
 
 def _of_runs(
     parts: Sequence[PartitionAcknowledgements], indexes: Sequence[int]
 ) -> Iterable[Acknowledged]:
-    """The offsets of the runs with these indexes."""
+    """The runs with these indexes."""
     runs = [(part, run) for part in parts for run in part.runs]
     for index in indexes:
         part, run = runs[index]
-        for offset in range(run.first_offset, run.last_offset + 1):
-            yield Acknowledged(part.topic_partition, part.topic_id, offset, run.type)
+        yield Acknowledged(
+            part.topic_partition, part.topic_id, run.first_offset, run.last_offset, run.type
+        )
