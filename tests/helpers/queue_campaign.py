@@ -148,7 +148,7 @@ def main(arguments: list[str]) -> int:
             counts = campaign(cluster, tasks=given.tasks, workers=given.workers, seed=given.seed)
         finally:
             cluster.shutdown()
-    print(f"seed {given.seed}, {given.tasks} tasks: {dict(counts)}")
+    sys.stdout.write(f"seed {given.seed}, {given.tasks} tasks: {dict(counts)}\n")
     return 1 if counts["missing"] or counts["twice"] else 0
 
 
