@@ -241,11 +241,13 @@ class GroupCoordinator:
         self.resign()
 
     def gauges(self) -> Mapping[Metric, int]:
-        """None: groups have no metrics."""
+        """None: those of queues have tags of their own."""
         return {}
 
     def report_metrics(self, sink: MetricSink) -> None:
-        """Do nothing: groups have no metrics."""
+        """Report the backlog of each queue."""
+        if self._epoch != NO_COORDINATOR_EPOCH:
+            self._shares.report_metrics(sink)
 
     def resign(self) -> None:
         """Stop serving: parked calls are answered ``NOT_COORDINATOR``, timers are stopped."""

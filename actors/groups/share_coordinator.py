@@ -26,6 +26,11 @@ from oncelog.actors.coordination.cluster_view import ClusterView
 from oncelog.actors.groups.apply_queue import ApplyQueue
 from oncelog.actors.interfaces import Clock, DriverWatch, Transport, leader_address
 from oncelog.actors.process.clock import loop_ms
+from oncelog.actors.process.metrics import (
+    QUEUE_BACKLOG,
+    QUEUE_OLDEST_UNFINISHED_MS,
+    MetricSink,
+)
 from oncelog.actors.protocol.messages.base import Reply, ReplyT
 from oncelog.actors.protocol.messages.group import (
     DeleteGroupReply,
@@ -163,6 +168,9 @@ class ShareCoordinator:
         self._ranges: dict[TopicPartition, ReadableRange] = {}
         """What can be read of the partitions of members' topics."""
         self._refreshes: dict[tuple[str, ...], asyncio.Task[None]] = {}
+        self._first_seen: dict[tuple[str, TopicPartition], tuple[int, float]] = {}
+        """The first unfinished offset of each partition, and since when it has been it."""
+        self._reported: frozenset[str] = frozenset()
         self._is_closed = False
 
     # --- begin and end --------------------------------------------------------------------
@@ -284,17 +292,51 @@ class ShareCoordinator:
 
     async def describe(self, request: DescribeShareGroupRequest) -> DescribeShareGroupReply:
         """Describe a group, with what can be read now."""
-        group = self._shares.find(request.group_id)
-        topics = set() if group is None else {tp.topic for tp in group.partitions}
-        if group is not None:
-            topics.update(*(member.topics for member in group.members.values()))
-        await self._refresh(tuple(sorted(topics)))
+        await self._refresh(tuple(sorted(self._topics_of(request.group_id))))
         error = self._unavailable(request.group_id)
         if error is not ErrorCode.NONE:
             return request.failed(error)
         self._queue.catch_up()
-        ranges = {tp: known for tp, known in self._ranges.items() if tp.topic in topics}
-        return self._shares.describe(request.group_id, ranges)
+        return self._shares.describe(request.group_id, self._readable(request.group_id))
+
+    def report_metrics(self, sink: MetricSink) -> None:
+        """Report what is not finished, by ends that were asked for at the last report."""
+        topics: set[str] = set()
+        seen: dict[tuple[str, TopicPartition], tuple[int, float]] = {}
+        now_ms, group_ids = loop_ms(), self._shares.group_ids()
+        for group_id in group_ids:
+            backlog, oldest_ms = 0, 0.0
+            for one in self._shares.describe(group_id, self._readable(group_id)).partitions:
+                topics.add(one.topic_partition.topic)
+                count = one.available_count + one.acquired_count + one.pending_count
+                if not count:
+                    continue
+                backlog += count
+                key = (group_id, one.topic_partition)
+                former = self._first_seen.get(key)
+                is_same = former is not None and former[0] == one.start_offset
+                seen[key] = former if former and is_same else (one.start_offset, now_ms)
+                oldest_ms = max(oldest_ms, now_ms - seen[key][1])
+            sink.set(QUEUE_BACKLOG, backlog, {"group": group_id})
+            sink.set(QUEUE_OLDEST_UNFINISHED_MS, oldest_ms, {"group": group_id})
+        for group_id in self._reported.difference(group_ids):
+            sink.set(QUEUE_BACKLOG, 0, {"group": group_id})
+            sink.set(QUEUE_OLDEST_UNFINISHED_MS, 0, {"group": group_id})
+        self._first_seen, self._reported = seen, frozenset(group_ids)
+        if topics:
+            self._spawn(self._refresh(tuple(sorted(topics))))
+
+    def _topics_of(self, group_id: str) -> set[str]:
+        """The topics that a group has read, or that its members want to."""
+        group = self._shares.find(group_id)
+        if group is None:
+            return set()
+        topics = {tp.topic for tp in group.partitions}
+        return topics.union(*(member.topics for member in group.members.values()))
+
+    def _readable(self, group_id: str) -> dict[TopicPartition, ReadableRange]:
+        topics = self._topics_of(group_id)
+        return {tp: known for tp, known in self._ranges.items() if tp.topic in topics}
 
     def descriptions(self, group_ids: Collection[str] | None) -> list[GroupDescription]:
         """The named groups that exist, or all, as ``describe_groups`` shows them."""

@@ -347,6 +347,43 @@ def test_a_turn_that_follows_a_marker_in_the_log_knows_its_outcome(play: Play) -
     with_records(play, scenario)
 
 
+def test_the_backlog_of_each_queue_is_reported_and_zero_once_it_is_gone(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ms = 0.0
+    monkeypatch.setattr(share_coordinator, "loop_ms", lambda: now_ms)
+    reported: dict[str, float] = {}
+
+    class Sink:
+        def set(self, metric: Any, value: float, tags: Any) -> None:
+            assert tags == {"group": GROUP}
+            reported[metric.name] = value
+
+    async def report(shard: Shard) -> list[float]:
+        shard.coordinator.report_metrics(Sink())
+        await give_turns(30)
+        return [reported["queue_backlog"], reported["queue_oldest_unfinished_ms"]]
+
+    async def scenario(shard: Shard) -> None:
+        nonlocal now_ms
+        a = await worker(shard)
+        assert await a.acquire(3) == [(0, 2)]
+        assert await a.acknowledge(1, 1) == ()
+        assert await report(shard) == [9, 0]
+        now_ms = 5_000
+        assert await report(shard) == [9, 5_000]
+        assert await a.acknowledge(0, 0) == ()
+        # What is new is told at the next report.
+        shard.controller.ends[TP] = 12
+        assert await report(shard) == [8, 0]
+        assert await report(shard) == [10, 0]
+        assert await a.beat(is_leaving=True) is NONE
+        assert await shard.delete() is NONE
+        assert await report(shard) == [0, 0]
+
+    with_records(play, scenario)
+
+
 # --- other groups ---------------------------------------------------------------------------------
 
 
