@@ -32,7 +32,8 @@ from oncelog.api.option_types import ConsumerOptions, ProducerOptions, QueueOpti
 from oncelog.api.processing.actor import attach, launch_workers, running_jobs
 from oncelog.api.processing.job import LEAVE_TIMEOUT_MS, ProcessJob, remove_former_workers
 from oncelog.api.processing.loop import worker_settings
-from oncelog.api.processing.messages import BatchFormat, ProcessConfig
+from oncelog.api.processing.messages import BatchFormat, ProcessConfig, ProcessMode
+from oncelog.api.processing.queue_loop import queue_worker_settings
 from oncelog.api.producing.member import (
     TRANSACTION_TIMEOUT_MS,
     Membership,
@@ -445,13 +446,15 @@ class Cluster(ProcessBound):
         max_function_failures: int = 3,
         max_worker_deaths: int = 10,
         producer_settings: ProducerOptions | None = None,
-        consumer_settings: ConsumerOptions | None = None,
+        consumer_settings: ConsumerOptions | QueueOptions | None = None,
+        mode: ProcessMode = "partitions",
     ) -> ProcessJob:
         """Process ``source`` into ``sink`` with ``function``, exactly once, in Ray actors.
 
         ``oncelog.api.processing.job`` says what the function gets and returns. The workers outlive
         this program: ``job(group_id)`` finds them again, and its ``stop()`` ends them. A later job
-        with the same ``group_id`` continues where this one ended. Source: KIP-447.
+        with the same ``group_id`` continues where this one ended. With ``mode="queue"`` the workers
+        share records instead of partitions, in any number and no order. Source: KIP-447, KIP-1289.
 
         A worker fails permanently after ``max_function_failures`` in a row: the function raises, or
         one call exceeds ``function_timeout_ms`` and other workers get its input. It also fails
@@ -482,10 +485,12 @@ class Cluster(ProcessBound):
                 login=self._login,
                 producer_settings=producer_settings or {},
                 consumer_settings=consumer_settings or {},
+                mode=mode,
             )
             for worker_index in range(workers)
         ]
-        worker_settings(configs[0])
+        check_settings = queue_worker_settings if mode == "queue" else worker_settings
+        check_settings(configs[0])
         launch_workers(configs)
         admin = AsyncAdmin(self._router, random=self._random, timeout_ms=LEAVE_TIMEOUT_MS)
         self._loop_thread.run(remove_former_workers(admin, group_id, worker_count=workers))

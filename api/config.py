@@ -348,14 +348,14 @@ class QueueSettings:
     max_delivery_count: Annotated[
         int,
         Meta(ge=1, le=INT32_MAX),
-        "A record that was delivered this often and not finished is rejected, or goes to "
-        "`dead_letter_topic`; the same for all workers.",
+        "A record that was delivered this often and not finished goes to `dead_letter_topic`; the "
+        "same for all workers. No effect without that topic.",
     ] = 5
     dead_letter_topic: Annotated[
         str | None,
         Text(249),
         "Where records go that were delivered `max_delivery_count` times; without one they are "
-        "dropped with a warning.",
+        "delivered until they are finished.",
     ] = None
     record_lock_duration_ms: Annotated[
         int,

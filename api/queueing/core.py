@@ -186,25 +186,12 @@ class QueueCore:
         self._undelivered = []
 
     async def _without_dead(self, records: list[QueueRecord]) -> list[QueueRecord]:
-        """Finish with records that were delivered too often; return the others."""
-        count_max = self.settings.max_delivery_count
-        dead = [record for record in records if record.delivery_count > count_max]
-        if not dead:
+        """Bury records that were delivered too often; return the others."""
+        topic, count_max = self.settings.dead_letter_topic, self.settings.max_delivery_count
+        if topic is None or all(record.delivery_count <= count_max for record in records):
             return records
-        topic = self.settings.dead_letter_topic
-        if topic is None:
-            named = ", ".join(f"{one.topic_partition} at {one.offset}" for one in dead[:_NAMED_MAX])
-            _log.warning(
-                "%d records of %r were delivered %d times and are dropped, such as %s",
-                len(dead),
-                self.settings.group_id,
-                count_max,
-                named,
-            )
-            self.acknowledge(dead, AcknowledgeType.REJECT)
-        else:
-            await self._bury(topic, dead)
-        return [record for record in records if record.delivery_count <= count_max]
+        await self._bury(topic, [one for one in records if one.delivery_count > count_max])
+        return [one for one in records if one.delivery_count <= count_max]
 
     async def _bury(self, topic: str, dead: Sequence[QueueRecord]) -> None:
         """Copy records to the dead-letter topic and accept them, in one transaction."""

@@ -44,7 +44,7 @@ class Worker:
         name = f"queue-worker-{self._number}"
         with (
             cluster.producer(transactional_id=name) as producer,
-            cluster.queue(TASKS, group_id=GROUP, max_delivery_count=10_000) as queue,
+            cluster.queue(TASKS, group_id=GROUP) as queue,
         ):
             producer.init_transactions()
             while True:

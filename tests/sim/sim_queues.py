@@ -133,9 +133,7 @@ class QueuePlay:
         random = Random(f"worker {number} of {self.lives} in {self.world.seed}")
         while not self.is_over:
             producer = client.producer(transactional_id=f"worker-{number}", **_HASTY)
-            queue = client.queue(
-                "tasks", group_id=GROUP, max_delivery_count=1_000, request_timeout_ms=1_000
-            )
+            queue = client.queue("tasks", group_id=GROUP, request_timeout_ms=1_000)
             try:
                 await producer.init_transactions()
                 while not self.is_over:

@@ -264,12 +264,10 @@ def test_what_a_transaction_could_not_accept_is_released():
     played(scenario)
 
 
-@pytest.mark.parametrize("topic", ["dead", None])
-def test_a_record_delivered_too_often_becomes_a_dead_letter_or_is_dropped(topic):
+def test_a_record_delivered_too_often_becomes_a_dead_letter():
     async def scenario(world: World, client: Any) -> None:
         await write(client, *"ab")
-        settings = {"max_delivery_count": 2, "dead_letter_topic": topic}
-        async with made(client, **settings) as queue:
+        async with made(client, max_delivery_count=2, dead_letter_topic="dead") as queue:
             for delivery in (1, 2):
                 a, *others = await queue.take()
                 assert a.delivery_count == delivery
@@ -279,18 +277,27 @@ def test_a_record_delivered_too_often_becomes_a_dead_letter_or_is_dropped(topic)
             assert await queue.take(timeout_ms=500) == []
             await queue.flush()
             assert (await queue.backlog()).total == 0
-        dead = await read(client, "dead")
-        if topic is None:
-            assert dead == []
-        else:
-            (letter,) = dead
-            assert letter.value == b"a"
-            assert dict(letter.headers) == {
-                "oncelog.topic": b"tasks",
-                "oncelog.partition": b"0",
-                "oncelog.offset": b"0",
-                "oncelog.delivery_count": b"2",
-            }
+        (letter,) = await read(client, "dead")
+        assert letter.value == b"a"
+        assert dict(letter.headers) == {
+            "oncelog.topic": b"tasks",
+            "oncelog.partition": b"0",
+            "oncelog.offset": b"0",
+            "oncelog.delivery_count": b"2",
+        }
+
+    played(scenario)
+
+
+def test_without_a_topic_for_dead_letters_a_record_is_delivered_until_it_is_finished():
+    async def scenario(world: World, client: Any) -> None:
+        await write(client, "a")
+        async with made(client, max_delivery_count=2) as queue:
+            for delivery in range(1, 6):
+                (a,) = await queue.take()
+                assert a.delivery_count == delivery
+                queue.release(a)
+                await queue.flush()
 
     played(scenario)
 
