@@ -463,6 +463,7 @@ class Cluster(ProcessBound):
         ``UnknownTopicOrPartitionError`` if a topic is missing, ``InvalidSettingError`` for a value
         out of range, ``IllegalStateError`` if a job of this ``group_id`` runs.
         """
+        # One thing: the arguments of a job become the configurations of its workers.
         settings_of(ProcessConfig)["workers"].take(workers)
         job_id = secrets.token_hex(8)
         for topic in (source, sink):

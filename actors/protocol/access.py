@@ -350,6 +350,7 @@ NEEDS: Final[Mapping[type[Request[Any]], tuple[Need, ...]]] = {
     ),
     share.DescribeShareGroupRequest: (
         Need(Operation.DESCRIBE, Resource.GROUP, _field("group_id")),
+        _each_topic(Operation.DESCRIBE),
     ),
     cluster.MetadataRequest: (_each_topic(Operation.DESCRIBE),),
     cluster.CreateTopicRequest: (_on_topic(Operation.CREATE, _field("name")),),
@@ -601,6 +602,18 @@ def _split_groups(request: group.DescribeGroupsRequest, may: May) -> Split:
     )
 
 
+def _split_share_group(request: share.DescribeShareGroupRequest, may: May) -> Split:
+    """Partitions of topics that the caller may not see are left out."""
+
+    def join(reply: Any) -> Any:
+        tps = (one.topic_partition for one in reply.partitions)
+        allowed, _ = _parts(tps, Operation.DESCRIBE, may)
+        shown = tuple(one for one in reply.partitions if one.topic_partition in allowed)
+        return structs.replace(reply, partitions=shown)
+
+    return Split(request=request, join=join)
+
+
 def _split_transactions(request: transaction.DescribeTransactionsRequest, may: May) -> Split:
     """An id that the caller may not see is unknown, and topics that it may not are left out."""
 
@@ -631,6 +644,7 @@ _SPLITS: Final[Mapping[type[Request[Any]], Callable[[Any, May], Split]]] = {
     group.TxnOffsetCommitRequest: _split_offsets,
     group.OffsetFetchRequest: _split_positions,
     group.DescribeGroupsRequest: _split_groups,
+    share.DescribeShareGroupRequest: _split_share_group,
     cluster.MetadataRequest: _split_topics,
     transaction.AddPartitionsToTxnRequest: _split_enrolment,
     transaction.EndTxnRequest: _split_end,

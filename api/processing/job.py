@@ -52,6 +52,7 @@ from oncelog.api.admin.admin import AsyncAdmin
 from oncelog.api.processing.loop import Connect, ProcessLoop
 from oncelog.api.processing.messages import (
     ProcessConfig,
+    ProcessMode,
     StopWorkerRequest,
     WorkerHealth,
     WorkerState,
@@ -135,7 +136,9 @@ class ProcessWorker:
         self._config = config
         self._stop = threading.Event()
         self._loop: ProcessLoop | QueueLoop
-        if config.mode == "queue":
+        # A restarted actor may have the configuration of an earlier version, which has no mode.
+        self._mode: ProcessMode = getattr(config, "mode", "partitions")
+        if self._mode == "queue":
             assert connect_queue is not None
             self._loop = QueueLoop(config, connect_queue, stop=self._stop)
         else:
@@ -172,7 +175,7 @@ class ProcessWorker:
             aborts=progress.aborts,
             function_failures=progress.function_failures,
             processed=tuple(sorted(progress.processed.items())),
-            mode=self._config.mode,
+            mode=self._mode,
         )
 
     def stop(self, request: StopWorkerRequest | None = None) -> WorkerStatus:  # noqa: ARG002
