@@ -264,8 +264,6 @@ class ShareCoordinator:
         while True:
             self._live_on(group_id, request.member_id, request.member_epoch)
             reply = await self._execute(request, lambda turn: turn.acquire(request, self._ranges))
-            if reply.acquired:
-                self._wake(group_id)
             if reply.error is not ErrorCode.NONE or reply.acquired:
                 return reply
             topics = self._topics(group_id, request.member_id)
@@ -462,7 +460,7 @@ class ShareCoordinator:
                 reply, ErrorCode.NONE if outcome is None else await self._committed(outcome)
             )
         if records:
-            # Something may be available, or there is room for more.
+            # Something may be available, or there is room for more. Who acquired wakes the next.
             self._wake(group_id)
 
     def _append_pending(

@@ -10,6 +10,12 @@ import pytest
 from sim_world import World, WorldSettings
 
 from oncelog.actors.config import ClusterConfig
+from oncelog.actors.protocol.messages.share import (
+    ShareAcknowledgeRequest,
+    ShareAcquireRequest,
+    ShareGroupHeartbeatRequest,
+)
+from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     ClientClosedError,
     InconsistentGroupProtocolError,
@@ -312,6 +318,33 @@ def test_a_take_that_was_interrupted_loses_nothing():
             assert values(records) == ["a", "b"]
             queue.accept(records)
             assert await queue.take(timeout_ms=50) == []
+
+    played(scenario)
+
+
+@pytest.mark.parametrize(
+    "lost", [ShareGroupHeartbeatRequest, ShareAcquireRequest, ShareAcknowledgeRequest]
+)
+def test_a_reply_that_is_lost_changes_nothing(lost):
+    async def scenario(world: World, client: Any) -> None:
+        await write(client, *"ab")
+        async with made(client) as queue:
+            router = queue._core._router
+            call, kinds = router.call_group_coordinator, [lost]
+
+            async def lose(group_id: str, request: Any, *, timeout_ms: int) -> Any:
+                reply = await call(group_id, request, timeout_ms=timeout_ms)
+                if type(request) in kinds:
+                    kinds.remove(type(request))
+                    return request.failed(ErrorCode.NETWORK_EXCEPTION)
+                return reply
+
+            router.call_group_coordinator = lose
+            records = await queue.take()
+            assert [(r.value, r.delivery_count) for r in records] == [(b"a", 1), (b"b", 1)]
+            queue.accept(records)
+            await queue.flush()
+            assert (kinds, (await queue.backlog()).total) == ([], 0)
 
     played(scenario)
 

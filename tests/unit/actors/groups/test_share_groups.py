@@ -22,6 +22,7 @@ from oncelog.actors.protocol.messages.share import (
     TxnShareAcknowledgeRequest,
 )
 from oncelog.actors.protocol.messages.transaction import DriverProcess
+from oncelog.actors.replica.replica_log import AppendOutcome
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
@@ -295,8 +296,8 @@ def test_an_acceptance_in_a_transaction_waits_for_its_marker(
         await give_turns(50)
         await shard.crash()
         assert await counts(shard) == ((7, 1, 0) if committed else (9, 1, 0))
-        group = shard.coordinator._shares._shares.find(GROUP)
-        assert group.is_settled
+        assert await a.acknowledge(2, 2) == ()
+        assert shard.coordinator._shares._shares.find(GROUP).is_settled
 
     with_records(play, scenario)
 
@@ -321,6 +322,55 @@ def test_a_late_acceptance_of_an_ended_transaction_is_refused(play: Play) -> Non
         assert await shard.mark(committed=True) is NONE
         assert await a.accept_in(1, 1) is ErrorCode.INVALID_PRODUCER_EPOCH
         assert await counts(shard) == (7, 2, 0)
+
+    with_records(play, scenario)
+
+
+def test_a_coordinator_that_dies_after_a_marker_leaves_it_to_the_next_to_settle_it(
+    play: Play,
+) -> None:
+    async def scenario(shard: Shard) -> None:
+        a = await worker(shard)
+        assert await a.acquire(3) == [(0, 2)]
+        assert await a.accept_in(0, 0) is NONE
+        assert await shard.mark(committed=True) is NONE
+        await shard.crash()
+        # Its turn comes after that which settles.
+        assert await a.acknowledge(1, 1) == ()
+        assert shard.coordinator._shares._shares.find(GROUP).is_settled
+        assert await counts(shard) == (7, 1, 0)
+
+    with_records(play, scenario)
+
+
+def test_an_acceptance_does_not_rest_on_what_could_not_be_written(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one turn the member joins anew, which cannot be written, and accepts as it was before."""
+
+    async def scenario(shard: Shard) -> None:
+        a = await worker(shard)
+        assert await a.acquire(3) == [(0, 2)]
+        shard.background.gate.clear()
+        writing = asyncio.ensure_future(a.acknowledge(2, 2))
+        await give_turns(10)
+        again = Worker(shard, "a")
+        joining = asyncio.ensure_future(again.beat())
+        accepting = asyncio.ensure_future(a.accept_in(0, 0))
+        await give_turns(10)
+        queue = shard.coordinator._queue
+        append = queue.append
+
+        def fail_plain(group_id: str, records: Any, now_ms: int, transaction: Any = None) -> Any:
+            if transaction is None:
+                return AppendOutcome(error=ErrorCode.MESSAGE_TOO_LARGE)
+            return append(group_id, records, now_ms, transaction)
+
+        monkeypatch.setattr(queue, "append", fail_plain)
+        shard.background.gate.set()
+        assert await writing == ()
+        assert await joining is ErrorCode.UNKNOWN_SERVER_ERROR
+        assert await accepting is NONE
 
     with_records(play, scenario)
 
