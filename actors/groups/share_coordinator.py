@@ -164,6 +164,7 @@ class ShareCoordinator:
         """Groups with a turn under way → the requests that wait for the next one."""
         self._in_turn: dict[str, list[_Waiting]] = {}
         self._sessions: dict[tuple[str, str], _Session] = {}
+        self._scan: asyncio.Task[None] | None = None
         self._parked: dict[str, _Parked] = {}
         self._ranges: dict[TopicPartition, ReadableRange] = {}
         """What can be read of the partitions of members' topics."""
@@ -183,7 +184,6 @@ class ShareCoordinator:
                 self._live_on(group_id, member_id, member.epoch, member.process)
             if group is not None and not group.is_settled:
                 self.settle((group_id,))
-        self._spawn(self._end_sessions())
 
     def close(self, failure: BaseException | None = None) -> None:
         """Answer all calls ``NOT_COORDINATOR``, or raise ``failure`` from them."""
@@ -487,12 +487,16 @@ class ShareCoordinator:
             return
         if session is None or session.epoch != epoch:
             session = self._sessions[group_id, member_id] = _Session(epoch, process, 0)
+            if self._scan is None:
+                self._scan = self._spawn(self._end_sessions())
         session.deadline_ms = loop_ms() + self._session_timeout_ms
 
     async def _end_sessions(self) -> None:
-        while True:
+        """The task that looks for them, while there are any."""
+        while self._sessions:
             await asyncio.sleep(SESSION_SCAN_MS / 1_000)
             self.end_sessions()
+        self._scan = None
 
     def end_sessions(self) -> None:
         """Remove the members that were silent for too long, or whose process is gone."""
