@@ -350,7 +350,6 @@ NEEDS: Final[Mapping[type[Request[Any]], tuple[Need, ...]]] = {
     ),
     share.DescribeShareGroupRequest: (
         Need(Operation.DESCRIBE, Resource.GROUP, _field("group_id")),
-        _each_topic(Operation.DESCRIBE),
     ),
     cluster.MetadataRequest: (_each_topic(Operation.DESCRIBE),),
     cluster.CreateTopicRequest: (_on_topic(Operation.CREATE, _field("name")),),
