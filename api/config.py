@@ -335,6 +335,8 @@ def _reset_duration(given: object) -> timedelta:
     if duration < timedelta(0):
         raise refused("auto_offset_reset", given, "a duration that is not negative")
     return duration
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSettings:
     """How a queue's worker acquires, reads and acknowledges records."""

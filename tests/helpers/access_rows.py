@@ -192,6 +192,8 @@ def _fetch_together(n: Names) -> Request[Any]:
     fetch = partition.FetchRequest(topic_partition=n.partition, fetch_offset=0)
     shared = partition.SharedFetch(number=1, key=f"{_TOPIC_ID}-0", fetch=fetch)
     return partition.FetchTogetherRequest(session_id="s", fetches=(shared,), max_wait_ms=0)
+
+
 _MEMBER: dict[str, Any] = {"member_id": "m", "member_epoch": 1_000}
 """None that has joined: whoever may join makes no queue of a group."""
 
