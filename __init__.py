@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from oncelog.api.client import Cluster, connect, init
     from oncelog.api.consuming.consumer import AsyncConsumer, Consumer
     from oncelog.api.consuming.core import ConsumerRebalanceListener
-    from oncelog.api.option_types import ConsumerOptions, ProducerOptions
+    from oncelog.api.option_types import ConsumerOptions, ProducerOptions, QueueOptions
     from oncelog.api.processing.job import ProcessFailedError, ProcessJob
     from oncelog.api.producing.member import Membership
     from oncelog.api.producing.producer import AsyncProducer, Producer
-    from oncelog.api.records import ConsumerRecord
+    from oncelog.api.queueing.queue import AsyncQueue, Queue
+    from oncelog.api.records import ConsumerRecord, QueueBacklog, QueueRecord
     from oncelog.api.session.routing import Outage
     from oncelog.storage.errors import ErrorCode
     from oncelog.storage.exceptions import (
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         DuplicateSequenceNumberError,
         FencedInstanceIdError,
         FencedLeaderEpochError,
+        FencedMemberEpochError,
         GroupAuthorizationFailedError,
         GroupIdNotFoundError,
         GroupMaxSizeReachedError,
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
         InvalidProducerEpochError,
         InvalidProducerIdMappingError,
         InvalidRecordError,
+        InvalidRecordStateError,
         InvalidRegularExpressionError,
         InvalidReplicaAssignmentError,
         InvalidReplicationFactorError,
@@ -135,6 +138,7 @@ __all__ = [
     "AsyncAdmin",
     "AsyncConsumer",
     "AsyncProducer",
+    "AsyncQueue",
     "BrokerNotAvailableError",
     "ClientClosedError",
     "Cluster",
@@ -157,6 +161,7 @@ __all__ = [
     "ErrorCode",
     "FencedInstanceIdError",
     "FencedLeaderEpochError",
+    "FencedMemberEpochError",
     "GroupAuthorizationFailedError",
     "GroupIdNotFoundError",
     "GroupMaxSizeReachedError",
@@ -171,6 +176,7 @@ __all__ = [
     "InvalidProducerEpochError",
     "InvalidProducerIdMappingError",
     "InvalidRecordError",
+    "InvalidRecordStateError",
     "InvalidRegularExpressionError",
     "InvalidReplicaAssignmentError",
     "InvalidReplicationFactorError",
@@ -214,6 +220,10 @@ __all__ = [
     "ProducerInterceptor",
     "ProducerOptions",
     "ProducerRecord",
+    "Queue",
+    "QueueBacklog",
+    "QueueOptions",
+    "QueueRecord",
     "ReassignmentInProgressError",
     "RebalanceInProgressError",
     "Record",
@@ -258,6 +268,7 @@ _MODULES = {
     "AsyncAdmin": "oncelog.api.admin.admin",
     "AsyncConsumer": "oncelog.api.consuming.consumer",
     "AsyncProducer": "oncelog.api.producing.producer",
+    "AsyncQueue": "oncelog.api.queueing.queue",
     "Cluster": "oncelog.api.client",
     "Consumer": "oncelog.api.consuming.consumer",
     "ConsumerInterceptor": "oncelog.api.batching.interceptors",
@@ -277,6 +288,10 @@ _MODULES = {
     "ProducerInterceptor": "oncelog.api.batching.interceptors",
     "ProducerOptions": "oncelog.api.option_types",
     "ProducerRecord": "oncelog.api.batching.interceptors",
+    "Queue": "oncelog.api.queueing.queue",
+    "QueueBacklog": "oncelog.api.records",
+    "QueueOptions": "oncelog.api.option_types",
+    "QueueRecord": "oncelog.api.records",
     "Record": "oncelog.storage.records.rows",
     "RecordMetadata": "oncelog.api.batching.delivery",
     "Resource": "oncelog.actors.protocol.messages.access",

@@ -47,6 +47,7 @@ class ClusterOptions(TypedDict, total=False):
     group_min_session_timeout_ms: int
     group_max_session_timeout_ms: int
     group_initial_rebalance_delay_ms: int
+    group_share_session_timeout_ms: int
     out_of_order_wait_ms: int
     log_retention_check_interval_ms: int
     log_checkpoint_interval_ms: int

@@ -26,13 +26,14 @@ from oncelog.actors.rpc.actor_transport import ActorTransport
 from oncelog.actors.rpc.call_meter import CallReports
 from oncelog.actors.rpc.ray_transport import RayTransport, find_actor
 from oncelog.api.admin.admin import Admin, AsyncAdmin
-from oncelog.api.config import ConsumerSettings, ProducerSettings
+from oncelog.api.config import ConsumerSettings, ProducerSettings, QueueSettings
 from oncelog.api.consuming.consumer import AsyncConsumer, Consumer
-from oncelog.api.option_types import ConsumerOptions, ProducerOptions
+from oncelog.api.option_types import ConsumerOptions, ProducerOptions, QueueOptions
 from oncelog.api.processing.actor import attach, launch_workers, running_jobs
 from oncelog.api.processing.job import LEAVE_TIMEOUT_MS, ProcessJob, remove_former_workers
 from oncelog.api.processing.loop import worker_settings
-from oncelog.api.processing.messages import BatchFormat, ProcessConfig
+from oncelog.api.processing.messages import BatchFormat, ProcessConfig, ProcessMode
+from oncelog.api.processing.queue_loop import queue_worker_settings
 from oncelog.api.producing.member import (
     TRANSACTION_TIMEOUT_MS,
     Membership,
@@ -42,6 +43,7 @@ from oncelog.api.producing.member import (
     end_run,
 )
 from oncelog.api.producing.producer import AsyncProducer, Producer
+from oncelog.api.queueing.queue import AsyncQueue, Queue
 from oncelog.api.session import cluster_connection
 from oncelog.api.session.event_loop import (
     LoopOfProgram,
@@ -329,6 +331,39 @@ class Cluster(ProcessBound):
         close_if_forgotten(consumer, LoopOfProgram(), consumer._core)
         return consumer
 
+    def queue(self, topics: str | Sequence[str], **settings: Unpack[QueueOptions]) -> Queue:
+        """Make a worker of a queue over ``topics``; ``settings`` are those of ``QueueSettings``.
+
+        ``InvalidSettingError`` for an unknown setting, a value out of range, or without a
+        ``group_id``.
+        """
+        return Queue(
+            self._router,
+            self._loop_thread,
+            QueueSettings.from_options(settings),
+            topics,
+            self._random,
+            process=self._processes.process(os.getpid()),
+        )
+
+    def async_queue(
+        self, topics: str | Sequence[str], **settings: Unpack[QueueOptions]
+    ) -> AsyncQueue:
+        """Make a worker of a queue for the running event loop, with its own metadata cache.
+
+        One that is garbage-collected before it is closed leaves its group, with a
+        ``ResourceWarning``.
+        """
+        queue = AsyncQueue(
+            Router(self._transport, self._clock, self._reports.metrics),
+            QueueSettings.from_options(settings),
+            topics,
+            self._random,
+            process=self._processes.process(os.getpid()),
+        )
+        close_if_forgotten(queue, LoopOfProgram(), queue._core)
+        return queue
+
     def begin_run(
         self,
         transactional_id: str,
@@ -411,13 +446,15 @@ class Cluster(ProcessBound):
         max_function_failures: int = 3,
         max_worker_deaths: int = 10,
         producer_settings: ProducerOptions | None = None,
-        consumer_settings: ConsumerOptions | None = None,
+        consumer_settings: ConsumerOptions | QueueOptions | None = None,
+        mode: ProcessMode = "partitions",
     ) -> ProcessJob:
         """Process ``source`` into ``sink`` with ``function``, exactly once, in Ray actors.
 
         ``oncelog.api.processing.job`` says what the function gets and returns. The workers outlive
         this program: ``job(group_id)`` finds them again, and its ``stop()`` ends them. A later job
-        with the same ``group_id`` continues where this one ended. Source: KIP-447.
+        with the same ``group_id`` continues where this one ended. With ``mode="queue"`` the workers
+        share records instead of partitions, in any number and no order. Source: KIP-447, KIP-1289.
 
         A worker fails permanently after ``max_function_failures`` in a row: the function raises, or
         one call exceeds ``function_timeout_ms`` and other workers get its input. It also fails
@@ -426,6 +463,7 @@ class Cluster(ProcessBound):
         ``UnknownTopicOrPartitionError`` if a topic is missing, ``InvalidSettingError`` for a value
         out of range, ``IllegalStateError`` if a job of this ``group_id`` runs.
         """
+        # One thing: the arguments of a job become the configurations of its workers.
         settings_of(ProcessConfig)["workers"].take(workers)
         job_id = secrets.token_hex(8)
         for topic in (source, sink):
@@ -448,10 +486,12 @@ class Cluster(ProcessBound):
                 login=self._login,
                 producer_settings=producer_settings or {},
                 consumer_settings=consumer_settings or {},
+                mode=mode,
             )
             for worker_index in range(workers)
         ]
-        worker_settings(configs[0])
+        check_settings = queue_worker_settings if mode == "queue" else worker_settings
+        check_settings(configs[0])
         launch_workers(configs)
         admin = AsyncAdmin(self._router, random=self._random, timeout_ms=LEAVE_TIMEOUT_MS)
         self._loop_thread.run(remove_former_workers(admin, group_id, worker_count=workers))

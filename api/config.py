@@ -335,3 +335,60 @@ def _reset_duration(given: object) -> timedelta:
     if duration < timedelta(0):
         raise refused("auto_offset_reset", given, "a duration that is not negative")
     return duration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSettings:
+    """How a queue's worker acquires, reads and acknowledges records."""
+
+    group_id: Annotated[
+        str, Text(GROUP_ID_MAX_BYTES), "The group whose workers share the records, each to one."
+    ]
+    max_poll_records: Annotated[
+        int, Meta(ge=1, le=10_000), "The most records that one `take` returns."
+    ] = 500
+    max_delivery_count: Annotated[
+        int,
+        Meta(ge=1, le=INT32_MAX),
+        "A record that was delivered this often and not finished goes to `dead_letter_topic`; the "
+        "same for all workers. No effect without that topic.",
+    ] = 5
+    dead_letter_topic: Annotated[
+        str | None,
+        Text(249),
+        "Where records go that were delivered `max_delivery_count` times; without one they are "
+        "delivered until they are finished.",
+    ] = None
+    record_lock_duration_ms: Annotated[
+        int,
+        Meta(ge=1, le=INT32_MAX),
+        "How long a record may be worked on before it is released, unless `renew` is called; the "
+        "locks of a worker that dies end sooner.",
+    ] = 1_800_000
+    max_partition_fetch_bytes: Annotated[
+        int,
+        Meta(ge=1, le=INT32_MAX),
+        "How much of one partition is fetched at a time; a larger batch is fetched alone.",
+    ] = 1_048_576
+    fetch_max_bytes: Annotated[
+        int, Meta(ge=1, le=INT32_MAX), "About how much one `take` fetches from a partition."
+    ] = FETCH_MAX_BYTES
+    request_timeout_ms: Annotated[
+        int,
+        Meta(ge=1, le=INT32_MAX),
+        "How long to wait for a reply before a request is sent again.",
+    ] = 30_000
+    default_api_timeout_ms: Annotated[
+        int,
+        Meta(ge=1, le=INT32_MAX),
+        "How long a call such as `flush` or `backlog` is retried.",
+    ] = 60_000
+
+    def __post_init__(self) -> None:
+        """Check each setting; ``InvalidSettingError`` names the first error."""
+        check(self)
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> QueueSettings:
+        """Settings from a user's keywords; the error for an unknown name suggests the nearest."""
+        return build(cls, options)

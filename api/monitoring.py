@@ -370,6 +370,18 @@ LOGS: Final = Row(
                 ),
             ),
         ),
+        Panel(
+            "Backlog of queues",
+            m.QUEUE_BACKLOG.description,
+            "short",
+            ((highest(m.QUEUE_BACKLOG, *m.QUEUE_TAGS, where=SESSION), "{{group}}"),),
+        ),
+        Panel(
+            "Oldest unfinished record of queues",
+            m.QUEUE_OLDEST_UNFINISHED_MS.description,
+            "ms",
+            ((highest(m.QUEUE_OLDEST_UNFINISHED_MS, *m.QUEUE_TAGS, where=SESSION), "{{group}}"),),
+        ),
     ),
 )
 

@@ -65,3 +65,17 @@ class ConsumerOptions(TypedDict, total=False):
     retry_backoff_ms: int
     retry_backoff_max_ms: int
     interceptors: Sequence[ConsumerInterceptor]
+
+
+class QueueOptions(TypedDict, total=False):
+    """``QueueSettings`` as keywords."""
+
+    group_id: str
+    max_poll_records: int
+    max_delivery_count: int
+    dead_letter_topic: str | None
+    record_lock_duration_ms: int
+    max_partition_fetch_bytes: int
+    fetch_max_bytes: int
+    request_timeout_ms: int
+    default_api_timeout_ms: int

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
+from oncelog.actors.protocol.messages.share import PartitionAcknowledgements
 from oncelog.storage.exceptions import IllegalStateError
 from oncelog.storage.model import TopicPartition
 
@@ -40,6 +41,58 @@ class ConsumerRecord(NamedTuple):
     def topic_partition(self) -> TopicPartition:
         """The partition the record was read from."""
         return TopicPartition(self.topic, self.partition)
+
+
+class QueueRecord(NamedTuple):
+    """A record that a queue's worker has acquired; see ``ConsumerRecord``.
+
+    ``delivery_count`` is 1 when it is delivered for the first time.
+    """
+
+    topic: str
+    partition: int
+    delivery_count: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        """The partition the record was read from."""
+        return TopicPartition(self.topic, self.partition)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueAcknowledgements:
+    """Records that a worker accepts in a transaction, and who it is; see ``Queue``."""
+
+    group_id: str
+    member_id: str
+    member_epoch: int
+    acknowledgements: tuple[PartitionAcknowledgements, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueBacklog:
+    """What of a queue is not finished, in offsets, markers and aborted records included.
+
+    ``available`` wait for a worker, ``acquired`` are with one, ``pending`` are accepted in
+    transactions that have not ended. ``age_ms`` is that of the oldest of all these, 0 if there is
+    none. ``workers`` is how many live.
+    """
+
+    available: int
+    acquired: int
+    pending: int
+    age_ms: int
+    workers: int
+
+    @property
+    def total(self) -> int:
+        """All that is not finished."""
+        return self.available + self.acquired + self.pending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -486,6 +486,20 @@ class GroupMaxSizeReachedError(OncelogError):
     advice = "use another group, or raise group_max_size"
 
 
+class FencedMemberEpochError(OncelogError):
+    """Another process has joined the group with this member id."""
+
+    code = ErrorCode.FENCED_MEMBER_EPOCH
+    advice = "close this one"
+
+
+class InvalidRecordStateError(OncelogError):
+    """The queue's record is not held by this worker: it was acknowledged, or its lock has ended."""
+
+    code = ErrorCode.INVALID_RECORD_STATE
+    advice = "drop the record's result: another worker has the record, or has done it"
+
+
 class FencedInstanceIdError(OncelogError):
     """Another member uses this group instance id now."""
 

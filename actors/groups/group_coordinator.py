@@ -5,15 +5,13 @@ applied in log order once committed, and only then is the request answered. The 
 generation follows every offset commit admitted before it. So a reader of offsets in the new
 generation sees those commits, as committed or as unstable.
 
-One file: the coordinator, the queue that applies its appends, and the topics it checks.
+One file: the coordinator, and the topics it checks.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial, wraps
 from random import Random
 from typing import Any, Final, TypeVar
@@ -21,12 +19,13 @@ from typing import Any, Final, TypeVar
 from oncelog.actors.config import ClusterConfig
 from oncelog.actors.coordination.cluster_view import ClusterView
 from oncelog.actors.coordination.runtime import client_error_of_append
-from oncelog.actors.interfaces import CONTROLLER_ACTOR, Clock, Transport
+from oncelog.actors.groups.apply_queue import ApplyQueue, ShardState
+from oncelog.actors.groups.share_coordinator import ShareCoordinator
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, Clock, DriverWatch, Transport
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.process.metrics import Metric, MetricSink
 from oncelog.actors.protocol.effects import LogRecord
-from oncelog.actors.protocol.group.group_machine import GroupMachine, GroupTable
 from oncelog.actors.protocol.group.rebalance import (
     CancelTimer,
     Effect,
@@ -66,12 +65,22 @@ from oncelog.actors.protocol.messages.partition import (
     WriteTxnMarkersReply,
     WriteTxnMarkersRequest,
 )
+from oncelog.actors.protocol.messages.share import (
+    DescribeShareGroupReply,
+    DescribeShareGroupRequest,
+    ShareAcknowledgeReply,
+    ShareAcknowledgeRequest,
+    ShareAcquireReply,
+    ShareAcquireRequest,
+    ShareGroupHeartbeatReply,
+    ShareGroupHeartbeatRequest,
+    TxnShareAcknowledgeRequest,
+)
 from oncelog.actors.replica.replica import Replica
 from oncelog.actors.replica.replica_log import AppendOutcome
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
     NO_COORDINATOR_EPOCH,
-    NO_PRODUCER_ID,
     TopicPartition,
     is_valid_group_id,
     shard_of,
@@ -106,6 +115,7 @@ def group_settings(config: ClusterConfig) -> GroupSettings:
         min_session_timeout_ms=config.group_min_session_timeout_ms,
         max_session_timeout_ms=config.group_max_session_timeout_ms,
         initial_rebalance_delay_ms=config.group_initial_rebalance_delay_ms,
+        share_session_timeout_ms=config.group_share_session_timeout_ms,
     )
 
 
@@ -139,6 +149,7 @@ class GroupCoordinator:
         transport: Transport,
         clock: Clock,
         random: Random,
+        drivers: DriverWatch,
         settings: GroupSettings,
         on_failure: Callable[[BaseException], None],
     ) -> None:
@@ -146,21 +157,49 @@ class GroupCoordinator:
         self._call_timeout_ms = timeout_ms = replica.config.cluster.internal_call_timeout_ms
         self._clock = clock
         self._random = random
+        self._drivers = drivers
         self._settings = settings
-        self._machine = GroupMachine(settings)
         self._on_failure = on_failure
-        self._queue = ApplyQueue(replica=replica, table=self._machine, on_failure=self._break)
         self._epoch = NO_COORDINATOR_EPOCH
         self._call_count = 0
         self._calls: dict[int, tuple[Request[Any], asyncio.Future[Any]]] = {}
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._tasks = OwnTasks(self._break)
-        cluster = ClusterView(
+        self._transport = transport
+        self._cluster = ClusterView(
             lambda request: transport.call(CONTROLLER_ACTOR, request, timeout_ms=timeout_ms),
             self._tasks.spawn,
         )
-        self._topics = GroupTopics(cluster)
+        self._topics = GroupTopics(self._cluster)
         self._breakage: BaseException | None = None
+        self._use(self._new_state())
+
+    def _new_state(self) -> ShardState:
+        return ShardState(self._settings, self._settle)
+
+    def _use(self, state: ShardState) -> None:
+        """Serve ``state`` from now on, in the present leader epoch."""
+        self._machine = state.groups
+        self._queue = ApplyQueue(replica=self.replica, state=state, on_failure=self._break)
+        self._shares = ShareCoordinator(
+            shares=state.shares,
+            queue=self._queue,
+            cluster=self._cluster,
+            transport=self._transport,
+            clock=self._clock,
+            drivers=self._drivers,
+            session_timeout_ms=self._settings.share_session_timeout_ms,
+            call_timeout_ms=self._call_timeout_ms,
+            spawn=self._tasks.spawn,
+            committed=self._committed,
+            unavailable=self._unavailable,
+            is_plain=self._is_plain,
+        )
+
+    def _settle(self, group_ids: tuple[str, ...]) -> None:
+        """A marker has ended something in share groups; ``begin`` looks for it after a load."""
+        if self._epoch != NO_COORDINATOR_EPOCH:
+            self._shares.settle(group_ids)
 
     # --- load and resign ------------------------------------------------------------------
 
@@ -172,13 +211,13 @@ class GroupCoordinator:
         """
         if self.replica.availability() is not ErrorCode.NONE:
             return
-        machine = GroupMachine(self._settings)
+        state = self._new_state()
         for count, batch in enumerate(self.replica.replay(), start=1):
             header = batch.header
             if batch.control is not None and batch.control.committed is not None:
-                machine.apply_marker(header.producer_id, committed=batch.control.committed)
+                state.apply_marker(header.producer_id, committed=batch.control.committed)
             for record in batch.records:
-                machine.apply(
+                state.apply(
                     LogRecord(record.key, record.value),
                     record_offset=record.offset,
                     producer_id=header.producer_id,
@@ -190,10 +229,10 @@ class GroupCoordinator:
         # A group or an offset that could be lost with this leader must not be shown to anybody.
         if await self.replica.all_committed() is not ErrorCode.NONE:
             return
-        self._machine = machine
-        self._queue = ApplyQueue(replica=self.replica, table=machine, on_failure=self._break)
+        self._use(state)
         self._epoch = self.replica.leader_epoch
-        self._run(machine.finish_load(self._clock.now_ms()))
+        self._run(self._machine.finish_load(self._clock.now_ms()))
+        self._shares.begin()
         self._tasks.spawn(self._expire_for_ever())
         self._tasks.spawn(self._forget_deleted_topics_for_ever())
 
@@ -202,17 +241,20 @@ class GroupCoordinator:
         self.resign()
 
     def gauges(self) -> Mapping[Metric, int]:
-        """None: groups have no metrics."""
+        """None: those of queues have tags of their own."""
         return {}
 
     def report_metrics(self, sink: MetricSink) -> None:
-        """Do nothing: groups have no metrics."""
+        """Report the backlog of each queue."""
+        if self._epoch != NO_COORDINATOR_EPOCH:
+            self._shares.report_metrics(sink)
 
     def resign(self) -> None:
         """Stop serving: parked calls are answered ``NOT_COORDINATOR``, timers are stopped."""
         self._epoch = NO_COORDINATOR_EPOCH
         self._queue.close()
-        self._machine = GroupMachine(self._settings)
+        self._shares.close()
+        self._use(self._new_state())
         for handle in self._timers.values():
             handle.cancel()
         self._timers.clear()
@@ -253,6 +295,8 @@ class GroupCoordinator:
     @_if_available
     async def join_group(self, request: JoinGroupRequest) -> JoinGroupReply:
         """Join or rejoin; answered when the rebalance has collected its members."""
+        if self._shares.is_share(request.group_id):
+            return request.failed(*_of_a_queue(request.group_id))
         fresh_id = f"{self._random.getrandbits(128):032x}"
         return await self._parked(request, partial(self._machine.join, fresh_id=fresh_id))
 
@@ -290,6 +334,8 @@ class GroupCoordinator:
             error = self._unavailable(request.group_id)
         if error is not ErrorCode.NONE:
             return request.failed(error)
+        if self._shares.is_share(request.group_id):
+            return request.failed(*_of_a_queue(request.group_id))
         now_ms = self._clock.now_ms()
         error, effects = self._machine.admit_commit(request, now_ms)
         self._run(effects)
@@ -317,6 +363,49 @@ class GroupCoordinator:
             return request.failed(error)
         self._queue.catch_up()
         return self._machine.offsets.fetch(request)
+
+    # --- share groups ---------------------------------------------------------------------
+
+    @_if_available
+    async def share_group_heartbeat(
+        self, request: ShareGroupHeartbeatRequest
+    ) -> ShareGroupHeartbeatReply:
+        """Join a share group, live on in it, or leave it."""
+        return await self._shares.heartbeat(request)
+
+    @_if_available
+    async def share_acquire(self, request: ShareAcquireRequest) -> ShareAcquireReply:
+        """Acquire records of a share group, durably."""
+        return await self._shares.acquire(request)
+
+    @_if_available
+    async def share_acknowledge(self, request: ShareAcknowledgeRequest) -> ShareAcknowledgeReply:
+        """Acknowledge acquired records, durably."""
+        return await self._shares.acknowledge(request)
+
+    @_if_available
+    async def txn_share_acknowledge(
+        self, request: TxnShareAcknowledgeRequest
+    ) -> ShareAcknowledgeReply:
+        """Accept acquired records in a transaction: pending until its marker."""
+        return await self._shares.txn_acknowledge(request)
+
+    @_if_available
+    async def describe_share_group(
+        self, request: DescribeShareGroupRequest
+    ) -> DescribeShareGroupReply:
+        """Describe a share group, including all that was answered before the call."""
+        error = await self.replica.confirm(self._call_timeout_ms)
+        if error is not ErrorCode.NONE:
+            self._check_leadership()
+            return request.failed(client_error_of_append(error))
+        return await self._shares.describe(request)
+
+    def _is_plain(self, group_id: str) -> bool:
+        """Whether the id is a consumer group's, or is about to be."""
+        return self._machine.has_group(group_id) or group_id in self._queue.group_ids
+
+    # --- markers --------------------------------------------------------------------------
 
     async def write_txn_markers(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersReply:
         """Write markers to the offsets log; a result is ``NONE`` once its marker is applied."""
@@ -373,12 +462,18 @@ class GroupCoordinator:
         if error is not ErrorCode.NONE:
             return request.failed(error)
         self._queue.catch_up()
-        return self._machine.describe(request)
+        described = self._machine.describe(request).groups
+        shares = self._shares.descriptions(request.group_ids)
+        return DescribeGroupsReply(
+            groups=tuple(sorted((*described, *shares), key=lambda one: one.group_id))
+        )
 
     @_if_available
     async def delete_group(self, request: DeleteGroupRequest) -> DeleteGroupReply:
         """Delete an empty group and its offsets, durably."""
         group_id = request.group_id
+        if self._shares.is_share(group_id):
+            return await self._shares.delete(request)
         self._queue.catch_up()
         error = self._machine.begin_delete(group_id, self._clock.now_ms())
         if error is not ErrorCode.NONE:
@@ -503,156 +598,11 @@ class GroupCoordinator:
     def _break(self, error: BaseException) -> None:
         """Make the shard unusable: every call raises ``error`` until the process has ended."""
         self._breakage = error
+        self._shares.close(error)
         for _, reply in self._calls.values():
             if not reply.done():
                 reply.set_exception(error)
         self._on_failure(error)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
-    """One batch: a marker, or records of one group, in a transaction or not."""
-
-    base_offset: int
-    next_offset: int
-    group_id: str = ""
-    producer_id: int = NO_PRODUCER_ID
-    records: Sequence[LogRecord] = ()
-    marker: TxnMarker | None = None
-
-
-class ApplyQueue:
-    """Appends to ``replica`` and applies to ``table``, in the current leader epoch.
-
-    Records are applied in log order, once committed. Any number of appends may be in flight, so
-    that commits share syncs. A waiter for one of them, or a reader, first applies everything
-    committed by then. So state is never ahead of the high watermark, and does not depend on which
-    waiter wakes first.
-
-    A coordinator that loads again makes a new queue; records in an older one are never applied.
-    ``on_failure`` is called when a committed record could not be applied: the table no longer
-    matches the log.
-    """
-
-    def __init__(
-        self,
-        *,
-        replica: Replica,
-        table: GroupTable,
-        on_failure: Callable[[BaseException], None],
-    ) -> None:
-        self._replica = replica
-        self._table = table
-        self._on_failure = on_failure
-        self._entries: deque[_Entry] = deque()
-        self._leader_epoch = replica.leader_epoch
-        self._is_closed = False
-
-    def close(self) -> None:
-        """Apply nothing more, and tell every waiter that the outcome is unknown."""
-        self._is_closed = True
-        self._entries.clear()
-
-    def append(
-        self,
-        group_id: str,
-        records: Sequence[LogRecord],
-        now_ms: int,
-        transaction: TxnOffsetCommitRequest | None = None,
-    ) -> AppendOutcome:
-        """Append records of one group as one batch; wait for it with ``applied``.
-
-        With ``transaction`` the batch belongs to that producer's transaction: its epoch, sequence
-        and ticket are checked, and its offsets are pending until a marker follows. A duplicate
-        batch is waited for like a new one, but not applied again.
-        """
-        producer_id = NO_PRODUCER_ID
-        if transaction is None:
-            outcome = self._replica.append(records, now_ms=now_ms)
-        else:
-            producer_id = transaction.producer_id
-            outcome = self._replica.append(
-                records,
-                now_ms=now_ms,
-                producer_id=producer_id,
-                producer_epoch=transaction.producer_epoch,
-                base_sequence=transaction.base_sequence,
-                transactional_id=transaction.transactional_id,
-                ticket=transaction.ticket,
-            )
-        if outcome.error is ErrorCode.NONE and not outcome.is_duplicate:
-            self._entries.append(
-                _Entry(
-                    base_offset=outcome.base_offset,
-                    next_offset=outcome.next_offset,
-                    group_id=group_id,
-                    producer_id=producer_id,
-                    records=records,
-                )
-            )
-        return outcome
-
-    def append_marker(
-        self, marker: TxnMarker, coordinator_epoch: int, now_ms: int
-    ) -> AppendOutcome:
-        """Append a transaction's marker; wait for it with ``applied``."""
-        outcome = self._replica.append_marker(marker, coordinator_epoch, now_ms)
-        if outcome.error is ErrorCode.NONE:
-            self._entries.append(
-                _Entry(
-                    base_offset=outcome.base_offset,
-                    next_offset=outcome.next_offset,
-                    marker=marker,
-                )
-            )
-        return outcome
-
-    async def applied(self, outcome: AppendOutcome) -> ErrorCode:
-        """Wait until an append is durable and applied.
-
-        On an error the outcome of an accepted append is unknown.
-        """
-        error = outcome.error
-        if error is ErrorCode.NONE:
-            error = await self._replica.committed(outcome.next_offset)
-        if error is not ErrorCode.NONE:
-            return error
-        if self._is_closed or self._leader_epoch != self._replica.leader_epoch:
-            return ErrorCode.NOT_LEADER_OR_FOLLOWER
-        self.catch_up()
-        return ErrorCode.NONE
-
-    async def wait_until_applied(self, group_id: str) -> ErrorCode:
-        """Wait until everything appended for a group so far is applied."""
-        waiting = [entry.next_offset for entry in self._entries if entry.group_id == group_id]
-        if not waiting:
-            return ErrorCode.NONE
-        return await self.applied(AppendOutcome(error=ErrorCode.NONE, next_offset=waiting[-1]))
-
-    def catch_up(self) -> None:
-        """Apply, in log order, everything committed by now."""
-        high_watermark = self._replica.machine.high_watermark
-        while self._entries and self._entries[0].next_offset <= high_watermark:
-            try:
-                self._apply(self._entries.popleft())
-            except Exception as error:
-                self._on_failure(error)
-                raise
-
-    def _apply(self, entry: _Entry) -> None:
-        if entry.marker is not None:
-            self._table.apply_marker(entry.marker.producer_id, committed=entry.marker.committed)
-        for place, record in enumerate(entry.records):
-            self._table.apply(
-                record,
-                record_offset=entry.base_offset + place,
-                producer_id=entry.producer_id,
-            )
-
-    @property
-    def group_ids(self) -> set[str]:
-        """The groups with records in flight."""
-        return {entry.group_id for entry in self._entries}
 
 
 class GroupTopics:
@@ -699,6 +649,14 @@ class GroupTopics:
             return frozenset()
         current = {topic.topic_id for topic in topics.values()}
         return frozenset(topic_id for ids in named.values() for topic_id in ids - current)
+
+
+def _of_a_queue(group_id: str) -> tuple[ErrorCode, str]:
+    """Why a consumer may not join."""
+    return (
+        ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
+        f"{group_id!r} is the group of a queue: give the consumer another group_id",
+    )
 
 
 def _after_now_ms() -> int:

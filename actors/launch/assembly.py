@@ -572,6 +572,7 @@ def shell_of(server: ReplicaServer) -> Shell:
             transport=environment.transport,
             clock=environment.clock,
             random=environment.random,
+            drivers=environment.drivers,
             settings=group_settings(server.config.cluster),
             on_failure=environment.die,
         )

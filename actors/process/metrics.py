@@ -48,6 +48,7 @@ DIRECTORY_TAGS: Final = ("broker", "directory")
 CALL_TAGS: Final = ("method", "side")
 ACTOR_TAGS: Final = ("actor",)
 GROUP_TAGS: Final = ("group", "topic", "partition")
+QUEUE_TAGS: Final = ("group",)
 PRINCIPAL_TAGS: Final = ("principal",)
 STEP_TAGS: Final = ("step", "broker")
 
@@ -388,6 +389,19 @@ CONSUMER_LAG: Final = Metric(
     description="Records that the reader of a partition has left to read, as of its last fetch.",
     tags=GROUP_TAGS,
 )
+QUEUE_BACKLOG: Final = Metric(
+    name="queue_backlog",
+    unit="records",
+    description="Records of a queue that are not finished: waiting, with a worker, or pending.",
+    tags=QUEUE_TAGS,
+)
+QUEUE_OLDEST_UNFINISHED_MS: Final = Metric(
+    name="queue_oldest_unfinished_ms",
+    unit="ms",
+    description="For how long the coordinator has seen the same record of a partition first among "
+    "those that a queue has not finished.",
+    tags=QUEUE_TAGS,
+)
 REFUSED_CALLS: Final = Metric(
     name="refused_calls",
     kind=Kind.COUNTER,
@@ -475,6 +489,8 @@ METRICS: Final = (
     REFUSED_CALLS,
     AUDIT_LINES_LEFT_OUT,
     CONSUMER_LAG,
+    QUEUE_BACKLOG,
+    QUEUE_OLDEST_UNFINISHED_MS,
     CLIENT_OUTAGES,
     THROTTLED_CALLS,
     THROTTLE_MS,

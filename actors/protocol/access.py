@@ -35,6 +35,7 @@ from oncelog.actors.protocol.messages import (
     group,
     partition,
     replication,
+    share,
     transaction,
 )
 from oncelog.actors.protocol.messages.access import (
@@ -265,6 +266,10 @@ def _one_topic(request: Any) -> tuple[str, ...]:
     return (request.topic_partition.topic,)
 
 
+def _acknowledged_topics(request: Any) -> Iterable[str]:
+    return {part.topic_partition.topic for part in request.acknowledgements}
+
+
 def _no_name(_: Any) -> tuple[str, ...]:
     """For what a request is split by."""
     return ()
@@ -329,6 +334,23 @@ NEEDS: Final[Mapping[type[Request[Any]], tuple[Need, ...]]] = {
     ),
     group.DescribeGroupsRequest: (Need(Operation.DESCRIBE, Resource.GROUP, _no_name),),
     group.DeleteGroupRequest: (Need(Operation.DELETE, Resource.GROUP, _field("group_id")),),
+    share.ShareGroupHeartbeatRequest: (
+        _READ_GROUP,
+        _on_topic(Operation.READ, lambda request: request.topics),
+    ),
+    share.ShareAcquireRequest: (_READ_GROUP,),
+    share.ShareAcknowledgeRequest: (
+        _READ_GROUP,
+        _on_topic(Operation.READ, _acknowledged_topics),
+    ),
+    share.TxnShareAcknowledgeRequest: (
+        _WRITE_ID,
+        _READ_GROUP,
+        _on_topic(Operation.READ, _acknowledged_topics),
+    ),
+    share.DescribeShareGroupRequest: (
+        Need(Operation.DESCRIBE, Resource.GROUP, _field("group_id")),
+    ),
     cluster.MetadataRequest: (_each_topic(Operation.DESCRIBE),),
     cluster.CreateTopicRequest: (_on_topic(Operation.CREATE, _field("name")),),
     cluster.AlterTopicRequest: (_on_topic(Operation.ALTER, _field("name")),),
@@ -579,6 +601,18 @@ def _split_groups(request: group.DescribeGroupsRequest, may: May) -> Split:
     )
 
 
+def _split_share_group(request: share.DescribeShareGroupRequest, may: May) -> Split:
+    """Partitions of topics that the caller may not see are left out."""
+
+    def join(reply: Any) -> Any:
+        tps = (one.topic_partition for one in reply.partitions)
+        allowed, _ = _parts(tps, Operation.DESCRIBE, may)
+        shown = tuple(one for one in reply.partitions if one.topic_partition in allowed)
+        return structs.replace(reply, partitions=shown)
+
+    return Split(request=request, join=join)
+
+
 def _split_transactions(request: transaction.DescribeTransactionsRequest, may: May) -> Split:
     """An id that the caller may not see is unknown, and topics that it may not are left out."""
 
@@ -609,6 +643,7 @@ _SPLITS: Final[Mapping[type[Request[Any]], Callable[[Any, May], Split]]] = {
     group.TxnOffsetCommitRequest: _split_offsets,
     group.OffsetFetchRequest: _split_positions,
     group.DescribeGroupsRequest: _split_groups,
+    share.DescribeShareGroupRequest: _split_share_group,
     cluster.MetadataRequest: _split_topics,
     transaction.AddPartitionsToTxnRequest: _split_enrolment,
     transaction.EndTxnRequest: _split_end,

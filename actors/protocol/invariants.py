@@ -45,6 +45,8 @@ INVARIANTS: Final = MappingProxyType(
         "I-26": "a replica acknowledges, and leads, only while its machine ends where its log does",
         "I-27": "the metadata log begins with the founding or with a whole snapshot",
         "I-28": "a committed position is current when it is told",
+        # Queues.
+        "I-29": "each offset that a share group has acquired is in one run, until it is done with",
     }
 )
 """The statement of each rule by its number. A retired number is never used again."""

@@ -21,6 +21,7 @@ from oncelog.actors.protocol.messages import (
     group,
     partition,
     replication,
+    share,
     transaction,
 )
 from oncelog.actors.protocol.messages.base import Reply, Request
@@ -37,6 +38,7 @@ _MODULES: Final = (
     replication,
     transaction,
     group,
+    share,
     cluster,
     brokers,
     access,

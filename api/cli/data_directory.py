@@ -38,6 +38,7 @@ from oncelog.actors.protocol.cluster.cluster_records import (
 from oncelog.actors.protocol.group import group_records
 from oncelog.actors.protocol.group.consumer_protocol import decode_assignment, decode_subscription
 from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
+from oncelog.actors.protocol.queue import share_records
 from oncelog.actors.protocol.transaction import transaction_records
 from oncelog.actors.protocol.transaction.transaction_state import TransactionMetadata
 from oncelog.actors.replica.data_directory import read_identity
@@ -398,7 +399,7 @@ def _metadata_fields(metadata: TransactionMetadata) -> dict[str, Any]:
 def _offsets(record: Record) -> dict[str, Any] | None:
     key = group_records.decode_key(record.key or b"")
     if key is None:
-        return None
+        return _share_group(record)
     if isinstance(key, group_records.OffsetKey):
         named = {"group_id": key.group_id, "topic_partition": str(key.topic_partition)}
         if record.value is None:
@@ -418,6 +419,16 @@ def _offsets(record: Record) -> dict[str, Any] | None:
             shown["subscription"] = list(decode_subscription(member.subscription).topics)
             shown["assignment"] = _plain(decode_assignment(member.assignment).partitions)
     return {"group_id": key.group_id, **fields}
+
+
+def _share_group(record: Record) -> dict[str, Any] | None:
+    key = share_records.decode_key(record.key or b"")
+    if key is None:
+        return None
+    if record.value is None:
+        return {**_plain(key), "is_tombstone": True}
+    kind = share_records.VALUES[type(key)]
+    return {**_plain(key), **_plain(share_records.decode_value(record.value, kind))}
 
 
 def _cluster(record: Record) -> dict[str, Any]:

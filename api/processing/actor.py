@@ -16,16 +16,19 @@ from oncelog.actors.config import ClusterConfig
 from oncelog.actors.interfaces import NAMESPACE, Transport
 from oncelog.actors.launch.processes import end_actors, running_actors
 from oncelog.actors.process.clock import SystemClock
+from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.process.ray_metrics import RayMetrics
 from oncelog.actors.rpc.actor_transport import ActorTransport
 from oncelog.actors.rpc.call_meter import CallReports
 from oncelog.actors.rpc.ray_transport import RayTransport, find_actor
-from oncelog.api.config import ConsumerSettings, ProducerSettings
+from oncelog.api.config import ConsumerSettings, ProducerSettings, QueueSettings
 from oncelog.api.consuming.consumer import Consumer
 from oncelog.api.processing.job import ProcessJob, ProcessWorker, jobs_of, worker_actor
 from oncelog.api.processing.loop import Clients
 from oncelog.api.processing.messages import ProcessConfig
+from oncelog.api.processing.queue_loop import QueueClients
 from oncelog.api.producing.producer import Producer
+from oncelog.api.queueing.queue import Queue
 from oncelog.api.session.event_loop import LoopThread
 from oncelog.api.session.login import Login
 from oncelog.api.session.routing import Router
@@ -43,6 +46,7 @@ class ProcessWorkerProcess(ProcessWorker):
         super().__init__(
             config,
             functools.partial(_connect, config.login),
+            connect_queue=functools.partial(_connect_queue, config.login),
             clock=SystemClock(),
             process_id=os.getpid(),
             on_fenced=functools.partial(os._exit, 1),
@@ -63,6 +67,23 @@ def _connect(login: Login, producer: ProducerSettings, consumer: ConsumerSetting
     return Clients(
         producer=Producer(router, loop_thread, producer, random=chance),
         consumer=Consumer(router, loop_thread, consumer, chance, reports),
+        close=loop_thread.close,
+    )
+
+
+def _connect_queue(
+    login: Login, topic: str, producer: ProducerSettings, queue: QueueSettings
+) -> QueueClients:
+    """As ``_connect``, for a job with ``mode="queue"``."""
+    chance = random.Random(secrets.randbits(64))
+    loop_thread = LoopThread()
+    reports = CallReports(RayMetrics(), ClusterConfig().metrics_interval_ms)
+    transport = PoliteTransport(ActorTransport(RayTransport(), reports, login.identity()))
+    router = Router(transport, SystemClock(), reports.metrics)
+    process = ProcessTable(ray.util.get_node_ip_address()).process(os.getpid())
+    return QueueClients(
+        producer=Producer(router, loop_thread, producer, random=chance),
+        queue=Queue(router, loop_thread, queue, topic, chance, process=process),
         close=loop_thread.close,
     )
 

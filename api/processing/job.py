@@ -19,6 +19,12 @@ appears in ``sink`` exactly once, whichever processes die. ``batch_format`` is o
 A job is identified by its ``group_id`` and outlives the program that started it.
 ``cluster.jobs()`` and ``cluster.job(group_id)`` find it from any program.
 
+With ``mode="queue"`` any number of workers share the records one by one, in no order, as
+``cluster.queue`` does. Each round is a transaction of up to ``max_poll_records``;
+``commit_interval_ms`` and ``max_worker_deaths`` have no effect. ``consumer_settings`` are those of
+a queue: with a ``dead_letter_topic`` a record that fails, or that workers die over, goes there
+after ``max_delivery_count`` deliveries. Without one it is tried again, and fails the worker.
+
 After a failure the function may run again for the same input: its *output* counts once, but its
 side effects may repeat. It must not depend on state that it keeps between calls.
 
@@ -41,10 +47,12 @@ from typing import Any, Final
 from msgspec import structs
 
 from oncelog.actors.interfaces import Clock, Transport
+from oncelog.actors.protocol.messages.share import DescribeShareGroupRequest
 from oncelog.api.admin.admin import AsyncAdmin
 from oncelog.api.processing.loop import Connect, ProcessLoop
 from oncelog.api.processing.messages import (
     ProcessConfig,
+    ProcessMode,
     StopWorkerRequest,
     WorkerHealth,
     WorkerState,
@@ -52,6 +60,7 @@ from oncelog.api.processing.messages import (
     WorkerStatusRequest,
     identity_of,
 )
+from oncelog.api.processing.queue_loop import ConnectQueue, QueueLoop
 from oncelog.api.session.committed_offsets import fetch_committed, list_offsets
 from oncelog.api.session.event_loop import LoopThread
 from oncelog.api.session.routing import Router
@@ -117,15 +126,24 @@ class ProcessWorker:
     def __init__(
         self,
         config: ProcessConfig,
-        connect: Connect,
+        connect: Connect | None = None,
         *,
+        connect_queue: ConnectQueue | None = None,
         clock: Clock,
         process_id: int,
         on_fenced: Callable[[], None] | None = None,
     ) -> None:
         self._config = config
         self._stop = threading.Event()
-        self._loop = ProcessLoop(config, connect, clock=clock, stop=self._stop)
+        self._loop: ProcessLoop | QueueLoop
+        # A restarted actor may have the configuration of an earlier version, which has no mode.
+        self._mode: ProcessMode = getattr(config, "mode", "partitions")
+        if self._mode == "queue":
+            assert connect_queue is not None
+            self._loop = QueueLoop(config, connect_queue, stop=self._stop)
+        else:
+            assert connect is not None
+            self._loop = ProcessLoop(config, connect, clock=clock, stop=self._stop)
         self._process_id = process_id
         self._on_fenced = on_fenced
         self._started_ms = clock.now_ms()
@@ -157,6 +175,7 @@ class ProcessWorker:
             aborts=progress.aborts,
             function_failures=progress.function_failures,
             processed=tuple(sorted(progress.processed.items())),
+            mode=self._mode,
         )
 
     def stop(self, request: StopWorkerRequest | None = None) -> WorkerStatus:  # noqa: ARG002
@@ -284,6 +303,9 @@ class ProcessJob:
         self._is_released = self._is_stopping = False
         self._ends: dict[TopicPartition, int] = {}
         self._processed: dict[TopicPartition, int] = {}
+        self._is_queue = False
+        """Whether a worker has said so."""
+        self._backlog: int | None = None
 
     def worker(self, worker_index: int) -> Any:
         """The Ray actor handle of one worker."""
@@ -332,10 +354,13 @@ class ProcessJob:
         for history, reply in zip(self._histories, replies, strict=True):
             history.record(reply)
             self.source, self.sink = self.source or reply.source, self.sink or reply.sink
+            self._is_queue = self._is_queue or reply.mode == "queue"
             for topic_partition, offset in reply.processed:
                 known = self._processed.get(topic_partition, offset)
                 self._processed[topic_partition] = max(known, offset)
-        if self.source:
+        if self._is_queue:
+            await self._find_backlog()
+        elif self.source:
             await self._find_ends()
             await self._find_missing_positions()
             await self._pass_over_deleted()
@@ -375,6 +400,25 @@ class ProcessJob:
         )
         for topic_partition, end in zip(partitions, found, strict=True):
             self._ends[topic_partition] = end if end >= 0 else self._ends.get(topic_partition, -1)
+
+    async def _find_backlog(self) -> None:
+        """What of the queue is not finished; unknown while its coordinator does not reply."""
+        reply = await self._router.call_group_coordinator(
+            self.group_id,
+            DescribeShareGroupRequest(group_id=self.group_id),
+            timeout_ms=STATUS_TIMEOUT_MS,
+        )
+        is_known = reply.error is ErrorCode.NONE and all(
+            one.end_offset >= 0 for one in reply.partitions
+        )
+        self._backlog = (
+            sum(
+                one.available_count + one.acquired_count + one.pending_count
+                for one in reply.partitions
+            )
+            if is_known and reply.partitions
+            else None
+        )
 
     async def _bound(self, topic_partition: TopicPartition, timestamp: int) -> int:
         """A partition's readable end or its start; -1 if its leader does not reply in time."""
@@ -422,6 +466,8 @@ class ProcessJob:
 
     def _lag(self) -> int:
         """Offsets left; an unknown number counts as one, so that waiting continues."""
+        if self._is_queue:
+            return 1 if self._backlog is None else self._backlog
         if not self._ends:
             return 1
         return sum(

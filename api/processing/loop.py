@@ -43,7 +43,7 @@ from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.api.consuming.consumer import Consumer
 from oncelog.api.processing.messages import ProcessConfig, WorkerState
 from oncelog.api.producing.producer import Offsets, Producer
-from oncelog.api.records import ConsumerGroupMetadata, ConsumerRecord
+from oncelog.api.records import ConsumerGroupMetadata, ConsumerRecord, QueueRecord
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import ClientClosedError, OncelogError
 from oncelog.storage.model import TopicPartition
@@ -626,7 +626,7 @@ def _without_place(result: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBat
 
 
 def apply_to_records(
-    function: Callable[[Any], Any], batch: Sequence[ConsumerRecord]
+    function: Callable[[Any], Any], batch: Sequence[ConsumerRecord] | Sequence[QueueRecord]
 ) -> RecordOutput:
     """Apply ``function`` to each record; it returns a value, (key, value), a list, or ``None``."""
     records: list[tuple[bytes | None, bytes | None, int]] = []
@@ -640,7 +640,9 @@ def apply_to_records(
     return RecordOutput(records)
 
 
-def _key_and_value(item: Any, record: ConsumerRecord) -> tuple[bytes | None, bytes | None]:
+def _key_and_value(
+    item: Any, record: ConsumerRecord | QueueRecord
+) -> tuple[bytes | None, bytes | None]:
     """One output record; a value alone keeps the key of the input record."""
     if isinstance(item, bytes):
         return record.key, item

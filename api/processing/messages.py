@@ -15,6 +15,7 @@ from oncelog.storage.model import GROUP_ID_MAX_BYTES, TopicPartition
 from oncelog.storage.settings import Checked, Text, check
 
 BatchFormat = Literal["arrow", "record"]
+ProcessMode = Literal["partitions", "queue"]
 
 WORKERS_MAX: Final = 1_000
 """The most workers of one job."""
@@ -93,12 +94,17 @@ class ProcessConfig:
     consumer_settings: Annotated[
         Mapping[str, Any],
         Checked("settings of a consumer, by name", "settings"),
-        "Settings of the workers' consumers, except for ids.",
+        "Settings of the workers' consumers, or of their queues, except for ids.",
     ] = field(default_factory=dict)
     # Last: a restarting actor unpickles the configuration of an earlier version by position.
     workers: Annotated[
         int, Meta(ge=1, le=WORKERS_MAX), "How many actors share the partitions of the source."
     ] = 2
+    mode: Annotated[
+        ProcessMode,
+        "Whether workers share the partitions of the source, or, in any number, its records as a "
+        "queue.",
+    ] = "partitions"
 
     def __post_init__(self) -> None:
         """Reject values out of range; ``InvalidSettingError`` names the first one."""
@@ -135,6 +141,7 @@ class WorkerStatus(Reply, frozen=True, kw_only=True):
     aborts: int = 0
     function_failures: int = 0
     processed: tuple[tuple[TopicPartition, int], ...] = ()
+    mode: ProcessMode = "partitions"
 
 
 class WorkerStatusRequest(Request[WorkerStatus], frozen=True, kw_only=True):

@@ -14,9 +14,11 @@ from random import Random
 from typing import Any, Final, TypeVar
 
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata, OffsetCommitReply
+from oncelog.actors.protocol.messages.share import ShareAcknowledgeReply
 from oncelog.actors.protocol.messages.transaction import EndTxnRequest, Run
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.sender import Sender
+from oncelog.api.records import QueueAcknowledgements
 from oncelog.api.session.routing import Router
 from oncelog.api.transacting.enrolment import END_WITHIN_MS, ProducerEnrolments
 from oncelog.api.transacting.producer_transaction import (
@@ -231,6 +233,26 @@ class ProducerCore:
                 # Even a timeout fails the transaction: it must not commit without them.
                 raise self._transaction.failed("txn_offset_commit", reply)
 
+    async def send_acknowledgements(self, given: QueueAcknowledgements) -> None:
+        """Have the transaction accept records of a queue."""
+        state = self._transactional()
+        async with self._operation:
+            state.check_send()
+            try:
+                reply = await self._acknowledge(state, given)
+            except asyncio.CancelledError:
+                # The outcome is unknown: the transaction must not commit without them.
+                self._transaction.fail(
+                    TransactionAbortableError(
+                        "send_acknowledgements_to_transaction() was cancelled before its outcome "
+                        "was known"
+                    ),
+                    ErrorClass.ABORTABLE,
+                )
+                raise
+            if reply.error is not ErrorCode.NONE:
+                raise self._transaction.failed("txn_share_acknowledge", reply)
+
     def offsets_refused(self, error: BaseException) -> None:
         """Note that ``send_offsets_to_transaction`` raised ``error``; from any thread."""
         if self._state is not None:
@@ -331,6 +353,21 @@ class ProducerCore:
             group,
             ticket,
             base_sequence=state.take_offset_sequence(len(offsets)),
+        )
+        return await self._transaction.fencing.explained(partition, reply)
+
+    async def _acknowledge(
+        self, state: ProducerTransaction, given: QueueAcknowledgements
+    ) -> ShareAcknowledgeReply:
+        ticket = await self._offsets_ticket(state, given.group_id)
+        partition = self._router.offsets_partition(given.group_id)
+        state.offsets_partitions.add(partition)
+        reply = await self._requests.acknowledge(
+            state.transactional_id,
+            state.identity,
+            given,
+            ticket,
+            base_sequence=state.take_offset_sequence(len(given.acknowledgements)),
         )
         return await self._transaction.fencing.explained(partition, reply)
 

@@ -43,10 +43,10 @@ from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.core import ProducerCore, check_token
 from oncelog.api.producing.record_buffer import RecordBuffer
 from oncelog.api.producing.sender import Sender
-from oncelog.api.records import as_committed, check_order
+from oncelog.api.records import QueueAcknowledgements, as_committed, check_order
 from oncelog.api.session.event_loop import LoopThread, ProcessBound, close_if_forgotten
 from oncelog.api.session.routing import Router
-from oncelog.api.transacting.requests import GroupMetadata
+from oncelog.api.transacting.requests import AcknowledgingQueue, GroupMetadata
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     InvalidGroupIdError,
@@ -290,6 +290,23 @@ class Producer(SyncSending):
             self._core.offsets_refused(error)
             raise
 
+    def send_acknowledgements_to_transaction(self, records: Any, queue: AcknowledgingQueue) -> None:
+        """Accept a queue's records as part of the transaction, together with what was sent in it.
+
+        ``records`` are one or more that ``queue.take`` returned, and that the worker still holds. A
+        commit finishes them; after an abort they are delivered again. Source: KIP-1289.
+
+        ``InvalidRecordStateError`` if the worker does not hold one of them: it was acknowledged, or
+        its lock has ended. Once this raises anything, the transaction can only be aborted.
+        """
+        try:
+            given = queue.acknowledgements(records)
+            with _returned_unless_sent(queue, given):
+                self._loop_thread.run(self._core.send_acknowledgements(given))
+        except BaseException as error:
+            self._core.offsets_refused(error)
+            raise
+
     def commit_transaction(
         self, token: bytes | None = None, *, despite_refused_sends: bool = False
     ) -> bool:
@@ -394,6 +411,18 @@ class AsyncProducer(AsyncSending):
         """See ``Producer.send_offsets_to_transaction``."""
         try:
             await self._core.send_offsets(_checked_offsets(offsets, group), group)
+        except BaseException as error:
+            self._core.offsets_refused(error)
+            raise
+
+    async def send_acknowledgements_to_transaction(
+        self, records: Any, queue: AcknowledgingQueue
+    ) -> None:
+        """See ``Producer.send_acknowledgements_to_transaction``."""
+        try:
+            given = queue.acknowledgements(records)
+            with _returned_unless_sent(queue, given):
+                await self._core.send_acknowledgements(given)
         except BaseException as error:
             self._core.offsets_refused(error)
             raise
@@ -671,6 +700,18 @@ _POSITION_TYPES: Final = {
     "metadata": (str, _TEXT),
     "topic_id": (str, _TEXT),
 }
+
+
+@contextlib.contextmanager
+def _returned_unless_sent(
+    queue: AcknowledgingQueue, given: QueueAcknowledgements
+) -> Iterator[None]:
+    """If the block raises, tell the queue that the transaction did not accept its records."""
+    try:
+        yield
+    except BaseException:
+        queue.unsent(given)
+        raise
 
 
 def _checked_offsets(

@@ -124,6 +124,7 @@ _FATAL_INSIDE: Final[dict[str, frozenset[ErrorCode]]] = {
     "add_partitions_to_txn": _CONDEMNED_BY_COORDINATOR,
     "add_offsets_to_txn": _CONDEMNED_BY_COORDINATOR,
     "txn_offset_commit": _CONDEMNED_BY_COORDINATOR,
+    "txn_share_acknowledge": _CONDEMNED_BY_COORDINATOR,
 }
 """Errors of calls inside an open transaction that are fatal for the producer."""
 
@@ -136,6 +137,7 @@ _COORDINATOR_METHODS: Final = (
     "add_offsets_to_txn",
     "end_txn",
     "txn_offset_commit",
+    "txn_share_acknowledge",
 )
 
 _SEVERITIES: Final[dict[tuple[str, ErrorCode], ErrorClass]] = {

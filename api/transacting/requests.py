@@ -6,6 +6,8 @@ arguments. A reply with a retriable error means that ``max_block_ms`` have passe
 
 Two replies are kept: why leaders reject an epoch, and the producer ids of a producer without
 transactions.
+
+One file: the calls, and what is kept of their replies.
 """
 
 from __future__ import annotations
@@ -22,6 +24,10 @@ from oncelog.actors.protocol.messages.group import (
     OffsetAndMetadata,
     OffsetCommitReply,
     TxnOffsetCommitRequest,
+)
+from oncelog.actors.protocol.messages.share import (
+    ShareAcknowledgeReply,
+    TxnShareAcknowledgeRequest,
 )
 from oncelog.actors.protocol.messages.transaction import (
     NO_RUN,
@@ -40,7 +46,7 @@ from oncelog.actors.protocol.messages.transaction import (
     Run,
 )
 from oncelog.api.config import ProducerSettings
-from oncelog.api.records import GivenUpInput
+from oncelog.api.records import GivenUpInput, QueueAcknowledgements
 from oncelog.api.session.retry import BackoffPolicy, call_with_retries
 from oncelog.api.session.routing import Router
 from oncelog.api.transacting.producer_transaction import (
@@ -97,6 +103,18 @@ class GroupMetadata(Protocol):
     @property
     def given_up(self) -> Mapping[TopicPartition, GivenUpInput]:
         """The partitions that rebalances have taken from it."""
+        ...
+
+
+class AcknowledgingQueue(Protocol):
+    """A queue whose records a transaction accepts; see ``Queue``."""
+
+    def acknowledgements(self, records: Any) -> QueueAcknowledgements:
+        """Give up ``records`` to the transaction; all or none."""
+        ...
+
+    def unsent(self, given: QueueAcknowledgements) -> None:
+        """Take note that the transaction could not accept them."""
         ...
 
 
@@ -297,6 +315,37 @@ class TransactionRequests:
             return reply
 
         return await self._repeat("txn_offset_commit", attempt)
+
+    async def acknowledge(
+        self,
+        transactional_id: str,
+        identity: ProducerIdentity,
+        given: QueueAcknowledgements,
+        ticket: bytes,
+        *,
+        base_sequence: int,
+    ) -> ShareAcknowledgeReply:
+        """Send a queue's acknowledgements to its coordinator, where they wait for the marker.
+
+        ``base_sequence`` is as for ``commit_offsets``; each partition counts as a position.
+        """
+        request = TxnShareAcknowledgeRequest(
+            transactional_id=transactional_id,
+            group_id=given.group_id,
+            member_id=given.member_id,
+            member_epoch=given.member_epoch,
+            producer_id=identity.producer_id,
+            producer_epoch=identity.producer_epoch,
+            base_sequence=base_sequence,
+            acknowledgements=given.acknowledgements,
+            ticket=ticket,
+        )
+        return await self._repeat(
+            "txn_share_acknowledge",
+            lambda timeout_ms: self._router.call_group_coordinator(
+                given.group_id, request, timeout_ms=timeout_ms
+            ),
+        )
 
     async def end(self, request: EndTxnRequest, *, within_ms: int | None = None) -> EndTxnReply:
         """Commit or abort; retried until the decision is known, or for ``within_ms``."""

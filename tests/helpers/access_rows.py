@@ -14,7 +14,7 @@ from unittest import mock
 
 from oncelog.actors.protocol import access
 from oncelog.actors.protocol.access import NEEDS, Principal
-from oncelog.actors.protocol.messages import brokers, cluster, group, partition, replication
+from oncelog.actors.protocol.messages import brokers, cluster, group, partition, replication, share
 from oncelog.actors.protocol.messages import transaction as txn
 from oncelog.actors.protocol.messages.access import (
     ANYBODY,
@@ -194,6 +194,19 @@ def _fetch_together(n: Names) -> Request[Any]:
     return partition.FetchTogetherRequest(session_id="s", fetches=(shared,), max_wait_ms=0)
 
 
+_MEMBER: dict[str, Any] = {"member_id": "m", "member_epoch": 1_000}
+"""None that has joined: whoever may join makes no queue of a group."""
+
+
+def _acknowledged(n: Names) -> tuple[share.PartitionAcknowledgements, ...]:
+    run = share.AcknowledgedRun(0, 0, share.AcknowledgeType.ACCEPT)
+    return (
+        share.PartitionAcknowledgements(
+            topic_partition=n.partition, topic_id=_TOPIC_ID, runs=(run,)
+        ),
+    )
+
+
 def _leave(n: Names) -> Request[Any]:
     leaving = (group.LeavingMember(member_id="m"),)
     return group.LeaveGroupRequest(group_id=n.group, members=leaving)
@@ -282,6 +295,32 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(lambda n: group.DescribeGroupsRequest(group_ids=(n.group,)), (DESCRIBE_GROUPS,)),
     Row(_of_group(group.DeleteGroupRequest), (DELETE_GROUP,)),
+    # Queues.
+    Row(
+        lambda n: share.ShareGroupHeartbeatRequest(
+            group_id=n.group, **_MEMBER, topics=(n.topic,), is_leaving=True
+        ),
+        (READ_GROUP, READ_TOPIC),
+    ),
+    Row(_of_group(share.ShareAcquireRequest, **_MEMBER, sequence=1, max_records=1), (READ_GROUP,)),
+    Row(
+        lambda n: share.ShareAcknowledgeRequest(
+            group_id=n.group, **_MEMBER, sequence=1, acknowledgements=_acknowledged(n)
+        ),
+        (READ_GROUP, READ_TOPIC),
+    ),
+    Row(
+        lambda n: share.TxnShareAcknowledgeRequest(
+            transactional_id=n.transactional_id,
+            group_id=n.group,
+            **_MEMBER,
+            **_PRODUCER,
+            base_sequence=0,
+            acknowledgements=_acknowledged(n),
+        ),
+        (WRITE_ID, READ_GROUP, READ_TOPIC),
+    ),
+    Row(_of_group(share.DescribeShareGroupRequest), (DESCRIBE_GROUP,)),
     # Topics, and the cluster as a whole.
     Row(lambda n: cluster.MetadataRequest(topics=(n.topic,)), (DESCRIBE_TOPICS,)),
     Row(_of_topic(cluster.CreateTopicRequest, topic_id=_TOPIC_ID, partitions=0), (CREATE_TOPIC,)),

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from oncelog.actors.config import ClusterConfig, TopicConfig
-from oncelog.api.config import ConsumerSettings, ProducerSettings
+from oncelog.api.config import ConsumerSettings, ProducerSettings, QueueSettings
 from oncelog.api.processing.messages import ProcessConfig
 from oncelog.ray_data.arguments import ReadArguments, WriteArguments
 from oncelog.spark_bridge.read_options import READ_OPTIONS
@@ -79,6 +79,7 @@ OPTION_FILES = {
             kind=ConsumerSettings,
             doc="``ConsumerSettings`` as keywords; the isolation level may be text.",
         ),
+        Keywords(name="QueueOptions", kind=QueueSettings, doc="``QueueSettings`` as keywords."),
     ),
 }
 
@@ -189,6 +190,11 @@ SECTIONS = (
         title="Consumer",
         text="`cluster.consumer(NAME=VALUE)`, and `async_consumer`.",
         settings=describe(ConsumerSettings),
+    ),
+    Section(
+        title="Queue",
+        text="`cluster.queue(TOPICS, NAME=VALUE)`, and `async_queue`.",
+        settings=describe(QueueSettings),
     ),
     Section(
         title="Process", text="`cluster.process(NAME=VALUE)`.", settings=describe(ProcessConfig)

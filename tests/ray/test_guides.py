@@ -15,7 +15,7 @@ import oncelog
 pytestmark = pytest.mark.ray
 
 ROOT = Path(__file__).resolve().parents[2]
-TOPICS = ("flights", "late", "audit", "copies")
+TOPICS = ("flights", "late", "audit", "copies", "tasks", "results")
 POLLS_MAX = 60
 COPY_POLLS = 12
 
@@ -113,6 +113,29 @@ def test_the_guide_to_transactions_runs(flights: Any) -> None:
         assert run(token, producer=producer)["last"] is None
     with flights.producer(transactional_id="files") as producer:
         assert run(token, producer=producer)["last"] == b"file-0042"
+
+
+def test_the_guide_to_queues_runs(flights: Any) -> None:
+    accept, once = blocks("guides/queues.md")
+    assert "    while True:\n" in accept
+    done: list[bytes] = []
+
+    def work(value: bytes) -> bytes:
+        done.append(value)
+        return value
+
+    names = {"cluster": flights, "work": work}
+    for block, count in ((accept, 1), (once, 2)):
+        with flights.producer() as producer:
+            producer.send("tasks", value=b"EWR").result()
+        # A few takes: there is a record for one of them.
+        block = block.replace("while True:", f"for _ in range({COPY_POLLS}):")
+        with flights.queue("tasks", group_id="resize") as queue:
+            run(block, queue=queue, **names)
+            queue.flush()
+            assert queue.backlog().total == 0
+        assert len(done) == count
+    assert values(flights, "results", 1) == [b"EWR"]
 
 
 def test_the_guide_to_process_runs(flights: Any) -> None:

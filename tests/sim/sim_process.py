@@ -24,7 +24,7 @@ from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.actors.rpc.dispatch import Dispatch
 from oncelog.actors.rpc.door import Door
 from oncelog.api.admin.admin import AsyncAdmin
-from oncelog.api.config import ConsumerSettings, ProducerSettings
+from oncelog.api.config import ConsumerSettings, ProducerSettings, QueueSettings
 from oncelog.api.consuming.consumer import AsyncConsumer
 from oncelog.api.producing.member import (
     AsyncTransactionMember,
@@ -34,6 +34,7 @@ from oncelog.api.producing.member import (
     end_run,
 )
 from oncelog.api.producing.producer import AsyncProducer
+from oncelog.api.queueing.queue import AsyncQueue
 from oncelog.api.session.routing import Router
 
 if TYPE_CHECKING:
@@ -236,6 +237,18 @@ class Client(Process):
         """An ``AsyncConsumer``; ``settings`` are those of ``ConsumerSettings``."""
         self._check_here()
         return AsyncConsumer(self.router(), ConsumerSettings.from_options(settings), self.random)
+
+    def queue(self, topics: str, **settings: Any) -> AsyncQueue:
+        """An ``AsyncQueue``; ``settings`` are those of ``QueueSettings``."""
+        self._check_here()
+        return AsyncQueue(
+            self.router(),
+            QueueSettings.from_options(settings),
+            topics,
+            self.random,
+            process=self.as_driver(),
+            call_soon=asyncio.get_running_loop().call_soon,
+        )
 
     def admin(self, **options: Any) -> AsyncAdmin:
         """An ``AsyncAdmin``."""

@@ -163,6 +163,10 @@ class GroupTable:
         ):
             del self._groups[group_id]
 
+    def has_group(self, group_id: str) -> bool:
+        """Whether there is such a group, also one that is about to go."""
+        return group_id in self._groups
+
     # --- removal and description ----------------------------------------------------------
 
     def begin_delete(self, group_id: str, now_ms: int) -> ErrorCode:

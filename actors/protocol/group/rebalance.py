@@ -45,6 +45,7 @@ class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     ``initial_rebalance_delay_ms`` is how long the first rebalance of an empty group waits for
     more members; ``new_member_join_timeout_ms`` how long a new member may stay parked in its join.
+    ``share_session_timeout_ms`` is how long a silent member of a share group keeps its locks.
     """
 
     min_session_timeout_ms: int = 6_000
@@ -52,6 +53,7 @@ class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
     initial_rebalance_delay_ms: int = 0
     new_member_join_timeout_ms: int = 300_000
     members_max: int = 1_000
+    share_session_timeout_ms: int = 10_000
     offsets_retention_ms: int = 604_800_000
 
 

@@ -57,6 +57,11 @@ from oncelog.actors.protocol.messages.partition import (
     FetchTogetherRequest,
     SharedFetch,
 )
+from oncelog.actors.protocol.messages.share import (
+    DescribeShareGroupReply,
+    DescribeShareGroupRequest,
+    SharePartitionDescription,
+)
 from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnReply,
     AddPartitionsToTxnRequest,
@@ -312,6 +317,16 @@ def test_positions_of_topics_that_one_may_not_see_are_not_told():
     empty = split_of(structs.replace(named, partitions=()), GROUP)
     assert empty.request == structs.replace(named, partitions=())
     assert split_of(structs.replace(named, partitions=(YOURS,)), GROUP).request is None
+
+
+def test_of_a_queue_only_partitions_of_topics_that_one_may_see_are_told():
+    found = split_of(DescribeShareGroupRequest(group_id="readers"), GROUP, READING)
+    mine, yours = (
+        SharePartitionDescription(topic_partition=tp, start_offset=0, next_offset=0)
+        for tp in (MINE, YOURS)
+    )
+    reply = DescribeShareGroupReply(partitions=(mine, yours), member_count=2)
+    assert found.join(reply) == DescribeShareGroupReply(partitions=(mine,), member_count=2)
 
 
 def test_a_topic_that_one_may_not_see_is_as_one_that_does_not_exist():

@@ -19,6 +19,7 @@ from oncelog.actors.groups.group_coordinator import GroupCoordinator, group_sett
 from oncelog.actors.protocol.messages.cluster import (
     MetadataReply,
     MetadataRequest,
+    PartitionMetadata,
     TopicMetadata,
 )
 from oncelog.actors.protocol.messages.group import (
@@ -37,7 +38,13 @@ from oncelog.actors.protocol.messages.group import (
     SyncGroupRequest,
     TxnOffsetCommitRequest,
 )
-from oncelog.actors.protocol.messages.partition import TxnMarker, WriteTxnMarkersRequest
+from oncelog.actors.protocol.messages.partition import (
+    ListOffsetsReply,
+    ListOffsetsRequest,
+    TxnMarker,
+    WriteTxnMarkersRequest,
+)
+from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.actors.protocol.tickets import ClusterKeys, issue_ticket
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TopicPartition
@@ -51,14 +58,25 @@ RETENTION_MS = 604_800_000
 
 
 class Controller:
-    """Answers which topics there are; not ``is_away``."""
+    """Answers which topics there are, not ``is_away``, and as their leaders where they end.
+
+    Also the watch of processes: those in ``gone`` have ended.
+    """
 
     def __init__(self, topic_ids: dict[str, str]) -> None:
         self.topic_ids = topic_ids
         self.is_away = False
         self.questions = 0
+        self.ends: dict[TopicPartition, int] = {}
+        self.gone: set[DriverProcess] = set()
+
+    def is_gone(self, driver: DriverProcess) -> bool:
+        return driver in self.gone
 
     async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
+        if isinstance(request, ListOffsetsRequest):
+            end = self.ends[request.topic_partition]
+            return ListOffsetsReply(offset=end if request.timestamp_ms == -1 else 0)
         assert isinstance(request, MetadataRequest)
         self.questions += 1
         if self.is_away:
@@ -66,7 +84,21 @@ class Controller:
         found = sorted(set(request.topics or ()) & self.topic_ids.keys())
         return MetadataReply(
             topics=tuple(
-                TopicMetadata(name=name, topic_id=self.topic_ids[name], partitions=())
+                TopicMetadata(
+                    name=name,
+                    topic_id=self.topic_ids[name],
+                    partitions=tuple(
+                        PartitionMetadata(
+                            partition=tp.partition,
+                            leader=1,
+                            leader_epoch=0,
+                            replicas=(1,),
+                            isr=(1,),
+                        )
+                        for tp in sorted(self.ends)
+                        if tp.topic == name
+                    ),
+                )
                 for name in found
             )
         )
@@ -102,6 +134,7 @@ class Shard:
             transport=self.controller,
             clock=self.clock,
             random=Random(self._starts),
+            drivers=self.controller,
             settings=group_settings(cluster),
             on_failure=self.failures.append,
         )
@@ -169,6 +202,13 @@ class Shard:
     async def txn_commit_reply(
         self, *, pid: int = 7, epoch: int = 0, **fields: Any
     ) -> OffsetCommitReply:
+        values: dict[str, Any] = {"group_id": GROUP, **self.transaction(pid, epoch)}
+        request = TxnOffsetCommitRequest(**{**values, **fields})
+        self._sequences[pid, epoch] = request.base_sequence + len(request.offsets)
+        return await self.coordinator.txn_offset_commit(request)
+
+    def transaction(self, pid: int, epoch: int) -> dict[str, Any]:
+        """The fields of a request in a transaction."""
         ticket = issue_ticket(
             cluster_key=KEY,
             producer_id=pid,
@@ -179,17 +219,13 @@ class Shard:
             issued_ms=self.clock.now_ms(),
             transaction_timeout_ms=60_000,
         )
-        values: dict[str, Any] = {
+        return {
             "transactional_id": "loader",
-            "group_id": GROUP,
             "producer_id": pid,
             "producer_epoch": epoch,
             "base_sequence": self._sequences[pid, epoch],
             "ticket": ticket,
         }
-        request = TxnOffsetCommitRequest(**{**values, **fields})
-        self._sequences[pid, epoch] = request.base_sequence + len(request.offsets)
-        return await self.coordinator.txn_offset_commit(request)
 
     async def mark(
         self, *, committed: bool, pid: int = 7, epoch: int = 1, tp: TopicPartition = OFFSETS

@@ -52,6 +52,13 @@ from oncelog.actors.protocol.messages.partition import (
     ProduceRequest,
 )
 from oncelog.actors.protocol.messages.replication import DescribeVoterRequest
+from oncelog.actors.protocol.messages.share import (
+    DescribeShareGroupRequest,
+    PartitionAcknowledgements,
+    ShareAcknowledgeRequest,
+    ShareAcquireRequest,
+    ShareGroupHeartbeatRequest,
+)
 from oncelog.actors.protocol.messages.transaction import (
     AbortTransactionRequest,
     AddPartitionsToTxnRequest,
@@ -557,6 +564,7 @@ def asked(kind: type[Any], **fields: Any) -> Any:
     return kind(**missing | named)
 
 
+ACKNOWLEDGED = (PartitionAcknowledgements(topic_partition=IN, topic_id="t", runs=()),)
 PRODUCER = [
     asked(MetadataRequest, topics=("OUT",)),
     asked(InitProducerIdRequest, transactional_id=None),
@@ -578,6 +586,13 @@ MEMBER = [
     asked(OffsetFetchRequest, partitions=(IN,)),
     asked(OffsetCommitRequest),
 ]
+WORKER = [
+    *READER,
+    asked(ShareGroupHeartbeatRequest, topics=("IN",)),
+    asked(ShareAcquireRequest),
+    asked(ShareAcknowledgeRequest, acknowledgements=ACKNOWLEDGED),
+    asked(DescribeShareGroupRequest),
+]
 COPIER = [*TRANSACTION, *MEMBER, asked(TxnOffsetCommitRequest)]
 
 
@@ -595,6 +610,7 @@ PROGRAMS = {
     "producer with a transactional id": TRANSACTION,
     "consumer of a group": MEMBER,
     "consumer without a group": READER,
+    "worker of a queue": WORKER,
     "transaction that commits positions": COPIER,
     "`cluster.process` of group G": [
         structs.replace(one, transactional_id="G-0")

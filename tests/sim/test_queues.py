@@ -1,0 +1,109 @@
+"""Queues whose workers and coordinators die: each task's result is there once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import pytest
+from sim_queues import TOPICS, QueuePlay
+from sim_world import World, WorldSettings
+
+from oncelog.actors.config import ClusterConfig
+from oncelog.actors.protocol.messages.share import JOIN_EPOCH
+from oncelog.actors.protocol.queue import share_partition
+from oncelog.actors.protocol.queue.share_groups import ShareTurn
+from oncelog.actors.protocol.queue.share_partition import RecordState, Run, SharePartition
+from oncelog.api.queueing.core import QueueCore
+from oncelog.storage.errors import ErrorCode
+
+SETTINGS = WorldSettings(
+    cluster=ClusterConfig(replicas_per_actor=1, group_share_session_timeout_ms=2_000)
+)
+
+
+def played(seed: int) -> QueuePlay:
+    with World(seed, topics=TOPICS, settings=SETTINGS) as world:
+        play = QueuePlay(world)
+        play.run()
+        return play
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_result_is_there_once_whoever_dies(seed):
+    play = played(seed)
+    assert play.counts["committed"] > 5
+
+
+# --- without a protection -------------------------------------------------------------------------
+
+
+def _accepts_before_the_commit() -> Any:
+    """A record that a transaction accepts is done with at once, whatever becomes of it."""
+
+    def accept_pending(self: SharePartition, first: int, last: int, *, producer_id: int) -> None:
+        self._change(first, last, lambda run: run.moved(RecordState.ACKNOWLEDGED))
+
+    return mock.patch.object(SharePartition, "accept_pending", accept_pending)
+
+
+def _locks_that_outlive_their_epoch() -> Any:
+    """Whoever held a record may accept it, also after its session, while another has it."""
+
+    def is_held(self: SharePartition, first: int, last: int, *, owner: int) -> bool:
+        return last < self.next_offset
+
+    def check_member(self: ShareTurn, member_id: str, member_epoch: int) -> ErrorCode:
+        return ErrorCode.NONE
+
+    def lose(self: QueueCore, epoch: int) -> None:
+        self._epoch = JOIN_EPOCH
+        self._unread = []
+
+    return _together(
+        mock.patch.object(QueueCore, "_lose", lose),
+        mock.patch.object(SharePartition, "is_held", is_held),
+        mock.patch.object(ShareTurn, "_check_member", check_member),
+        mock.patch.object(share_partition, "_accepted", _accepted_of_anybody),
+    )
+
+
+def _accepted_of_anybody(producer_id: int, run: Run) -> Run:
+    return run.moved(RecordState.PENDING, owner=producer_id)
+
+
+def _redeliveries_after_an_accept() -> Any:
+    """What a transaction accepted is available again, even if it commits."""
+    real = SharePartition.end_transaction
+
+    def end_transaction(self: SharePartition, producer_id: int, *, committed: bool) -> bool:
+        return real(self, producer_id, committed=committed and producer_id % 2 == 0)
+
+    return mock.patch.object(SharePartition, "end_transaction", end_transaction)
+
+
+@contextmanager
+def _together(*patches: Any) -> Iterator[None]:
+    with ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        yield
+
+
+@pytest.mark.parametrize(
+    "sabotage",
+    [_accepts_before_the_commit, _locks_that_outlive_their_epoch, _redeliveries_after_an_accept],
+)
+def test_a_queue_without_one_of_its_protections_is_found_out(sabotage):
+    for seed in range(8):
+        with sabotage(), World(seed, topics=TOPICS, settings=SETTINGS) as world:
+            play = QueuePlay(world)
+            try:
+                play.run()
+            except AssertionError:
+                break
+    else:
+        raise AssertionError("nobody noticed")
+    assert sorted(play.results) != sorted(play.tasks)

@@ -1,0 +1,185 @@
+"""Every state of a record and every event, and the runs that many records make."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from oncelog.actors.protocol.messages.share import AcknowledgeType
+from oncelog.actors.protocol.queue.share_partition import (
+    LOCKS_MAX,
+    RecordState,
+    Run,
+    SharePartition,
+)
+
+OWNER, STRANGER, PRODUCER, OTHER_PRODUCER = 7, 8, 70, 80
+AVAILABLE, ACQUIRED, PENDING, ACKNOWLEDGED, ARCHIVED = RecordState
+REFUSED = "refused"
+
+
+def partition_in(state: RecordState) -> SharePartition:
+    """Offsets 0 to 2; 0 is held by a stranger, so that 1, which is in ``state``, stays in runs."""
+    partition = SharePartition("id", 0)
+    partition.acquire(1, 1, owner=STRANGER, sequence=1)
+    partition.acquire(2, 1, owner=OWNER, sequence=1)
+    partition.acquire(3, 1, owner=STRANGER, sequence=2)
+    if state is AVAILABLE:
+        partition.release_all(OWNER)
+    elif state is PENDING:
+        partition.accept_pending(1, 1, producer_id=PRODUCER)
+    elif state is ACKNOWLEDGED:
+        partition.acknowledge(1, 1, AcknowledgeType.ACCEPT, owner=OWNER)
+    elif state is ARCHIVED:
+        partition.acknowledge(1, 1, AcknowledgeType.REJECT, owner=OWNER)
+    return partition
+
+
+def happens(partition: SharePartition, event: str) -> bool | None:
+    """Let an event happen to offset 1; whether it was accepted, None for what cannot be refused."""
+    if event == "acquire":
+        partition.acquire(3, 10, owner=9, sequence=5)
+    elif event == "owner goes":
+        partition.release_all(OWNER)
+    elif event == "stranger goes":
+        partition.release_all(OTHER_PRODUCER)
+    elif event in {"commit", "abort"}:
+        partition.end_transaction(PRODUCER, committed=event == "commit")
+    elif event == "other's commit":
+        partition.end_transaction(OTHER_PRODUCER, committed=True)
+    elif event == "stranger accepts":
+        return partition.acknowledge(1, 1, AcknowledgeType.ACCEPT, owner=STRANGER)
+    else:
+        kind = AcknowledgeType[event.upper()]
+        return partition.acknowledge(1, 1, kind, owner=OWNER)
+    return None
+
+
+CHANGES = {
+    (AVAILABLE, "acquire"): ACQUIRED,
+    (ACQUIRED, "accept"): ACKNOWLEDGED,
+    (ACQUIRED, "reject"): ARCHIVED,
+    (ACQUIRED, "gap"): ARCHIVED,
+    (ACQUIRED, "release"): AVAILABLE,
+    (ACQUIRED, "owner goes"): AVAILABLE,
+    (PENDING, "commit"): ACKNOWLEDGED,
+    (PENDING, "abort"): AVAILABLE,
+}
+"""All other pairs change nothing."""
+
+EVENTS = (
+    "acquire",
+    "accept",
+    "reject",
+    "gap",
+    "release",
+    "owner goes",
+    "stranger goes",
+    "stranger accepts",
+    "commit",
+    "abort",
+    "other's commit",
+)
+
+
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(RecordState, EVENTS)))
+def test_each_event_in_each_state_does_what_the_table_says(state, event):
+    partition = partition_in(state)
+    (before,) = [run for run in partition.runs if run.first <= 1 <= run.last]
+    answer = happens(partition, event)
+    partition.check()
+    (after,) = [run for run in partition.runs if run.first <= 1 <= run.last]
+    expected = CHANGES.get((state, event))
+    if expected is None:
+        assert after == before
+        assert answer in (None, False)
+    else:
+        assert after.state is expected
+        assert answer in (None, True)
+
+
+def test_what_was_never_acquired_cannot_be_acknowledged():
+    partition = partition_in(ACQUIRED)
+    assert not partition.acknowledge(1, 3, AcknowledgeType.ACCEPT, owner=OWNER)
+    assert not partition.acknowledge(3, 3, AcknowledgeType.ACCEPT, owner=OWNER)
+    assert not partition.acknowledge(-1, -1, AcknowledgeType.ACCEPT, owner=OWNER)
+    assert not partition.acknowledge(1, 0, AcknowledgeType.ACCEPT, owner=OWNER)
+
+
+def test_a_run_of_which_a_part_is_anothers_is_refused_as_a_whole():
+    partition = partition_in(ACQUIRED)
+    before = list(partition.runs)
+    assert not partition.acknowledge(1, 2, AcknowledgeType.ACCEPT, owner=OWNER)
+    assert partition.runs == before
+
+
+def test_each_delivery_is_counted_and_the_count_survives_a_release():
+    partition = SharePartition("id", 0)
+    for delivery in (1, 2, 3):
+        (run,) = partition.acquire(5, 5, owner=delivery, sequence=1)
+        assert run.delivery_count == delivery
+        partition.release_all(delivery)
+
+
+def test_an_abort_leaves_the_count_of_deliveries():
+    partition = partition_in(PENDING)
+    partition.end_transaction(PRODUCER, committed=False)
+    (run,) = partition.acquire(3, 1, owner=9, sequence=1)
+    assert (run.first, run.delivery_count) == (1, 2)
+
+
+def test_the_start_passes_all_that_is_done_with_and_nothing_else():
+    partition = SharePartition("id", 0)
+    partition.acquire(10, 10, owner=OWNER, sequence=1)
+    partition.acknowledge(4, 5, AcknowledgeType.ACCEPT, owner=OWNER)
+    assert partition.start_offset == 0
+    partition.acknowledge(0, 2, AcknowledgeType.REJECT, owner=OWNER)
+    assert partition.start_offset == 3
+    partition.acknowledge(3, 3, AcknowledgeType.GAP, owner=OWNER)
+    assert (partition.start_offset, partition.next_offset) == (6, 10)
+
+
+def test_released_records_come_before_new_ones():
+    partition = SharePartition("id", 0)
+    partition.acquire(4, 4, owner=OWNER, sequence=1)
+    partition.acknowledge(1, 2, AcknowledgeType.RELEASE, owner=OWNER)
+    taken = partition.acquire(9, 3, owner=9, sequence=1)
+    assert [(run.first, run.last, run.delivery_count) for run in taken] == [(1, 2, 2), (4, 4, 1)]
+
+
+def test_no_more_is_acquired_than_may_be_unfinished():
+    partition = SharePartition("id", 0)
+    end = 3 * LOCKS_MAX
+    taken = partition.acquire(end, end, owner=OWNER, sequence=1)
+    assert sum(run.count for run in taken) == LOCKS_MAX
+    assert partition.acquire(end, 1, owner=9, sequence=1) == []
+    # The worst that members can do to the runs: every other record.
+    for offset in range(0, LOCKS_MAX, 2):
+        partition.acknowledge(offset, offset, AcknowledgeType.ACCEPT, owner=OWNER)
+    partition.check()
+    assert len(partition.runs) <= 2 * LOCKS_MAX + 1
+    (more,) = partition.acquire(end, end, owner=9, sequence=1)
+    assert more.count == LOCKS_MAX // 2
+
+
+def test_a_long_task_does_not_hold_up_those_behind_it():
+    partition = SharePartition("id", 0)
+    partition.acquire(1, 1, owner=OWNER, sequence=1)
+    for sequence in range(20):
+        partition.acquire(10**6, LOCKS_MAX - 1, owner=9, sequence=sequence)
+        first, last = partition.runs[-1].first, partition.runs[-1].last
+        partition.acknowledge(first, last, AcknowledgeType.ACCEPT, owner=9)
+    assert partition.runs == [
+        Run(0, 0, ACQUIRED, 1, OWNER, 1),
+        Run(1, 20 * (LOCKS_MAX - 1), ACKNOWLEDGED),
+    ]
+
+
+def test_what_retention_removed_is_archived_but_not_what_is_held():
+    partition = SharePartition("id", 0)
+    partition.acquire(4, 4, owner=OWNER, sequence=1)
+    partition.acknowledge(0, 1, AcknowledgeType.RELEASE, owner=OWNER)
+    assert partition.archive_below(6)
+    assert partition.runs == [Run(2, 3, ACQUIRED, 1, OWNER, 1), Run(4, 5, ARCHIVED)]
+    assert not partition.archive_below(6)
