@@ -24,6 +24,7 @@ from oncelog.storage.model import (
     TRANSACTIONAL_ID_MAX_BYTES,
     IsolationLevel,
 )
+from oncelog.storage.records.compression import LEVELS, Codec
 from oncelog.storage.settings import Text, Unit, build, check, refused
 
 ACKS_ALL: Final = -1
@@ -112,6 +113,12 @@ class ProducerSettings:
         int, Meta(ge=100, le=INT32_MAX), Unit("bytes"), "The largest record, and the largest batch."
     ] = 1_048_576
     compression_type: Annotated[CompressionType, "How batches are compressed."] = "none"
+    compression_level: Annotated[
+        int | None,
+        Meta(ge=-131_072, le=22),
+        "How hard `compression_type` tries: gzip 1 to 9 (6), lz4 1 to 12 (1), zstd -131072 to 22 "
+        "(1); None is its default. The others have no levels.",
+    ] = None
     retry_backoff_ms: Annotated[
         int,
         Meta(ge=1, le=INT32_MAX),
@@ -139,6 +146,18 @@ class ProducerSettings:
             )
         if self.transactional_id is not None and self.acks != ACKS_ALL:
             raise refused("acks", self.acks, "'all' to a transactional producer")
+        self._check_compression_level()
+
+    def _check_compression_level(self) -> None:
+        level, name = self.compression_level, self.compression_type
+        if level is None:
+            return
+        levels = LEVELS.get(Codec[name.upper()])
+        if levels is None:
+            raise refused("compression_level", level, f"None with compression_type={name!r}")
+        if not levels.low <= level <= levels.high:
+            allowed = f"{levels.low} to {levels.high} with compression_type={name!r}"
+            raise refused("compression_level", level, allowed)
 
     @property
     def acks_count(self) -> int:

@@ -36,6 +36,7 @@ class ProducerOptions(TypedDict, total=False):
     buffer_memory: int
     max_request_size: int
     compression_type: CompressionType
+    compression_level: int | None
     retry_backoff_ms: int
     retry_backoff_max_ms: int
     interceptors: Sequence[ProducerInterceptor]

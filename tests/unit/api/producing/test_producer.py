@@ -345,3 +345,17 @@ def test_a_block_of_an_asyncio_producer_ends_with_the_failure_too(cluster: Any, 
 
     with pytest.raises(InvalidRecordError):
         run(story())
+
+
+def test_batches_are_compressed_at_the_level_that_was_set(
+    cluster: Any, make: Callable[..., Producer]
+) -> None:
+    value = " ".join(str(number * number) for number in range(20_000)).encode()
+    for topic, level in (("fast", 1), ("thorough", 19)):
+        (leader,) = cluster.create(topic)
+        with make(compression_type="zstd", compression_level=level) as producer:
+            producer.send(topic, value)
+        assert leader.values() == [value]
+        if level == 1:
+            fast_bytes = producer.metrics().bytes_sent
+    assert producer.metrics().bytes_sent < fast_bytes
