@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 from msgspec import Meta
 
 from oncelog.api.batching.interceptors import ProducerInterceptor
+from oncelog.api.batching.partitioner import PartitionerName, PartitionFunction
 from oncelog.storage.model import (
     DUPLICATE_WINDOW_BATCHES,
     FETCH_MAX_BYTES,
@@ -112,6 +113,12 @@ class ProducerSettings:
     max_request_size: Annotated[
         int, Meta(ge=100, le=INT32_MAX), Unit("bytes"), "The largest record, and the largest batch."
     ] = 1_048_576
+    partitioner: Annotated[
+        PartitionerName | PartitionFunction,
+        "Where a record without `partition` goes: by its key as Kafka's Java client (`murmur2`) or "
+        "librdkafka (`consistent_random`) places it; or a function of topic, key and partition "
+        "count.",
+    ] = "murmur2"
     compression_type: Annotated[CompressionType, "How batches are compressed."] = "none"
     compression_level: Annotated[
         int | None,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Literal, TypedDict
 
 from oncelog.api.batching.interceptors import ProducerInterceptor
+from oncelog.api.batching.partitioner import PartitionerName, PartitionFunction
 from oncelog.api.config import (
     Acks,
     AssignmentStrategies,
@@ -35,6 +36,7 @@ class ProducerOptions(TypedDict, total=False):
     max_block_ms: int
     buffer_memory: int
     max_request_size: int
+    partitioner: PartitionerName | PartitionFunction
     compression_type: CompressionType
     compression_level: int | None
     retry_backoff_ms: int

@@ -562,6 +562,7 @@ def _batches(buffer: RecordBuffer, topic: str, table: pa.Table) -> Iterator[Colu
         partition_count=count,
         now_ms=buffer.now_ms(),
         record_bytes_max=buffer.settings.max_request_size,
+        partitioner=buffer.partitioner,
         sticky_partition=lambda: buffer.sticky_partition(topic, count),
     )
 

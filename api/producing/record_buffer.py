@@ -17,6 +17,7 @@ from oncelog.api.batching.arrow_rows import ColumnBatch
 from oncelog.api.batching.delivery import RecordFuture, TableDelivery
 from oncelog.api.batching.interceptors import InterceptorChain
 from oncelog.api.batching.open_batches import OpenBatches
+from oncelog.api.batching.partitioner import Partitioner
 from oncelog.api.config import ProducerSettings
 from oncelog.api.session.event_loop import AFTER_FORK
 from oncelog.api.session.retry import Backoff, BackoffPolicy
@@ -58,7 +59,8 @@ class RecordBuffer:
         self.is_closed = False
         self.interceptors = InterceptorChain(settings.interceptors)
         self.topics = TopicFinder(router=router, settings=settings, random=random)
-        self.open_batches = open_batches_for(settings, router)
+        self.partitioner = Partitioner(settings.partitioner)
+        self.open_batches = open_batches_for(settings, router, self.partitioner)
         self._loop = loop
         self._clock = router.clock
         self._state = state
@@ -70,6 +72,7 @@ class RecordBuffer:
         self.accumulator = Accumulator(
             open_batches=self.open_batches,
             batch_bytes=settings.batch_size,
+            partitioner=self.partitioner,
             random=random,
             gate=self._check_send,
             on_done=self._progress.set,
@@ -109,6 +112,9 @@ class RecordBuffer:
             )
         if timestamp_ms is None:
             timestamp_ms = self._clock.now_ms()
+        if partition is None:
+            # Here, because application code must not run under the accumulator's lock.
+            partition = self.partitioner.by_function(topic, key, len(metadata.partitions))
         future, wake = self.accumulator.append(
             topic,
             metadata,
@@ -226,7 +232,9 @@ class RecordBuffer:
             self._state.check_send()
 
 
-def open_batches_for(settings: ProducerSettings, router: Router) -> OpenBatches:
+def open_batches_for(
+    settings: ProducerSettings, router: Router, partitioner: Partitioner
+) -> OpenBatches:
     """The open batches of a producer with these settings."""
     return OpenBatches(
         known_topics=router.known_topics,
@@ -235,6 +243,8 @@ def open_batches_for(settings: ProducerSettings, router: Router) -> OpenBatches:
         batch_bytes=settings.batch_size,
         record_bytes_max=settings.max_request_size,
         buffer_bytes_max=settings.buffer_memory,
+        is_crc32=partitioner.is_crc32,
+        is_by_function=partitioner.is_function,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
@@ -359,3 +360,46 @@ def test_batches_are_compressed_at_the_level_that_was_set(
         if level == 1:
             fast_bytes = producer.metrics().bytes_sent
     assert producer.metrics().bytes_sent < fast_bytes
+
+
+def test_a_partitioner_of_the_application_is_asked_for_each_record(
+    cluster: Any, make: Callable[..., Producer]
+) -> None:
+    leaders = cluster.create("t", 3)
+
+    def by_first_byte(topic: str, key: bytes | None, partition_count: int) -> int | None:
+        assert (topic, partition_count) == ("t", 3)
+        return key[0] - ord("0") if key else None
+
+    with make("loader", partitioner=by_first_byte) as producer:
+        producer.init_transactions()
+        with producer.transaction():
+            for key in (b"2", b"0", b"2"):
+                producer.send("t", b"v" + key, key)
+            producer.send("t", b"given", b"2", partition=1)
+            placed = producer.send("t", b"anywhere").result(DEADLINE_S)
+            assert 0 <= placed.partition < 3
+        keyed = [[v for v in leader.values() if v != b"anywhere"] for leader in leaders]
+        assert keyed == [[b"v0"], [b"given"], [b"v2", b"v2"]]
+        producer.begin_transaction()
+        with pytest.raises(
+            ValueError, match=r"partitioner .*by_first_byte for topic 't' returned 3; give 0"
+        ):
+            producer.send("t", b"v", b"3")
+        with pytest.raises(TransactionAbortableError, match="send\\(\\) rejected a record"):
+            producer.commit_transaction()
+        producer.abort_transaction()
+
+
+def test_keys_of_a_librdkafka_program_stay_where_they_were(
+    cluster: Any, make: Callable[..., Producer]
+) -> None:
+    cluster.create("t", 7)
+    with make(partitioner="consistent_random") as producer:
+        for key in (b"UA", b"DL", b"AA"):
+            for headers in ((), [("h", b"1")]):  # the compiled path, then the other one
+                future = producer.send("t", b"v", key, headers=headers)
+                assert future.result(DEADLINE_S).partition == zlib.crc32(key) % 7
+        table = pa.table({"value": [b"v"], "key": [b"UA"]})
+        (batch,) = producer.send_arrow("t", table).result(DEADLINE_S)
+        assert batch.partition == zlib.crc32(b"UA") % 7
