@@ -77,11 +77,15 @@ class OpenBatches:
         headers: object = (),
         timestamp_ms: object = None,
         partition: object = None,
+        on_delivery: object = None,
     ) -> RecordFuture:
         """What ``sender`` gives."""
 
     def sender(self, otherwise: Callable[..., RecordFuture]) -> Callable[..., RecordFuture]:
-        """``send`` with its keywords: ``add``, or ``otherwise`` with the same six arguments."""
+        """``send`` with its keywords: ``add``, or ``otherwise`` with the same seven arguments.
+
+        A record with ``on_delivery`` goes to ``otherwise``.
+        """
 
     def add(
         self,

@@ -280,11 +280,16 @@ cdef class OpenBatches:
         self._block_bytes = batch_bytes + BLOCK_SLACK_BYTES
 
     def send(
-        self, topic, value=None, key=None, *, headers=(), timestamp_ms=None, partition=None
+        self, topic, value=None, key=None, *, headers=(), timestamp_ms=None, partition=None,
+        on_delivery=None,
     ):
-        future = self._add(topic, value, key, headers, timestamp_ms, partition)
+        future = None
+        if on_delivery is None:
+            future = self._add(topic, value, key, headers, timestamp_ms, partition)
         if future is None:
-            return self._otherwise(topic, value, key, headers, timestamp_ms, partition)
+            return self._otherwise(
+                topic, value, key, headers, timestamp_ms, partition, on_delivery
+            )
         return future
 
     def sender(self, otherwise):

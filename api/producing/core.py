@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Final, TypeVar
 
+from oncelog.actors.protocol.messages.cluster import PartitionMetadata
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata, OffsetCommitReply
 from oncelog.actors.protocol.messages.transaction import EndTxnRequest, Run
 from oncelog.api.config import ProducerSettings
@@ -34,7 +35,8 @@ from oncelog.storage.exceptions import (
     RequestTimedOutError,
     TransactionAbortableError,
 )
-from oncelog.storage.model import COMMIT_TOKEN_MAX_BYTES, TopicPartition
+from oncelog.storage.model import COMMIT_TOKEN_MAX_BYTES, INT32_MAX, TopicPartition
+from oncelog.storage.settings import check_range
 
 ResultT = TypeVar("ResultT")
 
@@ -53,6 +55,24 @@ class TransactionCounters:
     aborted: int = 0
     commit_ms: float = 0.0
     abort_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CallLimit:
+    """How long a call may take: the name of what says so, and milliseconds."""
+
+    name: str
+    ms: int
+
+    @classmethod
+    def given(cls, timeout_ms: int) -> CallLimit:
+        """The limit that the application gave; ``InvalidSettingError`` unless it is one."""
+        check_range("timeout_ms", timeout_ms, 0, INT32_MAX)
+        return cls("timeout_ms", timeout_ms)
+
+    def __str__(self) -> str:
+        """As in an error."""
+        return f"{self.name}={self.ms}"
 
 
 class ProducerCore:
@@ -87,18 +107,29 @@ class ProducerCore:
         self._buffer = self.sender.buffer
         self._transaction = self.sender.transaction
 
-    async def flush(self) -> None:
+    async def flush(self, timeout_ms: int | None = None) -> None:
         """Wait until the outcome of everything sent so far is known.
 
         In a transaction, raises the failure of its records or offsets, or the error of a rejected
         ``send``. Outside, raises a failure whose future nobody has read.
         """
         self._buffer.check_process()
-        await self.sender.deliver_all()
+        if timeout_ms is None:
+            await self.sender.deliver_all()
+        else:
+            limit = CallLimit.given(timeout_ms)
+            await self._within(limit, self.sender.deliver_all(), "flush()")
         if self._state is not None:
             self._state.raise_error()
         self.raise_unreported()
         self.check_complete()
+
+    async def partitions_for(self, topic: str) -> tuple[PartitionMetadata, ...]:
+        """The partitions of ``topic``, cached or asked for."""
+        self._buffer.check_process()
+        if self._is_closed:
+            raise ClientClosedError("the producer is closed", advice="make a new one")
+        return (await self._buffer.topics.metadata(topic)).partitions
 
     async def close(self, timeout_ms: int | None = None) -> None:
         """Deliver what was sent, or end the transaction, within the time; then stop.
@@ -237,37 +268,50 @@ class ProducerCore:
             self._state.offsets_refused(error)
 
     async def commit_transaction(
-        self, token: bytes | None, *, despite_refused_sends: bool = False
+        self,
+        token: bytes | None,
+        *,
+        despite_refused_sends: bool = False,
+        timeout_ms: int | None = None,
     ) -> bool:
         """Send everything, then commit; return whether all of it is already readable."""
         check_token(token)
-        state = self._transactional()
-        return await self._within_max_block(
-            self._commit(state, token, despite_refused_sends), "commit_transaction()"
-        )
+        state, limit = self._transactional(), self._limit(timeout_ms)
+        commit = self._commit(state, token, despite_refused_sends, limit)
+        return await self._within(limit, commit, "commit_transaction()")
 
     async def _commit(
-        self, state: ProducerTransaction, token: bytes | None, despite_refused_sends: bool
+        self,
+        state: ProducerTransaction,
+        token: bytes | None,
+        despite_refused_sends: bool,
+        limit: CallLimit,
     ) -> bool:
         started_s = self._loop.time()
         async with self._operation:
             state.begin_commit(token, despite_refused=despite_refused_sends)
             await self.sender.deliver_all()
             state.raise_error()
-            is_visible = await self._end(state, is_commit=True)
+            is_visible = await self._end(state, limit, is_commit=True)
             self.transactions.committed += 1
             self.transactions.commit_ms += 1_000 * (self._loop.time() - started_s)
             self._buffer.interceptors.on_transaction_commit(state.transactional_id)
             return is_visible
 
-    async def abort_transaction(self) -> None:
+    async def abort_transaction(self, timeout_ms: int | None = None) -> None:
         """Drop what was not sent and abort what was."""
-        state = self._transactional()
-        await self._within_max_block(self._abort(state), "abort_transaction()")
+        state, limit = self._transactional(), self._limit(timeout_ms)
+        await self._within(limit, self._abort(state, limit), "abort_transaction()")
 
-    async def _within_max_block(self, end: Coroutine[Any, Any, ResultT], call: str) -> ResultT:
-        """Run ``end`` for up to ``max_block_ms``; repeating the call continues where it stopped."""
-        max_block_ms = self._buffer.settings.max_block_ms
+    def _limit(self, timeout_ms: int | None) -> CallLimit:
+        if timeout_ms is not None:
+            return CallLimit.given(timeout_ms)
+        return CallLimit("max_block_ms", self._buffer.settings.max_block_ms)
+
+    async def _within(
+        self, limit: CallLimit, work: Coroutine[Any, Any, ResultT], call: str
+    ) -> ResultT:
+        """Run ``work`` for up to ``limit``; repeating the call continues where it stopped."""
         task = asyncio.current_task()
         assert task is not None
         # Python 3.10 cannot tell who else has cancelled it.
@@ -280,30 +324,30 @@ class ProducerCore:
             task.cancel()
 
         # Not wait_for: it would report the end only after the tasks that waited for it.
-        timer = self._loop.call_later(max_block_ms / 1_000, expire)
+        timer = self._loop.call_later(limit.ms / 1_000, expire)
         try:
-            return await end
+            return await work
         except asyncio.CancelledError:
             if not is_late:
                 raise
             if hasattr(task, "uncancel") and task.uncancel() > cancelled_before:
                 raise  # The application cancelled it too, at the same moment.
             raise RequestTimedOutError(
-                f"{call} has not ended within max_block_ms={max_block_ms}: the transaction's "
-                f"records or its end got no reply, and it may have taken effect",
+                f"{call} has not ended within {limit}: records or the end of the transaction "
+                "got no reply, and may have taken effect",
                 advice=f"call {call} again",
             ) from None
         finally:
             timer.cancel()
 
-    async def _abort(self, state: ProducerTransaction) -> None:
+    async def _abort(self, state: ProducerTransaction, limit: CallLimit) -> None:
         started_s = self._loop.time()
         async with self._operation:
             state.begin_abort()
             self.sender.stop(
                 TransactionAbortableError("the transaction was aborted by abort_transaction()")
             )
-            await self._end(state, is_commit=False)
+            await self._end(state, limit, is_commit=False)
             self.transactions.aborted += 1
             self.transactions.abort_ms += 1_000 * (self._loop.time() - started_s)
             self._buffer.interceptors.on_transaction_abort(state.transactional_id)
@@ -343,7 +387,7 @@ class ProducerCore:
             state.raise_error()
         return state.tickets[partition]
 
-    async def _end(self, state: ProducerTransaction, *, is_commit: bool) -> bool:
+    async def _end(self, state: ProducerTransaction, limit: CallLimit, *, is_commit: bool) -> bool:
         # The coordinator stores a token even if nothing was sent.
         enrolment = self._enrolment()
         written = self.sender.written_partitions | state.offsets_partitions
@@ -356,7 +400,7 @@ class ProducerCore:
         if not state.has_work:
             ahead = await enrolment.end_ahead()
             if ahead.error is not ErrorCode.NONE:
-                raise self._transaction.failed("end_txn", ahead, call)
+                raise self._transaction.failed("end_txn", ahead, call, str(limit))
         identity = state.identity
         reply = await self._requests.end(
             EndTxnRequest(
@@ -367,9 +411,10 @@ class ProducerCore:
                 token=state.token if is_commit else None,
                 next_partitions=enrolment.wanted_ahead(written) if is_commit else (),
             ),
+            within_ms=limit.ms,
         )
         if reply.error is not ErrorCode.NONE:
-            raise self._transaction.failed("end_txn", reply, call)
+            raise self._transaction.failed("end_txn", reply, call, str(limit))
         # The next transaction has another epoch, and so its sequences start at 0.
         state.ended(
             ProducerIdentity(producer_id=reply.producer_id, producer_epoch=reply.producer_epoch)

@@ -34,10 +34,17 @@ from oncelog.actors.protocol.group.group_offsets import (
     refusal_of_count,
     refusal_of_position,
 )
+from oncelog.actors.protocol.messages.cluster import PartitionMetadata
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.api.batching.accumulator import Headers
 from oncelog.api.batching.arrow_rows import ColumnBatch, as_table, highest_partition, split_table
-from oncelog.api.batching.delivery import BatchMetadata, RecordFuture, RecordMetadata, TableDelivery
+from oncelog.api.batching.delivery import (
+    BatchMetadata,
+    OnDelivery,
+    RecordFuture,
+    RecordMetadata,
+    TableDelivery,
+)
 from oncelog.api.batching.interceptors import InterceptorChain, ProducerRecord
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.core import ProducerCore, check_token
@@ -97,14 +104,20 @@ class SyncSending(ProcessBound):
         headers: Sequence[tuple[str, bytes | None]] = (),
         timestamp_ms: int | None = None,
         partition: int | None = None,
+        on_delivery: OnDelivery | None = None,
     ) -> RecordFuture:
         """Send one record; return a future that resolves to its offset.
 
         Returns once the record is buffered; it is durable once the future resolves. It goes to
-        ``partition``, else by the hash of its key, else to a sticky partition (KIP-480).
+        ``partition``, else where ``partitioner`` says, else to a sticky partition (KIP-480).
         ``value=None`` is a tombstone. ``timestamp_ms`` is in ms since the epoch; ``None`` is now.
         Waits up to ``max_block_ms`` while ``buffer_memory`` is full, and some ms when this thread
         is far ahead of delivery.
+
+        ``on_delivery(metadata, error)`` is called once the outcome is known; one of the two is
+        ``None``. It runs on the producer's event loop, before a ``flush`` that waits for the record
+        returns, so it must be short and must not block. What it raises is logged. It is not called
+        if ``send`` raises.
 
         Raises ``TypeError`` for wrong types, ``MessageTooLargeError``,
         ``UnknownTopicOrPartitionError`` if the topic is still unknown after a few seconds, and
@@ -117,7 +130,15 @@ class SyncSending(ProcessBound):
         chain = self._buffer.interceptors
         if not chain:
             return _send(
-                self._buffer, self._loop_thread, topic, value, key, headers, timestamp_ms, partition
+                self._buffer,
+                self._loop_thread,
+                topic,
+                value,
+                key,
+                headers,
+                timestamp_ms,
+                partition,
+                on_delivery,
             )
         try:
             sent = _intercepted(chain, topic, value, key, headers, timestamp_ms, partition)
@@ -131,6 +152,7 @@ class SyncSending(ProcessBound):
                     sent.headers,
                     sent.timestamp_ms,
                     sent.partition,
+                    on_delivery,
                 )
             chain.watch(future)
         except BaseException as error:
@@ -187,10 +209,12 @@ class AsyncSending(ProcessBound):
         headers: Sequence[tuple[str, bytes | None]] = (),
         timestamp_ms: int | None = None,
         partition: int | None = None,
+        on_delivery: OnDelivery | None = None,
     ) -> asyncio.Future[RecordMetadata]:
         """``Producer.send``: await it to buffer the record, and its result for the offset."""
         buffer, chain = self._buffer, self._buffer.interceptors
-        if not chain and (future := self._add(topic, value, key, headers, timestamp_ms, partition)):
+        is_plain = not chain and on_delivery is None
+        if is_plain and (future := self._add(topic, value, key, headers, timestamp_ms, partition)):
             return future.awaitable()
         # The slow path: checks everything, and waits if it must.
         try:
@@ -199,12 +223,15 @@ class AsyncSending(ProcessBound):
                 topic, value, key, headers = sent.topic, sent.value, sent.key, sent.headers
                 timestamp_ms, partition = sent.timestamp_ms, sent.partition
             with _refusals_reported(chain):
+                _check_callback(on_delivery)
                 value, key, headers = _checked(topic, value, key, headers, timestamp_ms, partition)
                 record = (topic, value, key, headers, timestamp_ms, partition)
                 while (future := buffer.try_send(*record)) is None:
                     await buffer.make_room(topic, partition)
             if chain:
                 chain.watch(future)
+            if on_delivery is not None:
+                future.tell(on_delivery, asyncio.get_running_loop())
         except BaseException as error:
             buffer.record_refused(error)
             raise
@@ -291,7 +318,11 @@ class Producer(SyncSending):
             raise
 
     def commit_transaction(
-        self, token: bytes | None = None, *, despite_refused_sends: bool = False
+        self,
+        token: bytes | None = None,
+        *,
+        despite_refused_sends: bool = False,
+        timeout_ms: int | None = None,
     ) -> bool:
         """Deliver what is buffered and commit; on return the commit is decided and durable.
 
@@ -301,17 +332,24 @@ class Producer(SyncSending):
 
         Raises an abortable error if a record failed, or if ``send`` raised in the transaction; with
         ``despite_refused_sends`` it commits without records that ``send`` rejected. After
-        ``RequestTimedOutError`` (within ``max_block_ms``) records may still be in flight: call it
-        again with the same token. An id whose last token names an application's version commits
-        only later versions of it; anything else raises an abortable error.
+        ``RequestTimedOutError``, within ``timeout_ms`` or else ``max_block_ms``, records may still
+        be in flight and the transaction is as it was: call it again with the same token. An id
+        whose last token names an application's version commits only later versions of it; anything
+        else raises an abortable error.
         """
         return self._loop_thread.run(
-            self._core.commit_transaction(token, despite_refused_sends=despite_refused_sends)
+            self._core.commit_transaction(
+                token, despite_refused_sends=despite_refused_sends, timeout_ms=timeout_ms
+            )
         )
 
-    def abort_transaction(self) -> None:
-        """Abort the transaction, durably. After ``RequestTimedOutError`` call it again."""
-        self._loop_thread.run(self._core.abort_transaction())
+    def abort_transaction(self, timeout_ms: int | None = None) -> None:
+        """Abort the transaction, durably.
+
+        After ``RequestTimedOutError``, within ``timeout_ms`` or else ``max_block_ms``, call it
+        again.
+        """
+        self._loop_thread.run(self._core.abort_transaction(timeout_ms))
 
     @contextlib.contextmanager
     def transaction(self, token: bytes | None = None) -> Iterator[Producer]:
@@ -333,13 +371,24 @@ class Producer(SyncSending):
                     self.abort_transaction()
             raise
 
-    def flush(self) -> None:
+    def flush(self, timeout_ms: int | None = None) -> None:
         """Send what is buffered and wait until the outcome of every record sent so far is known.
 
         Raises the first failure of the transaction. Outside transactions it raises, once, a failure
-        whose future nobody has read; others are logged and counted in ``metrics()``.
+        whose future nobody has read; others are logged and counted in ``metrics()``. Raises
+        ``RequestTimedOutError`` after ``timeout_ms``, if given: the records are still being sent,
+        and the call may be repeated.
         """
-        self._loop_thread.run(self._core.flush())
+        self._loop_thread.run(self._core.flush(timeout_ms))
+
+    def partitions_for(self, topic: str) -> tuple[PartitionMetadata, ...]:
+        """Return the partitions of ``topic`` in order, with leaders and replicas.
+
+        From the producer's cache, which is at most minutes old; else asked for, up to
+        ``max_block_ms``. ``UnknownTopicOrPartitionError`` if the topic is still unknown after a few
+        seconds.
+        """
+        return self._loop_thread.run(self._core.partitions_for(topic))
 
     def metrics(self) -> ProducerMetrics:
         """Return the producer's counters and current values; makes no call."""
@@ -399,16 +448,20 @@ class AsyncProducer(AsyncSending):
             raise
 
     async def commit_transaction(
-        self, token: bytes | None = None, *, despite_refused_sends: bool = False
+        self,
+        token: bytes | None = None,
+        *,
+        despite_refused_sends: bool = False,
+        timeout_ms: int | None = None,
     ) -> bool:
         """See ``Producer.commit_transaction``."""
         return await self._core.commit_transaction(
-            token, despite_refused_sends=despite_refused_sends
+            token, despite_refused_sends=despite_refused_sends, timeout_ms=timeout_ms
         )
 
-    async def abort_transaction(self) -> None:
+    async def abort_transaction(self, timeout_ms: int | None = None) -> None:
         """See ``Producer.abort_transaction``."""
-        await self._core.abort_transaction()
+        await self._core.abort_transaction(timeout_ms)
 
     @contextlib.asynccontextmanager
     async def transaction(self, token: bytes | None = None) -> AsyncIterator[AsyncProducer]:
@@ -429,9 +482,13 @@ class AsyncProducer(AsyncSending):
                     await self.abort_transaction()
             raise
 
-    async def flush(self) -> None:
+    async def flush(self, timeout_ms: int | None = None) -> None:
         """See ``Producer.flush``."""
-        await self._core.flush()
+        await self._core.flush(timeout_ms)
+
+    async def partitions_for(self, topic: str) -> tuple[PartitionMetadata, ...]:
+        """See ``Producer.partitions_for``."""
+        return await self._core.partitions_for(topic)
 
     def metrics(self) -> ProducerMetrics:
         """See ``Producer.metrics``."""
@@ -539,14 +596,18 @@ def _send(
     headers: Headers,
     timestamp_ms: int | None,
     partition: int | None,
+    on_delivery: OnDelivery | None,
 ) -> RecordFuture:
     """The slow path: checks everything, and waits if it must."""
     loop_thread.check()
     try:
+        _check_callback(on_delivery)
         value, key, headers = _checked(topic, value, key, headers, timestamp_ms, partition)
         while True:
             future = buffer.try_send(topic, value, key, headers, timestamp_ms, partition)
             if future is not None:
+                if on_delivery is not None:
+                    future.tell(on_delivery, loop_thread.loop)
                 return future
             loop_thread.run(buffer.make_room(topic, partition))
     except BaseException as error:
@@ -624,6 +685,11 @@ def _checked(
     if partition is not None:
         _check_integer("partition", partition, "a partition number")
     return value, key, headers if headers else ()
+
+
+def _check_callback(on_delivery: object) -> None:
+    if on_delivery is not None and not callable(on_delivery):
+        raise TypeError(f"on_delivery must be a callable or None, not {type(on_delivery).__name__}")
 
 
 def _checked_topic(topic: object) -> str:

@@ -177,8 +177,7 @@ class RecordBuffer:
         This may take ``max_block_ms``; see ``TopicFinder`` for topics that do not exist.
         """
         self._check_send()
-        if not is_valid_topic_name(topic):
-            raise InvalidTopicError(f"{topic!r:.80} is not a topic name: {TOPIC_NAME_RULE}")
+        check_topic_name(topic)
         if topic in INTERNAL_TOPICS:
             raise InvalidTopicError(f"topic {topic!r} is internal; records cannot be sent to it")
         await self.topics.find(topic, partition)
@@ -230,6 +229,12 @@ class RecordBuffer:
             raise exception_for(self._crash.code, str(self._crash)) from self._crash
         if self._state is not None:
             self._state.check_send()
+
+
+def check_topic_name(topic: object) -> None:
+    """``InvalidTopicError`` unless a topic may have this name."""
+    if not isinstance(topic, str) or not is_valid_topic_name(topic):
+        raise InvalidTopicError(f"{topic!r:.80} is not a topic name: {TOPIC_NAME_RULE}")
 
 
 def open_batches_for(
@@ -287,6 +292,12 @@ class TopicFinder:
             raise UnknownTopicOrPartitionError(
                 f"topic {topic!r} has partitions 0 to {count - 1}, not {partition}"
             )
+
+    async def metadata(self, topic: str) -> TopicMetadata:
+        """The metadata of a topic, of internal ones too; raises as ``find`` does."""
+        check_topic_name(topic)
+        await self.find(topic)
+        return self._router.known_topics[topic]
 
     async def _until_answered(self, ask: Callable[[], Awaitable[object]]) -> None:
         backoff = Backoff(BackoffPolicy.of(self._settings), self._random)

@@ -425,10 +425,10 @@ def _ignore(is_accepting: bool) -> None:
 # --- what an application is told of a failure -----------------------------------------------------
 
 
-def unanswered(call: str, reply: Reply, max_block_ms: int) -> RequestTimedOutError:
+def unanswered(call: str, reply: Reply, limit: str) -> RequestTimedOutError:
     """The error after no final reply in time; ``reply`` is the last, ``call`` may be repeated."""
     return RequestTimedOutError(
-        f"{call} got no final reply within max_block_ms={max_block_ms} (last: "
+        f"{call} got no final reply within {limit} (last: "
         f"{reply.error.name} {reply.detail}) and may have taken effect",
         advice=f"call {call} again",
     )

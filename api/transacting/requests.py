@@ -183,7 +183,7 @@ class TransactionRequests:
             lambda timeout_ms: self._router.call_transaction_coordinator(
                 transactional_id, request, timeout_ms=timeout_ms
             ),
-            within_ms=LEAVE_WITHIN_MS,
+            within_ms=min(LEAVE_WITHIN_MS, self._settings.max_block_ms),
         )
 
     async def renew_run(self, transactional_id: str, run: Run) -> Reply:
@@ -251,7 +251,7 @@ class TransactionRequests:
             lambda timeout_ms: self._router.call_transaction_coordinator(
                 transactional_id, request, timeout_ms=timeout_ms
             ),
-            within_ms=WHY_WITHIN_MS,
+            within_ms=min(WHY_WITHIN_MS, self._settings.max_block_ms),
         )
 
     async def commit_offsets(
@@ -316,7 +316,6 @@ class TransactionRequests:
         within_ms: int | None = None,
     ) -> ReplyT:
         loop = asyncio.get_running_loop()
-        max_block_ms = self._settings.max_block_ms
         missing_since: float | None = None
 
         def is_retriable(error: ErrorCode) -> bool:
@@ -330,7 +329,7 @@ class TransactionRequests:
             return await call_with_retries(
                 lambda left_ms: attempt(min(left_ms, self._timeout_ms)),
                 random=self._random,
-                timeout_ms=min(within_ms or max_block_ms, max_block_ms),
+                timeout_ms=self._settings.max_block_ms if within_ms is None else within_ms,
                 policy=self._policy,
                 is_retriable=is_retriable,
             )

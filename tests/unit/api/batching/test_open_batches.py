@@ -219,9 +219,11 @@ def test_send_takes_the_short_way_or_passes_all_arguments_on() -> None:
     assert not asked
     send("t", b"v", b"k", headers=[("h", b"1")], timestamp_ms=5, partition=1)
     send("new")
+    send("t", b"v", on_delivery=len)
     assert asked == [
-        ("t", b"v", b"k", [("h", b"1")], 5, 1),
-        ("new", None, None, (), None, None),
+        ("t", b"v", b"k", [("h", b"1")], 5, 1, None),
+        ("new", None, None, (), None, None, None),
+        ("t", b"v", None, (), None, None, len),
     ]
     with pytest.raises(TypeError):
         send("t", b"v", b"k", ())
