@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from oncelog.api.producing.producer import AsyncProducer, Producer
     from oncelog.api.records import ConsumerRecord
     from oncelog.api.session.routing import Outage
+    from oncelog.api.transacting.producer_transaction import PreparedTxnState
     from oncelog.storage.errors import ErrorCode
     from oncelog.storage.exceptions import (
         AbortedByOperatorError,
@@ -197,6 +198,7 @@ __all__ = [
     "Outage",
     "OutdatedVersionError",
     "PolicyViolationError",
+    "PreparedTxnState",
     "ProcessFailedError",
     "ProcessJob",
     "Producer",
@@ -259,6 +261,7 @@ _MODULES = {
     "Limits": "oncelog.actors.protocol.messages.access",
     "Operation": "oncelog.actors.protocol.messages.access",
     "Outage": "oncelog.api.session.routing",
+    "PreparedTxnState": "oncelog.api.transacting.producer_transaction",
     "ProcessFailedError": "oncelog.api.processing.job",
     "ProcessJob": "oncelog.api.processing.job",
     "Producer": "oncelog.api.producing.producer",

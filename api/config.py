@@ -7,14 +7,13 @@ setting, its value and what is allowed. Times are in milliseconds, sizes in byte
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, get_args
 
 from msgspec import Meta
 
 from oncelog.api.batching.interceptors import ProducerInterceptor
-from oncelog.api.batching.partitioner import PartitionerName, PartitionFunction
 from oncelog.storage.model import (
     DUPLICATE_WINDOW_BATCHES,
     FETCH_MAX_BYTES,
@@ -31,6 +30,10 @@ from oncelog.storage.settings import Text, Unit, build, check, refused
 ACKS_ALL: Final = -1
 Acks = Literal["all", -1, 0, 1]
 CompressionType = Literal["none", "gzip", "snappy", "lz4", "zstd"]
+PartitionerName = Literal["murmur2", "consistent_random"]
+PartitionFunction = Callable[[str, bytes | None, int], int | None]
+"""Gets topic, key and partition count; gives a partition, or ``None`` for the sticky one."""
+
 OffsetReset = Literal["earliest", "latest", "none"]
 DeliveryOrder = Literal["offset", "commit"]
 AssignmentStrategy = Literal["range", "roundrobin", "sticky"]

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from typing import Literal, TypedDict
 
 from oncelog.api.batching.interceptors import ProducerInterceptor
-from oncelog.api.batching.partitioner import PartitionerName, PartitionFunction
 from oncelog.api.config import (
     Acks,
     AssignmentStrategies,
     CompressionType,
     DeliveryOrder,
     OffsetReset,
+    PartitionerName,
+    PartitionFunction,
 )
 from oncelog.storage.model import IsolationLevel
 

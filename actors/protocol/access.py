@@ -310,11 +310,13 @@ NEEDS: Final[Mapping[type[Request[Any]], tuple[Need, ...]]] = {
     transaction.RenewRunRequest: (_WRITE_ID,),
     transaction.AddPartitionsToTxnRequest: (_WRITE_ID, _each_topic(Operation.WRITE)),
     transaction.AddOffsetsToTxnRequest: (_WRITE_ID, _READ_GROUP),
+    transaction.PrepareTxnRequest: (_WRITE_ID,),
     transaction.EndTxnRequest: (_WRITE_ID, _each_topic(Operation.WRITE)),
     transaction.DescribeTransactionsRequest: (
         Need(Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, _no_name),
     ),
     transaction.AbortTransactionRequest: (_ALTER_CLUSTER,),
+    transaction.EndPreparedTxnRequest: (_ALTER_CLUSTER,),
     transaction.DeleteTransactionalIdRequest: (_ALTER_CLUSTER,),
     group.JoinGroupRequest: (_READ_GROUP,),
     group.SyncGroupRequest: (_READ_GROUP,),

@@ -26,6 +26,7 @@ from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.clock import jittered_backoff_ms, loop_ms, monotonic_s
 from oncelog.actors.process.metrics import (
     ACTIVE_TRANSACTIONAL_ID_COUNT,
+    OLDEST_PREPARED_TRANSACTION_AGE_MS,
     TRANSACTIONAL_ID_COUNT,
     Metric,
     MetricSink,
@@ -46,6 +47,7 @@ from oncelog.actors.protocol.messages.transaction import (
     DeleteTransactionalIdRequest,
     DescribeTransactionsReply,
     DescribeTransactionsRequest,
+    EndPreparedTxnRequest,
     EndTxnReply,
     EndTxnRequest,
     EnlistReply,
@@ -54,6 +56,7 @@ from oncelog.actors.protocol.messages.transaction import (
     InitProducerIdRequest,
     LeaveRunRequest,
     PartitionEnrolment,
+    PrepareTxnRequest,
     RenewRunRequest,
 )
 from oncelog.actors.protocol.quotas import OpenTransactions
@@ -118,6 +121,7 @@ class TransactionCoordinator:
             transaction_max_timeout_ms=cluster.transaction_max_timeout_ms,
             distributed_write_max_ms=cluster.distributed_write_max_ms,
             transactional_id_expiration_ms=cluster.transactional_id_expiration_ms,
+            is_two_phase_allowed=cluster.transaction_two_phase_commit_enable,
         )
         self.open_transactions = OpenTransactions(self.machine.ids.holds_readers)
         """For the limits per principal; empty again after each start."""
@@ -206,11 +210,17 @@ class TransactionCoordinator:
         await asyncio.gather(*self._tasks.cancel(), return_exceptions=True)
 
     def gauges(self) -> Mapping[Metric, int]:
-        """How many ids there are, and how many have a transaction that is not complete."""
+        """How many ids there are, how many have a transaction that is not complete, and its age.
+
+        The age is that of the oldest prepared one, by this machine's clock.
+        """
         ids = self.machine.ids
+        prepared_ms = self.machine.upkeep.oldest_prepared_ms()
+        age_ms = 0 if prepared_ms is None else max(self._clock.now_ms() - prepared_ms, 0)
         return {
             TRANSACTIONAL_ID_COUNT: len(ids),
             ACTIVE_TRANSACTIONAL_ID_COUNT: len(ids.not_at_rest()),
+            OLDEST_PREPARED_TRANSACTION_AGE_MS: age_ms,
         }
 
     def report_metrics(self, sink: MetricSink) -> None:
@@ -306,6 +316,17 @@ class TransactionCoordinator:
                 producer_epoch=request.producer_epoch,
                 partitions=(TopicPartition(CONSUMER_OFFSETS_TOPIC, shard),),
             )
+        )
+
+    async def prepare_txn(self, request: PrepareTxnRequest) -> Reply:
+        """Keep a transaction for a decision elsewhere, durably."""
+        refusal = self._refusal(request.transactional_id)
+        if refusal is not None:
+            return request.failed(*refusal)
+        return await self.runtime.execute(
+            request.transactional_id,
+            lambda now_ms: self.machine.producers.decide_prepare(request, now_ms),
+            refused=request.failed,
         )
 
     async def end_txn(self, request: EndTxnRequest) -> EndTxnReply:
@@ -408,11 +429,22 @@ class TransactionCoordinator:
 
     async def abort_transaction(self, request: AbortTransactionRequest) -> AbortTransactionReply:
         """Abort an open transaction for an operator, durably; answer as ``end_txn`` does."""
-        reply = await self._execute(
-            request,
-            request.transactional_id,
-            lambda now_ms: self.machine.operations.decide_abort(request, now_ms),
+        return await self._end_for_operator(
+            request, lambda now_ms: self.machine.operations.decide_abort(request, now_ms)
         )
+
+    async def end_prepared_txn(self, request: EndPreparedTxnRequest) -> AbortTransactionReply:
+        """End a prepared transaction for an operator, durably; answer as ``end_txn`` does."""
+        return await self._end_for_operator(
+            request, lambda now_ms: self.machine.operations.decide_end_prepared(request, now_ms)
+        )
+
+    async def _end_for_operator(
+        self,
+        request: AbortTransactionRequest | EndPreparedTxnRequest,
+        decide: Callable[[int], Decision[AbortTransactionReply]],
+    ) -> AbortTransactionReply:
+        reply = await self._execute(request, request.transactional_id, decide)
         if reply.error is not ErrorCode.NONE:
             return reply
         completion = self._completions.ensure(request.transactional_id)

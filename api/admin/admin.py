@@ -56,6 +56,7 @@ from oncelog.actors.protocol.messages.transaction import (
     AbortTransactionRequest,
     DeleteTransactionalIdRequest,
     DescribeTransactionsRequest,
+    EndPreparedTxnRequest,
     TransactionDescription,
 )
 from oncelog.actors.protocol.scram import DEFAULT_ITERATIONS
@@ -483,12 +484,32 @@ class AsyncAdmin:
 
         Its producer sees the same as after a transaction timeout: a commit fails, an abort succeeds
         and the producer continues. A transaction that begins later is not aborted.
-        ``InvalidTxnStateError`` if none is open or its commit is decided;
+        ``InvalidTxnStateError`` if none is open, or it is prepared or decided;
         ``TransactionalIdNotFoundError`` for an unknown id.
         """
         seen = await self.describe_transaction(transactional_id)
         request = AbortTransactionRequest(
             transactional_id=transactional_id,
+            producer_id=seen.producer_id,
+            producer_epoch=seen.producer_epoch,
+        )
+        reply = await self._calls.transaction(transactional_id, request)
+        check(reply)
+        return reply.visible
+
+    async def complete_prepared_transaction(
+        self, transactional_id: str, *, committed: bool
+    ) -> bool:
+        """Commit or abort an id's prepared transaction, durably, in place of its program.
+
+        Find out first what the other system has decided: the two cannot be brought together later.
+        Returns whether all markers are written. Safe to repeat. ``InvalidTxnStateError`` if none is
+        prepared; ``TransactionalIdNotFoundError`` for an unknown id. Source: KIP-939.
+        """
+        seen = await self.describe_transaction(transactional_id)
+        request = EndPreparedTxnRequest(
+            transactional_id=transactional_id,
+            committed=committed,
             producer_id=seen.producer_id,
             producer_epoch=seen.producer_epoch,
         )
@@ -737,6 +758,7 @@ class Admin(Blocking[AsyncAdmin]):
     list_transactions = blocking(AsyncAdmin.list_transactions)
     describe_transaction = blocking(AsyncAdmin.describe_transaction)
     abort_transaction = blocking(AsyncAdmin.abort_transaction)
+    complete_prepared_transaction = blocking(AsyncAdmin.complete_prepared_transaction)
     delete_transactional_id = blocking(AsyncAdmin.delete_transactional_id)
     find_hanging_transactions = blocking(AsyncAdmin.find_hanging_transactions)
     abort_hanging_transaction = blocking(AsyncAdmin.abort_hanging_transaction)

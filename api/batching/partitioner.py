@@ -11,7 +11,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from random import Random
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +24,6 @@ _MULTIPLIER: Final = 0x5BD1E995
 _SHIFT: Final = 24
 _INT32_MASK: Final = 0xFFFFFFFF
 _POSITIVE_MASK: Final = 0x7FFFFFFF
-
-
-PartitionerName = Literal["murmur2", "consistent_random"]
-PartitionFunction: TypeAlias = Callable[[str, bytes | None, int], int | None]
-"""Gets topic, key and partition count; gives a partition, or ``None`` for the sticky one."""
 
 
 def partition_for_key(key: bytes, partition_count: int) -> int:
@@ -102,14 +97,14 @@ def _murmur2_matrix(characters: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]
 
 
 class Partitioner:
-    """How one producer chooses partitions; ``choice`` is a name or a function.
+    """How one producer chooses partitions; ``choice`` is what its ``partitioner`` is set to.
 
     ``is_function`` and ``is_crc32`` say how. A function is called in the thread that sends.
     """
 
     __slots__ = ("_function", "is_crc32", "is_function")
 
-    def __init__(self, choice: PartitionerName | PartitionFunction) -> None:
+    def __init__(self, choice: str | Callable[[str, bytes | None, int], int | None]) -> None:
         self._function = choice if callable(choice) else None
         self.is_function = self._function is not None
         self.is_crc32 = choice == "consistent_random"

@@ -1,6 +1,8 @@
 """The implementation of producers: what each call does to the transaction.
 
 Belongs to one event loop; only ``begin_transaction`` may be called from another thread.
+
+One file: each call is a few steps on the same state, and one must see how they exclude each other.
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ from typing import Any, Final, TypeVar
 
 from oncelog.actors.protocol.messages.cluster import PartitionMetadata
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata, OffsetCommitReply
-from oncelog.actors.protocol.messages.transaction import EndTxnRequest, Run
+from oncelog.actors.protocol.messages.transaction import EndTxnRequest, PrepareTxnRequest, Run
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.sender import Sender
 from oncelog.api.session.routing import Router
 from oncelog.api.transacting.enrolment import END_WITHIN_MS, ProducerEnrolments
 from oncelog.api.transacting.producer_transaction import (
+    PreparedTxnState,
     ProducerIdentity,
     ProducerTransaction,
     TransactionStatus,
@@ -35,7 +38,7 @@ from oncelog.storage.exceptions import (
     RequestTimedOutError,
     TransactionAbortableError,
 )
-from oncelog.storage.model import COMMIT_TOKEN_MAX_BYTES, INT32_MAX, TopicPartition
+from oncelog.storage.model import COMMIT_TOKEN_MAX_BYTES, INT32_MAX, NO_PRODUCER_ID, TopicPartition
 from oncelog.storage.settings import check_range
 
 ResultT = TypeVar("ResultT")
@@ -169,16 +172,27 @@ class ProducerCore:
 
     # --- transactions -------------------------------------------------------------------------
 
-    async def init_transactions(self) -> bytes | None:
+    async def init_transactions(self, *, keep_prepared: bool = False) -> bytes | None:
         """Fence older producers of the id; return the last committed transaction's token."""
         state = self._transactional()
         async with self._operation:
             state.begin_init()
-            reply = await self._requests.init_producer_id(state.transactional_id)
+            reply = await self._requests.init_producer_id(
+                state.transactional_id, keep_prepared=keep_prepared
+            )
             if reply.error is not ErrorCode.NONE:
                 raise self._transaction.failed("init_producer_id", reply, "init_transactions()")
+            found = None
+            if reply.prepared_producer_id != NO_PRODUCER_ID:
+                found = PreparedTxnState(
+                    producer_id=reply.prepared_producer_id,
+                    producer_epoch=reply.prepared_producer_epoch,
+                )
             state.initialized(
-                ProducerIdentity(producer_id=reply.producer_id, producer_epoch=reply.producer_epoch)
+                ProducerIdentity(
+                    producer_id=reply.producer_id, producer_epoch=reply.producer_epoch
+                ),
+                found,
             )
             return reply.commit_token
 
@@ -297,6 +311,57 @@ class ProducerCore:
             self.transactions.commit_ms += 1_000 * (self._loop.time() - started_s)
             self._buffer.interceptors.on_transaction_commit(state.transactional_id)
             return is_visible
+
+    @property
+    def prepared(self) -> PreparedTxnState | None:
+        """The prepared transaction, its own or a predecessor's."""
+        return None if self._state is None else self._state.prepared
+
+    async def prepare_transaction(self, timeout_ms: int | None = None) -> PreparedTxnState:
+        """Send everything, then have the transaction kept for a decision elsewhere."""
+        state, limit = self._transactional(), self._limit(timeout_ms)
+        return await self._within(limit, self._prepare(state, limit), "prepare_transaction()")
+
+    async def _prepare(self, state: ProducerTransaction, limit: CallLimit) -> PreparedTxnState:
+        call = "prepare_transaction()"
+        async with self._operation:
+            state.begin_prepare()
+            await self.sender.deliver_all()
+            state.raise_error()
+            if not state.has_work:
+                ahead = await self._enrolment().end_ahead()
+                if ahead.error is not ErrorCode.NONE:
+                    raise self._transaction.failed("end_txn", ahead, call, str(limit))
+            request = PrepareTxnRequest(
+                transactional_id=state.transactional_id,
+                producer_id=state.identity.producer_id,
+                producer_epoch=state.identity.producer_epoch,
+            )
+            state.has_work = True
+            reply = await self._requests.prepare(request, within_ms=limit.ms)
+            if reply.error is not ErrorCode.NONE:
+                raise self._transaction.failed("prepare_txn", reply, call, str(limit))
+            return state.is_prepared_now()
+
+    async def complete_transaction(
+        self,
+        prepared: PreparedTxnState | None,
+        token: bytes | None = None,
+        timeout_ms: int | None = None,
+    ) -> bool:
+        """Commit the prepared transaction if it is this one, else abort it; which it was."""
+        check_token(token)
+        if prepared is not None and not isinstance(prepared, PreparedTxnState):
+            kind = type(prepared).__name__
+            raise TypeError(
+                f"state must be a PreparedTxnState or None, not {kind}; parse() reads text"
+            )
+        is_commit = self._transactional().should_commit(prepared)
+        if is_commit:
+            await self.commit_transaction(token, timeout_ms=timeout_ms)
+        elif is_commit is not None:
+            await self.abort_transaction(timeout_ms)
+        return bool(is_commit)
 
     async def abort_transaction(self, timeout_ms: int | None = None) -> None:
         """Drop what was not sent and abort what was."""

@@ -53,6 +53,7 @@ from oncelog.api.producing.sender import Sender
 from oncelog.api.records import as_committed, check_order
 from oncelog.api.session.event_loop import LoopThread, ProcessBound, close_if_forgotten
 from oncelog.api.session.routing import Router
+from oncelog.api.transacting.producer_transaction import PreparedTxnState
 from oncelog.api.transacting.requests import GroupMetadata
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
@@ -127,6 +128,7 @@ class SyncSending(ProcessBound):
         can commit only with ``despite_refused_sends``. A call with a wrong signature does not
         count: Python rejects it before ``send`` begins.
         """
+        # One thing: every argument, to one road or the other.
         chain = self._buffer.interceptors
         if not chain:
             return _send(
@@ -282,14 +284,18 @@ class Producer(SyncSending):
         super().__init__(self._core.sender, loop_thread)
         close_if_forgotten(self, loop_thread, self._core)
 
-    def init_transactions(self) -> bytes | None:
+    def init_transactions(self, *, keep_prepared: bool = False) -> bytes | None:
         """Take over the transactional id: fence older producers and abort what they left open.
+
+        What an older producer has prepared is never aborted. With ``keep_prepared`` this producer
+        takes it over: ``prepared_transaction`` names it, and ``complete_transaction`` ends it.
+        Otherwise ``InvalidTxnStateError`` says that there is one.
 
         Returns the commit token of the id's last committed transaction, or ``None`` if it had none;
         it tells a restarted program what is done. ``RequestTimedOutError`` after ``max_block_ms``:
         call again.
         """
-        return self._loop_thread.run(self._core.init_transactions())
+        return self._loop_thread.run(self._core.init_transactions(keep_prepared=keep_prepared))
 
     def begin_transaction(self) -> None:
         """Open a transaction. Makes no call: the coordinator learns of it with the first record."""
@@ -342,6 +348,40 @@ class Producer(SyncSending):
                 token, despite_refused_sends=despite_refused_sends, timeout_ms=timeout_ms
             )
         )
+
+    def prepare_transaction(self, timeout_ms: int | None = None) -> PreparedTxnState:
+        """Deliver what is buffered and keep the transaction for a decision in another system.
+
+        Durable on return: from then on neither ``transaction_timeout_ms`` nor a newer producer ends
+        it, and read_committed readers wait for it. Store the result in the other system, in the
+        same transaction as what belongs together; then call ``complete_transaction``.
+
+        ``PolicyViolationError``, which is abortable here, unless the cluster's
+        ``transaction_two_phase_commit_enable`` is on. After ``RequestTimedOutError``, within
+        ``timeout_ms`` or else ``max_block_ms``, call it again, or abort. Source: KIP-939.
+        """
+        return self._loop_thread.run(self._core.prepare_transaction(timeout_ms))
+
+    def complete_transaction(
+        self,
+        state: PreparedTxnState | None,
+        token: bytes | None = None,
+        *,
+        timeout_ms: int | None = None,
+    ) -> bool:
+        """Commit the prepared transaction if it is ``state``, else abort it; durable on return.
+
+        ``state`` is what the other system has committed, ``None`` if it has nothing. Returns
+        whether this committed; without a prepared transaction it does nothing, since that one has
+        ended. ``token`` is as in ``commit_transaction``. After ``RequestTimedOutError`` call it
+        again as before. Source: KIP-939.
+        """
+        return self._loop_thread.run(self._core.complete_transaction(state, token, timeout_ms))
+
+    @property
+    def prepared_transaction(self) -> PreparedTxnState | None:
+        """The transaction that is prepared, by this producer or one before it, if there is one."""
+        return self._core.prepared
 
     def abort_transaction(self, timeout_ms: int | None = None) -> None:
         """Abort the transaction, durably.
@@ -431,9 +471,9 @@ class AsyncProducer(AsyncSending):
         )
         super().__init__(self._core.sender)
 
-    async def init_transactions(self) -> bytes | None:
+    async def init_transactions(self, *, keep_prepared: bool = False) -> bytes | None:
         """See ``Producer.init_transactions``."""
-        return await self._core.init_transactions()
+        return await self._core.init_transactions(keep_prepared=keep_prepared)
 
     async def begin_transaction(self) -> None:
         """See ``Producer.begin_transaction``."""
@@ -458,6 +498,25 @@ class AsyncProducer(AsyncSending):
         return await self._core.commit_transaction(
             token, despite_refused_sends=despite_refused_sends, timeout_ms=timeout_ms
         )
+
+    async def prepare_transaction(self, timeout_ms: int | None = None) -> PreparedTxnState:
+        """See ``Producer.prepare_transaction``."""
+        return await self._core.prepare_transaction(timeout_ms)
+
+    async def complete_transaction(
+        self,
+        state: PreparedTxnState | None,
+        token: bytes | None = None,
+        *,
+        timeout_ms: int | None = None,
+    ) -> bool:
+        """See ``Producer.complete_transaction``."""
+        return await self._core.complete_transaction(state, token, timeout_ms)
+
+    @property
+    def prepared_transaction(self) -> PreparedTxnState | None:
+        """See ``Producer.prepared_transaction``."""
+        return self._core.prepared
 
     async def abort_transaction(self, timeout_ms: int | None = None) -> None:
         """See ``Producer.abort_transaction``."""

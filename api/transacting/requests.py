@@ -36,6 +36,7 @@ from oncelog.actors.protocol.messages.transaction import (
     InitProducerIdReply,
     InitProducerIdRequest,
     LeaveRunRequest,
+    PrepareTxnRequest,
     RenewRunRequest,
     Run,
 )
@@ -111,7 +112,9 @@ class TransactionRequests:
         self._timeout_ms = min(settings.request_timeout_ms, settings.max_block_ms)
         self._turn = asyncio.Lock()
 
-    async def init_producer_id(self, transactional_id: str | None) -> InitProducerIdReply:
+    async def init_producer_id(
+        self, transactional_id: str | None, *, keep_prepared: bool = False
+    ) -> InitProducerIdReply:
         """Get a producer id; with a transactional id, fence its older producers.
 
         Sent without an epoch: the coordinator fences everyone else, whatever became of earlier
@@ -120,6 +123,7 @@ class TransactionRequests:
         request = InitProducerIdRequest(
             transactional_id=transactional_id,
             transaction_timeout_ms=self._settings.transaction_timeout_ms,
+            keep_prepared=keep_prepared,
         )
 
         return await self._init(request)
@@ -297,6 +301,16 @@ class TransactionRequests:
             return reply
 
         return await self._repeat("txn_offset_commit", attempt)
+
+    async def prepare(self, request: PrepareTxnRequest, *, within_ms: int) -> Reply:
+        """Have the transaction kept for a decision elsewhere; retried for ``within_ms``."""
+        return await self._repeat(
+            "prepare_txn",
+            lambda timeout_ms: self._router.call_transaction_coordinator(
+                request.transactional_id, request, timeout_ms=timeout_ms
+            ),
+            within_ms=within_ms,
+        )
 
     async def end(self, request: EndTxnRequest, *, within_ms: int | None = None) -> EndTxnReply:
         """Commit or abort; retried until the decision is known, or for ``within_ms``."""

@@ -251,6 +251,7 @@ ROWS: tuple[Row, ...] = (
         ),
         (WRITE_ID, READ_GROUP),
     ),
+    Row(_of_id(txn.PrepareTxnRequest, **_PRODUCER), (WRITE_ID,)),
     Row(_end, (WRITE_ID,)),
     Row(lambda n: _end(n, next_partitions=(n.partition,)), (WRITE_ID, WRITE_TOPICS)),
     Row(
@@ -258,6 +259,7 @@ ROWS: tuple[Row, ...] = (
         (DESCRIBE_IDS,),
     ),
     Row(_of_id(txn.AbortTransactionRequest), (ALTER_CLUSTER,)),
+    Row(_of_id(txn.EndPreparedTxnRequest, committed=True), (ALTER_CLUSTER,)),
     Row(_of_id(txn.DeleteTransactionalIdRequest), (ALTER_CLUSTER,)),
     # Groups.
     Row(_of_group(group.JoinGroupRequest), (READ_GROUP,)),

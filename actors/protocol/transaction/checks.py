@@ -143,6 +143,15 @@ def check_version(
     return None
 
 
+def holds_prepared(transactional_id: str) -> Refusal:
+    """The answer to who may not change or end a transaction, because it is prepared."""
+    return ErrorCode.INVALID_TXN_STATE, (
+        f"{transactional_id!r} has a prepared transaction, which may be committed in "
+        "another system already: take it over with init_transactions(keep_prepared=True) and end "
+        "it with complete_transaction(), or have an operator end it"
+    )
+
+
 def bad_partition(
     partitions: Sequence[TopicPartition], partition_counts: Mapping[str, int]
 ) -> tuple[Mapping[TopicPartition, ErrorCode], str]:
