@@ -479,6 +479,13 @@ class MemberIdRequiredError(OncelogError):
     code = ErrorCode.MEMBER_ID_REQUIRED
 
 
+class PreferredLeaderNotAvailableError(OncelogError):
+    """The preferred leader of a partition cannot lead it now."""
+
+    code = ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+    advice = "wait until its broker is there and its replica in sync"
+
+
 class GroupMaxSizeReachedError(OncelogError):
     """The group has its maximum number of members."""
 

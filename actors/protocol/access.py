@@ -328,6 +328,10 @@ NEEDS: Final[Mapping[type[Request[Any]], tuple[Need, ...]]] = {
         Need(Operation.DESCRIBE, Resource.GROUP, _field("group_id")),
         _each_topic(Operation.DESCRIBE),
     ),
+    group.DeleteOffsetsRequest: (
+        Need(Operation.DELETE, Resource.GROUP, _field("group_id")),
+        _each_topic(Operation.READ),
+    ),
     group.DescribeGroupsRequest: (Need(Operation.DESCRIBE, Resource.GROUP, _no_name),),
     group.DeleteGroupRequest: (Need(Operation.DELETE, Resource.GROUP, _field("group_id")),),
     cluster.MetadataRequest: (_each_topic(Operation.DESCRIBE),),
@@ -357,6 +361,7 @@ NEEDS: Final[Mapping[type[Request[Any]], tuple[Need, ...]]] = {
     brokers.PingRequest: (_SERVER_ONLY,),
     brokers.DrainBrokerRequest: (_ALTER_CLUSTER,),
     brokers.ReassignPartitionRequest: (_ALTER_CLUSTER,),
+    brokers.ElectLeadersRequest: (_ALTER_CLUSTER,),
 }
 """Request → what its caller needs, all of it."""
 
@@ -573,9 +578,24 @@ def _split_transactions(request: transaction.DescribeTransactionsRequest, may: M
     return Split(request=request, join=join)
 
 
+def _split_deleted(request: group.DeleteOffsetsRequest, may: May) -> Split:
+    """Positions of topics that the caller may not read stay."""
+    allowed, others = _parts(request.partitions, Operation.READ, may)
+    refused = tuple(
+        group.PartitionResult(topic_partition=tp, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        for tp in others
+    )
+    kept = tuple(tp for tp in request.partitions if tp in allowed)
+    return Split(
+        request=structs.replace(request, partitions=kept) if kept or not refused else None,
+        join=lambda reply: structs.replace(reply, results=(*reply.results, *refused)),
+    )
+
+
 _SPLITS: Final[Mapping[type[Request[Any]], Callable[[Any, May], Split]]] = {
     group.OffsetCommitRequest: _split_offsets,
     group.TxnOffsetCommitRequest: _split_offsets,
+    group.DeleteOffsetsRequest: _split_deleted,
     group.OffsetFetchRequest: _split_positions,
     group.DescribeGroupsRequest: _split_groups,
     cluster.MetadataRequest: _split_topics,

@@ -277,6 +277,10 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(lambda n: group.DescribeGroupsRequest(group_ids=(n.group,)), (DESCRIBE_GROUPS,)),
     Row(_of_group(group.DeleteGroupRequest), (DELETE_GROUP,)),
+    Row(
+        lambda n: group.DeleteOffsetsRequest(group_id=n.group, partitions=(n.partition,)),
+        (DELETE_GROUP, READ_TOPICS),
+    ),
     # Topics, and the cluster as a whole.
     Row(lambda n: cluster.MetadataRequest(topics=(n.topic,)), (DESCRIBE_TOPICS,)),
     Row(_of_topic(cluster.CreateTopicRequest, topic_id=_TOPIC_ID, partitions=0), (CREATE_TOPIC,)),
@@ -286,6 +290,7 @@ ROWS: tuple[Row, ...] = (
     Row(_all(cluster.RotateClusterKeyRequest(key_version=0)), (ALTER_CLUSTER,)),
     Row(_all(brokers.DrainBrokerRequest(broker_id=1)), (ALTER_CLUSTER,)),
     Row(_of_partition(brokers.ReassignPartitionRequest, replicas=(1,)), (ALTER_CLUSTER,)),
+    Row(_all(brokers.ElectLeadersRequest()), (ALTER_CLUSTER,)),
     Row(_all(replication.DescribeVoterRequest()), (DESCRIBE_CLUSTER,)),
     Row(_all(cluster.ShutdownRequest()), (ALTER_CLUSTER,)),
     # Users and rules.
