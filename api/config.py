@@ -68,6 +68,13 @@ class ProducerSettings:
         Text(TRANSACTIONAL_ID_MAX_BYTES),
         "No effect; accepted so that Kafka programs run unchanged.",
     ] = "oncelog"
+    producer_heartbeat_interval_ms: Annotated[
+        int,
+        Meta(ge=100, le=1_200_000),
+        'How often a producer with `init_transactions(if_alive="refuse")` says that it lives, '
+        "unless it calls its coordinator anyway; after three times as long without a call it may "
+        "be replaced.",
+    ] = 10_000
     acks: Annotated[
         Acks,
         "Which replicas must have a record before it is acknowledged: `all` in sync (also -1), the "

@@ -27,6 +27,7 @@ class ProducerOptions(TypedDict, total=False):
     transactional_id: str | None
     transaction_timeout_ms: int
     client_id: str | None
+    producer_heartbeat_interval_ms: int
     acks: Acks
     batch_size: int
     linger_ms: int

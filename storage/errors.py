@@ -116,6 +116,7 @@ class ErrorCode(enum.IntEnum):
     TRANSACTION_TIMED_OUT = 10_004, ErrorClass.ABORTABLE
     ABORTED_BY_OPERATOR = 10_005, ErrorClass.ABORTABLE
     OUTDATED_VERSION = 10_006, ErrorClass.FATAL
+    TRANSACTIONAL_ID_IN_USE = 10_007, ErrorClass.RETRIABLE
 
 
 class InvariantViolation(AssertionError):

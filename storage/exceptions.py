@@ -590,6 +590,13 @@ class OutdatedVersionError(OncelogError):
     advice = "continue with a higher version"
 
 
+class TransactionalIdInUseError(OncelogError):
+    """Another producer with this transactional id lives, and was not to be put out."""
+
+    code = ErrorCode.TRANSACTIONAL_ID_IN_USE
+    advice = "call init_transactions() again later, or close the other producer"
+
+
 class InvalidSettingError(InvalidConfigError, ValueError):
     """A setting is unknown or impossible: ``what`` names it and its value, ``advice`` what fits."""
 

@@ -305,6 +305,7 @@ NEEDS: Final[Mapping[type[Request[Any]], tuple[Need, ...]]] = {
     replication.DescribeVoterRequest: (_DESCRIBE_CLUSTER,),
     transaction.BeginRunRequest: (_WRITE_ID,),
     transaction.InitProducerIdRequest: (_WRITE_ID,),
+    transaction.ProducerHeartbeatRequest: (_WRITE_ID,),
     transaction.EnlistRequest: (_WRITE_ID,),
     transaction.LeaveRunRequest: (_WRITE_ID,),
     transaction.RenewRunRequest: (_WRITE_ID,),

@@ -57,6 +57,7 @@ from oncelog.actors.protocol.messages.transaction import (
     LeaveRunRequest,
     PartitionEnrolment,
     PrepareTxnRequest,
+    ProducerHeartbeatRequest,
     RenewRunRequest,
 )
 from oncelog.actors.protocol.quotas import OpenTransactions
@@ -189,6 +190,7 @@ class TransactionCoordinator:
                     return
         if await self.replica.all_committed() is not ErrorCode.NONE or self._is_stopped:
             return
+        self.machine.holders.started(loop_ms())
         self.runtime.is_loaded = True
         self._completions.resume()
         scans = TransactionScans(
@@ -237,11 +239,24 @@ class TransactionCoordinator:
             if error is not ErrorCode.NONE:
                 return request.failed(error)
             return await self._plain.identity(request)
-        return await self._execute(
+        reply = await self._execute(
             request,
             transactional_id,
-            lambda now_ms: self.machine.producers.decide_init_producer_id(request, now_ms),
+            lambda now_ms: self.machine.decide_init_producer_id(request, now_ms, loop_ms()),
         )
+        return self._heard(transactional_id, reply)
+
+    async def producer_heartbeat(self, request: ProducerHeartbeatRequest) -> Reply:
+        """Note that a transactional producer lives, or that it ends; in memory only."""
+        refusal = self._refusal(request.transactional_id)
+        refusal = refusal or self.machine.holders.step(request, loop_ms())
+        return Reply() if refusal is None else request.failed(*refusal)
+
+    def _heard(self, transactional_id: str, reply: ReplyT) -> ReplyT:
+        """The holder of an id has made a call that succeeded, so it lives."""
+        if reply.error is ErrorCode.NONE:
+            self.machine.holders.heard(transactional_id, loop_ms())
+        return reply
 
     async def begin_run(self, request: BeginRunRequest) -> BeginRunReply:
         """Begin a run of a distributed write, durably; older ones are fenced."""
@@ -297,7 +312,7 @@ class TransactionCoordinator:
         )
         if reply.error is not ErrorCode.NONE:
             return reply
-        return self._with_tickets(request, reply, topics)
+        return self._with_tickets(request, self._heard(request.transactional_id, reply), topics)
 
     async def add_offsets_to_txn(self, request: AddOffsetsToTxnRequest) -> AddPartitionsToTxnReply:
         """Enrol the offsets partition of a group, durably, and answer its ticket."""
@@ -358,6 +373,7 @@ class TransactionCoordinator:
             return reply
         if reply.error is ErrorCode.NONE:
             self.end_durations.observe(EndStep.DECISION, began_s)
+        self._heard(transactional_id, reply)
         visible = await self._completions.is_visible(completion)
         enrolments = self._enrolled_ahead(request, reply)
         return structs.replace(reply, visible=visible, enrolments=enrolments)
@@ -606,7 +622,7 @@ class TransactionScans:
             await asyncio.sleep(interval_ms / 1000)
             if self._runtime.unavailable() is not ErrorCode.NONE:
                 continue
-            for transactional_id in self._machine.upkeep.idle_ids(self._clock.now_ms()):
+            for transactional_id in self._machine.upkeep.idle_ids(self._clock.now_ms(), loop_ms()):
                 await self._runtime.execute(
                     transactional_id, partial(self._machine.upkeep.decide_expire, transactional_id)
                 )

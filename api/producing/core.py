@@ -13,11 +13,16 @@ import logging
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar, get_args
 
 from oncelog.actors.protocol.messages.cluster import PartitionMetadata
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata, OffsetCommitReply
-from oncelog.actors.protocol.messages.transaction import EndTxnRequest, PrepareTxnRequest, Run
+from oncelog.actors.protocol.messages.transaction import (
+    EndTxnRequest,
+    Holder,
+    PrepareTxnRequest,
+    Run,
+)
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.sender import Sender
 from oncelog.api.session.routing import Router
@@ -37,14 +42,26 @@ from oncelog.storage.exceptions import (
     OncelogError,
     RequestTimedOutError,
     TransactionAbortableError,
+    exception_for,
 )
 from oncelog.storage.model import COMMIT_TOKEN_MAX_BYTES, INT32_MAX, NO_PRODUCER_ID, TopicPartition
-from oncelog.storage.settings import check_range
+from oncelog.storage.settings import check_range, refused
 
 ResultT = TypeVar("ResultT")
 
 RENEWALS: Final = 4
 """How often a task of a distributed write renews its run within each timeout."""
+
+RENEW_MS: Final = 1_800_000
+"""How often an idle producer says that it lives, so that its id does not expire."""
+
+RESOLUTION_S: Final = 0.001
+"""A timer may fire early by the clock's resolution: what is due within this is due."""
+
+SILENCES: Final = 3
+"""After so many intervals without a heartbeat another producer may have the id."""
+
+IfAlive = Literal["replace", "refuse"]
 
 _log = logging.getLogger(__name__)
 
@@ -98,6 +115,10 @@ class ProducerCore:
         self._is_closed = False
         self._loop = loop
         self._renewal: asyncio.Task[None] | None = None
+        """Says that this producer, or its run, lives."""
+        self._random = random
+        self._holder_id = ""
+        self._is_single = False
         self.transactions = TransactionCounters()
         self.sender = Sender(
             router=router,
@@ -147,6 +168,10 @@ class ProducerCore:
         # say so.
         with contextlib.suppress(OncelogError, asyncio.TimeoutError):
             await asyncio.wait_for(self._finish(), timeout_s)
+        state = self._state
+        if self._is_single and state is not None and not state.is_fatal:
+            # A successor need not wait. If this is lost, it waits for the heartbeat's timeout.
+            await self._requests.heartbeat(state.transactional_id, state.identity, is_leaving=True)
         await self.leave()
 
     @property
@@ -172,14 +197,25 @@ class ProducerCore:
 
     # --- transactions -------------------------------------------------------------------------
 
-    async def init_transactions(self, *, keep_prepared: bool = False) -> bytes | None:
+    async def init_transactions(
+        self, *, keep_prepared: bool = False, if_alive: IfAlive = "replace"
+    ) -> bytes | None:
         """Fence older producers of the id; return the last committed transaction's token."""
         state = self._transactional()
+        if if_alive not in get_args(IfAlive):
+            raise refused("if_alive", if_alive, "'replace' or 'refuse'")
+        interval_ms = self._buffer.settings.producer_heartbeat_interval_ms
+        holder = None
+        if if_alive == "refuse":
+            self._holder_id = self._holder_id or f"{self._random.getrandbits(128):032x}"
+            holder = Holder(id=self._holder_id, timeout_ms=SILENCES * interval_ms)
         async with self._operation:
             state.begin_init()
             reply = await self._requests.init_producer_id(
-                state.transactional_id, keep_prepared=keep_prepared
+                state.transactional_id, keep_prepared=keep_prepared, holder=holder
             )
+            if reply.error is ErrorCode.TRANSACTIONAL_ID_IN_USE:
+                raise exception_for(reply.error, reply.detail)  # It may be called again.
             if reply.error is not ErrorCode.NONE:
                 raise self._transaction.failed("init_producer_id", reply, "init_transactions()")
             found = None
@@ -194,7 +230,28 @@ class ProducerCore:
                 ),
                 found,
             )
+            self._keep_id(interval_ms if holder is not None else RENEW_MS, holder is not None)
             return reply.commit_token
+
+    def _keep_id(self, interval_ms: int, is_single: bool) -> None:
+        if self._renewal is None and not self._is_closed:
+            self._is_single = is_single
+            self._renewal = self._loop.create_task(self._send_heartbeats(interval_ms / 1_000))
+            self._renewal.add_done_callback(_log_renewal_end)
+
+    async def _send_heartbeats(self, interval_s: float) -> None:
+        """Say that this producer lives, unless its calls say so; until another has the id."""
+        state = self._transactional()
+        while True:
+            left_s = self._requests.called_s + interval_s - self._loop.time()
+            if left_s > RESOLUTION_S:
+                await asyncio.sleep(left_s)
+                continue
+            reply = await self._requests.heartbeat(state.transactional_id, state.identity)
+            if reply.error is ErrorCode.PRODUCER_FENCED:
+                # Its next call says why.
+                return
+            await asyncio.sleep(interval_s)
 
     async def enlist(self, run: Run, token: bytes) -> bool:
         """Join a distributed write; return false if ``token`` is committed already."""
@@ -531,6 +588,6 @@ def check_token(token: object) -> None:
 
 
 def _log_renewal_end(renewal: asyncio.Task[None]) -> None:
-    """The renewal ends with its member or its run; if it fails, the write may time out."""
+    """It ends with its producer, member or run; if it fails, these may time out."""
     if not renewal.cancelled() and (bug := renewal.exception()) is not None:
-        _log.error("a distributed write is no longer renewed: %r", bug, exc_info=bug)
+        _log.error("a producer no longer says that it lives: %r", bug, exc_info=bug)

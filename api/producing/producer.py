@@ -47,7 +47,7 @@ from oncelog.api.batching.delivery import (
 )
 from oncelog.api.batching.interceptors import InterceptorChain, ProducerRecord
 from oncelog.api.config import ProducerSettings
-from oncelog.api.producing.core import ProducerCore, check_token
+from oncelog.api.producing.core import IfAlive, ProducerCore, check_token
 from oncelog.api.producing.record_buffer import RecordBuffer
 from oncelog.api.producing.sender import Sender
 from oncelog.api.records import as_committed, check_order
@@ -284,18 +284,27 @@ class Producer(SyncSending):
         super().__init__(self._core.sender, loop_thread)
         close_if_forgotten(self, loop_thread, self._core)
 
-    def init_transactions(self, *, keep_prepared: bool = False) -> bytes | None:
+    def init_transactions(
+        self, *, keep_prepared: bool = False, if_alive: IfAlive = "replace"
+    ) -> bytes | None:
         """Take over the transactional id: fence older producers and abort what they left open.
 
         What an older producer has prepared is never aborted. With ``keep_prepared`` this producer
         takes it over: ``prepared_transaction`` names it, and ``complete_transaction`` ends it.
         Otherwise ``InvalidTxnStateError`` says that there is one.
 
+        With ``if_alive="refuse"`` a single writer: ``TransactionalIdInUseError`` while another
+        producer that was made so lives, and it is not put out. It counts as dead after three
+        ``producer_heartbeat_interval_ms`` without a call, or once it is closed. Call again later.
+        ``"replace"`` always takes over.
+
         Returns the commit token of the id's last committed transaction, or ``None`` if it had none;
         it tells a restarted program what is done. ``RequestTimedOutError`` after ``max_block_ms``:
         call again.
         """
-        return self._loop_thread.run(self._core.init_transactions(keep_prepared=keep_prepared))
+        return self._loop_thread.run(
+            self._core.init_transactions(keep_prepared=keep_prepared, if_alive=if_alive)
+        )
 
     def begin_transaction(self) -> None:
         """Open a transaction. Makes no call: the coordinator learns of it with the first record."""
@@ -471,9 +480,11 @@ class AsyncProducer(AsyncSending):
         )
         super().__init__(self._core.sender)
 
-    async def init_transactions(self, *, keep_prepared: bool = False) -> bytes | None:
+    async def init_transactions(
+        self, *, keep_prepared: bool = False, if_alive: IfAlive = "replace"
+    ) -> bytes | None:
         """See ``Producer.init_transactions``."""
-        return await self._core.init_transactions(keep_prepared=keep_prepared)
+        return await self._core.init_transactions(keep_prepared=keep_prepared, if_alive=if_alive)
 
     async def begin_transaction(self) -> None:
         """See ``Producer.begin_transaction``."""

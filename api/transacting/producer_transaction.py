@@ -178,6 +178,8 @@ _SEVERITIES: Final[dict[tuple[str, ErrorCode], ErrorClass]] = {
         for method in _COORDINATOR_METHODS
     },
     ("txn_offset_commit", ErrorCode.REBALANCE_IN_PROGRESS): ErrorClass.ABORTABLE,
+    # The application decides whether it waits for the other one to end.
+    ("init_producer_id", ErrorCode.TRANSACTIONAL_ID_IN_USE): ErrorClass.ABORTABLE,
     # The topic that was read has been deleted and created again; waiting does not help.
     ("txn_offset_commit", ErrorCode.UNKNOWN_TOPIC_ID): ErrorClass.ABORTABLE,
     # The coordinator has ended the transaction, as it does at the transaction timeout. An abort
@@ -287,6 +289,11 @@ class ProducerTransaction:
             _S.PREPARING_TRANSACTION,
             _S.COMMITTING_TRANSACTION,
         )
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether nothing but closing is left."""
+        return self._status is _S.FATAL_ERROR
 
     @property
     def error(self) -> OncelogError | None:

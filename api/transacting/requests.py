@@ -33,10 +33,12 @@ from oncelog.actors.protocol.messages.transaction import (
     EndTxnRequest,
     EnlistReply,
     EnlistRequest,
+    Holder,
     InitProducerIdReply,
     InitProducerIdRequest,
     LeaveRunRequest,
     PrepareTxnRequest,
+    ProducerHeartbeatRequest,
     RenewRunRequest,
     Run,
 )
@@ -111,9 +113,15 @@ class TransactionRequests:
         self._policy = BackoffPolicy.of(settings)
         self._timeout_ms = min(settings.request_timeout_ms, settings.max_block_ms)
         self._turn = asyncio.Lock()
+        self.called_s = 0.0
+        """When the last call to a coordinator ended, in the loop's time."""
 
     async def init_producer_id(
-        self, transactional_id: str | None, *, keep_prepared: bool = False
+        self,
+        transactional_id: str | None,
+        *,
+        keep_prepared: bool = False,
+        holder: Holder | None = None,
     ) -> InitProducerIdReply:
         """Get a producer id; with a transactional id, fence its older producers.
 
@@ -124,6 +132,8 @@ class TransactionRequests:
             transactional_id=transactional_id,
             transaction_timeout_ms=self._settings.transaction_timeout_ms,
             keep_prepared=keep_prepared,
+            holder=holder,
+            refuse_if_alive=holder is not None,
         )
 
         return await self._init(request)
@@ -146,6 +156,20 @@ class TransactionRequests:
             return self._router.call_transaction_coordinator(key, request, timeout_ms=timeout_ms)
 
         return await self._repeat("init_producer_id", attempt)
+
+    async def heartbeat(
+        self, transactional_id: str, identity: ProducerIdentity, *, is_leaving: bool = False
+    ) -> Reply:
+        """Report once that the producer lives, or ends; the next one makes up for a lost one."""
+        request = ProducerHeartbeatRequest(
+            transactional_id=transactional_id,
+            producer_id=identity.producer_id,
+            producer_epoch=identity.producer_epoch,
+            is_leaving=is_leaving,
+        )
+        return await self._router.call_transaction_coordinator(
+            transactional_id, request, timeout_ms=min(self._timeout_ms, LEAVE_WITHIN_MS)
+        )
 
     async def begin_run(self, request: BeginRunRequest) -> BeginRunReply:
         """Begin a run of a distributed write; its number is above that of the newest."""
@@ -340,13 +364,15 @@ class TransactionRequests:
             return severity(method, error) is ErrorClass.RETRIABLE
 
         async with self._turn:
-            return await call_with_retries(
+            reply = await call_with_retries(
                 lambda left_ms: attempt(min(left_ms, self._timeout_ms)),
                 random=self._random,
                 timeout_ms=self._settings.max_block_ms if within_ms is None else within_ms,
                 policy=self._policy,
                 is_retriable=is_retriable,
             )
+            self.called_s = loop.time()
+            return reply
 
 
 def _with_worst_enrolment(reply: AddPartitionsToTxnReply) -> AddPartitionsToTxnReply:

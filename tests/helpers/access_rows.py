@@ -235,6 +235,7 @@ ROWS: tuple[Row, ...] = (
         _all(txn.InitProducerIdRequest(transactional_id=None)), (WRITE_TOPIC._replace(on_any=True),)
     ),
     Row(_of_id(txn.InitProducerIdRequest), (WRITE_ID,)),
+    Row(_of_id(txn.ProducerHeartbeatRequest, **_PRODUCER), (WRITE_ID,)),
     Row(_of_id(txn.BeginRunRequest, run_id="r"), (WRITE_ID,)),
     Row(_of_id(txn.EnlistRequest, run=_RUN, token=b""), (WRITE_ID,)),
     Row(_of_id(txn.LeaveRunRequest, run=_RUN, **_PRODUCER), (WRITE_ID,)),

@@ -51,6 +51,13 @@ class PreparedTxn(msgspec.Struct, frozen=True, kw_only=True):
     prepared_ms: int
 
 
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """A producer that sends heartbeats: its own random id, and how long it may be silent."""
+
+    id: str
+    timeout_ms: int
+
+
 class BeginRunReply(Reply, frozen=True, kw_only=True):
     """The run's number. With ``CONCURRENT_TRANSACTIONS``: the newest run's, if there is one.
 
@@ -102,7 +109,8 @@ class InitProducerIdRequest(Request[InitProducerIdReply], frozen=True, kw_only=T
     ``transactional_id`` ``None`` asks for a fresh idempotent producer; with a ``producer_id`` and
     its plain ``ticket``, for a newer ticket of that id. With a transactional id ``producer_id`` and
     ``producer_epoch`` are both given (recover in place) or both -1. A prepared transaction is
-    ``INVALID_TXN_STATE``, or taken over with ``keep_prepared`` (KIP-939).
+    ``INVALID_TXN_STATE``, or taken over with ``keep_prepared`` (KIP-939). With ``refuse_if_alive``
+    a living ``holder`` is not put out: ``TRANSACTIONAL_ID_IN_USE``.
     """
 
     method = "init_producer_id"
@@ -114,6 +122,23 @@ class InitProducerIdRequest(Request[InitProducerIdReply], frozen=True, kw_only=T
     producer_epoch: int = NO_PRODUCER_EPOCH
     ticket: bytes = b""
     keep_prepared: bool = False
+    holder: Holder | None = None
+    refuse_if_alive: bool = False
+
+
+class ProducerHeartbeatRequest(Request[Reply], frozen=True, kw_only=True):
+    """A transactional producer lives, or with ``is_leaving`` ends. Safe to lose and to repeat.
+
+    ``PRODUCER_FENCED``: another producer has the id now. Nothing is durable.
+    """
+
+    method = "producer_heartbeat"
+    reply_type = Reply
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    is_leaving: bool = False
 
 
 class EnlistReply(Reply, frozen=True, kw_only=True):

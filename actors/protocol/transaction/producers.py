@@ -154,7 +154,10 @@ class Producers:
             )
         settle = taken_over if metadata.state is TransactionState.PREPARED else initialised
         following = settle(
-            metadata, transaction_timeout_ms=request.transaction_timeout_ms, now_ms=now_ms
+            metadata,
+            transaction_timeout_ms=request.transaction_timeout_ms,
+            now_ms=now_ms,
+            holder=request.holder,
         )
         reply = InitProducerIdReply(
             producer_id=following.producer_id,

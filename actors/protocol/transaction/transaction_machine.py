@@ -8,6 +8,7 @@ COMPLETE follows when every marker is written (I-15).
 | who asks | part |
 |---|---|
 | a producer: init_producer_id, add_partitions, prepare_txn, end_txn | ``producers``, ``end`` |
+| producers that live: heartbeats | ``holders`` |
 | a distributed write: begin_run, enlist, leave_run, renew_run, end_txn | ``runs``, ``end`` |
 | an operator: describe, abort, end prepared, delete | ``Operations`` |
 | the coordinator itself: completion, timeout, expiration | ``Upkeep`` |
@@ -36,6 +37,8 @@ from oncelog.actors.protocol.messages.transaction import (
     EndPreparedTxnRequest,
     EndTxnReply,
     EndTxnRequest,
+    InitProducerIdReply,
+    InitProducerIdRequest,
     TransactionDescription,
     TransactionMemberDescription,
 )
@@ -43,6 +46,7 @@ from oncelog.actors.protocol.tickets import TRANSACTION_TIMEOUT_LIMIT_MS
 from oncelog.actors.protocol.transaction.checks import Refusal, check_end_txn
 from oncelog.actors.protocol.transaction.commit_versions import version_in
 from oncelog.actors.protocol.transaction.end import EndAge, end_age
+from oncelog.actors.protocol.transaction.holders import Holders
 from oncelog.actors.protocol.transaction.ids import TransactionalIds
 from oncelog.actors.protocol.transaction.members import HeldRecords, MemberStatus, active_count
 from oncelog.actors.protocol.transaction.producer_ids import (
@@ -90,11 +94,25 @@ class TransactionMachine:
         self.producers = Producers(
             self.ids, producer_ids, transaction_max_timeout_ms, is_two_phase_allowed
         )
+        self.holders = Holders(self.ids)
         self.runs = Runs(self.ids, producer_ids, transaction_max_timeout_ms)
         self.operations = Operations(self.ids, producer_ids)
         self.upkeep = Upkeep(
-            self.ids, producer_ids, transactional_id_expiration_ms, distributed_write_max_ms
+            self.ids,
+            producer_ids,
+            self.holders,
+            transactional_id_expiration_ms,
+            distributed_write_max_ms,
         )
+
+    def decide_init_producer_id(
+        self, request: InitProducerIdRequest, now_ms: int, monotonic_ms: int
+    ) -> Decision[InitProducerIdReply]:
+        """Give an id to a producer, unless it is not to put out a holder that lives."""
+        refusal = self.holders.refusal(request, monotonic_ms)
+        if refusal is not None:
+            return refused(request, *refusal)
+        return self.producers.decide_init_producer_id(request, now_ms)
 
     def decide_end_txn(
         self,
@@ -306,6 +324,7 @@ class Upkeep:
 
     ids: TransactionalIds
     producer_ids: ProducerIdBlocks
+    holders: Holders
     transactional_id_expiration_ms: int
     distributed_write_max_ms: int
 
@@ -398,12 +417,14 @@ class Upkeep:
 
     # --- idle ids ---------------------------------------------------------------------------
 
-    def idle_ids(self, now_ms: int) -> tuple[str, ...]:
-        """All ids that may be forgotten: long at rest and without a token."""
+    def idle_ids(self, now_ms: int, monotonic_ms: int = 0) -> tuple[str, ...]:
+        """All ids that may be forgotten: long at rest, not heard of, and without a token."""
+        since_ms = monotonic_ms - self.transactional_id_expiration_ms
         return tuple(
             metadata.transactional_id
             for metadata in self.ids.forgettable(now_ms - self.transactional_id_expiration_ms)
             if self._is_idle(metadata, now_ms)
+            and not self.holders.was_heard_since(metadata.transactional_id, since_ms)
         )
 
     def decide_expire(self, transactional_id: str, now_ms: int) -> Decision[Reply]:

@@ -26,6 +26,7 @@ Key: version int16 = 0, transactional id. Value, version 1 (flexible; big-endian
 | 10005 | why the epoch rose last | int8: 0 owner … 6 members, as ``EpochCause`` |
 | 10006 | driver of the run | machine compact string, process id int64, start in clock ticks int64 |
 | 10007 | what is prepared | its producer id int64, its epoch int16, since when in ms int64 |
+| 10008 | owner that sends heartbeats | its id compact string, its timeout in ms int32 |
 
 With tag 10007 the status Ongoing means Prepared: Kafka's reader sees an open transaction. The tag
 stays until the transaction is complete.
@@ -67,7 +68,12 @@ from typing import Final
 
 import msgspec
 
-from oncelog.actors.protocol.messages.transaction import DriverProcess, PreparedTxn, Run
+from oncelog.actors.protocol.messages.transaction import (
+    DriverProcess,
+    Holder,
+    PreparedTxn,
+    Run,
+)
 from oncelog.actors.protocol.transaction.members import Members, MemberStatus, RunMember
 from oncelog.actors.protocol.transaction.transaction_state import (
     EpochCause,
@@ -97,6 +103,7 @@ TAG_AHEAD_PARTITIONS: Final = 10_004
 TAG_EPOCH_CAUSE: Final = 10_005
 TAG_DRIVER: Final = 10_006
 TAG_PREPARED: Final = 10_007
+TAG_HOLDER: Final = 10_008
 
 _RUN_CURRENT: Final = 1
 _RUN_WAITING: Final = 2
@@ -306,6 +313,7 @@ def decode_value(transactional_id: str, value: bytes) -> TransactionMetadata | N
         ahead_partitions=_decode_partitions(tags.get(TAG_AHEAD_PARTITIONS)),
         epoch_cause=_decode_cause(tags.get(TAG_EPOCH_CAUSE)),
         prepared_txn=prepared_txn,
+        holder=_decode_holder(tags.get(TAG_HOLDER)),
     )
 
 
@@ -363,6 +371,11 @@ def _tagged(
     if (found := metadata.prepared_txn) is not None:
         packed = _PREPARED.pack(found.producer_id, found.producer_epoch, found.prepared_ms)
         fields.append((TAG_PREPARED, packed))
+    if metadata.holder is not None:
+        writer = WireWriter()
+        writer.compact_bytes(metadata.holder.id.encode())
+        writer.int32(metadata.holder.timeout_ms)
+        fields.append((TAG_HOLDER, bytes(writer.buffer)))
     return fields
 
 
@@ -457,6 +470,16 @@ def _decode_prepared(encoded: bytes | None) -> PreparedTxn | None:
     return PreparedTxn(
         producer_id=producer_id, producer_epoch=producer_epoch, prepared_ms=prepared_ms
     )
+
+
+def _decode_holder(encoded: bytes | None) -> Holder | None:
+    if encoded is None:
+        return None
+    reader = _TransactionReader(encoded)
+    reader.flexible = True
+    holder = Holder(id=reader.string(), timeout_ms=reader.int32())
+    reader.expect_end()
+    return holder
 
 
 def _number(tags: dict[int, bytes], tag: int, layout: struct.Struct, default: int) -> int:

@@ -25,7 +25,13 @@ import msgspec
 from msgspec import structs
 
 from oncelog.actors.protocol.messages.partition import TxnMarker
-from oncelog.actors.protocol.messages.transaction import NO_RUN, DriverProcess, PreparedTxn, Run
+from oncelog.actors.protocol.messages.transaction import (
+    NO_RUN,
+    DriverProcess,
+    Holder,
+    PreparedTxn,
+    Run,
+)
 from oncelog.actors.protocol.transaction.commit_versions import is_same_commit
 from oncelog.actors.protocol.transaction.members import (
     Members,
@@ -128,7 +134,8 @@ class TransactionMetadata(msgspec.Struct, frozen=True, kw_only=True):
     coordinator aborts it, because its owner may have missed the reply to the commit.
 
     ``epoch_cause`` is why the producer with the previous epoch may not continue. ``prepared_txn``
-    is set from ``PREPARED`` on until the transaction is complete.
+    is set from ``PREPARED`` on until the transaction is complete. ``holder`` is the owner, if it
+    sends heartbeats.
     """
 
     transactional_id: str
@@ -151,6 +158,7 @@ class TransactionMetadata(msgspec.Struct, frozen=True, kw_only=True):
     ahead_partitions: frozenset[TopicPartition] = frozenset()
     epoch_cause: EpochCause = EpochCause.OWNER
     prepared_txn: PreparedTxn | None = None
+    holder: Holder | None = None
 
     @property
     def is_exhausted(self) -> bool:
@@ -205,7 +213,11 @@ def raised(
 
 
 def initialised(
-    metadata: TransactionMetadata, *, transaction_timeout_ms: int, now_ms: int
+    metadata: TransactionMetadata,
+    *,
+    transaction_timeout_ms: int,
+    now_ms: int,
+    holder: Holder | None = None,
 ) -> TransactionMetadata:
     """Return to rest, owned by the id's own producer."""
     return structs.replace(
@@ -219,6 +231,7 @@ def initialised(
         is_run_waiting=False,
         driver=None,
         ahead_partitions=frozenset(),
+        holder=holder,
     )
 
 
@@ -306,11 +319,18 @@ def held_back(metadata: TransactionMetadata, now_ms: int) -> TransactionMetadata
 
 
 def taken_over(
-    metadata: TransactionMetadata, *, transaction_timeout_ms: int, now_ms: int
+    metadata: TransactionMetadata,
+    *,
+    transaction_timeout_ms: int,
+    now_ms: int,
+    holder: Holder | None = None,
 ) -> TransactionMetadata:
     """A successor has ``metadata``'s epoch; what its predecessor prepared stays as it is."""
     return structs.replace(
-        metadata, transaction_timeout_ms=transaction_timeout_ms, last_update_ms=now_ms
+        metadata,
+        transaction_timeout_ms=transaction_timeout_ms,
+        last_update_ms=now_ms,
+        holder=holder,
     )
 
 

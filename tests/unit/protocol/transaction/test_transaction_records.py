@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from oncelog.actors.protocol.messages.transaction import DriverProcess, PreparedTxn, Run
+from oncelog.actors.protocol.messages.transaction import (
+    DriverProcess,
+    Holder,
+    PreparedTxn,
+    Run,
+)
 from oncelog.actors.protocol.transaction.members import MemberStatus, RunMember
 from oncelog.actors.protocol.transaction.transaction_records import (
     RunMemberKey,
@@ -38,6 +43,9 @@ LOGGED_STATES = [state for state in TransactionState if state is not Transaction
 partitions = st.frozensets(
     st.builds(TopicPartition, st.sampled_from(["a", "delays", "é"]), st.integers(0, 2**31 - 1)),
     max_size=6,
+)
+holders = st.none() | st.builds(
+    Holder, id=st.text(max_size=9), timeout_ms=st.integers(0, 2**31 - 1)
 )
 producer_ids = st.integers(-1, 2**63 - 1)
 epochs = st.integers(-1, 32_767)
@@ -80,6 +88,7 @@ def metadatas(draw: st.DrawFn) -> TransactionMetadata:
         transaction_timeout_ms=draw(st.integers(0, 2**31 - 1)),
         state=state,
         prepared_txn=draw(prepared_txns),
+        holder=draw(holders),
         last_update_ms=draw(st.integers(-1, 2**62)),
         start_ms=draw(st.integers(-1, 2**62)),
         partitions=frozenset() if is_run_current or is_empty else draw(partitions),
