@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from oncelog.api.producing.member import Membership
     from oncelog.api.producing.producer import AsyncProducer, Producer
     from oncelog.api.records import ConsumerRecord
+    from oncelog.api.serializing import SerializationContext
     from oncelog.api.session.routing import Outage
     from oncelog.api.transacting.producer_transaction import PreparedTxnState
     from oncelog.storage.errors import ErrorCode
@@ -97,6 +98,7 @@ if TYPE_CHECKING:
         ReplicaOfflineError,
         RequestTimedOutError,
         SaslAuthenticationFailedError,
+        SerializationError,
         SpillFailedError,
         StaleBrokerEpochError,
         StaleControllerEpochError,
@@ -219,6 +221,8 @@ __all__ = [
     "Resource",
     "Run",
     "SaslAuthenticationFailedError",
+    "SerializationContext",
+    "SerializationError",
     "SpillFailedError",
     "StaleBrokerEpochError",
     "StaleControllerEpochError",
@@ -276,6 +280,7 @@ _MODULES = {
     "RecordMetadata": "oncelog.api.batching.delivery",
     "Resource": "oncelog.actors.protocol.messages.access",
     "Run": "oncelog.actors.protocol.messages.transaction",
+    "SerializationContext": "oncelog.api.serializing",
     "TopicPartition": "oncelog.storage.model",
     "Winner": "oncelog.actors.protocol.messages.transaction",
     "connect": "oncelog.api.client",

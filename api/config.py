@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 from msgspec import Meta
 
 from oncelog.api.batching.interceptors import ProducerInterceptor
+from oncelog.api.serializing import SerializerFunction, SerializerName
 from oncelog.storage.model import (
     DUPLICATE_WINDOW_BATCHES,
     FETCH_MAX_BYTES,
@@ -129,6 +130,14 @@ class ProducerSettings:
         "librdkafka (`consistent_random`) places it; or a function of topic, key and partition "
         "count.",
     ] = "murmur2"
+    key_serializer: Annotated[
+        SerializerName | SerializerFunction | None,
+        "How keys become bytes: `str`, `json`, `msgpack`, `arrow`, or a function of the key and a "
+        "`SerializationContext`; None is `bytes`.",
+    ] = None
+    value_serializer: Annotated[
+        SerializerName | SerializerFunction | None, "The same of values."
+    ] = None
     compression_type: Annotated[CompressionType, "How batches are compressed."] = "none"
     compression_level: Annotated[
         int | None,
@@ -212,6 +221,14 @@ class ConsumerSettings:
         Text(GROUP_ID_MAX_BYTES),
         "No effect; accepted so that Kafka programs run unchanged.",
     ] = "oncelog"
+    key_deserializer: Annotated[
+        SerializerName | SerializerFunction | None,
+        "What `poll` makes of the bytes of keys: `str`, `json`, `msgpack`, `arrow`, or a function "
+        "of the bytes and a `SerializationContext`; None is `bytes`.",
+    ] = None
+    value_deserializer: Annotated[
+        SerializerName | SerializerFunction | None, "The same of values."
+    ] = None
     isolation_level: Annotated[
         IsolationLevel, "Read committed records only, or all records that are replicated."
     ] = IsolationLevel.READ_COMMITTED

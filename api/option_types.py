@@ -18,6 +18,7 @@ from oncelog.api.config import (
     PartitionerName,
     PartitionFunction,
 )
+from oncelog.api.serializing import SerializerFunction, SerializerName
 from oncelog.storage.model import IsolationLevel
 
 
@@ -39,6 +40,8 @@ class ProducerOptions(TypedDict, total=False):
     buffer_memory: int
     max_request_size: int
     partitioner: PartitionerName | PartitionFunction
+    key_serializer: SerializerName | SerializerFunction | None
+    value_serializer: SerializerName | SerializerFunction | None
     compression_type: CompressionType
     compression_level: int | None
     retry_backoff_ms: int
@@ -52,6 +55,8 @@ class ConsumerOptions(TypedDict, total=False):
     group_id: str | None
     group_instance_id: str | None
     client_id: str
+    key_deserializer: SerializerName | SerializerFunction | None
+    value_deserializer: SerializerName | SerializerFunction | None
     isolation_level: IsolationLevel | Literal["read_uncommitted", "read_committed"]
     auto_offset_reset: OffsetReset
     enable_auto_commit: bool

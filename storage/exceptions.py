@@ -513,6 +513,10 @@ class InvalidRecordError(OncelogError):
     code = ErrorCode.INVALID_RECORD
 
 
+class SerializationError(InvalidRecordError):
+    """A serializer or deserializer of the application has failed; its error is the cause."""
+
+
 class UnstableOffsetCommitError(OncelogError):
     """A transaction that commits offsets of this group is still open."""
 

@@ -30,6 +30,7 @@ from oncelog.api.records import (
     check_order,
     next_moment,
 )
+from oncelog.api.serializing import Serializers
 from oncelog.api.session.committed_offsets import fetch_committed, lag_of, list_offsets
 from oncelog.api.session.event_loop import (
     Blocking,
@@ -45,6 +46,7 @@ from oncelog.storage.exceptions import (
     IllegalStateError,
     InvalidRequestError,
     InvalidTopicError,
+    SerializationError,
 )
 from oncelog.storage.model import (
     EARLIEST_TIMESTAMP,
@@ -84,6 +86,9 @@ class AsyncConsumer(ProcessBound):
     ) -> None:
         self._core = ConsumerCore(router=router, settings=settings, random=random, reports=reports)
         self._handover = Handover()
+        self._deserializers = Serializers(
+            settings.key_deserializer, settings.value_deserializer, is_reading=True
+        )
 
     @property
     def settings(self) -> ConsumerSettings:
@@ -167,7 +172,32 @@ class AsyncConsumer(ProcessBound):
                 self._handover.keeping_positions(lambda fetcher: fetcher.take_records(count_max)),
                 timeout_ms=timeout_ms,
             )
-        return taken or []
+        records = taken or []
+        return await self._deserialized(records) if records and self._deserializers else records
+
+    async def _deserialized(self, records: list[ConsumerRecord]) -> list[ConsumerRecord]:
+        """The records up to the first that cannot be deserialized; with none, its error.
+
+        The position goes back to what is not returned, so that the next poll begins there.
+        """
+        made: list[ConsumerRecord] = []
+        for number, record in enumerate(records):
+            place = f", partition {record.partition}, offset {record.offset},"
+            try:
+                value, key = self._deserializers.apply(
+                    record.topic, record.value, record.key, record.headers, place=place
+                )
+            except SerializationError:
+                firsts: dict[TopicPartition, int] = {}
+                for rest in records[number:]:
+                    firsts.setdefault(rest.topic_partition, rest.offset)
+                for partition, offset in firsts.items():
+                    await self.seek(partition, offset)
+                if not made:
+                    raise
+                return made
+            made.append(record._replace(value=value, key=key))
+        return made
 
     async def poll_arrow(self, timeout_ms: float = 0, max_records: int | None = None) -> pa.Table:
         """See ``Consumer.poll_arrow``."""

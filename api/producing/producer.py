@@ -60,6 +60,7 @@ from oncelog.storage.exceptions import (
     InvalidGroupIdError,
     InvalidRequestError,
     OncelogError,
+    SerializationError,
     exception_for,
 )
 from oncelog.storage.model import (
@@ -90,7 +91,7 @@ class SyncSending(ProcessBound):
         self._loop_thread = loop_thread
         loop_thread.call_when_forbidden(buffer.forbid)
         loop_thread.call_when_closed(sender.close)
-        if not buffer.interceptors:
+        if not (buffer.interceptors or buffer.serializers):
             # The fast path: one call from the caller into a batch with room. Its fallback must
             # not refer to this object, which could then never be garbage-collected.
             slow = partial(_send, buffer, loop_thread)
@@ -99,8 +100,8 @@ class SyncSending(ProcessBound):
     def send(
         self,
         topic: str,
-        value: Bytes | None = None,
-        key: Bytes | None = None,
+        value: Any = None,
+        key: Any = None,
         *,
         headers: Sequence[tuple[str, bytes | None]] = (),
         timestamp_ms: int | None = None,
@@ -111,7 +112,8 @@ class SyncSending(ProcessBound):
 
         Returns once the record is buffered; it is durable once the future resolves. It goes to
         ``partition``, else where ``partitioner`` says, else to a sticky partition (KIP-480).
-        ``value=None`` is a tombstone. ``timestamp_ms`` is in ms since the epoch; ``None`` is now.
+        ``value`` and ``key`` are bytes, or what their serializers take. ``value=None`` is a
+        tombstone. ``timestamp_ms`` is in ms since the epoch; ``None`` is now.
         Waits up to ``max_block_ms`` while ``buffer_memory`` is full, and some ms when this thread
         is far ahead of delivery.
 
@@ -126,13 +128,15 @@ class SyncSending(ProcessBound):
 
         Once it has raised anything in a transaction, even ``KeyboardInterrupt``, that transaction
         can commit only with ``despite_refused_sends``. A call with a wrong signature does not
-        count: Python rejects it before ``send`` begins.
+        count: Python rejects it before ``send`` begins. Neither does ``SerializationError``, raised
+        when a serializer fails: nothing is sent, and the transaction goes on.
         """
         # One thing: every argument, to one road or the other.
-        chain = self._buffer.interceptors
+        buffer, chain = self._buffer, self._buffer.interceptors
         if not chain:
+            value, key = buffer.serializers.apply(topic, value, key, headers)
             return _send(
-                self._buffer,
+                buffer,
                 self._loop_thread,
                 topic,
                 value,
@@ -145,20 +149,25 @@ class SyncSending(ProcessBound):
         try:
             sent = _intercepted(chain, topic, value, key, headers, timestamp_ms, partition)
             with _refusals_reported(chain):
+                value, key = buffer.serializers.apply(
+                    sent.topic, sent.value, sent.key, sent.headers
+                )
                 future = _send(
-                    self._buffer,
+                    buffer,
                     self._loop_thread,
                     sent.topic,
-                    sent.value,
-                    sent.key,
+                    value,
+                    key,
                     sent.headers,
                     sent.timestamp_ms,
                     sent.partition,
                     on_delivery,
                 )
             chain.watch(future)
+        except SerializationError:
+            raise  # Nothing was accepted, and the transaction lacks nothing that it had.
         except BaseException as error:
-            self._buffer.record_refused(error)
+            buffer.record_refused(error)
             raise
         return future
 
@@ -205,8 +214,8 @@ class AsyncSending(ProcessBound):
     async def send(
         self,
         topic: str,
-        value: Bytes | None = None,
-        key: Bytes | None = None,
+        value: Any = None,
+        key: Any = None,
         *,
         headers: Sequence[tuple[str, bytes | None]] = (),
         timestamp_ms: int | None = None,
@@ -215,7 +224,7 @@ class AsyncSending(ProcessBound):
     ) -> asyncio.Future[RecordMetadata]:
         """``Producer.send``: await it to buffer the record, and its result for the offset."""
         buffer, chain = self._buffer, self._buffer.interceptors
-        is_plain = not chain and on_delivery is None
+        is_plain = not (chain or buffer.serializers) and on_delivery is None
         if is_plain and (future := self._add(topic, value, key, headers, timestamp_ms, partition)):
             return future.awaitable()
         # The slow path: checks everything, and waits if it must.
@@ -226,6 +235,7 @@ class AsyncSending(ProcessBound):
                 timestamp_ms, partition = sent.timestamp_ms, sent.partition
             with _refusals_reported(chain):
                 _check_callback(on_delivery)
+                value, key = buffer.serializers.apply(topic, value, key, headers)
                 value, key, headers = _checked(topic, value, key, headers, timestamp_ms, partition)
                 record = (topic, value, key, headers, timestamp_ms, partition)
                 while (future := buffer.try_send(*record)) is None:
@@ -234,6 +244,8 @@ class AsyncSending(ProcessBound):
                 chain.watch(future)
             if on_delivery is not None:
                 future.tell(on_delivery, asyncio.get_running_loop())
+        except SerializationError:
+            raise
         except BaseException as error:
             buffer.record_refused(error)
             raise
@@ -701,8 +713,8 @@ def _batches(buffer: RecordBuffer, topic: str, table: pa.Table) -> Iterator[Colu
 def _intercepted(
     chain: InterceptorChain,
     topic: str,
-    value: Bytes | None,
-    key: Bytes | None,
+    value: Any,
+    key: Any,
     headers: Headers,
     timestamp_ms: int | None,
     partition: int | None,

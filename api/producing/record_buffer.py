@@ -19,6 +19,7 @@ from oncelog.api.batching.interceptors import InterceptorChain
 from oncelog.api.batching.open_batches import OpenBatches
 from oncelog.api.batching.partitioner import Partitioner
 from oncelog.api.config import ProducerSettings
+from oncelog.api.serializing import Serializers
 from oncelog.api.session.event_loop import AFTER_FORK
 from oncelog.api.session.retry import Backoff, BackoffPolicy
 from oncelog.api.session.routing import Router
@@ -58,6 +59,7 @@ class RecordBuffer:
         self.settings = settings
         self.is_closed = False
         self.interceptors = InterceptorChain(settings.interceptors)
+        self.serializers = Serializers(settings.key_serializer, settings.value_serializer)
         self.topics = TopicFinder(router=router, settings=settings, random=random)
         self.partitioner = Partitioner(settings.partitioner)
         self.open_batches = open_batches_for(settings, router, self.partitioner)
