@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from oncelog.api.producing.producer import AsyncProducer, Producer
     from oncelog.api.queueing.queue import AsyncQueue, Queue
     from oncelog.api.records import ConsumerRecord, QueueBacklog, QueueRecord
+    from oncelog.api.serializing import SerializationContext
     from oncelog.api.session.routing import Outage
+    from oncelog.api.transacting.producer_transaction import PreparedTxnState
     from oncelog.storage.errors import ErrorCode
     from oncelog.storage.exceptions import (
         AbortedByOperatorError,
@@ -97,6 +99,7 @@ if TYPE_CHECKING:
         OutdatedVersionError,
         OutOfOrderSequenceNumberError,
         PolicyViolationError,
+        PreferredLeaderNotAvailableError,
         ProducerFencedError,
         ReassignmentInProgressError,
         RebalanceInProgressError,
@@ -104,6 +107,7 @@ if TYPE_CHECKING:
         ReplicaOfflineError,
         RequestTimedOutError,
         SaslAuthenticationFailedError,
+        SerializationError,
         SpillFailedError,
         StaleBrokerEpochError,
         StaleControllerEpochError,
@@ -112,6 +116,7 @@ if TYPE_CHECKING:
         TopicAuthorizationFailedError,
         TransactionAbortableError,
         TransactionalIdAuthorizationFailedError,
+        TransactionalIdInUseError,
         TransactionalIdNotFoundError,
         TransactionCoordinatorFencedError,
         TransactionTimedOutError,
@@ -213,6 +218,8 @@ __all__ = [
     "Outage",
     "OutdatedVersionError",
     "PolicyViolationError",
+    "PreferredLeaderNotAvailableError",
+    "PreparedTxnState",
     "ProcessFailedError",
     "ProcessJob",
     "Producer",
@@ -234,6 +241,8 @@ __all__ = [
     "Resource",
     "Run",
     "SaslAuthenticationFailedError",
+    "SerializationContext",
+    "SerializationError",
     "SpillFailedError",
     "StaleBrokerEpochError",
     "StaleControllerEpochError",
@@ -245,6 +254,7 @@ __all__ = [
     "TransactionCoordinatorFencedError",
     "TransactionTimedOutError",
     "TransactionalIdAuthorizationFailedError",
+    "TransactionalIdInUseError",
     "TransactionalIdNotFoundError",
     "UnknownLeaderEpochError",
     "UnknownMemberIdError",
@@ -282,6 +292,7 @@ _MODULES = {
     "Limits": "oncelog.actors.protocol.messages.access",
     "Operation": "oncelog.actors.protocol.messages.access",
     "Outage": "oncelog.api.session.routing",
+    "PreparedTxnState": "oncelog.api.transacting.producer_transaction",
     "ProcessFailedError": "oncelog.api.processing.job",
     "ProcessJob": "oncelog.api.processing.job",
     "Producer": "oncelog.api.producing.producer",
@@ -296,6 +307,7 @@ _MODULES = {
     "RecordMetadata": "oncelog.api.batching.delivery",
     "Resource": "oncelog.actors.protocol.messages.access",
     "Run": "oncelog.actors.protocol.messages.transaction",
+    "SerializationContext": "oncelog.api.serializing",
     "TopicPartition": "oncelog.storage.model",
     "Winner": "oncelog.actors.protocol.messages.transaction",
     "connect": "oncelog.api.client",

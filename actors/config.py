@@ -410,6 +410,11 @@ class ClusterConfig(_Settings):
     token_issuer: Annotated[str | None, "Who must have issued a token (`iss`)."] = None
     token_audience: Annotated[str | None, "Whom a token must be for (`aud`)."] = None
     token_name_claim: Annotated[str, "The claim of a token that has the user's name."] = "sub"  # noqa: S105
+    transaction_two_phase_commit_enable: Annotated[
+        bool,
+        "Whether producers may prepare transactions, which then wait for a decision in another "
+        "system, however long it takes: they hold read_committed readers back meanwhile.",
+    ] = False
 
     def __post_init__(self) -> None:
         check(self)

@@ -74,3 +74,4 @@ class ClusterOptions(TypedDict, total=False):
     token_issuer: str | None
     token_audience: str | None
     token_name_claim: str
+    transaction_two_phase_commit_enable: bool

@@ -282,6 +282,11 @@ class Cluster(ProcessBound):
         """Make an admin client for topics, replicas, groups, transactions, users and ACLs."""
         return Admin(self._router, self._loop_thread, random=self._random)
 
+    def async_admin(self) -> AsyncAdmin:
+        """Make an admin client for the running event loop, with its own metadata cache."""
+        router = Router(self._transport, self._clock, self._reports.metrics)
+        return AsyncAdmin(router, random=self._random)
+
     def producer(self, **settings: Unpack[ProducerOptions]) -> Producer:
         """Make a producer; ``settings`` are the keywords of ``ProducerSettings``.
 

@@ -7,7 +7,7 @@ setting, its value and what is allowed. Times are in milliseconds, sizes in byte
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Any, Final, Literal, get_args
@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 from msgspec import Meta, ValidationError, convert
 
 from oncelog.api.batching.interceptors import ConsumerInterceptor, ProducerInterceptor
+from oncelog.api.serializing import SerializerFunction, SerializerName
 from oncelog.storage.model import (
     DUPLICATE_WINDOW_BATCHES,
     FETCH_MAX_BYTES,
@@ -25,11 +26,16 @@ from oncelog.storage.model import (
     TRANSACTIONAL_ID_MAX_BYTES,
     IsolationLevel,
 )
+from oncelog.storage.records.compression import LEVELS, Codec
 from oncelog.storage.settings import Checked, Text, Unit, build, check, refused, settings_of
 
 ACKS_ALL: Final = -1
 Acks = Literal["all", -1, 0, 1]
 CompressionType = Literal["none", "gzip", "snappy", "lz4", "zstd"]
+PartitionerName = Literal["murmur2", "consistent_random"]
+PartitionFunction = Callable[[str, bytes | None, int], int | None]
+"""Gets topic, key and partition count; gives a partition, or ``None`` for the sticky one."""
+
 DeliveryOrder = Literal["offset", "commit"]
 AssignmentStrategy = Literal["range", "roundrobin", "sticky", "cooperative-sticky"]
 AssignmentStrategies = AssignmentStrategy | Sequence[AssignmentStrategy]
@@ -67,6 +73,13 @@ class ProducerSettings:
         Text(TRANSACTIONAL_ID_MAX_BYTES),
         "No effect; accepted so that Kafka programs run unchanged.",
     ] = "oncelog"
+    producer_heartbeat_interval_ms: Annotated[
+        int,
+        Meta(ge=100, le=1_200_000),
+        'How often a producer with `init_transactions(if_alive="refuse")` says that it lives, '
+        "unless it calls its coordinator anyway; after three times as long without a call it may "
+        "be replaced.",
+    ] = 10_000
     acks: Annotated[
         Acks,
         "Which replicas must have a record before it is acknowledged: `all` in sync (also -1), the "
@@ -115,7 +128,27 @@ class ProducerSettings:
     max_request_size: Annotated[
         int, Meta(ge=100, le=INT32_MAX), Unit("bytes"), "The largest record, and the largest batch."
     ] = 1_048_576
+    partitioner: Annotated[
+        PartitionerName | PartitionFunction,
+        "Where a record without `partition` goes: by its key as Kafka's Java client (`murmur2`) or "
+        "librdkafka (`consistent_random`) places it; or a function of topic, key and partition "
+        "count.",
+    ] = "murmur2"
+    key_serializer: Annotated[
+        SerializerName | SerializerFunction | None,
+        "How keys become bytes: `str`, `json`, `msgpack`, `arrow`, or a function of the key and a "
+        "`SerializationContext`; None is `bytes`.",
+    ] = None
+    value_serializer: Annotated[
+        SerializerName | SerializerFunction | None, "The same of values."
+    ] = None
     compression_type: Annotated[CompressionType, "How batches are compressed."] = "none"
+    compression_level: Annotated[
+        int | None,
+        Meta(ge=-131_072, le=22),
+        "How hard `compression_type` tries: gzip 1 to 9 (6), lz4 1 to 12 (1), zstd -131072 to 22 "
+        "(1); None is its default. The others have no levels.",
+    ] = None
     retry_backoff_ms: Annotated[
         int,
         Meta(ge=1, le=INT32_MAX),
@@ -143,6 +176,18 @@ class ProducerSettings:
             )
         if self.transactional_id is not None and self.acks != ACKS_ALL:
             raise refused("acks", self.acks, "'all' to a transactional producer")
+        self._check_compression_level()
+
+    def _check_compression_level(self) -> None:
+        level, name = self.compression_level, self.compression_type
+        if level is None:
+            return
+        levels = LEVELS.get(Codec[name.upper()])
+        if levels is None:
+            raise refused("compression_level", level, f"None with compression_type={name!r}")
+        if not levels.low <= level <= levels.high:
+            allowed = f"{levels.low} to {levels.high} with compression_type={name!r}"
+            raise refused("compression_level", level, allowed)
 
     @property
     def acks_count(self) -> int:
@@ -180,6 +225,14 @@ class ConsumerSettings:
         Text(GROUP_ID_MAX_BYTES),
         "No effect; accepted so that Kafka programs run unchanged.",
     ] = "oncelog"
+    key_deserializer: Annotated[
+        SerializerName | SerializerFunction | None,
+        "What `poll` makes of the bytes of keys: `str`, `json`, `msgpack`, `arrow`, or a function "
+        "of the bytes and a `SerializationContext`; None is `bytes`.",
+    ] = None
+    value_deserializer: Annotated[
+        SerializerName | SerializerFunction | None, "The same of values."
+    ] = None
     isolation_level: Annotated[
         IsolationLevel, "Read committed records only, or all records that are replicated."
     ] = IsolationLevel.READ_COMMITTED

@@ -334,6 +334,7 @@ TRANSACTIONS: Final = Row(
         _per_partition("Open transactions", m.OPEN_TRANSACTION_COUNT),
         _per_partition("Oldest open transaction", m.OLDEST_OPEN_TRANSACTION_AGE_MS, "ms"),
         _per_partition("Late transactions", m.LATE_TRANSACTION_COUNT),
+        _per_partition("Oldest prepared transaction", m.OLDEST_PREPARED_TRANSACTION_AGE_MS, "ms"),
         _per_partition("Records held back", m.LAST_STABLE_OFFSET_LAG),
         Panel(
             "Transactional ids",
@@ -560,6 +561,8 @@ FAILED_CALLS_MAX: Final = 0.05
 
 REFUSED_CALLS_MAX: Final = 1
 """Refused calls of a method per second, over five minutes: a wrong ACL, or somebody who probes."""
+PREPARED_MS_MAX: Final = 300_000
+
 CERTIFICATE_WARNING_S: Final = 30 * 86_400
 CERTIFICATE_CRITICAL_S: Final = 7 * 86_400
 """How long a certificate should still be valid."""
@@ -693,6 +696,19 @@ ALERTS: Final = (
         severity="critical",
         summary=f"{PARTITION_NAME} has a transaction that does not end",
         advice="read_committed consumers stop there: `oncelog transactions find-hanging`.",
+    ),
+    Alert(
+        name="OncelogPreparedTransaction",
+        expression=(
+            f"{highest(m.OLDEST_PREPARED_TRANSACTION_AGE_MS, *PARTITION)} > {PREPARED_MS_MAX}"
+        ),
+        lasts="1m",
+        severity="warning",
+        summary=f"A prepared transaction of {PARTITION_NAME} has not been ended",
+        advice=(
+            "It holds read_committed consumers back until its program, or `oncelog transactions "
+            "complete`, ends it: `oncelog transactions list --state Prepared`."
+        ),
     ),
     Alert(
         name="OncelogLastStableOffsetLagGrows",

@@ -9,7 +9,15 @@ from collections.abc import Sequence
 from typing import Literal, TypedDict
 
 from oncelog.api.batching.interceptors import ConsumerInterceptor, ProducerInterceptor
-from oncelog.api.config import Acks, AssignmentStrategies, CompressionType, DeliveryOrder
+from oncelog.api.config import (
+    Acks,
+    AssignmentStrategies,
+    CompressionType,
+    DeliveryOrder,
+    PartitionerName,
+    PartitionFunction,
+)
+from oncelog.api.serializing import SerializerFunction, SerializerName
 from oncelog.storage.model import IsolationLevel
 
 
@@ -19,6 +27,7 @@ class ProducerOptions(TypedDict, total=False):
     transactional_id: str | None
     transaction_timeout_ms: int
     client_id: str | None
+    producer_heartbeat_interval_ms: int
     acks: Acks
     batch_size: int
     linger_ms: int
@@ -29,7 +38,11 @@ class ProducerOptions(TypedDict, total=False):
     max_block_ms: int
     buffer_memory: int
     max_request_size: int
+    partitioner: PartitionerName | PartitionFunction
+    key_serializer: SerializerName | SerializerFunction | None
+    value_serializer: SerializerName | SerializerFunction | None
     compression_type: CompressionType
+    compression_level: int | None
     retry_backoff_ms: int
     retry_backoff_max_ms: int
     interceptors: Sequence[ProducerInterceptor]
@@ -41,6 +54,8 @@ class ConsumerOptions(TypedDict, total=False):
     group_id: str | None
     group_instance_id: str | None
     client_id: str
+    key_deserializer: SerializerName | SerializerFunction | None
+    value_deserializer: SerializerName | SerializerFunction | None
     isolation_level: IsolationLevel | Literal["read_uncommitted", "read_committed"]
     auto_offset_reset: str
     enable_auto_commit: bool

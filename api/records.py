@@ -25,7 +25,8 @@ def next_moment() -> int:
 class ConsumerRecord(NamedTuple):
     """One record as it is in the log. ``headers`` keeps order and repeated names.
 
-    ``timestamp_ms`` is in ms since the epoch. A named tuple because one is made per record: it
+    ``timestamp_ms`` is in ms since the epoch. ``key`` and ``value`` are bytes or ``None``, or what
+    the consumer's deserializers make of them. A named tuple because one is made per record: it
     costs a third of a frozen dataclass.
     """
 
@@ -33,8 +34,8 @@ class ConsumerRecord(NamedTuple):
     partition: int
     offset: int
     timestamp_ms: int
-    key: bytes | None
-    value: bytes | None
+    key: Any
+    value: Any
     headers: tuple[tuple[str, bytes | None], ...] = ()
 
     @property

@@ -96,6 +96,7 @@ class ErrorCode(enum.IntEnum):
     STALE_BROKER_EPOCH = 77, ErrorClass.RETRIABLE
     OFFSET_NOT_AVAILABLE = 78, ErrorClass.RETRIABLE
     MEMBER_ID_REQUIRED = 79, ErrorClass.RETRIABLE
+    PREFERRED_LEADER_NOT_AVAILABLE = 80, ErrorClass.RETRIABLE
     GROUP_MAX_SIZE_REACHED = 81, ErrorClass.FATAL
     FENCED_INSTANCE_ID = 82, ErrorClass.FATAL
     GROUP_SUBSCRIBED_TO_TOPIC = 86, ErrorClass.FATAL
@@ -119,6 +120,7 @@ class ErrorCode(enum.IntEnum):
     ABORTED_BY_OPERATOR = 10_005, ErrorClass.ABORTABLE
     OUTDATED_VERSION = 10_006, ErrorClass.FATAL
     WAKEUP = 10_007, ErrorClass.RETRIABLE
+    TRANSACTIONAL_ID_IN_USE = 10_008, ErrorClass.RETRIABLE
 
 
 class InvariantViolation(AssertionError):

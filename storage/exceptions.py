@@ -479,6 +479,13 @@ class MemberIdRequiredError(OncelogError):
     code = ErrorCode.MEMBER_ID_REQUIRED
 
 
+class PreferredLeaderNotAvailableError(OncelogError):
+    """The preferred leader of a partition cannot lead it now."""
+
+    code = ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+    advice = "wait until its broker is there and its replica in sync"
+
+
 class GroupMaxSizeReachedError(OncelogError):
     """The group has its maximum number of members."""
 
@@ -518,6 +525,10 @@ class InvalidRecordError(OncelogError):
     """The batch or one of its records breaks a rule of the format."""
 
     code = ErrorCode.INVALID_RECORD
+
+
+class SerializationError(InvalidRecordError):
+    """A serializer or deserializer of the application has failed; its error is the cause."""
 
 
 class UnstableOffsetCommitError(OncelogError):
@@ -609,6 +620,13 @@ class WakeupError(OncelogError):
 
     code = ErrorCode.WAKEUP
     advice = "poll again, or close the consumer"
+
+
+class TransactionalIdInUseError(OncelogError):
+    """Another producer with this transactional id lives, and was not to be put out."""
+
+    code = ErrorCode.TRANSACTIONAL_ID_IN_USE
+    advice = "call init_transactions() again later, or close the other producer"
 
 
 class InvalidSettingError(InvalidConfigError, ValueError):

@@ -59,6 +59,8 @@ from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatRequest,
     DrainBrokerReply,
     DrainBrokerRequest,
+    ElectLeadersReply,
+    ElectLeadersRequest,
     ReassignPartitionReply,
     ReassignPartitionRequest,
     RegisterBrokerReply,
@@ -350,6 +352,7 @@ class Controller:
             lambda _now_ms: self.machine.decide_create_topic(
                 request, self._rules(dict(request.settings))
             ),
+            validate_only=request.validate_only,
         )
 
     async def create_partitions(self, request: CreatePartitionsRequest) -> CreatePartitionsReply:
@@ -360,19 +363,23 @@ class Controller:
             settings = dict(known[0].settings) if known else {}
             return self.machine.decide_create_partitions(request, self._rules(settings))
 
-        return await self._execute_and_start(request.name, request, decide)
+        return await self._execute_and_start(
+            request.name, request, decide, validate_only=request.validate_only
+        )
 
     async def _execute_and_start(
         self,
         name: str,
         request: Request[ReplyT],
         decide: Callable[[int], Decision[ReplyT]],
+        *,
+        validate_only: bool,
     ) -> ReplyT:
         # Actor names contain the topic's name, so a new topic of that name waits until they are
         # gone.
         async with self._names.hold(name):
             reply = await self._execute(request, decide)
-            if reply.error is ErrorCode.NONE:
+            if reply.error is ErrorCode.NONE and not validate_only:
                 await self._actors.start(self.machine.placements(name))
             return reply
 
@@ -381,7 +388,7 @@ class Controller:
         reply = await self._execute(
             request, lambda _now_ms: self.machine.decide_alter_topic(request, _checked_settings)
         )
-        if reply.error is ErrorCode.NONE:
+        if reply.error is ErrorCode.NONE and not request.validate_only:
             for topic in self.machine.metadata([request.name]):
                 await self._configure(topic)
         return reply
@@ -440,6 +447,10 @@ class Controller:
     async def reassign_partition(self, request: ReassignPartitionRequest) -> ReassignPartitionReply:
         """Begin or cancel the reassignment of a partition."""
         return await self.moves.reassign(request)
+
+    async def elect_leaders(self, request: ElectLeadersRequest) -> ElectLeadersReply:
+        """Elect preferred leaders again."""
+        return await self.moves.elect(request)
 
     async def alter_isr(self, request: AlterIsrRequest) -> AlterIsrReply:
         """Change the ISR as its leader proposes."""

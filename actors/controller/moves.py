@@ -38,7 +38,7 @@ from oncelog.actors.protocol.cluster.brokers import decide_drain
 from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
 from oncelog.actors.protocol.cluster.cluster_records import decision
 from oncelog.actors.protocol.cluster.cluster_state import PartitionState
-from oncelog.actors.protocol.cluster.elections import balance, is_live
+from oncelog.actors.protocol.cluster.elections import balance, decide_elect, is_live
 from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR, HostRules, Placement
 from oncelog.actors.protocol.cluster.placement import min_insync_of
 from oncelog.actors.protocol.cluster.reassignment import complete, decide_reassign, drained, grown
@@ -47,6 +47,8 @@ from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.actors.protocol.messages.brokers import (
     DrainBrokerReply,
     DrainBrokerRequest,
+    ElectLeadersReply,
+    ElectLeadersRequest,
     ReassignPartitionReply,
     ReassignPartitionRequest,
 )
@@ -253,6 +255,14 @@ class Moves:
             lambda _now_ms: decision(
                 MetadataReply(), *balance(machine.topics.values(), machine.broker_states)
             )
+        )
+
+    async def elect(self, request: ElectLeadersRequest) -> ElectLeadersReply:
+        """Elect preferred leaders again, as an operator asks."""
+        machine = self._machine
+        return await self._execute(
+            request,
+            lambda _now_ms: decide_elect(machine.topics, machine.broker_states, request),
         )
 
     async def _log(self, decide: Callable[[int], Decision[MetadataReply]]) -> MetadataReply:

@@ -39,6 +39,8 @@ from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.group import (
     DeleteGroupReply,
     DeleteGroupRequest,
+    DeleteOffsetsReply,
+    DeleteOffsetsRequest,
     DescribeGroupsReply,
     DescribeGroupsRequest,
     HeartbeatReply,
@@ -491,6 +493,17 @@ class GroupCoordinator:
             # No effect if the deletion succeeded: then the group is gone.
             self._machine.reopen(group_id, self._clock.now_ms())
         return DeleteGroupReply(error=error)
+
+    @_if_available
+    async def delete_offsets(self, request: DeleteOffsetsRequest) -> DeleteOffsetsReply:
+        """Delete positions of a group, durably."""
+        self._queue.catch_up()
+        decision = self._machine.decide_delete_offsets(request)
+        if not decision.records:
+            return decision.reply
+        outcome = self._queue.append(request.group_id, decision.records, self._clock.now_ms())
+        error = await self._committed(outcome)
+        return decision.reply if error is ErrorCode.NONE else request.failed(error)
 
     async def expire_offsets(self) -> None:
         """Remove offsets unused for the retention time, durably."""

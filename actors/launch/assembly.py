@@ -468,6 +468,7 @@ class ReplicaServer(ReplicaEvents):
         self.metrics.observe_transactions()
         refusal = self.replica.refusal
         refused_ms = refusal.lasts_ms(loop_ms())
+        directory, space = self.environment.disk_metrics.place_of(self.replica)
         return structs.replace(
             self.replica.describe(self.environment.process_id),
             late_transaction_count=self.metrics.ages.late_count,
@@ -475,6 +476,9 @@ class ReplicaServer(ReplicaEvents):
             active_transactional_id_count=self.shell.gauges().get(ACTIVE_TRANSACTIONAL_ID_COUNT),
             refusal="" if refused_ms is None else refusal.reason,
             refused_ms=refused_ms or 0,
+            directory=directory,
+            disk_size_bytes=-1 if space is None else space.size_bytes,
+            disk_free_bytes=-1 if space is None else space.free_bytes,
         )
 
     def report_metrics(self) -> None:

@@ -120,6 +120,17 @@ class DiskMetrics:
             sink.set(DISK_FREE_BYTES, space.free_bytes, tags)
             sink.set(DISK_SIZE_BYTES, space.size_bytes, tags)
 
+    def place_of(self, replica: Replica) -> tuple[str, DiskSpace | None]:
+        """The data directory of a replica, and the space of its disk if that answers."""
+        path = replica.directory.path.parent
+        if self._space_of is None:
+            return str(path), None
+        try:
+            return str(path), self._space_of(path)
+        except OSError as error:
+            _logger.warning("cannot tell the space on the disk of %s: %s", path, error)
+            return str(path), None
+
 
 NO_DISK: Final = DiskMetrics(None)
 

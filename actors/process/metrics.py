@@ -307,6 +307,11 @@ ACTIVE_TRANSACTIONAL_ID_COUNT: Final = Metric(
     unit="ids",
     description="Transactional ids with a transaction that is open or not complete.",
 )
+OLDEST_PREPARED_TRANSACTION_AGE_MS: Final = Metric(
+    name="oldest_prepared_transaction_age_ms",
+    unit="ms",
+    description="How long the oldest prepared transaction has waited for its end; 0: none.",
+)
 TRANSACTION_END_DURATION_MS: Final = Metric(
     name="transaction_end_duration_ms",
     kind=Kind.HISTOGRAM,
@@ -475,6 +480,7 @@ METRICS: Final = (
     VOTER_LAG_MS,
     TRANSACTIONAL_ID_COUNT,
     ACTIVE_TRANSACTIONAL_ID_COUNT,
+    OLDEST_PREPARED_TRANSACTION_AGE_MS,
     TRANSACTION_END_DURATION_MS,
     SYNC_DURATION_MS,
     DISK_FREE_BYTES,

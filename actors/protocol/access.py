@@ -311,16 +311,19 @@ NEEDS: Final[Mapping[type[Request[Any]], tuple[Need, ...]]] = {
     replication.DescribeVoterRequest: (_DESCRIBE_CLUSTER,),
     transaction.BeginRunRequest: (_WRITE_ID,),
     transaction.InitProducerIdRequest: (_WRITE_ID,),
+    transaction.ProducerHeartbeatRequest: (_WRITE_ID,),
     transaction.EnlistRequest: (_WRITE_ID,),
     transaction.LeaveRunRequest: (_WRITE_ID,),
     transaction.RenewRunRequest: (_WRITE_ID,),
     transaction.AddPartitionsToTxnRequest: (_WRITE_ID, _each_topic(Operation.WRITE)),
     transaction.AddOffsetsToTxnRequest: (_WRITE_ID, _READ_GROUP),
+    transaction.PrepareTxnRequest: (_WRITE_ID,),
     transaction.EndTxnRequest: (_WRITE_ID, _each_topic(Operation.WRITE)),
     transaction.DescribeTransactionsRequest: (
         Need(Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, _no_name),
     ),
     transaction.AbortTransactionRequest: (_ALTER_CLUSTER,),
+    transaction.EndPreparedTxnRequest: (_ALTER_CLUSTER,),
     transaction.DeleteTransactionalIdRequest: (_ALTER_CLUSTER,),
     group.JoinGroupRequest: (_READ_GROUP,),
     group.SyncGroupRequest: (_READ_GROUP,),
@@ -331,6 +334,10 @@ NEEDS: Final[Mapping[type[Request[Any]], tuple[Need, ...]]] = {
     group.OffsetFetchRequest: (
         Need(Operation.DESCRIBE, Resource.GROUP, _field("group_id")),
         _each_topic(Operation.DESCRIBE),
+    ),
+    group.DeleteOffsetsRequest: (
+        Need(Operation.DELETE, Resource.GROUP, _field("group_id")),
+        _each_topic(Operation.READ),
     ),
     group.DescribeGroupsRequest: (Need(Operation.DESCRIBE, Resource.GROUP, _no_name),),
     group.DeleteGroupRequest: (Need(Operation.DELETE, Resource.GROUP, _field("group_id")),),
@@ -378,6 +385,7 @@ NEEDS: Final[Mapping[type[Request[Any]], tuple[Need, ...]]] = {
     brokers.PingRequest: (_SERVER_ONLY,),
     brokers.DrainBrokerRequest: (_ALTER_CLUSTER,),
     brokers.ReassignPartitionRequest: (_ALTER_CLUSTER,),
+    brokers.ElectLeadersRequest: (_ALTER_CLUSTER,),
 }
 """Request → what its caller needs, all of it."""
 
@@ -637,10 +645,25 @@ def _split_transactions(request: transaction.DescribeTransactionsRequest, may: M
     return Split(request=request, join=join)
 
 
+def _split_deleted(request: group.DeleteOffsetsRequest, may: May) -> Split:
+    """Positions of topics that the caller may not read stay."""
+    allowed, others = _parts(request.partitions, Operation.READ, may)
+    refused = tuple(
+        group.PartitionResult(topic_partition=tp, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        for tp in others
+    )
+    kept = tuple(tp for tp in request.partitions if tp in allowed)
+    return Split(
+        request=structs.replace(request, partitions=kept) if kept or not refused else None,
+        join=lambda reply: structs.replace(reply, results=(*reply.results, *refused)),
+    )
+
+
 _SPLITS: Final[Mapping[type[Request[Any]], Callable[[Any, May], Split]]] = {
     partition.FetchTogetherRequest: _split_fetches,
     group.OffsetCommitRequest: _split_offsets,
     group.TxnOffsetCommitRequest: _split_offsets,
+    group.DeleteOffsetsRequest: _split_deleted,
     group.OffsetFetchRequest: _split_positions,
     group.DescribeGroupsRequest: _split_groups,
     share.DescribeShareGroupRequest: _split_share_group,

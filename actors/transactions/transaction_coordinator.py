@@ -26,6 +26,7 @@ from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.clock import jittered_backoff_ms, loop_ms, monotonic_s
 from oncelog.actors.process.metrics import (
     ACTIVE_TRANSACTIONAL_ID_COUNT,
+    OLDEST_PREPARED_TRANSACTION_AGE_MS,
     TRANSACTIONAL_ID_COUNT,
     Metric,
     MetricSink,
@@ -46,6 +47,7 @@ from oncelog.actors.protocol.messages.transaction import (
     DeleteTransactionalIdRequest,
     DescribeTransactionsReply,
     DescribeTransactionsRequest,
+    EndPreparedTxnRequest,
     EndTxnReply,
     EndTxnRequest,
     EnlistReply,
@@ -54,6 +56,8 @@ from oncelog.actors.protocol.messages.transaction import (
     InitProducerIdRequest,
     LeaveRunRequest,
     PartitionEnrolment,
+    PrepareTxnRequest,
+    ProducerHeartbeatRequest,
     RenewRunRequest,
 )
 from oncelog.actors.protocol.quotas import OpenTransactions
@@ -118,6 +122,7 @@ class TransactionCoordinator:
             transaction_max_timeout_ms=cluster.transaction_max_timeout_ms,
             distributed_write_max_ms=cluster.distributed_write_max_ms,
             transactional_id_expiration_ms=cluster.transactional_id_expiration_ms,
+            is_two_phase_allowed=cluster.transaction_two_phase_commit_enable,
         )
         self.open_transactions = OpenTransactions(self.machine.ids.holds_readers)
         """For the limits per principal; empty again after each start."""
@@ -185,6 +190,7 @@ class TransactionCoordinator:
                     return
         if await self.replica.all_committed() is not ErrorCode.NONE or self._is_stopped:
             return
+        self.machine.holders.started(loop_ms())
         self.runtime.is_loaded = True
         self._completions.resume()
         scans = TransactionScans(
@@ -206,11 +212,17 @@ class TransactionCoordinator:
         await asyncio.gather(*self._tasks.cancel(), return_exceptions=True)
 
     def gauges(self) -> Mapping[Metric, int]:
-        """How many ids there are, and how many have a transaction that is not complete."""
+        """How many ids there are, how many have a transaction that is not complete, and its age.
+
+        The age is that of the oldest prepared one, by this machine's clock.
+        """
         ids = self.machine.ids
+        prepared_ms = self.machine.upkeep.oldest_prepared_ms()
+        age_ms = 0 if prepared_ms is None else max(self._clock.now_ms() - prepared_ms, 0)
         return {
             TRANSACTIONAL_ID_COUNT: len(ids),
             ACTIVE_TRANSACTIONAL_ID_COUNT: len(ids.not_at_rest()),
+            OLDEST_PREPARED_TRANSACTION_AGE_MS: age_ms,
         }
 
     def report_metrics(self, sink: MetricSink) -> None:
@@ -227,11 +239,24 @@ class TransactionCoordinator:
             if error is not ErrorCode.NONE:
                 return request.failed(error)
             return await self._plain.identity(request)
-        return await self._execute(
+        reply = await self._execute(
             request,
             transactional_id,
-            lambda now_ms: self.machine.producers.decide_init_producer_id(request, now_ms),
+            lambda now_ms: self.machine.decide_init_producer_id(request, now_ms, loop_ms()),
         )
+        return self._heard(transactional_id, reply)
+
+    async def producer_heartbeat(self, request: ProducerHeartbeatRequest) -> Reply:
+        """Note that a transactional producer lives, or that it ends; in memory only."""
+        refusal = self._refusal(request.transactional_id)
+        refusal = refusal or self.machine.holders.step(request, loop_ms())
+        return Reply() if refusal is None else request.failed(*refusal)
+
+    def _heard(self, transactional_id: str, reply: ReplyT) -> ReplyT:
+        """The holder of an id has made a call that succeeded, so it lives."""
+        if reply.error is ErrorCode.NONE:
+            self.machine.holders.heard(transactional_id, loop_ms())
+        return reply
 
     async def begin_run(self, request: BeginRunRequest) -> BeginRunReply:
         """Begin a run of a distributed write, durably; older ones are fenced."""
@@ -287,7 +312,7 @@ class TransactionCoordinator:
         )
         if reply.error is not ErrorCode.NONE:
             return reply
-        return self._with_tickets(request, reply, topics)
+        return self._with_tickets(request, self._heard(request.transactional_id, reply), topics)
 
     async def add_offsets_to_txn(self, request: AddOffsetsToTxnRequest) -> AddPartitionsToTxnReply:
         """Enrol the offsets partition of a group, durably, and answer its ticket."""
@@ -306,6 +331,17 @@ class TransactionCoordinator:
                 producer_epoch=request.producer_epoch,
                 partitions=(TopicPartition(CONSUMER_OFFSETS_TOPIC, shard),),
             )
+        )
+
+    async def prepare_txn(self, request: PrepareTxnRequest) -> Reply:
+        """Keep a transaction for a decision elsewhere, durably."""
+        refusal = self._refusal(request.transactional_id)
+        if refusal is not None:
+            return request.failed(*refusal)
+        return await self.runtime.execute(
+            request.transactional_id,
+            lambda now_ms: self.machine.producers.decide_prepare(request, now_ms),
+            refused=request.failed,
         )
 
     async def end_txn(self, request: EndTxnRequest) -> EndTxnReply:
@@ -337,6 +373,7 @@ class TransactionCoordinator:
             return reply
         if reply.error is ErrorCode.NONE:
             self.end_durations.observe(EndStep.DECISION, began_s)
+        self._heard(transactional_id, reply)
         visible = await self._completions.is_visible(completion)
         enrolments = self._enrolled_ahead(request, reply)
         return structs.replace(reply, visible=visible, enrolments=enrolments)
@@ -408,11 +445,22 @@ class TransactionCoordinator:
 
     async def abort_transaction(self, request: AbortTransactionRequest) -> AbortTransactionReply:
         """Abort an open transaction for an operator, durably; answer as ``end_txn`` does."""
-        reply = await self._execute(
-            request,
-            request.transactional_id,
-            lambda now_ms: self.machine.operations.decide_abort(request, now_ms),
+        return await self._end_for_operator(
+            request, lambda now_ms: self.machine.operations.decide_abort(request, now_ms)
         )
+
+    async def end_prepared_txn(self, request: EndPreparedTxnRequest) -> AbortTransactionReply:
+        """End a prepared transaction for an operator, durably; answer as ``end_txn`` does."""
+        return await self._end_for_operator(
+            request, lambda now_ms: self.machine.operations.decide_end_prepared(request, now_ms)
+        )
+
+    async def _end_for_operator(
+        self,
+        request: AbortTransactionRequest | EndPreparedTxnRequest,
+        decide: Callable[[int], Decision[AbortTransactionReply]],
+    ) -> AbortTransactionReply:
+        reply = await self._execute(request, request.transactional_id, decide)
         if reply.error is not ErrorCode.NONE:
             return reply
         completion = self._completions.ensure(request.transactional_id)
@@ -574,7 +622,7 @@ class TransactionScans:
             await asyncio.sleep(interval_ms / 1000)
             if self._runtime.unavailable() is not ErrorCode.NONE:
                 continue
-            for transactional_id in self._machine.upkeep.idle_ids(self._clock.now_ms()):
+            for transactional_id in self._machine.upkeep.idle_ids(self._clock.now_ms(), loop_ms()):
                 await self._runtime.execute(
                     transactional_id, partial(self._machine.upkeep.decide_expire, transactional_id)
                 )

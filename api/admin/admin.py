@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+from msgspec import structs
+
 from oncelog.actors.config import TopicConfig
 from oncelog.actors.option_types import TopicOptions
 from oncelog.actors.process.metrics import LATE_GRACE_MS
@@ -26,6 +28,7 @@ from oncelog.actors.protocol.messages.access import (
     Resource,
     UserDescription,
 )
+from oncelog.actors.protocol.messages.brokers import ElectLeadersRequest
 from oncelog.actors.protocol.messages.cluster import (
     ANY_REPLICATION,
     AlterTopicRequest,
@@ -39,6 +42,8 @@ from oncelog.actors.protocol.messages.cluster import (
 )
 from oncelog.actors.protocol.messages.group import (
     DeleteGroupRequest,
+    DeleteOffsetsReply,
+    DeleteOffsetsRequest,
     DescribeGroupsRequest,
     GroupDescription,
     LeavingMember,
@@ -56,19 +61,23 @@ from oncelog.actors.protocol.messages.transaction import (
     AbortTransactionRequest,
     DeleteTransactionalIdRequest,
     DescribeTransactionsRequest,
+    EndPreparedTxnRequest,
     TransactionDescription,
 )
 from oncelog.actors.protocol.scram import DEFAULT_ITERATIONS
 from oncelog.actors.protocol.transaction.transaction_state import TransactionState
 from oncelog.api.admin import identities
 from oncelog.api.admin.calls import (
+    NAMED_MAX,
     TIMEOUT_MS,
     AdminCalls,
+    LogDirDescription,
     cancel,
     check,
     check_partitions,
     check_replication_factor,
     check_topic_name,
+    describe_log_dirs,
     drain,
     is_whole,
     reassign,
@@ -88,6 +97,7 @@ from oncelog.storage.exceptions import (
     TransactionalIdNotFoundError,
     UnknownMemberIdError,
     UnknownTopicOrPartitionError,
+    exception_for,
 )
 from oncelog.storage.model import (
     CONSUMER_OFFSETS_TOPIC,
@@ -133,6 +143,7 @@ class AsyncAdmin:
         replication_factor: int | None = None,
         *,
         exist_ok: bool = False,
+        validate_only: bool = False,
         **settings: Unpack[TopicOptions],
     ) -> str:
         """Create a topic and wait until its partitions accept writes; return the topic id.
@@ -140,7 +151,8 @@ class AsyncAdmin:
         Durable on return. Each partition gets ``replication_factor`` replicas on different brokers.
         ``None`` means 3; with fewer brokers, one on each for now and more once others join.
         ``settings`` are those of ``TopicConfig``. With ``exist_ok`` an existing topic is left
-        unchanged, whatever its partition count.
+        unchanged, whatever its partition count. With ``validate_only`` nothing is created: it
+        raises what it would raise.
 
         ``TopicAlreadyExistsError`` if the name is taken. ``InvalidReplicationFactorError`` if too
         few brokers are neither fenced nor draining. ``BrokerNotAvailableError`` if some partitions
@@ -157,6 +169,7 @@ class AsyncAdmin:
             partitions=partitions,
             replication_factor=replication_factor or ANY_REPLICATION,
             settings=config.to_text(),
+            validate_only=validate_only,
         )
         reply = await self._calls.controller(request)
         if exist_ok and reply.error is ErrorCode.TOPIC_ALREADY_EXISTS:
@@ -165,33 +178,57 @@ class AsyncAdmin:
                 await self._calls.wait_until_led(name, len(found.partitions))
                 return found.topic_id
         check(reply)
-        await self._calls.wait_until_led(name, partitions)
+        if not validate_only:
+            await self._calls.wait_until_led(name, partitions)
         return reply.topic_id
 
-    async def create_partitions(self, name: str, partitions: int) -> None:
+    async def create_partitions(
+        self, name: str, partitions: int, *, validate_only: bool = False
+    ) -> None:
         """Raise a topic's partition count to ``partitions`` and wait until all accept writes.
 
         Durable on return, and safe to repeat. Keys may map to other partitions than before. Running
         producers and consumers find the new ones within five minutes. ``InvalidPartitionsError``
         if the topic has more already. ``BrokerNotAvailableError`` if some do not accept writes
-        within a minute.
+        within a minute. With ``validate_only`` nothing changes: it raises what it would raise.
         """
         check_partitions(partitions)
-        request = CreatePartitionsRequest(name=name, partitions=partitions)
+        request = CreatePartitionsRequest(
+            name=name, partitions=partitions, validate_only=validate_only
+        )
         reply = await self._calls.controller(request)
         check(reply, f"topic {name!r} cannot be given partitions")
+        if validate_only:
+            return
         await self._calls.wait_until_led(name, partitions)
 
-    async def alter_topic(self, name: str, **settings: Unpack[TopicOptions]) -> None:
+    async def alter_topic(
+        self,
+        name: str,
+        *,
+        append: Mapping[str, str] | None = None,
+        subtract: Mapping[str, str] | None = None,
+        validate_only: bool = False,
+        **settings: Unpack[TopicOptions],
+    ) -> None:
         """Change some settings of a topic, durably; ``None`` resets a setting to its default.
 
-        Settings not named keep their values. Leaders that are unreachable now apply the change
-        later. ``InvalidConfigError`` names a setting that is unknown or out of range.
+        Settings not named keep their values. ``append`` and ``subtract`` change one member of a
+        setting that is a list and leave the others: ``append={"cleanup_policy": "compact"}``.
+        Leaders that are unreachable now apply the change later. ``InvalidConfigError`` names a
+        setting that is unknown or out of range. With ``validate_only`` nothing changes: it raises
+        what it would raise. Source: KIP-339.
         """
         changed = settings_text(settings)
         TopicConfig.from_text(changed)
-        changes = tuple((key, changed.get(key)) for key in settings)
-        reply = await self._calls.controller(AlterTopicRequest(name=name, changes=changes))
+        request = AlterTopicRequest(
+            name=name,
+            changes=tuple((key, changed.get(key)) for key in settings),
+            appended=tuple((append or {}).items()),
+            subtracted=tuple((subtract or {}).items()),
+            validate_only=validate_only,
+        )
+        reply = await self._calls.controller(request)
         check(reply, f"topic {name!r} cannot be altered")
 
     async def delete_records(
@@ -324,6 +361,41 @@ class AsyncAdmin:
         """
         await drain(self._calls, broker_id, is_draining=False)
 
+    async def elect_leaders(
+        self, partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, int]:
+        """Have the preferred leaders lead again, durably; return who leads each partition.
+
+        The preferred leader is the first of a partition's replicas. ``None`` means all partitions
+        of users' topics; those whose preferred leader cannot lead then keep theirs. Safe to repeat.
+
+        ``PreferredLeaderNotAvailableError`` names such partitions among those that were given, and
+        ``UnknownTopicOrPartitionError`` unknown ones; for the others it is done. Source: KIP-460.
+        """
+        wanted = None if partitions is None else tuple(partitions)
+        reply = await self._calls.controller(ElectLeadersRequest(topic_partitions=wanted))
+        check(reply)
+        refused = {
+            one.topic_partition: one.error
+            for one in reply.elections
+            if wanted is not None and one.error is not ErrorCode.NONE
+        }
+        if refused:
+            named = ", ".join(map(str, list(refused)[:NAMED_MAX]))
+            raise exception_for(next(iter(refused.values())), f"not elected: {named}")
+        return {one.topic_partition: one.leader for one in reply.elections}
+
+    async def describe_log_dirs(
+        self, broker_ids: Iterable[int] | None = None
+    ) -> list[LogDirDescription]:
+        """Return each data directory that has replicas, with their sizes, by broker and path.
+
+        Of all brokers, or those that are given. A replica that does not answer is in a directory
+        without a path, with the error. Source: KIP-113, KIP-827.
+        """
+        wanted = None if broker_ids is None else set(broker_ids)
+        return await describe_log_dirs(self._calls, await self.describe_cluster(), wanted)
+
     # --- keys ---------------------------------------------------------------------------------
 
     async def rotate_ticket_key(self) -> int:
@@ -435,6 +507,30 @@ class AsyncAdmin:
             timeout_ms=self._timeout_ms,
         )
 
+    async def delete_group_offsets(
+        self, group_id: str, partitions: Iterable[TopicPartition]
+    ) -> None:
+        """Delete a group's committed offsets of some partitions, durably. Safe to repeat.
+
+        ``GroupSubscribedToTopicError`` for topics that a member reads, ``GroupIdNotFoundError``;
+        for the other partitions it is done. Waits for open transactions that commit such an offset.
+        Source: KIP-496.
+        """
+        request = DeleteOffsetsRequest(group_id=group_id, partitions=tuple(partitions))
+
+        async def attempt(timeout_ms: int) -> DeleteOffsetsReply:
+            reply = await self._router.call_group_coordinator(
+                group_id, request, timeout_ms=timeout_ms
+            )
+            for error in sorted({one.error for one in reply.results} - {ErrorCode.NONE}):
+                named = ", ".join(
+                    str(one.topic_partition) for one in reply.results if one.error is error
+                )
+                return structs.replace(reply, error=error, detail=f"group {group_id!r}: {named}")
+            return reply
+
+        check(await self._calls.retried(attempt))
+
     # --- transactions -------------------------------------------------------------------------
 
     async def list_transactions(
@@ -485,12 +581,32 @@ class AsyncAdmin:
 
         Its producer sees the same as after a transaction timeout: a commit fails, an abort succeeds
         and the producer continues. A transaction that begins later is not aborted.
-        ``InvalidTxnStateError`` if none is open or its commit is decided;
+        ``InvalidTxnStateError`` if none is open, or it is prepared or decided;
         ``TransactionalIdNotFoundError`` for an unknown id.
         """
         seen = await self.describe_transaction(transactional_id)
         request = AbortTransactionRequest(
             transactional_id=transactional_id,
+            producer_id=seen.producer_id,
+            producer_epoch=seen.producer_epoch,
+        )
+        reply = await self._calls.transaction(transactional_id, request)
+        check(reply)
+        return reply.visible
+
+    async def complete_prepared_transaction(
+        self, transactional_id: str, *, committed: bool
+    ) -> bool:
+        """Commit or abort an id's prepared transaction, durably, in place of its program.
+
+        Find out first what the other system has decided: the two cannot be brought together later.
+        Returns whether all markers are written. Safe to repeat. ``InvalidTxnStateError`` if none is
+        prepared; ``TransactionalIdNotFoundError`` for an unknown id. Source: KIP-939.
+        """
+        seen = await self.describe_transaction(transactional_id)
+        request = EndPreparedTxnRequest(
+            transactional_id=transactional_id,
+            committed=committed,
             producer_id=seen.producer_id,
             producer_epoch=seen.producer_epoch,
         )
@@ -724,6 +840,8 @@ class Admin(Blocking[AsyncAdmin]):
     cancel_reassignment = blocking(AsyncAdmin.cancel_reassignment)
     drain_broker = blocking(AsyncAdmin.drain_broker)
     resume_broker = blocking(AsyncAdmin.resume_broker)
+    elect_leaders = blocking(AsyncAdmin.elect_leaders)
+    describe_log_dirs = blocking(AsyncAdmin.describe_log_dirs)
 
     # --- groups -------------------------------------------------------------------------------
 
@@ -733,12 +851,14 @@ class Admin(Blocking[AsyncAdmin]):
     remove_members_from_group = blocking(AsyncAdmin.remove_members_from_group)
     list_group_offsets = blocking(AsyncAdmin.list_group_offsets)
     alter_group_offsets = blocking(AsyncAdmin.alter_group_offsets)
+    delete_group_offsets = blocking(AsyncAdmin.delete_group_offsets)
 
     # --- transactions -------------------------------------------------------------------------
 
     list_transactions = blocking(AsyncAdmin.list_transactions)
     describe_transaction = blocking(AsyncAdmin.describe_transaction)
     abort_transaction = blocking(AsyncAdmin.abort_transaction)
+    complete_prepared_transaction = blocking(AsyncAdmin.complete_prepared_transaction)
     delete_transactional_id = blocking(AsyncAdmin.delete_transactional_id)
     find_hanging_transactions = blocking(AsyncAdmin.find_hanging_transactions)
     abort_hanging_transaction = blocking(AsyncAdmin.abort_hanging_transaction)

@@ -9,15 +9,19 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Any, Final, cast
 
 from oncelog.actors.config import TopicConfig
+from oncelog.actors.interfaces import address_of, placements_of
+from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
 from oncelog.actors.protocol.messages.brokers import (
     DrainBrokerRequest,
     ReassignPartitionRequest,
 )
+from oncelog.actors.protocol.messages.cluster import MetadataReply
 from oncelog.actors.protocol.messages.group import (
     LeaveGroupReply,
     LeaveGroupRequest,
@@ -46,6 +50,12 @@ TIMEOUT_MS: Final = 60_000
 
 ATTEMPT_TIMEOUT_MS: Final = 30_000
 """Deadline of one attempt. Deleting a topic takes long: its actors are stopped first."""
+
+REPLICA_TIMEOUT_MS: Final = 5_000
+"""How long one replica may take to describe itself."""
+
+ASKED_MAX: Final = 100
+"""Replicas that are asked at a time."""
 
 NAMED_MAX: Final = 10
 """An error names at most this many partitions."""
@@ -298,3 +308,81 @@ async def drain(calls: AdminCalls, broker_id: int, *, is_draining: bool) -> None
     request = DrainBrokerRequest(broker_id=broker_id, is_draining=is_draining)
     reply = await calls.controller(request, not_retried=_NOT_RETRIED)
     check(reply)
+
+
+# --- log directories --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSize:
+    """One replica's log: its size in bytes, and the offsets that it lacks of its leader's."""
+
+    topic_partition: TopicPartition
+    size_bytes: int
+    offset_lag: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogDirDescription:
+    """One data directory of a broker, and its replicas.
+
+    ``disk_size_bytes`` and ``disk_free_bytes`` are of its disk, -1 if that does not tell. Without a
+    ``path``, ``error`` is why these replicas did not answer.
+    """
+
+    broker_id: int
+    path: str
+    error: ErrorCode = ErrorCode.NONE
+    disk_size_bytes: int = -1
+    disk_free_bytes: int = -1
+    replicas: tuple[ReplicaSize, ...] = ()
+
+
+async def describe_log_dirs(
+    calls: AdminCalls, cluster: MetadataReply, broker_ids: Collection[int] | None
+) -> list[LogDirDescription]:
+    """Ask every replica, one call each; see ``AsyncAdmin.describe_log_dirs``."""
+    placements = [
+        placement
+        for topic in cluster.topics
+        for partition in topic.partitions
+        for placement in placements_of(topic, partition)
+    ]
+    asked = asyncio.Semaphore(ASKED_MAX)
+
+    async def ask(placement: Placement) -> DescribeReplicaReply:
+        async with asked:
+            return await calls.router.transport.call(
+                address_of(placement), DescribeReplicaRequest(), timeout_ms=REPLICA_TIMEOUT_MS
+            )
+
+    replies = await asyncio.gather(*map(ask, placements))
+    ends = {
+        placement.topic_partition: reply.log_end_offset
+        for placement, reply in zip(placements, replies, strict=True)
+        if reply.is_leader
+    }
+    found: dict[tuple[int, str, ErrorCode], list[tuple[ReplicaSize, DescribeReplicaReply]]] = {}
+    for placement, reply in zip(placements, replies, strict=True):
+        if broker_ids is not None and placement.broker_id not in broker_ids:
+            continue
+        tp = placement.topic_partition
+        lag = max(ends.get(tp, 0) - reply.log_end_offset, 0)
+        size = ReplicaSize(topic_partition=tp, size_bytes=reply.size_bytes, offset_lag=lag)
+        error = ErrorCode.NONE if reply.directory else reply.error
+        found.setdefault((placement.broker_id, reply.directory, error), []).append((size, reply))
+    return [
+        LogDirDescription(
+            broker_id=broker_id,
+            path=path,
+            error=error,
+            disk_size_bytes=replicas[0][1].disk_size_bytes,
+            disk_free_bytes=replicas[0][1].disk_free_bytes,
+            replicas=tuple(sorted((size for size, _ in replicas), key=_by_partition)),
+        )
+        for (broker_id, path, error), replicas in sorted(found.items())
+    ]
+
+
+def _by_partition(size: ReplicaSize) -> TopicPartition:
+    return size.topic_partition

@@ -43,6 +43,7 @@ from oncelog.storage.exceptions import (
 from oncelog.storage.model import NO_OFFSET, TRANSACTION_STATE_TOPIC, TopicPartition
 
 _ONGOING: Final = "Ongoing"
+_PREPARED_ELSEWHERE: Final = "Prepared"
 _PREPARED: Final = ("PrepareCommit", "PrepareAbort")
 
 
@@ -226,8 +227,10 @@ class _Search:
         found: dict[int, TransactionDescription] = {}
         for reply in replies:
             for description in reply.transactions:
-                members = [member.producer_id for member in description.members]
-                for producer_id in (description.producer_id, *members):
+                others = [member.producer_id for member in description.members]
+                if description.prepared is not None:
+                    others.append(description.prepared.producer_id)
+                for producer_id in (description.producer_id, *others):
                     found[producer_id] = description
         return found
 
@@ -269,6 +272,9 @@ def _is_owned(
     if owner is None:
         return False
     epoch, partitions = _part_of(owner, one.producer_id)
+    if owner.prepared is not None:
+        written = (owner.prepared.producer_id, owner.prepared.producer_epoch)
+        return written == (one.producer_id, one.producer_epoch) and tp in partitions
     if owner.state == _ONGOING:
         return one.producer_epoch == epoch and tp in partitions
     return owner.state in _PREPARED and one.producer_epoch == epoch - 1 and tp in partitions
@@ -308,7 +314,8 @@ def _hanging(
 def _owned(
     owner: TransactionDescription, one: ProducerDescription, topic_partition: TopicPartition
 ) -> InvalidTxnStateError:
-    call = "abort_transaction" if owner.state == _ONGOING else "delete_transactional_id"
+    calls = {_ONGOING: "abort_transaction", _PREPARED_ELSEWHERE: "complete_prepared_transaction"}
+    call = calls.get(owner.state, "delete_transactional_id")
     advice = (
         "wait until it is complete"
         if owner.state in _PREPARED

@@ -45,7 +45,8 @@ class OpenBatches:
 
     ``is_accepting`` is false while every record must take the slow path. ``known_topics`` is read
     and ``now_ms`` gives the time, both from any thread. With ``is_system_time`` that is the
-    machine's clock, which is read without asking ``now_ms``.
+    machine's clock, which is read without asking ``now_ms``. ``is_crc32`` and ``is_by_function``
+    are as in ``Partitioner``; a function is asked on the slow path only.
     """
 
     is_accepting: bool
@@ -58,6 +59,8 @@ class OpenBatches:
         record_bytes_max: int,
         buffer_bytes_max: int,
         is_system_time: bool = False,
+        is_crc32: bool = False,
+        is_by_function: bool = False,
     ) -> None: ...
     @property
     def topics(self) -> dict[str, TopicBatches]: ...
@@ -74,11 +77,15 @@ class OpenBatches:
         headers: object = (),
         timestamp_ms: object = None,
         partition: object = None,
+        on_delivery: object = None,
     ) -> RecordFuture:
         """What ``sender`` gives."""
 
     def sender(self, otherwise: Callable[..., RecordFuture]) -> Callable[..., RecordFuture]:
-        """``send`` with its keywords: ``add``, or ``otherwise`` with the same six arguments."""
+        """``send`` with its keywords: ``add``, or ``otherwise`` with the same seven arguments.
+
+        A record with ``on_delivery`` goes to ``otherwise``.
+        """
 
     def add(
         self,

@@ -8,6 +8,7 @@ run in between. Keep it so.
 """
 
 import threading
+from zlib import crc32
 
 from cpython.bytearray cimport (
     PyByteArray_AsString, PyByteArray_FromStringAndSize, PyByteArray_Resize,
@@ -39,7 +40,7 @@ cdef extern from "<time.h>":
     enum: TIME_UTC
     int timespec_get(timespec *, int)
 
-INTERFACE = 5
+INTERFACE = 6
 """Changes with the classes below, so that a module built from older source is refused."""
 
 include "../../storage/records/_layout.pxi"
@@ -250,6 +251,8 @@ cdef class OpenBatches:
     cdef dict _known_topics
     cdef object _now_ms
     cdef bint _is_system_time
+    cdef bint _is_crc32
+    cdef bint _is_by_function
     cdef object _otherwise
     cdef int64_t _batch_bytes
     cdef int64_t _record_bytes_max
@@ -258,7 +261,8 @@ cdef class OpenBatches:
 
     def __init__(
         self, *, dict known_topics not None, now_ms, int64_t batch_bytes, int64_t record_bytes_max,
-        int64_t buffer_bytes_max, bint is_system_time=False,
+        int64_t buffer_bytes_max, bint is_system_time=False, bint is_crc32=False,
+        bint is_by_function=False,
     ):
         self.topics = {}
         self.buffered_bytes = 0
@@ -267,6 +271,8 @@ cdef class OpenBatches:
         self._known_topics = known_topics
         self._now_ms = now_ms
         self._is_system_time = is_system_time and _system_time_ms() > 0
+        self._is_crc32 = is_crc32
+        self._is_by_function = is_by_function
         self._otherwise = None
         self._batch_bytes = batch_bytes
         self._record_bytes_max = record_bytes_max
@@ -274,11 +280,16 @@ cdef class OpenBatches:
         self._block_bytes = batch_bytes + BLOCK_SLACK_BYTES
 
     def send(
-        self, topic, value=None, key=None, *, headers=(), timestamp_ms=None, partition=None
+        self, topic, value=None, key=None, *, headers=(), timestamp_ms=None, partition=None,
+        on_delivery=None,
     ):
-        future = self._add(topic, value, key, headers, timestamp_ms, partition)
+        future = None
+        if on_delivery is None:
+            future = self._add(topic, value, key, headers, timestamp_ms, partition)
         if future is None:
-            return self._otherwise(topic, value, key, headers, timestamp_ms, partition)
+            return self._otherwise(
+                topic, value, key, headers, timestamp_ms, partition, on_delivery
+            )
         return future
 
     def sender(self, otherwise):
@@ -294,6 +305,7 @@ cdef class OpenBatches:
     ):
         cdef int64_t size_bytes = RECORD_OVERHEAD_BYTES
         cdef int64_t now_ms
+        cdef uint32_t hashed = 0
         cdef PyObject *found
         cdef PyObject *known
         cdef _Place future
@@ -310,11 +322,14 @@ cdef class OpenBatches:
         if (
             headers is not _no_headers or timestamp_ms is not None or type(topic) is not str
             or size_bytes > self._record_bytes_max
+            or (partition is None and self._is_by_function)
         ):
             return None
         # First everything that may run Python code or the garbage collector. Looking up a ``str``
         # in a dict of ``str`` runs none.
         now_ms = _system_time_ms() if self._is_system_time else self._now_ms()
+        if self._is_crc32 and partition is None and key is not None and PyBytes_Size(key) > 0:
+            hashed = crc32(key)
         future = <_Place>_new_future(_future_type, _no_headers, NULL)
         # From here on, nothing may run Python code or the garbage collector.
         found = PyDict_GetItemWithError(self.topics, topic)
@@ -327,7 +342,7 @@ cdef class OpenBatches:
             or batches.metadata is not <object>known
         ):
             return None
-        batch = _batch_for(batches, key, partition)
+        batch = _batch_for(batches, key, partition, self._is_crc32, hashed)
         if (
             batch is None or batch.size_bytes + size_bytes >= self._batch_bytes
             or not batch._takes_time(now_ms)
@@ -365,12 +380,17 @@ cdef int64_t _system_time_ms() noexcept:
     return <int64_t>now.tv_sec * 1_000 + now.tv_nsec // 1_000_000
 
 
-cdef OpenBatch _batch_for(TopicBatches batches, object key, object partition):
+cdef OpenBatch _batch_for(
+    TopicBatches batches, object key, object partition, bint is_crc32, uint32_t hashed
+):
+    """``hashed`` is the CRC-32 of the key, if it is that which counts."""
     cdef Py_ssize_t count, chosen
-    if partition is None and key is None:
+    if partition is None and (key is None or (is_crc32 and PyBytes_Size(key) == 0)):
         return batches.sticky
     count = PyList_Size(batches.batches)
-    if partition is None:
+    if partition is None and is_crc32:
+        chosen = hashed % <uint32_t>count
+    elif partition is None:
         chosen = (
             _murmur2(<const uint8_t *>PyBytes_AsString(key), PyBytes_Size(key)) & 0x7FFFFFFF
         ) % count

@@ -22,7 +22,7 @@ from oncelog.api.batching.open_batches import (
     OpenBatches,
     TopicBatches,
 )
-from oncelog.api.batching.partitioner import StickyPartitions, partition_for_key
+from oncelog.api.batching.partitioner import Partitioner, StickyPartitions
 from oncelog.api.batching.rows import BatchRows
 from oncelog.storage.exceptions import UnknownTopicOrPartitionError
 from oncelog.storage.model import TopicPartition
@@ -96,6 +96,7 @@ class Accumulator:
         *,
         open_batches: OpenBatches,
         batch_bytes: int,
+        partitioner: Partitioner,
         random: Random,
         gate: Callable[[], None],
         on_done: Callable[[], None],
@@ -104,6 +105,7 @@ class Accumulator:
         self._open = open_batches
         self._lock = open_batches.lock
         self._batch_bytes = batch_bytes
+        self._partitioner = partitioner
         self._gate = gate
         self._on_done = on_done
         self._now = now
@@ -136,13 +138,16 @@ class Accumulator:
         with self._lock:
             self._gate()
             batches = self._topic(topic, metadata)
-            is_sticky = partition is None and record[0] is None
+            count = len(batches.batches)
+            is_sticky = False
             if partition is None:
-                partition = self._choose(topic, batches, record[0])
-            elif not 0 <= partition < len(batches.batches):
+                partition = self._partitioner.of_key(record[0], count)
+            if partition is None:
+                is_sticky = True
+                partition = self._stick(topic, batches)
+            elif not 0 <= partition < count:
                 raise UnknownTopicOrPartitionError(
-                    f"topic {topic!r} has partitions 0 to {len(batches.batches) - 1}, "
-                    f"not {partition}"
+                    f"topic {topic!r} has partitions 0 to {count - 1}, not {partition}"
                 )
             is_full = False
             batch = batches.batches[partition]
@@ -153,7 +158,7 @@ class Accumulator:
                 is_full = True
                 batch = None
                 if is_sticky:
-                    partition = self._sticky.advance(topic, len(batches.batches))
+                    partition = self._sticky.advance(topic, count)
                     batch = batches.batches[partition]
             is_new = batch is None
             if batch is None:
@@ -308,10 +313,8 @@ class Accumulator:
         batches = self._open.topics[topic] = self._open.new_topic(metadata, count)
         return batches
 
-    def _choose(self, topic: str, batches: TopicBatches, key: bytes | None) -> int:
+    def _stick(self, topic: str, batches: TopicBatches) -> int:
         count = len(batches.batches)
-        if key is not None:
-            return partition_for_key(key, count)
         partition = self._sticky.current(topic, count)
         if batches.batches[partition] is None:
             # Its batch was sent: the next one may as well go to another partition.

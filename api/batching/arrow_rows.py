@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from oncelog.api.batching.accumulator import HEADER_OVERHEAD_BYTES
 from oncelog.api.batching.open_batches import RECORD_OVERHEAD_BYTES
-from oncelog.api.batching.partitioner import partitions_for_keys
+from oncelog.api.batching.partitioner import Partitioner
 from oncelog.api.batching.rows import BatchRows
 from oncelog.storage.exceptions import (
     InvalidRecordError,
@@ -115,19 +115,20 @@ def split_table(
     partition_count: int,
     now_ms: int,
     record_bytes_max: int,
+    partitioner: Partitioner,
     sticky_partition: Callable[[], int],
 ) -> Iterator[ColumnBatch]:
     """Split ``table`` (from ``as_table``) into batches, in row order within each partition.
 
-    A row without a partition goes by its key; without a key, to ``sticky_partition()``, which is
-    called once per block. A missing timestamp becomes ``now_ms`` (ms since the epoch).
+    A row without a partition goes where ``partitioner`` says, else to ``sticky_partition()``, which
+    is called once per block. A missing timestamp becomes ``now_ms`` (ms since the epoch).
 
     Before it yields the first batch it raises ``MessageTooLargeError``, ``InvalidRecordError`` for
     a header without a key, or ``UnknownTopicOrPartitionError``.
     """
     _check_rows(table, topic, partition_count, record_bytes_max)
     for block in _blocks(table):
-        partitions = _partitions(block, partition_count, sticky_partition)
+        partitions = _partitions(block, topic, partition_count, partitioner, sticky_partition)
         columns = _normalise(block, now_ms)
         sizes = _row_bytes(columns)
         for partition, rows in _by_partition(partitions):
@@ -287,19 +288,27 @@ def _row_bytes(columns: pa.RecordBatch) -> npt.NDArray[np.int64]:
 
 
 def _partitions(
-    block: pa.Table, partition_count: int, sticky_partition: Callable[[], int]
+    block: pa.Table,
+    topic: str,
+    partition_count: int,
+    partitioner: Partitioner,
+    sticky_partition: Callable[[], int],
 ) -> npt.NDArray[np.int64]:
     names = block.schema.names
+    chosen = np.full(block.num_rows, -1, dtype=np.int64)
+    if "partition" in names:
+        given = _one_array(block["partition"]).cast(pa.int64()).fill_null(-1)
+        chosen = given.to_numpy().copy()
+    is_open = chosen < 0
     if "key" in names:
         keys = _one_array(block["key"])
         if not pa.types.is_dictionary(keys.type):
             keys = _plain_bytes(keys)
-        chosen = partitions_for_keys(keys, partition_count)
-    else:
-        chosen = np.full(block.num_rows, -1, dtype=np.int64)
-    if "partition" in names:
-        given = _one_array(block["partition"]).cast(pa.int64()).fill_null(-1).to_numpy()
-        chosen = np.where(given >= 0, given, chosen)
+        keys = keys.filter(pa.array(is_open))
+        chosen[is_open] = partitioner.of_column(topic, keys, partition_count)
+    elif partitioner.is_function:
+        keys = pa.nulls(int(is_open.sum()), pa.binary())
+        chosen[is_open] = partitioner.of_column(topic, keys, partition_count)
     if (chosen < 0).any():
         chosen = np.where(chosen < 0, sticky_partition(), chosen)
     return chosen

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from oncelog.storage.exceptions import OncelogError
 from oncelog.storage.model import NO_OFFSET, NO_TIMESTAMP, TopicPartition
@@ -46,6 +46,10 @@ class BatchMetadata:
     partition: int
     base_offset: int
     record_count: int
+
+
+OnDelivery: TypeAlias = Callable[[RecordMetadata | None, OncelogError | None], object]
+"""Told of the outcome of one record: its position, or why it was not delivered."""
 
 
 class BatchDelivery:
@@ -285,6 +289,31 @@ class RecordFuture(Future[RecordMetadata]):
 
         self._delivery.has_waiter = True
         self._delivery.add_done_callback(run)
+
+    def tell(self, on_delivery: OnDelivery, loop: asyncio.AbstractEventLoop) -> None:
+        """Call ``on_delivery`` on ``loop``, the producer's, once the outcome is known."""
+
+        def run() -> None:
+            outcome = self.outcome()
+            try:
+                if isinstance(outcome, OncelogError):
+                    on_delivery(None, outcome)
+                else:
+                    on_delivery(outcome, None)
+            except Exception:
+                _logger.exception(
+                    "on_delivery of a record for %s raised", self._delivery.topic_partition
+                )
+
+        def on_done() -> None:
+            # Batches are finished on the loop, but this one may have been finished before.
+            if asyncio._get_running_loop() is loop:
+                run()
+            else:
+                loop.call_soon_threadsafe(run)
+
+        self._delivery.has_waiter = True
+        self._delivery.add_done_callback(on_done)
 
     def awaitable(self) -> asyncio.Future[RecordMetadata]:
         """The same as an asyncio future; the running loop must be the producer's."""

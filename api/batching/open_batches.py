@@ -22,7 +22,7 @@ __all__ = ["RECORD_OVERHEAD_BYTES", "OpenBatch", "OpenBatches", "TopicBatches", 
 RECORD_OVERHEAD_BYTES: Final = 21
 """Upper bound of a record's fixed fields in a batch, header count included."""
 
-_INTERFACE: Final = 5
+_INTERFACE: Final = 6
 """Must equal the constant in the compiled module; change both together."""
 
 compiled.require(_open_batches, _INTERFACE)

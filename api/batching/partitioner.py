@@ -1,12 +1,15 @@
-"""Choose a record's partition: by murmur2 of its key, as Kafka's clients do.
+"""Choose a record's partition: by a hash of its key, as Kafka's clients do.
 
 The same key and partition count give the same partition as in Kafka, so topics can be copied
-between the two. Records without a key stay on one partition until its batch is sent.
-Source: KIP-480.
+between the two. Kafka's Java client hashes with murmur2, librdkafka with CRC-32. Records that no
+key places stay on one partition until its batch is sent. Source: KIP-480; librdkafka,
+``rdkafka_msg.c``, ``rd_kafka_msg_partitioner_consistent_random``.
 """
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Callable
 from random import Random
 from typing import Final
 
@@ -24,21 +27,28 @@ _POSITIVE_MASK: Final = 0x7FFFFFFF
 
 
 def partition_for_key(key: bytes, partition_count: int) -> int:
-    """The partition of ``key`` among ``partition_count``."""
+    """The partition of ``key`` among ``partition_count``, as Kafka's Java client has it."""
     return (murmur2(key) & _POSITIVE_MASK) % partition_count
 
 
-def partitions_for_keys(keys: pa.Array, partition_count: int) -> npt.NDArray[np.int64]:
+def partitions_for_keys(
+    keys: pa.Array, partition_count: int, *, is_crc32: bool = False
+) -> npt.NDArray[np.int64]:
     """The partition of each key in a column of binary, string or dictionary type; -1 for null.
 
-    Each distinct key is hashed once.
+    Each distinct key is hashed once. With ``is_crc32`` it is -1 for an empty key too.
     """
     encoded = keys if pa.types.is_dictionary(keys.type) else keys.dictionary_encode()
-    distinct = (_murmur2_column(encoded.dictionary.cast(pa.binary())) & _POSITIVE_MASK).astype(
-        np.int64
-    ) % partition_count
-    # A dictionary may hold a null itself; it means a null key, as a null index does.
-    distinct[np.asarray(encoded.dictionary.is_null())] = -1
+    dictionary = encoded.dictionary.cast(pa.binary())
+    if is_crc32:
+        listed = dictionary.to_pylist()
+        hashes = np.array([zlib.crc32(key or b"") for key in listed], np.uint32)
+        is_placed = np.array([bool(key) for key in listed], bool)
+    else:
+        hashes = _murmur2_column(dictionary) & np.uint32(_POSITIVE_MASK)
+        # A dictionary may hold a null itself; it means a null key, as a null index does.
+        is_placed = np.asarray(encoded.dictionary.is_valid())
+    distinct = np.where(is_placed, hashes.astype(np.int64) % partition_count, -1)
     # One extra entry, for the null indices alone.
     places = encoded.indices.cast(pa.int64()).fill_null(len(distinct)).to_numpy()
     chosen: npt.NDArray[np.int64] = np.append(distinct, -1)[places]
@@ -84,6 +94,61 @@ def _murmur2_matrix(characters: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]
     hashed *= multiplier
     hashed ^= hashed >> np.uint32(15)
     return hashed
+
+
+class Partitioner:
+    """How one producer chooses partitions; ``choice`` is what its ``partitioner`` is set to.
+
+    ``is_function`` and ``is_crc32`` say how. A function is called in the thread that sends.
+    """
+
+    __slots__ = ("_function", "is_crc32", "is_function")
+
+    def __init__(self, choice: str | Callable[[str, bytes | None, int], int | None]) -> None:
+        self._function = choice if callable(choice) else None
+        self.is_function = self._function is not None
+        self.is_crc32 = choice == "consistent_random"
+
+    def of_key(self, key: bytes | None, partition_count: int) -> int | None:
+        """The partition of ``key`` by its hash; ``None`` if that does not place the record."""
+        if self.is_function:
+            return None
+        if self.is_crc32:
+            return zlib.crc32(key) % partition_count if key else None
+        return None if key is None else partition_for_key(key, partition_count)
+
+    def by_function(self, topic: str, key: bytes | None, partition_count: int) -> int | None:
+        """What the function says, if there is one.
+
+        Raises what it raises, ``TypeError`` unless that is an int or ``None``, and ``ValueError``
+        for a partition that the topic does not have.
+        """
+        if self._function is None:
+            return None
+        chosen = self._function(topic, key, partition_count)
+        if chosen is None:
+            return None
+        if not isinstance(chosen, int) or isinstance(chosen, bool):
+            raise TypeError(f"{self._named(topic)} must return an int or None, not {chosen!r:.80}")
+        if not 0 <= chosen < partition_count:
+            raise ValueError(
+                f"{self._named(topic)} returned {chosen}; give 0 to {partition_count - 1}, or None"
+            )
+        return chosen
+
+    def of_column(self, topic: str, keys: pa.Array, partition_count: int) -> npt.NDArray[np.int64]:
+        """The partition of each key of a column, -1 where no key places the row.
+
+        A function is called once per row; it raises as ``by_function`` does.
+        """
+        if self._function is None:
+            return partitions_for_keys(keys, partition_count, is_crc32=self.is_crc32)
+        chosen = (self.by_function(topic, key, partition_count) for key in keys.to_pylist())
+        return np.array([-1 if one is None else one for one in chosen], dtype=np.int64)
+
+    def _named(self, topic: str) -> str:
+        name = getattr(self._function, "__qualname__", None) or repr(self._function)
+        return f"the partitioner {name:.200} for topic {topic!r}"
 
 
 class StickyPartitions:

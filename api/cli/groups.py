@@ -2,6 +2,8 @@
 
 A job of ``cluster.process`` is a group whose members are its workers. It outlives the program that
 starts it.
+
+One file: a job is shown as the group that it is, with the same members, offsets and lag.
 """
 
 from __future__ import annotations
@@ -54,10 +56,17 @@ def add_commands(commands: Commands) -> None:
         actions, "delete", "Delete a group without members, and its offsets.", delete_group
     )
     remove = _add_remove(actions)
-    for action in (describe, reset, delete, remove):
+    drop = add_command(
+        actions,
+        "delete-offsets",
+        "Delete committed offsets of topics that no member of the group reads.",
+        delete_offsets,
+    )
+    add_repeated(drop, "--topic", "TOPIC[:N,N...]", "all or some partitions of this topic")
+    for action in (describe, reset, delete, remove, drop):
         action.add_argument("group", metavar="GROUP")
     add_json(listing, describe, reset)
-    for action in (listing, describe, reset, delete, remove):
+    for action in (listing, describe, reset, delete, remove, drop):
         add_cluster_arguments(action)
 
 
@@ -241,6 +250,17 @@ def reset_offsets(args: argparse.Namespace) -> int:
         if args.execute:
             admin.alter_group_offsets(args.group, planned)
     _say_plan(args, planned, current)
+    return 0
+
+
+def delete_offsets(args: argparse.Namespace) -> int:
+    """Delete committed offsets of a group."""
+    if not args.topic:
+        raise UsageError("no topics are given", "give --topic TOPIC or TOPIC:N,N")
+    with connect(args) as cluster:
+        wanted = _partitions(cluster, args.topic)
+        cluster.admin().delete_group_offsets(args.group, wanted)
+    say(f"deleted the offsets of {args.group} for {', '.join(map(str, wanted))}")
     return 0
 
 

@@ -210,6 +210,8 @@ def _add_topic_commands(commands: Commands) -> None:
         alter, "--config", "NAME=VALUE", _settings("a new value of a setting", TopicConfig)
     )
     add_repeated(alter, "--reset", "NAME", "reset a setting to its default")
+    add_repeated(alter, "--append", "NAME=VALUE", "add a member to a setting that is a list")
+    add_repeated(alter, "--subtract", "NAME=VALUE", "remove a member from such a setting")
     alter.add_argument(
         "--partitions",
         type=whole_number(1, TOPIC_PARTITIONS_MAX),
@@ -218,6 +220,10 @@ def _add_topic_commands(commands: Commands) -> None:
     )
     delete = add_command(actions, "delete", "Delete a topic and its data.", cli_topics.delete_topic)
     delete_records = _add_delete_records(actions)
+    for action in (create, alter):
+        action.add_argument(
+            "--validate-only", action="store_true", help="change nothing; say what is wrong"
+        )
     for action in (create, describe, alter, delete, delete_records):
         action.add_argument("topic", metavar="TOPIC")
     add_json(listing, describe)

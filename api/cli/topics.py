@@ -17,8 +17,10 @@ from oncelog.api.cli.head import parse_settings
 from oncelog.api.cli.terminal import (
     CliError,
     Commands,
+    UsageError,
     add_actions,
     add_command,
+    add_json,
     say,
     table,
     whole_number,
@@ -28,6 +30,7 @@ from oncelog.storage.model import INT32_MAX, INTERNAL_TOPICS, TopicPartition
 from oncelog.storage.settings import check_name
 
 if TYPE_CHECKING:
+    from oncelog.api.admin.calls import LogDirDescription, ReplicaSize
     from oncelog.api.client import Cluster
 
 
@@ -57,6 +60,12 @@ def create_topic(args: argparse.Namespace) -> int:
     TopicConfig.from_text({name: str(value) for name, value in settings.items()})
     with connect(args) as cluster:
         admin = cluster.admin()
+        if args.validate_only:
+            if args.replication_factor is not None:
+                settings["replication_factor"] = args.replication_factor
+            admin.create_topic(args.topic, args.partitions, validate_only=True, **settings)
+            say(f"{args.topic} could be created; nothing is changed")
+            return 0
         # Looked up first, so that the message is true; another creator winning the race is fine.
         if args.if_not_exists and args.topic in {
             topic.name for topic in admin.describe_cluster().topics
@@ -81,18 +90,25 @@ def alter_topic(args: argparse.Namespace) -> int:
         if name in settings:
             raise CliError(f"--reset {name} contradicts --config {name}", "give one of them")
         settings[name] = None
-    if not settings and args.partitions is None:
-        advice = "give --config NAME=VALUE, --reset NAME or --partitions N"
+    append, subtract = parse_settings(args.append), parse_settings(args.subtract)
+    if not (settings or append or subtract) and args.partitions is None:
+        advice = "give --config NAME=VALUE, --reset NAME, --append, --subtract or --partitions N"
         raise CliError("nothing to change", advice)
-    changed = sorted(settings)
+    changed = sorted({*settings, *append, *subtract})
+    lists: dict[str, Any] = {"append": append, "subtract": subtract}
+    lists = {name: members for name, members in lists.items() if members}
+    dry: dict[str, Any] = {"validate_only": True} if args.validate_only else {}
     with connect(args) as cluster:
         known_topic(cluster, args.topic)
-        if settings:
-            cluster.admin().alter_topic(args.topic, **settings)
+        if changed:
+            cluster.admin().alter_topic(args.topic, **settings, **lists, **dry)
         if args.partitions is not None:
-            cluster.admin().create_partitions(args.topic, args.partitions)
+            cluster.admin().create_partitions(args.topic, args.partitions, **dry)
             changed.append(f"partitions 0 to {args.partitions - 1}")
-    say(f"altered {args.topic}: {', '.join(changed)}")
+    if args.validate_only:
+        say(f"{args.topic} could be altered: {', '.join(changed)}; nothing is changed")
+    else:
+        say(f"altered {args.topic}: {', '.join(changed)}")
     return 0
 
 
@@ -247,7 +263,21 @@ def add_replica_commands(commands: Commands) -> None:
         help="its new brokers, preferred leader first",
     )
     where.add_argument("--cancel", action="store_true", help="return to its old brokers")
-    for action in (drain, resume, reassign):
+    elect = add_command(
+        partitions,
+        "elect-leaders",
+        "Have the preferred leaders, the first of the replicas, lead again.",
+        elect_leaders,
+    )
+    elect.add_argument("--topic", metavar="TOPIC", help="of this topic (default: of all)")
+    elect.add_argument("--partition", metavar="N", type=whole_number(0), help="of this partition")
+    dirs = add_command(
+        brokers, "log-dirs", "Show the data directories and what is in them.", describe_log_dirs
+    )
+    dirs.add_argument("--broker", action="append", metavar="N", type=whole_number(0))
+    dirs.add_argument("--replicas", action="store_true", help="each replica with its size")
+    add_json(dirs)
+    for action in (drain, resume, reassign, elect, dirs):
         add_cluster_arguments(action)
 
 
@@ -275,6 +305,83 @@ def resume_broker(args: argparse.Namespace) -> int:
         cluster.admin().resume_broker(args.broker)
     say(f"broker {args.broker} is used again")
     return 0
+
+
+def elect_leaders(args: argparse.Namespace) -> int:
+    """``oncelog partitions elect-leaders``; status 1 if a preferred leader cannot lead."""
+    if args.partition is not None and args.topic is None:
+        raise UsageError("--partition needs a topic", "give --topic as well")
+    with connect(args) as cluster:
+        admin, wanted = cluster.admin(), None
+        if args.topic is not None:
+            topic = known_topic(cluster, args.topic)
+            numbers = [one.partition for one in topic.partitions]
+            if args.partition is not None:
+                numbers = [checked_partition(topic, args.partition)]
+            wanted = [TopicPartition(args.topic, number) for number in numbers]
+        leaders = admin.elect_leaders(wanted)
+    rows = ((tp.topic, tp.partition, leader) for tp, leader in sorted(leaders.items()))
+    say(table(("topic", "partition", "leader"), rows))
+    return 0
+
+
+def describe_log_dirs(args: argparse.Namespace) -> int:
+    """``oncelog brokers log-dirs``."""
+    with connect(args) as cluster:
+        found = cluster.admin().describe_log_dirs(args.broker)
+    if args.json:
+        say(json.dumps([_log_dir_as_json(one) for one in found], indent=2))
+    elif args.replicas:
+        sizes = [
+            (one.broker_id, one.path or one.error.name, *_replica_row(replica))
+            for one in found
+            for replica in one.replicas
+        ]
+        headings = ("broker", "directory", "topic", "partition", "bytes", "offsets behind")
+        say(table(headings, sizes))
+    else:
+        rows = (
+            (
+                one.broker_id,
+                one.path or one.error.name,
+                len(one.replicas),
+                sum(replica.size_bytes for replica in one.replicas),
+                one.disk_free_bytes if one.disk_free_bytes >= 0 else None,
+                one.disk_size_bytes if one.disk_size_bytes >= 0 else None,
+            )
+            for one in found
+        )
+        say(
+            table(
+                ("broker", "directory", "replicas", "bytes", "free bytes", "disk bytes"),
+                rows,
+            )
+        )
+    return 0
+
+
+def _replica_row(replica: ReplicaSize) -> tuple[str, int, int, int]:
+    tp = replica.topic_partition
+    return tp.topic, tp.partition, replica.size_bytes, replica.offset_lag
+
+
+def _log_dir_as_json(one: LogDirDescription) -> dict[str, Any]:
+    return {
+        "broker": one.broker_id,
+        "path": one.path,
+        "error": one.error.name,
+        "disk_size_bytes": one.disk_size_bytes,
+        "disk_free_bytes": one.disk_free_bytes,
+        "replicas": [
+            {
+                "topic": replica.topic_partition.topic,
+                "partition": replica.topic_partition.partition,
+                "size_bytes": replica.size_bytes,
+                "offset_lag": replica.offset_lag,
+            }
+            for replica in one.replicas
+        ],
+    }
 
 
 def reassign_partition(args: argparse.Namespace) -> int:

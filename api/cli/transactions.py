@@ -38,7 +38,7 @@ STATES: Final = tuple(
 
 def add_commands(commands: Commands) -> None:
     """Add ``oncelog transactions`` and its actions."""
-    text = "Show transactional ids, find hanging transactions, abort and delete."
+    text = "Show transactional ids, find hanging transactions, abort, complete and delete."
     actions = add_actions(commands, "transactions", text)
     _add_list(actions)
     describe = add_command(actions, "describe", "Show one transactional id.", describe_transaction)
@@ -50,6 +50,7 @@ def add_commands(commands: Commands) -> None:
     producers.add_argument("--partition", type=whole_number(0), required=True, metavar="N")
     _add_find_hanging(actions)
     _add_abort(actions)
+    _add_complete(actions)
     delete = add_command(
         actions,
         "delete",
@@ -59,7 +60,7 @@ def add_commands(commands: Commands) -> None:
     delete.add_argument("transactional_id", metavar="ID")
     for name, action in actions.choices.items():
         add_cluster_arguments(action)
-        if name not in {"abort", "delete"}:
+        if name not in {"abort", "complete", "delete"}:
             add_json(action)
 
 
@@ -125,6 +126,19 @@ def _add_abort(actions: Commands) -> None:
     )
 
 
+def _add_complete(actions: Commands) -> None:
+    complete = add_command(
+        actions,
+        "complete",
+        "Commit or abort the prepared transaction of an id, as the other system has decided.",
+        complete_transaction,
+    )
+    complete.add_argument("transactional_id", metavar="ID")
+    verdict = complete.add_mutually_exclusive_group(required=True)
+    verdict.add_argument("--commit", action="store_true", help="the other system has committed")
+    verdict.add_argument("--abort", action="store_true", help="the other system has not committed")
+
+
 # --- commands ---------------------------------------------------------------------------------
 
 
@@ -175,6 +189,12 @@ def describe_transaction(args: argparse.Namespace) -> int:
     )
     for name, value in facts:
         say(f"{name:<9} {value}")
+    if one.prepared is not None:
+        ago = duration_text(max(int(time.time() * 1_000) - one.prepared.prepared_ms, 0))
+        say(
+            f"prepared  {ago} ago, by producer {one.prepared.producer_id}, epoch "
+            f"{one.prepared.producer_epoch}"
+        )
     if one.members:
         say()
         rows = [
@@ -290,6 +310,18 @@ def abort_transaction(args: argparse.Namespace) -> int:
     return 0
 
 
+def complete_transaction(args: argparse.Namespace) -> int:
+    """Commit or abort a prepared transaction."""
+    with connect(args) as cluster:
+        is_visible = cluster.admin().complete_prepared_transaction(
+            args.transactional_id, committed=args.commit
+        )
+    rest = "" if is_visible else "; some partitions get their markers later"
+    verb = "committed" if args.commit else "aborted"
+    say(f"{verb} the prepared transaction of {args.transactional_id}{rest}")
+    return 0
+
+
 def delete_transactional_id(args: argparse.Namespace) -> int:
     """Delete a transactional id."""
     with connect(args) as cluster:
@@ -314,6 +346,13 @@ def as_json(one: TransactionDescription) -> dict[str, Any]:
         "last_update_ms": one.last_update_ms,
         "commit_token": bytes_as_json(one.commit_token),
         "partitions": [str(tp) for tp in one.partitions],
+        "prepared": None
+        if one.prepared is None
+        else {
+            "producer_id": one.prepared.producer_id,
+            "producer_epoch": one.prepared.producer_epoch,
+            "prepared_ms": one.prepared.prepared_ms,
+        },
         "members": [
             {
                 "producer_id": member.producer_id,

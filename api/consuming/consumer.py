@@ -38,6 +38,7 @@ from oncelog.api.records import (
     check_order,
     next_moment,
 )
+from oncelog.api.serializing import Serializers
 from oncelog.api.session.committed_offsets import fetch_committed, lag_of, list_offsets
 from oncelog.api.session.event_loop import (
     Blocking,
@@ -55,6 +56,7 @@ from oncelog.storage.exceptions import (
     InvalidRegularExpressionError,
     InvalidRequestError,
     InvalidTopicError,
+    SerializationError,
 )
 from oncelog.storage.model import (
     EARLIEST_TIMESTAMP,
@@ -94,6 +96,9 @@ class AsyncConsumer(ProcessBound):
     ) -> None:
         self._core = ConsumerCore(router=router, settings=settings, random=random, reports=reports)
         self._handover = Handover()
+        self._deserializers = Serializers(
+            settings.key_deserializer, settings.value_deserializer, is_reading=True
+        )
 
     @property
     def settings(self) -> ConsumerSettings:
@@ -187,12 +192,39 @@ class AsyncConsumer(ProcessBound):
                 self._handover.keeping_positions(lambda fetcher: fetcher.take_records(count_max)),
                 timeout_ms=timeout_ms,
             )
+            records = taken or []
+            self._handover.keep_offsets(records)
+            if records and self._deserializers:
+                records = self._deserialized(records)
             interceptors = self._core.commits.interceptors
-            if not taken or not interceptors:
-                return taken or []
+            if not records or not interceptors:
+                return records
             seen: list[list[ConsumerRecord]] = []
-            await call_in_place(lambda: seen.append(interceptors.on_consume(taken)))
+            await call_in_place(lambda: seen.append(interceptors.on_consume(records)))
             return seen[0]
+
+    def _deserialized(self, records: list[ConsumerRecord]) -> list[ConsumerRecord]:
+        """The records up to the first that cannot be deserialized; with none, its error.
+
+        The position goes back to what is not returned, so that the next poll begins there.
+        """
+        made: list[ConsumerRecord] = []
+        for number, record in enumerate(records):
+            place = f", partition {record.partition}, offset {record.offset},"
+            try:
+                value, key = self._deserializers.apply(
+                    record.topic, record.value, record.key, record.headers, place=place
+                )
+            except SerializationError:
+                for partition, position in self._handover.positions_before(
+                    records[number:]
+                ).items():
+                    self._core.fetcher.seek(partition, position)
+                if not made:
+                    raise
+                return made
+            made.append(record._replace(value=value, key=key))
+        return made
 
     def wakeup(self) -> None:
         """Let the poll in progress, or else the next one, raise ``WakeupError``.
@@ -766,6 +798,7 @@ class Handover:
         self.pending: Iterator[ConsumerRecord] = iter(self.records)
         self._begun: Mapping[TopicPartition, int] = {}
         """The positions before ``records``."""
+        self._taken: Sequence[ConsumerRecord] = ()
         self._turn = 0
 
     @contextmanager
@@ -812,21 +845,31 @@ class Handover:
         self._begun = self.before or {}
         self.records, self.pending, self.before = records, iter(records), None
 
+    def keep_offsets(self, records: Sequence[ConsumerRecord]) -> None:
+        """Keep what a poll has taken, before interceptors, if positions are told by counting."""
+        begun = next(iter((self.before or {}).values()), None)
+        self._taken = records if isinstance(begun, CommitPosition) else ()
+
     def first_offsets(self) -> dict[TopicPartition, int]:
         """The application's offset in each partition where it differs from the position."""
         return self._first_offsets(len(self.records) - length_hint(self.pending))
 
     def _first_offsets(self, delivered_count: int) -> dict[TopicPartition, int]:
+        return self.positions_before(self.records[delivered_count:]) | (self.before or {})
+
+    def positions_before(self, records: Sequence[ConsumerRecord]) -> dict[TopicPartition, int]:
+        """The position before the first of these records of the last poll, per partition."""
         first: dict[TopicPartition, int] = {}
-        for record in self.records[delivered_count:]:
+        for record in records:
             first.setdefault(record.topic_partition, record.offset)
-        for tp in first:
-            begun = self._begun.get(tp)
-            if isinstance(begun, CommitPosition):
-                # Offsets do not rise in commit order: the position is told by counting.
-                delivered = self.records[:delivered_count]
-                first[tp] = begun.advanced(sum(r.topic_partition == tp for r in delivered))
-        return first | (self.before or {})
+        begun = self.before or self._begun
+        for tp, offset in first.items():
+            position = begun.get(tp)
+            if isinstance(position, CommitPosition):
+                # Offsets do not rise in commit order.
+                offsets = [one.offset for one in self._taken if one.topic_partition == tp]
+                first[tp] = position.advanced(offsets.index(offset))
+        return first
 
     def give_back(self, fetcher: Fetcher) -> None:
         """Move partitions that are still assigned back to the application's offsets."""

@@ -1,6 +1,8 @@
 """The implementation of producers: what each call does to the transaction.
 
 Belongs to one event loop; only ``begin_transaction`` may be called from another thread.
+
+One file: each call is a few steps on the same state, and one must see how they exclude each other.
 """
 
 from __future__ import annotations
@@ -11,17 +13,24 @@ import logging
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar, get_args
 
+from oncelog.actors.protocol.messages.cluster import PartitionMetadata
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata, OffsetCommitReply
 from oncelog.actors.protocol.messages.share import ShareAcknowledgeReply
-from oncelog.actors.protocol.messages.transaction import EndTxnRequest, Run
+from oncelog.actors.protocol.messages.transaction import (
+    EndTxnRequest,
+    Holder,
+    PrepareTxnRequest,
+    Run,
+)
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.sender import Sender
 from oncelog.api.records import QueueAcknowledgements
 from oncelog.api.session.routing import Router
 from oncelog.api.transacting.enrolment import END_WITHIN_MS, ProducerEnrolments
 from oncelog.api.transacting.producer_transaction import (
+    PreparedTxnState,
     ProducerIdentity,
     ProducerTransaction,
     TransactionStatus,
@@ -35,13 +44,26 @@ from oncelog.storage.exceptions import (
     OncelogError,
     RequestTimedOutError,
     TransactionAbortableError,
+    exception_for,
 )
-from oncelog.storage.model import COMMIT_TOKEN_MAX_BYTES, TopicPartition
+from oncelog.storage.model import COMMIT_TOKEN_MAX_BYTES, INT32_MAX, NO_PRODUCER_ID, TopicPartition
+from oncelog.storage.settings import check_range, refused
 
 ResultT = TypeVar("ResultT")
 
 RENEWALS: Final = 4
 """How often a task of a distributed write renews its run within each timeout."""
+
+RENEW_MS: Final = 1_800_000
+"""How often an idle producer says that it lives, so that its id does not expire."""
+
+RESOLUTION_S: Final = 0.001
+"""A timer may fire early by the clock's resolution: what is due within this is due."""
+
+SILENCES: Final = 3
+"""After so many intervals without a heartbeat another producer may have the id."""
+
+IfAlive = Literal["replace", "refuse"]
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +77,24 @@ class TransactionCounters:
     aborted: int = 0
     commit_ms: float = 0.0
     abort_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CallLimit:
+    """How long a call may take: the name of what says so, and milliseconds."""
+
+    name: str
+    ms: int
+
+    @classmethod
+    def given(cls, timeout_ms: int) -> CallLimit:
+        """The limit that the application gave; ``InvalidSettingError`` unless it is one."""
+        check_range("timeout_ms", timeout_ms, 0, INT32_MAX)
+        return cls("timeout_ms", timeout_ms)
+
+    def __str__(self) -> str:
+        """As in an error."""
+        return f"{self.name}={self.ms}"
 
 
 class ProducerCore:
@@ -77,6 +117,10 @@ class ProducerCore:
         self._is_closed = False
         self._loop = loop
         self._renewal: asyncio.Task[None] | None = None
+        """Says that this producer, or its run, lives."""
+        self._random = random
+        self._holder_id = ""
+        self._is_single = False
         self.transactions = TransactionCounters()
         self.sender = Sender(
             router=router,
@@ -89,18 +133,29 @@ class ProducerCore:
         self._buffer = self.sender.buffer
         self._transaction = self.sender.transaction
 
-    async def flush(self) -> None:
+    async def flush(self, timeout_ms: int | None = None) -> None:
         """Wait until the outcome of everything sent so far is known.
 
         In a transaction, raises the failure of its records or offsets, or the error of a rejected
         ``send``. Outside, raises a failure whose future nobody has read.
         """
         self._buffer.check_process()
-        await self.sender.deliver_all()
+        if timeout_ms is None:
+            await self.sender.deliver_all()
+        else:
+            limit = CallLimit.given(timeout_ms)
+            await self._within(limit, self.sender.deliver_all(), "flush()")
         if self._state is not None:
             self._state.raise_error()
         self.raise_unreported()
         self.check_complete()
+
+    async def partitions_for(self, topic: str) -> tuple[PartitionMetadata, ...]:
+        """The partitions of ``topic``, cached or asked for."""
+        self._buffer.check_process()
+        if self._is_closed:
+            raise ClientClosedError("the producer is closed", advice="make a new one")
+        return (await self._buffer.topics.metadata(topic)).partitions
 
     async def close(self, timeout_ms: int | None = None) -> None:
         """Deliver what was sent, or end the transaction, within the time; then stop.
@@ -115,6 +170,10 @@ class ProducerCore:
         # say so.
         with contextlib.suppress(OncelogError, asyncio.TimeoutError):
             await asyncio.wait_for(self._finish(), timeout_s)
+        state = self._state
+        if self._is_single and state is not None and not state.is_fatal:
+            # A successor need not wait. If this is lost, it waits for the heartbeat's timeout.
+            await self._requests.heartbeat(state.transactional_id, state.identity, is_leaving=True)
         await self.leave()
 
     @property
@@ -140,18 +199,61 @@ class ProducerCore:
 
     # --- transactions -------------------------------------------------------------------------
 
-    async def init_transactions(self) -> bytes | None:
+    async def init_transactions(
+        self, *, keep_prepared: bool = False, if_alive: IfAlive = "replace"
+    ) -> bytes | None:
         """Fence older producers of the id; return the last committed transaction's token."""
         state = self._transactional()
+        if if_alive not in get_args(IfAlive):
+            raise refused("if_alive", if_alive, "'replace' or 'refuse'")
+        interval_ms = self._buffer.settings.producer_heartbeat_interval_ms
+        holder = None
+        if if_alive == "refuse":
+            self._holder_id = self._holder_id or f"{self._random.getrandbits(128):032x}"
+            holder = Holder(id=self._holder_id, timeout_ms=SILENCES * interval_ms)
         async with self._operation:
             state.begin_init()
-            reply = await self._requests.init_producer_id(state.transactional_id)
+            reply = await self._requests.init_producer_id(
+                state.transactional_id, keep_prepared=keep_prepared, holder=holder
+            )
+            if reply.error is ErrorCode.TRANSACTIONAL_ID_IN_USE:
+                raise exception_for(reply.error, reply.detail)  # It may be called again.
             if reply.error is not ErrorCode.NONE:
                 raise self._transaction.failed("init_producer_id", reply, "init_transactions()")
+            found = None
+            if reply.prepared_producer_id != NO_PRODUCER_ID:
+                found = PreparedTxnState(
+                    producer_id=reply.prepared_producer_id,
+                    producer_epoch=reply.prepared_producer_epoch,
+                )
             state.initialized(
-                ProducerIdentity(producer_id=reply.producer_id, producer_epoch=reply.producer_epoch)
+                ProducerIdentity(
+                    producer_id=reply.producer_id, producer_epoch=reply.producer_epoch
+                ),
+                found,
             )
+            self._keep_id(interval_ms if holder is not None else RENEW_MS, holder is not None)
             return reply.commit_token
+
+    def _keep_id(self, interval_ms: int, is_single: bool) -> None:
+        if self._renewal is None and not self._is_closed:
+            self._is_single = is_single
+            self._renewal = self._loop.create_task(self._send_heartbeats(interval_ms / 1_000))
+            self._renewal.add_done_callback(_log_renewal_end)
+
+    async def _send_heartbeats(self, interval_s: float) -> None:
+        """Say that this producer lives, unless its calls say so; until another has the id."""
+        state = self._transactional()
+        while True:
+            left_s = self._requests.called_s + interval_s - self._loop.time()
+            if left_s > RESOLUTION_S:
+                await asyncio.sleep(left_s)
+                continue
+            reply = await self._requests.heartbeat(state.transactional_id, state.identity)
+            if reply.error is ErrorCode.PRODUCER_FENCED:
+                # Its next call says why.
+                return
+            await asyncio.sleep(interval_s)
 
     async def enlist(self, run: Run, token: bytes) -> bool:
         """Join a distributed write; return false if ``token`` is committed already."""
@@ -259,37 +361,101 @@ class ProducerCore:
             self._state.offsets_refused(error)
 
     async def commit_transaction(
-        self, token: bytes | None, *, despite_refused_sends: bool = False
+        self,
+        token: bytes | None,
+        *,
+        despite_refused_sends: bool = False,
+        timeout_ms: int | None = None,
     ) -> bool:
         """Send everything, then commit; return whether all of it is already readable."""
         check_token(token)
-        state = self._transactional()
-        return await self._within_max_block(
-            self._commit(state, token, despite_refused_sends), "commit_transaction()"
-        )
+        state, limit = self._transactional(), self._limit(timeout_ms)
+        commit = self._commit(state, token, despite_refused_sends, limit)
+        return await self._within(limit, commit, "commit_transaction()")
 
     async def _commit(
-        self, state: ProducerTransaction, token: bytes | None, despite_refused_sends: bool
+        self,
+        state: ProducerTransaction,
+        token: bytes | None,
+        despite_refused_sends: bool,
+        limit: CallLimit,
     ) -> bool:
         started_s = self._loop.time()
         async with self._operation:
             state.begin_commit(token, despite_refused=despite_refused_sends)
             await self.sender.deliver_all()
             state.raise_error()
-            is_visible = await self._end(state, is_commit=True)
+            is_visible = await self._end(state, limit, is_commit=True)
             self.transactions.committed += 1
             self.transactions.commit_ms += 1_000 * (self._loop.time() - started_s)
             self._buffer.interceptors.on_transaction_commit(state.transactional_id)
             return is_visible
 
-    async def abort_transaction(self) -> None:
-        """Drop what was not sent and abort what was."""
-        state = self._transactional()
-        await self._within_max_block(self._abort(state), "abort_transaction()")
+    @property
+    def prepared(self) -> PreparedTxnState | None:
+        """The prepared transaction, its own or a predecessor's."""
+        return None if self._state is None else self._state.prepared
 
-    async def _within_max_block(self, end: Coroutine[Any, Any, ResultT], call: str) -> ResultT:
-        """Run ``end`` for up to ``max_block_ms``; repeating the call continues where it stopped."""
-        max_block_ms = self._buffer.settings.max_block_ms
+    async def prepare_transaction(self, timeout_ms: int | None = None) -> PreparedTxnState:
+        """Send everything, then have the transaction kept for a decision elsewhere."""
+        state, limit = self._transactional(), self._limit(timeout_ms)
+        return await self._within(limit, self._prepare(state, limit), "prepare_transaction()")
+
+    async def _prepare(self, state: ProducerTransaction, limit: CallLimit) -> PreparedTxnState:
+        call = "prepare_transaction()"
+        async with self._operation:
+            state.begin_prepare()
+            await self.sender.deliver_all()
+            state.raise_error()
+            if not state.has_work:
+                ahead = await self._enrolment().end_ahead()
+                if ahead.error is not ErrorCode.NONE:
+                    raise self._transaction.failed("end_txn", ahead, call, str(limit))
+            request = PrepareTxnRequest(
+                transactional_id=state.transactional_id,
+                producer_id=state.identity.producer_id,
+                producer_epoch=state.identity.producer_epoch,
+            )
+            state.has_work = True
+            reply = await self._requests.prepare(request, within_ms=limit.ms)
+            if reply.error is not ErrorCode.NONE:
+                raise self._transaction.failed("prepare_txn", reply, call, str(limit))
+            return state.is_prepared_now()
+
+    async def complete_transaction(
+        self,
+        prepared: PreparedTxnState | None,
+        token: bytes | None = None,
+        timeout_ms: int | None = None,
+    ) -> bool:
+        """Commit the prepared transaction if it is this one, else abort it; which it was."""
+        check_token(token)
+        if prepared is not None and not isinstance(prepared, PreparedTxnState):
+            kind = type(prepared).__name__
+            raise TypeError(
+                f"state must be a PreparedTxnState or None, not {kind}; parse() reads text"
+            )
+        is_commit = self._transactional().should_commit(prepared)
+        if is_commit:
+            await self.commit_transaction(token, timeout_ms=timeout_ms)
+        elif is_commit is not None:
+            await self.abort_transaction(timeout_ms)
+        return bool(is_commit)
+
+    async def abort_transaction(self, timeout_ms: int | None = None) -> None:
+        """Drop what was not sent and abort what was."""
+        state, limit = self._transactional(), self._limit(timeout_ms)
+        await self._within(limit, self._abort(state, limit), "abort_transaction()")
+
+    def _limit(self, timeout_ms: int | None) -> CallLimit:
+        if timeout_ms is not None:
+            return CallLimit.given(timeout_ms)
+        return CallLimit("max_block_ms", self._buffer.settings.max_block_ms)
+
+    async def _within(
+        self, limit: CallLimit, work: Coroutine[Any, Any, ResultT], call: str
+    ) -> ResultT:
+        """Run ``work`` for up to ``limit``; repeating the call continues where it stopped."""
         task = asyncio.current_task()
         assert task is not None
         # Python 3.10 cannot tell who else has cancelled it.
@@ -302,30 +468,30 @@ class ProducerCore:
             task.cancel()
 
         # Not wait_for: it would report the end only after the tasks that waited for it.
-        timer = self._loop.call_later(max_block_ms / 1_000, expire)
+        timer = self._loop.call_later(limit.ms / 1_000, expire)
         try:
-            return await end
+            return await work
         except asyncio.CancelledError:
             if not is_late:
                 raise
             if hasattr(task, "uncancel") and task.uncancel() > cancelled_before:
                 raise  # The application cancelled it too, at the same moment.
             raise RequestTimedOutError(
-                f"{call} has not ended within max_block_ms={max_block_ms}: the transaction's "
-                f"records or its end got no reply, and it may have taken effect",
+                f"{call} has not ended within {limit}: records or the end of the transaction "
+                "got no reply, and may have taken effect",
                 advice=f"call {call} again",
             ) from None
         finally:
             timer.cancel()
 
-    async def _abort(self, state: ProducerTransaction) -> None:
+    async def _abort(self, state: ProducerTransaction, limit: CallLimit) -> None:
         started_s = self._loop.time()
         async with self._operation:
             state.begin_abort()
             self.sender.stop(
                 TransactionAbortableError("the transaction was aborted by abort_transaction()")
             )
-            await self._end(state, is_commit=False)
+            await self._end(state, limit, is_commit=False)
             self.transactions.aborted += 1
             self.transactions.abort_ms += 1_000 * (self._loop.time() - started_s)
             self._buffer.interceptors.on_transaction_abort(state.transactional_id)
@@ -380,7 +546,7 @@ class ProducerCore:
             state.raise_error()
         return state.tickets[partition]
 
-    async def _end(self, state: ProducerTransaction, *, is_commit: bool) -> bool:
+    async def _end(self, state: ProducerTransaction, limit: CallLimit, *, is_commit: bool) -> bool:
         # The coordinator stores a token even if nothing was sent.
         enrolment = self._enrolment()
         written = self.sender.written_partitions | state.offsets_partitions
@@ -393,7 +559,7 @@ class ProducerCore:
         if not state.has_work:
             ahead = await enrolment.end_ahead()
             if ahead.error is not ErrorCode.NONE:
-                raise self._transaction.failed("end_txn", ahead, call)
+                raise self._transaction.failed("end_txn", ahead, call, str(limit))
         identity = state.identity
         reply = await self._requests.end(
             EndTxnRequest(
@@ -404,9 +570,10 @@ class ProducerCore:
                 token=state.token if is_commit else None,
                 next_partitions=enrolment.wanted_ahead(written) if is_commit else (),
             ),
+            within_ms=limit.ms,
         )
         if reply.error is not ErrorCode.NONE:
-            raise self._transaction.failed("end_txn", reply, call)
+            raise self._transaction.failed("end_txn", reply, call, str(limit))
         # The next transaction has another epoch, and so its sequences start at 0.
         state.ended(
             ProducerIdentity(producer_id=reply.producer_id, producer_epoch=reply.producer_epoch)
@@ -458,6 +625,6 @@ def check_token(token: object) -> None:
 
 
 def _log_renewal_end(renewal: asyncio.Task[None]) -> None:
-    """The renewal ends with its member or its run; if it fails, the write may time out."""
+    """It ends with its producer, member or run; if it fails, these may time out."""
     if not renewal.cancelled() and (bug := renewal.exception()) is not None:
-        _log.error("a distributed write is no longer renewed: %r", bug, exc_info=bug)
+        _log.error("a producer no longer says that it lives: %r", bug, exc_info=bug)

@@ -213,6 +213,7 @@ class PartitionSender:
         identity = self._identity
         payload = entry.batch.rows.encode(
             codec=self._context.codec,
+            compression_level=self._context.settings.compression_level,
             producer_id=identity.producer_id,
             producer_epoch=identity.producer_epoch,
             base_sequence=sequence_after(0, entry.base_position),

@@ -34,24 +34,33 @@ from oncelog.actors.protocol.group.group_offsets import (
     refusal_of_count,
     refusal_of_position,
 )
+from oncelog.actors.protocol.messages.cluster import PartitionMetadata
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.api.batching.accumulator import Headers
 from oncelog.api.batching.arrow_rows import ColumnBatch, as_table, highest_partition, split_table
-from oncelog.api.batching.delivery import BatchMetadata, RecordFuture, RecordMetadata, TableDelivery
+from oncelog.api.batching.delivery import (
+    BatchMetadata,
+    OnDelivery,
+    RecordFuture,
+    RecordMetadata,
+    TableDelivery,
+)
 from oncelog.api.batching.interceptors import InterceptorChain, ProducerRecord
 from oncelog.api.config import ProducerSettings
-from oncelog.api.producing.core import ProducerCore, check_token
+from oncelog.api.producing.core import IfAlive, ProducerCore, check_token
 from oncelog.api.producing.record_buffer import RecordBuffer
 from oncelog.api.producing.sender import Sender
 from oncelog.api.records import QueueAcknowledgements, as_committed, check_order
 from oncelog.api.session.event_loop import LoopThread, ProcessBound, close_if_forgotten
 from oncelog.api.session.routing import Router
+from oncelog.api.transacting.producer_transaction import PreparedTxnState
 from oncelog.api.transacting.requests import AcknowledgingQueue, GroupMetadata
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     InvalidGroupIdError,
     InvalidRequestError,
     OncelogError,
+    SerializationError,
     exception_for,
 )
 from oncelog.storage.model import (
@@ -82,7 +91,7 @@ class SyncSending(ProcessBound):
         self._loop_thread = loop_thread
         loop_thread.call_when_forbidden(buffer.forbid)
         loop_thread.call_when_closed(sender.close)
-        if not buffer.interceptors:
+        if not (buffer.interceptors or buffer.serializers):
             # The fast path: one call from the caller into a batch with room. Its fallback must
             # not refer to this object, which could then never be garbage-collected.
             slow = partial(_send, buffer, loop_thread)
@@ -91,20 +100,27 @@ class SyncSending(ProcessBound):
     def send(
         self,
         topic: str,
-        value: Bytes | None = None,
-        key: Bytes | None = None,
+        value: Any = None,
+        key: Any = None,
         *,
         headers: Sequence[tuple[str, bytes | None]] = (),
         timestamp_ms: int | None = None,
         partition: int | None = None,
+        on_delivery: OnDelivery | None = None,
     ) -> RecordFuture:
         """Send one record; return a future that resolves to its offset.
 
         Returns once the record is buffered; it is durable once the future resolves. It goes to
-        ``partition``, else by the hash of its key, else to a sticky partition (KIP-480).
-        ``value=None`` is a tombstone. ``timestamp_ms`` is in ms since the epoch; ``None`` is now.
+        ``partition``, else where ``partitioner`` says, else to a sticky partition (KIP-480).
+        ``value`` and ``key`` are bytes, or what their serializers take. ``value=None`` is a
+        tombstone. ``timestamp_ms`` is in ms since the epoch; ``None`` is now.
         Waits up to ``max_block_ms`` while ``buffer_memory`` is full, and some ms when this thread
         is far ahead of delivery.
+
+        ``on_delivery(metadata, error)`` is called once the outcome is known; one of the two is
+        ``None``. It runs on the producer's event loop, before a ``flush`` that waits for the record
+        returns, so it must be short and must not block. What it raises is logged. It is not called
+        if ``send`` raises.
 
         Raises ``TypeError`` for wrong types, ``MessageTooLargeError``,
         ``UnknownTopicOrPartitionError`` if the topic is still unknown after a few seconds, and
@@ -112,29 +128,46 @@ class SyncSending(ProcessBound):
 
         Once it has raised anything in a transaction, even ``KeyboardInterrupt``, that transaction
         can commit only with ``despite_refused_sends``. A call with a wrong signature does not
-        count: Python rejects it before ``send`` begins.
+        count: Python rejects it before ``send`` begins. Neither does ``SerializationError``, raised
+        when a serializer fails: nothing is sent, and the transaction goes on.
         """
-        chain = self._buffer.interceptors
+        # One thing: every argument, to one road or the other.
+        buffer, chain = self._buffer, self._buffer.interceptors
         if not chain:
+            value, key = buffer.serializers.apply(topic, value, key, headers)
             return _send(
-                self._buffer, self._loop_thread, topic, value, key, headers, timestamp_ms, partition
+                buffer,
+                self._loop_thread,
+                topic,
+                value,
+                key,
+                headers,
+                timestamp_ms,
+                partition,
+                on_delivery,
             )
         try:
             sent = _intercepted(chain, topic, value, key, headers, timestamp_ms, partition)
             with _refusals_reported(chain):
+                value, key = buffer.serializers.apply(
+                    sent.topic, sent.value, sent.key, sent.headers
+                )
                 future = _send(
-                    self._buffer,
+                    buffer,
                     self._loop_thread,
                     sent.topic,
-                    sent.value,
-                    sent.key,
+                    value,
+                    key,
                     sent.headers,
                     sent.timestamp_ms,
                     sent.partition,
+                    on_delivery,
                 )
             chain.watch(future)
+        except SerializationError:
+            raise  # Nothing was accepted, and the transaction lacks nothing that it had.
         except BaseException as error:
-            self._buffer.record_refused(error)
+            buffer.record_refused(error)
             raise
         return future
 
@@ -181,16 +214,18 @@ class AsyncSending(ProcessBound):
     async def send(
         self,
         topic: str,
-        value: Bytes | None = None,
-        key: Bytes | None = None,
+        value: Any = None,
+        key: Any = None,
         *,
         headers: Sequence[tuple[str, bytes | None]] = (),
         timestamp_ms: int | None = None,
         partition: int | None = None,
+        on_delivery: OnDelivery | None = None,
     ) -> asyncio.Future[RecordMetadata]:
         """``Producer.send``: await it to buffer the record, and its result for the offset."""
         buffer, chain = self._buffer, self._buffer.interceptors
-        if not chain and (future := self._add(topic, value, key, headers, timestamp_ms, partition)):
+        is_plain = not (chain or buffer.serializers) and on_delivery is None
+        if is_plain and (future := self._add(topic, value, key, headers, timestamp_ms, partition)):
             return future.awaitable()
         # The slow path: checks everything, and waits if it must.
         try:
@@ -199,12 +234,18 @@ class AsyncSending(ProcessBound):
                 topic, value, key, headers = sent.topic, sent.value, sent.key, sent.headers
                 timestamp_ms, partition = sent.timestamp_ms, sent.partition
             with _refusals_reported(chain):
+                _check_callback(on_delivery)
+                value, key = buffer.serializers.apply(topic, value, key, headers)
                 value, key, headers = _checked(topic, value, key, headers, timestamp_ms, partition)
                 record = (topic, value, key, headers, timestamp_ms, partition)
                 while (future := buffer.try_send(*record)) is None:
                     await buffer.make_room(topic, partition)
             if chain:
                 chain.watch(future)
+            if on_delivery is not None:
+                future.tell(on_delivery, asyncio.get_running_loop())
+        except SerializationError:
+            raise
         except BaseException as error:
             buffer.record_refused(error)
             raise
@@ -255,14 +296,27 @@ class Producer(SyncSending):
         super().__init__(self._core.sender, loop_thread)
         close_if_forgotten(self, loop_thread, self._core)
 
-    def init_transactions(self) -> bytes | None:
+    def init_transactions(
+        self, *, keep_prepared: bool = False, if_alive: IfAlive = "replace"
+    ) -> bytes | None:
         """Take over the transactional id: fence older producers and abort what they left open.
+
+        What an older producer has prepared is never aborted. With ``keep_prepared`` this producer
+        takes it over: ``prepared_transaction`` names it, and ``complete_transaction`` ends it.
+        Otherwise ``InvalidTxnStateError`` says that there is one.
+
+        With ``if_alive="refuse"`` a single writer: ``TransactionalIdInUseError`` while another
+        producer that was made so lives, and it is not put out. It counts as dead after three
+        ``producer_heartbeat_interval_ms`` without a call, or once it is closed. Call again later.
+        ``"replace"`` always takes over.
 
         Returns the commit token of the id's last committed transaction, or ``None`` if it had none;
         it tells a restarted program what is done. ``RequestTimedOutError`` after ``max_block_ms``:
         call again.
         """
-        return self._loop_thread.run(self._core.init_transactions())
+        return self._loop_thread.run(
+            self._core.init_transactions(keep_prepared=keep_prepared, if_alive=if_alive)
+        )
 
     def begin_transaction(self) -> None:
         """Open a transaction. Makes no call: the coordinator learns of it with the first record."""
@@ -308,7 +362,11 @@ class Producer(SyncSending):
             raise
 
     def commit_transaction(
-        self, token: bytes | None = None, *, despite_refused_sends: bool = False
+        self,
+        token: bytes | None = None,
+        *,
+        despite_refused_sends: bool = False,
+        timeout_ms: int | None = None,
     ) -> bool:
         """Deliver what is buffered and commit; on return the commit is decided and durable.
 
@@ -318,17 +376,58 @@ class Producer(SyncSending):
 
         Raises an abortable error if a record failed, or if ``send`` raised in the transaction; with
         ``despite_refused_sends`` it commits without records that ``send`` rejected. After
-        ``RequestTimedOutError`` (within ``max_block_ms``) records may still be in flight: call it
-        again with the same token. An id whose last token names an application's version commits
-        only later versions of it; anything else raises an abortable error.
+        ``RequestTimedOutError``, within ``timeout_ms`` or else ``max_block_ms``, records may still
+        be in flight and the transaction is as it was: call it again with the same token. An id
+        whose last token names an application's version commits only later versions of it; anything
+        else raises an abortable error.
         """
         return self._loop_thread.run(
-            self._core.commit_transaction(token, despite_refused_sends=despite_refused_sends)
+            self._core.commit_transaction(
+                token, despite_refused_sends=despite_refused_sends, timeout_ms=timeout_ms
+            )
         )
 
-    def abort_transaction(self) -> None:
-        """Abort the transaction, durably. After ``RequestTimedOutError`` call it again."""
-        self._loop_thread.run(self._core.abort_transaction())
+    def prepare_transaction(self, timeout_ms: int | None = None) -> PreparedTxnState:
+        """Deliver what is buffered and keep the transaction for a decision in another system.
+
+        Durable on return: from then on neither ``transaction_timeout_ms`` nor a newer producer ends
+        it, and read_committed readers wait for it. Store the result in the other system, in the
+        same transaction as what belongs together; then call ``complete_transaction``.
+
+        ``PolicyViolationError``, which is abortable here, unless the cluster's
+        ``transaction_two_phase_commit_enable`` is on. After ``RequestTimedOutError``, within
+        ``timeout_ms`` or else ``max_block_ms``, call it again, or abort. Source: KIP-939.
+        """
+        return self._loop_thread.run(self._core.prepare_transaction(timeout_ms))
+
+    def complete_transaction(
+        self,
+        state: PreparedTxnState | None,
+        token: bytes | None = None,
+        *,
+        timeout_ms: int | None = None,
+    ) -> bool:
+        """Commit the prepared transaction if it is ``state``, else abort it; durable on return.
+
+        ``state`` is what the other system has committed, ``None`` if it has nothing. Returns
+        whether this committed; without a prepared transaction it does nothing, since that one has
+        ended. ``token`` is as in ``commit_transaction``. After ``RequestTimedOutError`` call it
+        again as before. Source: KIP-939.
+        """
+        return self._loop_thread.run(self._core.complete_transaction(state, token, timeout_ms))
+
+    @property
+    def prepared_transaction(self) -> PreparedTxnState | None:
+        """The transaction that is prepared, by this producer or one before it, if there is one."""
+        return self._core.prepared
+
+    def abort_transaction(self, timeout_ms: int | None = None) -> None:
+        """Abort the transaction, durably.
+
+        After ``RequestTimedOutError``, within ``timeout_ms`` or else ``max_block_ms``, call it
+        again.
+        """
+        self._loop_thread.run(self._core.abort_transaction(timeout_ms))
 
     @contextlib.contextmanager
     def transaction(self, token: bytes | None = None) -> Iterator[Producer]:
@@ -350,13 +449,24 @@ class Producer(SyncSending):
                     self.abort_transaction()
             raise
 
-    def flush(self) -> None:
+    def flush(self, timeout_ms: int | None = None) -> None:
         """Send what is buffered and wait until the outcome of every record sent so far is known.
 
         Raises the first failure of the transaction. Outside transactions it raises, once, a failure
-        whose future nobody has read; others are logged and counted in ``metrics()``.
+        whose future nobody has read; others are logged and counted in ``metrics()``. Raises
+        ``RequestTimedOutError`` after ``timeout_ms``, if given: the records are still being sent,
+        and the call may be repeated.
         """
-        self._loop_thread.run(self._core.flush())
+        self._loop_thread.run(self._core.flush(timeout_ms))
+
+    def partitions_for(self, topic: str) -> tuple[PartitionMetadata, ...]:
+        """Return the partitions of ``topic`` in order, with leaders and replicas.
+
+        From the producer's cache, which is at most minutes old; else asked for, up to
+        ``max_block_ms``. ``UnknownTopicOrPartitionError`` if the topic is still unknown after a few
+        seconds.
+        """
+        return self._loop_thread.run(self._core.partitions_for(topic))
 
     def metrics(self) -> ProducerMetrics:
         """Return the producer's counters and current values; makes no call."""
@@ -399,9 +509,11 @@ class AsyncProducer(AsyncSending):
         )
         super().__init__(self._core.sender)
 
-    async def init_transactions(self) -> bytes | None:
+    async def init_transactions(
+        self, *, keep_prepared: bool = False, if_alive: IfAlive = "replace"
+    ) -> bytes | None:
         """See ``Producer.init_transactions``."""
-        return await self._core.init_transactions()
+        return await self._core.init_transactions(keep_prepared=keep_prepared, if_alive=if_alive)
 
     async def begin_transaction(self) -> None:
         """See ``Producer.begin_transaction``."""
@@ -428,16 +540,39 @@ class AsyncProducer(AsyncSending):
             raise
 
     async def commit_transaction(
-        self, token: bytes | None = None, *, despite_refused_sends: bool = False
+        self,
+        token: bytes | None = None,
+        *,
+        despite_refused_sends: bool = False,
+        timeout_ms: int | None = None,
     ) -> bool:
         """See ``Producer.commit_transaction``."""
         return await self._core.commit_transaction(
-            token, despite_refused_sends=despite_refused_sends
+            token, despite_refused_sends=despite_refused_sends, timeout_ms=timeout_ms
         )
 
-    async def abort_transaction(self) -> None:
+    async def prepare_transaction(self, timeout_ms: int | None = None) -> PreparedTxnState:
+        """See ``Producer.prepare_transaction``."""
+        return await self._core.prepare_transaction(timeout_ms)
+
+    async def complete_transaction(
+        self,
+        state: PreparedTxnState | None,
+        token: bytes | None = None,
+        *,
+        timeout_ms: int | None = None,
+    ) -> bool:
+        """See ``Producer.complete_transaction``."""
+        return await self._core.complete_transaction(state, token, timeout_ms)
+
+    @property
+    def prepared_transaction(self) -> PreparedTxnState | None:
+        """See ``Producer.prepared_transaction``."""
+        return self._core.prepared
+
+    async def abort_transaction(self, timeout_ms: int | None = None) -> None:
         """See ``Producer.abort_transaction``."""
-        await self._core.abort_transaction()
+        await self._core.abort_transaction(timeout_ms)
 
     @contextlib.asynccontextmanager
     async def transaction(self, token: bytes | None = None) -> AsyncIterator[AsyncProducer]:
@@ -458,9 +593,13 @@ class AsyncProducer(AsyncSending):
                     await self.abort_transaction()
             raise
 
-    async def flush(self) -> None:
+    async def flush(self, timeout_ms: int | None = None) -> None:
         """See ``Producer.flush``."""
-        await self._core.flush()
+        await self._core.flush(timeout_ms)
+
+    async def partitions_for(self, topic: str) -> tuple[PartitionMetadata, ...]:
+        """See ``Producer.partitions_for``."""
+        return await self._core.partitions_for(topic)
 
     def metrics(self) -> ProducerMetrics:
         """See ``Producer.metrics``."""
@@ -568,14 +707,18 @@ def _send(
     headers: Headers,
     timestamp_ms: int | None,
     partition: int | None,
+    on_delivery: OnDelivery | None,
 ) -> RecordFuture:
     """The slow path: checks everything, and waits if it must."""
     loop_thread.check()
     try:
+        _check_callback(on_delivery)
         value, key, headers = _checked(topic, value, key, headers, timestamp_ms, partition)
         while True:
             future = buffer.try_send(topic, value, key, headers, timestamp_ms, partition)
             if future is not None:
+                if on_delivery is not None:
+                    future.tell(on_delivery, loop_thread.loop)
                 return future
             loop_thread.run(buffer.make_room(topic, partition))
     except BaseException as error:
@@ -591,6 +734,7 @@ def _batches(buffer: RecordBuffer, topic: str, table: pa.Table) -> Iterator[Colu
         partition_count=count,
         now_ms=buffer.now_ms(),
         record_bytes_max=buffer.settings.max_request_size,
+        partitioner=buffer.partitioner,
         sticky_partition=lambda: buffer.sticky_partition(topic, count),
     )
 
@@ -598,8 +742,8 @@ def _batches(buffer: RecordBuffer, topic: str, table: pa.Table) -> Iterator[Colu
 def _intercepted(
     chain: InterceptorChain,
     topic: str,
-    value: Bytes | None,
-    key: Bytes | None,
+    value: Any,
+    key: Any,
     headers: Headers,
     timestamp_ms: int | None,
     partition: int | None,
@@ -652,6 +796,11 @@ def _checked(
     if partition is not None:
         _check_integer("partition", partition, "a partition number")
     return value, key, headers if headers else ()
+
+
+def _check_callback(on_delivery: object) -> None:
+    if on_delivery is not None and not callable(on_delivery):
+        raise TypeError(f"on_delivery must be a callable or None, not {type(on_delivery).__name__}")
 
 
 def _checked_topic(topic: object) -> str:

@@ -17,7 +17,9 @@ from oncelog.api.batching.arrow_rows import ColumnBatch
 from oncelog.api.batching.delivery import RecordFuture, TableDelivery
 from oncelog.api.batching.interceptors import InterceptorChain
 from oncelog.api.batching.open_batches import OpenBatches
+from oncelog.api.batching.partitioner import Partitioner
 from oncelog.api.config import ProducerSettings
+from oncelog.api.serializing import Serializers
 from oncelog.api.session.event_loop import AFTER_FORK
 from oncelog.api.session.retry import Backoff, BackoffPolicy
 from oncelog.api.session.routing import Router
@@ -57,8 +59,10 @@ class RecordBuffer:
         self.settings = settings
         self.is_closed = False
         self.interceptors = InterceptorChain(settings.interceptors)
+        self.serializers = Serializers(settings.key_serializer, settings.value_serializer)
         self.topics = TopicFinder(router=router, settings=settings, random=random)
-        self.open_batches = open_batches_for(settings, router)
+        self.partitioner = Partitioner(settings.partitioner)
+        self.open_batches = open_batches_for(settings, router, self.partitioner)
         self._loop = loop
         self._clock = router.clock
         self._state = state
@@ -70,6 +74,7 @@ class RecordBuffer:
         self.accumulator = Accumulator(
             open_batches=self.open_batches,
             batch_bytes=settings.batch_size,
+            partitioner=self.partitioner,
             random=random,
             gate=self._check_send,
             on_done=self._progress.set,
@@ -109,6 +114,9 @@ class RecordBuffer:
             )
         if timestamp_ms is None:
             timestamp_ms = self._clock.now_ms()
+        if partition is None:
+            # Here, because application code must not run under the accumulator's lock.
+            partition = self.partitioner.by_function(topic, key, len(metadata.partitions))
         future, wake = self.accumulator.append(
             topic,
             metadata,
@@ -171,8 +179,7 @@ class RecordBuffer:
         This may take ``max_block_ms``; see ``TopicFinder`` for topics that do not exist.
         """
         self._check_send()
-        if not is_valid_topic_name(topic):
-            raise InvalidTopicError(f"{topic!r:.80} is not a topic name: {TOPIC_NAME_RULE}")
+        check_topic_name(topic)
         if topic in INTERNAL_TOPICS:
             raise InvalidTopicError(f"topic {topic!r} is internal; records cannot be sent to it")
         await self.topics.find(topic, partition)
@@ -226,7 +233,15 @@ class RecordBuffer:
             self._state.check_send()
 
 
-def open_batches_for(settings: ProducerSettings, router: Router) -> OpenBatches:
+def check_topic_name(topic: object) -> None:
+    """``InvalidTopicError`` unless a topic may have this name."""
+    if not isinstance(topic, str) or not is_valid_topic_name(topic):
+        raise InvalidTopicError(f"{topic!r:.80} is not a topic name: {TOPIC_NAME_RULE}")
+
+
+def open_batches_for(
+    settings: ProducerSettings, router: Router, partitioner: Partitioner
+) -> OpenBatches:
     """The open batches of a producer with these settings."""
     return OpenBatches(
         known_topics=router.known_topics,
@@ -235,6 +250,8 @@ def open_batches_for(settings: ProducerSettings, router: Router) -> OpenBatches:
         batch_bytes=settings.batch_size,
         record_bytes_max=settings.max_request_size,
         buffer_bytes_max=settings.buffer_memory,
+        is_crc32=partitioner.is_crc32,
+        is_by_function=partitioner.is_function,
     )
 
 
@@ -277,6 +294,12 @@ class TopicFinder:
             raise UnknownTopicOrPartitionError(
                 f"topic {topic!r} has partitions 0 to {count - 1}, not {partition}"
             )
+
+    async def metadata(self, topic: str) -> TopicMetadata:
+        """The metadata of a topic, of internal ones too; raises as ``find`` does."""
+        check_topic_name(topic)
+        await self.find(topic)
+        return self._router.known_topics[topic]
 
     async def _until_answered(self, ask: Callable[[], Awaitable[object]]) -> None:
         backoff = Backoff(BackoffPolicy.of(self._settings), self._random)

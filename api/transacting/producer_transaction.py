@@ -8,18 +8,24 @@ UNINITIALIZED ─init─▶ INITIALIZING ─▶ READY ─begin─▶ IN_TRANSACT
                                         │               abort  └──failure──▶ ABORTABLE_ERROR
                                         └── ABORTING ◀────┴──────────abort──────────┘
 any ─fenced, or a reply that cannot be─▶ FATAL_ERROR: only close is left
+
+IN_TRANSACTION ─prepare─▶ PREPARING ─▶ PREPARED ─commit, abort─▶ COMMITTING, ABORTING
+INITIALIZING ─found prepared─▶ PREPARED     PREPARING ─failure─▶ ABORTABLE_ERROR, ─abort─▶ ABORTING
 ```
 
 A failure is abortable only while a transaction is open or being committed. KIP-890 also allows it
 in ``init_transactions``. Here it is fatal there and in an abort, since nothing is open that an
 abort could undo. A call that does not fit the state is rejected and changes nothing. A call that
 timed out keeps its state, so that the same call resumes it. Each end of a transaction brings the
-producer epoch of the next one. Source: KIP-98, KIP-890.
+producer epoch of the next one. Source: KIP-98, KIP-890; KIP-939 for what is prepared.
+
+One file: the states, and what each call and each failure means in them.
 """
 
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -29,6 +35,7 @@ from oncelog.api.records import GivenUpInput, next_moment
 from oncelog.storage.errors import ErrorClass, ErrorCode, InvariantViolation
 from oncelog.storage.exceptions import (
     IllegalStateError,
+    InvalidRequestError,
     OncelogError,
     RequestTimedOutError,
     TransactionAbortableError,
@@ -49,6 +56,8 @@ class TransactionStatus(enum.Enum):
     INITIALIZING = "initializing"
     READY = "ready"
     IN_TRANSACTION = "in transaction"
+    PREPARING_TRANSACTION = "preparing"
+    PREPARED_TRANSACTION = "prepared"
     COMMITTING_TRANSACTION = "committing"
     ABORTING_TRANSACTION = "aborting"
     ABORTABLE_ERROR = "abortable error"
@@ -63,12 +72,27 @@ _LEGAL_SOURCES: Final[dict[TransactionStatus, frozenset[TransactionStatus]]] = {
     _S.READY: frozenset({_S.INITIALIZING, _S.COMMITTING_TRANSACTION, _S.ABORTING_TRANSACTION}),
     # A member of a distributed write enlists and is in its transaction at once.
     _S.IN_TRANSACTION: frozenset({_S.READY, _S.INITIALIZING}),
-    _S.COMMITTING_TRANSACTION: frozenset({_S.IN_TRANSACTION, _S.COMMITTING_TRANSACTION}),
+    _S.PREPARING_TRANSACTION: frozenset({_S.IN_TRANSACTION, _S.PREPARING_TRANSACTION}),
+    _S.PREPARED_TRANSACTION: frozenset({_S.PREPARING_TRANSACTION, _S.INITIALIZING}),
+    _S.COMMITTING_TRANSACTION: frozenset(
+        {_S.IN_TRANSACTION, _S.PREPARED_TRANSACTION, _S.COMMITTING_TRANSACTION}
+    ),
     _S.ABORTING_TRANSACTION: frozenset(
-        {_S.IN_TRANSACTION, _S.ABORTABLE_ERROR, _S.ABORTING_TRANSACTION}
+        {
+            _S.IN_TRANSACTION,
+            _S.PREPARING_TRANSACTION,
+            _S.PREPARED_TRANSACTION,
+            _S.ABORTABLE_ERROR,
+            _S.ABORTING_TRANSACTION,
+        }
     ),
     _S.ABORTABLE_ERROR: frozenset(
-        {_S.IN_TRANSACTION, _S.COMMITTING_TRANSACTION, _S.ABORTABLE_ERROR}
+        {
+            _S.IN_TRANSACTION,
+            _S.PREPARING_TRANSACTION,
+            _S.COMMITTING_TRANSACTION,
+            _S.ABORTABLE_ERROR,
+        }
     ),
     _S.FATAL_ERROR: frozenset(_S),
 }
@@ -83,6 +107,14 @@ _REFUSALS: Final[dict[TransactionStatus, tuple[str, str]]] = {
     _S.IN_TRANSACTION: (
         "a transaction is open",
         "call commit_transaction() or abort_transaction() first",
+    ),
+    _S.PREPARING_TRANSACTION: (
+        "prepare_transaction() has not finished and may have taken effect",
+        "call prepare_transaction() again, or abort_transaction()",
+    ),
+    _S.PREPARED_TRANSACTION: (
+        "a transaction is prepared",
+        "call complete_transaction(), commit_transaction() or abort_transaction() first",
     ),
     _S.COMMITTING_TRANSACTION: (
         "a commit has not finished and may have taken effect",
@@ -123,6 +155,7 @@ _FATAL_INSIDE: Final[dict[str, frozenset[ErrorCode]]] = {
     "produce": _CONDEMNED,
     "add_partitions_to_txn": _CONDEMNED_BY_COORDINATOR,
     "add_offsets_to_txn": _CONDEMNED_BY_COORDINATOR,
+    "prepare_txn": _CONDEMNED_BY_COORDINATOR,
     "txn_offset_commit": _CONDEMNED_BY_COORDINATOR,
     "txn_share_acknowledge": _CONDEMNED_BY_COORDINATOR,
 }
@@ -135,6 +168,7 @@ _COORDINATOR_METHODS: Final = (
     "leave_run",
     "add_partitions_to_txn",
     "add_offsets_to_txn",
+    "prepare_txn",
     "end_txn",
     "txn_offset_commit",
     "txn_share_acknowledge",
@@ -146,6 +180,8 @@ _SEVERITIES: Final[dict[tuple[str, ErrorCode], ErrorClass]] = {
         for method in _COORDINATOR_METHODS
     },
     ("txn_offset_commit", ErrorCode.REBALANCE_IN_PROGRESS): ErrorClass.ABORTABLE,
+    # The application decides whether it waits for the other one to end.
+    ("init_producer_id", ErrorCode.TRANSACTIONAL_ID_IN_USE): ErrorClass.ABORTABLE,
     # The topic that was read has been deleted and created again; waiting does not help.
     ("txn_offset_commit", ErrorCode.UNKNOWN_TOPIC_ID): ErrorClass.ABORTABLE,
     # The coordinator has ended the transaction, as it does at the transaction timeout. An abort
@@ -153,6 +189,8 @@ _SEVERITIES: Final[dict[tuple[str, ErrorCode], ErrorClass]] = {
     ("end_txn", ErrorCode.INVALID_TXN_STATE): ErrorClass.ABORTABLE,
     # The commit was rejected for its token, and the transaction is still open.
     ("end_txn", ErrorCode.OUTDATED_VERSION): ErrorClass.ABORTABLE,
+    # The cluster does not prepare transactions; nothing else is wrong with this one.
+    ("prepare_txn", ErrorCode.POLICY_VIOLATION): ErrorClass.ABORTABLE,
     ("end_txn", ErrorCode.INVALID_REQUEST): ErrorClass.ABORTABLE,
 }
 
@@ -163,6 +201,34 @@ class ProducerIdentity:
 
     producer_id: int = NO_PRODUCER_ID
     producer_epoch: int = NO_PRODUCER_EPOCH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedTxnState:
+    """Names one prepared transaction, to be stored in the other system with what it commits.
+
+    ``str`` of it and ``parse`` are the inverse of each other. Source: KIP-939.
+    """
+
+    producer_id: int
+    producer_epoch: int
+
+    def __str__(self) -> str:
+        """As Kafka writes it: ``producer id:epoch``."""
+        return f"{self.producer_id}:{self.producer_epoch}"
+
+    @classmethod
+    def parse(cls, text: str) -> PreparedTxnState:
+        """Read what ``str`` wrote; ``InvalidRequestError`` if it did not."""
+        found = _PREPARED_TEXT.fullmatch(text) if isinstance(text, str) else None
+        if found is None:
+            raise InvalidRequestError(
+                f"{text!r:.80} is not a prepared transaction", advice="give 'PRODUCER_ID:EPOCH'"
+            )
+        return cls(producer_id=int(found[1]), producer_epoch=int(found[2]))
+
+
+_PREPARED_TEXT: Final = re.compile(r"([0-9]{1,19}):([0-9]{1,5})", re.ASCII)
 
 
 class ProducerTransaction:
@@ -184,6 +250,7 @@ class ProducerTransaction:
         "identity",
         "offsets_partitions",
         "on_accepting",
+        "prepared",
         "tickets",
         "token",
         "transactional_id",
@@ -196,6 +263,8 @@ class ProducerTransaction:
         self.token: bytes | None = None
         self.has_work = False
         """Whether the coordinator may know of the open transaction, so that it must be ended."""
+        self.prepared: PreparedTxnState | None = None
+        """The transaction that is prepared, until it has ended; maybe a predecessor's."""
         self._offset_sequence = 0
         self.offsets_partitions: set[TopicPartition] = set()
         """The partitions of ``__consumer_offsets`` that the transaction sends offsets to."""
@@ -217,7 +286,16 @@ class ProducerTransaction:
     @property
     def is_sending(self) -> bool:
         """Whether batches of the transaction may be sent."""
-        return self._status in (_S.IN_TRANSACTION, _S.COMMITTING_TRANSACTION)
+        return self._status in (
+            _S.IN_TRANSACTION,
+            _S.PREPARING_TRANSACTION,
+            _S.COMMITTING_TRANSACTION,
+        )
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether nothing but closing is left."""
+        return self._status is _S.FATAL_ERROR
 
     @property
     def error(self) -> OncelogError | None:
@@ -297,26 +375,65 @@ class ProducerTransaction:
                     "the commit that has not finished has another token",
                     advice=f"call commit_transaction(token={self.token!r}) again",
                 )
-        elif self._status is not _S.IN_TRANSACTION:
-            self._refuse()
-        else:
+        elif self._status is _S.IN_TRANSACTION:
             self.check_complete(despite_refused=despite_refused)
+        elif self._status is not _S.PREPARED_TRANSACTION:
+            self._refuse()
         self.token = token
         self._move(_S.COMMITTING_TRANSACTION)
 
+    def begin_prepare(self) -> None:
+        """``prepare_transaction`` was called, for the first time or again."""
+        if self._status is _S.IN_TRANSACTION:
+            self.check_complete()
+        elif self._status is not _S.PREPARING_TRANSACTION:
+            self._refuse()
+        self._move(_S.PREPARING_TRANSACTION)
+
+    def should_commit(self, prepared: PreparedTxnState | None) -> bool | None:
+        """Whether to commit what is prepared: ``prepared`` is what the other system has.
+
+        ``None`` if there is nothing to end. A call that timed out must be repeated as it was.
+        """
+        if self._status is _S.READY:
+            return None
+        if self.prepared is None:
+            self._refuse()
+        is_commit = prepared == self.prepared
+        begun = {_S.COMMITTING_TRANSACTION: True, _S.ABORTING_TRANSACTION: False}
+        if begun.get(self._status, is_commit) is not is_commit:
+            self._refuse()
+        return is_commit
+
     def begin_abort(self) -> None:
         """``abort_transaction`` was called, for the first time or again."""
-        if self._status not in (_S.IN_TRANSACTION, _S.ABORTABLE_ERROR, _S.ABORTING_TRANSACTION):
+        if self._status not in _LEGAL_SOURCES[_S.ABORTING_TRANSACTION]:
             self._refuse()
         self._move(_S.ABORTING_TRANSACTION)
         self._error = None
 
     # --- replies ------------------------------------------------------------------------------
 
-    def initialized(self, identity: ProducerIdentity) -> None:
-        """The coordinator has given ``identity`` and ended what an older producer left open."""
-        self._move(_S.READY)
+    def initialized(
+        self, identity: ProducerIdentity, prepared: PreparedTxnState | None = None
+    ) -> None:
+        """The coordinator has given ``identity`` and ended what an older producer left open.
+
+        But what it has ``prepared`` was kept.
+        """
+        self._move(_S.READY if prepared is None else _S.PREPARED_TRANSACTION)
         self._forget(identity)
+        self.prepared = prepared
+        self.has_work = prepared is not None
+
+    def is_prepared_now(self) -> PreparedTxnState:
+        """The coordinator keeps the open transaction for a decision elsewhere."""
+        self._move(_S.PREPARED_TRANSACTION)
+        self.has_work = True
+        self.prepared = PreparedTxnState(
+            producer_id=self.identity.producer_id, producer_epoch=self.identity.producer_epoch
+        )
+        return self.prepared
 
     def enlisted(self, identity: ProducerIdentity) -> None:
         """The coordinator has made this producer a member of a distributed write."""
@@ -389,6 +506,7 @@ class ProducerTransaction:
         self._refused_offsets = None
         self.token = None
         self.has_work = False
+        self.prepared = None
 
     def _move(self, status: TransactionStatus) -> None:
         if self._status not in _LEGAL_SOURCES[status]:
@@ -427,10 +545,10 @@ def _ignore(is_accepting: bool) -> None:
 # --- what an application is told of a failure -----------------------------------------------------
 
 
-def unanswered(call: str, reply: Reply, max_block_ms: int) -> RequestTimedOutError:
+def unanswered(call: str, reply: Reply, limit: str) -> RequestTimedOutError:
     """The error after no final reply in time; ``reply`` is the last, ``call`` may be repeated."""
     return RequestTimedOutError(
-        f"{call} got no final reply within max_block_ms={max_block_ms} (last: "
+        f"{call} got no final reply within {limit} (last: "
         f"{reply.error.name} {reply.detail}) and may have taken effect",
         advice=f"call {call} again",
     )

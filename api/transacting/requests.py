@@ -39,9 +39,12 @@ from oncelog.actors.protocol.messages.transaction import (
     EndTxnRequest,
     EnlistReply,
     EnlistRequest,
+    Holder,
     InitProducerIdReply,
     InitProducerIdRequest,
     LeaveRunRequest,
+    PrepareTxnRequest,
+    ProducerHeartbeatRequest,
     RenewRunRequest,
     Run,
 )
@@ -128,8 +131,16 @@ class TransactionRequests:
         self._policy = BackoffPolicy.of(settings)
         self._timeout_ms = min(settings.request_timeout_ms, settings.max_block_ms)
         self._turn = asyncio.Lock()
+        self.called_s = 0.0
+        """When the last call to a coordinator ended, in the loop's time."""
 
-    async def init_producer_id(self, transactional_id: str | None) -> InitProducerIdReply:
+    async def init_producer_id(
+        self,
+        transactional_id: str | None,
+        *,
+        keep_prepared: bool = False,
+        holder: Holder | None = None,
+    ) -> InitProducerIdReply:
         """Get a producer id; with a transactional id, fence its older producers.
 
         Sent without an epoch: the coordinator fences everyone else, whatever became of earlier
@@ -138,6 +149,9 @@ class TransactionRequests:
         request = InitProducerIdRequest(
             transactional_id=transactional_id,
             transaction_timeout_ms=self._settings.transaction_timeout_ms,
+            keep_prepared=keep_prepared,
+            holder=holder,
+            refuse_if_alive=holder is not None,
         )
 
         return await self._init(request)
@@ -160,6 +174,20 @@ class TransactionRequests:
             return self._router.call_transaction_coordinator(key, request, timeout_ms=timeout_ms)
 
         return await self._repeat("init_producer_id", attempt)
+
+    async def heartbeat(
+        self, transactional_id: str, identity: ProducerIdentity, *, is_leaving: bool = False
+    ) -> Reply:
+        """Report once that the producer lives, or ends; the next one makes up for a lost one."""
+        request = ProducerHeartbeatRequest(
+            transactional_id=transactional_id,
+            producer_id=identity.producer_id,
+            producer_epoch=identity.producer_epoch,
+            is_leaving=is_leaving,
+        )
+        return await self._router.call_transaction_coordinator(
+            transactional_id, request, timeout_ms=min(self._timeout_ms, LEAVE_WITHIN_MS)
+        )
 
     async def begin_run(self, request: BeginRunRequest) -> BeginRunReply:
         """Begin a run of a distributed write; its number is above that of the newest."""
@@ -201,7 +229,7 @@ class TransactionRequests:
             lambda timeout_ms: self._router.call_transaction_coordinator(
                 transactional_id, request, timeout_ms=timeout_ms
             ),
-            within_ms=LEAVE_WITHIN_MS,
+            within_ms=min(LEAVE_WITHIN_MS, self._settings.max_block_ms),
         )
 
     async def renew_run(self, transactional_id: str, run: Run) -> Reply:
@@ -269,7 +297,7 @@ class TransactionRequests:
             lambda timeout_ms: self._router.call_transaction_coordinator(
                 transactional_id, request, timeout_ms=timeout_ms
             ),
-            within_ms=WHY_WITHIN_MS,
+            within_ms=min(WHY_WITHIN_MS, self._settings.max_block_ms),
         )
 
     async def commit_offsets(
@@ -347,6 +375,16 @@ class TransactionRequests:
             ),
         )
 
+    async def prepare(self, request: PrepareTxnRequest, *, within_ms: int) -> Reply:
+        """Have the transaction kept for a decision elsewhere; retried for ``within_ms``."""
+        return await self._repeat(
+            "prepare_txn",
+            lambda timeout_ms: self._router.call_transaction_coordinator(
+                request.transactional_id, request, timeout_ms=timeout_ms
+            ),
+            within_ms=within_ms,
+        )
+
     async def end(self, request: EndTxnRequest, *, within_ms: int | None = None) -> EndTxnReply:
         """Commit or abort; retried until the decision is known, or for ``within_ms``."""
         return await self._repeat(
@@ -365,7 +403,6 @@ class TransactionRequests:
         within_ms: int | None = None,
     ) -> ReplyT:
         loop = asyncio.get_running_loop()
-        max_block_ms = self._settings.max_block_ms
         missing_since: float | None = None
 
         def is_retriable(error: ErrorCode) -> bool:
@@ -376,13 +413,15 @@ class TransactionRequests:
             return severity(method, error) is ErrorClass.RETRIABLE
 
         async with self._turn:
-            return await call_with_retries(
+            reply = await call_with_retries(
                 lambda left_ms: attempt(min(left_ms, self._timeout_ms)),
                 random=self._random,
-                timeout_ms=min(within_ms or max_block_ms, max_block_ms),
+                timeout_ms=self._settings.max_block_ms if within_ms is None else within_ms,
                 policy=self._policy,
                 is_retriable=is_retriable,
             )
+            self.called_s = loop.time()
+            return reply
 
 
 def _with_worst_enrolment(reply: AddPartitionsToTxnReply) -> AddPartitionsToTxnReply:

@@ -131,15 +131,19 @@ class TransactionManager:
         """A batch failed for good: its transaction, if there is one, cannot commit."""
         self.fail(error, severity("produce", error.code))
 
-    def failed(self, method: str, reply: Reply, call_again: str = "") -> OncelogError:
+    def failed(
+        self, method: str, reply: Reply, call_again: str = "", limit: str = ""
+    ) -> OncelogError:
         """The exception for a final ``reply``; the transaction's state notes its weight.
 
         A retriable code means that time ran out. With ``call_again`` the state stays as it is, and
-        the application repeats the call; without it the transaction is spoilt.
+        the application repeats the call; without it the transaction is spoilt. ``limit`` is the
+        time that the call had.
         """
         weight = severity(method, reply.error)
         if weight is ErrorClass.RETRIABLE and call_again:
-            return unanswered(call_again, reply, self._settings.max_block_ms)
+            limit = limit or f"max_block_ms={self._settings.max_block_ms}"
+            return unanswered(call_again, reply, limit)
         detail = f"{method}: {reply.detail or exception_for(reply.error)}"
         error = exception_for(reply.error, detail)
         self.fail(error, weight)

@@ -61,8 +61,8 @@ _MAGIC_FIELD: Final = 3
 _TRANSACTIONAL_OR_CONTROL: Final = TRANSACTIONAL | CONTROL
 
 
-class BatchOptions(TypedDict, total=False):
-    """What a batch is besides its records; a plain, uncompressed one of no producer by default."""
+class BatchFields(TypedDict, total=False):
+    """What a header says besides its records; a plain, uncompressed one of no producer if empty."""
 
     codec: Codec
     producer_id: int
@@ -71,7 +71,13 @@ class BatchOptions(TypedDict, total=False):
     is_transactional: bool
 
 
-class SealFields(BatchOptions):
+class BatchOptions(BatchFields, total=False):
+    """How a batch is made: its fields, and how hard its codec tries (``None``: its default)."""
+
+    compression_level: int | None
+
+
+class SealFields(BatchFields):
     """The arguments of ``seal_in_place``; the last four are optional as well."""
 
     record_count: int

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.records.batch import (
+    BatchFields,
     BatchHeader,
-    BatchOptions,
     Buffer,
     batch_with,
     crc_matches,
@@ -37,24 +37,28 @@ class RecordBlock:
     max_timestamp_ms: int
 
 
-def seal_block(block: RecordBlock, **options: Unpack[BatchOptions]) -> bytearray:
+def seal_block(
+    block: RecordBlock, *, compression_level: int | None = None, **fields: Unpack[BatchFields]
+) -> bytearray:
     """The whole batch around ``block``: its own bytes unless they are to be compressed.
 
-    Raises ``ValueError`` if the records are larger than ``BLOCK_BYTES_MAX``: no reader would accept
-    the batch.
+    ``compression_level`` is as in ``compress``. Raises ``ValueError`` if the records are larger
+    than ``BLOCK_BYTES_MAX``: no reader would accept the batch.
     """
-    batch, codec = block.data, options.get("codec", Codec.NONE)
+    batch, codec = block.data, fields.get("codec", Codec.NONE)
     size_bytes = len(batch) - HEADER_BYTES
     if size_bytes > BLOCK_BYTES_MAX:
         raise ValueError(f"records exceed {BLOCK_BYTES_MAX} bytes: they take {size_bytes}")
     if codec is not Codec.NONE:
-        batch = batch_with(compress(codec, memoryview(batch)[HEADER_BYTES:]))
+        batch = batch_with(
+            compress(codec, memoryview(batch)[HEADER_BYTES:], level=compression_level)
+        )
     seal_in_place(
         batch,
         record_count=block.record_count,
         base_timestamp_ms=block.base_timestamp_ms,
         max_timestamp_ms=block.max_timestamp_ms,
-        **options,
+        **fields,
     )
     return batch
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 import enum
 import struct
 import zlib
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.records.varint import VARINT_BYTES_MAX
@@ -19,9 +21,7 @@ from oncelog.storage.records.varint import VARINT_BYTES_MAX
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_GZIP_LEVEL: Final = 6
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
-_ZSTD_LEVEL: Final = 1
 _READ_BYTES_MIN: Final = 64 * 1024
 _READ_RATIO: Final = 8
 
@@ -43,16 +43,41 @@ class Codec(enum.IntEnum):
     ZSTD = 4
 
 
-def compress(codec: Codec, data: bytes | bytearray | memoryview) -> bytes:
-    """``data`` as one compressed block; with ``Codec.NONE`` a plain copy."""
+class Levels(NamedTuple):
+    """How hard a codec may try: both limits inclusive, the default what it does if not told."""
+
+    low: int
+    high: int
+    default: int
+
+
+LEVELS: Final[Mapping[Codec, Levels]] = MappingProxyType(
+    {
+        Codec.GZIP: Levels(1, 9, 6),
+        Codec.LZ4: Levels(1, 12, 1),
+        Codec.ZSTD: Levels(-131_072, 22, 1),
+    }
+)
+"""The codecs that have levels; a higher one is slower and compresses better. Source: KIP-390."""
+
+
+def compress(
+    codec: Codec, data: bytes | bytearray | memoryview, *, level: int | None = None
+) -> bytes:
+    """``data`` as one compressed block; with ``Codec.NONE`` a plain copy.
+
+    ``level`` is one of the codec's ``LEVELS``; ``None`` is its default. Others ignore it.
+    """
     if codec is Codec.NONE:
         return bytes(data)
-    if codec is Codec.GZIP:
-        compressor = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_WINDOW)
-        return compressor.compress(data) + compressor.flush()
     if codec is Codec.SNAPPY:
         return _compress_xerial(data)
-    compressed: bytes = _arrow_codec(codec).compress(data, asbytes=True)
+    if level is None:
+        level = LEVELS[codec].default
+    if codec is Codec.GZIP:
+        compressor = zlib.compressobj(level, zlib.DEFLATED, _GZIP_WINDOW)
+        return compressor.compress(data) + compressor.flush()
+    compressed: bytes = _arrow_codec(codec, level).compress(data, asbytes=True)
     return compressed
 
 
@@ -78,12 +103,10 @@ def _too_large(limit_bytes: int) -> CorruptDataError:
     return CorruptDataError(f"decompressed records exceed {limit_bytes} bytes")
 
 
-def _arrow_codec(codec: Codec) -> pa.Codec:
+def _arrow_codec(codec: Codec, level: int | None = None) -> pa.Codec:
     import pyarrow as pa
 
-    if codec is Codec.ZSTD:
-        return pa.Codec("zstd", compression_level=_ZSTD_LEVEL)
-    return pa.Codec(codec.name.lower())
+    return pa.Codec(codec.name.lower(), compression_level=level)
 
 
 def _decompress_gzip(data: bytes | bytearray | memoryview, limit_bytes: int) -> bytes:

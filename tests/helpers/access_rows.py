@@ -255,6 +255,7 @@ ROWS: tuple[Row, ...] = (
         _all(txn.InitProducerIdRequest(transactional_id=None)), (WRITE_TOPIC._replace(on_any=True),)
     ),
     Row(_of_id(txn.InitProducerIdRequest), (WRITE_ID,)),
+    Row(_of_id(txn.ProducerHeartbeatRequest, **_PRODUCER), (WRITE_ID,)),
     Row(_of_id(txn.BeginRunRequest, run_id="r"), (WRITE_ID,)),
     Row(_of_id(txn.EnlistRequest, run=_RUN, token=b""), (WRITE_ID,)),
     Row(_of_id(txn.LeaveRunRequest, run=_RUN, **_PRODUCER), (WRITE_ID,)),
@@ -271,6 +272,7 @@ ROWS: tuple[Row, ...] = (
         ),
         (WRITE_ID, READ_GROUP),
     ),
+    Row(_of_id(txn.PrepareTxnRequest, **_PRODUCER), (WRITE_ID,)),
     Row(_end, (WRITE_ID,)),
     Row(lambda n: _end(n, next_partitions=(n.partition,)), (WRITE_ID, WRITE_TOPICS)),
     Row(
@@ -278,6 +280,7 @@ ROWS: tuple[Row, ...] = (
         (DESCRIBE_IDS,),
     ),
     Row(_of_id(txn.AbortTransactionRequest), (ALTER_CLUSTER,)),
+    Row(_of_id(txn.EndPreparedTxnRequest, committed=True), (ALTER_CLUSTER,)),
     Row(_of_id(txn.DeleteTransactionalIdRequest), (ALTER_CLUSTER,)),
     # Groups.
     Row(_of_group(group.JoinGroupRequest), (READ_GROUP,)),
@@ -295,6 +298,10 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(lambda n: group.DescribeGroupsRequest(group_ids=(n.group,)), (DESCRIBE_GROUPS,)),
     Row(_of_group(group.DeleteGroupRequest), (DELETE_GROUP,)),
+    Row(
+        lambda n: group.DeleteOffsetsRequest(group_id=n.group, partitions=(n.partition,)),
+        (DELETE_GROUP, READ_TOPICS),
+    ),
     # Queues.
     Row(
         lambda n: share.ShareGroupHeartbeatRequest(
@@ -330,6 +337,7 @@ ROWS: tuple[Row, ...] = (
     Row(_all(cluster.RotateClusterKeyRequest(key_version=0)), (ALTER_CLUSTER,)),
     Row(_all(brokers.DrainBrokerRequest(broker_id=1)), (ALTER_CLUSTER,)),
     Row(_of_partition(brokers.ReassignPartitionRequest, replicas=(1,)), (ALTER_CLUSTER,)),
+    Row(_all(brokers.ElectLeadersRequest()), (ALTER_CLUSTER,)),
     Row(_all(replication.DescribeVoterRequest()), (DESCRIBE_CLUSTER,)),
     Row(_all(cluster.ShutdownRequest()), (ALTER_CLUSTER,)),
     # Users and rules.

@@ -273,7 +273,9 @@ def transaction_records() -> list[LogRecord]:
             **common,
         )
         for number, state in enumerate(
-            state for state in TransactionState if state is not TransactionState.DEAD
+            state
+            for state in TransactionState
+            if state not in (TransactionState.DEAD, TransactionState.PREPARED)
         )
     ]
     values += _tagged_transactions(tps, common)

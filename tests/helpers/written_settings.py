@@ -141,11 +141,11 @@ def imports(names: set[str], homes: dict[str, str]) -> str:
         by_module[homes[name]].append(name)
     groups: tuple[list[str], list[str]] = ([], [])
     for module, found in sorted(by_module.items()):
-        line = f"from {module} import {', '.join(sorted(found))}\n"
+        names_in_order = sorted(found, key=str.casefold)
+        line = f"from {module} import {', '.join(names_in_order)}\n"
         if len(line) > 101:
-            line = (
-                f"from {module} import (\n" + "".join(f"    {n},\n" for n in sorted(found)) + ")\n"
-            )
+            lines = "".join(f"    {name},\n" for name in names_in_order)
+            line = f"from {module} import (\n{lines})\n"
         groups[module.startswith("oncelog")].append(line)
     return "\n".join("".join(group) for group in groups if group)
 

@@ -62,12 +62,25 @@ def values(cluster: Any, topic: str, count: int) -> list[bytes]:
 
 
 def test_the_guide_to_producers_runs(flights: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    records, table = blocks("guides/producer.md")
+    records, place, objects, models, table = blocks("guides/producer.md")
     run(records, cluster=flights)
     assert int(capsys.readouterr().out) >= 0
+    by_carrier = run(place)["by_carrier"]
+    with flights.producer(partitioner=by_carrier) as producer:
+        assert producer.send("late", b"v", b"UA").result().partition == 0
+    run(objects, cluster=flights)
+    made = run(models, cluster=flights)
+    made["producer"].send("audit", made["Flight"](carrier="UA")).result()
+    made["consumer"].assign([oncelog.TopicPartition("audit", number) for number in range(2)])
+    made["consumer"].seek_to_beginning()
+    flown = [record for _ in range(5) for record in made["consumer"].poll(timeout_ms=1_000)]
+    assert [record.value for record in flown] == [made["Flight"](carrier="UA")]
+    made["producer"].close()
+    made["consumer"].close()
     with flights.producer() as producer:
         assert run(table, cluster=flights, producer=producer)["batches"]
-    assert values(flights, "flights", 4) == [b"EWR IAH 517"] * 3 + [b"JFK ATL 461"]
+    rest = [b"JFK ATL 461", b'{"from":"EWR","to":"IAH"}']
+    assert values(flights, "flights", 5) == [b"EWR IAH 517"] * 3 + rest
 
 
 def test_the_guide_to_consumers_runs(flights: Any) -> None:
@@ -102,8 +115,17 @@ def test_the_guide_to_consumers_runs(flights: Any) -> None:
 
 
 def test_the_guide_to_transactions_runs(flights: Any) -> None:
-    write, copy, token = blocks("guides/transactions.md")
+    write, single, copy, token, together = blocks("guides/transactions.md")
     run(write, cluster=flights)
+    with flights.producer(transactional_id="single") as producer:
+        run(single, producer=producer)
+        with (
+            flights.producer(transactional_id="single") as other,
+            pytest.raises(oncelog.TransactionalIdInUseError),
+        ):
+            run(single, producer=other)
+    with pytest.raises(oncelog.PolicyViolationError):  # it is off, as it says
+        run(together, cluster=flights)
     assert values(flights, "audit", 1) == [b"one flight"]
     assert "    while True:\n" in copy
     # A few polls: the group has to be joined, and there are records for one of them.

@@ -30,8 +30,8 @@ from oncelog.actors.protocol.partition.partition_machine import PartitionMachine
 from oncelog.actors.protocol.transaction.ids import TransactionalIds
 from oncelog.actors.protocol.transaction.transaction_records import decode_key, decode_member_key
 from oncelog.actors.protocol.transaction.transaction_state import (
+    DECIDED,
     LEGAL_PREDECESSORS,
-    PREPARED,
     TransactionMetadata,
     TransactionState,
     txn_markers,
@@ -347,9 +347,9 @@ class LogWatch(ReplicaWatch):
             return
         if before is not None:
             self._check_move(before, after)
-        if after.state in PREPARED:
+        if after.state in DECIDED:
             self._decide(after)
-        elif before is not None and after.state in COMPLETED and before.state in PREPARED:
+        elif before is not None and after.state in COMPLETED and before.state in DECIDED:
             self._check_complete(before)
 
     @contextmanager

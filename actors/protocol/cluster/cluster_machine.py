@@ -45,6 +45,7 @@ import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from msgspec import structs
@@ -131,6 +132,7 @@ from oncelog.storage.model import (
     TRANSACTION_STATE_TOPIC,
     TopicPartition,
 )
+from oncelog.storage.settings import refused as refused_value
 
 PRODUCER_ID_BLOCK_COUNT: Final = 1_000
 
@@ -146,6 +148,15 @@ ALONE: Final = HostRules()
 Settings: TypeAlias = tuple[tuple[str, str], ...]
 SettingsCheck: TypeAlias = Callable[[dict[str, str]], Settings]
 """Checks all settings of a topic; returns those to store, or raises ``InvalidSettingError``."""
+
+
+LISTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {"cleanup_policy": ("compact", "delete")}
+)
+"""The settings of a topic that are lists, and their members in the order that they are written."""
+
+LIST_DEFAULTS: Final[Mapping[str, str]] = MappingProxyType({"cleanup_policy": "delete"})
+"""What such a setting is if the topic does not say."""
 
 
 class ClusterMachine:
@@ -225,7 +236,8 @@ class ClusterMachine:
             hosts=rules.choose(replicas, self.held()),
             replication_factor=wanted_of(request),
         )
-        return decision(CreateTopicReply(topic_id=request.topic_id), record)
+        records = () if request.validate_only else (record,)
+        return decision(CreateTopicReply(topic_id=request.topic_id), *records)
 
     def decide_alter_topic(
         self, request: AlterTopicRequest, check: SettingsCheck
@@ -240,15 +252,15 @@ class ClusterMachine:
         removed = {name for name, value in request.changes if value is None}
         kept = {name: value for name, value in topic.settings if name not in removed}
         try:
-            settings = check({**kept, **changed})
+            settings = check(with_members({**kept, **changed}, request))
         except InvalidSettingError as refusal:
             return refused(request, ErrorCode.INVALID_CONFIG, str(refusal))
-        if settings == topic.settings:
-            return Decision(reply=AlterTopicReply())
         factor = factor_of(topic)
         if (minimum := min_insync_of(settings, factor)) > factor:
             detail = f"min_insync_replicas={minimum}: give 1 to {factor}, the replication factor"
             return refused(request, ErrorCode.INVALID_CONFIG, detail)
+        if settings == topic.settings or request.validate_only:
+            return Decision(reply=AlterTopicReply())
         return decision(
             AlterTopicReply(), TopicConfigured(topic_id=topic.topic_id, settings=settings)
         )
@@ -275,7 +287,8 @@ class ClusterMachine:
             hosts=rules.choose(replicas, self.held()),
             replication_factor=topic.partitions[0].replication_factor,
         )
-        return decision(CreatePartitionsReply(), record)
+        records = () if request.validate_only else (record,)
+        return decision(CreatePartitionsReply(), *records)
 
     def decide_delete_topic(self, request: DeleteTopicRequest) -> Decision[DeleteTopicReply]:
         """Delete a user topic."""
@@ -701,3 +714,27 @@ class ClusterMachine:
         if topic is None or not 0 <= tp.partition < len(topic.partitions):
             return None
         return topic, topic.partitions[tp.partition]
+
+
+def with_members(settings: Mapping[str, str], request: AlterTopicRequest) -> dict[str, str]:
+    """``settings`` with the members of lists that a request appends and subtracts.
+
+    ``InvalidSettingError`` for a setting that is no list, a member that it does not have, or if
+    none would be left.
+    """
+    result = dict(settings)
+    for name, member in (*request.appended, *request.subtracted):
+        if name not in LISTS:
+            raise refused_value(name, member, f"a setting that is a list: {', '.join(LISTS)}")
+        if member not in LISTS[name]:
+            raise refused_value(name, member, f"one of {', '.join(LISTS[name])}")
+    for name, possible in LISTS.items():
+        added = {member for each, member in request.appended if each == name}
+        removed = {member for each, member in request.subtracted if each == name}
+        if added or removed:
+            before = set(result.get(name, LIST_DEFAULTS[name]).split(","))
+            after = (before | added) - removed
+            if not after:
+                raise refused_value(name, "", f"at least one of {', '.join(possible)}")
+            result[name] = ",".join(member for member in possible if member in after)
+    return result

@@ -57,11 +57,13 @@ for too long           live and not refusing
 alter_isr              see ``decide_alter_isr``       ISR as proposed
 broker drains          led by it, others in the ISR   the first of them leads
                        live and not draining
-balance                preferred leader in sync,      it leads
+balance, elect         preferred leader in sync,      it leads
                        live, not draining
 =====================  =============================  ==========================================
 
-Source: KIP-497, KIP-841, KIP-966; unclean elections are not offered.
+One file: every row of the table changes who leads or who is in sync, by the same few steps.
+
+Source: KIP-497, KIP-841, KIP-460, KIP-966; unclean elections are not offered.
 """
 
 from __future__ import annotations
@@ -85,6 +87,11 @@ from oncelog.actors.protocol.cluster.cluster_state import (
 )
 from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.protocol.effects import Decision
+from oncelog.actors.protocol.messages.brokers import (
+    ElectLeadersReply,
+    ElectLeadersRequest,
+    PartitionElection,
+)
 from oncelog.actors.protocol.messages.cluster import (
     AlterIsrReply,
     AlterIsrRequest,
@@ -92,6 +99,7 @@ from oncelog.actors.protocol.messages.cluster import (
     BecomeLeaderRequest,
 )
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
 
 BALANCE_ELECTIONS_MAX: Final = 100
 """Leaders moved in one pass of balancing; each move pauses its partition for a moment."""
@@ -389,13 +397,46 @@ def balance(topics: Iterable[TopicState], brokers: Brokers) -> Records:
     records = []
     for topic, number, partition in _partitions(topics):
         preferred = partition.target[0]
-        if (
-            partition.leader not in (NO_LEADER, preferred)
-            and preferred in candidates(partition, brokers)
-            and not (brokers[preferred].is_draining or brokers[preferred].is_refusing)
-        ):
+        is_led = partition.leader not in (NO_LEADER, preferred)
+        if is_led and _may_lead_again(partition, preferred, brokers):
             records.append(elect(topic, number, preferred))
     return tuple(records[:BALANCE_ELECTIONS_MAX])
+
+
+def decide_elect(
+    topics: Mapping[str, TopicState], brokers: Brokers, request: ElectLeadersRequest
+) -> Decision[ElectLeadersReply]:
+    """Elect preferred leaders again, of the named partitions or of all users' topics."""
+    wanted = request.topic_partitions
+    if wanted is None:
+        wanted = tuple(
+            TopicPartition(topic.name, number)
+            for topic, number, _ in _partitions(topics.values())
+            if topic.name not in INTERNAL_TOPICS
+        )
+    records: list[ClusterRecord] = []
+    elections = []
+    for tp in dict.fromkeys(wanted):
+        topic = topics.get(tp.topic)
+        if topic is None or not 0 <= tp.partition < len(topic.partitions):
+            error, leader = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, NO_LEADER
+        else:
+            partition = topic.partitions[tp.partition]
+            error, leader = ErrorCode.NONE, partition.leader
+            preferred = partition.target[0]
+            if leader != preferred and _may_lead_again(partition, preferred, brokers):
+                records.append(elect(topic, tp.partition, preferred))
+                leader = preferred
+            elif leader != preferred:
+                error = ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+        elections.append(PartitionElection(topic_partition=tp, leader=leader, error=error))
+    return decision(ElectLeadersReply(elections=tuple(elections)), *records)
+
+
+def _may_lead_again(partition: PartitionState, preferred: int, brokers: Brokers) -> bool:
+    return preferred in candidates(partition, brokers) and not (
+        brokers[preferred].is_draining or brokers[preferred].is_refusing
+    )
 
 
 # --- the ISR -----------------------------------------------------------------------------------

@@ -39,7 +39,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from oncelog.actors.protocol.effects import LogRecord
+from oncelog.actors.protocol.effects import Decision, LogRecord
+from oncelog.actors.protocol.group.consumer_protocol import decode_subscription
 from oncelog.actors.protocol.group.group_offsets import GroupOffsets
 from oncelog.actors.protocol.group.group_records import (
     GroupKey,
@@ -63,6 +64,8 @@ from oncelog.actors.protocol.group.rebalance import (
     WriteReason,
 )
 from oncelog.actors.protocol.messages.group import (
+    DeleteOffsetsReply,
+    DeleteOffsetsRequest,
     DescribeGroupsReply,
     DescribeGroupsRequest,
     HeartbeatReply,
@@ -77,6 +80,7 @@ from oncelog.actors.protocol.messages.group import (
     TxnOffsetCommitRequest,
 )
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import (
     INT64_MAX,
     NO_PRODUCER_ID,
@@ -181,6 +185,15 @@ class GroupTable:
         group.pending_member_ids.clear()
         group.move(GroupState.DEAD, now_ms)
         return ErrorCode.NONE
+
+    def decide_delete_offsets(self, request: DeleteOffsetsRequest) -> Decision[DeleteOffsetsReply]:
+        """Delete positions, but those of topics that members read."""
+        group = self._groups.get(request.group_id)
+        if group is None:
+            return Decision(reply=request.failed(ErrorCode.GROUP_ID_NOT_FOUND))
+        if group.state is GroupState.DEAD:
+            return Decision(reply=request.failed(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+        return self.offsets.decide_delete(request, _read_topics(group))
 
     def tombstones(self, group_id: str) -> tuple[LogRecord, ...]:
         """The tombstones that remove a group; the group's own comes last."""
@@ -524,3 +537,15 @@ def _names_producer(request: TxnOffsetCommitRequest) -> bool:
         and 0 <= request.base_sequence <= SEQUENCE_MAX
         and has_utf8_bytes(request.transactional_id, 1, TRANSACTIONAL_ID_MAX_BYTES)
     )
+
+
+def _read_topics(group: Group) -> set[str] | None:
+    """The topics that the members of a group read; ``None`` if they do not say."""
+    found: set[str] = set()
+    for member in group.members.values():
+        for protocol in member.protocols:
+            try:
+                found.update(decode_subscription(protocol.metadata).topics)
+            except CorruptDataError:
+                return None
+    return found

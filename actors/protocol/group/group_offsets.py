@@ -24,6 +24,8 @@ from oncelog.actors.protocol.group.group_records import (
     offset_tombstone,
 )
 from oncelog.actors.protocol.messages.group import (
+    DeleteOffsetsReply,
+    DeleteOffsetsRequest,
     FetchedOffset,
     OffsetAndMetadata,
     OffsetCommitReply,
@@ -225,6 +227,33 @@ class GroupOffsets:
                 if stored.value.topic_id:
                     found.setdefault(tp.topic, set()).add(stored.value.topic_id)
         return {topic: frozenset(ids) for topic, ids in found.items()}
+
+    def decide_delete(
+        self, request: DeleteOffsetsRequest, read_topics: Collection[str] | None
+    ) -> Decision[DeleteOffsetsReply]:
+        """Tombstones of the named positions; one that is not there needs none.
+
+        ``read_topics`` are those that members read, ``None`` for any. A position that an open
+        transaction commits stays: its tombstone would drop what that is about to commit.
+        """
+        error, detail = refusal_of_count(len(request.partitions))
+        if error is not ErrorCode.NONE:
+            return Decision(reply=request.failed(error, detail))
+        committed = self._committed.get(request.group_id, {})
+        unstable: set[TopicPartition] = set()
+        for positions in self._pending.get(request.group_id, {}).values():
+            unstable.update(positions)
+        results, records = [], []
+        for tp in request.partitions:
+            error = ErrorCode.NONE
+            if read_topics is None or tp.topic in read_topics:
+                error = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+            elif tp in unstable:
+                error = ErrorCode.UNSTABLE_OFFSET_COMMIT
+            elif tp in committed:
+                records.append(offset_tombstone(request.group_id, tp))
+            results.append(PartitionResult(topic_partition=tp, error=error))
+        return Decision(reply=DeleteOffsetsReply(results=tuple(results)), records=tuple(records))
 
     def of_deleted_topics(self, group_id: str, gone: Collection[str]) -> tuple[LogRecord, ...]:
         """Tombstones of the group's committed positions in the topics whose ids are ``gone``."""

@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from oncelog.actors.protocol.messages.base import Reply, Request
+from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
 
@@ -163,3 +164,32 @@ class ReassignPartitionRequest(Request[ReassignPartitionReply], frozen=True, kw_
 
     topic_partition: TopicPartition
     replicas: tuple[int, ...]
+
+
+class PartitionElection(msgspec.Struct, frozen=True, kw_only=True):
+    """Who leads a partition after an election, -1 for nobody.
+
+    ``PREFERRED_LEADER_NOT_AVAILABLE``: its preferred leader cannot lead now.
+    """
+
+    topic_partition: TopicPartition
+    leader: int = -1
+    error: ErrorCode = ErrorCode.NONE
+
+
+class ElectLeadersReply(Reply, frozen=True, kw_only=True):
+    """One result per partition; who leads is durable."""
+
+    elections: tuple[PartitionElection, ...] = ()
+
+
+class ElectLeadersRequest(Request[ElectLeadersReply], frozen=True, kw_only=True):
+    """Have the preferred leaders lead again, of some partitions or of all. Safe to repeat.
+
+    Source: KIP-460; unclean elections are not offered.
+    """
+
+    method = "elect_leaders"
+    reply_type = ElectLeadersReply
+
+    topic_partitions: tuple[TopicPartition, ...] | None = None

@@ -141,7 +141,8 @@ class CreateTopicRequest(Request[CreateTopicReply], frozen=True, kw_only=True):
 
     ``replication_factor`` -1: three, or as many as there are brokers.
 
-    The caller chooses ``topic_id`` (32 hexadecimal digits), so that a retry is recognised.
+    The caller chooses ``topic_id`` (32 hexadecimal digits), so that a retry is recognised. With
+    ``validate_only`` nothing changes: the reply is what it would be.
     """
 
     method = "create_topic"
@@ -152,6 +153,7 @@ class CreateTopicRequest(Request[CreateTopicReply], frozen=True, kw_only=True):
     partitions: int
     replication_factor: int = ANY_REPLICATION
     settings: tuple[tuple[str, str], ...] = ()
+    validate_only: bool = False
 
 
 class AlterTopicReply(Reply, frozen=True, kw_only=True):
@@ -159,13 +161,21 @@ class AlterTopicReply(Reply, frozen=True, kw_only=True):
 
 
 class AlterTopicRequest(Request[AlterTopicReply], frozen=True, kw_only=True):
-    """Change some settings of a topic. ``None`` resets one to its default."""
+    """Change some settings of a topic. ``None`` resets one to its default.
+
+    ``appended`` and ``subtracted`` are members of settings that are lists, as ``cleanup_policy``;
+    to add one that is there, or remove one that is not, changes nothing. ``validate_only`` as in
+    ``CreateTopicRequest``. Source: KIP-339.
+    """
 
     method = "alter_topic"
     reply_type = AlterTopicReply
 
     name: str
     changes: tuple[tuple[str, str | None], ...]
+    appended: tuple[tuple[str, str], ...] = ()
+    subtracted: tuple[tuple[str, str], ...] = ()
+    validate_only: bool = False
 
 
 class CreatePartitionsReply(Reply, frozen=True, kw_only=True):
@@ -173,13 +183,17 @@ class CreatePartitionsReply(Reply, frozen=True, kw_only=True):
 
 
 class CreatePartitionsRequest(Request[CreatePartitionsReply], frozen=True, kw_only=True):
-    """Add partitions to a topic: ``partitions`` is the new total. Safe to repeat."""
+    """Add partitions to a topic: ``partitions`` is the new total. Safe to repeat.
+
+    ``validate_only`` as in ``CreateTopicRequest``.
+    """
 
     method = "create_partitions"
     reply_type = CreatePartitionsReply
 
     name: str
     partitions: int
+    validate_only: bool = False
 
 
 class DeleteTopicReply(Reply, frozen=True, kw_only=True):

@@ -273,3 +273,24 @@ class DeleteGroupRequest(Request[DeleteGroupReply], frozen=True, kw_only=True):
     reply_type = DeleteGroupReply
 
     group_id: str
+
+
+class DeleteOffsetsReply(Reply, frozen=True, kw_only=True):
+    """One result per partition; durable where it says ``NONE``."""
+
+    results: tuple[PartitionResult, ...] = ()
+
+
+class DeleteOffsetsRequest(Request[DeleteOffsetsReply], frozen=True, kw_only=True):
+    """Delete committed positions of a group, durably. Safe to repeat.
+
+    ``GROUP_SUBSCRIBED_TO_TOPIC`` for a topic that a member reads, ``GROUP_ID_NOT_FOUND`` for an
+    unknown group. ``UNSTABLE_OFFSET_COMMIT`` while an open transaction commits the position: retry.
+    Source: KIP-496.
+    """
+
+    method = "delete_offsets"
+    reply_type = DeleteOffsetsReply
+
+    group_id: str
+    partitions: tuple[TopicPartition, ...]

@@ -261,7 +261,8 @@ class DescribeReplicaReply(Reply, frozen=True, kw_only=True):
     ``isr`` is what a leader knows. ``active_transactional_id_count`` is ``None`` except for
     transaction coordinators. ``damaged_offset`` is the first offset known to be unreadable, -1 if
     none. At start this process cut ``cut_bytes`` from the log, from ``cut_offset`` on: a torn tail,
-    or a cut that an operator accepted. -1: it cut nothing.
+    or a cut that an operator accepted. -1: it cut nothing. ``directory`` is the data directory that
+    the log is in, with the bytes of its disk; -1: not known.
     """
 
     topic_partition: TopicPartition | None = None
@@ -288,6 +289,9 @@ class DescribeReplicaReply(Reply, frozen=True, kw_only=True):
     cut_bytes: int = 0
     refusal: str = ""
     refused_ms: int = 0
+    directory: str = ""
+    disk_size_bytes: int = -1
+    disk_free_bytes: int = -1
 
     @property
     def takes_writes(self) -> bool:

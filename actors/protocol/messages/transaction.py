@@ -43,6 +43,21 @@ class DriverProcess(msgspec.Struct, frozen=True, kw_only=True):
     start_ticks: int
 
 
+class PreparedTxn(msgspec.Struct, frozen=True, kw_only=True):
+    """What a prepared transaction was written with, and when it was prepared (coordinator's ms)."""
+
+    producer_id: int
+    producer_epoch: int
+    prepared_ms: int
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """A producer that sends heartbeats: its own random id, and how long it may be silent."""
+
+    id: str
+    timeout_ms: int
+
+
 class BeginRunReply(Reply, frozen=True, kw_only=True):
     """The run's number. With ``CONCURRENT_TRANSACTIONS``: the newest run's, if there is one.
 
@@ -76,13 +91,16 @@ class BeginRunRequest(Request[BeginRunReply], frozen=True, kw_only=True):
 class InitProducerIdReply(Reply, frozen=True, kw_only=True):
     """The producer id and epoch to use, and the token of the last committed transaction.
 
-    ``ticket`` is a plain one, given without a transactional id.
+    ``ticket`` is a plain one, given without a transactional id. The prepared producer is that of
+    the transaction that was found and kept.
     """
 
     producer_id: int = NO_PRODUCER_ID
     producer_epoch: int = NO_PRODUCER_EPOCH
     commit_token: bytes | None = None
     ticket: bytes = b""
+    prepared_producer_id: int = NO_PRODUCER_ID
+    prepared_producer_epoch: int = NO_PRODUCER_EPOCH
 
 
 class InitProducerIdRequest(Request[InitProducerIdReply], frozen=True, kw_only=True):
@@ -90,7 +108,9 @@ class InitProducerIdRequest(Request[InitProducerIdReply], frozen=True, kw_only=T
 
     ``transactional_id`` ``None`` asks for a fresh idempotent producer; with a ``producer_id`` and
     its plain ``ticket``, for a newer ticket of that id. With a transactional id ``producer_id`` and
-    ``producer_epoch`` are both given (recover in place) or both -1.
+    ``producer_epoch`` are both given (recover in place) or both -1. A prepared transaction is
+    ``INVALID_TXN_STATE``, or taken over with ``keep_prepared`` (KIP-939). With ``refuse_if_alive``
+    a living ``holder`` is not put out: ``TRANSACTIONAL_ID_IN_USE``.
     """
 
     method = "init_producer_id"
@@ -101,6 +121,24 @@ class InitProducerIdRequest(Request[InitProducerIdReply], frozen=True, kw_only=T
     producer_id: int = NO_PRODUCER_ID
     producer_epoch: int = NO_PRODUCER_EPOCH
     ticket: bytes = b""
+    keep_prepared: bool = False
+    holder: Holder | None = None
+    refuse_if_alive: bool = False
+
+
+class ProducerHeartbeatRequest(Request[Reply], frozen=True, kw_only=True):
+    """A transactional producer lives, or with ``is_leaving`` ends. Safe to lose and to repeat.
+
+    ``PRODUCER_FENCED``: another producer has the id now. Nothing is durable.
+    """
+
+    method = "producer_heartbeat"
+    reply_type = Reply
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    is_leaving: bool = False
 
 
 class EnlistReply(Reply, frozen=True, kw_only=True):
@@ -191,6 +229,21 @@ class AddOffsetsToTxnRequest(Request[AddPartitionsToTxnReply], frozen=True, kw_o
     group_id: str
 
 
+class PrepareTxnRequest(Request[Reply], frozen=True, kw_only=True):
+    """Keep the open transaction until its owner, or a successor, ends it. Safe to repeat.
+
+    On ``NONE`` this is durable: neither the transaction timeout nor another ``init_producer_id``
+    ends it. ``POLICY_VIOLATION`` unless the cluster allows that. Source: KIP-939.
+    """
+
+    method = "prepare_txn"
+    reply_type = Reply
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+
+
 class EndTxnReply(Reply, frozen=True, kw_only=True):
     """The producer id and epoch of the next transaction.
 
@@ -255,7 +308,8 @@ class TransactionDescription(msgspec.Struct, frozen=True, kw_only=True):
     """One transactional id as its coordinator knows it; ``state`` is Kafka's name for it.
 
     ``partitions`` includes those of ``members``. ``transaction_start_ms`` is -1 when none is
-    open; ``commit_token`` is that of the last committed transaction.
+    open; ``commit_token`` is that of the last committed transaction. ``prepared`` is set from
+    "Prepared" on until the transaction is complete.
     """
 
     transactional_id: str
@@ -269,6 +323,7 @@ class TransactionDescription(msgspec.Struct, frozen=True, kw_only=True):
     commit_token: bytes | None = None
     member_count: int = 0
     members: tuple[TransactionMemberDescription, ...] = ()
+    prepared: PreparedTxn | None = None
 
 
 class DescribeTransactionsReply(Reply, frozen=True, kw_only=True):
@@ -314,6 +369,22 @@ class AbortTransactionRequest(Request[AbortTransactionReply], frozen=True, kw_on
     reply_type = AbortTransactionReply
 
     transactional_id: str
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+
+
+class EndPreparedTxnRequest(Request[AbortTransactionReply], frozen=True, kw_only=True):
+    """Commit or abort the prepared transaction of an id, for its owner. Safe to repeat.
+
+    ``producer_id`` and ``producer_epoch`` are those of ``TransactionDescription``, as in
+    ``AbortTransactionRequest``.
+    """
+
+    method = "end_prepared_txn"
+    reply_type = AbortTransactionReply
+
+    transactional_id: str
+    committed: bool
     producer_id: int = NO_PRODUCER_ID
     producer_epoch: int = NO_PRODUCER_EPOCH
 

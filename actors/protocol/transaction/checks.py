@@ -14,6 +14,7 @@ from oncelog.actors.protocol.messages.transaction import (
     DriverProcess,
     EndTxnRequest,
     EnlistRequest,
+    Holder,
     InitProducerIdRequest,
     LeaveRunRequest,
     RenewRunRequest,
@@ -40,6 +41,9 @@ from oncelog.storage.model import (
 
 RUN_ID_MAX_BYTES: Final = 256
 MACHINE_MAX_BYTES: Final = 256
+
+HEARTBEAT_TIMEOUT_MAX_MS: Final = 3_600_000
+"""How long a producer that sends heartbeats may be silent at most."""
 
 Refusal = tuple[ErrorCode, str]
 """A rejection: the code, and a sentence for people."""
@@ -77,6 +81,7 @@ def check_init_producer_id(
         check_transactional_id(request.transactional_id)
         or check_timeout(request.transaction_timeout_ms, transaction_max_timeout_ms)
         or _check_producer(request.producer_id, request.producer_epoch)
+        or _check_holder(request.holder)
     )
 
 
@@ -143,6 +148,15 @@ def check_version(
     return None
 
 
+def holds_prepared(transactional_id: str) -> Refusal:
+    """The answer to who may not change or end a transaction, because it is prepared."""
+    return ErrorCode.INVALID_TXN_STATE, (
+        f"{transactional_id!r} has a prepared transaction, which may be committed in "
+        "another system already: take it over with init_transactions(keep_prepared=True) and end "
+        "it with complete_transaction(), or have an operator end it"
+    )
+
+
 def bad_partition(
     partitions: Sequence[TopicPartition], partition_counts: Mapping[str, int]
 ) -> tuple[Mapping[TopicPartition, ErrorCode], str]:
@@ -170,6 +184,19 @@ def _check_producer(producer_id: int, producer_epoch: int) -> Refusal | None:
     return ErrorCode.INVALID_REQUEST, (
         f"producer_id={producer_id}, producer_epoch={producer_epoch}: give both or neither"
     )
+
+
+def _check_holder(holder: Holder | None) -> Refusal | None:
+    if holder is None:
+        return None
+    size = utf8_bytes(holder.id)
+    if size is None or not 0 < size <= RUN_ID_MAX_BYTES:
+        return ErrorCode.INVALID_REQUEST, f"holder: give 1 to {RUN_ID_MAX_BYTES} bytes of UTF-8"
+    if not 0 < holder.timeout_ms <= HEARTBEAT_TIMEOUT_MAX_MS:
+        return ErrorCode.INVALID_REQUEST, (
+            f"timeout_ms={holder.timeout_ms} of the holder: give 1 to {HEARTBEAT_TIMEOUT_MAX_MS}"
+        )
+    return None
 
 
 def _check_run(run: Run) -> Refusal | None:

@@ -13,6 +13,7 @@ to act on and a text for people.
 |---|---|
 | the transaction timeout | TRANSACTION_TIMED_OUT |
 | an operator's abort | ABORTED_BY_OPERATOR |
+| an operator's commit of what was prepared | INVALID_TXN_STATE |
 | another producer's ``init_transactions`` | PRODUCER_FENCED |
 | a distributed write under the same id | PRODUCER_FENCED |
 | the death of a distributed write's driver | PRODUCER_FENCED |
@@ -34,7 +35,7 @@ from oncelog.actors.protocol.transaction.checks import Refusal
 from oncelog.actors.protocol.transaction.transaction_state import (
     ABORTED,
     COMMITTED,
-    PREPARED,
+    DECIDED,
     EpochCause,
     TransactionMetadata,
     TransactionState,
@@ -79,6 +80,7 @@ _ROWS: Final[Mapping[TransactionState, tuple[EndVerdict, ...]]] = {
     #                                 COMMIT current, COMMIT retry, ABORT current, ABORT retry
     TransactionState.EMPTY: (_INVALID, _FENCED, _PREPARE, _FENCED),
     TransactionState.ONGOING: (_PREPARE, _FENCED, _PREPARE, _FENCED),
+    TransactionState.PREPARED: (_PREPARE, _FENCED, _PREPARE, _FENCED),
     TransactionState.PREPARE_COMMIT: (_CONCURRENT, _CONCURRENT, _CONCURRENT, _INVALID),
     TransactionState.PREPARE_ABORT: (_CONCURRENT, _INVALID, _CONCURRENT, _CONCURRENT),
     TransactionState.COMPLETE_COMMIT: (_INVALID, _ENDED, _PREPARE, _INVALID),
@@ -179,7 +181,7 @@ def run_end_verdict(
     """
     is_its_own = is_newest and metadata.is_run_current
     is_open = is_its_own and metadata.state is TransactionState.ONGOING
-    if is_newest and metadata.is_run_waiting and metadata.state in PREPARED:
+    if is_newest and metadata.is_run_waiting and metadata.state in DECIDED:
         return ErrorCode.CONCURRENT_TRANSACTIONS
     if is_open or (is_newest and metadata.is_run_waiting):
         return EndAction.PREPARE
@@ -199,6 +201,11 @@ def outdated(metadata: TransactionMetadata, producer_id: int, producer_epoch: in
     An abort that the owner did not request is reported until the owner continues.
     """
     age = end_age(metadata, producer_id=producer_id, producer_epoch=producer_epoch)
+    is_by_operator = metadata.epoch_cause is EpochCause.OPERATOR
+    if age is EndAge.RETRY and is_by_operator and metadata.state in COMMITTED:
+        return ErrorCode.INVALID_TXN_STATE, (
+            f"an operator has committed the prepared transaction of {metadata.transactional_id!r}"
+        )
     code = _CODES.get(metadata.epoch_cause)
     is_told = code is ErrorCode.PRODUCER_FENCED or metadata.state in ABORTED
     if age is EndAge.RETRY and code is not None and is_told:

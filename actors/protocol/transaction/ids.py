@@ -16,7 +16,7 @@ from msgspec import structs
 from oncelog.actors.protocol.effects import Decision, LogRecord, refused
 from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages.base import ReplyT, Request
-from oncelog.actors.protocol.transaction.checks import BUSY, Refusal
+from oncelog.actors.protocol.transaction.checks import BUSY, Refusal, holds_prepared
 from oncelog.actors.protocol.transaction.members import RunMember, with_member
 from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
 from oncelog.actors.protocol.transaction.transaction_records import (
@@ -31,8 +31,8 @@ from oncelog.actors.protocol.transaction.transaction_records import (
 )
 from oncelog.actors.protocol.transaction.transaction_state import (
     AT_REST,
+    DECIDED,
     LEGAL_PREDECESSORS,
-    PREPARED,
     EpochCause,
     TransactionMetadata,
     TransactionState,
@@ -173,9 +173,14 @@ class TransactionalIds:
         now_ms: int,
         producer_ids: ProducerIdBlocks,
     ) -> Decision[ReplyT]:
-        """Abort the open transaction of an id that ``request`` takes over; the caller retries."""
-        if metadata.state in PREPARED:
+        """Abort the open transaction of an id that ``request`` takes over; the caller retries.
+
+        A prepared one may be committed elsewhere already, so nobody aborts it in passing.
+        """
+        if metadata.state in DECIDED:
             return refused(request, *BUSY)
+        if metadata.state is TransactionState.PREPARED:
+            return refused(request, *holds_prepared(metadata.transactional_id))
         spare = producer_ids.spare(metadata)
         return self.move(request.failed(*BUSY), aborted(metadata, cause, now_ms, spare))
 

@@ -1,12 +1,16 @@
 """One producer of a transactional id: it gets an epoch, enrols partitions, and ends.
 
-| request | unknown id | at rest | Ongoing | Prepare* |
-|---|---|---|---|---|
-| init_producer_id | new id, epoch 0 | next epoch | abort; CONCURRENT | CONCURRENT |
-| add_partitions | INVALID_MAPPING | begin | enrol | CONCURRENT, a member: PRODUCER_FENCED |
-| end_txn | INVALID_MAPPING | table in ``transaction.end`` | PREPARE | table |
+| request | unknown id | at rest | Ongoing | Prepared | Prepare* |
+|---|---|---|---|---|---|
+| init_producer_id | new id, epoch 0 | next epoch | abort; CONCURRENT | INVALID_STATE | CONCURRENT |
+| it, keep_prepared | new id, epoch 0 | next epoch | abort; CONCURRENT | next epoch | CONCURRENT |
+| add_partitions | INVALID_MAPPING | begin | enrol | INVALID_STATE | CONCURRENT; members FENCED |
+| prepare_txn | INVALID_MAPPING | begin, Prepared | Prepared | again: NONE | CONCURRENT |
+| end_txn | INVALID_MAPPING | table in ``transaction.end`` | PREPARE | PREPARE | table |
 
-A member of a distributed write enrols partitions here as well; everything else is in ``runs``.
+INVALID_STATE is INVALID_TXN_STATE, FENCED is PRODUCER_FENCED. With ``keep_prepared``, and to
+prepare, the cluster must allow it: POLICY_VIOLATION. But what is prepared can always be ended. A
+member of a distributed write enrols partitions here as well; everything else is in ``runs``.
 
 *Enrolment ahead*: a commit may enrol the partitions of the transaction after it. PREPARE contains
 them, so they are durable with the decision. The next transaction begins with them in the log batch
@@ -14,8 +18,8 @@ of COMPLETE, when every marker of the current one is written. From then on it is
 out, like any other. Its owner may have missed the reply to the commit. Until it ends, a retry of
 that commit gets the same answer, even after a timeout has aborted the transaction begun ahead.
 
-Source: KIP-98, KIP-360, KIP-890. Enrolment ahead is oncelog's own: Kafka's coordinator learns of a
-transaction from its first partition.
+Source: KIP-98, KIP-360, KIP-890, KIP-939. Enrolment ahead is oncelog's own: Kafka's coordinator
+learns of a transaction from its first partition.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from typing import Final
 from msgspec import structs
 
 from oncelog.actors.protocol.effects import Decision, refused
+from oncelog.actors.protocol.messages.base import Reply
 from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnReply,
     AddPartitionsToTxnRequest,
@@ -35,6 +40,7 @@ from oncelog.actors.protocol.messages.transaction import (
     InitProducerIdReply,
     InitProducerIdRequest,
     PartitionEnrolment,
+    PrepareTxnRequest,
 )
 from oncelog.actors.protocol.transaction.checks import (
     BUSY,
@@ -42,6 +48,7 @@ from oncelog.actors.protocol.transaction.checks import (
     bad_partition,
     check_init_producer_id,
     check_version,
+    holds_prepared,
 )
 from oncelog.actors.protocol.transaction.end import (
     EndAction,
@@ -60,17 +67,19 @@ from oncelog.actors.protocol.transaction.producer_ids import (
 )
 from oncelog.actors.protocol.transaction.transaction_state import (
     AT_REST,
-    PREPARED,
+    DECIDED,
     TRANSACTION_PARTITIONS_MAX,
     EpochCause,
     TransactionMetadata,
     TransactionState,
     begun,
     created,
+    held_back,
     initialised,
     next_producer,
     prepared,
     raised,
+    taken_over,
 )
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
@@ -86,6 +95,11 @@ AHEAD_EPOCH_MAX: Final = PRODUCER_EPOCH_EXHAUSTED - 2
 AHEAD_PARTITIONS_MAX: Final = 256
 """Maximum partitions enrolled ahead: each costs a ticket in the reply to the commit."""
 
+TWO_PHASE_FORBIDDEN: Final[Refusal] = (
+    ErrorCode.POLICY_VIOLATION,
+    "this cluster does not prepare transactions: transaction_two_phase_commit_enable is off",
+)
+
 _NOT_ITS_END: Final = frozenset({ErrorCode.INVALID_TXN_STATE, ErrorCode.PRODUCER_FENCED})
 
 
@@ -96,6 +110,7 @@ class Producers:
     ids: TransactionalIds
     producer_ids: ProducerIdBlocks
     transaction_max_timeout_ms: int
+    is_two_phase_allowed: bool = False
 
     # --- epochs -----------------------------------------------------------------------------
 
@@ -106,7 +121,8 @@ class Producers:
         """Give the id's owner its next epoch, which fences the owner before (KIP-98, KIP-360).
 
         An open transaction is aborted first: the caller gets ``CONCURRENT_TRANSACTIONS`` and
-        retries. ``transactional_id`` must not be ``None``: that needs no record.
+        retries. A prepared one is kept, for a caller that says so. ``transactional_id`` must not be
+        ``None``: that needs no record.
         """
         transactional_id = request.transactional_id or ""
         metadata = self.ids.metadata(transactional_id)
@@ -114,6 +130,7 @@ class Producers:
             check_init_producer_id(request, self.transaction_max_timeout_ms)
             or self.ids.check_not_pending(transactional_id)
             or _init_refusal(metadata, request)
+            or self._keep_refusal(metadata, request)
         )
         if refusal is not None:
             return refused(request, *refusal)
@@ -124,7 +141,7 @@ class Producers:
                 transaction_timeout_ms=request.transaction_timeout_ms,
                 now_ms=now_ms,
             )
-        elif metadata.state not in AT_REST:
+        elif metadata.state not in AT_REST and not _is_kept(metadata, request):
             cause = EpochCause.PRODUCER
             return self.ids.abort_ongoing(request, metadata, cause, now_ms, self.producer_ids)
         elif not _is_last_epoch(metadata, request):
@@ -135,15 +152,59 @@ class Producers:
                 last_producer_epoch=metadata.producer_epoch if is_owner else NO_PRODUCER_EPOCH,
                 cause=EpochCause.OWNER if is_owner else EpochCause.PRODUCER,
             )
-        following = initialised(
-            metadata, transaction_timeout_ms=request.transaction_timeout_ms, now_ms=now_ms
+        settle = taken_over if metadata.state is TransactionState.PREPARED else initialised
+        following = settle(
+            metadata,
+            transaction_timeout_ms=request.transaction_timeout_ms,
+            now_ms=now_ms,
+            holder=request.holder,
         )
         reply = InitProducerIdReply(
             producer_id=following.producer_id,
             producer_epoch=following.producer_epoch,
             commit_token=following.commit_token,
         )
+        if (found := following.prepared_txn) is not None:
+            reply = structs.replace(
+                reply,
+                prepared_producer_id=found.producer_id,
+                prepared_producer_epoch=found.producer_epoch,
+            )
         return self.ids.move(reply, following)
+
+    def _keep_refusal(
+        self, metadata: TransactionMetadata | None, request: InitProducerIdRequest
+    ) -> Refusal | None:
+        is_found = metadata is not None and metadata.state is TransactionState.PREPARED
+        if not request.keep_prepared or is_found or self.is_two_phase_allowed:
+            return None
+        return TWO_PHASE_FORBIDDEN
+
+    # --- prepared ---------------------------------------------------------------------------
+
+    def decide_prepare(self, request: PrepareTxnRequest, now_ms: int) -> Decision[Reply]:
+        """Keep the owner's transaction for a decision elsewhere (KIP-939).
+
+        Without an open one an empty one begins: whoever asks for it later finds it.
+        """
+        metadata = self.ids.metadata(request.transactional_id)
+        if metadata is None:
+            return refused(request, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+        refusal = self.ids.check_not_pending(request.transactional_id)
+        refusal = refusal or _producer_refusal(metadata, request)
+        if refusal is None and not self.is_two_phase_allowed:
+            refusal = TWO_PHASE_FORBIDDEN
+        caller = (request.producer_id, request.producer_epoch)
+        if refusal is None and (found := metadata.prepared_txn) is not None:
+            if caller == (found.producer_id, found.producer_epoch):
+                return Decision(reply=Reply())
+            refusal = holds_prepared(metadata.transactional_id)
+        if refusal is not None:
+            return refused(request, *refusal)
+        if metadata.state is TransactionState.ONGOING:
+            return self.ids.move(Reply(), held_back(metadata, now_ms))
+        opened = begun(metadata, frozenset(), now_ms)
+        return self.ids.move(Reply(), opened, held_back(opened, now_ms))
 
     # --- partitions -------------------------------------------------------------------------
 
@@ -168,6 +229,8 @@ class Producers:
             refusal = _member_refusal(metadata, member, request)
         elif refusal is None:
             refusal = _producer_refusal(metadata, request)
+        if refusal is None and metadata.state is TransactionState.PREPARED:
+            refusal = holds_prepared(metadata.transactional_id)
         if refusal is not None:
             return refused(request, *refusal)
         bad, detail = bad_partition(request.partitions, partition_counts)
@@ -247,12 +310,13 @@ def _init_refusal(
     is_current_id = request.producer_id == metadata.producer_id
     if not is_current_id and not _is_last_epoch(metadata, request):
         return ErrorCode.PRODUCER_FENCED, ""
-    if metadata.state in PREPARED:
+    if metadata.state in DECIDED:
         return BUSY
     if is_current_id and request.producer_epoch == metadata.producer_epoch:
         return None
     # Only the current owner may abort an open transaction; a late copy of its last call must not.
-    is_retry = metadata.state in AT_REST and _is_last_epoch(metadata, request)
+    is_settled = metadata.state in AT_REST or _is_kept(metadata, request)
+    is_retry = is_settled and _is_last_epoch(metadata, request)
     return None if is_retry else (ErrorCode.PRODUCER_FENCED, "")
 
 
@@ -277,20 +341,25 @@ def _is_last_epoch(metadata: TransactionMetadata, request: InitProducerIdRequest
 
 def _is_coming(metadata: TransactionMetadata, producer_id: int) -> bool:
     """Whether the id's owner already got this new producer id, before COMPLETE."""
-    return metadata.state in PREPARED and producer_id == metadata.next_producer_id
+    return metadata.state in DECIDED and producer_id == metadata.next_producer_id
+
+
+def _is_kept(metadata: TransactionMetadata, request: InitProducerIdRequest) -> bool:
+    """Whether a prepared transaction stays, because the caller takes it over."""
+    return request.keep_prepared and metadata.state is TransactionState.PREPARED
 
 
 def _producer_refusal(
-    metadata: TransactionMetadata, request: AddPartitionsToTxnRequest
+    metadata: TransactionMetadata, request: AddPartitionsToTxnRequest | PrepareTxnRequest
 ) -> Refusal | None:
-    """Reject a caller that is not the id's own producer or may not enrol partitions now."""
+    """Reject a caller that is not the id's own producer or may not change its transaction now."""
     caller = (request.producer_id, request.producer_epoch)
     refusal = _mapping_refusal(metadata, caller)
     if refusal is not None:
         return refusal
     if caller != (metadata.producer_id, metadata.producer_epoch):
         return outdated(metadata, *caller)
-    if metadata.state in PREPARED:
+    if metadata.state in DECIDED:
         return BUSY
     is_open = metadata.state is TransactionState.ONGOING
     if metadata.is_run_waiting or (is_open and metadata.is_run_current):

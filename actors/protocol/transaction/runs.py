@@ -74,7 +74,7 @@ from oncelog.actors.protocol.transaction.producer_ids import (
 )
 from oncelog.actors.protocol.transaction.transaction_state import (
     AT_REST,
-    PREPARED,
+    DECIDED,
     EpochCause,
     TransactionMetadata,
     aborted,
@@ -168,7 +168,7 @@ class Runs:
             detail = f"no run of {request.transactional_id!r} is known"
             return refused(request, ErrorCode.PRODUCER_FENCED, detail)
         if metadata.run == request.run and metadata.is_run_waiting:
-            if metadata.state in PREPARED:
+            if metadata.state in DECIDED:
                 return refused(request, *BUSY)
             return self._first_enlisted(metadata, now_ms)
         if not is_run_open(metadata, request.run):

@@ -7,9 +7,10 @@ COMPLETE follows when every marker is written (I-15).
 
 | who asks | part |
 |---|---|
-| a producer: init_producer_id, add_partitions, end_txn | ``producers``, ``end`` |
+| a producer: init_producer_id, add_partitions, prepare_txn, end_txn | ``producers``, ``end`` |
+| producers that live: heartbeats | ``holders`` |
 | a distributed write: begin_run, enlist, leave_run, renew_run, end_txn | ``runs``, ``end`` |
-| an operator: describe, abort, delete | ``Operations`` |
+| an operator: describe, abort, end prepared, delete | ``Operations`` |
 | the coordinator itself: completion, timeout, expiration | ``Upkeep`` |
 
 Source: KIP-98, KIP-360, KIP-890; members, runs and tokens are oncelog's own.
@@ -33,8 +34,11 @@ from oncelog.actors.protocol.messages.transaction import (
     DeleteTransactionalIdReply,
     DeleteTransactionalIdRequest,
     DescribeTransactionsRequest,
+    EndPreparedTxnRequest,
     EndTxnReply,
     EndTxnRequest,
+    InitProducerIdReply,
+    InitProducerIdRequest,
     TransactionDescription,
     TransactionMemberDescription,
 )
@@ -42,6 +46,7 @@ from oncelog.actors.protocol.tickets import TRANSACTION_TIMEOUT_LIMIT_MS
 from oncelog.actors.protocol.transaction.checks import Refusal, check_end_txn
 from oncelog.actors.protocol.transaction.commit_versions import version_in
 from oncelog.actors.protocol.transaction.end import EndAge, end_age
+from oncelog.actors.protocol.transaction.holders import Holders
 from oncelog.actors.protocol.transaction.ids import TransactionalIds
 from oncelog.actors.protocol.transaction.members import HeldRecords, MemberStatus, active_count
 from oncelog.actors.protocol.transaction.producer_ids import (
@@ -54,13 +59,15 @@ from oncelog.actors.protocol.transaction.transaction_records import encode_membe
 from oncelog.actors.protocol.transaction.transaction_state import (
     ABORTED,
     AT_REST,
-    PREPARED,
+    COMMITTED,
+    DECIDED,
     EpochCause,
     TransactionMetadata,
     TransactionState,
     aborted,
     begun_ahead,
     completed,
+    prepared,
     txn_markers,
 )
 from oncelog.storage.errors import ErrorCode
@@ -81,14 +88,31 @@ class TransactionMachine:
         transaction_max_timeout_ms: int,
         transactional_id_expiration_ms: int,
         distributed_write_max_ms: int = TRANSACTION_TIMEOUT_LIMIT_MS,
+        is_two_phase_allowed: bool = False,
     ) -> None:
         self.ids = TransactionalIds()
-        self.producers = Producers(self.ids, producer_ids, transaction_max_timeout_ms)
+        self.producers = Producers(
+            self.ids, producer_ids, transaction_max_timeout_ms, is_two_phase_allowed
+        )
+        self.holders = Holders(self.ids)
         self.runs = Runs(self.ids, producer_ids, transaction_max_timeout_ms)
         self.operations = Operations(self.ids, producer_ids)
         self.upkeep = Upkeep(
-            self.ids, producer_ids, transactional_id_expiration_ms, distributed_write_max_ms
+            self.ids,
+            producer_ids,
+            self.holders,
+            transactional_id_expiration_ms,
+            distributed_write_max_ms,
         )
+
+    def decide_init_producer_id(
+        self, request: InitProducerIdRequest, now_ms: int, monotonic_ms: int
+    ) -> Decision[InitProducerIdReply]:
+        """Give an id to a producer, unless it is not to put out a holder that lives."""
+        refusal = self.holders.refusal(request, monotonic_ms)
+        if refusal is not None:
+            return refused(request, *refusal)
+        return self.producers.decide_init_producer_id(request, now_ms)
 
     def decide_end_txn(
         self,
@@ -119,11 +143,17 @@ class Operations:
     producer id and epoch, so that a late copy never aborts the next transaction. An id is deleted
     only at rest: an open or undecided transaction concerns its partitions as well.
 
-    | request | unknown id | at rest | Ongoing | PrepareAbort | PrepareCommit |
+    | request | at rest | Ongoing | Prepared | PrepareAbort | PrepareCommit |
     |---|---|---|---|---|---|
-    | abort, current epoch | NOT_FOUND | INVALID_TXN_STATE | PREPARE | INVALID_TXN_STATE | INVALID |
-    | abort, epoch before | NOT_FOUND | NONE if aborted, else INVALID | INVALID | NONE | INVALID |
-    | delete | NOT_FOUND | tombstone | INVALID_TXN_STATE | INVALID_TXN_STATE | INVALID |
+    | abort, current epoch | INVALID | PREPARE | INVALID | INVALID | INVALID |
+    | abort, epoch before | NONE if aborted | INVALID | INVALID | NONE | INVALID |
+    | end prepared, current epoch | INVALID | INVALID | PREPARE | INVALID | INVALID |
+    | end prepared, epoch before | NONE if so ended | INVALID | INVALID | NONE if so | NONE if so |
+    | delete | tombstone | INVALID | INVALID | INVALID | INVALID |
+
+    An unknown id is TRANSACTIONAL_ID_NOT_FOUND; what is not NONE is INVALID as well.
+    INVALID is INVALID_TXN_STATE. A prepared transaction may be committed in another system, so an
+    operator who ends it says how.
 
     Source: KIP-664, KIP-939 ("force terminate"); tokens, and so deletion, are oncelog's own.
     """
@@ -173,6 +203,40 @@ class Operations:
         )
         return refused(request, ErrorCode.INVALID_TXN_STATE, detail)
 
+    @waiting_for_producer_ids
+    def decide_end_prepared(
+        self, request: EndPreparedTxnRequest, now_ms: int
+    ) -> Decision[AbortTransactionReply]:
+        """Commit or abort the prepared transaction that the request names."""
+        metadata = self.ids.metadata(request.transactional_id)
+        if metadata is None:
+            return refused(request, *_unknown(request.transactional_id))
+        refusal = self.ids.check_not_pending(request.transactional_id)
+        if refusal is not None:
+            return refused(request, *refusal)
+        age = end_age(
+            metadata, producer_id=request.producer_id, producer_epoch=request.producer_epoch
+        )
+        if age is EndAge.CURRENT and metadata.state is TransactionState.PREPARED:
+            following = prepared(
+                metadata,
+                committed=request.committed,
+                now_ms=now_ms,
+                spare_producer_id=self.producer_ids.spare(metadata),
+                token=metadata.commit_token,
+                cause=EpochCause.OPERATOR,
+            )
+            return self.ids.move(AbortTransactionReply(), following)
+        is_so_ended = metadata.state in (COMMITTED if request.committed else ABORTED)
+        if age is EndAge.RETRY and is_so_ended and metadata.epoch_cause is EpochCause.OPERATOR:
+            return Decision(reply=AbortTransactionReply())
+        detail = (
+            f"{request.transactional_id!r} is in state {metadata.state.value} with producer id "
+            f"{metadata.producer_id} and epoch {metadata.producer_epoch}: it has no prepared "
+            f"transaction of producer id {request.producer_id} and epoch {request.producer_epoch}"
+        )
+        return refused(request, ErrorCode.INVALID_TXN_STATE, detail)
+
     def decide_delete(
         self, request: DeleteTransactionalIdRequest
     ) -> Decision[DeleteTransactionalIdReply]:
@@ -204,6 +268,8 @@ def _passes(
         return False
     if request.producer_ids:
         known = {metadata.producer_id, metadata.next_producer_id, *metadata.members}
+        if metadata.prepared_txn is not None:
+            known.add(metadata.prepared_txn.producer_id)
         if known.isdisjoint(request.producer_ids):
             return False
     if request.app_id:
@@ -229,6 +295,7 @@ def _described(metadata: TransactionMetadata) -> TransactionDescription:
         partitions=tuple(sorted(metadata.all_partitions)),
         commit_token=metadata.commit_token,
         member_count=active_count(metadata.members),
+        prepared=metadata.prepared_txn,
         members=tuple(
             TransactionMemberDescription(
                 producer_id=member.producer_id,
@@ -246,17 +313,18 @@ def _described(metadata: TransactionMetadata) -> TransactionDescription:
 class Upkeep:
     """The coordinator's own decisions: complete, time out, and forget idle ids.
 
-    | | at rest | Ongoing | Prepare* |
-    |---|---|---|---|
-    | every marker is written | - | - | COMPLETE |
-    | transaction timeout; of a run, since one of its tasks was heard | - | PREPARE_ABORT | - |
-    | id expiration, no commit token | tombstone | - | - |
+    | | at rest | Ongoing | Prepared | Prepare* |
+    |---|---|---|---|---|
+    | every marker is written | - | - | - | COMPLETE |
+    | transaction timeout; of a run, since one of its tasks was heard | - | PREPARE_ABORT | - | - |
+    | id expiration, no commit token | tombstone | - | - | - |
 
     Source: KIP-98; keeping ids with tokens is oncelog's own.
     """
 
     ids: TransactionalIds
     producer_ids: ProducerIdBlocks
+    holders: Holders
     transactional_id_expiration_ms: int
     distributed_write_max_ms: int
 
@@ -267,18 +335,18 @@ class Upkeep:
         return tuple(
             metadata.transactional_id
             for metadata in self.ids.not_at_rest()
-            if metadata.state in PREPARED
+            if metadata.state in DECIDED
         )
 
     def is_prepared(self, transactional_id: str) -> bool:
         """Whether the id's transaction is prepared and waits for its markers."""
         metadata = self.ids.metadata(transactional_id)
-        return metadata is not None and metadata.state in PREPARED
+        return metadata is not None and metadata.state in DECIDED
 
     def markers_due(self, transactional_id: str) -> tuple[TxnMarker, ...]:
         """The markers of a prepared transaction: one per producer with partitions."""
         metadata = self.ids.metadata(transactional_id)
-        if metadata is None or metadata.state not in PREPARED:
+        if metadata is None or metadata.state not in DECIDED:
             return ()
         return txn_markers(metadata)
 
@@ -289,7 +357,7 @@ class Upkeep:
         begin the next transaction in the same log batch.
         """
         metadata = self.ids.metadata(transactional_id)
-        if metadata is None or metadata.state not in PREPARED:
+        if metadata is None or metadata.state not in DECIDED:
             return NOTHING
         complete = completed(metadata, now_ms)
         steps: tuple[TransactionMetadata, ...] = (complete,)
@@ -302,6 +370,11 @@ class Upkeep:
             if member.status is not MemberStatus.FREE
         )
         return structs.replace(decision, records=decision.records + tombstones)
+
+    def oldest_prepared_ms(self) -> int | None:
+        """When the transaction was prepared that has waited longest for a decision elsewhere."""
+        found = (metadata.prepared_txn for metadata in self.ids.not_at_rest())
+        return min((one.prepared_ms for one in found if one is not None), default=None)
 
     # --- timeouts ---------------------------------------------------------------------------
 
@@ -344,12 +417,14 @@ class Upkeep:
 
     # --- idle ids ---------------------------------------------------------------------------
 
-    def idle_ids(self, now_ms: int) -> tuple[str, ...]:
-        """All ids that may be forgotten: long at rest and without a token."""
+    def idle_ids(self, now_ms: int, monotonic_ms: int = 0) -> tuple[str, ...]:
+        """All ids that may be forgotten: long at rest, not heard of, and without a token."""
+        since_ms = monotonic_ms - self.transactional_id_expiration_ms
         return tuple(
             metadata.transactional_id
             for metadata in self.ids.forgettable(now_ms - self.transactional_id_expiration_ms)
             if self._is_idle(metadata, now_ms)
+            and not self.holders.was_heard_since(metadata.transactional_id, since_ms)
         )
 
     def decide_expire(self, transactional_id: str, now_ms: int) -> Decision[Reply]:

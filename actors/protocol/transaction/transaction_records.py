@@ -25,6 +25,11 @@ Key: version int16 = 0, transactional id. Value, version 1 (flexible; big-endian
 | 10004 | partitions enrolled ahead | as the partitions above |
 | 10005 | why the epoch rose last | int8: 0 owner … 6 members, as ``EpochCause`` |
 | 10006 | driver of the run | machine compact string, process id int64, start in clock ticks int64 |
+| 10007 | what is prepared | its producer id int64, its epoch int16, since when in ms int64 |
+| 10008 | owner that sends heartbeats | its id compact string, its timeout in ms int32 |
+
+With tag 10007 the status Ongoing means Prepared: Kafka's reader sees an open transaction. The tag
+stays until the transaction is complete.
 
 The int8 of a run is 1 if the current or last transaction is the run's, 2 while it waits for its
 first member, 3 if it waits again. In builds before runs had numbers, the number was the driver's
@@ -63,7 +68,12 @@ from typing import Final
 
 import msgspec
 
-from oncelog.actors.protocol.messages.transaction import DriverProcess, Run
+from oncelog.actors.protocol.messages.transaction import (
+    DriverProcess,
+    Holder,
+    PreparedTxn,
+    Run,
+)
 from oncelog.actors.protocol.transaction.members import Members, MemberStatus, RunMember
 from oncelog.actors.protocol.transaction.transaction_state import (
     EpochCause,
@@ -92,6 +102,8 @@ TAG_MEMBERS: Final = 10_003
 TAG_AHEAD_PARTITIONS: Final = 10_004
 TAG_EPOCH_CAUSE: Final = 10_005
 TAG_DRIVER: Final = 10_006
+TAG_PREPARED: Final = 10_007
+TAG_HOLDER: Final = 10_008
 
 _RUN_CURRENT: Final = 1
 _RUN_WAITING: Final = 2
@@ -100,15 +112,19 @@ _RUN_WAITING_AGAIN: Final = _RUN_CURRENT | _RUN_WAITING
 _STATUS: Final = {
     TransactionState.EMPTY: 0,
     TransactionState.ONGOING: 1,
+    TransactionState.PREPARED: 1,
     TransactionState.PREPARE_COMMIT: 2,
     TransactionState.PREPARE_ABORT: 3,
     TransactionState.COMPLETE_COMMIT: 4,
     TransactionState.COMPLETE_ABORT: 5,
 }
-_STATE_OF_STATUS: Final = {number: state for state, number in _STATUS.items()}
+_STATE_OF_STATUS: Final[dict[int, TransactionState]] = {
+    number: state for state, number in _STATUS.items() if state is not TransactionState.PREPARED
+}
 
 _INT16 = struct.Struct(">h")
 _INT64 = struct.Struct(">q")
+_PREPARED = struct.Struct(">qhq")
 
 
 class _TransactionReader(WireReader):
@@ -271,6 +287,9 @@ def decode_value(transactional_id: str, value: bytes) -> TransactionMetadata | N
     start_ms = reader.int64()
     tags = reader.tagged_fields()
     reader.expect_end()
+    prepared_txn = _decode_prepared(tags.get(TAG_PREPARED))
+    if prepared_txn is not None and state is TransactionState.ONGOING:
+        state = TransactionState.PREPARED
     run, run_state = _decode_run(tags.get(TAG_RUN))
     is_run_current = run_state in (_RUN_CURRENT, _RUN_WAITING_AGAIN)
     return TransactionMetadata(
@@ -293,6 +312,8 @@ def decode_value(transactional_id: str, value: bytes) -> TransactionMetadata | N
         members=_decode_members(tags.get(TAG_MEMBERS), partitions),
         ahead_partitions=_decode_partitions(tags.get(TAG_AHEAD_PARTITIONS)),
         epoch_cause=_decode_cause(tags.get(TAG_EPOCH_CAUSE)),
+        prepared_txn=prepared_txn,
+        holder=_decode_holder(tags.get(TAG_HOLDER)),
     )
 
 
@@ -347,6 +368,14 @@ def _tagged(
         writer.int64(metadata.driver.process_id)
         writer.int64(metadata.driver.start_ticks)
         fields.append((TAG_DRIVER, bytes(writer.buffer)))
+    if (found := metadata.prepared_txn) is not None:
+        packed = _PREPARED.pack(found.producer_id, found.producer_epoch, found.prepared_ms)
+        fields.append((TAG_PREPARED, packed))
+    if metadata.holder is not None:
+        writer = WireWriter()
+        writer.compact_bytes(metadata.holder.id.encode())
+        writer.int32(metadata.holder.timeout_ms)
+        fields.append((TAG_HOLDER, bytes(writer.buffer)))
     return fields
 
 
@@ -428,6 +457,29 @@ def _decode_driver(encoded: bytes | None) -> DriverProcess | None:
     )
     reader.expect_end()
     return driver
+
+
+def _decode_prepared(encoded: bytes | None) -> PreparedTxn | None:
+    if encoded is None:
+        return None
+    if len(encoded) != _PREPARED.size:
+        raise CorruptDataError(
+            f"tagged field {TAG_PREPARED} has {len(encoded)} bytes, not {_PREPARED.size}"
+        )
+    producer_id, producer_epoch, prepared_ms = _PREPARED.unpack(encoded)
+    return PreparedTxn(
+        producer_id=producer_id, producer_epoch=producer_epoch, prepared_ms=prepared_ms
+    )
+
+
+def _decode_holder(encoded: bytes | None) -> Holder | None:
+    if encoded is None:
+        return None
+    reader = _TransactionReader(encoded)
+    reader.flexible = True
+    holder = Holder(id=reader.string(), timeout_ms=reader.int32())
+    reader.expect_end()
+    return holder
 
 
 def _number(tags: dict[int, bytes], tag: int, layout: struct.Struct, default: int) -> int:

@@ -6,8 +6,12 @@ markers with 32,767, and the next one starts at epoch 0 of a new producer id, wh
 record already names. A transaction belongs either to the id's own producer or to the members of a
 *run* (a distributed write), never to both.
 
+*Prepared*: an owner that commits together with another system has promised that it can commit or
+abort. Such a transaction waits for that decision, whatever the time and whoever takes the id over.
+A successor gets an epoch of its own, while the records keep that of ``prepared_txn``.
+
 The functions here are pure: metadata in, metadata out. The caller logs the result.
-Source: KIP-98, "Transaction Coordinator"; KIP-360; KIP-890.
+Source: KIP-98, "Transaction Coordinator"; KIP-360; KIP-890; KIP-939 for what is prepared.
 """
 
 from __future__ import annotations
@@ -21,7 +25,13 @@ import msgspec
 from msgspec import structs
 
 from oncelog.actors.protocol.messages.partition import TxnMarker
-from oncelog.actors.protocol.messages.transaction import NO_RUN, DriverProcess, Run
+from oncelog.actors.protocol.messages.transaction import (
+    NO_RUN,
+    DriverProcess,
+    Holder,
+    PreparedTxn,
+    Run,
+)
 from oncelog.actors.protocol.transaction.commit_versions import is_same_commit
 from oncelog.actors.protocol.transaction.members import (
     Members,
@@ -48,6 +58,8 @@ class TransactionState(enum.Enum):
 
     EMPTY = "Empty"
     ONGOING = "Ongoing"
+    PREPARED = "Prepared"
+    """Ours: Ongoing, and kept for a decision elsewhere. In the log it is Ongoing with a tag."""
     PREPARE_COMMIT = "PrepareCommit"
     PREPARE_ABORT = "PrepareAbort"
     COMPLETE_COMMIT = "CompleteCommit"
@@ -73,7 +85,10 @@ class EpochCause(enum.Enum):
     """Every member of its distributed write has failed."""
 
 
-PREPARED: Final = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT})
+OPEN: Final = frozenset({TransactionState.ONGOING, TransactionState.PREPARED})
+"""Not decided yet."""
+
+DECIDED: Final = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT})
 """Decided, markers being written. Once durable, the verdict never changes."""
 
 COMMITTED: Final = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT})
@@ -93,8 +108,9 @@ LEGAL_PREDECESSORS: Final[Mapping[TransactionState, frozenset[TransactionState]]
         {
             TransactionState.EMPTY: AT_REST,
             TransactionState.ONGOING: AT_REST | {TransactionState.ONGOING},
-            TransactionState.PREPARE_COMMIT: frozenset({TransactionState.ONGOING}),
-            TransactionState.PREPARE_ABORT: AT_REST | {TransactionState.ONGOING},
+            TransactionState.PREPARED: OPEN,
+            TransactionState.PREPARE_COMMIT: OPEN,
+            TransactionState.PREPARE_ABORT: AT_REST | OPEN,
             TransactionState.COMPLETE_COMMIT: frozenset({TransactionState.PREPARE_COMMIT}),
             TransactionState.COMPLETE_ABORT: frozenset({TransactionState.PREPARE_ABORT}),
             TransactionState.DEAD: AT_REST,
@@ -117,7 +133,9 @@ class TransactionMetadata(msgspec.Struct, frozen=True, kw_only=True):
     which begins when this one is complete. They are kept while that one is open, and after the
     coordinator aborts it, because its owner may have missed the reply to the commit.
 
-    ``epoch_cause`` is why the producer with the previous epoch may not continue.
+    ``epoch_cause`` is why the producer with the previous epoch may not continue. ``prepared_txn``
+    is set from ``PREPARED`` on until the transaction is complete. ``holder`` is the owner, if it
+    sends heartbeats.
     """
 
     transactional_id: str
@@ -139,6 +157,8 @@ class TransactionMetadata(msgspec.Struct, frozen=True, kw_only=True):
     members: Members = msgspec.field(default_factory=dict)
     ahead_partitions: frozenset[TopicPartition] = frozenset()
     epoch_cause: EpochCause = EpochCause.OWNER
+    prepared_txn: PreparedTxn | None = None
+    holder: Holder | None = None
 
     @property
     def is_exhausted(self) -> bool:
@@ -193,7 +213,11 @@ def raised(
 
 
 def initialised(
-    metadata: TransactionMetadata, *, transaction_timeout_ms: int, now_ms: int
+    metadata: TransactionMetadata,
+    *,
+    transaction_timeout_ms: int,
+    now_ms: int,
+    holder: Holder | None = None,
 ) -> TransactionMetadata:
     """Return to rest, owned by the id's own producer."""
     return structs.replace(
@@ -207,6 +231,7 @@ def initialised(
         is_run_waiting=False,
         driver=None,
         ahead_partitions=frozenset(),
+        holder=holder,
     )
 
 
@@ -275,6 +300,40 @@ def run_opened(metadata: TransactionMetadata, now_ms: int) -> TransactionMetadat
     )
 
 
+def held_back(metadata: TransactionMetadata, now_ms: int) -> TransactionMetadata:
+    """Prepare the own producer's open transaction: it waits for a decision elsewhere.
+
+    The owner knows the epoch of its transaction, so nobody retries the commit before it.
+    """
+    return structs.replace(
+        metadata,
+        state=TransactionState.PREPARED,
+        last_update_ms=now_ms,
+        ahead_partitions=frozenset(),
+        prepared_txn=PreparedTxn(
+            producer_id=metadata.producer_id,
+            producer_epoch=metadata.producer_epoch,
+            prepared_ms=now_ms,
+        ),
+    )
+
+
+def taken_over(
+    metadata: TransactionMetadata,
+    *,
+    transaction_timeout_ms: int,
+    now_ms: int,
+    holder: Holder | None = None,
+) -> TransactionMetadata:
+    """A successor has ``metadata``'s epoch; what its predecessor prepared stays as it is."""
+    return structs.replace(
+        metadata,
+        transaction_timeout_ms=transaction_timeout_ms,
+        last_update_ms=now_ms,
+        holder=holder,
+    )
+
+
 def prepared(
     metadata: TransactionMetadata,
     *,
@@ -291,7 +350,7 @@ def prepared(
     ``spare_producer_id`` becomes the next one if the epochs are exhausted, else it is ignored.
     ``ahead_partitions`` are enrolled in the next transaction.
     """
-    is_open = metadata.state is TransactionState.ONGOING
+    is_open = metadata.state in OPEN
     return structs.replace(
         metadata,
         state=TransactionState.PREPARE_COMMIT if committed else TransactionState.PREPARE_ABORT,
@@ -343,6 +402,7 @@ def completed(metadata: TransactionMetadata, now_ms: int) -> TransactionMetadata
         partitions=frozenset(),
         last_update_ms=now_ms,
         members=released(metadata.members),
+        prepared_txn=None,
     )
     if metadata.next_producer_id == NO_PRODUCER_ID:
         return complete
@@ -380,11 +440,15 @@ def is_token_committed(metadata: TransactionMetadata, token: bytes | None) -> bo
 
 
 def txn_markers(metadata: TransactionMetadata) -> tuple[TxnMarker, ...]:
-    """One marker for each producer with partitions in a prepared transaction, by producer id."""
+    """One marker for each producer with partitions in a decided transaction, by producer id."""
+    producer_id, producer_epoch = metadata.producer_id, metadata.producer_epoch
+    if metadata.prepared_txn is not None and metadata.prepared_txn.producer_id != producer_id:
+        # A successor has another producer id, and this one ends with its last epoch.
+        producer_id, producer_epoch = metadata.prepared_txn.producer_id, PRODUCER_EPOCH_MAX
     verdicts = [
         (
-            metadata.producer_id,
-            metadata.producer_epoch,
+            producer_id,
+            producer_epoch,
             metadata.state is TransactionState.PREPARE_COMMIT,
             metadata.partitions,
         )

@@ -29,6 +29,21 @@ from oncelog.storage.model import IsolationLevel
         ({"transactional_id": ""}, r"transactional_id='' .* 1 to 1024 bytes"),
         ({"transactional_id": "x" * 1025}, r"1 to 1024 bytes"),
         ({"transactional_id": "x", "acks": 1}, r"acks=1 .* transactional"),
+        *(
+            (
+                {"compression_type": name, "compression_level": level},
+                rf"level={level} .* {allowed} with compression_type='{name}'",
+            )
+            for name, level, allowed in (
+                ("gzip", 10, "1 to 9"),
+                ("gzip", 0, "1 to 9"),
+                ("lz4", 13, "1 to 12"),
+                ("snappy", 1, "None"),
+                ("none", 1, "None"),
+            )
+        ),
+        ({"compression_type": "zstd", "compression_level": 23}, r"level=23 .* to 22"),
+        ({"compression_level": True}, r"compression_level=True"),
         ({"delivery_timeout_ms": 30_000}, r"delivery_timeout_ms=30000 .* 30005"),
     ],
 )

@@ -17,7 +17,7 @@ from oncelog.actors.protocol.messages.cluster import TopicMetadata
 from oncelog.api.batching.accumulator import Accumulator, Wake
 from oncelog.api.batching.delivery import RecordFuture
 from oncelog.api.batching.open_batches import OpenBatches
-from oncelog.api.batching.partitioner import partition_for_key
+from oncelog.api.batching.partitioner import Partitioner, partition_for_key
 from oncelog.api.batching.rows import RecordRows
 from oncelog.storage.exceptions import ClientClosedError, UnknownTopicOrPartitionError
 from oncelog.storage.model import TopicPartition
@@ -41,6 +41,7 @@ def new(batch_bytes: int = 100, gate: Callable[[], None] = accept) -> Accumulato
             buffer_bytes_max=10_000,
         ),
         batch_bytes=batch_bytes,
+        partitioner=Partitioner("murmur2"),
         random=Random(1),
         gate=gate,
         on_done=accept,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from oncelog.api.batching import arrow_rows
 from oncelog.api.batching.arrow_rows import ColumnBatch, as_table, split_table
-from oncelog.api.batching.partitioner import partition_for_key
+from oncelog.api.batching.partitioner import Partitioner, partition_for_key
 from oncelog.storage.exceptions import (
     InvalidRecordError,
     MessageTooLargeError,
@@ -24,7 +24,9 @@ NOW_MS = 1_700_000_000_000
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
-def split(data: Any, *, partitions: int = 4, limit: int = 1_000_000) -> list[ColumnBatch]:
+def split(
+    data: Any, *, partitions: int = 4, limit: int = 1_000_000, partitioner: Any = "murmur2"
+) -> list[ColumnBatch]:
     return list(
         split_table(
             as_table(data),
@@ -32,6 +34,7 @@ def split(data: Any, *, partitions: int = 4, limit: int = 1_000_000) -> list[Col
             partition_count=partitions,
             now_ms=NOW_MS,
             record_bytes_max=limit,
+            partitioner=Partitioner(partitioner),
             sticky_partition=lambda: min(2, partitions - 1),
         )
     )
@@ -249,3 +252,24 @@ def test_a_row_that_is_too_large_is_named_by_its_number(monkeypatch: pytest.Monk
     monkeypatch.setattr(arrow_rows, "BLOCK_BYTES", 1)
     with pytest.raises(MessageTooLargeError, match="row 2 takes"):
         split(pa.table({"value": [b"a", b"b", b"." * 200]}), limit=100)
+
+
+@pytest.mark.parametrize("has_keys", [True, False])
+def test_a_function_places_the_rows_that_name_no_partition(has_keys: bool) -> None:
+    asked: list[Any] = []
+
+    def choose(topic: str, key: bytes | None, partition_count: int) -> int | None:
+        asked.append((topic, key, partition_count))
+        return 1 if key == b"k" else None
+
+    table = pa.table({"value": [b"a", b"b", b"c"], "partition": pa.array([None, 3, None], "int8")})
+    if has_keys:
+        table = table.append_column("key", pa.array([b"k", b"k", None]))
+    found = {
+        partition: [record.value for record in rows]
+        for partition, rows in records(split(table, partitioner=choose)).items()
+    }
+    keys = [b"k", None] if has_keys else [None, None]
+    assert asked == [("t", key, 4) for key in keys]
+    open_rows = {1: [b"a"], 2: [b"c"]} if has_keys else {2: [b"a", b"c"]}
+    assert found == open_rows | {3: [b"b"]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import threading
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,6 +42,7 @@ def new(
     batch_bytes: int = 10_000,
     known_topics: dict[str, Any] | None = None,
     buffer_bytes_max: int = 5_000,
+    **partitioner: bool,
 ) -> Any:
     batches: Any = OpenBatches(
         known_topics={"t": METADATA} if known_topics is None else known_topics,
@@ -48,6 +50,7 @@ def new(
         batch_bytes=batch_bytes,
         record_bytes_max=2_000,
         buffer_bytes_max=buffer_bytes_max,
+        **partitioner,
     )
     topic = batches.topics["t"] = batches.new_topic(METADATA, partitions)
     for partition in range(partitions):
@@ -216,9 +219,11 @@ def test_send_takes_the_short_way_or_passes_all_arguments_on() -> None:
     assert not asked
     send("t", b"v", b"k", headers=[("h", b"1")], timestamp_ms=5, partition=1)
     send("new")
+    send("t", b"v", on_delivery=len)
     assert asked == [
-        ("t", b"v", b"k", [("h", b"1")], 5, 1),
-        ("new", None, None, (), None, None),
+        ("t", b"v", b"k", [("h", b"1")], 5, 1, None),
+        ("new", None, None, (), None, None, None),
+        ("t", b"v", None, (), None, None, len),
     ]
     with pytest.raises(TypeError):
         send("t", b"v", b"k", ())
@@ -324,3 +329,21 @@ def test_the_description_offers_what_the_classes_do() -> None:
             assert {name for name in described if name[0] != "_"} == {
                 name for name in vars(kind) if name[0] != "_"
             }
+
+
+@pytest.mark.parametrize("partitions", [1, 3, 7])
+def test_by_crc32_the_short_way_takes_a_key_where_librdkafka_does(partitions: int) -> None:
+    batches = new(partitions=partitions, is_crc32=True)
+    topic = batches.topics["t"]
+    for key in (b"", None, b"k", b"flight 517", b"\xff" * 99):
+        expected = topic.batches[zlib.crc32(key) % partitions] if key else topic.sticky
+        future = batches.add("t", b"v", key, (), None, None)
+        assert future._delivery is expected.delivery
+    assert batches.add("t", b"v", b"k", (), None, 0)._delivery is topic.batches[0].delivery
+
+
+def test_a_function_is_not_asked_on_the_short_way() -> None:
+    batches = new(is_by_function=True)
+    assert batches.add("t", b"v", b"k", (), None, None) is None
+    assert batches.add("t", b"v", None, (), None, None) is None
+    assert batches.add("t", b"v", None, (), None, 2) is not None

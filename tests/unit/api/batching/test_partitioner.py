@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
 from random import Random
+from typing import Any
 
+import confluent_kafka
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -13,6 +16,7 @@ from kafka.partitioner.default import murmur2 as kafka_murmur2
 
 from oncelog.api.batching.open_batches import murmur2
 from oncelog.api.batching.partitioner import (
+    Partitioner,
     StickyPartitions,
     partition_for_key,
     partitions_for_keys,
@@ -78,3 +82,58 @@ def test_a_sticky_partition_is_chosen_anew_when_the_count_shrinks() -> None:
 def test_every_partition_has_its_turn() -> None:
     sticky = StickyPartitions(Random(1))
     assert {sticky.advance("t", 5) for _ in range(100)} == set(range(5))
+
+
+MOCK_PARTITIONS = 4
+"""Of a topic of librdkafka's own cluster in memory."""
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs"), [("murmur2", "murmur2_random"), ("consistent_random", "consistent_random")]
+)
+def test_a_key_goes_where_librdkafka_takes_it(name: Any, theirs: str) -> None:
+    other = confluent_kafka.Producer(
+        {"test.mock.num.brokers": 1, "partitioner": theirs, "linger.ms": 0, "log_level": 0}
+    )
+    placed: dict[bytes, int] = {}
+    random = Random(8)
+    keys = {random.randbytes(1 + number % 40) for number in range(200)}
+
+    def place(error: object, made: Any) -> None:
+        placed[made.key()] = made.partition()
+
+    for key in keys:
+        other.produce("t", b"v", key, on_delivery=place)
+    assert other.flush(30) == 0
+    ours = Partitioner(name)
+    assert placed == {key: ours.of_key(key, MOCK_PARTITIONS) for key in keys}
+    column = ours.of_column("t", pa.array(list(keys), pa.binary()), MOCK_PARTITIONS)
+    assert placed == dict(zip(keys, column.tolist(), strict=True))
+
+
+def test_an_empty_key_places_nothing_with_librdkafkas_hash_but_does_with_kafkas() -> None:
+    by_crc32, by_murmur2 = Partitioner("consistent_random"), Partitioner("murmur2")
+    assert by_crc32.of_key(b"", 5) is None
+    assert by_murmur2.of_key(b"", 5) == partition_for_key(b"", 5)
+    keys = pa.array([b"", None, b"a", b""], pa.binary())
+    assert by_crc32.of_column("t", keys, 5).tolist() == [-1, -1, zlib.crc32(b"a") % 5, -1]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (3, r"for topic 't' returned 3; give 0 to 2, or None"),
+        (-1, r"returned -1; give 0 to 2"),
+        (True, r"int or None, not True"),
+        ("0", r"int or None, not '0'"),
+        (1.0, r"int or None, not 1.0"),
+    ],
+)
+def test_what_a_function_returns_is_checked(given: Any, message: str) -> None:
+    ours = Partitioner(lambda topic, key, count: given)
+    for ask in (
+        lambda: ours.by_function("t", b"k", 3),
+        lambda: ours.of_column("t", pa.array([b"k"]), 3),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            ask()

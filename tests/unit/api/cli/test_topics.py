@@ -7,8 +7,10 @@ import json
 import pytest
 from topics import AdminCluster, topic_of
 
+from oncelog.api.admin.calls import LogDirDescription, ReplicaSize
 from oncelog.api.cli import main as cli
 from oncelog.api.cli import topics as cli_topics
+from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import TopicAlreadyExistsError
 from oncelog.storage.model import TopicPartition
 
@@ -184,3 +186,66 @@ def test_create_if_not_exists_leaves_a_topic_as_it_is(cluster, capsys):
     assert cli.main(["topics", "create", "flights", "--if-not-exists"]) == 0
     assert capsys.readouterr().out == "flights exists already and is left unchanged\n"
     assert cluster.changes == []
+
+
+def test_members_of_lists_are_changed_and_a_dry_run_says_so(cluster, capsys):
+    arguments = ["--append", "cleanup_policy=compact", "--subtract", "cleanup_policy=delete"]
+    dry = ["--validate-only", "--partitions", "4"]
+    assert cli.main(["topics", "alter", "flights", *arguments, *dry]) == 0
+    lists = {"append": {"cleanup_policy": "compact"}, "subtract": {"cleanup_policy": "delete"}}
+    assert cluster.changes[0] == ("alter_topic", "flights", {**lists, "validate_only": True})
+    assert cluster.changes[1][-1] == {"validate_only": True}
+    assert capsys.readouterr().out == (
+        "flights could be altered: cleanup_policy, partitions 0 to 3; nothing is changed\n"
+    )
+
+
+def test_preferred_leaders_are_elected_of_one_partition_of_one_topic_or_of_all(cluster, capsys):
+    asked = []
+
+    def elect_leaders(wanted):
+        asked.append(wanted)
+        return {TopicPartition("flights", 1): 3}
+
+    cluster.elect_leaders = elect_leaders
+    for arguments in (
+        ["--topic", "flights", "--partition", "1"],
+        ["--topic", "flights"],
+        [],
+    ):
+        assert cli.main(["partitions", "elect-leaders", *arguments]) == 0
+    assert asked == [
+        [TopicPartition("flights", 1)],
+        [TopicPartition("flights", 0), TopicPartition("flights", 1)],
+        None,
+    ]
+    assert (
+        capsys.readouterr().out.split() == ["TOPIC", "PARTITION", "LEADER", "flights", "1", "3"] * 3
+    )
+    assert cli.main(["partitions", "elect-leaders", "--partition", "1"]) == 2
+
+
+def test_data_directories_are_shown_with_what_is_in_them(cluster, capsys):
+    tp = TopicPartition("flights", 1)
+    replica = ReplicaSize(topic_partition=tp, size_bytes=70, offset_lag=2)
+    cluster.describe_log_dirs = lambda brokers: [
+        LogDirDescription(
+            broker_id=2, path="/data", disk_size_bytes=900, disk_free_bytes=300, replicas=(replica,)
+        ),
+        LogDirDescription(broker_id=3, path="", error=ErrorCode.REQUEST_TIMED_OUT),
+    ]
+    assert cli.main(["brokers", "log-dirs"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert lines[0] == ["2", "/data", "1", "70", "300", "900"]
+    assert lines[1][:4] == ["3", "REQUEST_TIMED_OUT", "0", "0"]
+    assert cli.main(["brokers", "log-dirs", "--replicas"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == [
+        "2",
+        "/data",
+        "flights",
+        "1",
+        "70",
+        "2",
+    ]
+    assert cli.main(["brokers", "log-dirs", "--json", "--broker", "2"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["replicas"][0]["size_bytes"] == 70

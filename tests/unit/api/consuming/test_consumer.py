@@ -29,6 +29,7 @@ from oncelog.storage.exceptions import (
     IllegalStateError,
     InvalidRequestError,
     InvalidTopicError,
+    SerializationError,
     WakeupError,
 )
 from oncelog.storage.model import TopicPartition
@@ -636,3 +637,26 @@ def test_an_offset_out_of_range_is_reset_by_age_too(fake_cluster, run, log):
 
     reset = "by_duration:PT2.5S"
     assert scenario_with(fake_cluster, run, steps, auto_offset_reset=reset) == [3, 4]
+
+
+# --- deserializers --------------------------------------------------------------------------------
+
+
+def test_records_are_deserialized_and_one_that_cannot_be_stops_the_poll(fake_cluster, run, log):
+    """The records before it are delivered; then its error, until the program goes past it."""
+    log.append(b"not a number", b"6")
+
+    async def steps(consumer):
+        first = await consumer.poll(1_000)
+        for _ in range(2):
+            with pytest.raises(SerializationError, match=r"value .* 't', partition 0, offset 5, "):
+                await consumer.poll(1_000)
+        position = await consumer.position(TP)
+        await consumer.seek(TP, position + 1)
+        return first, position, await consumer.poll(1_000)
+
+    settings = {"value_deserializer": "json", "key_deserializer": "str"}
+    first, position, rest = scenario_with(fake_cluster, run, steps, **settings)
+    assert [(record.key, record.value) for record in first] == [("k", n) for n in range(5)]
+    assert position == 5
+    assert [(record.offset, record.value) for record in rest] == [(6, 6)]

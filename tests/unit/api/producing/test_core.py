@@ -22,6 +22,7 @@ from oncelog.storage.exceptions import (
     ClientClosedError,
     IllegalStateError,
     InvalidRequestError,
+    InvalidSettingError,
     OncelogError,
     ProducerFencedError,
     RequestTimedOutError,
@@ -556,6 +557,69 @@ def test_the_end_of_a_transaction_waits_no_longer_than_max_block_ms(
     )
 
 
+@pytest.mark.parametrize("timeout_ms", [0, 500, 300_000])
+@pytest.mark.parametrize("call", ["flush", "commit_transaction", "abort_transaction"])
+def test_a_call_takes_as_long_as_it_may_and_goes_on_when_it_is_repeated(
+    cluster: Any, run: Any, call: str, timeout_ms: int
+) -> None:
+    """Even longer than max_block_ms, if that was asked for."""
+    (leader,) = cluster.create("t")
+
+    async def story() -> None:
+        producer = await begun(cluster, max_block_ms=2_000, request_timeout_ms=100, linger_ms=0)
+        await producer.send("t", b"v")
+        if call == "abort_transaction":
+            await producer.flush()
+        real, loop = cluster.call, asyncio.get_running_loop()
+
+        async def call_of_a_hung_server(actor: str, request: Any, *, timeout_ms: int) -> Any:
+            if not isinstance(request, ProduceRequest | EndTxnRequest):
+                return await real(actor, request, timeout_ms=timeout_ms)
+            await asyncio.sleep(timeout_ms / 1_000)
+            return request.failed(ErrorCode.REQUEST_TIMED_OUT)
+
+        cluster.call = call_of_a_hung_server
+        started_s = loop.time()
+        wanted = getattr(producer, call)
+        with pytest.raises(OncelogError) as raised:
+            await wanted(timeout_ms=timeout_ms)
+        took_s = loop.time() - started_s
+        if timeout_ms == 300_000 and call != "abort_transaction":
+            # The record's own delivery_timeout_ms comes first.
+            assert (took_s, raised.value.abortable) == (pytest.approx(120, abs=1), True)
+            return
+        assert f"{call}() " in str(raised.value)
+        assert f"timeout_ms={timeout_ms}" in str(raised.value)
+        assert isinstance(raised.value, RequestTimedOutError)
+        assert took_s == pytest.approx(timeout_ms / 1_000, abs=2)
+        cluster.call = real
+        await wanted(timeout_ms=60_000)
+        if call == "flush":
+            await producer.commit_transaction()
+
+    run(story())
+    is_committed = timeout_ms < 300_000 and call != "abort_transaction"
+    assert leader.committed_values() == ([b"v"] if is_committed else [])
+
+
+@pytest.mark.parametrize("timeout_ms", [-1, 2**31, 1.5, True])
+def test_a_time_that_is_none_is_refused_and_changes_nothing(
+    cluster: Any, run: Any, timeout_ms: Any
+) -> None:
+    (leader,) = cluster.create("t")
+
+    async def story() -> None:
+        producer = await begun(cluster)
+        await producer.send("t", b"v")
+        for call in (producer.flush, producer.commit_transaction, producer.abort_transaction):
+            with pytest.raises(InvalidSettingError, match=r"timeout_ms=.* from 0 to 2147483647"):
+                await call(timeout_ms=timeout_ms)
+        await producer.commit_transaction()
+
+    run(story())
+    assert leader.committed_values() == [b"v"]
+
+
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="nobody can tell who cancels a task")
 @pytest.mark.parametrize("was_cancelled_before", [False, True])
 @pytest.mark.parametrize("is_cancelled", [False, True])
@@ -598,3 +662,28 @@ def test_who_is_cancelled_at_the_moment_when_max_block_ms_is_over_hears_of_that(
     task = run(story())
     assert task.cancelled() is is_cancelled
     assert is_cancelled or isinstance(task.exception(), RequestTimedOutError)
+
+
+def test_on_delivery_runs_before_flush_returns_and_in_the_order_of_the_log(
+    cluster: Any, run: Any
+) -> None:
+    cluster.create("t", 2)
+
+    async def story() -> list[tuple[int, int]]:
+        told: list[tuple[int, int]] = []
+
+        def tell(metadata: Any, error: Any) -> None:
+            assert error is None
+            told.append((metadata.partition, metadata.offset))
+
+        async with cluster.producer(None, batch_size=200) as producer:
+            for number in range(40):
+                await producer.send("t", b"v", partition=number % 2, on_delivery=tell)
+            await producer.flush()
+            assert len(told) == 40
+            assert len(await producer.partitions_for("t")) == 2
+        return told
+
+    told = run(story())
+    for partition in (0, 1):
+        assert [offset for number, offset in told if number == partition] == list(range(20))

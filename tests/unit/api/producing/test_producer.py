@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
@@ -15,6 +16,7 @@ from deadlines import DEADLINE_S
 
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.actors.protocol.messages.partition import ProduceRequest
+from oncelog.api.batching.delivery import RecordFuture
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.producer import Producer
 from oncelog.api.records import ConsumerGroupMetadata
@@ -24,8 +26,10 @@ from oncelog.storage.exceptions import (
     ClientClosedError,
     InvalidRecordError,
     InvalidRequestError,
+    InvalidTopicError,
     MessageTooLargeError,
     TransactionAbortableError,
+    UnknownTopicOrPartitionError,
 )
 from oncelog.storage.model import TopicPartition
 
@@ -345,3 +349,125 @@ def test_a_block_of_an_asyncio_producer_ends_with_the_failure_too(cluster: Any, 
 
     with pytest.raises(InvalidRecordError):
         run(story())
+
+
+def test_batches_are_compressed_at_the_level_that_was_set(
+    cluster: Any, make: Callable[..., Producer]
+) -> None:
+    value = " ".join(str(number * number) for number in range(20_000)).encode()
+    for topic, level in (("fast", 1), ("thorough", 19)):
+        (leader,) = cluster.create(topic)
+        with make(compression_type="zstd", compression_level=level) as producer:
+            producer.send(topic, value)
+        assert leader.values() == [value]
+        if level == 1:
+            fast_bytes = producer.metrics().bytes_sent
+    assert producer.metrics().bytes_sent < fast_bytes
+
+
+def test_a_partitioner_of_the_application_is_asked_for_each_record(
+    cluster: Any, make: Callable[..., Producer]
+) -> None:
+    leaders = cluster.create("t", 3)
+
+    def by_first_byte(topic: str, key: bytes | None, partition_count: int) -> int | None:
+        assert (topic, partition_count) == ("t", 3)
+        return key[0] - ord("0") if key else None
+
+    with make("loader", partitioner=by_first_byte) as producer:
+        producer.init_transactions()
+        with producer.transaction():
+            for key in (b"2", b"0", b"2"):
+                producer.send("t", b"v" + key, key)
+            producer.send("t", b"given", b"2", partition=1)
+            placed = producer.send("t", b"anywhere").result(DEADLINE_S)
+            assert 0 <= placed.partition < 3
+        keyed = [[v for v in leader.values() if v != b"anywhere"] for leader in leaders]
+        assert keyed == [[b"v0"], [b"given"], [b"v2", b"v2"]]
+        producer.begin_transaction()
+        with pytest.raises(
+            ValueError, match=r"partitioner .*by_first_byte for topic 't' returned 3; give 0"
+        ):
+            producer.send("t", b"v", b"3")
+        with pytest.raises(TransactionAbortableError, match="send\\(\\) rejected a record"):
+            producer.commit_transaction()
+        producer.abort_transaction()
+
+
+def test_keys_of_a_librdkafka_program_stay_where_they_were(
+    cluster: Any, make: Callable[..., Producer]
+) -> None:
+    cluster.create("t", 7)
+    with make(partitioner="consistent_random") as producer:
+        for key in (b"UA", b"DL", b"AA"):
+            for headers in ((), [("h", b"1")]):  # the compiled path, then the other one
+                future = producer.send("t", b"v", key, headers=headers)
+                assert future.result(DEADLINE_S).partition == zlib.crc32(key) % 7
+        table = pa.table({"value": [b"v"], "key": [b"UA"]})
+        (batch,) = producer.send_arrow("t", table).result(DEADLINE_S)
+        assert batch.partition == zlib.crc32(b"UA") % 7
+
+
+def test_each_record_may_have_somebody_who_is_told_of_its_outcome(
+    cluster: Any, make: Callable[..., Producer]
+) -> None:
+    cluster.create("t")
+    told: list[tuple[Any, Any, str]] = []
+
+    def tell(metadata: Any, error: Any) -> None:
+        told.append((metadata, error, threading.current_thread().name))
+        raise RuntimeError("a callback's own failure stops nothing")
+
+    with make(linger_ms=0) as producer:
+        producer.send("t", b"a", on_delivery=tell)
+        producer.flush()
+        assert [(m.offset, e) for m, e, _ in told] == [(0, None)]
+        assert told[0][2] != threading.current_thread().name
+        cluster.fault(ProduceRequest, ErrorCode.INVALID_RECORD)
+        producer.send("t", b"b", on_delivery=tell)
+        producer.flush()  # what it was told of is not raised again
+        assert told[1][0] is None
+        assert isinstance(told[1][1], InvalidRecordError)
+        with pytest.raises(TypeError, match="on_delivery must be a callable or None, not str"):
+            producer.send("t", b"c", on_delivery="tell")  # type: ignore[arg-type]
+        with pytest.raises(MessageTooLargeError):
+            producer.send("t", bytes(2_000_000), on_delivery=tell)
+    assert len(told) == 2
+
+
+def test_who_is_told_late_is_told_on_the_same_thread(
+    cluster: Any, make: Callable[..., Producer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch is acknowledged before its sender can say whom to tell."""
+    cluster.create("t")
+    threads: list[str] = []
+    real = RecordFuture.tell
+
+    def tell_late(self: RecordFuture, *arguments: Any) -> None:
+        self.result(DEADLINE_S)
+        real(self, *arguments)
+
+    monkeypatch.setattr(RecordFuture, "tell", tell_late)
+
+    def tell(metadata: Any, error: Any) -> None:
+        threads.append(threading.current_thread().name)
+
+    with make(linger_ms=0) as producer:
+        producer.send("t", b"a", on_delivery=tell)
+        producer.flush()
+    assert len(threads) == 1
+    assert threads != [threading.current_thread().name]
+
+
+def test_a_producer_knows_the_partitions_of_a_topic(
+    cluster: Any, make: Callable[..., Producer]
+) -> None:
+    cluster.create("t", 3)
+    with make(max_block_ms=100) as producer:
+        assert [found.partition for found in producer.partitions_for("t")] == [0, 1, 2]
+        with pytest.raises(UnknownTopicOrPartitionError):
+            producer.partitions_for("missing")
+        with pytest.raises(InvalidTopicError):
+            producer.partitions_for("a/b")
+    with pytest.raises(ClientClosedError):
+        producer.partitions_for("t")

@@ -39,7 +39,11 @@ def in_state(status: TransactionStatus) -> ProducerTransaction:
     if status is S.READY:
         return state
     state.begin()
-    if status is S.COMMITTING_TRANSACTION:
+    if status in (S.PREPARING_TRANSACTION, S.PREPARED_TRANSACTION):
+        state.begin_prepare()
+        if status is S.PREPARED_TRANSACTION:
+            state.is_prepared_now()
+    elif status is S.COMMITTING_TRANSACTION:
         state.begin_commit(None)
     elif status is S.ABORTING_TRANSACTION:
         state.begin_abort()
@@ -62,8 +66,14 @@ LEGAL: dict[str, set[TransactionStatus]] = {
     "send": {S.IN_TRANSACTION},
     "init": {S.UNINITIALIZED, S.INITIALIZING},
     "begin": {S.READY},
-    "commit": {S.IN_TRANSACTION, S.COMMITTING_TRANSACTION},
-    "abort": {S.IN_TRANSACTION, S.ABORTABLE_ERROR, S.ABORTING_TRANSACTION},
+    "commit": {S.IN_TRANSACTION, S.PREPARED_TRANSACTION, S.COMMITTING_TRANSACTION},
+    "abort": {
+        S.IN_TRANSACTION,
+        S.PREPARING_TRANSACTION,
+        S.PREPARED_TRANSACTION,
+        S.ABORTABLE_ERROR,
+        S.ABORTING_TRANSACTION,
+    },
 }
 
 
@@ -138,7 +148,7 @@ def test_an_illegal_step_of_our_own_poisons_the_producer() -> None:
 def test_batches_are_sent_in_an_open_or_committing_transaction_only(
     status: TransactionStatus,
 ) -> None:
-    expected = status in {S.IN_TRANSACTION, S.COMMITTING_TRANSACTION}
+    expected = status in {S.IN_TRANSACTION, S.PREPARING_TRANSACTION, S.COMMITTING_TRANSACTION}
     assert in_state(status).is_sending is expected
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from oncelog.api.transacting.producer_transaction import (
+    PreparedTxnState,
     ProducerIdentity,
     ProducerTransaction,
     TransactionStatus,
@@ -14,6 +16,7 @@ from oncelog.api.transacting.producer_transaction import (
 from oncelog.storage.errors import ErrorClass, ErrorCode, InvariantViolation
 from oncelog.storage.exceptions import (
     IllegalStateError,
+    InvalidRequestError,
     OncelogError,
     ProducerFencedError,
     TransactionAbortableError,
@@ -24,6 +27,7 @@ S = TransactionStatus
 IDENTITY = ProducerIdentity(producer_id=7, producer_epoch=0)
 NEXT = ProducerIdentity(producer_id=7, producer_epoch=1)
 TOKEN = b"one"
+FOUND = PreparedTxnState(producer_id=7, producer_epoch=0)
 
 STEPS: dict[TransactionStatus, tuple[Callable[[ProducerTransaction], None], ...]] = {}
 
@@ -41,6 +45,11 @@ def _steps() -> None:
     STEPS[S.INITIALIZING] = ready[:1]
     STEPS[S.READY] = ready
     STEPS[S.IN_TRANSACTION] = opened
+    STEPS[S.PREPARING_TRANSACTION] = (*opened, ProducerTransaction.begin_prepare)
+    STEPS[S.PREPARED_TRANSACTION] = (
+        *STEPS[S.PREPARING_TRANSACTION],
+        lambda state: state.is_prepared_now() and None,
+    )
     STEPS[S.COMMITTING_TRANSACTION] = (*opened, lambda state: state.begin_commit(TOKEN))
     STEPS[S.ABORTING_TRANSACTION] = (*opened, ProducerTransaction.begin_abort)
     STEPS[S.ABORTABLE_ERROR] = (*opened, spoil)
@@ -66,6 +75,14 @@ OPEN = "a transaction is open; call commit_transaction() or abort_transaction() 
 COMMIT_AGAIN = (
     "a commit has not finished and may have taken effect; call commit_transaction() again"
 )
+PREPARE_AGAIN = (
+    "prepare_transaction() has not finished and may have taken effect; call prepare_transaction() "
+    "again, or abort_transaction()"
+)
+COMPLETE = (
+    "a transaction is prepared; call complete_transaction(), commit_transaction() or "
+    "abort_transaction() first"
+)
 ABORT_AGAIN = "an abort has not finished; call abort_transaction() again"
 SPOILT = "the transaction has failed (bad); call abort_transaction()"
 FENCED = "the producer has failed permanently (newer); close it and make a new one"
@@ -78,10 +95,11 @@ CALLS: dict[str, Callable[[ProducerTransaction], None]] = {
     "commit": lambda state: state.begin_commit(TOKEN),
     "abort": ProducerTransaction.begin_abort,
     "flush": ProducerTransaction.raise_error,
+    "prepare": ProducerTransaction.begin_prepare,
 }
 # State: what becomes of each of CALLS, in their order: the state after it, or the refusal.
 OUTCOMES: dict[TransactionStatus, tuple[TransactionStatus | str, ...]] = {
-    S.UNINITIALIZED: (NO_ID, S.INITIALIZING, NO_ID, NO_ID, NO_ID, S.UNINITIALIZED),
+    S.UNINITIALIZED: (NO_ID, S.INITIALIZING, NO_ID, NO_ID, NO_ID, S.UNINITIALIZED, NO_ID),
     S.INITIALIZING: (
         INIT_AGAIN,
         S.INITIALIZING,
@@ -89,8 +107,9 @@ OUTCOMES: dict[TransactionStatus, tuple[TransactionStatus | str, ...]] = {
         INIT_AGAIN,
         INIT_AGAIN,
         S.INITIALIZING,
+        INIT_AGAIN,
     ),
-    S.READY: (CLOSED, INITIALISED, S.IN_TRANSACTION, CLOSED, CLOSED, S.READY),
+    S.READY: (CLOSED, INITIALISED, S.IN_TRANSACTION, CLOSED, CLOSED, S.READY, CLOSED),
     S.IN_TRANSACTION: (
         S.IN_TRANSACTION,
         OPEN,
@@ -98,6 +117,25 @@ OUTCOMES: dict[TransactionStatus, tuple[TransactionStatus | str, ...]] = {
         S.COMMITTING_TRANSACTION,
         S.ABORTING_TRANSACTION,
         S.IN_TRANSACTION,
+        S.PREPARING_TRANSACTION,
+    ),
+    S.PREPARING_TRANSACTION: (
+        PREPARE_AGAIN,
+        PREPARE_AGAIN,
+        PREPARE_AGAIN,
+        PREPARE_AGAIN,
+        S.ABORTING_TRANSACTION,
+        S.PREPARING_TRANSACTION,
+        S.PREPARING_TRANSACTION,
+    ),
+    S.PREPARED_TRANSACTION: (
+        COMPLETE,
+        COMPLETE,
+        COMPLETE,
+        S.COMMITTING_TRANSACTION,
+        S.ABORTING_TRANSACTION,
+        S.PREPARED_TRANSACTION,
+        COMPLETE,
     ),
     S.COMMITTING_TRANSACTION: (
         COMMIT_AGAIN,
@@ -106,6 +144,7 @@ OUTCOMES: dict[TransactionStatus, tuple[TransactionStatus | str, ...]] = {
         S.COMMITTING_TRANSACTION,
         COMMIT_AGAIN,
         S.COMMITTING_TRANSACTION,
+        COMMIT_AGAIN,
     ),
     S.ABORTING_TRANSACTION: (
         ABORT_AGAIN,
@@ -114,9 +153,10 @@ OUTCOMES: dict[TransactionStatus, tuple[TransactionStatus | str, ...]] = {
         ABORT_AGAIN,
         S.ABORTING_TRANSACTION,
         S.ABORTING_TRANSACTION,
+        ABORT_AGAIN,
     ),
-    S.ABORTABLE_ERROR: (SPOILT, SPOILT, SPOILT, SPOILT, S.ABORTING_TRANSACTION, SPOILT),
-    S.FATAL_ERROR: (FENCED,) * 6,
+    S.ABORTABLE_ERROR: (SPOILT, SPOILT, SPOILT, SPOILT, S.ABORTING_TRANSACTION, SPOILT, SPOILT),
+    S.FATAL_ERROR: (FENCED,) * 7,
 }
 REFUSALS: dict[TransactionStatus, type[OncelogError]] = {
     S.ABORTABLE_ERROR: TransactionAbortableError,
@@ -151,11 +191,13 @@ EVENTS: dict[str, Callable[[ProducerTransaction], None]] = {
     "failed: retriable": _failed(ErrorClass.RETRIABLE),
     "failed: abortable": _failed(ErrorClass.ABORTABLE),
     "failed: fatal": _failed(ErrorClass.FATAL),
+    "initialized: found": lambda state: state.initialized(IDENTITY, FOUND),
+    "prepared": lambda state: state.is_prepared_now() and None,
 }
 BUG = "a reply that cannot be"
 # State: what becomes of each of EVENTS, in their order; the state after it.
 REPLIES: dict[TransactionStatus, tuple[TransactionStatus | str, ...]] = {
-    S.UNINITIALIZED: (BUG, BUG, BUG, S.FATAL_ERROR, S.FATAL_ERROR, S.FATAL_ERROR),
+    S.UNINITIALIZED: (BUG, BUG, BUG, S.FATAL_ERROR, S.FATAL_ERROR, S.FATAL_ERROR, BUG, BUG),
     S.INITIALIZING: (
         S.READY,
         S.IN_TRANSACTION,
@@ -164,9 +206,41 @@ REPLIES: dict[TransactionStatus, tuple[TransactionStatus | str, ...]] = {
         S.FATAL_ERROR,
         S.FATAL_ERROR,
         S.FATAL_ERROR,
+        S.PREPARED_TRANSACTION,
+        S.PREPARED_TRANSACTION,
     ),
-    S.READY: (BUG, S.IN_TRANSACTION, BUG, S.FATAL_ERROR, S.FATAL_ERROR, S.FATAL_ERROR),
-    S.IN_TRANSACTION: (BUG, BUG, BUG, S.ABORTABLE_ERROR, S.ABORTABLE_ERROR, S.FATAL_ERROR),
+    S.READY: (BUG, S.IN_TRANSACTION, BUG, S.FATAL_ERROR, S.FATAL_ERROR, S.FATAL_ERROR, BUG, BUG),
+    S.IN_TRANSACTION: (
+        BUG,
+        BUG,
+        BUG,
+        S.ABORTABLE_ERROR,
+        S.ABORTABLE_ERROR,
+        S.FATAL_ERROR,
+        BUG,
+        BUG,
+    ),
+    S.PREPARING_TRANSACTION: (
+        BUG,
+        BUG,
+        BUG,
+        S.ABORTABLE_ERROR,
+        S.ABORTABLE_ERROR,
+        S.FATAL_ERROR,
+        S.PREPARED_TRANSACTION,
+        S.PREPARED_TRANSACTION,
+    ),
+    S.PREPARED_TRANSACTION: (
+        BUG,
+        BUG,
+        BUG,
+        # It is promised: nothing that happens here takes that back.
+        S.FATAL_ERROR,
+        S.FATAL_ERROR,
+        S.FATAL_ERROR,
+        BUG,
+        BUG,
+    ),
     S.COMMITTING_TRANSACTION: (
         S.READY,
         BUG,
@@ -174,6 +248,8 @@ REPLIES: dict[TransactionStatus, tuple[TransactionStatus | str, ...]] = {
         S.ABORTABLE_ERROR,
         S.ABORTABLE_ERROR,
         S.FATAL_ERROR,
+        BUG,
+        BUG,
     ),
     S.ABORTING_TRANSACTION: (
         S.READY,
@@ -183,9 +259,20 @@ REPLIES: dict[TransactionStatus, tuple[TransactionStatus | str, ...]] = {
         S.FATAL_ERROR,
         S.FATAL_ERROR,
         S.FATAL_ERROR,
+        BUG,
+        BUG,
     ),
-    S.ABORTABLE_ERROR: (BUG, BUG, BUG, S.ABORTABLE_ERROR, S.ABORTABLE_ERROR, S.FATAL_ERROR),
-    S.FATAL_ERROR: (BUG, BUG, BUG, S.FATAL_ERROR, S.FATAL_ERROR, S.FATAL_ERROR),
+    S.ABORTABLE_ERROR: (
+        BUG,
+        BUG,
+        BUG,
+        S.ABORTABLE_ERROR,
+        S.ABORTABLE_ERROR,
+        S.FATAL_ERROR,
+        BUG,
+        BUG,
+    ),
+    S.FATAL_ERROR: (BUG, BUG, BUG, S.FATAL_ERROR, S.FATAL_ERROR, S.FATAL_ERROR, BUG, BUG),
 }
 
 
@@ -213,3 +300,26 @@ def test_an_abortable_answer_to_init_leaves_nothing_to_abort() -> None:
     with pytest.raises(OncelogError, match="close it and make a new one"):
         state.begin_abort()
     assert state.status is S.FATAL_ERROR
+
+
+def test_what_is_completed_is_what_the_other_system_names() -> None:
+    other = PreparedTxnState(producer_id=7, producer_epoch=1)
+    assert in_state(S.READY).should_commit(FOUND) is None
+    for status in (S.UNINITIALIZED, S.IN_TRANSACTION, S.PREPARING_TRANSACTION):
+        with pytest.raises(IllegalStateError):
+            in_state(status).should_commit(FOUND)
+    state = in_state(S.PREPARED_TRANSACTION)
+    assert [state.should_commit(given) for given in (FOUND, other, None)] == [True, False, False]
+    state.begin_commit(None)
+    assert state.should_commit(FOUND) is True
+    with pytest.raises(IllegalStateError, match=r"call commit_transaction\(\) again"):
+        state.should_commit(other)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "7", "7:", ":0", "7:0 ", "-1:0", "7:0:0", "x:0", "\u0667:0", 7]
+)
+def test_text_that_names_no_prepared_transaction_is_refused(text: Any) -> None:
+    assert PreparedTxnState.parse(str(FOUND)) == FOUND
+    with pytest.raises(InvalidRequestError, match="is not a prepared transaction"):
+        PreparedTxnState.parse(text)

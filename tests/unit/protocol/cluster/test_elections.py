@@ -17,8 +17,10 @@ from oncelog.actors.protocol.cluster.elections import (
     after_unfencing,
     balance,
     decide_alter_isr,
+    decide_elect,
 )
 from oncelog.actors.protocol.cluster.hosts import Placement
+from oncelog.actors.protocol.messages.brokers import ElectLeadersRequest
 from oncelog.actors.protocol.messages.cluster import (
     AlterIsrReply,
     AlterIsrRequest,
@@ -569,3 +571,35 @@ def test_a_fenced_broker_joins_no_isr_but_may_stay_in_one(world: ClusterWorld) -
     world.change(2, fenced=True)
     reply = alter(world, leader_epoch=1, partition_version=2, isr=(1, 2))
     assert reply.error is ErrorCode.NONE
+
+
+def elected(world: ClusterWorld, *numbers: int) -> list[tuple[int, str]]:
+    """Who leads the partitions of the topic after an election of all, or of these."""
+    wanted = tuple(TopicPartition("t", number) for number in numbers) or None
+    machine = world.machine
+    decided = decide_elect(
+        machine.topics, machine.broker_states, ElectLeadersRequest(topic_partitions=wanted)
+    )
+    for record in decided.records:
+        machine.apply(record)
+    return [(one.leader, one.error.name) for one in decided.reply.elections]
+
+
+def test_an_operator_has_the_preferred_leader_lead_again(world: ClusterWorld) -> None:
+    assert elected(world) == [(1, "NONE")]
+    fence(world, 1)
+    assert elected(world, 0) == [(2, "PREFERRED_LEADER_NOT_AVAILABLE")]
+    unfence(world, 1)
+    assert elected(world, 0) == [(2, "PREFERRED_LEADER_NOT_AVAILABLE")]  # it is not in sync yet
+    world.lead(2, (1, 2, 3))
+    epoch = state(world)[1]
+    assert elected(world, 0, 7, 0) == [(1, "NONE"), (-1, "UNKNOWN_TOPIC_OR_PARTITION")]
+    assert state(world) == (1, epoch + 1, (1, 2, 3))
+    assert elected(world) == [(1, "NONE")]
+    assert state(world)[1] == epoch + 1
+
+
+def test_a_preferred_leader_that_drains_is_not_elected(world: ClusterWorld) -> None:
+    world.lead(2, (1, 2, 3))
+    world.change(1, draining=True)
+    assert elected(world) == [(2, "PREFERRED_LEADER_NOT_AVAILABLE")]

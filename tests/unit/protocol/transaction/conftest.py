@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import pytest
+from msgspec import structs
 
 from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.messages.base import Reply, ReplyT
@@ -20,6 +21,8 @@ from oncelog.actors.protocol.messages.transaction import (
     InitProducerIdReply,
     InitProducerIdRequest,
     LeaveRunRequest,
+    PreparedTxn,
+    PrepareTxnRequest,
     RenewRunRequest,
     Run,
     Winner,
@@ -42,6 +45,8 @@ class Shard:
 
     partition_counts: ClassVar[dict[str, int]] = {"flights": 6, "delays": 2}
 
+    is_two_phase_allowed = True
+
     def __init__(self) -> None:
         self.producer_ids = ProducerIdBlocks()
         self.producer_ids.add_block(1_000, 1_000)
@@ -54,6 +59,7 @@ class Shard:
             producer_ids=self.producer_ids,
             transaction_max_timeout_ms=900_000,
             transactional_id_expiration_ms=604_800_000,
+            is_two_phase_allowed=self.is_two_phase_allowed,
         )
 
     @property
@@ -95,12 +101,24 @@ class Shard:
                 **fields,
             }
         )
+        if metadata.state is TransactionState.PREPARED and metadata.prepared_txn is None:
+            found = PreparedTxn(
+                producer_id=metadata.producer_id,
+                producer_epoch=metadata.producer_epoch,
+                prepared_ms=self.now_ms,
+            )
+            metadata = structs.replace(metadata, prepared_txn=found)
         record = LogRecord(encode_key(metadata.transactional_id), encode_value(metadata))
         self.commit(Decision(reply=Reply(), records=(record,)))
 
-    def init(self, producer_id: int = -1, producer_epoch: int = -1) -> InitProducerIdReply:
+    def init(
+        self, producer_id: int = -1, producer_epoch: int = -1, *, keep_prepared: bool = False
+    ) -> InitProducerIdReply:
         request = InitProducerIdRequest(
-            transactional_id="loader", producer_id=producer_id, producer_epoch=producer_epoch
+            transactional_id="loader",
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            keep_prepared=keep_prepared,
         )
         return self.commit(self.machine.producers.decide_init_producer_id(request, self.now_ms))
 
@@ -121,6 +139,12 @@ class Shard:
         self, producer_id: int, producer_epoch: int, *partitions: TopicPartition
     ) -> AddPartitionsToTxnReply:
         return self.commit(self.add_decision(producer_id, producer_epoch, *partitions))
+
+    def prepare(self, producer_id: int, producer_epoch: int) -> Reply:
+        request = PrepareTxnRequest(
+            transactional_id="loader", producer_id=producer_id, producer_epoch=producer_epoch
+        )
+        return self.commit(self.machine.producers.decide_prepare(request, self.now_ms))
 
     def end_decision(
         self,

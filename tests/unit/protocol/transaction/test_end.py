@@ -25,6 +25,7 @@ EXPECTED = """
 state          | COMMIT current  | COMMIT retry    | ABORT current   | ABORT retry
 Empty          | INVALID         | PRODUCER_FENCED | PREPARE         | PRODUCER_FENCED
 Ongoing        | PREPARE         | PRODUCER_FENCED | PREPARE         | PRODUCER_FENCED
+Prepared       | PREPARE         | PRODUCER_FENCED | PREPARE         | PRODUCER_FENCED
 PrepareCommit  | CONCURRENT      | CONCURRENT      | CONCURRENT      | INVALID
 PrepareAbort   | CONCURRENT      | INVALID         | CONCURRENT      | CONCURRENT
 CompleteCommit | INVALID         | ENDED           | PREPARE         | INVALID

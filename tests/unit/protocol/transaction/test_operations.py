@@ -28,6 +28,7 @@ AT_REST = (
 )
 UNDECIDED = (
     TransactionState.ONGOING,
+    TransactionState.PREPARED,
     TransactionState.PREPARE_COMMIT,
     TransactionState.PREPARE_ABORT,
 )

@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from oncelog.actors.protocol.messages.transaction import DriverProcess, Run
+from oncelog.actors.protocol.messages.transaction import (
+    DriverProcess,
+    Holder,
+    PreparedTxn,
+    Run,
+)
 from oncelog.actors.protocol.transaction.members import MemberStatus, RunMember
 from oncelog.actors.protocol.transaction.transaction_records import (
     RunMemberKey,
@@ -24,6 +29,7 @@ from oncelog.actors.protocol.transaction.transaction_records import (
     encode_value,
 )
 from oncelog.actors.protocol.transaction.transaction_state import (
+    DECIDED,
     TransactionMetadata,
     TransactionState,
     newest_run_number,
@@ -38,6 +44,9 @@ partitions = st.frozensets(
     st.builds(TopicPartition, st.sampled_from(["a", "delays", "é"]), st.integers(0, 2**31 - 1)),
     max_size=6,
 )
+holders = st.none() | st.builds(
+    Holder, id=st.text(max_size=9), timeout_ms=st.integers(0, 2**31 - 1)
+)
 producer_ids = st.integers(-1, 2**63 - 1)
 epochs = st.integers(-1, 32_767)
 
@@ -51,6 +60,15 @@ DRIVER_FIELDS = {
 @st.composite
 def metadatas(draw: st.DrawFn) -> TransactionMetadata:
     state = draw(st.sampled_from(LOGGED_STATES))
+    may_be_prepared = state in (*DECIDED, TransactionState.PREPARED)
+    prepared_txns = st.builds(
+        PreparedTxn,
+        producer_id=st.integers(0, 2**63 - 1),
+        producer_epoch=st.integers(0, 2**15 - 1),
+        prepared_ms=st.integers(0, 2**63 - 1),
+    )
+    if state is not TransactionState.PREPARED:
+        prepared_txns = (st.none() | prepared_txns) if may_be_prepared else st.none()
     is_empty = state is TransactionState.EMPTY
     is_run_current = draw(st.booleans()) and not is_empty
     members = {}
@@ -69,6 +87,8 @@ def metadatas(draw: st.DrawFn) -> TransactionMetadata:
         producer_epoch=draw(epochs),
         transaction_timeout_ms=draw(st.integers(0, 2**31 - 1)),
         state=state,
+        prepared_txn=draw(prepared_txns),
+        holder=draw(holders),
         last_update_ms=draw(st.integers(-1, 2**62)),
         start_ms=draw(st.integers(-1, 2**62)),
         partitions=frozenset() if is_run_current or is_empty else draw(partitions),

@@ -14,9 +14,11 @@ from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnRequest,
     BeginRunRequest,
     DriverProcess,
+    EndPreparedTxnRequest,
     EndTxnRequest,
     EnlistRequest,
     InitProducerIdRequest,
+    PrepareTxnRequest,
     Run,
     Winner,
 )
@@ -47,6 +49,7 @@ DRIVER = DriverProcess(machine="here", process_id=7, start_ticks=8)
 PARTITIONS = st.lists(
     st.builds(TopicPartition, st.just("flights"), st.integers(0, 3)), max_size=3
 ).map(tuple)
+FATES = ["kept", "kept", "lost"]
 PREPARED = {TransactionState.PREPARE_COMMIT: True, TransactionState.PREPARE_ABORT: False}
 
 
@@ -63,12 +66,15 @@ class CoordinatorRules(RuleBasedStateMachine):
         self.given: list[tuple[int, int]] = [(7, 0), (100, 0)]
         self.given_to_members: set[tuple[int, int]] = set()
         self.runs = [Run(number=1, id="a stranger")]
+        self.is_ended = False
+        """Whether the command under way is an end, by an owner or an operator."""
 
     def new_machine(self) -> TransactionMachine:
         return TransactionMachine(
             producer_ids=self.producer_ids,
             transaction_max_timeout_ms=900_000,
             transactional_id_expiration_ms=1_000_000,
+            is_two_phase_allowed=True,
         )
 
     def states(self, machine: TransactionMachine) -> dict[str, TransactionMetadata | None]:
@@ -91,6 +97,7 @@ class CoordinatorRules(RuleBasedStateMachine):
         assert self.states(self.machine) == before
         reply = self.settle(decision, fate)
         self.check_moves(before)
+        self.is_ended = False
         return reply
 
     def check_moves(self, before: dict[str, TransactionMetadata | None]) -> None:
@@ -106,6 +113,10 @@ class CoordinatorRules(RuleBasedStateMachine):
                 assert version.version >= committed.version
             if new.producer_id == old.producer_id:
                 assert new.producer_epoch >= old.producer_epoch
+            if old.state is TransactionState.PREPARED and not self.is_ended:
+                assert new.state is TransactionState.PREPARED
+                assert new.prepared_txn == old.prepared_txn
+                assert new.partitions == old.partitions
             if old.state in PREPARED:
                 complete = (
                     TransactionState.COMPLETE_COMMIT
@@ -135,12 +146,16 @@ class CoordinatorRules(RuleBasedStateMachine):
     @rule(
         name=st.sampled_from(IDS),
         owner=st.none() | st.integers(0, 5),
+        keep_prepared=st.booleans(),
         fate=st.sampled_from(["kept", "kept", "lost"]),
     )
-    def init(self, name: str, owner: int | None, fate: str) -> None:
+    def init(self, name: str, owner: int | None, keep_prepared: bool, fate: str) -> None:
         producer_id, epoch = (-1, -1) if owner is None else self.given[-1 - owner % len(self.given)]
         request = InitProducerIdRequest(
-            transactional_id=name, producer_id=producer_id, producer_epoch=epoch
+            transactional_id=name,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            keep_prepared=keep_prepared,
         )
         reply = self.decide(
             fate, lambda: self.machine.producers.decide_init_producer_id(request, self.now_ms)
@@ -232,6 +247,33 @@ class CoordinatorRules(RuleBasedStateMachine):
             ),
         )
 
+    @rule(name=st.sampled_from(IDS), owner=st.integers(0, 3), fate=st.sampled_from(FATES))
+    def prepare(self, name: str, owner: int, fate: str) -> None:
+        producer_id, epoch = self.given[-1 - owner % len(self.given)]
+        request = PrepareTxnRequest(
+            transactional_id=name, producer_id=producer_id, producer_epoch=epoch
+        )
+        self.decide(fate, lambda: self.machine.producers.decide_prepare(request, self.now_ms))
+
+    @rule(
+        name=st.sampled_from(IDS),
+        committed=st.booleans(),
+        behind=st.sampled_from([0, 0, 1]),
+        fate=st.sampled_from(FATES),
+    )
+    def operator_ends(self, name: str, committed: bool, behind: int, fate: str) -> None:
+        metadata = self.machine.ids.metadata(name)
+        if metadata is None:
+            return
+        self.is_ended = True
+        request = EndPreparedTxnRequest(
+            transactional_id=name,
+            committed=committed,
+            producer_id=metadata.producer_id,
+            producer_epoch=metadata.producer_epoch - behind,
+        )
+        self.decide(fate, lambda: self.machine.operations.decide_end_prepared(request, self.now_ms))
+
     @rule(
         name=st.sampled_from(IDS),
         owner=st.integers(0, 5),
@@ -248,6 +290,7 @@ class CoordinatorRules(RuleBasedStateMachine):
             producer_epoch=epoch,
             token=token,
         )
+        self.is_ended = True
         reply = self.decide(fate, lambda: self.machine.decide_end_txn(request, self.now_ms))
         if reply is not None and reply.error is ErrorCode.NONE:
             self.given.append((reply.producer_id, reply.producer_epoch))

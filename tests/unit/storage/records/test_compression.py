@@ -6,10 +6,11 @@ import gzip
 import subprocess
 import sys
 
+import pyarrow as pa
 import pytest
 
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.records.compression import Codec, compress, decompress
+from oncelog.storage.records.compression import LEVELS, Codec, compress, decompress
 
 DATA = b'{"carrier": "UA", "delay": -4}' * 5000
 REAL = [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD]
@@ -26,6 +27,20 @@ def test_compressed_bytes_come_back(codec: Codec, data: bytes, kind: type) -> No
 @pytest.mark.parametrize("codec", REAL)
 def test_repetitive_bytes_shrink(codec: Codec) -> None:
     assert len(compress(codec, DATA)) < len(DATA) // 5
+
+
+@pytest.mark.parametrize("codec", LEVELS)
+def test_the_levels_of_a_codec_are_those_that_it_takes(codec: Codec) -> None:
+    words = " ".join(str(number * number) for number in range(20_000)).encode()
+    low, high, default = LEVELS[codec]
+    fast, thorough = (compress(codec, words, level=level) for level in (low, high))
+    assert len(thorough) < len(fast)
+    for compressed in (fast, thorough):
+        assert decompress(codec, compressed, limit_bytes=len(words)) == words
+    assert compress(codec, words, level=default) == compress(codec, words)
+    name = codec.name.lower()
+    assert low == pa.Codec.minimum_compression_level(name)
+    assert high == pa.Codec.maximum_compression_level(name)
 
 
 @pytest.mark.parametrize("codec", Codec)
