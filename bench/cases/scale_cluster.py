@@ -20,6 +20,8 @@ TOPIC: Final = "bench"
 GROUP: Final = "bench"
 SETTLE_S: Final = 10.0
 WINDOW_S: Final = 20.0
+FETCHES_WINDOW_S: Final = 60.0
+"""Twice as long as a fetch waits: its end and the next one are counted."""
 JOIN_TIMEOUT_S: Final = 300.0
 JOIN_POLL_S: Final = 0.1
 POLL_MS: Final = 5_000.0
@@ -163,7 +165,7 @@ async def _wait_for_all(cluster: Any, count: int, server: OncelogServer) -> None
     await consumer.seek_to_end()
     await consumer.position(consumer.assignment())
     tell("assigned: positioned, s", time.perf_counter() - started)
-    await _tell_busy("assigned", [consumer], server)
+    await _tell_busy("assigned", [consumer], server, window_s=FETCHES_WINDOW_S)
 
 
 def run_members(count: int, directory: Path) -> None:
@@ -209,13 +211,15 @@ async def _end(polls: Sequence[asyncio.Future[None]]) -> None:
     await asyncio.gather(*polls, return_exceptions=True)
 
 
-async def _tell_busy(case: str, consumers: Sequence[Any], server: OncelogServer) -> None:
+async def _tell_busy(
+    case: str, consumers: Sequence[Any], server: OncelogServer, window_s: float = WINDOW_S
+) -> None:
     """Processors of servers and of this process while all consumers wait in a poll."""
     polls = [asyncio.ensure_future(_poll(consumer)) for consumer in consumers]
     try:
         await asyncio.sleep(SETTLE_S)
         before, started = time.process_time(), time.perf_counter()
-        servers = await asyncio.to_thread(busy_cores, server.process.pid, WINDOW_S)
+        servers = await asyncio.to_thread(busy_cores, server.process.pid, window_s)
         own = (time.process_time() - before) / (time.perf_counter() - started)
     finally:
         await _end(polls)
