@@ -12,10 +12,13 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol, TypeAlias
 
+from msgspec import structs
+
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.access import Principal, Verdict
 from oncelog.actors.protocol.messages.access import NO_LIMITS, Limits
 from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
+from oncelog.actors.protocol.messages.partition import FetchTogetherRequest
 from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.call_meter import CALLEE, NO_REPORTS, CallMeter, CallReports, MeteredCall
 from oncelog.actors.rpc.door import Door
@@ -124,7 +127,7 @@ class Dispatch:
             return self._ended(call, absent.error, Outcome.REPLY, (encoded,))
         self.answered_calls += 1
         try:
-            allowed = asked.request
+            allowed = self._own(asked.request, principal)
             if allowed is None:
                 reply = request.reply_type()
             elif limits is NO_LIMITS:
@@ -141,6 +144,17 @@ class Dispatch:
             parts = (repr(error).encode(),)
             return self._ended(call, ErrorCode.UNKNOWN_SERVER_ERROR, Outcome.FAILED, parts)
         return self._ended(call, reply.error, Outcome.REPLY, parts)
+
+    def _own(self, request: Request[Any] | None, principal: Principal) -> Request[Any] | None:
+        """Fetches wait beyond the call that was judged: under these rules, for who asked alone.
+
+        Once rules change or another principal names the session, it is a new one: its fetches are
+        asked for again, and judged.
+        """
+        if not isinstance(request, FetchTogetherRequest):
+            return request
+        session_id = f"{principal.name} {self.door.version} {request.session_id}"
+        return structs.replace(request, session_id=session_id)
 
     async def _limited(
         self,

@@ -14,6 +14,8 @@ from inside import callers_of
 from msgspec import structs
 from virtual_time import START_MS, give_turns, run_virtually
 
+from oncelog.actors.launch.host import FetchSessions
+from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.protocol.access import RAY, SERVER, Principal, Split
 from oncelog.actors.protocol.messages.access import (
     NO_ACCESS,
@@ -29,7 +31,13 @@ from oncelog.actors.protocol.messages.access import (
 )
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.cluster import MetadataRequest, ShutdownRequest
-from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
+from oncelog.actors.protocol.messages.partition import (
+    DescribeReplicaRequest,
+    FetchReply,
+    FetchRequest,
+    FetchTogetherRequest,
+    SharedFetch,
+)
 from oncelog.actors.protocol.messages.replication import DescribeVoterRequest
 from oncelog.actors.protocol.scram import ITERATIONS_MIN, make_credential
 from oncelog.actors.rpc import admission
@@ -318,6 +326,40 @@ def test_a_right_that_is_revoked_is_gone_at_the_next_request_and_the_connection_
             door.learn(access(acl(Operation.READ), version=3))
             assert await asked(connection, fetch(3)) is ErrorCode.NONE
             connection.close()
+
+    asyncio.run(body())
+
+
+def test_fetches_that_wait_at_a_host_are_of_one_user_under_the_rules_of_now():
+    """Another user that names the session gets none of it, and nobody does once a right is gone."""
+
+    async def body() -> None:
+        tasks = OwnTasks(lambda error: None)
+        door = Door(access(acl(Operation.READ)))
+        async with behind(door) as (server, listener):
+
+            async def answer(_key: str, _request: FetchRequest) -> FetchReply:
+                return FetchReply(records=b"secret")
+
+            server.fetch_together = FetchSessions(answer, tasks).fetch
+            begun = SharedFetch(number=1, key="flights-0", fetch=fetch(1))
+            new = FetchTogetherRequest(session_id="s", fetches=(begun,), max_wait_ms=0)
+            further = FetchTogetherRequest(session_id="s", max_wait_ms=0)
+
+            async def is_new(connection: Any, request: FetchTogetherRequest) -> bool:
+                reply = await connection.call(request, timeout_ms=TIMEOUT_MS)
+                assert not reply.ended
+                return reply.is_new
+
+            alice = await joined(listener, UserIdentity("alice", PASSWORD))
+            program = await joined(listener, ProgramIdentity())
+            assert await is_new(alice, new)
+            assert await is_new(program, further)
+            door.learn(access(version=2))
+            assert await is_new(alice, further)
+            alice.close()
+            program.close()
+        tasks.cancel()
 
     asyncio.run(body())
 
