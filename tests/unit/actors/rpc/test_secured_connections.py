@@ -83,6 +83,24 @@ def test_calls_of_any_size_pass_between_those_who_are_certified(use, authority, 
     run(body())
 
 
+def test_no_connection_leaves_a_ticket_that_outlives_a_certificate(use, authority):
+    """Whoever resumes by a ticket is not asked for a certificate again, and none is checked."""
+
+    async def body() -> None:
+        async with listening() as (_, _, address):
+            connection = await connect(address, timeout_ms=TIMEOUT_MS)
+            assert connection is not None
+            assert (await connection.call(fetch(1), timeout_ms=TIMEOUT_MS)).records == b"r"
+            assert connection.transport is not None
+            secured: ssl.SSLObject = connection.transport.get_extra_info("ssl_object")
+            assert secured.session is not None
+            assert not secured.session.has_ticket
+            connection.close()
+
+    use(authority.issue(HERE))
+    asyncio.run(body())
+
+
 def hello(token: bytes) -> bytes:
     """The first frame of a caller who knows the token."""
     body = (0).to_bytes(8, "big") + bytes([len(HELLO)]) + HELLO.encode() + token
