@@ -299,8 +299,9 @@ class _Caller(FramedProtocol):
             self._listener.places.end_opening(self._handshake)
         self._listener.open_place(self)
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+    def connection_lost(self, exc: Exception | None) -> None:
         """Its requests run on: the caller may only have given up on the answers."""
+        super().connection_lost(exc)
         self._first_frame_timer.cancel()
         if self._expiry_timer is not None:
             self._expiry_timer.cancel()

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import ssl
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
 from called_server import TIMEOUT_MS, Server, fetch, listener_of, produce
+from deadlines import until
 from inside import callers_of
 from issued_certificates import Authority
 
@@ -268,6 +272,28 @@ def test_callers_who_come_at_once_do_not_close_each_other(use, authority, monkey
 
     use(authority.issue(HERE))
     run(body())
+
+
+def test_a_lost_connection_leaves_nothing_that_only_the_garbage_collector_frees(use, authority):
+    async def body() -> None:
+        async with listening() as (_, listener, address):
+            connection = await connect(address, timeout_ms=TIMEOUT_MS)
+            assert connection is not None
+            await until(lambda: callers_of(listener))
+            sides: list[Any] = [connection, *callers_of(listener)]
+            secured = [weakref.ref(side.transport.get_extra_info("ssl_object")) for side in sides]
+            sides.clear()
+            connection.close()
+            del connection
+            await until(lambda: not any(one() for one in secured))
+
+    use(authority.issue(HERE))
+    gc.disable()
+    try:
+        # The loop of production: asyncio's own leaves cycles.
+        uvloop.run(body())
+    finally:
+        gc.enable()
 
 
 def test_a_node_of_ipv6_listens(use, authority):
