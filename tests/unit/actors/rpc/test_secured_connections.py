@@ -21,6 +21,7 @@ from issued_certificates import Authority
 
 from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.rpc import admission
+from oncelog.actors.rpc import listener as listener_module
 from oncelog.actors.rpc.actor_transport import connect
 from oncelog.actors.rpc.certificates import FILES, IN_USE, OUR_FILES, Certificates
 from oncelog.actors.rpc.frames import HELLO
@@ -294,6 +295,26 @@ def test_a_lost_connection_leaves_nothing_that_only_the_garbage_collector_frees(
         uvloop.run(body())
     finally:
         gc.enable()
+
+
+def test_when_many_handshakes_have_ended_freed_memory_is_returned(use, authority, monkeypatch):
+    monkeypatch.setattr(listener_module, "TRIM_AFTER", 3)
+    monkeypatch.setattr(listener_module, "TRIM_DELAY_S", 0.0)
+    returned: list[None] = []
+    monkeypatch.setattr(listener_module, "return_freed_memory", lambda: returned.append(None))
+
+    async def body() -> None:
+        async with listening() as (_, _, address):
+            for number in range(6):
+                _, writer = await asyncio.open_connection(address.host, address.port)
+                assert len(returned) == number // 3
+                writer.write(b"no message of TLS")
+                count = (number + 1) // 3
+                await until(lambda count=count: len(returned) == count)
+                writer.close()
+
+    use(authority.issue(HERE))
+    asyncio.run(body())
 
 
 def test_a_node_of_ipv6_listens(use, authority):
