@@ -412,6 +412,7 @@ class ActorConnection(FramedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End all open calls; each may have run or not."""
+        super().connection_lost(exc)
         self.error = exc
         self.is_usable = False
         if self.on_lost is not None:

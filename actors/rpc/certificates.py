@@ -222,6 +222,10 @@ def _context(files: Sequence[_Pem], protocol: Any) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
+    if protocol is ssl.PROTOCOL_TLS_SERVER:
+        # Tickets are a quarter of what a handshake costs, and a caller seldom comes back to the
+        # process that made them. Who resumes by one shows no certificate, not even an expired one.
+        context.num_tickets = 0
     try:
         context.load_verify_locations(authority.path)
     except ssl.SSLError as error:

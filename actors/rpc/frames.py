@@ -197,6 +197,13 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
             if hasattr(socket, name):
                 opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """Drop the transport.
+
+        A secured one refers to this, and would hold its buffers until garbage is collected.
+        """
+        self.transport = None
+
     @property
     def is_closing(self) -> bool:
         """Whether the connection is lost or closing."""

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.clock import SystemClock
+from oncelog.actors.process.freed_memory import return_freed_memory
 from oncelog.actors.protocol.access import RAY, SERVER, Principal
 from oncelog.actors.protocol.messages.access import USER_KIND
 from oncelog.actors.rpc.admission import (
@@ -53,6 +54,16 @@ EXPIRY_CHECK_S: Final = 60.0
 
 BACKLOG: Final = 1_024
 """Connections that the system keeps until they are accepted."""
+
+TRIM_AFTER: Final = 256
+"""Ends of TLS handshakes and connections after which freed memory is returned.
+
+uvloop has a buffer of 256 KiB for each, of which little is used. Freed ones are broken up by small
+blocks, so without that a flood leaves a process with buffers for all places of strangers.
+"""
+
+TRIM_DELAY_S: Final = 1.0
+"""How long that waits for more to end; it takes up to 30 ms, and happens no more often."""
 
 _IPV6_NETWORK_BITS: Final = 64
 
@@ -95,6 +106,8 @@ class Listener:
         self._host = host
         self._opening: asyncio.Task[asyncio.Server | _TlsServer] | None = None
         self._tasks = OwnTasks(_log_bug)
+        self._ended_count = 0
+        """TLS handshakes and connections that have ended since memory was returned."""
 
     async def address(self) -> ListenerAddress:
         """The address; the first call begins to listen, on the running loop.
@@ -132,6 +145,16 @@ class Listener:
     def owed_ms(self, principal: Principal) -> int:
         """For how long a new connection of ``principal`` is not read."""
         return self.dispatch.limits.owed_ms(principal, self.dispatch.door.limits(principal))
+
+    def secured_ended(self) -> None:
+        """Count a TLS handshake or connection that has ended; much memory of them is returned."""
+        self._ended_count += 1
+        if self._ended_count == TRIM_AFTER:
+            asyncio.get_running_loop().call_later(TRIM_DELAY_S, self._trim)
+
+    def _trim(self) -> None:
+        self._ended_count = 0
+        return_freed_memory()
 
     async def close(self) -> None:
         """Stop listening; running calls continue."""
@@ -226,6 +249,7 @@ class _TlsServer:
         finally:
             self._listener.places.end_opening(handshake)
             handshake.task = None
+            self._listener.secured_ended()
 
 
 @dataclass(eq=False, slots=True)
@@ -253,9 +277,9 @@ def host_of(peer: Sequence[Any] | None) -> str:
     """Where a connection comes from, by its socket address: a host, or an IPv6 network of it."""
     if not peer:
         return ""
-    address = ipaddress.ip_address(address_of(peer))
-    if address.version == 4:
-        return str(address)
+    address = address_of(peer)
+    if ":" not in address:
+        return address
     return str(ipaddress.IPv6Network((address, _IPV6_NETWORK_BITS), strict=False))
 
 
@@ -299,8 +323,9 @@ class _Caller(FramedProtocol):
             self._listener.places.end_opening(self._handshake)
         self._listener.open_place(self)
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+    def connection_lost(self, exc: Exception | None) -> None:
         """Its requests run on: the caller may only have given up on the answers."""
+        super().connection_lost(exc)
         self._first_frame_timer.cancel()
         if self._expiry_timer is not None:
             self._expiry_timer.cancel()
@@ -310,6 +335,8 @@ class _Caller(FramedProtocol):
         self._listener.dispatch.door.leave(self._user, self)
         if self._reserved is not None:
             self._listener.room.give(self._reserved)
+        if self._handshake is not None:
+            self._listener.secured_ended()
 
     def _close_displaced(self, gone: Caller | None, what: str) -> None:
         if gone is not None:

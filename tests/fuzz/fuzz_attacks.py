@@ -12,14 +12,17 @@ import contextlib
 import enum
 import math
 import re
+import ssl
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import Any, Final
 
 from fuzz_inputs import (
     CALLER_NONCE,
+    CLIENT_HELLO,
     HELLO_FRAME,
     LENGTHS,
     LENGTHS_MAX,
@@ -32,13 +35,16 @@ from fuzz_inputs import (
     frame,
     good_calls,
     hostile_message,
+    is_tls_record,
     mutated,
     proves,
     proves_server,
 )
+from issued_certificates import Authority
 
+from oncelog.actors.rpc.certificates import FILES, OUR_FILES
 from oncelog.actors.rpc.frames import FRAME_MAX_BYTES, HELLO, HELLO_ID, Outcome
-from oncelog.actors.rpc.handshake import NONCE_BYTES, PROOF_BYTES, SCRAM
+from oncelog.actors.rpc.handshake import CERTIFICATE, NONCE_BYTES, PROOF_BYTES, SCRAM, TOKEN
 from oncelog.actors.rpc.listener import FIRST_FRAME_TIMEOUT_S
 from oncelog.actors.rpc.message_codec import REQUESTS
 
@@ -57,6 +63,60 @@ HOSTS: Final = tuple(f"127.0.0.{number}" for number in range(2, 10))
 SILENT_CONNECTIONS: Final = 10_000
 
 
+class Way(enum.Enum):
+    """How strangers come to a listener."""
+
+    PLAIN = "plain"
+    """To the one without certificates."""
+
+    TLS = "tls"
+    """To the one with certificates, with a good one of their own."""
+
+    BARE = "bare"
+    """To the one with certificates, without TLS."""
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Our variables for certificates: those of the target, and of an authority unknown to it."""
+
+    known: dict[str, str]
+    foreign: dict[str, str]
+
+    @classmethod
+    def issue(cls, directory: Path) -> Files:
+        """Make them in ``directory``."""
+        found = []
+        for name in ("ours", "theirs"):
+            issued = Authority(directory, name).issue("127.0.0.1")
+            found.append({ours: issued[ray] for ours, ray in zip(OUR_FILES, FILES, strict=True)})
+        return cls(*found)
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Where the two listeners of a target are, and what strangers show to that with certificates.
+
+    ``foreign``: without a certificate, or with one of an authority that the target does not trust.
+    """
+
+    plain_port: int
+    tls_port: int
+    certified: ssl.SSLContext
+    foreign: tuple[ssl.SSLContext, ...]
+
+    @classmethod
+    def at(cls, ports: Mapping[str, int], files: Files) -> Listeners:
+        """Those at the ``ports`` that a target tells."""
+        authority = files.known[OUR_FILES[2]]
+        certified, foreign, nameless = (
+            ssl.create_default_context(cafile=authority) for _ in range(3)
+        )
+        for context, shown in ((certified, files.known), (foreign, files.foreign)):
+            context.load_cert_chain(*(shown[name] for name in OUR_FILES[:2]))
+        return cls(ports["plain"], ports["tls"], certified, (foreign, nameless))
+
+
 class Delivery(enum.Enum):
     """How the bytes of an input are written."""
 
@@ -71,7 +131,8 @@ class Field:
     After ``end_s`` of the loop nothing more begins. A round is not cancelled, so all is counted.
     """
 
-    port: int
+    listeners: Listeners
+    way: Way
     chance: Random
     scale: float = 1.0
     end_s: float = math.inf
@@ -93,16 +154,39 @@ class Field:
         """How many, at this scale."""
         return max(2, int(full * self.scale))
 
+    @property
+    def hellos(self) -> tuple[bytes, ...]:
+        """Good first inputs."""
+        hellos = (HELLO_FRAME, SERVER_HELLO_FRAME)
+        return (*hellos, CLIENT_HELLO) if self.way is Way.BARE else hellos
+
+    async def _opened(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        listeners, host = self.listeners, self.delivery.choice(HOSTS)
+        opening = asyncio.open_connection(
+            "127.0.0.1",
+            listeners.plain_port if self.way is Way.PLAIN else listeners.tls_port,
+            local_addr=(host, 0),
+            ssl=listeners.certified if self.way is Way.TLS else None,
+        )
+        return await asyncio.wait_for(opening, CONNECT_TIMEOUT_S)
+
     @contextlib.asynccontextmanager
     async def stranger(self) -> AsyncIterator[Stranger | None]:
-        """A connection that has been challenged; ``None`` if it was closed before."""
-        host = self.delivery.choice(HOSTS)
+        """A connection that has been challenged; ``None`` if it was closed before.
+
+        Without the TLS that it should have it is not challenged.
+        """
         try:
-            opening = asyncio.open_connection("127.0.0.1", self.port, local_addr=(host, 0))
-            reader, writer = await asyncio.wait_for(opening, CONNECT_TIMEOUT_S)
+            reader, writer = await self._opened()
         except (OSError, asyncio.TimeoutError):
             self.answers["no connection"] += 1
             yield None
+            return
+        if self.way is Way.BARE:
+            try:
+                yield _Bare(reader, writer)
+            finally:
+                writer.transport.abort()
             return
         stranger = Stranger(reader, writer)
         try:
@@ -133,8 +217,9 @@ class Field:
     def note(self, data: bytes) -> None:
         """Remember an input that is about to be sent."""
         self.inputs.append(data)
-        self.proved += proves(data)
-        self.proved_servers += proves_server(data)
+        if self.way is not Way.BARE:
+            self.proved += proves(data)
+            self.proved_servers += proves_server(data)
 
     async def heard(self, stranger: Stranger) -> list[bytes]:
         """Count the answers until there are no more."""
@@ -149,7 +234,7 @@ class Field:
                 self.answers["closed"] += 1
                 return found
             found.append(answer)
-            self.answers[_kind(answer)] += 1
+            self.answers[stranger.kind(answer)] += 1
 
     async def play_all(self, inputs: Iterable[bytes]) -> None:
         """Play inputs, many at once."""
@@ -189,6 +274,10 @@ class Stranger:
         except (asyncio.IncompleteReadError, OSError):
             return None
 
+    def kind(self, answer: bytes) -> str:
+        """What a frame is."""
+        return _kind(answer)
+
     async def send_torn(self, data: bytes, chance: Random) -> None:
         """Send in pieces, between which others have a turn."""
         while data and not self.writer.transport.is_closing():
@@ -205,6 +294,22 @@ class Stranger:
         except asyncio.TimeoutError:
             return False
         return True
+
+
+class _Bare(Stranger):
+    """A connection without TLS to a listener that has certificates: it hears of TLS only."""
+
+    async def _answer(self) -> bytes | None:
+        try:
+            head = await self.reader.readexactly(5)
+            if not is_tls_record(head):
+                return head
+            return head + await self.reader.readexactly(int.from_bytes(head[3:], "big"))
+        except (asyncio.IncompleteReadError, OSError):
+            return None
+
+    def kind(self, answer: bytes) -> str:
+        return f"TLS record {answer[0]}" if is_tls_record(answer) else "unknown"
 
 
 def _kind(answer: bytes) -> str:
@@ -229,8 +334,8 @@ async def random_bytes(to: Field) -> None:
 
 async def mutated_hellos(to: Field) -> None:
     """Good hellos with a few changes."""
-    hellos = (HELLO_FRAME, SERVER_HELLO_FRAME)
-    await to.play_all([mutated(to.chance, to.chance.choice(hellos)) for _ in range(to.count(300))])
+    hellos = [to.chance.choice(to.hellos) for _ in range(to.count(300))]
+    await to.play_all([mutated(to.chance, hello) for hello in hellos])
 
 
 async def wrong_proofs(to: Field) -> None:
@@ -330,7 +435,8 @@ async def half_hellos(to: Field) -> None:
 
 
 async def _half_hello(to: Field) -> None:
-    data = HELLO_FRAME[: to.chance.randrange(len(HELLO_FRAME))]
+    hello = to.chance.choice((to.hellos[0], to.hellos[-1]))
+    data = hello[: to.chance.randrange(len(hello))]
     async with to.stranger() as stranger:
         if stranger is None:
             return
@@ -348,15 +454,16 @@ async def _slow_hello(to: Field) -> None:
     async with to.stranger() as stranger:
         if stranger is None:
             return
-        to.inputs.append(HELLO_FRAME)
+        hello = to.hellos[-1]
+        to.inputs.append(hello)
 
         async def drip() -> None:
-            for byte in filled(HELLO_FRAME, stranger.challenge):
+            for byte in filled(hello, stranger.challenge):
                 stranger.writer.write(bytes([byte]))
                 await asyncio.sleep(1)
 
         dripping = asyncio.ensure_future(drip())
-        await _closed_in_time(to, stranger, HELLO_FRAME)
+        await _closed_in_time(to, stranger, hello)
         dripping.cancel()
 
 
@@ -365,6 +472,50 @@ async def _closed_in_time(to: Field, stranger: Stranger, data: bytes) -> None:
         to.answers["closed"] += 1
     else:
         to.wrong.append(f"a connection without a proof is still open: {data.hex()}")
+
+
+async def nameless_proofs(to: Field) -> None:
+    """Certificates that no rule names, and tokens that are none; then a call."""
+
+    chance = to.chance
+    messages = (b"", b"honest", b"a.b.c", chance.randbytes(300))
+    claims = [frame(HELLO_ID, way, text) for way in (CERTIFICATE, TOKEN) for text in messages]
+    claims += [mutated(chance, chance.choice(claims)) for _ in range(to.count(300))]
+    await to.play_all([claim + good_calls()[0] for claim in claims])
+
+
+async def broken_handshakes(to: Field) -> None:
+    """A good first message of TLS, and then nothing, noise or plain frames."""
+    chance = to.chance
+
+    def rest() -> bytes:
+        size = chance.choice((1, 5, 100, 20_000))
+        record = b"\x17\x03\x03" + chance.choice(LENGTHS).to_bytes(4, "big")[2:]
+        return chance.choice((b"", b"", HELLO_FRAME, record)) + chance.randbytes(size)
+
+    await to.play_all([CLIENT_HELLO, *(CLIENT_HELLO + rest() for _ in range(to.count(300)))])
+
+
+async def foreign_certificates(to: Field) -> None:
+    """TLS without a certificate, or with one of an unknown authority."""
+    contexts = [to.chance.choice(to.listeners.foreign) for _ in range(to.count(100))]
+    await to.at_once(_foreign(to, context) for context in contexts)
+
+
+async def _foreign(to: Field, context: ssl.SSLContext) -> None:
+    # In TLS 1.3 it takes the connection for secured before the listener has judged it.
+    heard = b""
+    with contextlib.suppress(OSError, asyncio.TimeoutError):
+        opening = asyncio.open_connection("127.0.0.1", to.listeners.tls_port, ssl=context)
+        reader, writer = await asyncio.wait_for(opening, CONNECT_TIMEOUT_S)
+        try:
+            writer.write(HELLO_FRAME)
+            heard = await asyncio.wait_for(reader.read(100), CONNECT_TIMEOUT_S)
+        finally:
+            writer.transport.abort()
+    to.answers["closed"] += not heard
+    if heard:
+        to.wrong.append(f"who is not certified was answered: {heard.hex()}")
 
 
 # --- after a proof ------------------------------------------------------------------------------
@@ -434,9 +585,10 @@ async def huge_claims(to: Field) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """One way to attack; ``lasts`` if it goes on beside the others."""
+    """What is done, and the ways; ``lasts`` if it goes on beside the others."""
 
     do: Callable[[Field], Awaitable[None]]
+    ways: tuple[Way, ...] = (Way.PLAIN, Way.TLS)
     lasts: bool = False
 
     @property
@@ -444,18 +596,23 @@ class Attack:
         return self.do.__name__
 
 
+EVERY_WAY: Final = tuple(Way)
+
 ATTACKS: Final = (
-    Attack(random_bytes),
-    Attack(mutated_hellos),
+    Attack(random_bytes, EVERY_WAY),
+    Attack(mutated_hellos, EVERY_WAY),
     Attack(wrong_proofs),
     Attack(swapped_proofs),
     Attack(logins),
     Attack(replayed_handshakes),
-    Attack(calls_without_hello),
-    Attack(huge_lengths),
-    Attack(silent_connections),
-    Attack(half_hellos, lasts=True),
-    Attack(slow_hellos, lasts=True),
+    Attack(calls_without_hello, EVERY_WAY),
+    Attack(huge_lengths, EVERY_WAY),
+    Attack(silent_connections, EVERY_WAY),
+    Attack(half_hellos, EVERY_WAY, lasts=True),
+    Attack(slow_hellos, EVERY_WAY, lasts=True),
+    Attack(nameless_proofs),
+    Attack(broken_handshakes, (Way.BARE,)),
+    Attack(foreign_certificates, (Way.BARE,)),
     Attack(torn_calls),
     Attack(mutated_calls),
     Attack(hostile_messages),

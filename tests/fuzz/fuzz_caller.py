@@ -1,22 +1,26 @@
-"""The honest caller: calls at a steady rate, and tells how long they took.
+"""The honest caller: calls two listeners at a steady rate, and tells how long that took.
 
-    python fuzz_caller.py PORT
+    python fuzz_caller.py PLAIN_PORT TLS_PORT
 
-For each line that it reads it prints what has happened since the last one. It ends with its input.
+For each line that it reads it prints what has happened since the last one, by listener. It ends
+with its input.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from fuzz_inputs import SECRET, TOKEN
-from fuzz_target import HONEST_HOST, REPLY_BYTES, lines_of_input, tell
+from fuzz_target import HONEST_HOST, REPLY_BYTES, certified, lines_of_input, tell
 
+from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.protocol.messages.partition import FetchRequest, ProduceRequest
 from oncelog.actors.rpc.actor_transport import ActorConnection, connect
+from oncelog.actors.rpc.certificates import OUR_FILES, Certificates
 from oncelog.actors.rpc.handshake import ProgramIdentity
 from oncelog.actors.rpc.listener import ListenerAddress
 from oncelog.storage.model import TopicPartition
@@ -46,9 +50,10 @@ class Calls:
 
 
 class HonestCaller:
-    """Calls a target on one connection, and now and then on a new one."""
+    """Calls a target on one connection, and now and then on a new one; with certificates by TLS."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, certificates: Certificates) -> None:
+        self._certificates = certificates
         self._address = ListenerAddress(host=HONEST_HOST, port=port, token=TOKEN)
         self._calls = Calls()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -88,7 +93,10 @@ class HonestCaller:
         for _ in range(CONNECT_ATTEMPTS):
             self._calls.connect_attempts += 1
             connection = await connect(
-                self._address, timeout_ms=CONNECT_TIMEOUT_MS, identity=ProgramIdentity(SECRET)
+                self._address,
+                timeout_ms=CONNECT_TIMEOUT_MS,
+                identity=ProgramIdentity(SECRET),
+                certificates=self._certificates,
             )
             if isinstance(connection, ActorConnection):
                 return connection
@@ -122,15 +130,22 @@ class HonestCaller:
             self._calls.failed.append(f"call {number}: {reply!r:.200}")
 
 
-async def call(port: int) -> None:
+async def call(plain_port: int, tls_port: int) -> None:
     """Call, and tell of the calls, until the input ends."""
-    caller = HonestCaller(port)
-    calling = asyncio.create_task(caller.run())
+    secured = Certificates(SystemClock())
+    with certified({name: os.environ[name] for name in OUR_FILES}):
+        secured.context(is_caller=True)
+    callers = {
+        "plain": HonestCaller(plain_port, Certificates(SystemClock())),
+        "tls": HonestCaller(tls_port, secured),
+    }
+    calling = [asyncio.create_task(caller.run()) for caller in callers.values()]
     asked = await lines_of_input()
     while await asked.readline():
-        tell(asdict(caller.taken()))
-    calling.cancel()
+        tell({name: asdict(caller.taken()) for name, caller in callers.items()})
+    for task in calling:
+        task.cancel()
 
 
 if __name__ == "__main__":
-    asyncio.run(call(int(sys.argv[1])))
+    asyncio.run(call(int(sys.argv[1]), int(sys.argv[2])))

@@ -53,6 +53,15 @@ def claimed(length: int, number: int, method: str, message: bytes) -> bytes:
 HELLO_FRAME: Final = frame(HELLO_ID, HELLO, CALLER_NONCE + PROOF_MARK)
 SERVER_HELLO_FRAME: Final = frame(HELLO_ID, HELLO, CALLER_NONCE + PROOF_MARK + SERVER_MARK)
 
+CLIENT_HELLO: Final = bytes.fromhex(
+    "16030100dc010000d8030317e717c406c7e27148d5d69480e31b36f7da5ff21ed3a0e945710710314b7115201a1f4d"
+    "4c4009be20675dafcc6b13a840f7380a32683a4acbfd42db959f7fc928000813021303130100ff01000087000b0004"
+    "03000102000a00160014001d0017001e0019001801000101010201030104002300000016000000170000000d001e00"
+    "1c040305030603080708080809080a080b080408050806040105010601002b0003020304002d00020101003300260024"
+    "001d0020ca5ddb7c96977f44c35bee6f69280a186d79d2082b5fb154b835a18796b6c874"
+)
+"""What TLS 1.3 of OpenSSL begins with, recorded; the secret of its key share is lost."""
+
 LOGIN_FRAME: Final = frame(HELLO_ID, SCRAM, b"n,,n=alice,r=a-nonce-that-is-always-the-same")
 
 
@@ -103,6 +112,12 @@ def proves_server(data: bytes) -> bool:
     """Whether a listener may also take the sender for a server."""
     length = int.from_bytes(data[:4], "big")
     return proves(data) and data[: 4 + length].endswith(PROOF_MARK + SERVER_MARK)
+
+
+def is_tls_record(data: bytes) -> bool:
+    """Whether ``data`` begins as a record of TLS does. Source: RFC 8446, section 5."""
+    is_known = data[:1] in (b"\x14", b"\x15", b"\x16", b"\x17") and data[1:2] == b"\x03"
+    return is_known and int.from_bytes(data[3:5], "big") <= 2**14 + 256
 
 
 def mutated(chance: Random, data: bytes) -> bytes:

@@ -1,9 +1,13 @@
-"""``./run fuzz``: attack a listener on this machine, beside a caller that keeps calling.
+"""``./run fuzz``: attack two listeners on this machine, beside a caller that keeps calling both.
+
+One has certificates and the other none. Strangers come to each as they should, and also without
+TLS to the one that has certificates.
 
     ./run fuzz --seconds 60 --seed 1     all attacks, in an order that the seed decides
     ./run fuzz --minutes 10              also compares how long honest calls take
     ./run fuzz --only hostile_messages   some attacks
-    ./run fuzz --replay HEX              one input again; @FILE reads the hex from a file
+    ./run fuzz --ways tls bare           those on the listener with certificates
+    ./run fuzz --replay HEX --ways tls   one input again; @FILE reads the hex from a file
 
 The target and the honest caller are processes of their own. Exit status 0: the target survived and
 began nothing for strangers, its memory did not grow, and no honest call failed.
@@ -17,13 +21,15 @@ import contextlib
 import json
 import os
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from fuzz_attacks import ATTACKS, Attack, Delivery, Field
+import uvloop
+from fuzz_attacks import ATTACKS, Attack, Delivery, Field, Files, Listeners, Way
 from fuzz_caller import Calls
 from fuzz_report import Report
 from fuzz_target import LOOPS, Counts, allow_many_files
@@ -38,6 +44,12 @@ QUIET_SHARE: Final = 0.12
 LATENCY_SECONDS_MIN: Final = 600.0
 SAMPLE_INTERVAL_S: Final = 0.5
 PAGE_MIB: Final = os.sysconf("SC_PAGE_SIZE") / 1_048_576
+
+
+Round: TypeAlias = "tuple[Attack, Way]"
+
+SCALES: Final = {Way.PLAIN: 0.5, Way.TLS: 0.15, Way.BARE: 0.3}
+"""In a minute, so that each attack comes; in more up to 1. TLS computes for a ms a connection."""
 
 
 class CrashedError(Exception):
@@ -85,7 +97,7 @@ class Child:
 
 
 @contextlib.asynccontextmanager
-async def child(name: str, *words: str) -> AsyncIterator[Child]:
+async def child(name: str, files: Files, *words: str) -> AsyncIterator[Child]:
     """Start a process of this folder; it ends with its input, or is killed."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -93,6 +105,7 @@ async def child(name: str, *words: str) -> AsyncIterator[Child]:
         *words,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, **files.known},
         limit=16 * 1_048_576,
     )
     try:
@@ -104,32 +117,35 @@ async def child(name: str, *words: str) -> AsyncIterator[Child]:
 
 
 @contextlib.asynccontextmanager
-async def target(loop: str) -> AsyncIterator[tuple[Child, int]]:
-    """A target that listens, and its port."""
-    async with child("target", loop) as started:
-        yield started, (await started.line())["port"]
+async def target(loop: str, files: Files) -> AsyncIterator[tuple[Child, Listeners]]:
+    """A target that listens."""
+    async with child("target", files, loop) as started:
+        yield started, Listeners.at(await started.line(), files)
 
 
 class Run:
     """One run: what is quiet, what is attacked, and the report."""
 
-    def __init__(self, attacked: Child, caller: Child, port: int, seed: int) -> None:
+    def __init__(self, attacked: Child, caller: Child, listeners: Listeners, seed: int) -> None:
         self.report = Report()
-        self.suspects: list[bytes] = []
+        self.suspects: tuple[Way, list[bytes]] = (Way.PLAIN, [])
         self._target = attacked
         self._caller = caller
-        self._port = port
+        self._listeners = listeners
         self._seed = seed
         self._number = 0
+        self._scales = SCALES
 
-    async def play(self, attacks: Sequence[Attack], seconds: float) -> None:
+    async def play(self, rounds: Sequence[Round], seconds: float) -> None:
         """Quiet, attacks, quiet."""
+        longer = max(1.0, seconds / 60)
+        self._scales = {way: min(1.0, scale * longer) for way, scale in SCALES.items()}
         quiet_s = seconds * QUIET_SHARE
         # What each process does first takes longest.
         await asyncio.sleep(min(1.0, quiet_s))
         await self._caller.ask()
         await self._phase("before", asyncio.sleep(quiet_s))
-        await self._phase("during", self._attack(attacks, seconds - 2 * quiet_s))
+        await self._phase("during", self._attack(rounds, seconds - 2 * quiet_s))
         await self._phase("after", asyncio.sleep(quiet_s))
 
     async def _phase(self, name: str, work: Any) -> None:
@@ -138,7 +154,8 @@ class Run:
             await work
         finally:
             sampling.cancel()
-        self.report.calls[name] = Calls(**await self._caller.ask())
+        told = await self._caller.ask()
+        self.report.calls[name] = {of: Calls(**facts) for of, facts in told.items()}
         self.report.counts = Counts(**await self._target.ask())
 
     async def _sample(self, phase: str) -> None:
@@ -147,16 +164,16 @@ class Run:
             samples.append((loop.time(), self._target.resident_mib))
             await asyncio.sleep(SAMPLE_INTERVAL_S)
 
-    async def _attack(self, attacks: Sequence[Attack], seconds: float) -> None:
+    async def _attack(self, rounds: Sequence[Round], seconds: float) -> None:
         loop = asyncio.get_running_loop()
         end_s = loop.time() + seconds
-        lasting = [attack for attack in attacks if attack.lasts]
-        beside = [asyncio.ensure_future(self._round(attack, end_s)) for attack in lasting]
+        lasting = [(attack, way) for attack, way in rounds if attack.lasts]
+        beside = [asyncio.ensure_future(self._round(*one, end_s)) for one in lasting]
         try:
-            for attack in _in_turn(attacks, Random(self._seed)):
+            for attack, way in _in_turn(rounds, Random(self._seed)):
                 if loop.time() >= end_s:
                     break
-                await self._round(attack, end_s)
+                await self._round(attack, way, end_s)
             # They end by themselves, unless the run is too short for that.
             await asyncio.wait(beside, timeout=max(0.1, end_s - loop.time())) if beside else None
             for task in beside:
@@ -166,38 +183,44 @@ class Run:
             for task in beside:
                 task.cancel()
 
-    async def _round(self, attack: Attack, end_s: float) -> None:
+    async def _round(self, attack: Attack, way: Way, end_s: float) -> None:
         """One attack, and what it did to the target."""
         self._number += 1
-        to = Field(self._port, Random(f"{self._seed}/{self._number}"), end_s=end_s)
+        chance = Random(f"{self._seed}/{self._number}")
+        to = Field(self._listeners, way, chance, self._scales[way], end_s=end_s)
         try:
             await attack.do(to)
         finally:
-            self.report.add(attack.name, to)
-            self.suspects = to.inputs
+            self.report.add(f"{attack.name}/{way.value}", to)
+            self.suspects = way, to.inputs
         if attack.lasts:
             # What comes of it meanwhile is counted by the others' rounds: one asks at a time.
             return
         counts = Counts(**await self._target.ask())
         is_fooled = counts.is_fooled(self.report.proved, self.report.proved_servers)
         if is_fooled or not counts.is_clean:
-            raise CrashedError(f"{attack.name} did harm")
+            raise CrashedError(f"{attack.name} ({way.value}) did harm")
 
 
-def _in_turn(attacks: Sequence[Attack], chance: Random) -> Iterator[Attack]:
+def _in_turn(rounds: Sequence[Round], chance: Random) -> Iterator[Round]:
     """Those that do not last, again and again, each time in another order."""
-    order = [attack for attack in attacks if not attack.lasts]
+    order = [(attack, way) for attack, way in rounds if not attack.lasts]
     while order:
         yield from chance.sample(order, len(order))
 
 
-async def attack(attacks: Sequence[Attack], seconds: float, seed: int, loop: str) -> bool:
+async def attack(
+    rounds: Sequence[Round], seconds: float, seed: int, loop: str, files: Files
+) -> bool:
     """Run the attacks and say what they showed; whether all was well."""
-    async with target(loop) as (attacked, port), child("caller", str(port)) as caller:
-        run = Run(attacked, caller, port, seed)
+    async with contextlib.AsyncExitStack() as stack:
+        attacked, listeners = await stack.enter_async_context(target(loop, files))
+        ports = map(str, (listeners.plain_port, listeners.tls_port))
+        caller = await stack.enter_async_context(child("caller", files, *ports))
+        run = Run(attacked, caller, listeners, seed)
         report = run.report
         try:
-            await run.play(attacks, seconds)
+            await run.play(rounds, seconds)
         except CrashedError as crash:
             report.crashes.append(str(crash))
             with contextlib.suppress(CrashedError):
@@ -208,15 +231,15 @@ async def attack(attacks: Sequence[Attack], seconds: float, seed: int, loop: str
     for failure in failures:
         say(f"FAILED: {failure}")
     if report.crashes:
-        await _tell_culprit(run.suspects, loop)
+        await _tell_culprit(*run.suspects, loop, files)
     return not failures
 
 
-async def _tell_culprit(suspects: Sequence[bytes], loop: str) -> None:
+async def _tell_culprit(way: Way, suspects: Sequence[bytes], loop: str, files: Files) -> None:
     """Find the input of the last round that does harm alone, and print it."""
     with contextlib.suppress(CrashedError):
-        async with target(loop) as (attacked, port):
-            to = Field(port, Random(0))
+        async with target(loop, files) as (attacked, listeners):
+            to = Field(listeners, way, Random(0))
             for data in suspects:
                 culprit = data
                 await _harm(attacked, to, data)
@@ -227,7 +250,7 @@ async def _tell_culprit(suspects: Sequence[bytes], loop: str) -> None:
         FAILED_INPUTS.mkdir(parents=True, exist_ok=True)
         (FAILED_INPUTS / "failed.hex").write_text(shown, encoding="ascii")
         shown = f"@{FAILED_INPUTS / 'failed.hex'}"
-    say(f"  repeat: ./run fuzz --loop {loop} --replay {shown}")
+    say(f"  repeat: ./run fuzz --loop {loop} --ways {way.value} --replay {shown}")
 
 
 async def _harm(attacked: Child, to: Field, data: bytes) -> None:
@@ -239,16 +262,17 @@ async def _harm(attacked: Child, to: Field, data: bytes) -> None:
             raise CrashedError("\n".join(counts.errors) or f"{counts}")
 
 
-async def replay(data: bytes, loop: str) -> bool:
-    """Send one input, and say what came back; whether it did no harm."""
-    async with target(loop) as (attacked, port):
-        to = Field(port, Random(0))
-        try:
-            await _harm(attacked, to, data)
-        except CrashedError as crash:
-            say(f"FAILED: {crash}")
-            return False
-    say(f"no harm; what came back: {dict(to.answers)}")
+async def replay(data: bytes, ways: Sequence[Way], loop: str, files: Files) -> bool:
+    """Send one input each of these ways, and say what came back; whether it did no harm."""
+    async with target(loop, files) as (attacked, listeners):
+        for way in ways:
+            to = Field(listeners, way, Random(0))
+            try:
+                await _harm(attacked, to, data)
+            except CrashedError as crash:
+                say(f"FAILED ({way.value}): {crash}")
+                return False
+            say(f"no harm ({way.value}); what came back: {dict(to.answers)}")
     return True
 
 
@@ -262,19 +286,31 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns its exit status."""
     options = _parsed(arguments)
     allow_many_files()
+    ways = [Way(name) for name in options.ways]
     loop = options.loop or Random(options.seed).choice(sorted(LOOPS))
     if options.replay:
         text = options.replay
         if text.startswith("@"):
             text = Path(text[1:]).read_text(encoding="ascii")
-        return 0 if asyncio.run(replay(bytes.fromhex(text), loop)) else 1
+        data = bytes.fromhex(text)
+        with _issued() as files:
+            return 0 if uvloop.run(replay(data, ways or [Way.PLAIN], loop, files)) else 1
     seconds = options.seconds if options.minutes is None else 60 * options.minutes
     chosen = [attack for attack in ATTACKS if not options.only or attack.name in options.only]
-    say(f"seed {options.seed}: {len(chosen)} attacks for {seconds:.0f} s; the target uses {loop}")
-    is_well = asyncio.run(attack(chosen, seconds, options.seed, loop))
+    rounds = [(one, way) for one in chosen for way in one.ways if not ways or way in ways]
+    say(f"seed {options.seed}: {len(rounds)} attacks for {seconds:.0f} s; the target uses {loop}")
+    with _issued() as files:
+        # A connection by TLS costs asyncio's own loop 256 KiB, and this process has thousands.
+        is_well = uvloop.run(attack(rounds, seconds, options.seed, loop, files))
     if not is_well:
         say(f"  repeat: ./run fuzz --seconds {seconds:.0f} --seed {options.seed} --loop {loop}")
     return 0 if is_well else 1
+
+
+@contextlib.contextmanager
+def _issued() -> Iterator[Files]:
+    with tempfile.TemporaryDirectory() as directory:
+        yield Files.issue(Path(directory))
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
@@ -289,6 +325,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     add("--seed", type=int, default=1, help="decides what is sent, in which order")
     names = [attack.name for attack in ATTACKS]
     add("--only", nargs="+", choices=names, metavar="ATTACK", help=", ".join(names))
+    add("--ways", nargs="+", default=[], choices=[way.value for way in Way], help="only these")
     add("--loop", choices=sorted(LOOPS), help="the target's event loop; else the seed decides")
     add("--replay", metavar="HEX", help="send one input; @FILE has the hex in a file")
     return parser.parse_args(arguments)

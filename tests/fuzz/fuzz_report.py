@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,13 +16,16 @@ GROWTH_MAX_MIB: Final = 64.0
 LATENCY_FACTOR_MAX: Final = 3.0
 LATENCY_SLACK_MS: Final = 5.0
 PHASES: Final = ("before", "during", "after")
+LISTENERS: Final = ("plain", "tls")
 
 
 @dataclass(slots=True)
 class Report:
-    """``memory`` has the resident MiB of the target by seconds."""
+    """``calls`` has the honest ones of each phase by listener, ``memory`` the target's MiB by s."""
 
-    calls: dict[str, Calls] = field(default_factory=lambda: {name: Calls() for name in PHASES})
+    calls: dict[str, dict[str, Calls]] = field(
+        default_factory=lambda: {phase: {name: Calls() for name in LISTENERS} for phase in PHASES}
+    )
     memory: dict[str, list[tuple[float, float]]] = field(
         default_factory=lambda: {name: [] for name in PHASES}
     )
@@ -69,12 +72,12 @@ class Report:
             found.append("a call met a method that raised, or an answer is none")
         if self.growth_mib > GROWTH_MAX_MIB:
             found.append(f"memory grew by {self.growth_mib:.0f} MiB, over {GROWTH_MAX_MIB:.0f}")
-        for phase, calls in self.calls.items():
+        for phase, name, calls in self._all_calls():
             if not calls.took and not self.crashes:
-                found.append(f"no honest call was answered {phase} the attacks")
+                found.append(f"no honest call ({name}) was answered {phase} the attacks")
             if calls.failed:
                 found.append(
-                    f"{len(calls.failed)} honest calls failed {phase} the attacks: "
+                    f"{len(calls.failed)} honest calls ({name}) failed {phase} the attacks: "
                     f"{calls.failed[0]}"
                 )
         if checks_latency and not found:
@@ -82,22 +85,31 @@ class Report:
         return found
 
     def _late(self) -> list[str]:
-        before, during = (percentile(self.calls[phase].took, 50) for phase in PHASES[:2])
-        bound = LATENCY_FACTOR_MAX * before + LATENCY_SLACK_MS
-        if during <= bound:
-            return []
-        return [f"honest calls took {during:.1f} ms in the median, over {bound:.1f} ms"]
+        found = []
+        for name in LISTENERS:
+            before, during = (percentile(self.calls[phase][name].took, 50) for phase in PHASES[:2])
+            bound = LATENCY_FACTOR_MAX * before + LATENCY_SLACK_MS
+            if during > bound:
+                found.append(
+                    f"honest calls ({name}) took {during:.1f} ms in the median, over {bound:.1f} ms"
+                )
+        return found
+
+    def _all_calls(self) -> Iterator[tuple[str, str, Calls]]:
+        for phase, of_listeners in self.calls.items():
+            for name, calls in of_listeners.items():
+                yield phase, name, calls
 
     def lines(self) -> list[str]:
         """The figures, for people."""
         lines = []
-        for phase, calls in self.calls.items():
+        for phase, name, calls in self._all_calls():
             took, large = (
                 f"p50 {percentile(some, 50):.1f} ms, p99 {percentile(some, 99):.1f} ms"
                 for some in (calls.took, calls.large_took)
             )
             lines.append(
-                f"{phase}: {len(calls.took)} honest calls, {took}; "
+                f"{phase}, {name}: {len(calls.took)} honest calls, {took}; "
                 f"{len(calls.large_took)} large ones, {large}; "
                 f"{calls.new_connections} new connections in {calls.connect_attempts} attempts"
             )

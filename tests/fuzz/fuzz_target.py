@@ -1,9 +1,11 @@
-"""The target: a listener with a small server, in a process of its own that tells its counts.
+"""The target: two listeners with a small server, in a process of its own that tells its counts.
+
+One has certificates, those of its environment, and the other none.
 
     python fuzz_target.py asyncio|uvloop
 
-It prints ``{"port": ...}``, then for each line that it reads a line of counts. It ends with its
-input.
+It prints ``{"plain": PORT, "tls": PORT}``, then for each line that it reads a line of counts. It
+ends with its input.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import resource
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -35,9 +38,11 @@ from oncelog.actors.protocol.messages.partition import (
 from oncelog.actors.protocol.scram import ITERATIONS_MIN, make_credential
 from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.admission import Caller, Places
+from oncelog.actors.rpc.certificates import OUR_FILES
 from oncelog.actors.rpc.dispatch import Dispatch
 from oncelog.actors.rpc.door import Door
 from oncelog.actors.rpc.listener import Listener
+from oncelog.actors.rpc.naming import ConfiguredNaming
 from oncelog.storage.errors import InvariantViolation
 
 HONEST_HOST: Final = "127.0.0.1"
@@ -46,6 +51,9 @@ HONEST_HOST: Final = "127.0.0.1"
 ALICE: Final = User(
     name="alice", credential=make_credential("nobody knows it", b"s" * 16, ITERATIONS_MIN)
 )
+RULES: Final = "RULE:^CN=honest$/honest/"
+"""They name nobody: no certificate has this subject."""
+
 ERRORS_KEPT: Final = 5
 ERROR_CHARACTERS: Final = 2_000
 REPLY_BYTES: Final = 1_000
@@ -121,7 +129,8 @@ class WatchedListener(Listener):
         def bug(violation: InvariantViolation) -> None:
             raise violation
 
-        dispatch = Dispatch(SmallServer(), on_bug=bug, door=Door(Access(users=(ALICE,))))
+        door = Door(Access(users=(ALICE,)), naming=ConfiguredNaming(RULES))
+        dispatch = Dispatch(SmallServer(), on_bug=bug, door=door)
         super().__init__(dispatch, host=HONEST_HOST, token=TOKEN, server_secret=SECRET)
         self.counts = counts
         self.watched = _WatchedPlaces(counts)
@@ -165,6 +174,32 @@ def watched() -> Iterator[Counts]:
         logging.getLogger().removeHandler(counter)
 
 
+@contextlib.contextmanager
+def certified(variables: Mapping[str, str]) -> Iterator[None]:
+    """Within, what begins to use certificates uses those of ``variables``; without them, none."""
+    for name in OUR_FILES:
+        os.environ.pop(name, None)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in OUR_FILES:
+            os.environ.pop(name, None)
+
+
+@contextlib.asynccontextmanager
+async def listening(counts: Counts, variables: Mapping[str, str]) -> AsyncIterator[dict[str, int]]:
+    """The ports of two listeners, ``plain`` and ``tls``."""
+    listeners = {"plain": WatchedListener(counts), "tls": WatchedListener(counts)}
+    ports = {}
+    for name, listener in listeners.items():
+        with certified(variables if name == "tls" else {}):
+            ports[name] = (await listener.address()).port
+    yield ports
+    for listener in listeners.values():
+        await listener.close()
+
+
 def allow_many_files() -> None:
     """Open as many files as the system lets this process."""
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -188,11 +223,11 @@ def tell(facts: dict[str, Any]) -> None:
 async def serve() -> None:
     """Listen, and tell the counts, until the input ends."""
     with watched() as counts:
-        listener = WatchedListener(counts)
-        tell({"port": (await listener.address()).port})
-        asked = await lines_of_input()
-        while await asked.readline():
-            tell(asdict(counts))
+        async with listening(counts, {name: os.environ[name] for name in OUR_FILES}) as ports:
+            tell(ports)
+            asked = await lines_of_input()
+            while await asked.readline():
+                tell(asdict(counts))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from random import Random
@@ -13,11 +14,11 @@ from typing import Any
 import fuzz_attacks
 import fuzz_main
 import pytest
-from deadlines import to_its_end
-from fuzz_attacks import ATTACKS, Attack, Field
-from fuzz_caller import Calls
+from deadlines import DEADLINE_S, to_its_end
+from fuzz_attacks import ATTACKS, Attack, Field, Files, Listeners, Way
 from fuzz_inputs import (
     CALLER_NONCE,
+    CLIENT_HELLO,
     HELLO_FRAME,
     PROOF_MARK,
     SERVER_HELLO_FRAME,
@@ -25,41 +26,58 @@ from fuzz_inputs import (
     filled,
     frame,
     good_calls,
+    is_tls_record,
     mutated,
     proves,
     proves_server,
 )
 from fuzz_report import GROWTH_MAX_MIB, Report, percentile, slope
-from fuzz_target import Counts, WatchedListener, watched
+from fuzz_target import Counts, watched
+from fuzz_target import listening as both_listening
 
 from oncelog.actors.rpc import handshake, listener, message_codec
+from oncelog.actors.rpc.certificates import Certificates
+from oncelog.actors.rpc.door import Named
 from oncelog.actors.rpc.frames import HELLO
 from oncelog.actors.rpc.handshake import NONCE_BYTES
+from oncelog.actors.rpc.naming import ConfiguredNaming
 
 SCALE = 0.02
 RECORDING = {"replayed_handshakes"}
 """Attacks that send what has a nonce of the listener in it."""
 
+issued: Files
+"""Certificates for the tests of this module."""
+
+ROUNDS = [(attack, way) for attack in ATTACKS for way in attack.ways]
+ROUND_IDS = [f"{attack.name}-{way.value}" for attack, way in ROUNDS]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _issue(tmp_path_factory: pytest.TempPathFactory) -> None:
+    global issued
+    issued = Files.issue(tmp_path_factory.mktemp("certificates"))
+
 
 @contextlib.asynccontextmanager
-async def listening() -> AsyncIterator[tuple[Counts, int]]:
+async def listening() -> AsyncIterator[tuple[Counts, Listeners]]:
     with watched() as counts:
-        target = WatchedListener(counts)
-        yield counts, (await target.address()).port
-        await target.close()
+        async with both_listening(counts, issued.known) as ports:
+            yield counts, Listeners.at(ports, issued)
 
 
-async def attacked(*attacks: Attack, scale: float = SCALE) -> Report:
+async def attacked(*attacks: Attack, way: Way = Way.PLAIN) -> Report:
     """A small round of each attack, in this process, with the figures of a whole run."""
     report = Report()
-    async with listening() as (counts, port):
+    async with listening() as (counts, listeners):
         for number, attack in enumerate(attacks):
-            to = Field(port, Random(number), scale)
+            to = Field(listeners, way, Random(number), SCALE)
             await attack.do(to)
             report.add(attack.name, to)
     report.counts = counts
-    for calls in report.calls.values():
-        calls.took.append(1.0)
+    for of_listeners in report.calls.values():
+        for calls in of_listeners.values():
+            calls.took.append(1.0)
     return report
 
 
@@ -70,26 +88,53 @@ def failures(report: Report) -> str:
 @pytest.fixture
 def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (listener, fuzz_attacks):
-        monkeypatch.setattr(module, "FIRST_FRAME_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(module, "FIRST_FRAME_TIMEOUT_S", 0.5)
 
 
 @pytest.mark.usefixtures("_short_times")
-@pytest.mark.parametrize("attack", ATTACKS, ids=[attack.name for attack in ATTACKS])
-def test_a_listener_survives(attack):
-    report = to_its_end(attacked(attack))
+@pytest.mark.parametrize(("attack", "way"), ROUNDS, ids=ROUND_IDS)
+def test_a_listener_survives(attack, way):
+    report = to_its_end(attacked(attack, way=way))
     assert failures(report) == ""
     assert report.answers
 
 
-def test_proved_callers_reach_the_server_and_others_do_not():
+@pytest.mark.parametrize("way", [Way.PLAIN, Way.TLS])
+def test_proved_callers_reach_the_server_and_others_do_not(way, monkeypatch):
+    # Many handshakes at once keep this process busy for longer.
+    monkeypatch.setattr(fuzz_attacks, "QUIET_S", 1.0)
     attacks = {attack.name: attack for attack in ATTACKS}
-    proved = to_its_end(attacked(attacks["torn_calls"], attacks["mutated_calls"]))
+    proved = to_its_end(attacked(attacks["torn_calls"], attacks["mutated_calls"], way=way))
     assert proved.counts.decoded > 0
     assert proved.answers["reply"] > 0
     before = ("random_bytes", "wrong_proofs", "swapped_proofs", "calls_without_hello")
-    strangers = to_its_end(attacked(*(attacks[name] for name in before)))
+    strangers = to_its_end(attacked(*(attacks[name] for name in before), way=way))
     assert strangers.counts == Counts()
     assert set(strangers.answers) <= {"closed", "silence"}
+
+
+def test_who_speaks_no_tls_hears_nothing_but_tls():
+    bare = [attack for attack in ATTACKS if Way.BARE in attack.ways and not attack.lasts]
+    report = to_its_end(attacked(*bare, way=Way.BARE))
+    assert report.counts == Counts()
+    heard = {name for name in report.answers if not name.startswith("TLS record")}
+    assert heard <= {"closed", "silence", "held in silence"}
+
+
+def test_a_good_first_message_of_tls_is_answered():
+    async def first_record() -> bytes | None:
+        async with contextlib.AsyncExitStack() as stack:
+            _, listeners = await stack.enter_async_context(listening())
+            to = Field(listeners, Way.BARE, Random(1))
+            stranger = await stack.enter_async_context(to.stranger())
+            assert stranger is not None
+            stranger.writer.write(CLIENT_HELLO)
+            return await stranger.answer(DEADLINE_S)
+
+    record = to_its_end(first_record())
+    assert record is not None
+    assert is_tls_record(record)
+    assert record[0] == 0x16
 
 
 @pytest.mark.slow
@@ -175,10 +220,37 @@ def test_a_hello_without_a_deadline_is_found(monkeypatch):
     assert "a connection without a proof is still open" in found
 
 
+def test_a_listener_that_asks_for_no_certificate_is_found(monkeypatch):
+    begin = ssl.SSLContext.wrap_bio
+
+    def careless(self: ssl.SSLContext, *arguments: Any, **options: Any) -> ssl.SSLObject:
+        if self.protocol is ssl.PROTOCOL_TLS_SERVER:
+            self.verify_mode = ssl.CERT_NONE
+        return begin(self, *arguments, **options)
+
+    monkeypatch.setattr(ssl.SSLContext, "wrap_bio", careless)
+    found = failures(to_its_end(attacked(attack_named("foreign_certificates"), way=Way.BARE)))
+    assert "who is not certified was answered" in found
+
+
+def test_a_certificate_that_names_anybody_is_found(monkeypatch):
+    named = Named("honest", expires_at_ms=None)
+    monkeypatch.setattr(ConfiguredNaming, "named_by", lambda *_: named)
+    found = failures(to_its_end(attacked(attack_named("nameless_proofs"), way=Way.TLS)))
+    assert "strangers were trusted" in found
+
+
+def test_an_answer_without_tls_is_found(monkeypatch):
+    monkeypatch.setattr(Certificates, "context", lambda *_, **__: None)
+    found = failures(to_its_end(attacked(attack_named("random_bytes"), way=Way.BARE)))
+    assert "an answer is none" in found
+
+
 def good_report() -> Report:
-    report = Report(
-        calls={name: Calls(took=[1.0, 2.0, 3.0]) for name in ("before", "during", "after")}
-    )
+    report = Report()
+    for of_listeners in report.calls.values():
+        for calls in of_listeners.values():
+            calls.took += [1.0, 2.0, 3.0]
     report.memory = {
         "before": [(0.0, 30.0), (1.0, 31.0)],
         "during": [(2.0, 40.0), (3.0, 90.0)],
@@ -200,15 +272,15 @@ def test_the_judge_finds_memory_that_grows():
 
 def test_the_judge_finds_honest_calls_that_fail_or_do_not_come():
     report = good_report()
-    report.calls["during"].failed.append("call 3: late")
-    report.calls["after"].took.clear()
-    assert "1 honest calls failed during the attacks: call 3: late" in failures(report)
-    assert "no honest call was answered after the attacks" in failures(report)
+    report.calls["during"]["tls"].failed.append("call 3: late")
+    report.calls["after"]["plain"].took.clear()
+    assert "1 honest calls (tls) failed during the attacks: call 3: late" in failures(report)
+    assert "no honest call (plain) was answered after the attacks" in failures(report)
 
 
 def test_only_long_runs_judge_latency():
     report = good_report()
-    report.calls["during"].took = [11.1]
+    report.calls["during"]["tls"].took = [11.1]
     assert report.failures(checks_latency=False) == []
     (failure,) = report.failures(checks_latency=True)
     assert "11.1 ms in the median, over 11.0 ms" in failure
@@ -257,10 +329,16 @@ def test_a_listener_accepts_what_proves_and_nothing_else():
         assert proves(data) == (accepted and is_short), data.hex()
 
 
+def test_what_listeners_with_certificates_say_is_told_from_frames():
+    assert is_tls_record(CLIENT_HELLO)
+    assert not is_tls_record(HELLO_FRAME)
+    assert not is_tls_record(b"\x16\x03\x03\xff\xff")
+
+
 def test_an_attack_that_is_over_begins_nothing():
     async def run() -> None:
-        async with listening() as (counts, port):
-            to = Field(port, Random(1), end_s=0.0)
+        async with listening() as (counts, listeners):
+            to = Field(listeners, Way.PLAIN, Random(1), end_s=0.0)
             await attack_named("torn_calls").do(to)
             assert not to.inputs
             assert counts == Counts()
@@ -269,13 +347,16 @@ def test_an_attack_that_is_over_begins_nothing():
 
 
 @pytest.mark.usefixtures("_short_times")
-@pytest.mark.parametrize("name", sorted({attack.name for attack in ATTACKS} - RECORDING))
-def test_one_seed_gives_the_same_inputs(name):
-
+@pytest.mark.parametrize(
+    ("attack", "way"),
+    # By TLS they are the same, but who is late for its handshake sends nothing.
+    [one for one in ROUNDS if one[0].name not in RECORDING and one[1] is not Way.TLS],
+)
+def test_one_seed_gives_the_same_inputs(attack, way):
     async def sent() -> list[bytes]:
-        async with listening() as (_, port):
-            to = Field(port, Random(7), SCALE)
-            await attack_named(name).do(to)
+        async with listening() as (_, listeners):
+            to = Field(listeners, way, Random(7), SCALE)
+            await attack.do(to)
             return sorted(to.inputs)
 
     assert to_its_end(sent()) == to_its_end(sent())

@@ -92,8 +92,7 @@ def test_a_connection_on_which_nothing_comes_in_is_retired_and_open_calls_still_
         assert not connection.is_usable
         server.gate.set()
         assert await patient == ProduceReply(base_offset=1)
-        assert connection.transport is not None
-        assert connection.transport.is_closing()
+        assert connection.is_closing
 
     on_connection(body)
 

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import ssl
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
 from called_server import TIMEOUT_MS, Server, fetch, listener_of, produce
+from deadlines import until
 from inside import callers_of
 from issued_certificates import Authority
 
 from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.rpc import admission
+from oncelog.actors.rpc import listener as listener_module
 from oncelog.actors.rpc.actor_transport import connect
 from oncelog.actors.rpc.certificates import FILES, IN_USE, OUR_FILES, Certificates
 from oncelog.actors.rpc.frames import HELLO
@@ -81,6 +86,24 @@ def test_calls_of_any_size_pass_between_those_who_are_certified(use, authority, 
 
     use(authority.issue(HERE))
     run(body())
+
+
+def test_no_connection_leaves_a_ticket_that_outlives_a_certificate(use, authority):
+    """Whoever resumes by a ticket is not asked for a certificate again, and none is checked."""
+
+    async def body() -> None:
+        async with listening() as (_, _, address):
+            connection = await connect(address, timeout_ms=TIMEOUT_MS)
+            assert connection is not None
+            assert (await connection.call(fetch(1), timeout_ms=TIMEOUT_MS)).records == b"r"
+            assert connection.transport is not None
+            secured: ssl.SSLObject = connection.transport.get_extra_info("ssl_object")
+            assert secured.session is not None
+            assert not secured.session.has_ticket
+            connection.close()
+
+    use(authority.issue(HERE))
+    asyncio.run(body())
 
 
 def hello(token: bytes) -> bytes:
@@ -250,6 +273,48 @@ def test_callers_who_come_at_once_do_not_close_each_other(use, authority, monkey
 
     use(authority.issue(HERE))
     run(body())
+
+
+def test_a_lost_connection_leaves_nothing_that_only_the_garbage_collector_frees(use, authority):
+    async def body() -> None:
+        async with listening() as (_, listener, address):
+            connection = await connect(address, timeout_ms=TIMEOUT_MS)
+            assert connection is not None
+            await until(lambda: callers_of(listener))
+            sides: list[Any] = [connection, *callers_of(listener)]
+            secured = [weakref.ref(side.transport.get_extra_info("ssl_object")) for side in sides]
+            sides.clear()
+            connection.close()
+            del connection
+            await until(lambda: not any(one() for one in secured))
+
+    use(authority.issue(HERE))
+    gc.disable()
+    try:
+        # The loop of production: asyncio's own leaves cycles.
+        uvloop.run(body())
+    finally:
+        gc.enable()
+
+
+def test_when_many_handshakes_have_ended_freed_memory_is_returned(use, authority, monkeypatch):
+    monkeypatch.setattr(listener_module, "TRIM_AFTER", 3)
+    monkeypatch.setattr(listener_module, "TRIM_DELAY_S", 0.0)
+    returned: list[None] = []
+    monkeypatch.setattr(listener_module, "return_freed_memory", lambda: returned.append(None))
+
+    async def body() -> None:
+        async with listening() as (_, _, address):
+            for number in range(6):
+                _, writer = await asyncio.open_connection(address.host, address.port)
+                assert len(returned) == number // 3
+                writer.write(b"no message of TLS")
+                count = (number + 1) // 3
+                await until(lambda count=count: len(returned) == count)
+                writer.close()
+
+    use(authority.issue(HERE))
+    asyncio.run(body())
 
 
 def test_a_node_of_ipv6_listens(use, authority):
