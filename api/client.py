@@ -32,7 +32,7 @@ from oncelog.api.option_types import ConsumerOptions, ProducerOptions, QueueOpti
 from oncelog.api.processing.actor import attach, launch_workers, running_jobs
 from oncelog.api.processing.job import LEAVE_TIMEOUT_MS, ProcessJob, remove_former_workers
 from oncelog.api.processing.loop import worker_settings
-from oncelog.api.processing.messages import BatchFormat, ProcessConfig, ProcessMode
+from oncelog.api.processing.messages import BatchFormat, OnError, ProcessConfig, ProcessMode
 from oncelog.api.processing.queue_loop import queue_worker_settings
 from oncelog.api.producing.member import (
     TRANSACTION_TIMEOUT_MS,
@@ -450,6 +450,10 @@ class Cluster(ProcessBound):
         function_timeout_ms: int = 1_800_000,
         max_function_failures: int = 3,
         max_worker_deaths: int = 10,
+        on_error: OnError = "fail",
+        dead_letter_topic: str | None = None,
+        retry_backoff_ms: int = 100,
+        retry_backoff_max_ms: int = 30_000,
         producer_settings: ProducerOptions | None = None,
         consumer_settings: ConsumerOptions | QueueOptions | None = None,
         mode: ProcessMode = "partitions",
@@ -465,13 +469,19 @@ class Cluster(ProcessBound):
         one call exceeds ``function_timeout_ms`` and other workers get its input. It also fails
         after ``max_worker_deaths`` of its processes in a row have died over the same input.
 
+        ``on_error`` is what a failure of the function, or output that cannot be sent, leads to:
+        ``"fail"`` as above; ``"retry"`` repeats the input without end, with pauses from
+        ``retry_backoff_ms`` to ``retry_backoff_max_ms``; ``"skip"`` leaves out each record that
+        fails alone ``max_function_failures`` times; ``"dead_letter"`` also sends it to
+        ``dead_letter_topic``, in the same transaction.
+
         ``UnknownTopicOrPartitionError`` if a topic is missing, ``InvalidSettingError`` for a value
         out of range, ``IllegalStateError`` if a job of this ``group_id`` runs.
         """
         # One thing: the arguments of a job become the configurations of its workers.
         settings_of(ProcessConfig)["workers"].take(workers)
         job_id = secrets.token_hex(8)
-        for topic in (source, sink):
+        for topic in (source, sink, *([] if dead_letter_topic is None else [dead_letter_topic])):
             self._loop_thread.run(self._router.partition_count(topic))
         configs = [
             ProcessConfig(
@@ -487,6 +497,10 @@ class Cluster(ProcessBound):
                 function_timeout_ms=function_timeout_ms,
                 max_function_failures=max_function_failures,
                 max_worker_deaths=max_worker_deaths,
+                on_error=on_error,
+                dead_letter_topic=dead_letter_topic,
+                retry_backoff_ms=retry_backoff_ms,
+                retry_backoff_max_ms=retry_backoff_max_ms,
                 job_id=job_id,
                 login=self._login,
                 producer_settings=producer_settings or {},

@@ -501,6 +501,8 @@ def _facts(job: ProcessJob, status: JobStatus) -> dict[str, Any]:
         "aborts": status.aborts,
         "restarts": status.restarts,
         "function_failures": status.function_failures,
+        "skipped": status.skipped,
+        "dead_lettered": status.dead_lettered,
     }
 
 

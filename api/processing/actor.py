@@ -43,6 +43,7 @@ class ProcessWorkerProcess(ProcessWorker):
     """The actor of one worker. If fenced it ends its process; Ray decides which one lives."""
 
     def __init__(self, config: ProcessConfig) -> None:
+        config = config.completed()
         super().__init__(
             config,
             functools.partial(_connect, config.login),

@@ -136,8 +136,7 @@ class ProcessWorker:
         self._config = config
         self._stop = threading.Event()
         self._loop: ProcessLoop | QueueLoop
-        # A restarted actor may have the configuration of an earlier version, which has no mode.
-        self._mode: ProcessMode = getattr(config, "mode", "partitions")
+        self._mode: ProcessMode = config.mode
         if self._mode == "queue":
             assert connect_queue is not None
             self._loop = QueueLoop(config, connect_queue, stop=self._stop)
@@ -174,6 +173,8 @@ class ProcessWorker:
             commits=progress.commits,
             aborts=progress.aborts,
             function_failures=progress.function_failures,
+            skipped=progress.skipped,
+            dead_lettered=progress.dead_lettered,
             processed=tuple(sorted(progress.processed.items())),
             mode=self._mode,
         )
@@ -204,7 +205,8 @@ class JobStatus:
 
     The counters are sums of what the workers reported. They lack what a killed process did after
     its last report, which is in the log even so. ``restarts`` counts the worker processes seen,
-    beyond the first of each worker.
+    beyond the first of each worker. ``skipped`` and ``dead_lettered`` count the records that were
+    left out; ``records_in`` has them too.
     """
 
     records_in: int
@@ -214,6 +216,8 @@ class JobStatus:
     aborts: int
     restarts: int
     function_failures: int
+    skipped: int
+    dead_lettered: int
     workers: tuple[WorkerStatus, ...]
 
     @property
@@ -231,7 +235,15 @@ class JobStatus:
         )
 
 
-_COUNTERS: Final = ("records_in", "records_out", "commits", "aborts", "function_failures")
+_COUNTERS: Final = (
+    "records_in",
+    "records_out",
+    "commits",
+    "aborts",
+    "function_failures",
+    "skipped",
+    "dead_lettered",
+)
 
 
 class _WorkerHistory:
@@ -476,18 +488,13 @@ class ProcessJob:
         )
 
     def _summary(self) -> JobStatus:
-        def total(name: str) -> int:
-            return sum(history.total(name) for history in self._histories)
-
+        histories = self._histories
+        counts = {name: sum(one.total(name) for one in histories) for name in _COUNTERS}
         return JobStatus(
-            records_in=total("records_in"),
-            records_out=total("records_out"),
+            **counts,
             lag=self._lag(),
-            commits=total("commits"),
-            aborts=total("aborts"),
-            restarts=sum(history.restarts for history in self._histories),
-            function_failures=total("function_failures"),
-            workers=tuple(history.latest for history in self._histories),
+            restarts=sum(history.restarts for history in histories),
+            workers=tuple(history.latest for history in histories),
         )
 
     async def _wait(self, until_caught_up: bool, timeout_ms: int | None) -> JobStatus:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
 from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.api.session.login import NOBODY, Login
+from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.model import GROUP_ID_MAX_BYTES, TopicPartition
 from oncelog.storage.settings import Checked, Text, check
 
 BatchFormat = Literal["arrow", "record"]
 ProcessMode = Literal["partitions", "queue"]
+OnError = Literal["fail", "retry", "skip", "dead_letter"]
 
 WORKERS_MAX: Final = 1_000
 """The most workers of one job."""
@@ -77,7 +79,8 @@ class ProcessConfig:
     max_function_failures: Annotated[
         int,
         Meta(ge=1),
-        "A worker fails after this many failures in a row of the function, or of its output.",
+        "A worker fails after this many failures in a row of the function, or of its output. With "
+        "`skip` and `dead_letter`: how often a record must fail alone to be left out.",
     ] = 3
     max_worker_deaths: Annotated[
         int,
@@ -105,10 +108,54 @@ class ProcessConfig:
         "Whether workers share the partitions of the source, or, in any number, its records as a "
         "queue.",
     ] = "partitions"
+    on_error: Annotated[
+        OnError,
+        "What a failure of the function leads to: the worker fails, tries again without end, or "
+        "leaves the record out, with or without a dead letter.",
+    ] = "fail"
+    dead_letter_topic: Annotated[
+        str | None, "The topic of dead letters; only with `on_error` `dead_letter`."
+    ] = None
+    retry_backoff_ms: Annotated[
+        int,
+        Meta(ge=1),
+        "With `on_error` `retry`: the pause after a first failure; it doubles with each further.",
+    ] = 100
+    retry_backoff_max_ms: Annotated[
+        int, Meta(ge=1), "With `on_error` `retry`: the longest pause between attempts."
+    ] = 30_000
 
     def __post_init__(self) -> None:
         """Reject values out of range; ``InvalidSettingError`` names the first one."""
         check(self)
+        if (self.on_error == "dead_letter") != (self.dead_letter_topic is not None):
+            raise InvalidSettingError(
+                f"dead_letter_topic={self.dead_letter_topic!r} with on_error={self.on_error!r}",
+                advice="give a topic with on_error='dead_letter', and only then",
+            )
+        if self.mode == "queue" and self.on_error != "fail":
+            raise InvalidSettingError(
+                f"on_error={self.on_error!r} with mode='queue'",
+                advice="give consumer_settings a dead_letter_topic and a max_delivery_count",
+            )
+        if self.retry_backoff_max_ms < self.retry_backoff_ms:
+            raise InvalidSettingError(
+                f"retry_backoff_max_ms={self.retry_backoff_max_ms} is below "
+                f"retry_backoff_ms={self.retry_backoff_ms}",
+                advice="give at least as much",
+            )
+
+    def completed(self) -> ProcessConfig:
+        """A copy that has all fields: one of an earlier version was unpickled without the last."""
+        given = {
+            one.name: getattr(self, one.name) for one in fields(self) if hasattr(self, one.name)
+        }
+        return ProcessConfig(**given)
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether records for which the function fails are left out."""
+        return self.on_error in ("skip", "dead_letter")
 
     @property
     def identity(self) -> str:
@@ -140,6 +187,8 @@ class WorkerStatus(Reply, frozen=True, kw_only=True):
     commits: int = 0
     aborts: int = 0
     function_failures: int = 0
+    skipped: int = 0
+    dead_lettered: int = 0
     processed: tuple[tuple[TopicPartition, int], ...] = ()
     mode: ProcessMode = "partitions"
 

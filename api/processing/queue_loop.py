@@ -24,15 +24,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from oncelog.api.config import ProducerSettings, QueueSettings
-from oncelog.api.processing.loop import (
-    CLOSE_TIMEOUT_MS,
-    POLL_MS,
-    RECOVERY_WAIT_S,
-    LoopProgress,
-    Output,
-    apply_to_records,
-    apply_to_table,
-)
+from oncelog.api.processing.function import Output, apply_to_records, apply_to_table
+from oncelog.api.processing.loop import CLOSE_TIMEOUT_MS, POLL_MS, RECOVERY_WAIT_S, LoopProgress
 from oncelog.api.processing.messages import ProcessConfig, WorkerState
 from oncelog.api.producing.producer import Producer
 from oncelog.api.queueing.queue import Queue

@@ -459,7 +459,7 @@ def test_where_the_input_stood_is_no_part_of_the_output(function):
     world.connect = lambda *settings: connect(*settings)._replace(producer=Noting(world))
 
     assert world.run(function).state is WorkerState.STOPPED
-    assert taken == [["key", "value"]]
+    assert taken == [["timestamp", "key", "value", "headers"]]
     assert sunk(world) == VALUES[:1]
 
 
