@@ -439,8 +439,8 @@ class Cluster(ProcessBound):
     def process(
         self,
         *,
-        source: str,
-        sink: str,
+        source: str | Sequence[str],
+        sink: str | Sequence[str] | None,
         function: Callable[[Any], Any],
         group_id: str,
         workers: int = 2,
@@ -450,6 +450,7 @@ class Cluster(ProcessBound):
         function_timeout_ms: int = 1_800_000,
         max_function_failures: int = 3,
         max_worker_deaths: int = 10,
+        max_concurrency: int = 100,
         on_error: OnError = "fail",
         dead_letter_topic: str | None = None,
         retry_backoff_ms: int = 100,
@@ -459,6 +460,8 @@ class Cluster(ProcessBound):
         mode: ProcessMode = "partitions",
     ) -> ProcessJob:
         """Process ``source`` into ``sink`` with ``function``, exactly once, in Ray actors.
+
+        Each may be several topics; ``sink=None`` writes nothing.
 
         ``oncelog.api.processing.job`` says what the function gets and returns. The workers outlive
         this program: ``job(group_id)`` finds them again, and its ``stop()`` ends them. A later job
@@ -481,8 +484,6 @@ class Cluster(ProcessBound):
         # One thing: the arguments of a job become the configurations of its workers.
         settings_of(ProcessConfig)["workers"].take(workers)
         job_id = secrets.token_hex(8)
-        for topic in (source, sink, *([] if dead_letter_topic is None else [dead_letter_topic])):
-            self._loop_thread.run(self._router.partition_count(topic))
         configs = [
             ProcessConfig(
                 source=source,
@@ -497,6 +498,7 @@ class Cluster(ProcessBound):
                 function_timeout_ms=function_timeout_ms,
                 max_function_failures=max_function_failures,
                 max_worker_deaths=max_worker_deaths,
+                max_concurrency=max_concurrency,
                 on_error=on_error,
                 dead_letter_topic=dead_letter_topic,
                 retry_backoff_ms=retry_backoff_ms,
@@ -509,12 +511,16 @@ class Cluster(ProcessBound):
             )
             for worker_index in range(workers)
         ]
+        config = configs[0]
         check_settings = queue_worker_settings if mode == "queue" else worker_settings
-        check_settings(configs[0])
+        check_settings(config)
+        dead_letters = () if dead_letter_topic is None else (dead_letter_topic,)
+        for topic in (*config.sources, *config.sinks, *dead_letters):
+            self._loop_thread.run(self._router.partition_count(topic))
         launch_workers(configs)
         admin = AsyncAdmin(self._router, random=self._random, timeout_ms=LEAVE_TIMEOUT_MS)
         self._loop_thread.run(remove_former_workers(admin, group_id, worker_count=workers))
-        return self._attach(group_id, range(workers), source, sink)
+        return self._attach(group_id, range(workers), config)
 
     def jobs(self) -> list[ProcessJob]:
         """Return the running jobs of ``process``, sorted by group id, whoever started them.
@@ -532,7 +538,7 @@ class Cluster(ProcessBound):
         return self._attach(group_id, jobs[group_id])
 
     def _attach(
-        self, group_id: str, worker_indexes: Sequence[int], source: str = "", sink: str = ""
+        self, group_id: str, worker_indexes: Sequence[int], config: ProcessConfig | None = None
     ) -> ProcessJob:
         return attach(
             group_id,
@@ -541,8 +547,8 @@ class Cluster(ProcessBound):
             transport=self._transport,
             loop_thread=self._loop_thread,
             chance=self._random,
-            source=source,
-            sink=sink,
+            sources=() if config is None else config.sources,
+            sinks=() if config is None else config.sinks,
         )
 
     # --- actor handles --------------------------------------------------------------------

@@ -444,7 +444,7 @@ def list_jobs(args: argparse.Namespace) -> int:
     if args.json:
         say(json.dumps(facts))
         return 0
-    names = ("group", "state", "source", "sink", "workers", "lag", "records_in", "restarts")
+    names = ("group", "state", "sources", "sinks", "workers", "lag", "records_in", "restarts")
     if facts:
         say(table([name.upper().replace("_", " ") for name in names], _rows(facts, names)))
     return 0
@@ -473,7 +473,7 @@ def describe_job(args: argparse.Namespace) -> int:
         say(json.dumps(facts))
     else:
         workers = facts.pop("each_worker")
-        say("\n".join(f"{name:18}{value}" for name, value in facts.items()))
+        say("\n".join(f"{name:18}{_text(value)}" for name, value in facts.items()))
         names = ("worker", "state", "process_id", "records_in", "commits", "aborts", "reason")
         say(table([name.upper().replace("_", " ") for name in names], _rows(workers, names)))
     return STATUS_ERROR if status.failures else 0
@@ -491,8 +491,8 @@ def _facts(job: ProcessJob, status: JobStatus) -> dict[str, Any]:
     return {
         "group": job.group_id,
         "state": _state(status),
-        "source": job.source,
-        "sink": job.sink,
+        "sources": list(job.sources),
+        "sinks": list(job.sinks),
         "workers": len(status.workers),
         "lag": status.lag,
         "records_in": status.records_in,
@@ -513,4 +513,8 @@ def _state(status: JobStatus) -> str:
 
 
 def _rows(facts: list[dict[str, Any]], names: tuple[str, ...]) -> list[list[str]]:
-    return [[str(fact[name]) for name in names] for fact in facts]
+    return [[_text(fact[name]) for name in names] for fact in facts]
+
+
+def _text(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, list) else str(value)

@@ -73,7 +73,7 @@ def _connect(login: Login, producer: ProducerSettings, consumer: ConsumerSetting
 
 
 def _connect_queue(
-    login: Login, topic: str, producer: ProducerSettings, queue: QueueSettings
+    login: Login, topics: Sequence[str], producer: ProducerSettings, queue: QueueSettings
 ) -> QueueClients:
     """As ``_connect``, for a job with ``mode="queue"``."""
     chance = random.Random(secrets.randbits(64))
@@ -84,7 +84,7 @@ def _connect_queue(
     process = ProcessTable(ray.util.get_node_ip_address()).process(os.getpid())
     return QueueClients(
         producer=Producer(router, loop_thread, producer, random=chance),
-        queue=Queue(router, loop_thread, queue, topic, chance, process=process),
+        queue=Queue(router, loop_thread, queue, topics, chance, process=process),
         close=loop_thread.close,
     )
 
@@ -146,8 +146,8 @@ def attach(
     transport: Transport,
     loop_thread: LoopThread,
     chance: random.Random,
-    source: str = "",
-    sink: str = "",
+    sources: tuple[str, ...] = (),
+    sinks: tuple[str, ...] = (),
 ) -> ProcessJob:
     """The job with these workers."""
     names = [worker_actor(group_id, index) for index in worker_indexes]
@@ -160,6 +160,6 @@ def attach(
         random=chance,
         handle=find_actor,
         release=functools.partial(end_actors, names),
-        source=source,
-        sink=sink,
+        sources=sources,
+        sinks=sinks,
     )

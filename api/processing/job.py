@@ -1,7 +1,10 @@
-"""``cluster.process``: a function over a topic, in parallel workers, exactly once.
+"""``cluster.process``: a function over topics, in parallel workers, exactly once.
 
 The function sees the records of ``source`` in offset order within each partition. Its output
-appears in ``sink`` exactly once, whichever processes die. ``batch_format`` is one of:
+appears in ``sink`` exactly once, whichever processes die. Both may be a sequence of topics. With a
+sequence of sinks the function returns a mapping from sink to output, or for records also a pair
+(sink, output) or a list of pairs. With ``sink=None`` it returns ``None``. ``batch_format`` is one
+of:
 
 ``"arrow"`` (the default, and the faster one)
     ``function(batch: pa.Table) -> pa.Table | pa.RecordBatch | None``. The batch has the columns of
@@ -15,6 +18,9 @@ appears in ``sink`` exactly once, whichever processes die. ``batch_format`` is o
     ``function(record: ConsumerRecord) -> bytes | tuple | list | None``. Bytes are the value, with
     the key of the input. A tuple is (key, value), each of them bytes or ``None``. A list holds
     several of these; ``None`` is no output. The timestamp of the input is kept.
+
+The function may be ``async def``. With records, a worker then has up to ``max_concurrency`` calls
+at a time; their output keeps the order of the input.
 
 A job is identified by its ``group_id`` and outlives the program that started it.
 ``cluster.jobs()`` and ``cluster.job(group_id)`` find it from any program.
@@ -162,8 +168,8 @@ class ProcessWorker:
         progress = self._loop.progress
         return WorkerStatus(
             worker_index=self._config.worker_index,
-            source=self._config.source,
-            sink=self._config.sink,
+            sources=self._config.sources,
+            sinks=self._config.sinks,
             process_id=self._process_id,
             started_ms=self._started_ms,
             state=progress.state,
@@ -284,7 +290,7 @@ class ProcessJob:
 
     ``worker_indexes`` are those of its workers. ``handle`` returns a worker's actor handle by actor
     name, or raises ``ValueError`` if the actor no longer exists. ``release`` removes the actors
-    once they have ended. ``source`` and ``sink`` may be "" until a worker has reported.
+    once they have ended. ``sources`` and ``sinks`` may be empty until a worker has reported.
     """
 
     def __init__(
@@ -298,12 +304,12 @@ class ProcessJob:
         random: Random,
         handle: Callable[[str], Any],
         release: Callable[[], None] = lambda: None,
-        source: str = "",
-        sink: str = "",
+        sources: tuple[str, ...] = (),
+        sinks: tuple[str, ...] = (),
     ) -> None:
         self.group_id = group_id
-        self.source = source
-        self.sink = sink
+        self.sources = sources
+        self.sinks = sinks
         self._actors = [worker_actor(group_id, index) for index in worker_indexes]
         self._histories = [_WorkerHistory(index) for index in worker_indexes]
         self._router = router
@@ -365,14 +371,14 @@ class ProcessJob:
         )
         for history, reply in zip(self._histories, replies, strict=True):
             history.record(reply)
-            self.source, self.sink = self.source or reply.source, self.sink or reply.sink
+            self.sources, self.sinks = self.sources or reply.sources, self.sinks or reply.sinks
             self._is_queue = self._is_queue or reply.mode == "queue"
             for topic_partition, offset in reply.processed:
                 known = self._processed.get(topic_partition, offset)
                 self._processed[topic_partition] = max(known, offset)
         if self._is_queue:
             await self._find_backlog()
-        elif self.source:
+        elif self.sources:
             await self._find_ends()
             await self._find_missing_positions()
             await self._pass_over_deleted()
@@ -401,12 +407,16 @@ class ProcessJob:
     async def _find_ends(self) -> None:
         """The readable end of each source partition; unreachable ones keep the last known end."""
         try:
-            topic = (await self._router.metadata((self.source,))).get(self.source)
+            topics = await self._router.metadata(self.sources)
         except OncelogError:
             return
-        if topic is None:
-            raise UnknownTopicOrPartitionError(f"the source topic {self.source!r} does not exist")
-        partitions = [TopicPartition(self.source, item.partition) for item in topic.partitions]
+        if missing := [name for name in self.sources if topics.get(name) is None]:
+            raise UnknownTopicOrPartitionError(f"the source topic {missing[0]!r} does not exist")
+        partitions = [
+            TopicPartition(name, item.partition)
+            for name in self.sources
+            for item in topics[name].partitions
+        ]
         found = await asyncio.gather(
             *(self._bound(topic_partition, LATEST_TIMESTAMP) for topic_partition in partitions)
         )

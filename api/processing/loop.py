@@ -44,7 +44,7 @@ from oncelog.actors.interfaces import Clock
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.api.consuming.consumer import Consumer
-from oncelog.api.processing.function import Output, apply_to_records, apply_to_table
+from oncelog.api.processing.function import Function, Output
 from oncelog.api.processing.left_out import LeftOut, Narrowing, isolate
 from oncelog.api.processing.messages import ProcessConfig, WorkerState
 from oncelog.api.producing.producer import Offsets, Producer
@@ -200,6 +200,7 @@ class ProcessLoop:
     ) -> None:
         self.progress = LoopProgress()
         self._config = config
+        self._function = Function(config)
         self._connect = connect
         self._clock = clock
         self._stop = stop
@@ -235,6 +236,7 @@ class ProcessLoop:
                 raise
         finally:
             self._close_clients()
+            self._function.close()
 
     # --- rounds -------------------------------------------------------------------------------
 
@@ -355,7 +357,7 @@ class ProcessLoop:
         outputs, left_out = self._outcome(clients, batch)
         try:
             for output in outputs:
-                output.send(clients.producer, self._config.sink)
+                output.send(clients.producer)
         except (TypeError, ValueError) as error:
             raise _UnsendableOutput(error) from error
         transaction.left_out += len(left_out)
@@ -386,14 +388,11 @@ class ProcessLoop:
 
     def _call(self, clients: Clients, batch: Any) -> Output:
         """Call the function."""
-        config, transaction = self._config, self._transaction
+        transaction = self._transaction
         assert transaction is not None
         began_ms = self._clock.now_ms()
-        with clients.consumer.processing(config.function_timeout_ms):
-            if config.batch_format == "arrow":
-                output: Output = apply_to_table(config.function, batch)
-            else:
-                output = apply_to_records(config.function, batch)
+        with clients.consumer.processing(self._config.function_timeout_ms):
+            output = self._function.apply(batch)
         took_ms = self._clock.now_ms() - began_ms
         transaction.function_ms = max(transaction.function_ms, took_ms)
         return output
@@ -591,7 +590,7 @@ class ProcessLoop:
         self._clients = self._connect(*worker_settings(self._config))
         try:
             self._clients.producer.init_transactions()
-            self._clients.consumer.subscribe(self._config.source)
+            self._clients.consumer.subscribe(self._config.sources)
         except BaseException:
             # Incomplete clients are of no use to the next round.
             self._close_clients()

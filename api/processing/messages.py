@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Final, Literal
 
@@ -13,11 +13,14 @@ from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.api.session.login import NOBODY, Login
 from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.model import GROUP_ID_MAX_BYTES, TopicPartition
-from oncelog.storage.settings import Checked, Text, check
+from oncelog.storage.settings import Checked, Text, check, refused, settings_of
 
 BatchFormat = Literal["arrow", "record"]
 ProcessMode = Literal["partitions", "queue"]
 OnError = Literal["fail", "retry", "skip", "dead_letter"]
+
+CONCURRENCY_MAX: Final = 10_000
+"""The most concurrent calls of an ``async`` function in a worker."""
 
 WORKERS_MAX: Final = 1_000
 """The most workers of one job."""
@@ -46,8 +49,17 @@ class ProcessConfig:
     ``login`` is as whom the worker connects; it reads the password from the file on its own node.
     """
 
-    source: Annotated[str, "The topic that is read."]
-    sink: Annotated[str, "The topic that is written."]
+    source: Annotated[
+        str | Sequence[str],
+        Checked("a topic, or a list of topics, none twice", "text or a list"),
+        "The topic that is read, or several.",
+    ]
+    sink: Annotated[
+        str | Sequence[str] | None,
+        Checked("a topic, a list of topics, none twice, or None", "text or a list"),
+        "The topic that is written. Of several, the function's result says which; `None`: nothing "
+        "is written.",
+    ]
     group_id: Annotated[
         str,
         Text(GROUP_ID_MAX_BYTES),
@@ -124,10 +136,23 @@ class ProcessConfig:
     retry_backoff_max_ms: Annotated[
         int, Meta(ge=1), "With `on_error` `retry`: the longest pause between attempts."
     ] = 30_000
+    max_concurrency: Annotated[
+        int,
+        Meta(ge=1, le=CONCURRENCY_MAX),
+        "How many records an `async` function may work on at a time, per worker.",
+    ] = 100
 
     def __post_init__(self) -> None:
         """Reject values out of range; ``InvalidSettingError`` names the first one."""
         check(self)
+        for name in ("source", "sink"):
+            value = getattr(self, name)
+            if isinstance(value, list):
+                object.__setattr__(self, name, tuple(value))
+            topics = _topics(getattr(self, name))
+            is_nothing = name == "sink" and value is None
+            if len(set(topics)) < len(topics) or not (topics or is_nothing):
+                raise refused(name, value, settings_of(ProcessConfig)[name].rule.allowed)
         if (self.on_error == "dead_letter") != (self.dead_letter_topic is not None):
             raise InvalidSettingError(
                 f"dead_letter_topic={self.dead_letter_topic!r} with on_error={self.on_error!r}",
@@ -153,6 +178,16 @@ class ProcessConfig:
         return ProcessConfig(**given)
 
     @property
+    def sources(self) -> tuple[str, ...]:
+        """The topics that are read."""
+        return _topics(self.source)
+
+    @property
+    def sinks(self) -> tuple[str, ...]:
+        """The topics that are written."""
+        return _topics(self.sink)
+
+    @property
     def leaves_out(self) -> bool:
         """Whether records for which the function fails are left out."""
         return self.on_error in ("skip", "dead_letter")
@@ -161,6 +196,14 @@ class ProcessConfig:
     def identity(self) -> str:
         """The worker's transactional id and group instance id, the same after a restart."""
         return identity_of(self.group_id, self.worker_index)
+
+
+def _topics(value: object) -> tuple[str, ...]:
+    """One or several topics as a tuple; empty if they are none."""
+    topics = (value,) if isinstance(value, str) else value
+    if not isinstance(topics, tuple) or not all(isinstance(one, str) and one for one in topics):
+        return ()
+    return topics
 
 
 def identity_of(group_id: str, worker_index: int) -> str:
@@ -176,8 +219,8 @@ class WorkerStatus(Reply, frozen=True, kw_only=True):
     """
 
     worker_index: int = -1
-    source: str = ""
-    sink: str = ""
+    sources: tuple[str, ...] = ()
+    sinks: tuple[str, ...] = ()
     process_id: int = -1
     started_ms: int = -1
     state: WorkerState = WorkerState.STARTING

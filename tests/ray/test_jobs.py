@@ -96,7 +96,7 @@ def test_a_job_outlives_its_driver_and_is_listed_attached_to_and_stopped(
     subprocess.run(command, check=True, timeout=TIMEOUT_S)
     job = cluster.job(group_id)
     assert job.wait(timeout_ms=60_000).lag == 0
-    assert (job.source, job.sink) == (source, f"{source}-sink")
+    assert (job.sources, job.sinks) == ((source,), (f"{source}-sink",))
     assert group_id in [found.group_id for found in cluster.jobs()]
 
     listed = json.loads(shell("jobs", "list", "--json").stdout)

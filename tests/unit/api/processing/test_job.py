@@ -55,8 +55,8 @@ class FakeWorkers:
         self.statuses = [
             WorkerStatus(
                 worker_index=index,
-                source="in",
-                sink="out",
+                sources=("in",),
+                sinks=("out",),
                 process_id=10 + index,
                 started_ms=1,
                 state=WorkerState.RUNNING,
@@ -120,7 +120,7 @@ def job(fake_cluster, loop_thread, released):
         loop_thread=loop_thread,
         random=fake_cluster.random,
         handle=handle_of,
-        source="in",
+        sources=("in",),
         release=lambda: released.append(1),
     )
 
@@ -321,10 +321,10 @@ def test_a_job_that_was_found_learns_its_topics_from_its_workers(
         random=fake_cluster.random,
         handle=handle_of,
     )
-    assert (found.source, found.sink) == ("", "")
+    assert (found.sources, found.sinks) == ((), ())
 
     assert found.status().lag == 15
-    assert (found.source, found.sink) == ("in", "out")
+    assert (found.sources, found.sinks) == (("in",), ("out",))
 
 
 def test_jobs_are_known_by_the_names_of_their_workers():
