@@ -31,6 +31,7 @@ from oncelog.api.cli.terminal import (
     whole_number,
 )
 from oncelog.api.cli.topics import checked_partition, known_topic
+from oncelog.api.processing.messages import WORKERS_MAX
 from oncelog.api.session.committed_offsets import lag_of
 from oncelog.storage.exceptions import CorruptDataError, GroupIdNotFoundError
 from oncelog.storage.model import EARLIEST_TIMESTAMP, INT64_MAX, LATEST_TIMESTAMP, TopicPartition
@@ -413,7 +414,9 @@ def as_json(group: GroupDescription) -> dict[str, Any]:
 
 def add_job_commands(commands: Commands) -> None:
     """Add ``oncelog jobs`` and its actions."""
-    actions = add_actions(commands, "jobs", "List, describe or stop jobs of cluster.process.")
+    actions = add_actions(
+        commands, "jobs", "List, describe, scale or stop jobs of cluster.process."
+    )
     listing = add_command(actions, "list", "List the jobs.", list_jobs)
     describe = add_command(
         actions,
@@ -429,10 +432,12 @@ def add_job_commands(commands: Commands) -> None:
         metavar="T",
         help="kill workers that have not ended after T ms (default: 30000)",
     )
-    for action in (describe, stop):
+    scale = add_command(actions, "scale", "Let a job have N workers while it runs.", scale_job)
+    for action in (describe, stop, scale):
         action.add_argument("group", metavar="GROUP")
+    scale.add_argument("workers", type=whole_number(1, WORKERS_MAX), metavar="N")
     add_json(listing, describe)
-    for action in (listing, describe, stop):
+    for action in (listing, describe, stop, scale):
         add_cluster_arguments(action)
 
 
@@ -484,6 +489,14 @@ def stop_job(args: argparse.Namespace) -> int:
     with connect(args) as cluster:
         status = cluster.job(args.group).stop(args.timeout_ms)
     say(f"stopped {args.group}: {status.lag} offsets were not processed")
+    return 0
+
+
+def scale_job(args: argparse.Namespace) -> int:
+    """``oncelog jobs scale``."""
+    with connect(args) as cluster:
+        status = cluster.job(args.group).scale(args.workers)
+    say(f"{args.group} has {len(status.workers)} workers")
     return 0
 
 

@@ -38,6 +38,9 @@ from oncelog.storage.exceptions import IllegalStateError
 WORKER_THREADS: Final = 4
 """How many calls a worker answers concurrently; its loop has its own thread."""
 
+CONFIG_TIMEOUT_S: Final = 5.0
+"""How long a worker may take to tell its settings before another one is asked."""
+
 
 class ProcessWorkerProcess(ProcessWorker):
     """The actor of one worker. If fenced it ends its process; Ray decides which one lives."""
@@ -113,24 +116,53 @@ class ShippedFunction:
 
 def launch_workers(configs: Sequence[ProcessConfig]) -> None:
     """Start one actor per worker; ``IllegalStateError`` if the group's workers run already."""
-    names = [worker_actor(config.group_id, config.worker_index) for config in configs]
-    make_remote: Any = ray.remote
-    remote_class = make_remote(
-        num_cpus=0, max_restarts=-1, max_task_retries=0, max_concurrency=WORKER_THREADS
-    )(ProcessWorkerProcess)
     started: list[str] = []
     function = ShippedFunction(configs[0].function)
-    for name, config in zip(names, configs, strict=True):
-        try:
-            config = dataclasses.replace(config, function=function)
-            remote_class.options(name=name, namespace=NAMESPACE, lifetime="detached").remote(config)
-        except ValueError:
+    for config in configs:
+        if not _launch(dataclasses.replace(config, function=function)):
             end_actors(started)
             raise IllegalStateError(
                 f"a job with group_id={config.group_id!r} runs already",
                 advice="stop it, or use another id",
-            ) from None
-        started.append(name)
+            )
+        started.append(worker_actor(config.group_id, config.worker_index))
+
+
+def _launch(config: ProcessConfig) -> bool:
+    """Start the actor of a worker; return false if one of its name exists."""
+    make_remote: Any = ray.remote
+    remote_class = make_remote(
+        num_cpus=0, max_restarts=-1, max_task_retries=0, max_concurrency=WORKER_THREADS
+    )(ProcessWorkerProcess)
+    name = worker_actor(config.group_id, config.worker_index)
+    try:
+        remote_class.options(name=name, namespace=NAMESPACE, lifetime="detached").remote(config)
+    except ValueError:
+        return False
+    return True
+
+
+class RayWorkers:
+    """See ``WorkerActors``."""
+
+    def handle(self, name: str) -> Any:
+        """See ``WorkerActors.handle``."""
+        return find_actor(name)
+
+    def end(self, names: Sequence[str]) -> None:
+        """See ``WorkerActors.end``."""
+        end_actors(names)
+
+    def add(self, model: str, worker_indexes: Sequence[int], workers: int) -> None:
+        """See ``WorkerActors.add``; ``ValueError`` if ``model`` does not answer."""
+        try:
+            config: ProcessConfig = ray.get(
+                find_actor(model).config.remote(), timeout=CONFIG_TIMEOUT_S
+            )
+        except ray.exceptions.RayError as error:
+            raise ValueError(f"{model}: {error}") from error
+        for index in worker_indexes:
+            _launch(dataclasses.replace(config, worker_index=index, workers=workers))
 
 
 def running_jobs() -> dict[str, list[int]]:
@@ -150,7 +182,6 @@ def attach(
     sinks: tuple[str, ...] = (),
 ) -> ProcessJob:
     """The job with these workers."""
-    names = [worker_actor(group_id, index) for index in worker_indexes]
     return ProcessJob(
         group_id=group_id,
         worker_indexes=worker_indexes,
@@ -158,8 +189,7 @@ def attach(
         transport=transport,
         loop_thread=loop_thread,
         random=chance,
-        handle=find_actor,
-        release=functools.partial(end_actors, names),
+        actors=RayWorkers(),
         sources=sources,
         sinks=sinks,
     )

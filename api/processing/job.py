@@ -48,7 +48,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from msgspec import structs
 
@@ -59,6 +59,7 @@ from oncelog.api.processing.loop import Connect, ProcessLoop
 from oncelog.api.processing.messages import (
     ProcessConfig,
     ProcessMode,
+    ScaleWorkersRequest,
     StopWorkerRequest,
     WorkerHealth,
     WorkerState,
@@ -73,6 +74,7 @@ from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     GroupIdNotFoundError,
+    IllegalStateError,
     OncelogError,
     RequestTimedOutError,
     UnknownMemberIdError,
@@ -85,6 +87,7 @@ from oncelog.storage.model import (
     IsolationLevel,
     TopicPartition,
 )
+from oncelog.storage.settings import settings_of
 
 STATUS_TIMEOUT_MS: Final = 2_000
 """How long a status waits for a worker or leader before it uses the last known state."""
@@ -152,6 +155,8 @@ class ProcessWorker:
         self._process_id = process_id
         self._on_fenced = on_fenced
         self._started_ms = clock.now_ms()
+        self._workers = config.workers
+        self._scaled_ms = 0
         self._thread = threading.Thread(target=self._run, name=config.identity, daemon=True)
         self._thread.start()
 
@@ -181,6 +186,8 @@ class ProcessWorker:
             function_failures=progress.function_failures,
             skipped=progress.skipped,
             dead_lettered=progress.dead_lettered,
+            workers=self._workers,
+            scaled_ms=self._scaled_ms,
             processed=tuple(sorted(progress.processed.items())),
             mode=self._mode,
         )
@@ -189,6 +196,16 @@ class ProcessWorker:
         """Commit the open transaction and end. Returns at once; ``status`` shows the end."""
         self._stop.set()
         return self.status()
+
+    def scale(self, request: ScaleWorkersRequest) -> WorkerStatus:
+        """Remember how many workers the job has, for the programs that ask."""
+        if request.scaled_ms > self._scaled_ms:
+            self._workers, self._scaled_ms = request.workers, request.scaled_ms
+        return self.status()
+
+    def config(self) -> ProcessConfig:
+        """What the worker was started with, to start others like it."""
+        return self._config
 
     def health(self) -> WorkerHealth:
         """Whether the worker is a member of its group and works."""
@@ -241,6 +258,8 @@ class JobStatus:
         )
 
 
+_Asked = WorkerStatusRequest | StopWorkerRequest | ScaleWorkersRequest
+
 _COUNTERS: Final = (
     "records_in",
     "records_out",
@@ -280,17 +299,37 @@ class _WorkerHistory:
         before = (self.latest.process_id, self.latest.started_ms)
         return before != (-1, -1) and before != (reply.process_id, reply.started_ms)
 
+    def begin(self) -> None:
+        """Record that the worker is a new one; an earlier one of its index was removed."""
+        self._before = {name: self.total(name) for name in _COUNTERS}
+        self.latest = WorkerStatus(worker_index=self.index)
+
     def total(self, name: str) -> int:
         """A counter, summed over all processes."""
         return self._before[name] + int(getattr(self.latest, name))
 
 
+class WorkerActors(Protocol):
+    """The actors of the workers of jobs, by actor name."""
+
+    def handle(self, name: str) -> Any:
+        """An actor's handle; ``ValueError`` if it does not exist."""
+        ...
+
+    def end(self, names: Sequence[str]) -> None:
+        """Remove actors for good; a name of none is ignored."""
+        ...
+
+    def add(self, model: str, worker_indexes: Sequence[int], workers: int) -> None:
+        """Start workers like the one of actor ``model``; leave those that exist."""
+        ...
+
+
 class ProcessJob:
     """A handle of a job, made by ``cluster.process``, ``job`` and ``jobs``.
 
-    ``worker_indexes`` are those of its workers. ``handle`` returns a worker's actor handle by actor
-    name, or raises ``ValueError`` if the actor no longer exists. ``release`` removes the actors
-    once they have ended. ``sources`` and ``sinks`` may be empty until a worker has reported.
+    ``worker_indexes`` are those of its workers. ``sources`` and ``sinks`` may be empty until a
+    worker has reported.
     """
 
     def __init__(
@@ -302,23 +341,24 @@ class ProcessJob:
         transport: Transport,
         loop_thread: LoopThread,
         random: Random,
-        handle: Callable[[str], Any],
-        release: Callable[[], None] = lambda: None,
+        actors: WorkerActors,
         sources: tuple[str, ...] = (),
         sinks: tuple[str, ...] = (),
     ) -> None:
         self.group_id = group_id
         self.sources = sources
         self.sinks = sinks
-        self._actors = [worker_actor(group_id, index) for index in worker_indexes]
-        self._histories = [_WorkerHistory(index) for index in worker_indexes]
+        self._current = sorted(worker_indexes)
+        self._histories = {index: _WorkerHistory(index) for index in self._current}
+        """Of each index that the job has had, at most ``WORKERS_MAX``."""
+        self._scaled_ms = 0
+        self._ending: set[int] = set()
         self._router = router
         self._transport = transport
         self._loop_thread = loop_thread
         self._random = random
-        self._handle = handle
-        self._release = release
-        self._is_released = self._is_stopping = False
+        self._actors = actors
+        self._is_released = False
         self._ends: dict[TopicPartition, int] = {}
         self._processed: dict[TopicPartition, int] = {}
         self._is_queue = False
@@ -327,7 +367,7 @@ class ProcessJob:
 
     def worker(self, worker_index: int) -> Any:
         """The Ray actor handle of one worker."""
-        return self._handle(self._actors[worker_index])
+        return self._actors.handle(worker_actor(self.group_id, worker_index))
 
     def status(self) -> JobStatus:
         """Call every worker and every leader of the source; takes a few seconds at most.
@@ -355,23 +395,63 @@ class ProcessJob:
         """
         if self._is_released:
             return self._summary()
-        self._is_stopping = True
-        status = self._loop_thread.run(self._stop(timeout_ms))
+        ended = list(self._current)
+        status = self._loop_thread.run(self._stop(ended, timeout_ms))
         self._is_released = True
-        self._release()
-        # Not earlier: a worker that still runs would rejoin.
-        self._loop_thread.run(self._leave_group())
+        self._remove(ended)
         return status
+
+    def scale(self, workers: int, timeout_ms: int = STOP_TIMEOUT_MS) -> JobStatus:
+        """Let the job have this many workers, while it runs; nothing is lost or doubled.
+
+        New ones start with the job's settings, whichever program started it. Those too many commit,
+        end and leave the group, so that the others get their partitions at once; after
+        ``timeout_ms`` they are killed and their open transactions aborted. Returns once they are
+        gone; new ones may still be starting.
+
+        ``InvalidSettingError`` for a number out of range. ``IllegalStateError`` if the job is
+        stopped, or has no worker left whose settings could be taken.
+        """
+        settings_of(ProcessConfig)["workers"].take(workers)
+        if self._is_released:
+            raise IllegalStateError(
+                f"the job {self.group_id!r} is stopped", advice="start it again with process()"
+            )
+        self._loop_thread.run(self._status())
+        added = [index for index in range(workers) if index not in self._current]
+        if added:
+            self._add(added, workers)
+        surplus = [index for index in self._current if index >= workers]
+        self._loop_thread.run(self._announce(workers))
+        if surplus:
+            self._loop_thread.run(self._stop(surplus, timeout_ms))
+            self._remove(surplus)
+        return self.status()
+
+    def _add(self, added: Sequence[int], workers: int) -> None:
+        for index in self._current:
+            try:
+                self._actors.add(worker_actor(self.group_id, index), added, workers)
+            except ValueError:
+                continue
+            return
+        raise IllegalStateError(
+            f"no worker of the job {self.group_id!r} is left to take the settings from",
+            advice="start it again with process()",
+        )
+
+    def _remove(self, ended: Sequence[int]) -> None:
+        """Remove workers that have ended, then their places in the group."""
+        self._actors.end([worker_actor(self.group_id, index) for index in ended])
+        # Not earlier: a worker that still runs would rejoin.
+        self._loop_thread.run(self._leave_group(ended))
 
     # --- on the loop --------------------------------------------------------------------------
 
     async def _status(self) -> JobStatus:
-        replies = await asyncio.gather(
-            *(self._ask(actor, WorkerStatusRequest()) for actor in self._actors)
-        )
-        for history, reply in zip(self._histories, replies, strict=True):
-            history.record(reply)
-            self.sources, self.sinks = self.sources or reply.sources, self.sinks or reply.sinks
+        for reply in await self._ask_all(self._current, WorkerStatusRequest()):
+            self.sources = self.sources or reply.sources
+            self.sinks = self.sinks or reply.sinks
             self._is_queue = self._is_queue or reply.mode == "queue"
             for topic_partition, offset in reply.processed:
                 known = self._processed.get(topic_partition, offset)
@@ -384,22 +464,46 @@ class ProcessJob:
             await self._pass_over_deleted()
         return self._summary()
 
-    async def _ask(
-        self, actor: str, request: WorkerStatusRequest | StopWorkerRequest
-    ) -> WorkerStatus:
+    async def _ask_all(self, indexes: Sequence[int], request: _Asked) -> list[WorkerStatus]:
+        """Call workers and record what they reply; take in how many the job has by now."""
+        replies = await asyncio.gather(*(self._ask(index, request) for index in indexes))
+        for index, reply in zip(indexes, replies, strict=True):
+            self._histories[index].record(reply)
+        latest = max(replies, key=lambda reply: reply.scaled_ms, default=WorkerStatus())
+        self._adopt(latest.workers, latest.scaled_ms)
+        return replies
+
+    def _adopt(self, workers: int, scaled_ms: int) -> None:
+        """Have this many workers, if nothing later is known."""
+        if scaled_ms <= self._scaled_ms:
+            return
+        self._scaled_ms = scaled_ms
+        for index in set(range(workers)).difference(self._current):
+            self._histories.setdefault(index, _WorkerHistory(index)).begin()
+        self._current = list(range(workers))
+
+    async def _announce(self, workers: int) -> None:
+        """Tell the workers that stay how many there are: other programs learn it from them."""
+        scaled_ms = max(self._scaled_ms + 1, self._router.clock.now_ms())
+        request = ScaleWorkersRequest(workers=workers, scaled_ms=scaled_ms)
+        self._adopt(workers, scaled_ms)
+        await self._ask_all(self._current, request)
+
+    async def _ask(self, index: int, request: _Asked) -> WorkerStatus:
+        actor = worker_actor(self.group_id, index)
         reply = await self._transport.call(actor, request, timeout_ms=STATUS_TIMEOUT_MS)
         if reply.error is ErrorCode.NONE or await asyncio.to_thread(self._exists, actor):
             return reply
         # Ray restarts a worker without limit, so it was killed on purpose, or can never start.
         return structs.replace(
             reply,
-            state=WorkerState.STOPPED if self._is_stopping else WorkerState.FAILED,
+            state=WorkerState.STOPPED if index in self._ending else WorkerState.FAILED,
             reason=f"there is no actor {actor!r} any more; was the job stopped?",
         )
 
     def _exists(self, actor: str) -> bool:
         try:
-            self._handle(actor)
+            self._actors.handle(actor)
         except ValueError:
             return False
         return True
@@ -498,13 +602,13 @@ class ProcessJob:
         )
 
     def _summary(self) -> JobStatus:
-        histories = self._histories
+        histories = self._histories.values()
         counts = {name: sum(one.total(name) for one in histories) for name in _COUNTERS}
         return JobStatus(
             **counts,
             lag=self._lag(),
             restarts=sum(history.restarts for history in histories),
-            workers=tuple(history.latest for history in histories),
+            workers=tuple(self._histories[index].latest for index in self._current),
         )
 
     async def _wait(self, until_caught_up: bool, timeout_ms: int | None) -> JobStatus:
@@ -535,23 +639,24 @@ class ProcessJob:
                 )
             await asyncio.sleep(WAIT_POLL_S)
 
-    async def _stop(self, timeout_ms: int) -> JobStatus:
+    async def _stop(self, indexes: Sequence[int], timeout_ms: int) -> JobStatus:
+        """Let workers commit and end; return when they have, or after ``timeout_ms``."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_ms / 1_000
-        while True:
-            # Sent again each time: a worker that has just restarted has not received it.
-            replies = await asyncio.gather(
-                *(self._ask(actor, StopWorkerRequest()) for actor in self._actors)
-            )
-            for history, reply in zip(self._histories, replies, strict=True):
-                history.record(reply)
-            if self._summary().is_ended or loop.time() >= deadline:
-                return await self._status()
-            await asyncio.sleep(WAIT_POLL_S)
+        self._ending.update(indexes)
+        try:
+            while True:
+                # Sent again each time: a worker that has just restarted has not received it.
+                replies = await self._ask_all(indexes, StopWorkerRequest())
+                if all(reply.state.is_ended for reply in replies) or loop.time() >= deadline:
+                    return await self._status()
+                await asyncio.sleep(WAIT_POLL_S)
+        finally:
+            self._ending.difference_update(indexes)
 
-    async def _leave_group(self) -> None:
+    async def _leave_group(self, indexes: Sequence[int]) -> None:
         admin = AsyncAdmin(self._router, random=self._random, timeout_ms=LEAVE_TIMEOUT_MS)
-        await remove_workers(admin, self.group_id, [history.index for history in self._histories])
+        await remove_workers(admin, self.group_id, indexes)
 
 
 # --- workers in the group -------------------------------------------------------------------------

@@ -215,7 +215,8 @@ class WorkerStatus(Reply, frozen=True, kw_only=True):
     """What a worker has done since its process started; ``reason`` says why it ended or waits.
 
     Records count once their transaction is committed. ``processed`` holds an offset (exclusive) for
-    each assigned partition: everything below it is committed, or was skipped.
+    each assigned partition: everything below it is committed, or was skipped. ``workers`` is how
+    many the job has, as was said at ``scaled_ms``.
     """
 
     worker_index: int = -1
@@ -232,6 +233,8 @@ class WorkerStatus(Reply, frozen=True, kw_only=True):
     function_failures: int = 0
     skipped: int = 0
     dead_lettered: int = 0
+    workers: int = 0
+    scaled_ms: int = 0
     processed: tuple[tuple[TopicPartition, int], ...] = ()
     mode: ProcessMode = "partitions"
 
@@ -248,6 +251,16 @@ class StopWorkerRequest(Request[WorkerStatus], frozen=True, kw_only=True):
 
     method = "stop"
     reply_type = WorkerStatus
+
+
+class ScaleWorkersRequest(Request[WorkerStatus], frozen=True, kw_only=True):
+    """Tell a worker how many the job has from now on; of several the latest counts."""
+
+    method = "scale"
+    reply_type = WorkerStatus
+
+    workers: int
+    scaled_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
