@@ -455,6 +455,7 @@ class Cluster(ProcessBound):
         dead_letter_topic: str | None = None,
         retry_backoff_ms: int = 100,
         retry_backoff_max_ms: int = 30_000,
+        ray_remote_args: Mapping[str, Any] | None = None,
         producer_settings: ProducerOptions | None = None,
         consumer_settings: ConsumerOptions | QueueOptions | None = None,
         mode: ProcessMode = "partitions",
@@ -477,6 +478,10 @@ class Cluster(ProcessBound):
         ``retry_backoff_ms`` to ``retry_backoff_max_ms``; ``"skip"`` leaves out each record that
         fails alone ``max_function_failures`` times; ``"dead_letter"`` also sends it to
         ``dead_letter_topic``, in the same transaction.
+
+        ``ray_remote_args`` are what each worker needs and where it may run, as ``ray.remote`` takes
+        it: ``num_cpus`` (0), ``num_gpus``, ``memory``, ``resources``, ``runtime_env`` and so on.
+        The status says of a worker that no node takes what it waits for.
 
         ``UnknownTopicOrPartitionError`` if a topic is missing, ``InvalidSettingError`` for a value
         out of range, ``IllegalStateError`` if a job of this ``group_id`` runs.
@@ -503,6 +508,7 @@ class Cluster(ProcessBound):
                 dead_letter_topic=dead_letter_topic,
                 retry_backoff_ms=retry_backoff_ms,
                 retry_backoff_max_ms=retry_backoff_max_ms,
+                ray_remote_args=ray_remote_args or {},
                 job_id=job_id,
                 login=self._login,
                 producer_settings=producer_settings or {},

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import ray
+from ray._private.state import state as ray_state
+from ray.core.generated import gcs_pb2
 
 from oncelog.actors.config import ClusterConfig
 from oncelog.actors.interfaces import NAMESPACE, Transport
@@ -33,7 +35,7 @@ from oncelog.api.session.event_loop import LoopThread
 from oncelog.api.session.login import Login
 from oncelog.api.session.routing import Router
 from oncelog.api.session.throttling import PoliteTransport
-from oncelog.storage.exceptions import IllegalStateError
+from oncelog.storage.exceptions import IllegalStateError, InvalidSettingError
 
 WORKER_THREADS: Final = 4
 """How many calls a worker answers concurrently; its loop has its own thread."""
@@ -129,16 +131,27 @@ def launch_workers(configs: Sequence[ProcessConfig]) -> None:
 
 
 def _launch(config: ProcessConfig) -> bool:
-    """Start the actor of a worker; return false if one of its name exists."""
+    """Start the actor of a worker; return false if one of its name exists.
+
+    ``InvalidSettingError`` if Ray refuses ``ray_remote_args``.
+    """
     make_remote: Any = ray.remote
-    remote_class = make_remote(
-        num_cpus=0, max_restarts=-1, max_task_retries=0, max_concurrency=WORKER_THREADS
-    )(ProcessWorkerProcess)
     name = worker_actor(config.group_id, config.worker_index)
     try:
+        remote_class = make_remote(
+            **{"num_cpus": 0, **config.ray_remote_args},
+            max_restarts=-1,
+            max_task_retries=0,
+            max_concurrency=WORKER_THREADS,
+        )(ProcessWorkerProcess)
         remote_class.options(name=name, namespace=NAMESPACE, lifetime="detached").remote(config)
-    except ValueError:
-        return False
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ValueError) and name in running_actors():
+            return False
+        raise InvalidSettingError(
+            f"ray_remote_args={dict(config.ray_remote_args)!r}: {error}",
+            advice="give what ray.remote takes",
+        ) from error
     return True
 
 
@@ -148,6 +161,26 @@ class RayWorkers:
     def handle(self, name: str) -> Any:
         """See ``WorkerActors.handle``."""
         return find_actor(name)
+
+    def waits_for(self, name: str) -> str:
+        """See ``WorkerActors.waits_for``."""
+        accessor = ray_state._connect_and_get_accessor()
+        data = accessor.get_actor_info(find_actor(name)._actor_id)
+        if data is None:
+            return ""
+        table: Any = gcs_pb2.ActorTableData  # type: ignore[attr-defined]
+        actor = table.FromString(data)
+        if actor.state not in (table.PENDING_CREATION, table.RESTARTING) or actor.node_id:
+            return ""
+        needs = [f"{kind} {amount:g}" for kind, amount in actor.required_resources.items()]
+        needs += [f"{label}={value}" for label, value in actor.label_selector.items()]
+        free, all_of = ray.available_resources(), ray.cluster_resources()
+        has = ", ".join(
+            f"{kind} {free.get(kind, 0):g} of {all_of.get(kind, 0):g}"
+            for kind in sorted({"CPU", *actor.required_resources})
+        )
+        wanted = ", ".join(needs) or "no resource"
+        return f"is not placed or still starting: needs {wanted}; free in the cluster: {has}"
 
     def end(self, names: Sequence[str]) -> None:
         """See ``WorkerActors.end``."""

@@ -249,6 +249,15 @@ class JobStatus:
         return all(worker.state.is_ended for worker in self.workers)
 
     @property
+    def waiting(self) -> tuple[str, ...]:
+        """Why workers do not work though they have not ended, one line each."""
+        return tuple(
+            f"worker {worker.worker_index}: {worker.reason}"
+            for worker in self.workers
+            if worker.reason and not worker.state.is_ended
+        )
+
+    @property
     def failures(self) -> tuple[str, ...]:
         """Why workers have failed, one line each."""
         return tuple(
@@ -287,7 +296,11 @@ class _WorkerHistory:
             return
         if reply.error is not ErrorCode.NONE:
             self.latest = structs.replace(
-                self.latest, error=reply.error, detail=reply.detail, state=WorkerState.STARTING
+                self.latest,
+                error=reply.error,
+                detail=reply.detail,
+                state=WorkerState.STARTING,
+                reason=reply.reason,
             )
             return
         if self._is_other_process(reply):
@@ -314,6 +327,10 @@ class WorkerActors(Protocol):
 
     def handle(self, name: str) -> Any:
         """An actor's handle; ``ValueError`` if it does not exist."""
+        ...
+
+    def waits_for(self, name: str) -> str:
+        """Why an actor has no node yet, in a line, or ""; ``ValueError`` if it does not exist."""
         ...
 
     def end(self, names: Sequence[str]) -> None:
@@ -492,21 +509,18 @@ class ProcessJob:
     async def _ask(self, index: int, request: _Asked) -> WorkerStatus:
         actor = worker_actor(self.group_id, index)
         reply = await self._transport.call(actor, request, timeout_ms=STATUS_TIMEOUT_MS)
-        if reply.error is ErrorCode.NONE or await asyncio.to_thread(self._exists, actor):
+        if reply.error is ErrorCode.NONE:
             return reply
-        # Ray restarts a worker without limit, so it was killed on purpose, or can never start.
-        return structs.replace(
-            reply,
-            state=WorkerState.STOPPED if index in self._ending else WorkerState.FAILED,
-            reason=f"there is no actor {actor!r} any more; was the job stopped?",
-        )
-
-    def _exists(self, actor: str) -> bool:
         try:
-            self._actors.handle(actor)
+            waits_for = await asyncio.to_thread(self._actors.waits_for, actor)
         except ValueError:
-            return False
-        return True
+            # Ray restarts a worker without limit, so it was killed on purpose, or can never start.
+            return structs.replace(
+                reply,
+                state=WorkerState.STOPPED if index in self._ending else WorkerState.FAILED,
+                reason=f"there is no actor {actor!r} any more; was the job stopped?",
+            )
+        return structs.replace(reply, reason=waits_for)
 
     async def _find_ends(self) -> None:
         """The readable end of each source partition; unreachable ones keep the last known end."""
@@ -631,7 +645,7 @@ class ProcessJob:
                 if until_caught_up:
                     raise RequestTimedOutError(
                         f"the job has not caught up within timeout_ms={timeout_ms}: {status.lag} "
-                        "offsets to go",
+                        f"offsets to go{''.join('; ' + line for line in status.waiting)}",
                         advice="it keeps running, call wait() again",
                     )
                 raise RequestTimedOutError(

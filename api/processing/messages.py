@@ -22,6 +22,19 @@ OnError = Literal["fail", "retry", "skip", "dead_letter"]
 CONCURRENCY_MAX: Final = 10_000
 """The most concurrent calls of an ``async`` function in a worker."""
 
+REMOTE_ARGS: Final = (
+    "accelerator_type",
+    "fallback_strategy",
+    "label_selector",
+    "memory",
+    "num_cpus",
+    "num_gpus",
+    "resources",
+    "runtime_env",
+    "scheduling_strategy",
+)
+"""What ``ray_remote_args`` may have; the others of ``ray.remote`` are the job's to set."""
+
 WORKERS_MAX: Final = 1_000
 """The most workers of one job."""
 
@@ -141,6 +154,12 @@ class ProcessConfig:
         Meta(ge=1, le=CONCURRENCY_MAX),
         "How many records an `async` function may work on at a time, per worker.",
     ] = 100
+    ray_remote_args: Annotated[
+        Mapping[str, Any],
+        Checked("any of " + ", ".join(REMOTE_ARGS), "arguments, by name"),
+        "What each worker needs and where it may run, as `ray.remote` takes it; without them a "
+        "worker needs `num_cpus=0`.",
+    ] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Reject values out of range; ``InvalidSettingError`` names the first one."""
@@ -153,6 +172,10 @@ class ProcessConfig:
             is_nothing = name == "sink" and value is None
             if len(set(topics)) < len(topics) or not (topics or is_nothing):
                 raise refused(name, value, settings_of(ProcessConfig)[name].rule.allowed)
+        for name, value in self.ray_remote_args.items():
+            if name not in REMOTE_ARGS:
+                allowed = settings_of(ProcessConfig)["ray_remote_args"].rule.allowed
+                raise refused(f"ray_remote_args[{name!r}]", value, allowed)
         if (self.on_error == "dead_letter") != (self.dead_letter_topic is not None):
             raise InvalidSettingError(
                 f"dead_letter_topic={self.dead_letter_topic!r} with on_error={self.on_error!r}",

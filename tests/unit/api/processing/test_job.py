@@ -112,11 +112,16 @@ class FakeActors:
         self.ended = []
         self.added = []
         self.mute = set()
+        self.waiting = {}
 
     def handle(self, name):
         if name in self.gone:
             raise ValueError(name)
         return f"handle of {name}"
+
+    def waits_for(self, name):
+        self.handle(name)
+        return self.waiting.get(name, "")
 
     def end(self, names):
         self.ended += names
@@ -396,6 +401,19 @@ def test_stop_does_not_wait_for_ever(fake_cluster, job, workers, actors):
 
 def test_a_job_gives_the_handles_of_its_workers(job):
     assert job.worker(1) == "handle of process:g-1"
+
+
+def test_a_worker_without_a_node_is_no_failure_and_the_status_says_what_it_waits_for(
+    fake_cluster, job, workers, actors
+):
+    del fake_cluster.actors[worker_actor("g", 1)]
+    actors.waiting[worker_actor("g", 1)] = "is not placed or still starting: needs GPU 4"
+
+    status = job.status()
+
+    assert status.workers[1].state is WorkerState.STARTING
+    assert status.workers[1].reason == "is not placed or still starting: needs GPU 4"
+    assert not status.failures
 
 
 # --- more or fewer workers --------------------------------------------------------------------
