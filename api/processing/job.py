@@ -44,11 +44,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from msgspec import structs
 
@@ -89,6 +91,9 @@ from oncelog.storage.model import (
 )
 from oncelog.storage.settings import settings_of
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
 STATUS_TIMEOUT_MS: Final = 2_000
 """How long a status waits for a worker or leader before it uses the last known state."""
 
@@ -97,6 +102,12 @@ STOP_TIMEOUT_MS: Final = 30_000
 
 LEAVE_TIMEOUT_MS: Final = 5_000
 """How long removing workers from the group may take when a job starts or stops."""
+
+RATE_WINDOW_S: Final = 10.0
+"""Over how long the rate of a job is measured."""
+
+RATE_SAMPLES_MAX: Final = 200
+"""Statuses that a rate is measured by; if they come too fast, the window is shorter."""
 
 _log = logging.getLogger(__name__)
 
@@ -230,6 +241,10 @@ class JobStatus:
     its last report, which is in the log even so. ``restarts`` counts the worker processes seen,
     beyond the first of each worker. ``skipped`` and ``dead_lettered`` count the records that were
     left out; ``records_in`` has them too.
+
+    ``rate`` is how many records a second were processed since an earlier status of the same
+    ``ProcessJob``, at most ``RATE_WINDOW_S`` ago; ``None`` at the first. ``eta_s`` is how long the
+    lag takes at that rate; ``None`` if it is unknown or nothing moves.
     """
 
     records_in: int
@@ -241,6 +256,8 @@ class JobStatus:
     function_failures: int
     skipped: int
     dead_lettered: int
+    rate: float | None
+    eta_s: float | None
     workers: tuple[WorkerStatus, ...]
 
     @property
@@ -381,6 +398,8 @@ class ProcessJob:
         self._is_queue = False
         """Whether a worker has said so."""
         self._backlog: int | None = None
+        self._samples: deque[tuple[float, int]] = deque(maxlen=RATE_SAMPLES_MAX)
+        """When records were counted, in s, and how many."""
 
     def worker(self, worker_index: int) -> Any:
         """The Ray actor handle of one worker."""
@@ -393,14 +412,25 @@ class ProcessJob:
         """
         return self._loop_thread.run(self._status())
 
-    def wait(self, *, until_caught_up: bool = True, timeout_ms: int | None = None) -> JobStatus:
+    def wait(
+        self,
+        *,
+        until_caught_up: bool = True,
+        timeout_ms: int | None = None,
+        progress: bool | None = None,
+    ) -> JobStatus:
         """Wait until all that is readable in the source is processed and committed.
 
-        With ``until_caught_up=False`` wait until every worker has ended. ``ProcessFailedError`` if
-        a worker has failed, or all have ended before. ``RequestTimedOutError`` after
-        ``timeout_ms``; the job keeps running.
+        With ``until_caught_up=False`` wait until every worker has ended. With ``progress`` show a
+        bar on stderr; ``None``: if that is a terminal. When a worker begins to wait, restarts or
+        fails, a line says so: above the bar, or else as a warning in the log.
+
+        ``ProcessFailedError`` if a worker has failed, or all have ended before.
+        ``RequestTimedOutError`` after ``timeout_ms``; the job keeps running.
         """
-        return self._loop_thread.run(self._wait(until_caught_up, timeout_ms))
+        has_bar = sys.stderr.isatty() if progress is None else progress
+        with _Display(self.group_id, has_bar=has_bar) as display:
+            return self._loop_thread.run(self._wait(until_caught_up, timeout_ms, display))
 
     def stop(self, timeout_ms: int = STOP_TIMEOUT_MS) -> JobStatus:
         """Let every worker commit its open transaction and end, then remove the worker actors.
@@ -479,7 +509,21 @@ class ProcessJob:
             await self._find_ends()
             await self._find_missing_positions()
             await self._pass_over_deleted()
+        self._note_rate()
         return self._summary()
+
+    def _note_rate(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        records_in = sum(one.total("records_in") for one in self._histories.values())
+        self._samples.append((now_s, records_in))
+        while len(self._samples) > 2 and self._samples[0][0] < now_s - RATE_WINDOW_S:
+            self._samples.popleft()
+
+    def _rate(self) -> float | None:
+        if len(self._samples) < 2:
+            return None
+        (began_s, before), (now_s, after) = self._samples[0], self._samples[-1]
+        return (after - before) / (now_s - began_s) if now_s > began_s else None
 
     async def _ask_all(self, indexes: Sequence[int], request: _Asked) -> list[WorkerStatus]:
         """Call workers and record what they reply; take in how many the job has by now."""
@@ -617,19 +661,25 @@ class ProcessJob:
 
     def _summary(self) -> JobStatus:
         histories = self._histories.values()
+        lag, rate = self._lag(), self._rate()
         counts = {name: sum(one.total(name) for one in histories) for name in _COUNTERS}
         return JobStatus(
             **counts,
-            lag=self._lag(),
+            lag=lag,
+            rate=rate,
+            eta_s=0.0 if lag == 0 else lag / rate if rate else None,
             restarts=sum(history.restarts for history in histories),
             workers=tuple(self._histories[index].latest for index in self._current),
         )
 
-    async def _wait(self, until_caught_up: bool, timeout_ms: int | None) -> JobStatus:
+    async def _wait(
+        self, until_caught_up: bool, timeout_ms: int | None, display: _Display
+    ) -> JobStatus:
         loop = asyncio.get_running_loop()
         deadline = None if timeout_ms is None else loop.time() + timeout_ms / 1_000
         while True:
             status = await self._status()
+            display.show(status)
             if until_caught_up and status.lag == 0:
                 return status
             if status.failures:
@@ -671,6 +721,67 @@ class ProcessJob:
     async def _leave_group(self, indexes: Sequence[int]) -> None:
         admin = AsyncAdmin(self._router, random=self._random, timeout_ms=LEAVE_TIMEOUT_MS)
         await remove_workers(admin, self.group_id, indexes)
+
+
+class _Display:
+    """What ``wait`` shows of a job: news in lines, and a bar on stderr if wanted."""
+
+    def __init__(self, group_id: str, *, has_bar: bool) -> None:
+        self._group_id = group_id
+        self._waiting: set[int] = set()
+        self._restarts = self._records_before = -1
+        self._bar: Progress | None = None
+        if not has_bar:
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[facts]}", markup=False),
+            console=Console(stderr=True),
+        )
+        self._task = self._bar.add_task(group_id, total=None, facts="")
+
+    def __enter__(self) -> _Display:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, status: JobStatus) -> None:
+        """Show a later status."""
+        if self._records_before < 0:
+            self._records_before, self._restarts = status.records_in, status.restarts
+        if status.restarts > self._restarts:
+            self._say(f"worker processes that were restarted: {status.restarts - self._restarts}")
+            self._restarts = status.restarts
+        waiting = {
+            worker.worker_index: worker.reason
+            for worker in status.workers
+            if worker.reason and not worker.state.is_ended
+        }
+        for index in waiting.keys() - self._waiting:
+            self._say(f"worker {index}: {waiting[index]}")
+        self._waiting = set(waiting)
+        for line in status.failures:
+            self._say(f"failed: {line}")
+        if self._bar is not None:
+            done = status.records_in - self._records_before
+            facts = f"{done:,} done, lag {status.lag:,}"
+            facts += "" if status.rate is None else f", {status.rate:,.0f} records/s"
+            facts += "" if not status.eta_s else f", about {status.eta_s:,.0f} s left"
+            self._bar.update(self._task, completed=done, total=done + status.lag, facts=facts)
+
+    def _say(self, line: str) -> None:
+        if self._bar is None:
+            _log.warning("job %s: %s", self._group_id, line)
+        else:
+            self._bar.console.print(f"{self._group_id}: {line}", markup=False, highlight=False)
 
 
 # --- workers in the group -------------------------------------------------------------------------

@@ -416,6 +416,67 @@ def test_a_worker_without_a_node_is_no_failure_and_the_status_says_what_it_waits
     assert not status.failures
 
 
+# --- progress ---------------------------------------------------------------------------------
+
+
+def test_the_rate_is_that_since_an_earlier_status_and_says_how_long_the_lag_takes(
+    job, workers, loop_thread, monkeypatch
+):
+    now_s = [100.0]
+    monkeypatch.setattr(loop_thread.loop, "time", lambda: now_s[0], raising=False)
+    first = job.status()
+    workers.set(0, records_in=5, processed=((TP0, 5),))
+    now_s[0] += 2.0
+
+    status = job.status()
+
+    assert (first.rate, first.eta_s) == (None, None)
+    assert (status.rate, status.lag, status.eta_s) == (2.5, 10, 4.0)
+
+
+def catches_up(workers, **changes):
+    """After a few statuses worker 0 has changed so; after a few more all is processed."""
+    asked = []
+
+    def advance():
+        asked.append(1)
+        if len(asked) == 3:
+            workers.set(0, **changes)
+        if len(asked) == 9:
+            workers.set(0, reason="", records_in=15, processed=((TP0, 10), (TP1, 5)))
+
+    return advance
+
+
+def test_a_bar_shows_what_is_done_and_the_line_above_it_what_a_worker_waits_for(
+    job, workers, capsys, caplog
+):
+    workers.on_ask = catches_up(workers, reason="failed 2 times in a row")
+
+    job.wait(timeout_ms=20_000, progress=True)
+
+    shown = capsys.readouterr().err
+    assert shown.count("g: worker 0: failed 2 times in a row") == 1
+    assert "15 done, lag 0" in shown
+    assert "failed 2 times" not in caplog.text
+
+
+def test_without_a_bar_the_line_is_a_warning(job, workers, capsys, caplog):
+    workers.on_ask = catches_up(workers, process_id=99)
+
+    job.wait(timeout_ms=20_000)
+
+    assert "job g: worker processes that were restarted: 1" in caplog.text
+    assert capsys.readouterr().err == ""
+
+
+def test_when_wait_ends_too_early_its_error_says_what_workers_wait_for(job, workers):
+    workers.set(1, reason="failed 7 times in a row")
+
+    with pytest.raises(RequestTimedOutError, match="to go; worker 1: failed 7 times in a row"):
+        job.wait(timeout_ms=1)
+
+
 # --- more or fewer workers --------------------------------------------------------------------
 
 
