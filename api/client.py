@@ -477,7 +477,8 @@ class Cluster(ProcessBound):
         ``"fail"`` as above; ``"retry"`` repeats the input without end, with pauses from
         ``retry_backoff_ms`` to ``retry_backoff_max_ms``; ``"skip"`` leaves out each record that
         fails alone ``max_function_failures`` times; ``"dead_letter"`` also sends it to
-        ``dead_letter_topic``, in the same transaction.
+        ``dead_letter_topic``, in the same transaction. With the last two, so is a record over which
+        ``max_worker_deaths`` processes have died and, when it is alone, as many again.
 
         ``ray_remote_args`` are what each worker needs and where it may run, as ``ray.remote`` takes
         it: ``num_cpus`` (0), ``num_gpus``, ``memory``, ``resources``, ``runtime_env`` and so on.

@@ -5,6 +5,8 @@
 * Output that cannot be sent spoils its transaction. So such a batch is polled again in ever smaller
   parts, until one record is alone. When that has failed as often, it is left out unapplied.
 
+* A record over which processes die is found by ``AttemptCounter``.
+
 A dead letter is the record as it was, and headers that say where and why, with the names that Kafka
 Connect gives them (KIP-298). It is sent in the transaction that commits the position after it.
 """
@@ -25,6 +27,10 @@ ERROR_TEXT_MAX: Final = 2_000
 """Characters of an error's text in a dead letter; the rest is cut off."""
 
 _PREFIX: Final = "__connect.errors."
+
+
+class WorkerDeathError(Exception):
+    """Why a record is left out over which processes have died."""
 
 
 @dataclass(frozen=True, slots=True)

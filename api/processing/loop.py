@@ -15,8 +15,8 @@ it. It ends with the positions of the input::
   fail again. Or it repeats without end, with longer and longer pauses. Or it finds the records that
   fail and leaves them out (``left_out.py``).
 * A function that exits or crashes its process would do the same to the next one. After
-  ``max_worker_deaths`` in a row without a commit the worker ends as FAILED, whatever ``on_error``
-  is: which record it was is unknown.
+  ``max_worker_deaths`` in a row without a commit the worker ends as FAILED. If records may be left
+  out, each is then processed alone, and one over which as many die again is left out.
 * A worker that is replaced, by transactional id or group instance id, ends as FENCED.
 * A producer that cannot recover is replaced by a new one, as after a restart of the process.
 * A function may run longer than ``max_poll_interval_ms``: it counts as polling, for
@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
@@ -45,7 +45,7 @@ from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.api.consuming.consumer import Consumer
 from oncelog.api.processing.function import Function, Output
-from oncelog.api.processing.left_out import LeftOut, Narrowing, isolate
+from oncelog.api.processing.left_out import LeftOut, Narrowing, WorkerDeathError, isolate, record_of
 from oncelog.api.processing.messages import ProcessConfig, WorkerState
 from oncelog.api.producing.producer import Offsets, Producer
 from oncelog.api.records import ConsumerGroupMetadata
@@ -210,7 +210,9 @@ class ProcessLoop:
         self._ends: dict[TopicPartition, int] = {}
         """The end of the input of the last commits (exclusive)."""
         self._starts: StartPositions | None = None
-        self._attempts = AttemptCounter(config.job_id, config.max_worker_deaths)
+        self._attempts = AttemptCounter(
+            config.job_id, config.max_worker_deaths, config.max_poll_records
+        )
         if worker_settings(config)[1].auto_offset_reset == "latest":
             self._starts = StartPositions()
         self._failures_in_a_row = 0
@@ -319,7 +321,8 @@ class ProcessLoop:
         wait_ms = POLL_MS if self._transaction is None else min(POLL_MS, self._commit_due_ms())
         config = self._config
         batch: Sized
-        records_max = self._narrowing.records_max
+        is_alone = self._attempts.is_narrowing(clients.consumer.positions())
+        records_max = 1 if is_alone else self._narrowing.records_max
         if config.batch_format == "arrow":
             batch = clients.consumer.poll_arrow(wait_ms, records_max)
         else:
@@ -331,7 +334,7 @@ class ProcessLoop:
     def _commit_due_ms(self) -> int:
         """Milliseconds until the open transaction is due to commit."""
         assert self._transaction is not None
-        if self._is_repeating:
+        if self._is_repeating or self._attempts.is_narrowing(self._transaction.offsets):
             # Small transactions: input that was aborted as a whole may succeed in parts.
             return 0
         age_ms = self._clock.now_ms() - self._transaction.started_ms
@@ -346,15 +349,26 @@ class ProcessLoop:
     ) -> None:
         """Apply the function to one batch and send the result, in the open transaction."""
         commit = partial(self._commit_positions, group)
-        if reason := self._attempts.record(clients.consumer, _first_offsets(batch), commit):
-            self._abort_quietly()
-            self._end(WorkerState.FAILED, reason)
+        first_offsets = _first_offsets(batch)
+        leaves_out = self._config.leaves_out
+        if leaves_out and self._attempts.must_be_alone(clients.consumer, first_offsets, batch):
+            self._abort(clients)
+            self._rewind(clients)
+            return
+        deadly = None
+        if reason := self._attempts.record(clients.consumer, first_offsets, commit):
+            if not leaves_out:
+                self._abort_quietly()
+                self._end(WorkerState.FAILED, reason)
+            deadly = LeftOut(
+                record_of(batch), WorkerDeathError(reason), self._config.max_worker_deaths
+            )
         if self._transaction is None:
             clients.producer.begin_transaction()
             self._transaction = _Transaction(group=group, started_ms=self._clock.now_ms())
         transaction = self._transaction
         transaction.batch = batch
-        outputs, left_out = self._outcome(clients, batch)
+        outputs, left_out = ([], [deadly]) if deadly else self._outcome(clients, batch)
         try:
             for output in outputs:
                 output.send(clients.producer)
@@ -409,6 +423,7 @@ class ProcessLoop:
         self._ends |= offsets
         self._failures_in_a_row = 0
         self._is_repeating = False
+        self._attempts.record_commit(offsets)
         self._narrowing.widen(transaction.batch, clients.consumer.assignment)
         progress = self.progress
         progress.commits += 1
@@ -702,7 +717,9 @@ class StartPositions:
 # --- how often a process has died -----------------------------------------------------------------
 
 
-_WORD: Final = "attempt"
+_ATTEMPT: Final = "attempt"
+_ALONE: Final = "alone"
+"""An attempt at the one record that follows the position."""
 
 
 class CommittedPositions(Protocol):
@@ -721,14 +738,46 @@ class AttemptCounter:
     partition for the first time, it commits the group's position again, unmoved. The commit's
     metadata counts the attempts of the job ``job_id``; the next commit of output replaces it.
 
+    Where records may be left out, such a partition is then processed record by record, each in a
+    transaction of its own and with attempts of its own. So it is known over which record processes
+    die, and that one is left out. After ``records_max`` records the search ends without one; deaths
+    are counted from there again.
+
     It is a transaction too, because a late copy of a plain commit would take the group back to that
     position. It costs one commit per process and assignment, nothing per batch.
     """
 
-    def __init__(self, job_id: str, attempts_max: int) -> None:
+    def __init__(self, job_id: str, attempts_max: int, records_max: int) -> None:
         self._job_id = job_id
         self._attempts_max = attempts_max
+        self._records_max = records_max
         self._counted: set[TopicPartition] = set()
+        self._alone: dict[TopicPartition, int] = {}
+        """Partitions that are processed record by record, and for how many more records."""
+        self._found: set[TopicPartition] = set()
+        """Those whose next record is to be left out."""
+
+    def is_narrowing(self, partitions: Iterable[TopicPartition]) -> bool:
+        """Whether any of these partitions is to be processed record by record."""
+        return bool(self._alone) and not self._alone.keys().isdisjoint(partitions)
+
+    def must_be_alone(
+        self, consumer: CommittedPositions, partitions: Iterable[TopicPartition], batch: Sized
+    ) -> bool:
+        """Whether ``batch`` has several records, and some of a partition to be searched.
+
+        Raises what ``consumer`` raises.
+        """
+        for partition in partitions:
+            if partition not in self._counted and partition not in self._alone:
+                found = consumer.committed_with_metadata(partition)
+                metadata = "" if found is None else found.metadata
+                if (
+                    self._count(metadata, _ATTEMPT) >= self._attempts_max
+                    or self._count(metadata, _ALONE) > 0
+                ):
+                    self._alone[partition] = self._records_max
+        return len(batch) > 1 and self.is_narrowing(partitions)
 
     def record(
         self,
@@ -743,26 +792,40 @@ class AttemptCounter:
         """
         marks: dict[TopicPartition, OffsetAndMetadata] = {}
         for partition, first_offset in first_offsets.items():
-            if partition in self._counted:
+            is_alone = partition in self._alone
+            if partition in self._counted and not is_alone:
                 continue
-            found = consumer.committed_with_metadata(partition)
-            attempt_count = 0 if found is None else self._attempt_count(found.metadata)
-            offset = first_offset if found is None else found.offset
-            if attempt_count >= self._attempts_max:
+            word = _ALONE if is_alone else _ATTEMPT
+            position = consumer.committed_with_metadata(partition)
+            if position is None:
+                position = OffsetAndMetadata(offset=first_offset)
+            count = self._count(position.metadata, word)
+            if count >= self._attempts_max:
+                self._found.add(partition)
+                what = "alone on the record of" if is_alone else "on"
                 return (
-                    f"{attempt_count} processes in a row died while the function worked on "
-                    f"{partition} from offset {offset} on"
+                    f"{count} processes in a row died while the function worked {what} "
+                    f"{partition} from offset {position.offset} on"
                 )
-            position = found or OffsetAndMetadata(offset=first_offset)
-            metadata = f"{self._job_id} {_WORD} {attempt_count + 1}"
+            metadata = f"{self._job_id} {word} {count + 1}"
             marks[partition] = structs.replace(position, metadata=metadata)
         if marks:
             commit(marks)
             self._counted.update(marks)
         return ""
 
-    def _attempt_count(self, metadata: str) -> int:
+    def record_commit(self, partitions: Iterable[TopicPartition]) -> None:
+        """Record that the input of these partitions is committed: a search goes on or is over."""
+        for partition in self._alone.keys() & set(partitions):
+            self._alone[partition] -= 1
+            if partition in self._found or not self._alone[partition]:
+                del self._alone[partition]
+                self._found.discard(partition)
+                # Count the next input anew.
+                self._counted.discard(partition)
+
+    def _count(self, metadata: str, word: str) -> int:
         words = metadata.split(" ")
-        if len(words) == 3 and words[:2] == [self._job_id, _WORD] and words[2].isdecimal():
+        if len(words) == 3 and words[:2] == [self._job_id, word] and words[2].isdecimal():
             return int(words[2])
         return 0

@@ -110,7 +110,8 @@ class ProcessConfig:
     max_worker_deaths: Annotated[
         int,
         Meta(ge=1),
-        "A worker fails after this many of its processes in a row have died over the same input.",
+        "A worker fails after this many of its processes in a row have died over the same input. "
+        "With `skip` and `dead_letter` it looks for the record; as many more leave that out.",
     ] = 10
     job_id: str = "job"
     login: Login = NOBODY

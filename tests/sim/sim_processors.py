@@ -58,7 +58,8 @@ async def _work(player: Player, number: int) -> None:
         dead_letter_topic=PROCESS_TARGET if plan.on_error == "dead_letter" else None,
         retry_backoff_ms=20,
         retry_backoff_max_ms=500,
-        max_worker_deaths=1_000_000,  # Here it is the nemesis, never the function.
+        # It is the nemesis, never the function. A dead letter of an innocent record is one too.
+        max_worker_deaths=1 if plan.on_error == "dead_letter" else 1_000_000,
         producer_settings={
             **player.producer_settings(),
             "transaction_timeout_ms": plan.transaction_timeout_ms,
@@ -232,6 +233,8 @@ class NotedProducer:
         source = TopicPartition(told["topic"].decode(), int(told["partition"]))
         self._letters += 1
         self._player.stage.counts["dead letters"] += 1
+        is_deadly = told["exception.class.name"].endswith(b"WorkerDeathError")
+        self._player.stage.counts["dead letters of processes that died"] += is_deadly
         value = f"{self._owner}/dead/{self._letters}".encode()
         self._sources[value] = (source, int(told["offset"]))
         return value

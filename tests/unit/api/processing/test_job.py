@@ -434,6 +434,13 @@ def test_the_rate_is_that_since_an_earlier_status_and_says_how_long_the_lag_take
     assert (status.rate, status.lag, status.eta_s) == (2.5, 10, 4.0)
 
 
+def test_the_rate_is_measured_by_so_many_statuses_at_most(job, workers):
+    for _ in range(process_job.RATE_SAMPLES_MAX + 5):
+        job.status()
+
+    assert len(job._samples) == process_job.RATE_SAMPLES_MAX
+
+
 def catches_up(workers, **changes):
     """After a few statuses worker 0 has changed so; after a few more all is processed."""
     asked = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from process_world import DEAD_LETTERS, TP, ProcessWorld, sunk
+from process_world import DEAD_LETTERS, TP, FakeProducer, ProcessWorld, sunk
 
 from oncelog.api.processing import loop as process_loop
 from oncelog.api.processing.left_out import ERROR_TEXT_MAX, LeftOut
@@ -218,3 +218,86 @@ def test_a_long_error_is_cut():
 
     ((_, _, headers),) = clients.producer.dead_letters
     assert dict(headers)["__connect.errors.exception.message"] == b"x" * ERROR_TEXT_MAX
+
+
+# --- records that end the process ---------------------------------------------------------------
+
+
+class Died(BaseException):
+    """Stands for the end of a process: nothing of the loop runs after it."""
+
+
+def lives(world, is_deadly, count_max, **settings):
+    """Processes of a worker, one after another, until one ends of itself; how many died."""
+
+    class Dying(FakeProducer):
+        def send_arrow(self, topic, table):
+            if is_deadly(table["value"].to_pylist()):
+                raise Died
+            super().send_arrow(topic, table)
+
+    connect = world.connect
+    world.connect = lambda *given: connect(*given)._replace(producer=Dying(world))
+    for number in range(count_max):
+        progress = world.run(**settings)
+        if progress.state is not WorkerState.FAILED or "Died" not in progress.reason:
+            return number, progress
+    raise AssertionError("processes go on dying")
+
+
+@pytest.mark.parametrize("commit_interval_ms", [0, 60_000])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_record_over_which_processes_die_is_found_and_no_other_is_left_out(commit_interval_ms):
+    world = ProcessWorld(MANY, per_poll=10)
+
+    died, progress = lives(
+        world,
+        lambda values: b"7" in values,
+        20,
+        max_worker_deaths=3,
+        commit_interval_ms=commit_interval_ms,
+        on_error="dead_letter",
+        dead_letter_topic=DEAD_LETTERS,
+    )
+
+    assert progress.state is WorkerState.STOPPED
+    assert died == 3 + 3
+    assert progress.aborts == 0
+    assert sunk(world) == [value for value in MANY if value != b"7"]
+    ((_, value, headers),) = world.dead_letters
+    assert value == b"7"
+    told = dict(headers)
+    assert told["__connect.errors.attempts"] == b"3"
+    assert told["__connect.errors.exception.class.name"].endswith(b"WorkerDeathError")
+    assert b"3 processes in a row died" in told["__connect.errors.exception.message"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_several_records_over_which_processes_die_are_found_one_after_another():
+    world = ProcessWorld(MANY, per_poll=10)
+
+    _, progress = lives(
+        world,
+        lambda values: {b"7", b"8", b"31"}.intersection(values),
+        40,
+        max_worker_deaths=2,
+        on_error="skip",
+    )
+
+    assert sunk(world) == [value for value in MANY if value not in {b"7", b"8", b"31"}]
+    assert progress.skipped == 1  # Counts are of a process; the others' are in what they reported.
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_processes_that_die_for_another_reason_leave_no_record_out():
+    """The first so many die whatever they work on; then none does."""
+    world, deaths = ProcessWorld(MANY, per_poll=10), [1] * 4
+
+    died, progress = lives(
+        world, lambda values: deaths and deaths.pop(), 20, max_worker_deaths=3, on_error="skip"
+    )
+
+    assert died == 4
+    assert sunk(world) == MANY
+    assert progress.skipped == 0
+    assert progress.commits < 2 * len(MANY)
