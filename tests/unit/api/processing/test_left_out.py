@@ -8,7 +8,7 @@ import pytest
 from process_world import DEAD_LETTERS, TP, FakeProducer, ProcessWorld, sunk
 
 from oncelog.api.processing import loop as process_loop
-from oncelog.api.processing.left_out import ERROR_TEXT_MAX, LeftOut
+from oncelog.api.processing.left_out import ERROR_TEXT_MAX, LeftOut, Narrowing
 from oncelog.api.processing.messages import ProcessConfig, WorkerState
 from oncelog.api.records import ConsumerRecord
 from oncelog.storage.exceptions import InvalidSettingError, TransactionAbortableError
@@ -134,6 +134,31 @@ def test_a_dead_letter_that_cannot_be_sent_ends_the_worker():
     assert "too large" in progress.reason
     assert sunk(world) == MANY[:5]
     assert world.dead_letters == []
+
+
+def test_one_failure_of_a_batch_is_enough_to_look_for_the_record():
+    world = ProcessWorld(MANY, per_poll=10)
+
+    progress = world.run(refuses([]), on_error="skip", max_function_failures=1)
+
+    assert progress.state is WorkerState.STOPPED
+    assert sunk(world) == GOOD
+
+
+def test_a_record_that_was_found_waits_for_its_turn_while_its_partition_is_assigned():
+    def batch(partition):
+        return [ConsumerRecord("in", partition, 7, 0, None, b"v")]
+
+    narrowing = Narrowing(1, 100)
+    narrowing.narrow(batch(0), ValueError("too large"), is_alone=True)
+
+    narrowing.widen(batch(1), lambda: {TP})
+    assert narrowing.records_max == 1
+    assert narrowing.take_unsendable(batch(1)) is None
+    assert narrowing.take_unsendable(batch(0)).attempt_count == 1
+    narrowing.widen(batch(1), set)
+    assert narrowing.records_max == 2
+    assert narrowing.take_unsendable(batch(0)) is None
 
 
 def test_with_retry_the_input_is_repeated_until_it_succeeds_with_longer_and_longer_pauses():
