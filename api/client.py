@@ -32,7 +32,7 @@ from oncelog.api.option_types import ConsumerOptions, ProducerOptions, QueueOpti
 from oncelog.api.processing.actor import attach, launch_workers, running_jobs
 from oncelog.api.processing.job import LEAVE_TIMEOUT_MS, ProcessJob, remove_former_workers
 from oncelog.api.processing.loop import worker_settings
-from oncelog.api.processing.messages import BatchFormat, ProcessConfig, ProcessMode
+from oncelog.api.processing.messages import BatchFormat, OnError, ProcessConfig, ProcessMode
 from oncelog.api.processing.queue_loop import queue_worker_settings
 from oncelog.api.producing.member import (
     TRANSACTION_TIMEOUT_MS,
@@ -439,8 +439,8 @@ class Cluster(ProcessBound):
     def process(
         self,
         *,
-        source: str,
-        sink: str,
+        source: str | Sequence[str],
+        sink: str | Sequence[str] | None,
         function: Callable[[Any], Any],
         group_id: str,
         workers: int = 2,
@@ -450,11 +450,19 @@ class Cluster(ProcessBound):
         function_timeout_ms: int = 1_800_000,
         max_function_failures: int = 3,
         max_worker_deaths: int = 10,
+        max_concurrency: int = 100,
+        on_error: OnError = "fail",
+        dead_letter_topic: str | None = None,
+        retry_backoff_ms: int = 100,
+        retry_backoff_max_ms: int = 30_000,
+        ray_remote_args: Mapping[str, Any] | None = None,
         producer_settings: ProducerOptions | None = None,
         consumer_settings: ConsumerOptions | QueueOptions | None = None,
         mode: ProcessMode = "partitions",
     ) -> ProcessJob:
         """Process ``source`` into ``sink`` with ``function``, exactly once, in Ray actors.
+
+        Each may be several topics; ``sink=None`` writes nothing.
 
         ``oncelog.api.processing.job`` says what the function gets and returns. The workers outlive
         this program: ``job(group_id)`` finds them again, and its ``stop()`` ends them. A later job
@@ -465,14 +473,23 @@ class Cluster(ProcessBound):
         one call exceeds ``function_timeout_ms`` and other workers get its input. It also fails
         after ``max_worker_deaths`` of its processes in a row have died over the same input.
 
+        ``on_error`` is what a failure of the function, or output that cannot be sent, leads to:
+        ``"fail"`` as above; ``"retry"`` repeats the input without end, with pauses from
+        ``retry_backoff_ms`` to ``retry_backoff_max_ms``; ``"skip"`` leaves out each record that
+        fails alone ``max_function_failures`` times; ``"dead_letter"`` also sends it to
+        ``dead_letter_topic``, in the same transaction. With the last two, so is a record over which
+        ``max_worker_deaths`` processes have died and, when it is alone, as many again.
+
+        ``ray_remote_args`` are what each worker needs and where it may run, as ``ray.remote`` takes
+        it: ``num_cpus`` (0), ``num_gpus``, ``memory``, ``resources``, ``runtime_env`` and so on.
+        The status says of a worker that no node takes what it waits for.
+
         ``UnknownTopicOrPartitionError`` if a topic is missing, ``InvalidSettingError`` for a value
         out of range, ``IllegalStateError`` if a job of this ``group_id`` runs.
         """
         # One thing: the arguments of a job become the configurations of its workers.
         settings_of(ProcessConfig)["workers"].take(workers)
         job_id = secrets.token_hex(8)
-        for topic in (source, sink):
-            self._loop_thread.run(self._router.partition_count(topic))
         configs = [
             ProcessConfig(
                 source=source,
@@ -487,6 +504,12 @@ class Cluster(ProcessBound):
                 function_timeout_ms=function_timeout_ms,
                 max_function_failures=max_function_failures,
                 max_worker_deaths=max_worker_deaths,
+                max_concurrency=max_concurrency,
+                on_error=on_error,
+                dead_letter_topic=dead_letter_topic,
+                retry_backoff_ms=retry_backoff_ms,
+                retry_backoff_max_ms=retry_backoff_max_ms,
+                ray_remote_args=ray_remote_args or {},
                 job_id=job_id,
                 login=self._login,
                 producer_settings=producer_settings or {},
@@ -495,12 +518,16 @@ class Cluster(ProcessBound):
             )
             for worker_index in range(workers)
         ]
+        config = configs[0]
         check_settings = queue_worker_settings if mode == "queue" else worker_settings
-        check_settings(configs[0])
+        check_settings(config)
+        dead_letters = () if dead_letter_topic is None else (dead_letter_topic,)
+        for topic in (*config.sources, *config.sinks, *dead_letters):
+            self._loop_thread.run(self._router.partition_count(topic))
         launch_workers(configs)
         admin = AsyncAdmin(self._router, random=self._random, timeout_ms=LEAVE_TIMEOUT_MS)
         self._loop_thread.run(remove_former_workers(admin, group_id, worker_count=workers))
-        return self._attach(group_id, range(workers), source, sink)
+        return self._attach(group_id, range(workers), config)
 
     def jobs(self) -> list[ProcessJob]:
         """Return the running jobs of ``process``, sorted by group id, whoever started them.
@@ -518,7 +545,7 @@ class Cluster(ProcessBound):
         return self._attach(group_id, jobs[group_id])
 
     def _attach(
-        self, group_id: str, worker_indexes: Sequence[int], source: str = "", sink: str = ""
+        self, group_id: str, worker_indexes: Sequence[int], config: ProcessConfig | None = None
     ) -> ProcessJob:
         return attach(
             group_id,
@@ -527,8 +554,8 @@ class Cluster(ProcessBound):
             transport=self._transport,
             loop_thread=self._loop_thread,
             chance=self._random,
-            source=source,
-            sink=sink,
+            sources=() if config is None else config.sources,
+            sinks=() if config is None else config.sinks,
         )
 
     # --- actor handles --------------------------------------------------------------------

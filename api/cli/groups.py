@@ -31,6 +31,7 @@ from oncelog.api.cli.terminal import (
     whole_number,
 )
 from oncelog.api.cli.topics import checked_partition, known_topic
+from oncelog.api.processing.messages import WORKERS_MAX
 from oncelog.api.session.committed_offsets import lag_of
 from oncelog.storage.exceptions import CorruptDataError, GroupIdNotFoundError
 from oncelog.storage.model import EARLIEST_TIMESTAMP, INT64_MAX, LATEST_TIMESTAMP, TopicPartition
@@ -413,7 +414,9 @@ def as_json(group: GroupDescription) -> dict[str, Any]:
 
 def add_job_commands(commands: Commands) -> None:
     """Add ``oncelog jobs`` and its actions."""
-    actions = add_actions(commands, "jobs", "List, describe or stop jobs of cluster.process.")
+    actions = add_actions(
+        commands, "jobs", "List, describe, scale or stop jobs of cluster.process."
+    )
     listing = add_command(actions, "list", "List the jobs.", list_jobs)
     describe = add_command(
         actions,
@@ -429,10 +432,12 @@ def add_job_commands(commands: Commands) -> None:
         metavar="T",
         help="kill workers that have not ended after T ms (default: 30000)",
     )
-    for action in (describe, stop):
+    scale = add_command(actions, "scale", "Let a job have N workers while it runs.", scale_job)
+    for action in (describe, stop, scale):
         action.add_argument("group", metavar="GROUP")
+    scale.add_argument("workers", type=whole_number(1, WORKERS_MAX), metavar="N")
     add_json(listing, describe)
-    for action in (listing, describe, stop):
+    for action in (listing, describe, stop, scale):
         add_cluster_arguments(action)
 
 
@@ -444,7 +449,7 @@ def list_jobs(args: argparse.Namespace) -> int:
     if args.json:
         say(json.dumps(facts))
         return 0
-    names = ("group", "state", "source", "sink", "workers", "lag", "records_in", "restarts")
+    names = ("group", "state", "sources", "sinks", "workers", "lag", "records_in", "restarts")
     if facts:
         say(table([name.upper().replace("_", " ") for name in names], _rows(facts, names)))
     return 0
@@ -473,7 +478,7 @@ def describe_job(args: argparse.Namespace) -> int:
         say(json.dumps(facts))
     else:
         workers = facts.pop("each_worker")
-        say("\n".join(f"{name:18}{value}" for name, value in facts.items()))
+        say("\n".join(f"{name:18}{_text(value)}" for name, value in facts.items()))
         names = ("worker", "state", "process_id", "records_in", "commits", "aborts", "reason")
         say(table([name.upper().replace("_", " ") for name in names], _rows(workers, names)))
     return STATUS_ERROR if status.failures else 0
@@ -487,12 +492,20 @@ def stop_job(args: argparse.Namespace) -> int:
     return 0
 
 
+def scale_job(args: argparse.Namespace) -> int:
+    """``oncelog jobs scale``."""
+    with connect(args) as cluster:
+        status = cluster.job(args.group).scale(args.workers)
+    say(f"{args.group} has {len(status.workers)} workers")
+    return 0
+
+
 def _facts(job: ProcessJob, status: JobStatus) -> dict[str, Any]:
     return {
         "group": job.group_id,
         "state": _state(status),
-        "source": job.source,
-        "sink": job.sink,
+        "sources": list(job.sources),
+        "sinks": list(job.sinks),
         "workers": len(status.workers),
         "lag": status.lag,
         "records_in": status.records_in,
@@ -501,6 +514,8 @@ def _facts(job: ProcessJob, status: JobStatus) -> dict[str, Any]:
         "aborts": status.aborts,
         "restarts": status.restarts,
         "function_failures": status.function_failures,
+        "skipped": status.skipped,
+        "dead_lettered": status.dead_lettered,
     }
 
 
@@ -511,4 +526,8 @@ def _state(status: JobStatus) -> str:
 
 
 def _rows(facts: list[dict[str, Any]], names: tuple[str, ...]) -> list[list[str]]:
-    return [[str(fact[name]) for name in names] for fact in facts]
+    return [[_text(fact[name]) for name in names] for fact in facts]
+
+
+def _text(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, list) else str(value)

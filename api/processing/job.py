@@ -1,7 +1,10 @@
-"""``cluster.process``: a function over a topic, in parallel workers, exactly once.
+"""``cluster.process``: a function over topics, in parallel workers, exactly once.
 
 The function sees the records of ``source`` in offset order within each partition. Its output
-appears in ``sink`` exactly once, whichever processes die. ``batch_format`` is one of:
+appears in ``sink`` exactly once, whichever processes die. Both may be a sequence of topics. With a
+sequence of sinks the function returns a mapping from sink to output, or for records also a pair
+(sink, output) or a list of pairs. With ``sink=None`` it returns ``None``. ``batch_format`` is one
+of:
 
 ``"arrow"`` (the default, and the faster one)
     ``function(batch: pa.Table) -> pa.Table | pa.RecordBatch | None``. The batch has the columns of
@@ -15,6 +18,9 @@ appears in ``sink`` exactly once, whichever processes die. ``batch_format`` is o
     ``function(record: ConsumerRecord) -> bytes | tuple | list | None``. Bytes are the value, with
     the key of the input. A tuple is (key, value), each of them bytes or ``None``. A list holds
     several of these; ``None`` is no output. The timestamp of the input is kept.
+
+The function may be ``async def``. With records, a worker then has up to ``max_concurrency`` calls
+at a time; their output keeps the order of the input.
 
 A job is identified by its ``group_id`` and outlives the program that started it.
 ``cluster.jobs()`` and ``cluster.job(group_id)`` find it from any program.
@@ -38,11 +44,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from msgspec import structs
 
@@ -53,6 +61,7 @@ from oncelog.api.processing.loop import Connect, ProcessLoop
 from oncelog.api.processing.messages import (
     ProcessConfig,
     ProcessMode,
+    ScaleWorkersRequest,
     StopWorkerRequest,
     WorkerHealth,
     WorkerState,
@@ -67,6 +76,7 @@ from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     GroupIdNotFoundError,
+    IllegalStateError,
     OncelogError,
     RequestTimedOutError,
     UnknownMemberIdError,
@@ -79,6 +89,10 @@ from oncelog.storage.model import (
     IsolationLevel,
     TopicPartition,
 )
+from oncelog.storage.settings import settings_of
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 STATUS_TIMEOUT_MS: Final = 2_000
 """How long a status waits for a worker or leader before it uses the last known state."""
@@ -88,6 +102,12 @@ STOP_TIMEOUT_MS: Final = 30_000
 
 LEAVE_TIMEOUT_MS: Final = 5_000
 """How long removing workers from the group may take when a job starts or stops."""
+
+RATE_WINDOW_S: Final = 10.0
+"""Over how long the rate of a job is measured."""
+
+RATE_SAMPLES_MAX: Final = 200
+"""Statuses that a rate is measured by; if they come too fast, the window is shorter."""
 
 _log = logging.getLogger(__name__)
 
@@ -136,8 +156,7 @@ class ProcessWorker:
         self._config = config
         self._stop = threading.Event()
         self._loop: ProcessLoop | QueueLoop
-        # A restarted actor may have the configuration of an earlier version, which has no mode.
-        self._mode: ProcessMode = getattr(config, "mode", "partitions")
+        self._mode: ProcessMode = config.mode
         if self._mode == "queue":
             assert connect_queue is not None
             self._loop = QueueLoop(config, connect_queue, stop=self._stop)
@@ -147,6 +166,8 @@ class ProcessWorker:
         self._process_id = process_id
         self._on_fenced = on_fenced
         self._started_ms = clock.now_ms()
+        self._workers = config.workers
+        self._scaled_ms = 0
         self._thread = threading.Thread(target=self._run, name=config.identity, daemon=True)
         self._thread.start()
 
@@ -163,8 +184,8 @@ class ProcessWorker:
         progress = self._loop.progress
         return WorkerStatus(
             worker_index=self._config.worker_index,
-            source=self._config.source,
-            sink=self._config.sink,
+            sources=self._config.sources,
+            sinks=self._config.sinks,
             process_id=self._process_id,
             started_ms=self._started_ms,
             state=progress.state,
@@ -174,6 +195,10 @@ class ProcessWorker:
             commits=progress.commits,
             aborts=progress.aborts,
             function_failures=progress.function_failures,
+            skipped=progress.skipped,
+            dead_lettered=progress.dead_lettered,
+            workers=self._workers,
+            scaled_ms=self._scaled_ms,
             processed=tuple(sorted(progress.processed.items())),
             mode=self._mode,
         )
@@ -182,6 +207,16 @@ class ProcessWorker:
         """Commit the open transaction and end. Returns at once; ``status`` shows the end."""
         self._stop.set()
         return self.status()
+
+    def scale(self, request: ScaleWorkersRequest) -> WorkerStatus:
+        """Remember how many workers the job has, for the programs that ask."""
+        if request.scaled_ms > self._scaled_ms:
+            self._workers, self._scaled_ms = request.workers, request.scaled_ms
+        return self.status()
+
+    def config(self) -> ProcessConfig:
+        """What the worker was started with, to start others like it."""
+        return self._config
 
     def health(self) -> WorkerHealth:
         """Whether the worker is a member of its group and works."""
@@ -204,7 +239,12 @@ class JobStatus:
 
     The counters are sums of what the workers reported. They lack what a killed process did after
     its last report, which is in the log even so. ``restarts`` counts the worker processes seen,
-    beyond the first of each worker.
+    beyond the first of each worker. ``skipped`` and ``dead_lettered`` count the records that were
+    left out; ``records_in`` has them too.
+
+    ``rate`` is how many records a second were processed since an earlier status of the same
+    ``ProcessJob``, at most ``RATE_WINDOW_S`` ago; ``None`` at the first. ``eta_s`` is how long the
+    lag takes at that rate; ``None`` if it is unknown or nothing moves.
     """
 
     records_in: int
@@ -214,12 +254,25 @@ class JobStatus:
     aborts: int
     restarts: int
     function_failures: int
+    skipped: int
+    dead_lettered: int
+    rate: float | None
+    eta_s: float | None
     workers: tuple[WorkerStatus, ...]
 
     @property
     def is_ended(self) -> bool:
         """Whether every worker has ended."""
         return all(worker.state.is_ended for worker in self.workers)
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """Why workers do not work though they have not ended, one line each."""
+        return tuple(
+            f"worker {worker.worker_index}: {worker.reason}"
+            for worker in self.workers
+            if worker.reason and not worker.state.is_ended
+        )
 
     @property
     def failures(self) -> tuple[str, ...]:
@@ -231,7 +284,17 @@ class JobStatus:
         )
 
 
-_COUNTERS: Final = ("records_in", "records_out", "commits", "aborts", "function_failures")
+_Asked = WorkerStatusRequest | StopWorkerRequest | ScaleWorkersRequest
+
+_COUNTERS: Final = (
+    "records_in",
+    "records_out",
+    "commits",
+    "aborts",
+    "function_failures",
+    "skipped",
+    "dead_lettered",
+)
 
 
 class _WorkerHistory:
@@ -250,7 +313,11 @@ class _WorkerHistory:
             return
         if reply.error is not ErrorCode.NONE:
             self.latest = structs.replace(
-                self.latest, error=reply.error, detail=reply.detail, state=WorkerState.STARTING
+                self.latest,
+                error=reply.error,
+                detail=reply.detail,
+                state=WorkerState.STARTING,
+                reason=reply.reason,
             )
             return
         if self._is_other_process(reply):
@@ -262,17 +329,41 @@ class _WorkerHistory:
         before = (self.latest.process_id, self.latest.started_ms)
         return before != (-1, -1) and before != (reply.process_id, reply.started_ms)
 
+    def begin(self) -> None:
+        """Record that the worker is a new one; an earlier one of its index was removed."""
+        self._before = {name: self.total(name) for name in _COUNTERS}
+        self.latest = WorkerStatus(worker_index=self.index)
+
     def total(self, name: str) -> int:
         """A counter, summed over all processes."""
         return self._before[name] + int(getattr(self.latest, name))
 
 
+class WorkerActors(Protocol):
+    """The actors of the workers of jobs, by actor name."""
+
+    def handle(self, name: str) -> Any:
+        """An actor's handle; ``ValueError`` if it does not exist."""
+        ...
+
+    def waits_for(self, name: str) -> str:
+        """Why an actor has no node yet, in a line, or ""; ``ValueError`` if it does not exist."""
+        ...
+
+    def end(self, names: Sequence[str]) -> None:
+        """Remove actors for good; a name of none is ignored."""
+        ...
+
+    def add(self, model: str, worker_indexes: Sequence[int], workers: int) -> None:
+        """Start workers like the one of actor ``model``; leave those that exist."""
+        ...
+
+
 class ProcessJob:
     """A handle of a job, made by ``cluster.process``, ``job`` and ``jobs``.
 
-    ``worker_indexes`` are those of its workers. ``handle`` returns a worker's actor handle by actor
-    name, or raises ``ValueError`` if the actor no longer exists. ``release`` removes the actors
-    once they have ended. ``source`` and ``sink`` may be "" until a worker has reported.
+    ``worker_indexes`` are those of its workers. ``sources`` and ``sinks`` may be empty until a
+    worker has reported.
     """
 
     def __init__(
@@ -284,32 +375,35 @@ class ProcessJob:
         transport: Transport,
         loop_thread: LoopThread,
         random: Random,
-        handle: Callable[[str], Any],
-        release: Callable[[], None] = lambda: None,
-        source: str = "",
-        sink: str = "",
+        actors: WorkerActors,
+        sources: tuple[str, ...] = (),
+        sinks: tuple[str, ...] = (),
     ) -> None:
         self.group_id = group_id
-        self.source = source
-        self.sink = sink
-        self._actors = [worker_actor(group_id, index) for index in worker_indexes]
-        self._histories = [_WorkerHistory(index) for index in worker_indexes]
+        self.sources = sources
+        self.sinks = sinks
+        self._current = sorted(worker_indexes)
+        self._histories = {index: _WorkerHistory(index) for index in self._current}
+        """Of each index that the job has had, at most ``WORKERS_MAX``."""
+        self._scaled_ms = 0
+        self._ending: set[int] = set()
         self._router = router
         self._transport = transport
         self._loop_thread = loop_thread
         self._random = random
-        self._handle = handle
-        self._release = release
-        self._is_released = self._is_stopping = False
+        self._actors = actors
+        self._is_released = False
         self._ends: dict[TopicPartition, int] = {}
         self._processed: dict[TopicPartition, int] = {}
         self._is_queue = False
         """Whether a worker has said so."""
         self._backlog: int | None = None
+        self._samples: deque[tuple[float, int]] = deque(maxlen=RATE_SAMPLES_MAX)
+        """When records were counted, in s, and how many."""
 
     def worker(self, worker_index: int) -> Any:
         """The Ray actor handle of one worker."""
-        return self._handle(self._actors[worker_index])
+        return self._actors.handle(worker_actor(self.group_id, worker_index))
 
     def status(self) -> JobStatus:
         """Call every worker and every leader of the source; takes a few seconds at most.
@@ -318,14 +412,25 @@ class ProcessJob:
         """
         return self._loop_thread.run(self._status())
 
-    def wait(self, *, until_caught_up: bool = True, timeout_ms: int | None = None) -> JobStatus:
+    def wait(
+        self,
+        *,
+        until_caught_up: bool = True,
+        timeout_ms: int | None = None,
+        progress: bool | None = None,
+    ) -> JobStatus:
         """Wait until all that is readable in the source is processed and committed.
 
-        With ``until_caught_up=False`` wait until every worker has ended. ``ProcessFailedError`` if
-        a worker has failed, or all have ended before. ``RequestTimedOutError`` after
-        ``timeout_ms``; the job keeps running.
+        With ``until_caught_up=False`` wait until every worker has ended. With ``progress`` show a
+        bar on stderr; ``None``: if that is a terminal. When a worker begins to wait, restarts or
+        fails, a line says so: above the bar, or else as a warning in the log.
+
+        ``ProcessFailedError`` if a worker has failed, or all have ended before.
+        ``RequestTimedOutError`` after ``timeout_ms``; the job keeps running.
         """
-        return self._loop_thread.run(self._wait(until_caught_up, timeout_ms))
+        has_bar = sys.stderr.isatty() if progress is None else progress
+        with _Display(self.group_id, has_bar=has_bar) as display:
+            return self._loop_thread.run(self._wait(until_caught_up, timeout_ms, display))
 
     def stop(self, timeout_ms: int = STOP_TIMEOUT_MS) -> JobStatus:
         """Let every worker commit its open transaction and end, then remove the worker actors.
@@ -337,64 +442,143 @@ class ProcessJob:
         """
         if self._is_released:
             return self._summary()
-        self._is_stopping = True
-        status = self._loop_thread.run(self._stop(timeout_ms))
+        ended = list(self._current)
+        status = self._loop_thread.run(self._stop(ended, timeout_ms))
         self._is_released = True
-        self._release()
-        # Not earlier: a worker that still runs would rejoin.
-        self._loop_thread.run(self._leave_group())
+        self._remove(ended)
         return status
+
+    def scale(self, workers: int, timeout_ms: int = STOP_TIMEOUT_MS) -> JobStatus:
+        """Let the job have this many workers, while it runs; nothing is lost or doubled.
+
+        New ones start with the job's settings, whichever program started it. Those too many commit,
+        end and leave the group, so that the others get their partitions at once; after
+        ``timeout_ms`` they are killed and their open transactions aborted. Returns once they are
+        gone; new ones may still be starting.
+
+        ``InvalidSettingError`` for a number out of range. ``IllegalStateError`` if the job is
+        stopped, or has no worker left whose settings could be taken.
+        """
+        settings_of(ProcessConfig)["workers"].take(workers)
+        if self._is_released:
+            raise IllegalStateError(
+                f"the job {self.group_id!r} is stopped", advice="start it again with process()"
+            )
+        self._loop_thread.run(self._status())
+        added = [index for index in range(workers) if index not in self._current]
+        if added:
+            self._add(added, workers)
+        surplus = [index for index in self._current if index >= workers]
+        self._loop_thread.run(self._announce(workers))
+        if surplus:
+            self._loop_thread.run(self._stop(surplus, timeout_ms))
+            self._remove(surplus)
+        return self.status()
+
+    def _add(self, added: Sequence[int], workers: int) -> None:
+        for index in self._current:
+            try:
+                self._actors.add(worker_actor(self.group_id, index), added, workers)
+            except ValueError:
+                continue
+            return
+        raise IllegalStateError(
+            f"no worker of the job {self.group_id!r} is left to take the settings from",
+            advice="start it again with process()",
+        )
+
+    def _remove(self, ended: Sequence[int]) -> None:
+        """Remove workers that have ended, then their places in the group."""
+        self._actors.end([worker_actor(self.group_id, index) for index in ended])
+        # Not earlier: a worker that still runs would rejoin.
+        self._loop_thread.run(self._leave_group(ended))
 
     # --- on the loop --------------------------------------------------------------------------
 
     async def _status(self) -> JobStatus:
-        replies = await asyncio.gather(
-            *(self._ask(actor, WorkerStatusRequest()) for actor in self._actors)
-        )
-        for history, reply in zip(self._histories, replies, strict=True):
-            history.record(reply)
-            self.source, self.sink = self.source or reply.source, self.sink or reply.sink
+        for reply in await self._ask_all(self._current, WorkerStatusRequest()):
+            self.sources = self.sources or reply.sources
+            self.sinks = self.sinks or reply.sinks
             self._is_queue = self._is_queue or reply.mode == "queue"
             for topic_partition, offset in reply.processed:
                 known = self._processed.get(topic_partition, offset)
                 self._processed[topic_partition] = max(known, offset)
         if self._is_queue:
             await self._find_backlog()
-        elif self.source:
+        elif self.sources:
             await self._find_ends()
             await self._find_missing_positions()
             await self._pass_over_deleted()
+        self._note_rate()
         return self._summary()
 
-    async def _ask(
-        self, actor: str, request: WorkerStatusRequest | StopWorkerRequest
-    ) -> WorkerStatus:
-        reply = await self._transport.call(actor, request, timeout_ms=STATUS_TIMEOUT_MS)
-        if reply.error is ErrorCode.NONE or await asyncio.to_thread(self._exists, actor):
-            return reply
-        # Ray restarts a worker without limit, so it was killed on purpose, or can never start.
-        return structs.replace(
-            reply,
-            state=WorkerState.STOPPED if self._is_stopping else WorkerState.FAILED,
-            reason=f"there is no actor {actor!r} any more; was the job stopped?",
-        )
+    def _note_rate(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        records_in = sum(one.total("records_in") for one in self._histories.values())
+        self._samples.append((now_s, records_in))
+        while len(self._samples) > 2 and self._samples[0][0] < now_s - RATE_WINDOW_S:
+            self._samples.popleft()
 
-    def _exists(self, actor: str) -> bool:
+    def _rate(self) -> float | None:
+        if len(self._samples) < 2:
+            return None
+        (began_s, before), (now_s, after) = self._samples[0], self._samples[-1]
+        return (after - before) / (now_s - began_s) if now_s > began_s else None
+
+    async def _ask_all(self, indexes: Sequence[int], request: _Asked) -> list[WorkerStatus]:
+        """Call workers and record what they reply; take in how many the job has by now."""
+        replies = await asyncio.gather(*(self._ask(index, request) for index in indexes))
+        for index, reply in zip(indexes, replies, strict=True):
+            self._histories[index].record(reply)
+        latest = max(replies, key=lambda reply: reply.scaled_ms, default=WorkerStatus())
+        self._adopt(latest.workers, latest.scaled_ms)
+        return replies
+
+    def _adopt(self, workers: int, scaled_ms: int) -> None:
+        """Have this many workers, if nothing later is known."""
+        if scaled_ms <= self._scaled_ms:
+            return
+        self._scaled_ms = scaled_ms
+        for index in set(range(workers)).difference(self._current):
+            self._histories.setdefault(index, _WorkerHistory(index)).begin()
+        self._current = list(range(workers))
+
+    async def _announce(self, workers: int) -> None:
+        """Tell the workers that stay how many there are: other programs learn it from them."""
+        scaled_ms = max(self._scaled_ms + 1, self._router.clock.now_ms())
+        request = ScaleWorkersRequest(workers=workers, scaled_ms=scaled_ms)
+        self._adopt(workers, scaled_ms)
+        await self._ask_all(self._current, request)
+
+    async def _ask(self, index: int, request: _Asked) -> WorkerStatus:
+        actor = worker_actor(self.group_id, index)
+        reply = await self._transport.call(actor, request, timeout_ms=STATUS_TIMEOUT_MS)
+        if reply.error is ErrorCode.NONE:
+            return reply
         try:
-            self._handle(actor)
+            waits_for = await asyncio.to_thread(self._actors.waits_for, actor)
         except ValueError:
-            return False
-        return True
+            # Ray restarts a worker without limit, so it was killed on purpose, or can never start.
+            return structs.replace(
+                reply,
+                state=WorkerState.STOPPED if index in self._ending else WorkerState.FAILED,
+                reason=f"there is no actor {actor!r} any more; was the job stopped?",
+            )
+        return structs.replace(reply, reason=waits_for)
 
     async def _find_ends(self) -> None:
         """The readable end of each source partition; unreachable ones keep the last known end."""
         try:
-            topic = (await self._router.metadata((self.source,))).get(self.source)
+            topics = await self._router.metadata(self.sources)
         except OncelogError:
             return
-        if topic is None:
-            raise UnknownTopicOrPartitionError(f"the source topic {self.source!r} does not exist")
-        partitions = [TopicPartition(self.source, item.partition) for item in topic.partitions]
+        if missing := [name for name in self.sources if topics.get(name) is None]:
+            raise UnknownTopicOrPartitionError(f"the source topic {missing[0]!r} does not exist")
+        partitions = [
+            TopicPartition(name, item.partition)
+            for name in self.sources
+            for item in topics[name].partitions
+        ]
         found = await asyncio.gather(
             *(self._bound(topic_partition, LATEST_TIMESTAMP) for topic_partition in partitions)
         )
@@ -476,25 +660,26 @@ class ProcessJob:
         )
 
     def _summary(self) -> JobStatus:
-        def total(name: str) -> int:
-            return sum(history.total(name) for history in self._histories)
-
+        histories = self._histories.values()
+        lag, rate = self._lag(), self._rate()
+        counts = {name: sum(one.total(name) for one in histories) for name in _COUNTERS}
         return JobStatus(
-            records_in=total("records_in"),
-            records_out=total("records_out"),
-            lag=self._lag(),
-            commits=total("commits"),
-            aborts=total("aborts"),
-            restarts=sum(history.restarts for history in self._histories),
-            function_failures=total("function_failures"),
-            workers=tuple(history.latest for history in self._histories),
+            **counts,
+            lag=lag,
+            rate=rate,
+            eta_s=0.0 if lag == 0 else lag / rate if rate else None,
+            restarts=sum(history.restarts for history in histories),
+            workers=tuple(self._histories[index].latest for index in self._current),
         )
 
-    async def _wait(self, until_caught_up: bool, timeout_ms: int | None) -> JobStatus:
+    async def _wait(
+        self, until_caught_up: bool, timeout_ms: int | None, display: _Display
+    ) -> JobStatus:
         loop = asyncio.get_running_loop()
         deadline = None if timeout_ms is None else loop.time() + timeout_ms / 1_000
         while True:
             status = await self._status()
+            display.show(status)
             if until_caught_up and status.lag == 0:
                 return status
             if status.failures:
@@ -510,7 +695,7 @@ class ProcessJob:
                 if until_caught_up:
                     raise RequestTimedOutError(
                         f"the job has not caught up within timeout_ms={timeout_ms}: {status.lag} "
-                        "offsets to go",
+                        f"offsets to go{''.join('; ' + line for line in status.waiting)}",
                         advice="it keeps running, call wait() again",
                     )
                 raise RequestTimedOutError(
@@ -518,23 +703,85 @@ class ProcessJob:
                 )
             await asyncio.sleep(WAIT_POLL_S)
 
-    async def _stop(self, timeout_ms: int) -> JobStatus:
+    async def _stop(self, indexes: Sequence[int], timeout_ms: int) -> JobStatus:
+        """Let workers commit and end; return when they have, or after ``timeout_ms``."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_ms / 1_000
-        while True:
-            # Sent again each time: a worker that has just restarted has not received it.
-            replies = await asyncio.gather(
-                *(self._ask(actor, StopWorkerRequest()) for actor in self._actors)
-            )
-            for history, reply in zip(self._histories, replies, strict=True):
-                history.record(reply)
-            if self._summary().is_ended or loop.time() >= deadline:
-                return await self._status()
-            await asyncio.sleep(WAIT_POLL_S)
+        self._ending.update(indexes)
+        try:
+            while True:
+                # Sent again each time: a worker that has just restarted has not received it.
+                replies = await self._ask_all(indexes, StopWorkerRequest())
+                if all(reply.state.is_ended for reply in replies) or loop.time() >= deadline:
+                    return await self._status()
+                await asyncio.sleep(WAIT_POLL_S)
+        finally:
+            self._ending.difference_update(indexes)
 
-    async def _leave_group(self) -> None:
+    async def _leave_group(self, indexes: Sequence[int]) -> None:
         admin = AsyncAdmin(self._router, random=self._random, timeout_ms=LEAVE_TIMEOUT_MS)
-        await remove_workers(admin, self.group_id, [history.index for history in self._histories])
+        await remove_workers(admin, self.group_id, indexes)
+
+
+class _Display:
+    """What ``wait`` shows of a job: news in lines, and a bar on stderr if wanted."""
+
+    def __init__(self, group_id: str, *, has_bar: bool) -> None:
+        self._group_id = group_id
+        self._waiting: set[int] = set()
+        self._restarts = self._records_before = -1
+        self._bar: Progress | None = None
+        if not has_bar:
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[facts]}", markup=False),
+            console=Console(stderr=True),
+        )
+        self._task = self._bar.add_task(group_id, total=None, facts="")
+
+    def __enter__(self) -> _Display:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, status: JobStatus) -> None:
+        """Show a later status."""
+        if self._records_before < 0:
+            self._records_before, self._restarts = status.records_in, status.restarts
+        if status.restarts > self._restarts:
+            self._say(f"worker processes that were restarted: {status.restarts - self._restarts}")
+            self._restarts = status.restarts
+        waiting = {
+            worker.worker_index: worker.reason
+            for worker in status.workers
+            if worker.reason and not worker.state.is_ended
+        }
+        for index in waiting.keys() - self._waiting:
+            self._say(f"worker {index}: {waiting[index]}")
+        self._waiting = set(waiting)
+        for line in status.failures:
+            self._say(f"failed: {line}")
+        if self._bar is not None:
+            done = status.records_in - self._records_before
+            facts = f"{done:,} done, lag {status.lag:,}"
+            facts += "" if status.rate is None else f", {status.rate:,.0f} records/s"
+            facts += "" if not status.eta_s else f", about {status.eta_s:,.0f} s left"
+            self._bar.update(self._task, completed=done, total=done + status.lag, facts=facts)
+
+    def _say(self, line: str) -> None:
+        if self._bar is None:
+            _log.warning("job %s: %s", self._group_id, line)
+        else:
+            self._bar.console.print(f"{self._group_id}: {line}", markup=False, highlight=False)
 
 
 # --- workers in the group -------------------------------------------------------------------------

@@ -10,10 +10,13 @@ it. It ends with the positions of the input::
 * Offsets are committed as the group member that polled the records. If the group has since given
   the partitions to another member, the coordinator rejects them, and with them the output.
 * A commit without a reply is retried until its outcome is known, which decides where to resume.
-* A failure of the function (or output that cannot be sent) aborts. After ``max_function_failures``
-  in a row the worker ends as FAILED, since the same input would fail again.
+* A failure of the function (or output that cannot be sent) aborts; ``on_error`` says what follows.
+  After ``max_function_failures`` in a row the worker ends as FAILED, since the same input would
+  fail again. Or it repeats without end, with longer and longer pauses. Or it finds the records that
+  fail and leaves them out (``left_out.py``).
 * A function that exits or crashes its process would do the same to the next one. After
-  ``max_worker_deaths`` in a row without a commit the worker ends as FAILED.
+  ``max_worker_deaths`` in a row without a commit the worker ends as FAILED. If records may be left
+  out, each is then processed alone, and one over which as many die again is left out.
 * A worker that is replaced, by transactional id or group instance id, ends as FENCED.
 * A producer that cannot recover is replaced by a new one, as after a restart of the process.
 * A function may run longer than ``max_poll_interval_ms``: it counts as polling, for
@@ -30,10 +33,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from msgspec import structs
 
@@ -41,18 +44,14 @@ from oncelog.actors.interfaces import Clock
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.api.consuming.consumer import Consumer
+from oncelog.api.processing.function import Function, Output
+from oncelog.api.processing.left_out import LeftOut, Narrowing, WorkerDeathError, isolate, record_of
 from oncelog.api.processing.messages import ProcessConfig, WorkerState
 from oncelog.api.producing.producer import Offsets, Producer
-from oncelog.api.records import ConsumerGroupMetadata, ConsumerRecord, QueueRecord
+from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import ClientClosedError, OncelogError
 from oncelog.storage.model import TopicPartition
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from oncelog.api.producing.producer import Producer
-
 
 POLL_MS: Final = 100
 """How long a poll of an idle worker waits, and so how soon it notices a stop."""
@@ -61,6 +60,9 @@ RECOVERY_WAIT_S: Final = 0.1
 """The pause after an abort, so that a lasting fault does not become a busy loop."""
 
 CLOSE_TIMEOUT_MS: Final = 5_000
+
+DOUBLINGS_MAX: Final = 32
+"""How often a pause is doubled; its limit is reached long before."""
 
 _FENCED: Final = frozenset({ErrorCode.PRODUCER_FENCED, ErrorCode.FENCED_INSTANCE_ID})
 
@@ -86,6 +88,16 @@ _BAD_BATCH: Final = frozenset(
     }
 )
 """Error codes that the same input or settings would get again: they count as failures."""
+
+_BAD_OUTPUT: Final = frozenset(
+    {
+        ErrorCode.INVALID_RECORD,
+        ErrorCode.INVALID_TIMESTAMP,
+        ErrorCode.MESSAGE_TOO_LARGE,
+        ErrorCode.RECORD_LIST_TOO_LARGE,
+    }
+)
+"""Error codes of output that no log takes; leaving out its input helps."""
 
 _log = logging.getLogger(__name__)
 
@@ -117,6 +129,8 @@ class LoopProgress:
     commits: int = 0
     aborts: int = 0
     function_failures: int = 0
+    skipped: int = 0
+    dead_lettered: int = 0
     processed: dict[TopicPartition, int] = field(default_factory=dict)
 
 
@@ -133,12 +147,23 @@ class _Transaction:
     offsets: dict[TopicPartition, int] = field(default_factory=dict)
     records_in: int = 0
     records_out: int = 0
+    left_out: int = 0
+    batch: Any = ()
+    """The last batch."""
     function_ms: int = 0
     """How long the longest call of the function took."""
 
 
 class _FunctionFailure(Exception):
-    """The user's function, or sending its result, raised the cause."""
+    """The user's function raised the cause."""
+
+
+class _UnsendableOutput(Exception):
+    """Its result is nothing that can be sent, as ``error`` says."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class _EndedError(Exception):
@@ -175,6 +200,7 @@ class ProcessLoop:
     ) -> None:
         self.progress = LoopProgress()
         self._config = config
+        self._function = Function(config)
         self._connect = connect
         self._clock = clock
         self._stop = stop
@@ -184,10 +210,13 @@ class ProcessLoop:
         self._ends: dict[TopicPartition, int] = {}
         """The end of the input of the last commits (exclusive)."""
         self._starts: StartPositions | None = None
-        self._attempts = AttemptCounter(config.job_id, config.max_worker_deaths)
+        self._attempts = AttemptCounter(
+            config.job_id, config.max_worker_deaths, config.max_poll_records
+        )
         if worker_settings(config)[1].auto_offset_reset == "latest":
             self._starts = StartPositions()
         self._failures_in_a_row = 0
+        self._narrowing = Narrowing(config.max_function_failures, config.max_poll_records)
         self._is_repeating = False
         """Whether the input of the open or next transaction was aborted before."""
 
@@ -209,6 +238,7 @@ class ProcessLoop:
                 raise
         finally:
             self._close_clients()
+            self._function.close()
 
     # --- rounds -------------------------------------------------------------------------------
 
@@ -217,7 +247,10 @@ class ProcessLoop:
         try:
             step()
         except _FunctionFailure as failure:
-            self._record_failure(f"{type(failure.__cause__).__name__}: {failure.__cause__}")
+            self._record_failure(_text(failure.__cause__), ends=not self._config.leaves_out)
+            self._recover()
+        except _UnsendableOutput as failure:
+            self._on_unsendable(failure.error)
             self._recover()
         except OncelogError as error:
             self._judge(error)
@@ -288,10 +321,12 @@ class ProcessLoop:
         wait_ms = POLL_MS if self._transaction is None else min(POLL_MS, self._commit_due_ms())
         config = self._config
         batch: Sized
+        is_alone = self._attempts.is_narrowing(clients.consumer.positions())
+        records_max = 1 if is_alone else self._narrowing.records_max
         if config.batch_format == "arrow":
-            batch = clients.consumer.poll_arrow(wait_ms, config.max_poll_records)
+            batch = clients.consumer.poll_arrow(wait_ms, records_max)
         else:
-            batch = clients.consumer.poll(wait_ms, config.max_poll_records)
+            batch = clients.consumer.poll(wait_ms, records_max)
         for topic_partition, offset in _first_offsets(batch).items():
             self._first_offsets.setdefault(topic_partition, offset)
         return batch
@@ -299,7 +334,7 @@ class ProcessLoop:
     def _commit_due_ms(self) -> int:
         """Milliseconds until the open transaction is due to commit."""
         assert self._transaction is not None
-        if self._is_repeating:
+        if self._is_repeating or self._attempts.is_narrowing(self._transaction.offsets):
             # Small transactions: input that was aborted as a whole may succeed in parts.
             return 0
         age_ms = self._clock.now_ms() - self._transaction.started_ms
@@ -314,34 +349,67 @@ class ProcessLoop:
     ) -> None:
         """Apply the function to one batch and send the result, in the open transaction."""
         commit = partial(self._commit_positions, group)
-        if reason := self._attempts.record(clients.consumer, _first_offsets(batch), commit):
-            self._abort_quietly()
-            self._end(WorkerState.FAILED, reason)
+        first_offsets = _first_offsets(batch)
+        leaves_out = self._config.leaves_out
+        if leaves_out and self._attempts.must_be_alone(clients.consumer, first_offsets, batch):
+            self._abort(clients)
+            self._rewind(clients)
+            return
+        deadly = None
+        if reason := self._attempts.record(clients.consumer, first_offsets, commit):
+            if not leaves_out:
+                self._abort_quietly()
+                self._end(WorkerState.FAILED, reason)
+            deadly = LeftOut(
+                record_of(batch), WorkerDeathError(reason), self._config.max_worker_deaths
+            )
         if self._transaction is None:
             clients.producer.begin_transaction()
             self._transaction = _Transaction(group=group, started_ms=self._clock.now_ms())
-        began_ms = self._clock.now_ms()
+        transaction = self._transaction
+        transaction.batch = batch
+        outputs, left_out = ([], [deadly]) if deadly else self._outcome(clients, batch)
         try:
-            with clients.consumer.processing(self._config.function_timeout_ms):
-                output = self._apply(batch)
+            for output in outputs:
+                output.send(clients.producer)
+        except (TypeError, ValueError) as error:
+            raise _UnsendableOutput(error) from error
+        transaction.left_out += len(left_out)
+        for one in left_out:
+            _log.warning("worker %s: left out %s", self._config.identity, one)
+            if self._config.dead_letter_topic is not None:
+                one.send(clients.producer, self._config.dead_letter_topic, self._config)
+        transaction.offsets.update(offsets)
+        transaction.records_in += len(batch)
+        transaction.records_out += sum(output.record_count for output in outputs)
+
+    def _outcome(self, clients: Clients, batch: Any) -> tuple[list[Output], list[LeftOut]]:
+        """The output of a batch, and what of the batch is left out."""
+        call = partial(self._call, clients)
+        if unsendable := self._narrowing.take_unsendable(batch):
+            return [], [unsendable]
+        if self._config.leaves_out and self._is_repeating:
+            # This poll has the transaction for itself, so none grows old over the many calls.
+            outputs, left_out = isolate(call, batch, self._config.max_function_failures)
+            self.progress.function_failures += sum(one.attempt_count for one in left_out)
+            return outputs, left_out
+        try:
+            return [call(batch)], []
         except BaseException as error:
             # Whatever a user's function raises, abort. That includes SystemExit, or the panic of a
             # native library: otherwise this thread would end unseen.
             raise _FunctionFailure from error
-        took_ms = self._clock.now_ms() - began_ms
-        self._transaction.function_ms = max(self._transaction.function_ms, took_ms)
-        try:
-            output.send(clients.producer, self._config.sink)
-        except (TypeError, ValueError) as error:
-            raise _FunctionFailure from error
-        self._transaction.offsets.update(offsets)
-        self._transaction.records_in += len(batch)
-        self._transaction.records_out += output.record_count
 
-    def _apply(self, batch: Any) -> Output:
-        if self._config.batch_format == "arrow":
-            return apply_to_table(self._config.function, batch)
-        return apply_to_records(self._config.function, batch)
+    def _call(self, clients: Clients, batch: Any) -> Output:
+        """Call the function."""
+        transaction = self._transaction
+        assert transaction is not None
+        began_ms = self._clock.now_ms()
+        with clients.consumer.processing(self._config.function_timeout_ms):
+            output = self._function.apply(batch)
+        took_ms = self._clock.now_ms() - began_ms
+        transaction.function_ms = max(transaction.function_ms, took_ms)
+        return output
 
     # --- transactions -------------------------------------------------------------------------
 
@@ -355,10 +423,16 @@ class ProcessLoop:
         self._ends |= offsets
         self._failures_in_a_row = 0
         self._is_repeating = False
+        self._attempts.record_commit(offsets)
+        self._narrowing.widen(transaction.batch, clients.consumer.assignment)
         progress = self.progress
         progress.commits += 1
         progress.records_in += transaction.records_in
         progress.records_out += transaction.records_out
+        if self._config.on_error == "dead_letter":
+            progress.dead_lettered += transaction.left_out
+        else:
+            progress.skipped += transaction.left_out
         progress.processed = progress.processed | offsets
 
     def _commit_positions(self, group: ConsumerGroupMetadata, positions: Offsets) -> None:
@@ -424,7 +498,15 @@ class ProcessLoop:
         except OncelogError as error:
             self._judge(error)
             self._close_clients()
-        self._stop.wait(RECOVERY_WAIT_S)
+        self._stop.wait(self._recovery_wait_s())
+
+    def _recovery_wait_s(self) -> float:
+        """How long to wait before the next attempt; doubles with each failure for "retry"."""
+        config = self._config
+        if config.on_error != "retry" or not self._failures_in_a_row:
+            return RECOVERY_WAIT_S
+        doubled = config.retry_backoff_ms << min(self._failures_in_a_row - 1, DOUBLINGS_MAX)
+        return min(doubled, config.retry_backoff_max_ms) / 1_000
 
     def _rewind(self, clients: Clients) -> None:
         """Go back to the committed offset of each partition that was read since the last commit.
@@ -453,6 +535,9 @@ class ProcessLoop:
             if cause.code in _NO_MEMBER and self._transaction is not None:
                 self._on_lost_input(self._transaction)
                 return
+            if cause.code in _BAD_OUTPUT and self._transaction is not None:
+                self._on_unsendable(cause)
+                return
             if cause.code in _BAD_BATCH:
                 self._record_failure(str(cause))
                 return
@@ -471,14 +556,33 @@ class ProcessLoop:
                 "function less with max_poll_records"
             )
 
-    def _record_failure(self, reason: str) -> None:
+    def _on_unsendable(self, error: BaseException) -> None:
+        """Output cannot be sent: abort, and look for the record that it comes from."""
+        transaction = self._transaction
+        if not self._config.leaves_out or transaction is None:
+            self._record_failure(_text(error))
+            return
+        batch = transaction.batch
+        # If the record itself, as a dead letter, is what cannot be sent, nothing else can be tried.
+        ends = len(batch) <= 1 and transaction.left_out > 0
+        self._record_failure(_text(error), ends=ends)
+        self._narrowing.narrow(batch, error, is_alone=self._is_repeating and len(batch) == 1)
+
+    def _record_failure(self, reason: str, *, ends: bool = True) -> None:
+        """Count a failure; with ``ends`` one of too many in a row ends the worker."""
+        config = self._config
         self.progress.function_failures += 1
         self._failures_in_a_row += 1
+        count = self._failures_in_a_row
+        if config.on_error == "retry":
+            ends = False
+            wait_ms = int(self._recovery_wait_s() * 1_000)
+            reason = f"failed {count} times in a row, next attempt in {wait_ms} ms: {reason}"
         self.progress.reason = reason
-        _log.warning("worker %s: batch failed: %s", self._config.identity, reason)
-        if self._failures_in_a_row >= self._config.max_function_failures:
+        _log.warning("worker %s: batch failed: %s", config.identity, reason)
+        if ends and count >= config.max_function_failures:
             self._abort_quietly()
-            self._end(WorkerState.FAILED, f"failed {self._failures_in_a_row} times, last: {reason}")
+            self._end(WorkerState.FAILED, f"failed {count} times, last: {reason}")
 
     def _abort_quietly(self) -> None:
         """Abort before ending; if that fails, the transaction timeout does it."""
@@ -501,7 +605,7 @@ class ProcessLoop:
         self._clients = self._connect(*worker_settings(self._config))
         try:
             self._clients.producer.init_transactions()
-            self._clients.consumer.subscribe(self._config.source)
+            self._clients.consumer.subscribe(self._config.sources)
         except BaseException:
             # Incomplete clients are of no use to the next round.
             self._close_clients()
@@ -530,6 +634,10 @@ class ProcessLoop:
                 _log.warning("worker %s: close failed: %s", self._config.identity, error)
 
 
+def _text(error: BaseException | None) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
 def _first_offsets(batch: Any) -> dict[TopicPartition, int]:
     """The first offset of each partition in a batch of either format."""
     first: dict[TopicPartition, int] = {}
@@ -543,117 +651,6 @@ def _first_offsets(batch: Any) -> dict[TopicPartition, int]:
     for record in batch:
         first.setdefault(record.topic_partition, record.offset)
     return first
-
-
-# --- output ---------------------------------------------------------------------------------------
-
-
-class Output(Protocol):
-    """The checked result of a user's function, ready to be sent in the transaction."""
-
-    @property
-    def record_count(self) -> int:
-        """The number of records."""
-        ...
-
-    def send(self, producer: Producer, sink: str) -> None:
-        """Pass all records to ``producer``; the commit shows whether they were delivered."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class TableOutput:
-    """Rows of a table; ``None`` for no output."""
-
-    table: pa.Table | pa.RecordBatch | None
-
-    @property
-    def record_count(self) -> int:
-        """The number of rows."""
-        return 0 if self.table is None else int(self.table.num_rows)
-
-    def send(self, producer: Producer, sink: str) -> None:
-        """Send the rows, if any."""
-        if self.record_count:
-            producer.send_arrow(sink, self.table)
-
-
-@dataclass(frozen=True, slots=True)
-class RecordOutput:
-    """Key, value and timestamp of each record."""
-
-    records: Sequence[tuple[bytes | None, bytes | None, int]]
-
-    @property
-    def record_count(self) -> int:
-        """The number of records."""
-        return len(self.records)
-
-    def send(self, producer: Producer, sink: str) -> None:
-        """Send the records one by one; the producer batches them."""
-        for key, value, timestamp_ms in self.records:
-            producer.send(
-                sink, value=value, key=key, timestamp_ms=timestamp_ms if timestamp_ms >= 0 else None
-            )
-
-
-_PLACE: Final = ("topic", "partition", "offset")
-
-
-def apply_to_table(function: Callable[[Any], Any], batch: pa.Table) -> TableOutput:
-    """Apply ``function`` to a whole batch; it returns a table, a record batch or ``None``."""
-    import pyarrow as pa
-
-    result = function(batch)
-    if result is not None and not isinstance(result, (pa.Table, pa.RecordBatch)):
-        raise TypeError(
-            "the function must return a pyarrow Table, a RecordBatch or None, "
-            f"not {type(result).__name__}; for single records use batch_format='record'"
-        )
-    return TableOutput(result if result is None else _without_place(result))
-
-
-def _without_place(result: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
-    """``result`` without the columns that say where its rows were in the source.
-
-    ``topic`` and ``offset`` mean nothing for a record to be sent. If either is there, the rows were
-    derived from the source's, and ``partition`` is the source's too, not the sink's.
-    """
-    names = [name for name in result.schema.names if name in _PLACE]
-    if not names or names == ["partition"]:
-        return result
-    return result.drop_columns(names)
-
-
-def apply_to_records(
-    function: Callable[[Any], Any], batch: Sequence[ConsumerRecord] | Sequence[QueueRecord]
-) -> RecordOutput:
-    """Apply ``function`` to each record; it returns a value, (key, value), a list, or ``None``."""
-    records: list[tuple[bytes | None, bytes | None, int]] = []
-    for record in batch:
-        result = function(record)
-        records.extend(
-            (*_key_and_value(item, record), record.timestamp_ms)
-            for item in (result if isinstance(result, list) else [result])
-            if item is not None
-        )
-    return RecordOutput(records)
-
-
-def _key_and_value(
-    item: Any, record: ConsumerRecord | QueueRecord
-) -> tuple[bytes | None, bytes | None]:
-    """One output record; a value alone keeps the key of the input record."""
-    if isinstance(item, bytes):
-        return record.key, item
-    if isinstance(item, tuple) and len(item) == 2:
-        key, value = item
-        if (key is None or isinstance(key, bytes)) and (value is None or isinstance(value, bytes)):
-            return key, value
-    raise TypeError(
-        "the function must return bytes (the value), a tuple (key, value) of bytes or None, a list "
-        f"of such, or None, not {type(item).__name__}"
-    )
 
 
 # --- where a worker begins ------------------------------------------------------------------------
@@ -720,7 +717,9 @@ class StartPositions:
 # --- how often a process has died -----------------------------------------------------------------
 
 
-_WORD: Final = "attempt"
+_ATTEMPT: Final = "attempt"
+_ALONE: Final = "alone"
+"""An attempt at the one record that follows the position."""
 
 
 class CommittedPositions(Protocol):
@@ -739,14 +738,46 @@ class AttemptCounter:
     partition for the first time, it commits the group's position again, unmoved. The commit's
     metadata counts the attempts of the job ``job_id``; the next commit of output replaces it.
 
+    Where records may be left out, such a partition is then processed record by record, each in a
+    transaction of its own and with attempts of its own. So it is known over which record processes
+    die, and that one is left out. After ``records_max`` records the search ends without one; deaths
+    are counted from there again.
+
     It is a transaction too, because a late copy of a plain commit would take the group back to that
     position. It costs one commit per process and assignment, nothing per batch.
     """
 
-    def __init__(self, job_id: str, attempts_max: int) -> None:
+    def __init__(self, job_id: str, attempts_max: int, records_max: int) -> None:
         self._job_id = job_id
         self._attempts_max = attempts_max
+        self._records_max = records_max
         self._counted: set[TopicPartition] = set()
+        self._alone: dict[TopicPartition, int] = {}
+        """Partitions that are processed record by record, and for how many more records."""
+        self._found: set[TopicPartition] = set()
+        """Those whose next record is to be left out."""
+
+    def is_narrowing(self, partitions: Iterable[TopicPartition]) -> bool:
+        """Whether any of these partitions is to be processed record by record."""
+        return bool(self._alone) and not self._alone.keys().isdisjoint(partitions)
+
+    def must_be_alone(
+        self, consumer: CommittedPositions, partitions: Iterable[TopicPartition], batch: Sized
+    ) -> bool:
+        """Whether ``batch`` has several records, and some of a partition to be searched.
+
+        Raises what ``consumer`` raises.
+        """
+        for partition in partitions:
+            if partition not in self._counted and partition not in self._alone:
+                found = consumer.committed_with_metadata(partition)
+                metadata = "" if found is None else found.metadata
+                if (
+                    self._count(metadata, _ATTEMPT) >= self._attempts_max
+                    or self._count(metadata, _ALONE) > 0
+                ):
+                    self._alone[partition] = self._records_max
+        return len(batch) > 1 and self.is_narrowing(partitions)
 
     def record(
         self,
@@ -761,26 +792,40 @@ class AttemptCounter:
         """
         marks: dict[TopicPartition, OffsetAndMetadata] = {}
         for partition, first_offset in first_offsets.items():
-            if partition in self._counted:
+            is_alone = partition in self._alone
+            if partition in self._counted and not is_alone:
                 continue
-            found = consumer.committed_with_metadata(partition)
-            attempt_count = 0 if found is None else self._attempt_count(found.metadata)
-            offset = first_offset if found is None else found.offset
-            if attempt_count >= self._attempts_max:
+            word = _ALONE if is_alone else _ATTEMPT
+            position = consumer.committed_with_metadata(partition)
+            if position is None:
+                position = OffsetAndMetadata(offset=first_offset)
+            count = self._count(position.metadata, word)
+            if count >= self._attempts_max:
+                self._found.add(partition)
+                what = "alone on the record of" if is_alone else "on"
                 return (
-                    f"{attempt_count} processes in a row died while the function worked on "
-                    f"{partition} from offset {offset} on"
+                    f"{count} processes in a row died while the function worked {what} "
+                    f"{partition} from offset {position.offset} on"
                 )
-            position = found or OffsetAndMetadata(offset=first_offset)
-            metadata = f"{self._job_id} {_WORD} {attempt_count + 1}"
+            metadata = f"{self._job_id} {word} {count + 1}"
             marks[partition] = structs.replace(position, metadata=metadata)
         if marks:
             commit(marks)
             self._counted.update(marks)
         return ""
 
-    def _attempt_count(self, metadata: str) -> int:
+    def record_commit(self, partitions: Iterable[TopicPartition]) -> None:
+        """Record that the input of these partitions is committed: a search goes on or is over."""
+        for partition in self._alone.keys() & set(partitions):
+            self._alone[partition] -= 1
+            if partition in self._found or not self._alone[partition]:
+                del self._alone[partition]
+                self._found.discard(partition)
+                # Count the next input anew.
+                self._counted.discard(partition)
+
+    def _count(self, metadata: str, word: str) -> int:
         words = metadata.split(" ")
-        if len(words) == 3 and words[:2] == [self._job_id, _WORD] and words[2].isdecimal():
+        if len(words) == 3 and words[:2] == [self._job_id, word] and words[2].isdecimal():
             return int(words[2])
         return 0

@@ -24,15 +24,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from oncelog.api.config import ProducerSettings, QueueSettings
-from oncelog.api.processing.loop import (
-    CLOSE_TIMEOUT_MS,
-    POLL_MS,
-    RECOVERY_WAIT_S,
-    LoopProgress,
-    Output,
-    apply_to_records,
-    apply_to_table,
-)
+from oncelog.api.processing.function import Function, Output
+from oncelog.api.processing.loop import CLOSE_TIMEOUT_MS, POLL_MS, RECOVERY_WAIT_S, LoopProgress
 from oncelog.api.processing.messages import ProcessConfig, WorkerState
 from oncelog.api.producing.producer import Producer
 from oncelog.api.queueing.queue import Queue
@@ -58,7 +51,7 @@ class ConnectQueue(Protocol):
     """Makes a worker's clients; called again when they must be replaced."""
 
     def __call__(
-        self, topic: str, producer: ProducerSettings, queue: QueueSettings
+        self, topics: Sequence[str], producer: ProducerSettings, queue: QueueSettings
     ) -> QueueClients:
         """Make clients with these settings. May raise ``OncelogError`` while nothing replies."""
         ...
@@ -90,6 +83,7 @@ class QueueLoop:
     ) -> None:
         self.progress = LoopProgress()
         self._config = config
+        self._function = Function(config)
         self._connect = connect
         self._stop = stop
         self._clients: QueueClients | None = None
@@ -115,6 +109,7 @@ class QueueLoop:
                 raise
         finally:
             self._close_clients()
+            self._function.close()
 
     def _attempt(self) -> None:
         """One round; an exception leads to the next one or to the end."""
@@ -145,11 +140,9 @@ class QueueLoop:
         self._write(clients, records, output)
 
     def _apply(self, records: Sequence[QueueRecord]) -> Output:
-        function = self._config.function
+        is_table = self._config.batch_format == "arrow"
         try:
-            if self._config.batch_format == "arrow":
-                return apply_to_table(function, _table(records))
-            return apply_to_records(function, records)
+            return self._function.apply(_table(records) if is_table else records)
         except BaseException as error:
             # Whatever a user's function raises, even SystemExit: this thread would end unseen.
             raise _FunctionFailure from error
@@ -159,7 +152,7 @@ class QueueLoop:
         producer, is_held = clients.producer, True
         producer.begin_transaction()
         try:
-            output.send(producer, self._config.sink)
+            output.send(producer)
             is_held = False
             producer.send_acknowledgements_to_transaction(records, clients.queue)
             self._until_known(producer.commit_transaction)
@@ -237,7 +230,7 @@ class QueueLoop:
     def _open(self) -> None:
         """Make new clients, and fence the transaction of earlier ones."""
         self.progress.state = WorkerState.STARTING
-        self._clients = self._connect(self._config.source, *queue_worker_settings(self._config))
+        self._clients = self._connect(self._config.sources, *queue_worker_settings(self._config))
         self._clients.producer.init_transactions()
 
     def _open_clients(self) -> QueueClients:

@@ -10,13 +10,15 @@ from deadlines import DEADLINE_S
 
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.api.consuming.consumer import as_committed
+from oncelog.api.consuming.record_table import RECORD_SCHEMA
 from oncelog.api.processing.loop import Clients, ProcessLoop
 from oncelog.api.processing.messages import ProcessConfig
 from oncelog.api.records import ConsumerGroupMetadata, ConsumerRecord
-from oncelog.storage.exceptions import IllegalGenerationError
+from oncelog.storage.exceptions import IllegalGenerationError, MessageTooLargeError
 from oncelog.storage.model import TopicPartition
 
 TP = TopicPartition("in", 0)
+DEAD_LETTERS = "dead"
 
 
 class ProcessWorld:
@@ -30,6 +32,10 @@ class ProcessWorld:
         self.values = list(values)
         self.per_poll = per_poll
         self.sink = []
+        self.dead_letters = []
+        self.too_large = ()
+        """Values that no topic takes."""
+        self.headers = ()
         self.committed = {}
         self.metadata = {}
         self.errors = {}
@@ -125,7 +131,7 @@ class FakeConsumer:
             self.offset = world.committed.get(TP, world.reset())
         taken = world.values[self.offset : self.offset + min(world.per_poll, max_records)]
         records = [
-            ConsumerRecord("in", 0, self.offset + place, 1_000, b"k", value)
+            ConsumerRecord("in", 0, self.offset + place, 1_000, b"k", value, world.headers)
             for place, value in enumerate(taken)
         ]
         self.offset += len(taken)
@@ -143,8 +149,13 @@ class FakeConsumer:
                 "topic": pa.array([r.topic for r in records], pa.string()),
                 "partition": pa.array([r.partition for r in records], pa.int32()),
                 "offset": pa.array([r.offset for r in records], pa.int64()),
+                "timestamp": pa.array([r.timestamp_ms for r in records], pa.timestamp("ms", "UTC")),
                 "key": pa.array([r.key for r in records], pa.binary()),
                 "value": pa.array([r.value for r in records], pa.binary()),
+                "headers": pa.array(
+                    [[{"key": k, "value": v} for k, v in r.headers] for r in records],
+                    RECORD_SCHEMA.field("headers").type,
+                ),
             }
         )
 
@@ -153,6 +164,7 @@ class FakeProducer:
     def __init__(self, world):
         self.world = world
         self.pending = None
+        self.dead_letters = []
         self.offsets = {}
 
     def init_transactions(self):
@@ -161,15 +173,24 @@ class FakeProducer:
     def begin_transaction(self):
         self.world.note("begin")
         assert self.pending is None
-        self.pending, self.offsets = [], {}
+        self.pending, self.dead_letters, self.offsets = [], [], {}
 
-    def send(self, topic, *, value, key, timestamp_ms):
+    def send(self, topic, *, value, key, timestamp_ms, headers=()):
         self.world.note("send")
-        self.pending.append((key, value))
+        self.check_size([value])
+        if topic == DEAD_LETTERS:
+            self.dead_letters.append((key, value, headers))
+        else:
+            self.pending.append((key, value))
+
+    def check_size(self, values):
+        if large := [value for value in values if value in self.world.too_large]:
+            raise MessageTooLargeError(f"too large: {large[0]}")
 
     def send_arrow(self, topic, table):
         self.world.note("send")
         assert topic == "out"
+        self.check_size(table["value"].to_pylist())
         self.pending += zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True)
 
     def send_offsets_to_transaction(self, offsets, group):
@@ -182,6 +203,7 @@ class FakeProducer:
         self.world.note("commit")
         if self.pending is not None:
             self.world.sink += self.pending
+            self.world.dead_letters += self.dead_letters
             for partition, offset in self.offsets.items():
                 position = as_committed(offset)
                 self.world.committed[partition] = position.offset

@@ -161,9 +161,15 @@ def test_the_guide_to_queues_runs(flights: Any) -> None:
 
 
 def test_the_guide_to_process_runs(flights: Any) -> None:
-    (job,) = blocks("guides/process.md")
+    from fresh_topics import fresh_topics
+
+    job, by_length = blocks("guides/process.md")
     run(job, cluster=flights)
     assert values(flights, "late", 1) == [b"EWR IAH 517"]
+    with fresh_topics(flights, ("trains", "long", "short"), partitions=2):
+        run(by_length, cluster=flights)
+        assert values(flights, "long", 1) == [b"EWR IAH 517"]
+        flights.job("by-length").stop()
 
 
 def test_the_page_on_ray_data_runs(flights: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,7 @@ from oncelog.actors.protocol.messages.group import (
     TxnOffsetCommitRequest,
 )
 from oncelog.api.consuming.group_membership import GroupMembership
+from oncelog.api.processing.left_out import LeftOut
 from oncelog.api.processing.loop import ProcessLoop
 from oncelog.api.producing import producer
 from oncelog.api.records import ConsumerGroupMetadata
@@ -247,7 +248,26 @@ SLOW_COPIES = QUIET | {
 }
 """Copiers so slow that others have their input by the time they commit."""
 
+DEAD_LETTERS = SLOW | {"on_error": "dead_letter", "bad_inputs": 0.3, "duration_s": 20.0}
+"""Much that the function refuses, in workers that are put out of the group before they commit."""
+
+
+def _dead_letters_outside() -> Any:
+    """A dead letter is sent outside of the transaction that commits the position after it."""
+
+    def send(self: LeftOut, producer: Any, topic: str, config: Any) -> None:
+        producer.send_outside(self, topic)
+
+    return mock.patch.object(LeftOut, "send", send)
+
+
 GROUP_MUTANTS = (
+    Saboteur(
+        name="dead letters in their transaction",
+        checker="DoubleProcessing",
+        sabotage=_dead_letters_outside,
+        changes=DEAD_LETTERS,
+    ),
     Saboteur(
         name="generations in transactions",
         checker="DoubleProcessing",

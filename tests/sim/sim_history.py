@@ -210,6 +210,8 @@ class History:
         self.unreadable: list[tuple[TopicPartition, int, int]] = []
         """Partition, offset and next offset (exclusive) of what the last reads had to pass over."""
         self.overdue: list[SentRecord] = []
+        self.refused_inputs: set[tuple[TopicPartition, int]] = set()
+        """Inputs that a function always fails for, and that its job skips."""
         self._now = 0
 
     def tick(self) -> int:

@@ -67,6 +67,11 @@ class WorkloadPlan:
     processors: int = 0
     slow_functions: float = 0.0
     """How often the function of a processor takes longer than its group waits for a poll."""
+    on_error: str = "fail"
+    bad_inputs: float = 0.0
+    """How often the function of a processor fails: with "retry" a call, else an input for good."""
+    scalings: float = 0.0
+    """How often a processor leaves its job after a while, as those too many do, and comes again."""
     shutdowns: float = 0.0
     """How often writers and readers cancel all that runs in their process, and go on."""
     wrong_times: float = 0.0

@@ -152,6 +152,9 @@ class Scenario:
         )
 
 
+ON_ERROR = ("fail", "fail", "retry", "skip", "dead_letter")
+
+
 def drawn_scenario(seed: int) -> Scenario:
     """What ``seed`` stands for; now and then three replicas, and faults without a pause."""
     is_restless = Random(f"restless {seed}").random() < RESTLESS_SHARE
@@ -189,6 +192,9 @@ def _drawn(seed: int) -> Scenario:
             spanning_ratio=Random(f"spanning {seed}").choice((0.0, 0.0, 0.3)),
             slow_copies=Random(f"slow copies {seed}").choice((0.0,) * 5 + (0.05,)),
             processors=processors,
+            on_error=(on_error := Random(f"on error {seed}").choice(ON_ERROR)),
+            bad_inputs=0.0 if on_error == "fail" else 0.1,
+            scalings=Random(f"scalings {seed}").choice((0.0, 0.0, 0.5)),
             readers=random.choice((1, 2)),
             # One choice, drawn all the same: the seeds kept draw the rest as they did.
             uncommitted_readers=random.choice((1, 1)),

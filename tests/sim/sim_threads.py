@@ -116,14 +116,18 @@ class SimThread(LoopThread):
 
 
 class SimStop:
-    """``threading.Event`` that is never set: whoever waits for it passes virtual time."""
+    """``threading.Event`` of a thread: whoever waits for it passes virtual time."""
 
     def __init__(self, thread: SimThread) -> None:
         self._thread = thread
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
 
     def is_set(self) -> bool:
-        return False
+        return self._is_set
 
     def wait(self, timeout: float) -> bool:
         self._thread.run(asyncio.sleep(timeout))
-        return False
+        return self._is_set

@@ -242,7 +242,8 @@ class SkippedInputs(Checker):
             done = processed[position]
             for offset, value in placed:
                 is_below = committed is not None and offset < committed
-                if is_below and offset not in done:
+                is_refused = (position[1], offset) in facts.history.refused_inputs
+                if is_below and offset not in done and not is_refused:
                     yield self.found(
                         f"group {position[0]} is at {committed} of {position[1]} and made nothing "
                         f"from {value} at {offset}",

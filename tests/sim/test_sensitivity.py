@@ -42,6 +42,7 @@ FOUND_IN = {
     "coordinator epochs": 1,
     "counts in a position": 1,
     "damage is told": 1,
+    "dead letters in their transaction": 2,
     "deaths of drivers noticed": 2,
     "drivers named to the coordinator": 6,
     "duplicates remembered": 1,

@@ -26,6 +26,7 @@ from oncelog.api.processing.job import (
 )
 from oncelog.api.processing.messages import (
     ProcessConfig,
+    ScaleWorkersRequest,
     StopWorkerRequest,
     WorkerState,
     WorkerStatus,
@@ -33,6 +34,8 @@ from oncelog.api.processing.messages import (
 )
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
+    IllegalStateError,
+    InvalidSettingError,
     ProducerFencedError,
     RequestTimedOutError,
     UnknownTopicOrPartitionError,
@@ -55,8 +58,8 @@ class FakeWorkers:
         self.statuses = [
             WorkerStatus(
                 worker_index=index,
-                source="in",
-                sink="out",
+                sources=("in",),
+                sinks=("out",),
                 process_id=10 + index,
                 started_ms=1,
                 state=WorkerState.RUNNING,
@@ -64,16 +67,27 @@ class FakeWorkers:
             for index in range(2)
         ]
         self.on_ask = lambda: None
+        self.on_stop = lambda index: None
         self.stops = 0
+        self._cluster = cluster
         for index in range(2):
-            cluster.actors[worker_actor("g", index)] = self.answerer(index)
+            self.answer_for(index)
+
+    def answer_for(self, index):
+        """Answer for a worker; a new one has just started."""
+        if index == len(self.statuses):
+            self.statuses.append(WorkerStatus(worker_index=index, process_id=90, started_ms=1))
+        self._cluster.actors[worker_actor("g", index)] = self.answerer(index)
 
     def answerer(self, index):
         def answer(request):
             self.on_ask()
             if isinstance(request, StopWorkerRequest):
                 self.stops += 1
+                self.on_stop(index)
                 self.set(index, state=WorkerState.STOPPED)
+            if isinstance(request, ScaleWorkersRequest):
+                self.set(index, workers=request.workers, scaled_ms=request.scaled_ms)
             return self.statuses[index]
 
         return answer
@@ -90,28 +104,40 @@ def workers(fake_cluster):
     return FakeWorkers(fake_cluster)
 
 
+class FakeActors:
+    """The actors that Ray knows, except those that are ``gone``."""
+
+    def __init__(self):
+        self.gone = set()
+        self.ended = []
+        self.added = []
+        self.mute = set()
+        self.waiting = {}
+
+    def handle(self, name):
+        if name in self.gone:
+            raise ValueError(name)
+        return f"handle of {name}"
+
+    def waits_for(self, name):
+        self.handle(name)
+        return self.waiting.get(name, "")
+
+    def end(self, names):
+        self.ended += names
+
+    def add(self, model, worker_indexes, workers):
+        if model in self.mute:
+            raise ValueError(model)
+        self.added.append((model, list(worker_indexes), workers))
+
+
 @pytest.fixture
-def released():
-    return []
+def actors():
+    return FakeActors()
 
 
-GONE: set[str] = set()
-"""The actors that Ray does not know any more."""
-
-
-def handle_of(name):
-    if name in GONE:
-        raise ValueError(name)
-    return f"handle of {name}"
-
-
-@pytest.fixture(autouse=True)
-def _nobody_is_gone():
-    GONE.clear()
-
-
-@pytest.fixture
-def job(fake_cluster, loop_thread, released):
+def job_of(fake_cluster, loop_thread, actors, **known):
     return ProcessJob(
         group_id="g",
         worker_indexes=[0, 1],
@@ -119,10 +145,14 @@ def job(fake_cluster, loop_thread, released):
         transport=fake_cluster,
         loop_thread=loop_thread,
         random=fake_cluster.random,
-        handle=handle_of,
-        source="in",
-        release=lambda: released.append(1),
+        actors=actors,
+        **known,
     )
+
+
+@pytest.fixture
+def job(fake_cluster, loop_thread, actors):
+    return job_of(fake_cluster, loop_thread, actors, sources=("in",))
 
 
 # --- places in the group ----------------------------------------------------------------------
@@ -136,12 +166,12 @@ def leaves(fake_cluster):
 
 
 def test_a_job_that_is_stopped_leaves_its_group_once_its_actors_are_gone(
-    fake_cluster, job, workers, released
+    fake_cluster, job, workers, actors
 ):
     """Else a job of fewer workers waits until the sessions of the others have ended."""
 
     def leave(request):
-        assert released
+        assert actors.ended
         return LeaveGroupReply(results=(ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID))
 
     fake_cluster.hooks[LeaveGroupRequest] = leave
@@ -153,13 +183,13 @@ def test_a_job_that_is_stopped_leaves_its_group_once_its_actors_are_gone(
 
 
 def test_a_job_is_stopped_also_if_its_group_does_not_answer(
-    fake_cluster, job, workers, released, monkeypatch, caplog
+    fake_cluster, job, workers, actors, monkeypatch, caplog
 ):
     monkeypatch.setattr(process_job, "LEAVE_TIMEOUT_MS", 50)
     fake_cluster.fail(LeaveGroupRequest, ErrorCode.NETWORK_EXCEPTION, times=1_000)
 
     assert job.stop().is_ended
-    assert released
+    assert actors.ended
     (warning,) = (record.message for record in caplog.records if record.levelname == "WARNING")
     assert "g-0, g-1" in warning
 
@@ -300,31 +330,25 @@ def test_wait_for_the_end_of_the_workers(job, workers):
     assert job.wait(until_caught_up=False, timeout_ms=20_000).is_ended
 
 
-def test_a_worker_whose_actor_is_gone_has_failed_and_wait_says_so(fake_cluster, job, workers):
+def test_a_worker_whose_actor_is_gone_has_failed_and_wait_says_so(
+    fake_cluster, job, workers, actors
+):
     del fake_cluster.actors[worker_actor("g", 1)]
     assert not job.status().failures
-    GONE.add(worker_actor("g", 1))
+    actors.gone.add(worker_actor("g", 1))
 
     with pytest.raises(ProcessFailedError, match=r"worker 1: there is no actor 'process:g-1'"):
         job.wait(timeout_ms=5_000)
 
 
 def test_a_job_that_was_found_learns_its_topics_from_its_workers(
-    fake_cluster, loop_thread, workers
+    fake_cluster, loop_thread, workers, actors
 ):
-    found = ProcessJob(
-        group_id="g",
-        worker_indexes=[0, 1],
-        router=fake_cluster.router(),
-        transport=fake_cluster,
-        loop_thread=loop_thread,
-        random=fake_cluster.random,
-        handle=handle_of,
-    )
-    assert (found.source, found.sink) == ("", "")
+    found = job_of(fake_cluster, loop_thread, actors)
+    assert (found.sources, found.sinks) == ((), ())
 
     assert found.status().lag == 15
-    assert (found.source, found.sink) == ("in", "out")
+    assert (found.sources, found.sinks) == (("in",), ("out",))
 
 
 def test_jobs_are_known_by_the_names_of_their_workers():
@@ -344,13 +368,13 @@ def test_a_missing_source_is_raised(job):
         job.status()
 
 
-def test_stop_ends_every_worker_and_then_removes_them_once(job, workers, released):
+def test_stop_ends_every_worker_and_then_removes_them_once(job, workers, actors):
     status = job.stop()
 
     assert status.is_ended
     assert workers.stops == 2
     assert job.stop().is_ended
-    assert released == [1]
+    assert actors.ended == ["process:g-0", "process:g-1"]
 
 
 def test_stop_asks_again_a_worker_that_was_just_being_restarted(fake_cluster, job, workers):
@@ -366,17 +390,184 @@ def test_stop_asks_again_a_worker_that_was_just_being_restarted(fake_cluster, jo
     assert job.stop().is_ended
 
 
-def test_stop_does_not_wait_for_ever(fake_cluster, job, workers, released):
+def test_stop_does_not_wait_for_ever(fake_cluster, job, workers, actors):
     fake_cluster.actors[worker_actor("g", 0)] = lambda request: request.failed(
         ErrorCode.REQUEST_TIMED_OUT
     )
 
     assert not job.stop(timeout_ms=1).is_ended
-    assert released == [1]
+    assert actors.ended == ["process:g-0", "process:g-1"]
 
 
 def test_a_job_gives_the_handles_of_its_workers(job):
     assert job.worker(1) == "handle of process:g-1"
+
+
+def test_a_worker_without_a_node_is_no_failure_and_the_status_says_what_it_waits_for(
+    fake_cluster, job, workers, actors
+):
+    del fake_cluster.actors[worker_actor("g", 1)]
+    actors.waiting[worker_actor("g", 1)] = "is not placed or still starting: needs GPU 4"
+
+    status = job.status()
+
+    assert status.workers[1].state is WorkerState.STARTING
+    assert status.workers[1].reason == "is not placed or still starting: needs GPU 4"
+    assert not status.failures
+
+
+# --- progress ---------------------------------------------------------------------------------
+
+
+def test_the_rate_is_that_since_an_earlier_status_and_says_how_long_the_lag_takes(
+    job, workers, loop_thread, monkeypatch
+):
+    now_s = [100.0]
+    monkeypatch.setattr(loop_thread.loop, "time", lambda: now_s[0], raising=False)
+    first = job.status()
+    workers.set(0, records_in=5, processed=((TP0, 5),))
+    now_s[0] += 2.0
+
+    status = job.status()
+
+    assert (first.rate, first.eta_s) == (None, None)
+    assert (status.rate, status.lag, status.eta_s) == (2.5, 10, 4.0)
+
+
+def test_the_rate_is_measured_by_so_many_statuses_at_most(job, workers):
+    for _ in range(process_job.RATE_SAMPLES_MAX + 5):
+        job.status()
+
+    assert len(job._samples) == process_job.RATE_SAMPLES_MAX
+
+
+def catches_up(workers, **changes):
+    """After a few statuses worker 0 has changed so; after a few more all is processed."""
+    asked = []
+
+    def advance():
+        asked.append(1)
+        if len(asked) == 3:
+            workers.set(0, **changes)
+        if len(asked) == 9:
+            workers.set(0, reason="", records_in=15, processed=((TP0, 10), (TP1, 5)))
+
+    return advance
+
+
+def test_a_bar_shows_what_is_done_and_the_line_above_it_what_a_worker_waits_for(
+    job, workers, capsys, caplog
+):
+    workers.on_ask = catches_up(workers, reason="failed 2 times in a row")
+
+    job.wait(timeout_ms=20_000, progress=True)
+
+    shown = capsys.readouterr().err
+    assert shown.count("g: worker 0: failed 2 times in a row") == 1
+    assert "15 done, lag 0" in shown
+    assert "failed 2 times" not in caplog.text
+
+
+def test_without_a_bar_the_line_is_a_warning(job, workers, capsys, caplog):
+    workers.on_ask = catches_up(workers, process_id=99)
+
+    job.wait(timeout_ms=20_000)
+
+    assert "job g: worker processes that were restarted: 1" in caplog.text
+    assert capsys.readouterr().err == ""
+
+
+def test_when_wait_ends_too_early_its_error_says_what_workers_wait_for(job, workers):
+    workers.set(1, reason="failed 7 times in a row")
+
+    with pytest.raises(RequestTimedOutError, match="to go; worker 1: failed 7 times in a row"):
+        job.wait(timeout_ms=1)
+
+
+# --- more or fewer workers --------------------------------------------------------------------
+
+
+def test_new_workers_are_started_like_those_that_run(job, workers, actors):
+    workers.answer_for(2)
+    workers.answer_for(3)
+
+    status = job.scale(4)
+
+    assert actors.added == [("process:g-0", [2, 3], 4)]
+    assert actors.ended == []
+    assert [worker.worker_index for worker in status.workers] == [0, 1, 2, 3]
+
+
+def test_settings_are_taken_from_a_worker_that_answers(job, workers, actors):
+    actors.mute.add("process:g-0")
+    workers.answer_for(2)
+
+    job.scale(3)
+
+    assert actors.added == [("process:g-1", [2], 3)]
+    actors.mute |= {"process:g-1", "process:g-2"}
+    with pytest.raises(IllegalStateError, match="no worker of the job 'g' is left"):
+        job.scale(4)
+
+
+def test_workers_too_many_end_and_leave_the_group_and_their_counts_stay(
+    fake_cluster, job, workers, actors
+):
+    workers.set(0, records_in=4, processed=((TP0, 10), (TP1, 5)))
+    workers.set(1, records_in=5)
+    workers.on_stop = lambda index: workers.set(index, records_in=6)
+
+    def leave(request):
+        assert actors.ended == ["process:g-1"]
+        return LeaveGroupReply(results=(ErrorCode.NONE,))
+
+    fake_cluster.hooks[LeaveGroupRequest] = leave
+
+    status = job.scale(1)
+    assert status.records_in == 4 + 6  # With what it reported at its end.
+
+    assert workers.statuses[1].state is WorkerState.STOPPED
+    assert leaves(fake_cluster) == [["g-1"]]
+    assert workers.statuses[0].state is WorkerState.RUNNING
+    assert [worker.worker_index for worker in status.workers] == [0]
+    assert status.lag == 0
+
+
+def test_another_program_learns_from_the_workers_how_many_there_are(
+    fake_cluster, loop_thread, job, workers, actors
+):
+    other = job_of(fake_cluster, loop_thread, actors)
+    assert len(other.status().workers) == 2
+    job.scale(1)
+    del fake_cluster.actors[worker_actor("g", 1)]
+    actors.gone.add(worker_actor("g", 1))
+
+    status = other.status()
+
+    assert [worker.worker_index for worker in status.workers] == [0]
+    assert not status.failures
+
+
+def test_an_index_that_is_used_again_is_no_restart(job, workers, actors):
+    workers.set(1, records_in=5)
+    job.scale(1)
+    workers.set(1, records_in=1, process_id=99, state=WorkerState.RUNNING)
+
+    status = job.scale(2)
+
+    assert (status.records_in, status.restarts) == (6, 0)
+
+
+@pytest.mark.parametrize("count", [0, 1_001, True, "2"])
+def test_a_number_of_workers_out_of_range_is_refused(job, workers, count):
+    with pytest.raises(InvalidSettingError, match="workers"):
+        job.scale(count)
+
+
+def test_a_job_that_is_stopped_cannot_be_scaled(job, workers):
+    job.stop()
+    with pytest.raises(IllegalStateError, match="'g' is stopped"):
+        job.scale(2)
 
 
 # --- the worker -------------------------------------------------------------------------------

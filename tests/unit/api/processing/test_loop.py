@@ -7,7 +7,6 @@ import pytest
 from process_world import TP, VALUES, FakeProducer, ProcessWorld, consumers_of, sunk
 
 from oncelog.api.processing import loop as process_loop
-from oncelog.api.processing.loop import apply_to_table
 from oncelog.api.processing.messages import WorkerState
 from oncelog.storage.exceptions import (
     FencedInstanceIdError,
@@ -459,15 +458,8 @@ def test_where_the_input_stood_is_no_part_of_the_output(function):
     world.connect = lambda *settings: connect(*settings)._replace(producer=Noting(world))
 
     assert world.run(function).state is WorkerState.STOPPED
-    assert taken == [["key", "value"]]
+    assert taken == [["timestamp", "key", "value", "headers"]]
     assert sunk(world) == VALUES[:1]
-
-
-def test_a_partition_that_the_function_chose_stays():
-    output = apply_to_table(
-        lambda t: pa.table({"value": t["value"], "partition": [3]}), pa.table({"value": [b"v"]})
-    )
-    assert output.table.schema.names == ["value", "partition"]
 
 
 # --- slow functions ---------------------------------------------------------------------------

@@ -32,6 +32,19 @@ def test_an_impossible_setting_is_refused_by_name(name, value):
         ProcessConfig(**settings)
 
 
+@pytest.mark.parametrize("name", ["name", "lifetime", "max_restarts", "placement_group", "num_cpu"])
+def test_an_argument_of_ray_that_is_not_the_users_is_refused_by_name(name):
+    with pytest.raises(InvalidSettingError, match=rf"ray_remote_args\['{name}'\].*num_gpus"):
+        ProcessConfig(
+            source="in",
+            sink="out",
+            group_id="g",
+            worker_index=0,
+            function=len,
+            ray_remote_args={"num_cpus": 1, name: 1},
+        )
+
+
 def test_a_worker_that_is_stopped_fenced_or_failed_has_ended():
     ended = {state for state in WorkerState if state.is_ended}
 
