@@ -142,6 +142,7 @@ class LogWatch(ReplicaWatch):
 
     def loads(self, machine: PartitionBounds) -> None:
         """A machine begins anew, with the transactions that its snapshot shows as open."""
+        self.opens(machine)
         view = self._views[id(machine)] = MachineView(machine)
         for first_offset, producer_id in machine.producers.transactions.ongoing.items():
             view.ongoing[producer_id] = first_offset
@@ -207,7 +208,6 @@ class LogWatch(ReplicaWatch):
         """
         partition = machine.topic_partition.partition
         self._led.add((machine._topic_id, partition, machine.leader_epoch))
-        self.lives_on(machine)
         if is_remade(machine.topic_partition):
             return
         view = self._views.setdefault(id(machine), MachineView(machine))

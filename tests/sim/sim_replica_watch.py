@@ -87,7 +87,8 @@ class ReplicaWatch:
         self._replicas: dict[int, ReplicaLog] = {}
         """By the id of its machine."""
         self._lives: dict[tuple[TopicPartition, int], ReplicaLog] = {}
-        """(partition, broker) → the life that began, or led, last; it may have ended."""
+        """(partition, broker) → the life that has the directory; if none has, it had it last, or
+        has begun since."""
         self._isrs: dict[tuple[str, int], tuple[int, tuple[int, ...]]] = {}
         """(topic id, partition) → version and ISR, as the controller has recorded them."""
 
@@ -96,18 +97,26 @@ class ReplicaWatch:
         return self._batches.setdefault(id(machine), (machine, Batches()))[1]
 
     def begins(self, replica: ReplicaLog) -> None:
-        """A replica begins a life."""
+        """A replica begins a life; it waits for its directory while an earlier life has it."""
+        place = (replica.topic_partition, replica.config.broker_id)
         self._replicas[id(replica.machine)] = replica
-        self._lives[replica.topic_partition, replica.config.broker_id] = replica
+        earlier = self._lives.get(place)
+        if earlier is None or not _has_directory(earlier):
+            self._lives[place] = replica
 
-    def lives_on(self, machine: PartitionBounds) -> None:
-        """A replica leads: it has the directory, perhaps after a life that began later has ended.
+    def opens(self, machine: PartitionBounds) -> None:
+        """A replica loads its log, so it has the directory: no other life has it any more.
 
-        A process that Ray has replaced waits for the lock as its successor does.
+        That need not be the life that began last. Of a process that Ray has replaced and its
+        successor, either may begin again, and either may get the lock.
         """
         replica = self._replicas.get(id(machine))
         if replica is not None:
             self._lives[replica.topic_partition, replica.config.broker_id] = replica
+
+    def life_of(self, tp: TopicPartition, broker_id: int) -> ReplicaLog | None:
+        """The life of a broker's replica that is looked at: see ``_lives``."""
+        return self._lives.get((tp, broker_id))
 
     def records(
         self, topic_id: str, tp: TopicPartition, version: int, isr: tuple[int, ...]
@@ -122,7 +131,7 @@ class ReplicaWatch:
             return
         self._isrs[key] = (version, isr)
         for broker_id in set(isr).difference(earlier):
-            replica = self._lives.get((tp, broker_id))
+            replica = self.life_of(tp, broker_id)
             if replica is not None and _lacks(replica, self.committed_to(tp)):
                 self._found("MissingCopies", f"in sync in {version} is {replica.machine}", tp)
 
@@ -180,7 +189,7 @@ class ReplicaWatch:
             return
         tp = machine.topic_partition
         for broker_id in self.isr_of(leader):
-            replica = self._lives.get((tp, broker_id))
+            replica = self.life_of(tp, broker_id)
             if replica is not None and _lacks(replica, committed_to):
                 self._found(
                     "MissingCopies",
@@ -256,6 +265,12 @@ def _synced_end(replica: ReplicaLog) -> int:
     end, directory = replica.machine.log_end_offset, _directory_of(replica)
     durable = None if directory is None else durable_end(directory)
     return end if durable is None else min(end, durable)
+
+
+def _has_directory(replica: ReplicaLog) -> bool:
+    """Whether its process lives and holds the lock."""
+    disk: Any = replica.directory._filesystem
+    return replica.directory._lock is not None and not disk.is_dead
 
 
 def _directory_of(replica: ReplicaLog) -> Directory | None:

@@ -27,6 +27,7 @@ from sim_stage import Stage, WorkloadPlan
 from sim_world import SimulationError, World
 
 from oncelog.actors.interfaces import address_of, holder_of
+from oncelog.actors.launch.assembly import LeadershipLostError
 from oncelog.actors.protocol.messages.group import DescribeGroupsRequest
 from oncelog.actors.protocol.messages.transaction import DescribeTransactionsRequest
 from oncelog.api.records import ConsumerGroupMetadata
@@ -279,6 +280,40 @@ def test_a_coordinator_whose_follower_is_just_starting_shuts_no_write_out() -> N
         assert stage.history.shut_out == []
         assert world.now_s > began_s + 1.5
         assert len([write for write in stage.history.writes if write.outcome is Outcome.OK]) == 2
+        assert watched.violations == []
+
+
+@pytest.mark.parametrize("begins_again", [False, True], ids=["follows on", "begins again"])
+def test_a_successor_that_waited_for_a_zombie_is_watched_and_so_was_the_zombie(
+    begins_again: bool,
+) -> None:
+    """1. A follower's process is replaced; its successor waits for the directory, which the zombie
+    has. 2. The replica begins again in the zombie: of all its lives this one is the last to begin.
+    3. The zombie dies, and the successor has the directory. 4. More is committed.
+    """
+    with watching() as watched, World(seed=3, topics={"a": 3}, settings=replicated(3)) as world:
+        assert all(write(world, ["a"], 1))
+        name, place = holder(world, 1, 1), (TopicPartition("a", 1), 1)
+        zombie, first = world.actor(name), replica(world, 1, 1)
+        assert zombie is not None
+        (server,) = [one for one in zombie.servers.values() if one.replica is first]
+        world.replace(name, life_s=None)
+        world.run_for(SESSION_S)
+        successor = replica(world, 1, 1)
+        assert successor is not first
+        assert watched.life_of(*place) is first
+        if begins_again:
+            zombie.soon(server.environment.die, LeadershipLostError("made up"))
+            world.run_for(1.0)
+            again = watched.life_of(*place)
+            assert again in [one.replica for one in zombie.servers.values()]
+            assert again is not first
+        world.kill_zombies()
+        world.quiesce()
+        assert watched.life_of(*place) is replica(world, 1, 1) is successor
+        assert all(write(world, ["b", "c"], 1))
+        assert isr(world, 1) == {1, 2, 3}
+        assert are_equal(world, 1)
         assert watched.violations == []
 
 
