@@ -32,7 +32,7 @@ class OneLeader:
     def __init__(self, harness: Any) -> None:
         self._harness = harness
 
-    async def call_leader(self, tp: TopicPartition, request: Any, *, timeout_ms: int) -> Any:
+    async def call_leader(self, _tp: TopicPartition, request: Any, **_: Any) -> Any:
         return await self._harness.leader.fetch(request)
 
     async def metadata(self, _topics: Any) -> dict[str, Any]:
