@@ -84,7 +84,7 @@ def test_the_guide_to_producers_runs(flights: Any, capsys: pytest.CaptureFixture
 
 
 def test_the_guide_to_consumers_runs(flights: Any) -> None:
-    read, slowly, stop = blocks("guides/consumer.md")
+    read, slowly, stop, in_commit_order = blocks("guides/consumer.md")
     printed: list[tuple[Any, ...]] = []
 
     def show(*given: Any) -> None:
@@ -112,6 +112,16 @@ def test_the_guide_to_consumers_runs(flights: Any) -> None:
         signal.signal(signal.SIGTERM, former)
     with pytest.raises(oncelog.ClientClosedError):
         consumer.poll()
+    found: list[Any] = []
+    with run(in_commit_order, cluster=flights)["consumer"] as consumer:
+        consumer.assign([oncelog.TopicPartition("flights", number) for number in range(2)])
+        consumer.seek_to_beginning()
+        for _ in range(POLLS_MAX):
+            found += consumer.poll(timeout_ms=1_000)
+            if found:
+                break
+        consumer.commit()
+    assert [record.value for record in found] == [b"EWR IAH 517"]
 
 
 def test_the_guide_to_transactions_runs(flights: Any) -> None:
