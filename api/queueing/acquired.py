@@ -57,33 +57,63 @@ async def read_runs(
     read = ReadRuns()
     left = list(runs)
     position = 0
-    while left:
-        if read.size_bytes >= bytes_max:
-            break
+    while left and read.size_bytes < bytes_max:
         position = max(position, left[0].first_offset)
-        reply = await _fetch(router, topic_partition, left[0].topic_id, position, settings)
-        if reply.error is ErrorCode.OFFSET_OUT_OF_RANGE:
-            start = await _log_start(router, topic_partition, random, settings)
-            if start <= position:
+        try:
+            reply, visible = await _visible_at(
+                router, topic_partition, left[0].topic_id, position, settings
+            )
+            if reply.error is ErrorCode.OFFSET_OUT_OF_RANGE:
+                start = await _log_start(router, topic_partition, random, settings)
+                if start <= position:
+                    break
+                # Retention has removed them.
+                position = _pass(read, left, start, [])
+                continue
+            if reply.error is not ErrorCode.NONE:
+                if is_retriable(reply.error):
+                    break
+                raise exception_for(reply.error, reply.detail)
+            if visible.next_offset <= position:
+                # This leader does not have them yet, or some of its followers do not.
                 break
-            # Retention has removed them.
-            position = _pass(read, left, start, [])
-            continue
-        if reply.error is not ErrorCode.NONE:
-            if is_retriable(reply.error):
-                break
-            raise exception_for(reply.error, reply.detail)
-        visible = _visible(reply, topic_partition, position)
-        if visible.next_offset <= position:
-            # This leader does not have them yet, or some of its followers do not.
-            break
+            records, end = _taken(left, reply.records, visible, topic_partition)
+        except CorruptRecordError:
+            if read.records or read.gaps:
+                break  # The next read begins there.
+            raise
         read.size_bytes += len(reply.records)
-        records = _taken(left, reply.records, visible, topic_partition)
-        position = _pass(read, left, visible.next_offset, records)
+        position = _pass(read, left, end, records)
     read.unread = left
     # Runs of different delivery counts were read one after another.
     read.records.sort(key=_offset_of)
     return read
+
+
+async def _visible_at(
+    router: Router,
+    topic_partition: TopicPartition,
+    topic_id: str,
+    offset: int,
+    settings: QueueSettings,
+) -> tuple[FetchReply, VisibleBatches]:
+    """A reply of the leader, and what is visible in it; ``CorruptRecordError`` for damage.
+
+    If the reply is damaged the leader looks whether its log is, and where the damage ends.
+    """
+    for is_checked in (False, True):
+        reply = await _fetch(router, topic_partition, topic_id, offset, settings, is_checked)
+        if reply.error is ErrorCode.CORRUPT_MESSAGE:
+            raise _corrupt(topic_partition, offset, reply.resume_offset, reply.detail)
+        try:
+            visible = visible_batches(
+                reply.records, fetch_offset=offset, aborted_transactions=reply.aborted_transactions
+            )
+        except CorruptDataError as error:
+            damage = error
+        else:
+            return reply, visible
+    raise _corrupt(topic_partition, offset, offset + 1, str(damage)) from damage
 
 
 async def _fetch(
@@ -92,6 +122,7 @@ async def _fetch(
     topic_id: str,
     offset: int,
     settings: QueueSettings,
+    is_checked: bool,
 ) -> FetchReply:
     request = FetchRequest(
         topic_partition=topic_partition,
@@ -100,6 +131,7 @@ async def _fetch(
         max_wait_ms=0,
         max_bytes=settings.max_partition_fetch_bytes,
         topic_id=topic_id,
+        is_checked=is_checked,
     )
     return await router.call_leader(
         topic_partition, request, timeout_ms=settings.request_timeout_ms
@@ -119,21 +151,14 @@ async def _log_start(
     return found[topic_partition].offset
 
 
-def _visible(reply: FetchReply, topic_partition: TopicPartition, offset: int) -> VisibleBatches:
-    try:
-        return visible_batches(
-            reply.records, fetch_offset=offset, aborted_transactions=reply.aborted_transactions
-        )
-    except CorruptDataError as error:
-        raise _corrupt(topic_partition, offset, str(error)) from error
-
-
-def _corrupt(topic_partition: TopicPartition, offset: int, detail: str) -> CorruptRecordError:
+def _corrupt(
+    topic_partition: TopicPartition, offset: int, next_offset: int, detail: str
+) -> CorruptRecordError:
     return CorruptRecordError(
         f"{topic_partition} at offset {offset}: {detail}",
         topic_partition=topic_partition,
         offset=offset,
-        next_offset=offset + 1,
+        next_offset=max(next_offset, offset + 1),
     )
 
 
@@ -142,8 +167,12 @@ def _taken(
     records: Buffer,
     visible: VisibleBatches,
     topic_partition: TopicPartition,
-) -> list[QueueRecord]:
-    """The records of ``runs`` in a reply; each batch is decoded once per delivery count."""
+) -> tuple[list[QueueRecord], int]:
+    """The records of ``runs`` in a reply, and their end (exclusive).
+
+    Each batch is decoded once per delivery count. They end before one that cannot be decoded;
+    ``CorruptRecordError`` if that is the first.
+    """
     taken: list[QueueRecord] = []
     end, place = visible.next_offset, 0
     for batch in visible.batches:
@@ -168,9 +197,11 @@ def _taken(
                     checks_crc=False,
                 )
             except CorruptDataError as error:
-                raise _corrupt(topic_partition, first, str(error)) from error
+                if taken:
+                    return [one for one in taken if one.offset < first], first
+                raise _corrupt(topic_partition, first, last + 1, str(error)) from error
             taken += _selected(rows.take(batch.header.record_count), its_runs)
-    return taken
+    return taken, end
 
 
 def _selected(rows: list[QueueRecord], runs: list[AcquiredRun]) -> list[QueueRecord]:

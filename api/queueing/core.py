@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final, NamedTuple
 
+from msgspec import structs
+
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.partition import FetchRequest
@@ -49,6 +51,7 @@ from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     ClientClosedError,
+    CorruptRecordError,
     InvalidRecordStateError,
     OncelogError,
     RequestTimedOutError,
@@ -127,6 +130,8 @@ class QueueCore:
         self._sending: list[Acknowledged] = []
         self._is_woken = False
         self._unread: list[AcquiredRun] = []
+        """Acquired, and read by the next calls of ``take``."""
+        self._unread_until_ms = 0.0
         self._sender: asyncio.Task[None] | None = None
         self._heart: asyncio.Task[None] | None = None
         self._sent = asyncio.Event()
@@ -174,7 +179,14 @@ class QueueCore:
                 if not self._unread:
                     left_ms = max(deadline_ms - loop_ms(), 0)
                     self._unread = await self._acquire(max_records, left_ms)
-                self._undelivered = await self._without_dead(await self._read())
+                    self._unread_until_ms = loop_ms() + self.settings.record_lock_duration_ms
+                records = await self._read()
+                try:
+                    self._undelivered = await self._without_dead(records)
+                except BaseException:
+                    # Their caller gets none of them.
+                    self._release(records)
+                    raise
                 if self._unread and not self._undelivered:
                     await asyncio.sleep(backoff.delay_ms(ErrorCode.NONE) / 1_000)
                 if loop_ms() >= deadline_ms:
@@ -293,23 +305,50 @@ class QueueCore:
         by_partition: dict[TopicPartition, list[AcquiredRun]] = {}
         for run in runs:
             by_partition.setdefault(run.topic_partition, []).append(run)
-        reads = await asyncio.gather(
-            *(
-                read_runs(
-                    self._router,
-                    tp,
-                    its_runs,
-                    self.settings,
-                    random=self._random,
-                    bytes_max=self.settings.fetch_max_bytes,
+        try:
+            reads = await asyncio.gather(
+                *(
+                    read_runs(
+                        self._router,
+                        tp,
+                        its_runs,
+                        self.settings,
+                        random=self._random,
+                        bytes_max=self.settings.fetch_max_bytes,
+                    )
+                    for tp, its_runs in by_partition.items()
                 )
-                for tp, its_runs in by_partition.items()
             )
-        )
+        except CorruptRecordError as damage:
+            if epoch == self._epoch:
+                self._reject_damaged(damage)
+            raise
         if epoch != self._epoch:
             return []
         self._unread = [run for read in reads for run in read.unread]
         return self._hold(by_partition, reads)
+
+    def _reject_damaged(self, damage: CorruptRecordError) -> None:
+        """Drop what nobody can read: it would be delivered for ever. ``take`` raises it, once."""
+        damaged: list[Acknowledged] = []
+        unread: list[AcquiredRun] = []
+        for run in self._unread:
+            first = max(run.first_offset, damage.offset)
+            last = min(run.last_offset, damage.next_offset - 1)
+            if run.topic_partition != damage.topic_partition or first > last:
+                unread.append(run)
+                continue
+            damaged.append(
+                Acknowledged(run.topic_partition, run.topic_id, first, last, AcknowledgeType.REJECT)
+            )
+            if run.first_offset < first:
+                unread.append(structs.replace(run, last_offset=first - 1))
+            if last < run.last_offset:
+                unread.append(structs.replace(run, first_offset=last + 1))
+        self._unread = unread
+        with self._lock:
+            self._waiting += damaged
+        self._wake()
 
     def _hold(
         self, runs: Mapping[TopicPartition, Sequence[AcquiredRun]], reads: Sequence[ReadRuns]
@@ -530,6 +569,9 @@ class QueueCore:
         with self._lock:
             count = sum(len(held.deadlines_ms) for held in self._held.values())
             self._held.clear()
+            # Under the next epoch they would be about records that are delivered again.
+            waiting, self._waiting = self._waiting, []
+            self._refuse(waiting)
         _log.warning(
             "the session of this worker of %r has ended: its %d records are delivered again",
             self.settings.group_id,
@@ -559,9 +601,37 @@ class QueueCore:
             if reply.error in _LOST:
                 self._lose(epoch)
 
+    def _release(self, records: Sequence[QueueRecord]) -> None:
+        """Give back those that are still held."""
+        with self._lock:
+            for record in records:
+                held = self._held.get((record.topic, record.partition))
+                if held is not None and held.deadlines_ms.pop(record.offset, None) is not None:
+                    self._waiting += _runs(
+                        held.topic_partition,
+                        held.topic_id,
+                        (record.offset,),
+                        AcknowledgeType.RELEASE,
+                    )
+        self._wake()
+
     def _release_overdue(self) -> None:
         now_ms, count = loop_ms(), 0
         with self._lock:
+            if now_ms >= self._unread_until_ms and not self._taking.locked():
+                # Nobody takes any more, and others may.
+                unread, self._unread = self._unread, []
+                self._waiting += [
+                    Acknowledged(
+                        run.topic_partition,
+                        run.topic_id,
+                        run.first_offset,
+                        run.last_offset,
+                        AcknowledgeType.RELEASE,
+                    )
+                    for run in unread
+                ]
+                count += sum(run.last_offset - run.first_offset + 1 for run in unread)
             for held in self._held.values():
                 deadlines_ms = held.deadlines_ms
                 overdue = [offset for offset, due_ms in deadlines_ms.items() if due_ms <= now_ms]
@@ -573,8 +643,7 @@ class QueueCore:
                 count += len(overdue)
         if count:
             _log.warning(
-                "%d records were worked on for longer than record_lock_duration_ms=%d, and are "
-                "released",
+                "%d records were held for longer than record_lock_duration_ms=%d, and are released",
                 count,
                 self.settings.record_lock_duration_ms,
             )

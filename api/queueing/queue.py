@@ -88,7 +88,8 @@ class AsyncQueue(ProcessBound):
 
         ``UnknownTopicOrPartitionError`` if a topic is missing. ``InconsistentGroupProtocolError``
         if the group is a consumer group. ``InvalidRecordStateError`` if an earlier ``accept`` or
-        ``reject`` was refused; see ``flush``. ``CorruptRecordError`` for a damaged record.
+        ``reject`` was refused; see ``flush``. ``CorruptRecordError`` for damaged records, once:
+        they are rejected, as nobody can read them.
         """
         records = await self._core.take(_checked_count(max_records, self.settings), timeout_ms)
         self._core.delivered()

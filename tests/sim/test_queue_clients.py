@@ -7,10 +7,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from msgspec import structs
 from sim_world import World, WorldSettings
 
 from oncelog.actors.config import ClusterConfig
+from oncelog.actors.protocol.messages.partition import FetchReply, FetchRequest
 from oncelog.actors.protocol.messages.share import (
+    AcknowledgeType,
     ShareAcknowledgeRequest,
     ShareAcquireRequest,
     ShareGroupHeartbeatRequest,
@@ -18,6 +21,7 @@ from oncelog.actors.protocol.messages.share import (
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     ClientClosedError,
+    CorruptRecordError,
     InconsistentGroupProtocolError,
     InvalidRecordStateError,
     InvalidRequestError,
@@ -26,6 +30,7 @@ from oncelog.storage.exceptions import (
     UnknownTopicOrPartitionError,
 )
 from oncelog.storage.model import TopicPartition
+from oncelog.storage.records.batch import iterate_batches
 
 SETTINGS = WorldSettings(
     cluster=ClusterConfig(replicas_per_actor=1, group_share_session_timeout_ms=2_000)
@@ -345,6 +350,113 @@ def test_a_reply_that_is_lost_changes_nothing(lost):
             queue.accept(records)
             await queue.flush()
             assert (kinds, (await queue.backlog()).total) == ([], 0)
+
+    played(scenario)
+
+
+@pytest.mark.parametrize("is_log_damaged", [False, True])
+def test_a_damaged_batch_is_told_once_and_what_is_around_it_is_delivered(is_log_damaged):
+    async def scenario(world: World, client: Any) -> None:
+        await write(client, *"abcd")
+        async with made(client) as queue:
+            router = queue._core._router
+            call = router.call_leader
+
+            async def damaged(tp: Any, request: Any, **options: Any) -> Any:
+                reply = await call(tp, request, **options)
+                if not isinstance(request, FetchRequest) or request.fetch_offset > 1:
+                    return reply
+                if is_log_damaged and request.is_checked and request.fetch_offset == 1:
+                    return FetchReply(error=ErrorCode.CORRUPT_MESSAGE, resume_offset=3)
+                return structs.replace(reply, records=_with_damage(reply.records, at=1))
+
+            router.call_leader = damaged
+            assert values(await queue.take()) == ["a"]
+            with pytest.raises(CorruptRecordError, match="tasks-0 at offset 1") as told:
+                await queue.take()
+            assert told.value.next_offset == (3 if is_log_damaged else 2)
+            rest = await queue.take()
+            assert values(rest) == (["d"] if is_log_damaged else ["c", "d"])
+            await queue.flush()
+            backlog = await queue.backlog()
+            assert (backlog.available, backlog.acquired) == (0, 1 + len(rest))
+
+    played(scenario)
+
+
+def _with_damage(records: Any, *, at: int) -> bytes:
+    changed = bytearray(records)
+    for position, header in iterate_batches(records):
+        if header.base_offset == at:
+            changed[position + header.size_bytes - 1] ^= 1
+    return bytes(changed)
+
+
+def test_what_waited_to_be_sent_ends_with_the_session():
+    """An old acknowledgement is not one of the same record delivered again, to the same worker."""
+
+    async def scenario(world: World, client: Any) -> None:
+        await write(client, "a")
+        async with made(client) as queue:
+            (a,) = await queue.take()
+            core = queue._core
+            with core._lock:
+                core._waiting += core._give_up([a], AcknowledgeType.ACCEPT)
+            await other_session(queue)
+            with pytest.raises(InvalidRecordStateError, match="tasks-0 at offset 0 had ended"):
+                await queue.take()
+            (again,) = await queue.take()
+            assert again.delivery_count == 2
+            queue.accept(again)
+            await queue.flush()
+
+    played(scenario)
+
+
+async def other_session(queue: Any) -> None:
+    """The worker's session has ended at the coordinator, and the worker is told."""
+    core = queue._core
+    request = ShareGroupHeartbeatRequest(
+        group_id="g",
+        member_id=core._member_id,
+        member_epoch=core._epoch,
+        topics=core.topics,
+        is_leaving=True,
+    )
+    reply = await core._router.call_group_coordinator("g", request, timeout_ms=1_000)
+    assert reply.error is ErrorCode.NONE
+    core._lose(core._epoch)
+
+
+def test_a_take_that_cannot_bury_gives_back_what_it_has_taken():
+    async def scenario(world: World, client: Any) -> None:
+        await write(client, *"ab")
+        async with made(client) as other:
+            a, b = await other.take()
+            other.release(a)
+            await other.flush()
+            (a,) = await other.take()
+            other.release([a, b])
+            await other.flush()
+        settings = {"max_delivery_count": 2, "dead_letter_topic": "nowhere"}
+        async with made(client, **settings) as queue:
+            with pytest.raises(OncelogError):
+                await queue.take()
+            await queue.flush()
+            assert (await queue.backlog()).acquired == 0
+
+    played(scenario)
+
+
+def test_what_nobody_takes_any_more_goes_to_others():
+    async def scenario(world: World, client: Any) -> None:
+        await write(client, *"ab")
+        settings = {"record_lock_duration_ms": 3_000, "fetch_max_bytes": 1}
+        async with made(client, max_partition_fetch_bytes=1, **settings) as idle:
+            assert values(await idle.take()) == ["a"]
+            async with made(client) as queue:
+                assert await queue.take(timeout_ms=1_000) == []
+                assert sorted(values(await queue.take(timeout_ms=10_000))) == ["a", "b"]
 
     played(scenario)
 
