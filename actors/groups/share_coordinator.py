@@ -188,11 +188,11 @@ class ShareCoordinator:
     def close(self, failure: BaseException | None = None) -> None:
         """Answer all calls ``NOT_COORDINATOR``, or raise ``failure`` from them."""
         self._is_closed = True
-        lines = [*self._lines.values(), *self._in_turn.values()]
-        for waiting in (one for line in lines for one in line):
-            if failure is not None and not waiting.answer.done():
-                waiting.answer.set_exception(failure)
-            waiting.reply(Reply(), ErrorCode.NOT_COORDINATOR)
+        for line in (*self._lines.values(), *self._in_turn.values()):
+            if failure is not None:
+                self._fail(line, failure)
+            for waiting in line:
+                waiting.reply(Reply(), ErrorCode.NOT_COORDINATOR)
         self._lines.clear()
         self._in_turn.clear()
         self._sessions.clear()
@@ -399,21 +399,21 @@ class ShareCoordinator:
             while line and not self._is_closed:
                 if not await self._until_markers_are_applied(group_id):
                     continue
-                batch = list(line)
+                batch = self._in_turn[group_id] = list(line)
                 line.clear()
-                self._in_turn[group_id] = batch
-                try:
-                    await self._take_turn(group_id, batch)
-                except Exception as failure:
-                    for waiting in batch:
-                        if not waiting.answer.done():
-                            waiting.answer.set_exception(failure)
-                    raise
-                finally:
-                    self._in_turn.pop(group_id, None)
+                await self._take_turn(group_id, batch)
+                self._in_turn.pop(group_id, None)
+        except Exception as failure:
+            self._fail((*self._in_turn.pop(group_id, ()), *line), failure)
+            raise
         finally:
             if self._lines.get(group_id) is line:
                 del self._lines[group_id]
+
+    def _fail(self, line: Iterable[_Waiting], failure: BaseException) -> None:
+        for waiting in line:
+            if not waiting.answer.done():
+                waiting.answer.set_exception(failure)
 
     async def _until_markers_are_applied(self, group_id: str) -> bool:
         """Whether no marker that may change the group is on its way; if one was, it no longer is.

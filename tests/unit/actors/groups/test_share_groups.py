@@ -516,3 +516,37 @@ def test_all_calls_of_a_coordinator_that_resigns_are_answered(play: Play) -> Non
         shard.background.gate.set()
 
     with_records(play, scenario)
+
+
+# --- the end --------------------------------------------------------------------------------------
+
+
+def test_a_bug_in_one_turn_leaves_no_call_that_waits_for_the_next_without_an_answer(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(shard: Shard) -> None:
+        a = await worker(shard)
+        shares = shard.coordinator._shares
+
+        is_written, may_go_on = asyncio.Event(), asyncio.Event()
+
+        async def broken(_: object) -> ErrorCode:
+            is_written.set()
+            await may_go_on.wait()
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr(shares, "_committed", broken)
+        first = asyncio.ensure_future(a.beat(member_epoch=0))
+        await is_written.wait()
+        second = asyncio.ensure_future(a.beat(member_epoch=0))
+        await give_turns()
+        may_go_on.set()
+        _, waiting = await asyncio.wait((first, second), timeout=5)
+        assert not waiting
+        for calling in (first, second):
+            with pytest.raises(RuntimeError, match="a bug"):
+                calling.result()
+        assert [str(failure) for failure in shard.failures] == ["a bug"]
+        shard.failures.clear()
+
+    with_records(play, scenario)
