@@ -75,6 +75,12 @@ FETCHES_MAX: Final = 10_000
 FETCHES_IN_ALL_MAX: Final = 100_000
 """Those of all consumers."""
 
+ENDED_MAX_BYTES: Final = 16 * 1_048_576
+"""Records of one consumer's fetches that have ended: beyond them its others wait to begin."""
+
+ENDED_IN_ALL_MAX_BYTES: Final = 256 * 1_048_576
+"""Those of all consumers."""
+
 SESSION_MS: Final = 10_000
 """How long a host keeps the fetches of a consumer that does not call."""
 
@@ -267,11 +273,12 @@ class Host:
 
 
 class FetchSessions:
-    """Fetches that consumers have under way at one host, by session. Bounded in three ways.
+    """Fetches that consumers have under way at one host, by session. Bounded in four ways.
 
     A session that no call names for ``SESSION_MS`` is dropped. So is the one that was called
-    longest ago if there are more than ``SESSIONS_MAX``, or ``FETCHES_IN_ALL_MAX`` fetches. Its
-    fetches end with it, and its consumer begins them anew.
+    longest ago if there are more than ``SESSIONS_MAX``, or ``FETCHES_IN_ALL_MAX`` fetches, or their
+    records have ``ENDED_IN_ALL_MAX_BYTES``. Its fetches end with it, and its consumer begins them
+    anew.
     """
 
     def __init__(
@@ -300,6 +307,8 @@ class FetchSessions:
         others = self._sessions.values()
         if not others or len(others) >= SESSIONS_MAX or not new_count:
             return len(others) >= SESSIONS_MAX
+        if sum(each.ended_bytes for each in others) >= ENDED_IN_ALL_MAX_BYTES:
+            return True
         return session.count + sum(each.count for each in others) + new_count > FETCHES_IN_ALL_MAX
 
     def _drop(self, session_id: str, session: _FetchSession) -> None:
@@ -318,6 +327,10 @@ class _FetchSession:
         self._tasks = tasks
         self._under_way: dict[int, asyncio.Task[None]] = {}
         self._ended: dict[int, FetchReply] = {}
+        self.ended_bytes = 0
+        """Records of the fetches that have ended and are not told yet."""
+        self._has_room = asyncio.Event()
+        self._has_room.set()
         self._waiter: asyncio.Future[None] | None = None
         self._expiry: asyncio.TimerHandle | None = None
 
@@ -339,6 +352,7 @@ class _FetchSession:
         for task in self._under_way.values():
             task.cancel()
         self._ended.clear()
+        self._count_ended(-self.ended_bytes)
         self._wake()
 
     async def next(self, request: FetchTogetherRequest) -> FetchTogetherReply:
@@ -358,11 +372,21 @@ class _FetchSession:
 
     async def _fetch(self, one: SharedFetch) -> None:
         try:
+            while self.ended_bytes >= ENDED_MAX_BYTES:
+                await self._has_room.wait()
             reply = await self._answer(one.key, one.fetch)
         finally:
             del self._under_way[one.number]
         self._ended[one.number] = reply
+        self._count_ended(len(reply.records))
         self._wake()
+
+    def _count_ended(self, size_bytes: int) -> None:
+        self.ended_bytes += size_bytes
+        if self.ended_bytes < ENDED_MAX_BYTES:
+            self._has_room.set()
+        else:
+            self._has_room.clear()
 
     def _wake(self) -> None:
         """Let the call that waits return: with what has ended, or for a newer one."""
@@ -378,6 +402,7 @@ class _FetchSession:
             number = next(iter(self._ended))
             reply = self._ended.pop(number)
             left -= len(reply.records)
+            self._count_ended(-len(reply.records))
             records.append(reply.records)
             if reply.records:
                 reply = structs.replace(reply, records=b"")

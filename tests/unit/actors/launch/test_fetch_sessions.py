@@ -191,3 +191,39 @@ def test_a_session_has_so_many_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (await replicas.call(3)).error is ErrorCode.NONE
 
     run(steps)
+
+
+def test_while_much_is_not_told_yet_no_other_fetch_of_the_consumer_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host, "ENDED_MAX_BYTES", 8)
+
+    async def steps(replicas: Replicas) -> None:
+        await replicas.call(1, 2, max_wait_ms=1)
+        replicas.end(1, b"12345678")
+        replicas.end(2, b"12345678")
+        await asyncio.sleep(0.1)
+        assert told(await replicas.call(3, max_bytes=1)) == [1]
+        await asyncio.sleep(0.1)
+        assert replicas.begun == [1, 2]
+        assert told(await replicas.call()) == [2]
+        await asyncio.sleep(0.1)
+        assert replicas.begun == [1, 2, 3]
+
+    run(steps)
+
+
+def test_too_many_bytes_in_all_end_the_fetches_of_who_called_longest_ago(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host, "ENDED_IN_ALL_MAX_BYTES", 8)
+
+    async def steps(replicas: Replicas) -> None:
+        await replicas.call(1, session="a", max_wait_ms=1)
+        await replicas.call(2, session="b", max_wait_ms=1)
+        replicas.end(1, b"12345678")
+        await asyncio.sleep(0.1)
+        assert not (await replicas.call(3, session="b", max_wait_ms=1)).is_new
+        assert (await replicas.call(session="a", max_wait_ms=1)).is_new
+
+    run(steps)
