@@ -24,13 +24,12 @@ from oncelog.api.records import CommitPosition, ConsumerRecord
 from oncelog.storage.disk.file_system import FileHandle, scratch_file
 from oncelog.storage.exceptions import (
     CorruptDataError,
-    CorruptRecordError,
     OncelogError,
     SpillFailedError,
 )
 from oncelog.storage.model import AbortedTransaction, TopicPartition
 from oncelog.storage.records.batch import BatchHeader, Buffer, crc_matches, iterate_batches
-from oncelog.storage.records.codec import decode_columns, decode_rows
+from oncelog.storage.records.codec import decode_columns
 from oncelog.storage.records.control import decode_control
 from oncelog.storage.records.rows import Rows
 
@@ -111,13 +110,17 @@ class _Batch:
 
 @dataclass(slots=True)
 class _OpenTransaction:
-    """The batches of one transaction so far."""
+    """The batches of one transaction so far; the first ``spilled_count`` are in the spill file."""
 
     first_offset: int
     batches: list[_Batch] = field(default_factory=list)
+    memory_bytes: int = 0
+    spilled_count: int = 0
 
-    def memory_bytes(self) -> int:
-        return sum(batch.memory_bytes() for batch in self.batches)
+    def add(self, batch: _Batch) -> None:
+        """One batch more."""
+        self.batches.append(batch)
+        self.memory_bytes += batch.header.size_bytes
 
     def keep_without(self, reply: Buffer) -> None:
         """Copy what is kept of a reply: a few bytes that wait long must not hold all of it."""
@@ -129,11 +132,12 @@ class _OpenTransaction:
 
     def spill(self, file: SpillFile) -> None:
         """Move what is in memory to ``file``; ``SpillFailedError`` moves nothing."""
-        held = [(batch, batch.records) for batch in self.batches if batch.records is not None]
-        begin = file.append([records for _, records in held])
-        for batch, _ in held:
+        held = self.batches[self.spilled_count :]
+        begin = file.append([batch.records for batch in held if batch.records is not None])
+        for batch in held:
             batch.records, batch.position = None, begin
             begin += batch.header.size_bytes
+        self.memory_bytes, self.spilled_count = 0, len(self.batches)
 
 
 @dataclass(slots=True)
@@ -191,7 +195,7 @@ class CommitOrderPartition(AssignedPartition):
     @property
     def open_bytes(self) -> int:
         """Bytes of open transactions in memory."""
-        return sum(transaction.memory_bytes() for transaction in self._open.values())
+        return sum(transaction.memory_bytes for transaction in self._open.values())
 
     @property
     def spilled_bytes(self) -> int:
@@ -278,7 +282,7 @@ class CommitOrderPartition(AssignedPartition):
             if transaction is None:
                 first_offset = max(header.base_offset, int(self._start))
                 transaction = self._open[header.producer_id] = _OpenTransaction(first_offset)
-            transaction.batches.append(batch)
+            transaction.add(batch)
         elif header.record_count and is_new:
             complete.append(batch)
 
@@ -302,9 +306,9 @@ class CommitOrderPartition(AssignedPartition):
         over_bytes = self.open_bytes + coming_bytes - self._buffer_bytes
         if over_bytes <= 0:
             return
-        largest = sorted(self._open.values(), key=_OpenTransaction.memory_bytes, reverse=True)
+        largest = sorted(self._open.values(), key=lambda one: one.memory_bytes, reverse=True)
         for transaction in largest:
-            size_bytes = transaction.memory_bytes()
+            size_bytes = transaction.memory_bytes
             if over_bytes <= 0 or not size_bytes:
                 return
             transaction.spill(self._spill)
@@ -357,18 +361,11 @@ class CommitOrderPartition(AssignedPartition):
     def _rows_of_first(self, reply: _Reply) -> Rows[ConsumerRecord]:
         """The records of the reply's first batch that are not taken."""
         batch = reply.batches[0]
-        try:
-            rows = decode_rows(
-                self._bytes_of(batch),
-                batch.header,
-                batch.position if batch.records is not None else 0,
-                row_type=ConsumerRecord,
-                leading=(self.topic_partition.topic, self.topic_partition.partition),
-                first_offset=int(self._start),
-                checks_crc=False,
-            )
-        except CorruptDataError as error:
-            raise self._undecodable_batch(batch.header, error) from error
+        rows = self._decode_rows(
+            *(self._bytes_of(batch), batch.header),
+            position=0 if batch.records is None else batch.position,
+            first_offset=int(self._start),
+        )
         rows.take(reply.count_of_first)
         return rows
 
@@ -378,11 +375,11 @@ class CommitOrderPartition(AssignedPartition):
 
         batch = reply.batches[0]
         data = memoryview(self._bytes_of(batch))
-        begin = batch.position if batch.records is not None else 0
+        begin = 0 if batch.records is None else batch.position
         try:
             columns = decode_columns([data[begin : begin + batch.header.size_bytes]])
         except CorruptDataError as error:
-            raise self._undecodable_batch(batch.header, error) from error
+            raise self._undecodable(batch.header, error, int(self._start)) from error
         if batch.header.base_offset < int(self._start):
             columns = columns.filter(pc.greater_equal(columns.column("offset"), int(self._start)))
         columns = columns.slice(reply.count_of_first)
@@ -402,11 +399,6 @@ class CommitOrderPartition(AssignedPartition):
         if batch.records is not None:
             return batch.records
         return self._spill.read(batch.position, batch.header.size_bytes)
-
-    def _undecodable_batch(
-        self, header: BatchHeader, error: CorruptDataError
-    ) -> CorruptRecordError:
-        return self.corrupt(str(error), header.base_offset, header.next_offset)
 
     def _advance(self, reply: _Reply, count: int) -> None:
         """So many records of the reply's first batch are skipped or delivered."""

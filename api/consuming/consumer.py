@@ -846,7 +846,7 @@ class Handover:
         self.records, self.pending, self.before = records, iter(records), None
 
     def keep_offsets(self, records: Sequence[ConsumerRecord]) -> None:
-        """Keep what a poll has taken, before interceptors, if positions are told by counting."""
+        """Keep what a poll has taken, if positions are told by counting."""
         begun = next(iter((self.before or {}).values()), None)
         self._taken = records if isinstance(begun, CommitPosition) else ()
 

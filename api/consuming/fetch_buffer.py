@@ -350,23 +350,35 @@ class AssignedPartition:
     def _decode(self, piece: _FetchedPiece) -> Rows[ConsumerRecord]:
         """The records of the piece's next batch from the position on."""
         batch = piece.visible.batches[piece.batches_taken]
+        return self._decode_rows(
+            *(piece.records, batch.header),
+            position=batch.position,
+            first_offset=self.position or 0,
+        )
+
+    def _decode_rows(
+        self, records: Buffer, header: BatchHeader, *, position: int, first_offset: int
+    ) -> Rows[ConsumerRecord]:
+        """The records of a batch from ``first_offset`` on; ``CorruptRecordError`` for damage."""
         try:
             return decode_rows(
-                piece.records,
-                batch.header,
-                batch.position,
+                records,
+                header,
+                position,
                 row_type=ConsumerRecord,
                 leading=(self.topic_partition.topic, self.topic_partition.partition),
-                first_offset=self.position or 0,
+                first_offset=first_offset,
                 # Checked when the reply came in, unless ``check_crcs`` is off.
                 checks_crc=False,
             )
         except CorruptDataError as error:
-            raise self._undecodable(batch, error) from error
+            raise self._undecodable(header, error, first_offset) from error
 
-    def _undecodable(self, batch: VisibleBatch, error: CorruptDataError) -> CorruptRecordError:
-        offset = max(batch.header.base_offset, self.position or 0)
-        return self.corrupt(str(error), offset, batch.header.next_offset)
+    def _undecodable(
+        self, header: BatchHeader, error: CorruptDataError, first_offset: int
+    ) -> CorruptRecordError:
+        offset = max(header.base_offset, first_offset)
+        return self.corrupt(str(error), offset, header.next_offset)
 
     def _decode_columns(self, piece: _FetchedPiece, count_max: int | None) -> pa.RecordBatch:
         """Take whole batches of ``piece`` until there are ``count_max`` rows, then cut."""
@@ -407,7 +419,7 @@ class AssignedPartition:
                 if len(batches) > 1:
                     del batches[len(batches) // 2 :]
                 elif isinstance(error, CorruptDataError):
-                    raise self._undecodable(batches[0], error) from error
+                    raise self._undecodable(batches[0].header, error, self.position or 0) from error
                 else:
                     raise
 

@@ -14,6 +14,7 @@ from oncelog.storage.exceptions import (
     IllegalStateError,
     InvalidSettingError,
     PolicyViolationError,
+    SerializationError,
     SpillFailedError,
 )
 from oncelog.storage.model import TopicPartition
@@ -175,6 +176,33 @@ def test_a_position_is_an_offset_with_more_in_it():
     assert not position.is_same(CommitPosition(3, 7, 1))
     assert not position.is_same(3)
     assert repr(position.advanced(1)) == "CommitPosition(3, 7, 3)"
+
+
+def test_a_record_that_cannot_be_deserialized_leaves_the_position_before_it(fake_cluster, log, run):
+    log.append(b"2c", producer_id=2)
+    log.mark(2, committed=True)
+
+    async def scenario():
+        consumer = member_of(fake_cluster, value_deserializer=_unless("2b"))
+        await consumer.subscribe("t")
+        first = values(await consumer.poll(1_000))
+        with pytest.raises(SerializationError, match="offset 3"):
+            await consumer.poll(1_000)
+        await consumer.commit()
+        second = member_of(fake_cluster)
+        await second.subscribe("t")
+        return first, values(await second.poll(1_000))
+
+    assert run(scenario()) == (["plain", "2a"], [b"2b", b"2c"])
+
+
+def _unless(text):
+    def text_of(data, _):
+        if data.decode() == text:
+            raise ValueError(text)
+        return data.decode()
+
+    return text_of
 
 
 # --- what it does not read ------------------------------------------------------------------------

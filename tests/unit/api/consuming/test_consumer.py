@@ -660,3 +660,23 @@ def test_records_are_deserialized_and_one_that_cannot_be_stops_the_poll(fake_clu
     assert [(record.key, record.value) for record in first] == [("k", n) for n in range(5)]
     assert position == 5
     assert [(record.offset, record.value) for record in rest] == [(6, 6)]
+
+
+def test_a_record_that_cannot_be_deserialized_brings_nothing_of_other_partitions_twice(
+    fake_cluster, run
+):
+    logs = fake_cluster.create("two", 2)
+    logs[0].append(b"0", b"1")
+    logs[1].append(b"2", b"no number")
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, value_deserializer="json")
+        await consumer.assign([TopicPartition("two", number) for number in range(2)])
+        found = []
+        while len(found) < 3:
+            found += [record.value for record in await consumer.poll(1_000)]
+        with pytest.raises(SerializationError):
+            await consumer.poll(1_000)
+        return sorted(found)
+
+    assert run(scenario()) == [0, 1, 2]
