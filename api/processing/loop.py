@@ -47,7 +47,8 @@ from oncelog.api.consuming.consumer import Consumer
 from oncelog.api.processing.function import Function, Output
 from oncelog.api.processing.left_out import LeftOut, Narrowing, WorkerDeathError, isolate, record_of
 from oncelog.api.processing.messages import ProcessConfig, WorkerState
-from oncelog.api.producing.producer import Offsets, Producer
+from oncelog.api.producing.arguments import Offsets
+from oncelog.api.producing.producer import Producer
 from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import ClientClosedError, OncelogError

@@ -11,14 +11,14 @@ With a ``transactional_id``, records and consumer offsets become visible togethe
 After an ``abortable`` error call ``abort_transaction``; after a ``fatal`` one make a new producer.
 A call that timed out may have taken effect: make the same call again. Source: KIP-98, KIP-360.
 
-One file: members of distributed writes send as producers do, with the same checks.
+One file: members of distributed writes send as producers do, by the same steps.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -27,15 +27,8 @@ from types import TracebackType
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
-from msgspec import structs
 
-from oncelog.actors.protocol.group.group_offsets import (
-    Refusal,
-    refusal_of_count,
-    refusal_of_position,
-)
 from oncelog.actors.protocol.messages.cluster import PartitionMetadata
-from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.api.batching.accumulator import Headers
 from oncelog.api.batching.arrow_rows import ColumnBatch, as_table, highest_partition, split_table
 from oncelog.api.batching.delivery import (
@@ -47,36 +40,29 @@ from oncelog.api.batching.delivery import (
 )
 from oncelog.api.batching.interceptors import InterceptorChain, ProducerRecord
 from oncelog.api.config import ProducerSettings
+from oncelog.api.producing.arguments import (
+    Bytes,
+    Offsets,
+    check_callback,
+    checked_offsets,
+    checked_record,
+    checked_topic,
+)
 from oncelog.api.producing.core import IfAlive, ProducerCore, check_token
 from oncelog.api.producing.record_buffer import RecordBuffer
 from oncelog.api.producing.sender import Sender
-from oncelog.api.records import QueueAcknowledgements, as_committed, check_order
+from oncelog.api.records import QueueAcknowledgements
 from oncelog.api.session.event_loop import LoopThread, ProcessBound, close_if_forgotten
 from oncelog.api.session.routing import Router
 from oncelog.api.transacting.producer_transaction import PreparedTxnState
 from oncelog.api.transacting.requests import AcknowledgingQueue, GroupMetadata
-from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
-    InvalidGroupIdError,
-    InvalidRequestError,
     OncelogError,
     SerializationError,
-    exception_for,
-)
-from oncelog.storage.model import (
-    GROUP_ID_MAX_BYTES,
-    TopicPartition,
-    is_valid_group_id,
-    utf8_bytes,
 )
 
-Bytes: TypeAlias = "bytes | bytearray | memoryview"
 TableFuture: TypeAlias = "Future[tuple[BatchMetadata, ...]]"
 """The future of a table: the position of each of its batches."""
-
-Offsets = Mapping[TopicPartition, "int | OffsetAndMetadata"]
-
-GENERATION_ID_MAX: Final = 2**31 - 1
 
 MAKE_THERE: Final = "pass its settings and make one there with cluster.producer(...)"
 
@@ -185,7 +171,7 @@ class SyncSending(ProcessBound):
         """
         self._loop_thread.check()
         try:
-            _checked_topic(topic)
+            checked_topic(topic)
             table = as_table(table)
             partition = highest_partition(table)
             if not self._buffer.has_room(topic, partition):
@@ -234,9 +220,11 @@ class AsyncSending(ProcessBound):
                 topic, value, key, headers = sent.topic, sent.value, sent.key, sent.headers
                 timestamp_ms, partition = sent.timestamp_ms, sent.partition
             with _refusals_reported(chain):
-                _check_callback(on_delivery)
+                check_callback(on_delivery)
                 value, key = buffer.serializers.apply(topic, value, key, headers)
-                value, key, headers = _checked(topic, value, key, headers, timestamp_ms, partition)
+                value, key, headers = checked_record(
+                    topic, value, key, headers, timestamp_ms, partition
+                )
                 record = (topic, value, key, headers, timestamp_ms, partition)
                 while (future := buffer.try_send(*record)) is None:
                     await buffer.make_room(topic, partition)
@@ -254,7 +242,7 @@ class AsyncSending(ProcessBound):
     async def send_arrow(self, topic: str, table: Any) -> asyncio.Future[tuple[BatchMetadata, ...]]:
         """``Producer.send_arrow``; the future resolves to the position of each batch."""
         try:
-            _checked_topic(topic)
+            checked_topic(topic)
             table = as_table(table)
             partition = highest_partition(table)
             if not self._buffer.has_room(topic, partition):
@@ -339,7 +327,7 @@ class Producer(SyncSending):
         Once this raises anything, even ``KeyboardInterrupt``, the transaction can only be aborted.
         """
         try:
-            self._loop_thread.run(self._core.send_offsets(_checked_offsets(offsets, group), group))
+            self._loop_thread.run(self._core.send_offsets(checked_offsets(offsets, group), group))
         except BaseException as error:
             self._core.offsets_refused(error)
             raise
@@ -522,7 +510,7 @@ class AsyncProducer(AsyncSending):
     async def send_offsets_to_transaction(self, offsets: Offsets, group: GroupMetadata) -> None:
         """See ``Producer.send_offsets_to_transaction``."""
         try:
-            await self._core.send_offsets(_checked_offsets(offsets, group), group)
+            await self._core.send_offsets(checked_offsets(offsets, group), group)
         except BaseException as error:
             self._core.offsets_refused(error)
             raise
@@ -712,8 +700,8 @@ def _send(
     """The slow path: checks everything, and waits if it must."""
     loop_thread.check()
     try:
-        _check_callback(on_delivery)
-        value, key, headers = _checked(topic, value, key, headers, timestamp_ms, partition)
+        check_callback(on_delivery)
+        value, key, headers = checked_record(topic, value, key, headers, timestamp_ms, partition)
         while True:
             future = buffer.try_send(topic, value, key, headers, timestamp_ms, partition)
             if future is not None:
@@ -769,88 +757,6 @@ def _refusals_reported(chain: InterceptorChain) -> Iterator[None]:
         raise
 
 
-# --- checks of what is sent -----------------------------------------------------------------------
-
-
-def _checked(
-    topic: str,
-    value: Bytes | None,
-    key: Bytes | None,
-    headers: Headers,
-    timestamp_ms: int | None,
-    partition: int | None,
-) -> tuple[bytes | None, bytes | None, Headers]:
-    """The arguments of ``send`` with plain bytes; ``TypeError`` names a wrong one."""
-    if type(topic) is not str:
-        _checked_topic(topic)
-    if value is not None and type(value) is not bytes:
-        value = _as_bytes("value", value)
-    if key is not None and type(key) is not bytes:
-        key = _as_bytes("key", key)
-    if headers:
-        headers = _checked_headers(headers)
-    if timestamp_ms is not None:
-        _check_integer("timestamp_ms", timestamp_ms, "milliseconds since 1970")
-        if not -(2**63) <= timestamp_ms < 2**63:
-            raise ValueError(f"timestamp_ms={timestamp_ms} does not fit into 64 bits")
-    if partition is not None:
-        _check_integer("partition", partition, "a partition number")
-    return value, key, headers if headers else ()
-
-
-def _check_callback(on_delivery: object) -> None:
-    if on_delivery is not None and not callable(on_delivery):
-        raise TypeError(f"on_delivery must be a callable or None, not {type(on_delivery).__name__}")
-
-
-def _checked_topic(topic: object) -> str:
-    if not isinstance(topic, str):
-        raise TypeError(f"topic must be str, not {type(topic).__name__}")
-    return topic
-
-
-def _as_bytes(name: str, value: object) -> bytes:
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-    hint = "; encode it, for example with .encode()" if isinstance(value, str) else ""
-    raise TypeError(f"{name} must be bytes or None, not {type(value).__name__}{hint}")
-
-
-def _check_integer(name: str, value: object, meaning: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an int ({meaning}) or None, not {type(value).__name__}")
-
-
-_HEADERS_ARE: Final = "headers must be pairs (str, bytes or None), as in [('h', b'1')]"
-
-
-def _checked_headers(headers: Headers) -> Headers:
-    checked: list[tuple[str, bytes | None]] = []
-    if not isinstance(headers, Iterable):
-        raise TypeError(f"{_HEADERS_ARE}; got {headers!r}")
-    for header in headers:
-        if not isinstance(header, tuple) or len(header) != 2 or not isinstance(header[0], str):
-            raise TypeError(f"{_HEADERS_ARE}; got {header!r}")
-        name, value = header
-        if utf8_bytes(name) is None:
-            raise ValueError(f"header name {name!r} must be text that UTF-8 can encode")
-        checked.append((name, None if value is None else _as_bytes(f"header {name!r}", value)))
-    return tuple(checked)
-
-
-# --- checks of offsets ----------------------------------------------------------------------------
-
-
-_TEXT: Final = "a str"
-
-_POSITION_TYPES: Final = {
-    "offset": (int, "an int"),
-    "leader_epoch": (int, "an int"),
-    "metadata": (str, _TEXT),
-    "topic_id": (str, _TEXT),
-}
-
-
 @contextlib.contextmanager
 def _returned_unless_sent(
     queue: AcknowledgingQueue, given: QueueAcknowledgements
@@ -861,81 +767,3 @@ def _returned_unless_sent(
     except BaseException:
         queue.unsent(given)
         raise
-
-
-def _checked_offsets(
-    offsets: Offsets, group: GroupMetadata
-) -> dict[TopicPartition, OffsetAndMetadata]:
-    """``offsets`` as in a request, if a coordinator can accept them from ``group``."""
-    _check_group(group)
-    if not isinstance(offsets, Mapping):
-        raise TypeError(f"offsets must be a mapping, not {type(offsets).__name__}")
-    _raise(refusal_of_count(len(offsets)))
-    return {tp: _checked_position(tp, offset, group) for tp, offset in offsets.items()}
-
-
-def _checked_position(
-    tp: object, offset: int | OffsetAndMetadata, group: GroupMetadata
-) -> OffsetAndMetadata:
-    if not isinstance(tp, TopicPartition):
-        raise TypeError(
-            f"offsets must map TopicPartition to the next offset to read, not {type(tp).__name__}"
-        )
-    _check_type(f"topic={tp.topic!r}", tp.topic, str, _TEXT)
-    _check_type(f"partition={tp.partition!r} of {tp.topic!r}", tp.partition, int, "an int")
-    if isinstance(offset, OffsetAndMetadata):
-        position = offset
-    elif isinstance(offset, int) and not isinstance(offset, bool):
-        topic_id = group.topic_ids.get(tp.topic, "")
-        position = structs.replace(as_committed(offset), topic_id=topic_id)
-    else:
-        raise TypeError(
-            f"the offset of {tp} must be an int of 0 or more, or OffsetAndMetadata, not {offset!r}"
-        )
-    for name, (kind, kind_name) in _POSITION_TYPES.items():
-        value = getattr(position, name)
-        _check_type(f"{name}={value!r:.80} of {tp}", value, kind, kind_name)
-    _raise(refusal_of_position(tp, position))
-    if getattr(group, "delivers_in_commit_order", False):
-        check_order(position, tp)
-    return position
-
-
-def _check_group(group: GroupMetadata) -> None:
-    names = ("group_id", "generation_id", "member_id", "group_instance_id", "topic_ids")
-    if not all(hasattr(group, name) for name in names):
-        raise TypeError(f"group must be what consumer.group_metadata() gives, not {group!r}")
-    _check_type(f"group_id={group.group_id!r}", group.group_id, str, _TEXT)
-    if not is_valid_group_id(group.group_id):
-        raise InvalidGroupIdError(
-            f"group_id={group.group_id!r:.80}",
-            advice=f"give 1 to {GROUP_ID_MAX_BYTES} bytes of UTF-8",
-        )
-    generation_id = group.generation_id
-    _check_type(f"generation_id={generation_id!r}", generation_id, int, "an int")
-    if not -1 <= generation_id <= GENERATION_ID_MAX:
-        raise InvalidRequestError(
-            f"generation_id={generation_id}", advice=f"give -1 to {GENERATION_ID_MAX}"
-        )
-    for name in ("member_id", "group_instance_id"):
-        value = getattr(group, name)
-        if value is None and name == "group_instance_id":
-            continue
-        _check_type(f"{name}={value!r}", value, str, _TEXT)
-        if utf8_bytes(value) is None:
-            raise InvalidRequestError(
-                f"{name}={value!r:.80}", advice="give text that UTF-8 can encode"
-            )
-    if not isinstance(group.topic_ids, Mapping):
-        raise TypeError(f"topic_ids={group.topic_ids!r} must be a mapping")
-
-
-def _check_type(what: str, value: object, kind: type, kind_name: str) -> None:
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise TypeError(f"{what} must be {kind_name}")
-
-
-def _raise(refusal: Refusal) -> None:
-    code, words = refusal
-    if code is not ErrorCode.NONE:
-        raise exception_for(code, words)

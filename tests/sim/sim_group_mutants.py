@@ -207,7 +207,7 @@ def _positions_sent_as_they_are() -> Iterator[None]:
         }
 
     with (
-        mock.patch.object(producer, "_checked_offsets", unchecked),
+        mock.patch.object(producer, "checked_offsets", unchecked),
         mock.patch.dict(producer_transaction._FATAL_INSIDE, clear=True),
     ):
         yield

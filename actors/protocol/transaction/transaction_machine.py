@@ -176,17 +176,23 @@ class Operations:
             if _passes(metadata, request, now_ms)
         )
 
+    def _changeable(self, transactional_id: str) -> TransactionMetadata | Refusal:
+        """The state of an id that may be changed now, or why it may not."""
+        metadata = self.ids.metadata(transactional_id)
+        if metadata is None:
+            return ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, (
+                f"there is no transactional id {transactional_id!r}"
+            )
+        return self.ids.check_not_pending(transactional_id) or metadata
+
     @waiting_for_producer_ids
     def decide_abort(
         self, request: AbortTransactionRequest, now_ms: int
     ) -> Decision[AbortTransactionReply]:
         """Abort the transaction that the request names, unless its commit is decided."""
-        metadata = self.ids.metadata(request.transactional_id)
-        if metadata is None:
-            return refused(request, *_unknown(request.transactional_id))
-        refusal = self.ids.check_not_pending(request.transactional_id)
-        if refusal is not None:
-            return refused(request, *refusal)
+        metadata = self._changeable(request.transactional_id)
+        if isinstance(metadata, tuple):
+            return refused(request, *metadata)
         age = end_age(
             metadata, producer_id=request.producer_id, producer_epoch=request.producer_epoch
         )
@@ -208,12 +214,9 @@ class Operations:
         self, request: EndPreparedTxnRequest, now_ms: int
     ) -> Decision[AbortTransactionReply]:
         """Commit or abort the prepared transaction that the request names."""
-        metadata = self.ids.metadata(request.transactional_id)
-        if metadata is None:
-            return refused(request, *_unknown(request.transactional_id))
-        refusal = self.ids.check_not_pending(request.transactional_id)
-        if refusal is not None:
-            return refused(request, *refusal)
+        metadata = self._changeable(request.transactional_id)
+        if isinstance(metadata, tuple):
+            return refused(request, *metadata)
         age = end_age(
             metadata, producer_id=request.producer_id, producer_epoch=request.producer_epoch
         )
@@ -241,12 +244,9 @@ class Operations:
         self, request: DeleteTransactionalIdRequest
     ) -> Decision[DeleteTransactionalIdReply]:
         """Delete an id at rest, even one with a token; its next owner starts anew."""
-        metadata = self.ids.metadata(request.transactional_id)
-        if metadata is None:
-            return refused(request, *_unknown(request.transactional_id))
-        refusal = self.ids.check_not_pending(request.transactional_id)
-        if refusal is not None:
-            return refused(request, *refusal)
+        metadata = self._changeable(request.transactional_id)
+        if isinstance(metadata, tuple):
+            return refused(request, *metadata)
         if metadata.state not in AT_REST:
             detail = (
                 f"{request.transactional_id!r} is in state {metadata.state.value}: "
@@ -254,11 +254,6 @@ class Operations:
             )
             return refused(request, ErrorCode.INVALID_TXN_STATE, detail)
         return self.ids.forget(DeleteTransactionalIdReply(), request.transactional_id)
-
-
-def _unknown(transactional_id: str) -> Refusal:
-    detail = f"there is no transactional id {transactional_id!r}"
-    return ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, detail
 
 
 def _passes(

@@ -8,7 +8,7 @@ from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.commit_order import CommitOrderPartition
 from oncelog.api.consuming.consumer import AsyncConsumer
-from oncelog.api.producing.producer import _checked_offsets
+from oncelog.api.producing.arguments import checked_offsets
 from oncelog.api.records import CommitPosition
 from oncelog.storage.exceptions import (
     IllegalStateError,
@@ -155,8 +155,8 @@ def test_offsets_of_records_are_no_positions(fake_cluster, log, run):
             await consumer.commit({TP: 4})
         group = consumer.group_metadata()
         with pytest.raises(IllegalStateError, match="offset 4 of t-0"):
-            _checked_offsets({TP: 4}, group)
-        return _checked_offsets(await consumer.positions(), group)
+            checked_offsets({TP: 4}, group)
+        return checked_offsets(await consumer.positions(), group)
 
     assert run(scenario())[TP].metadata == "commit-order 5 0"
     assert not fake_cluster.committed
