@@ -44,28 +44,27 @@ from oncelog.actors.interfaces import Clock
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.api.consuming.consumer import Consumer
-from oncelog.api.processing.function import Function, Output
+from oncelog.api.processing.function import Output
 from oncelog.api.processing.left_out import LeftOut, Narrowing, WorkerDeathError, isolate, record_of
 from oncelog.api.processing.messages import ProcessConfig, WorkerState
+from oncelog.api.processing.worker_loop import (
+    CLOSE_TIMEOUT_MS,
+    POLL_MS,
+    RECOVERY_WAIT_S,
+    FunctionFailure,
+    WorkerLoop,
+    causes_of,
+    text_of,
+)
 from oncelog.api.producing.arguments import Offsets
 from oncelog.api.producing.producer import Producer
 from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.exceptions import ClientClosedError, OncelogError
+from oncelog.storage.exceptions import OncelogError
 from oncelog.storage.model import TopicPartition
-
-POLL_MS: Final = 100
-"""How long a poll of an idle worker waits, and so how soon it notices a stop."""
-
-RECOVERY_WAIT_S: Final = 0.1
-"""The pause after an abort, so that a lasting fault does not become a busy loop."""
-
-CLOSE_TIMEOUT_MS: Final = 5_000
 
 DOUBLINGS_MAX: Final = 32
 """How often a pause is doubled; its limit is reached long before."""
-
-_FENCED: Final = frozenset({ErrorCode.PRODUCER_FENCED, ErrorCode.FENCED_INSTANCE_ID})
 
 _NO_MEMBER: Final = frozenset(
     {
@@ -120,22 +119,6 @@ class Connect(Protocol):
 
 
 @dataclass(slots=True)
-class LoopProgress:
-    """What the loop reports: written by its thread, read by any other."""
-
-    state: WorkerState = WorkerState.STARTING
-    reason: str = ""
-    records_in: int = 0
-    records_out: int = 0
-    commits: int = 0
-    aborts: int = 0
-    function_failures: int = 0
-    skipped: int = 0
-    dead_lettered: int = 0
-    processed: dict[TopicPartition, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
 class _Transaction:
     """The open transaction: the group member that polled, when it began, and what it holds.
 
@@ -155,20 +138,12 @@ class _Transaction:
     """How long the longest call of the function took."""
 
 
-class _FunctionFailure(Exception):
-    """The user's function raised the cause."""
-
-
 class _UnsendableOutput(Exception):
     """Its result is nothing that can be sent, as ``error`` says."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))
         self.error = error
-
-
-class _EndedError(Exception):
-    """The loop is over; its progress says why."""
 
 
 def worker_settings(config: ProcessConfig) -> tuple[ProducerSettings, ConsumerSettings]:
@@ -193,18 +168,15 @@ def worker_settings(config: ProcessConfig) -> tuple[ProducerSettings, ConsumerSe
     )
 
 
-class ProcessLoop:
-    """One worker's loop. ``run`` is called once, in a thread; any thread may read ``progress``."""
+class ProcessLoop(WorkerLoop):
+    """The loop of a worker that reads its partitions."""
 
     def __init__(
         self, config: ProcessConfig, connect: Connect, *, clock: Clock, stop: threading.Event
     ) -> None:
-        self.progress = LoopProgress()
-        self._config = config
-        self._function = Function(config)
+        super().__init__(config, stop)
         self._connect = connect
         self._clock = clock
-        self._stop = stop
         self._clients: Clients | None = None
         self._transaction: _Transaction | None = None
         self._first_offsets: dict[TopicPartition, int] = {}
@@ -221,25 +193,10 @@ class ProcessLoop:
         self._is_repeating = False
         """Whether the input of the open or next transaction was aborted before."""
 
-    def run(self) -> None:
-        """Work until stopped, fenced or failed; ``progress`` says which. Never raises."""
-        try:
-            while not self._stop.is_set():
-                self._attempt(self._round)
-            self._attempt(self._finish)
-            self._end(WorkerState.STOPPED, "")
-        except _EndedError:
-            pass
-        except BaseException as error:
-            # The thread's last resort: a bug of ours must be visible from outside.
-            _log.exception("worker %s", self._config.identity)
-            self.progress.state = WorkerState.FAILED
-            self.progress.reason = f"{type(error).__name__}: {error}"
-            if not isinstance(error, Exception):
-                raise
-        finally:
-            self._close_clients()
-            self._function.close()
+    def _work(self) -> None:
+        while not self._stop.is_set():
+            self._attempt(self._round)
+        self._attempt(self._finish)
 
     # --- rounds -------------------------------------------------------------------------------
 
@@ -247,8 +204,8 @@ class ProcessLoop:
         """Run one step; an exception leads to the next round or to the end."""
         try:
             step()
-        except _FunctionFailure as failure:
-            self._record_failure(_text(failure.__cause__), ends=not self._config.leaves_out)
+        except FunctionFailure as failure:
+            self._record_failure(text_of(failure.__cause__), ends=not self._config.leaves_out)
             self._recover()
         except _UnsendableOutput as failure:
             self._on_unsendable(failure.error)
@@ -399,7 +356,7 @@ class ProcessLoop:
         except BaseException as error:
             # Whatever a user's function raises, abort. That includes SystemExit, or the panic of a
             # native library: otherwise this thread would end unseen.
-            raise _FunctionFailure from error
+            raise FunctionFailure from error
 
     def _call(self, clients: Clients, batch: Any) -> Output:
         """Call the function."""
@@ -468,17 +425,6 @@ class ProcessLoop:
         self._until_known(clients.producer.abort_transaction)
         self._transaction = None
 
-    def _until_known(self, end: Callable[[], object]) -> None:
-        """Repeat ``end`` until its outcome is known, or the worker is asked to stop."""
-        while True:
-            try:
-                end()
-                return
-            except OncelogError as error:
-                if not error.retriable or self._stop.is_set():
-                    raise
-                self.progress.reason = str(error)
-
     def _finish(self) -> None:
         """Commit the open transaction: the worker is stopping."""
         if self._transaction is not None:
@@ -525,14 +471,8 @@ class ProcessLoop:
 
     def _judge(self, error: OncelogError) -> None:
         """End the loop if the worker is replaced, or if the same error would come again."""
-        _log.warning("worker %s: %s", self._config.identity, error)
-        self.progress.reason = str(error)
-        cause: BaseException | None = error
-        while isinstance(cause, OncelogError):
-            if cause.code in _FENCED:
-                self._end(WorkerState.FENCED, f"another worker {self._config.identity}: {cause}")
-            if isinstance(cause, ClientClosedError):
-                self._end(WorkerState.STOPPED, str(cause))
+        super()._judge(error)
+        for cause in causes_of(error):
             if cause.code in _NO_MEMBER and self._transaction is not None:
                 self._on_lost_input(self._transaction)
                 return
@@ -542,7 +482,6 @@ class ProcessLoop:
             if cause.code in _BAD_BATCH:
                 self._record_failure(str(cause))
                 return
-            cause = cause.__cause__
 
     def _on_lost_input(self, transaction: _Transaction) -> None:
         """Another member has the open transaction's input; a slow function counts as a failure.
@@ -561,12 +500,12 @@ class ProcessLoop:
         """Output cannot be sent: abort, and look for the record that it comes from."""
         transaction = self._transaction
         if not self._config.leaves_out or transaction is None:
-            self._record_failure(_text(error))
+            self._record_failure(text_of(error))
             return
         batch = transaction.batch
         # If the record itself, as a dead letter, is what cannot be sent, nothing else can be tried.
         ends = len(batch) <= 1 and transaction.left_out > 0
-        self._record_failure(_text(error), ends=ends)
+        self._record_failure(text_of(error), ends=ends)
         self._narrowing.narrow(batch, error, is_alone=self._is_repeating and len(batch) == 1)
 
     def _record_failure(self, reason: str, *, ends: bool = True) -> None:
@@ -593,11 +532,6 @@ class ProcessLoop:
         except OncelogError as error:
             _log.warning("worker %s: abort failed: %s", self._config.identity, error)
 
-    def _end(self, state: WorkerState, reason: str) -> None:
-        self.progress.state = state
-        self.progress.reason = reason
-        raise _EndedError
-
     # --- clients ------------------------------------------------------------------------------
 
     def _open(self) -> None:
@@ -623,20 +557,13 @@ class ProcessLoop:
         self._first_offsets = {}
         if clients is None:
             return
-        closings: tuple[Callable[[], None], ...] = (
-            lambda: clients.producer.close(CLOSE_TIMEOUT_MS),
-            clients.consumer.close,
-            clients.close,
+        self._close(
+            (
+                lambda: clients.producer.close(CLOSE_TIMEOUT_MS),
+                clients.consumer.close,
+                clients.close,
+            )
         )
-        for close in closings:
-            try:
-                close()
-            except OncelogError as error:
-                _log.warning("worker %s: close failed: %s", self._config.identity, error)
-
-
-def _text(error: BaseException | None) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _first_offsets(batch: Any) -> dict[TopicPartition, int]:

@@ -24,14 +24,20 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from oncelog.api.config import ProducerSettings, QueueSettings
-from oncelog.api.processing.function import Function, Output
-from oncelog.api.processing.loop import CLOSE_TIMEOUT_MS, POLL_MS, RECOVERY_WAIT_S, LoopProgress
+from oncelog.api.processing.function import Output
 from oncelog.api.processing.messages import ProcessConfig, WorkerState
+from oncelog.api.processing.worker_loop import (
+    CLOSE_TIMEOUT_MS,
+    POLL_MS,
+    RECOVERY_WAIT_S,
+    FunctionFailure,
+    WorkerLoop,
+    text_of,
+)
 from oncelog.api.producing.producer import Producer
 from oncelog.api.queueing.queue import Queue
 from oncelog.api.records import QueueRecord
-from oncelog.storage.errors import ErrorCode
-from oncelog.storage.exceptions import ClientClosedError, OncelogError
+from oncelog.storage.exceptions import OncelogError
 
 TAKEN_MAX: Final = 10_000
 """The most records of one round, whatever ``max_poll_records`` is."""
@@ -57,14 +63,6 @@ class ConnectQueue(Protocol):
         ...
 
 
-class _FunctionFailure(Exception):
-    """The user's function, or sending its result, raised the cause."""
-
-
-class _EndedError(Exception):
-    """The loop is over; its progress says why."""
-
-
 def queue_worker_settings(config: ProcessConfig) -> tuple[ProducerSettings, QueueSettings]:
     """The settings of a worker's clients; ``InvalidSettingError`` for a bad override."""
     producer = {"linger_ms": 5} | dict(config.producer_settings)
@@ -75,41 +73,23 @@ def queue_worker_settings(config: ProcessConfig) -> tuple[ProducerSettings, Queu
     )
 
 
-class QueueLoop:
-    """One worker's loop. ``run`` is called once, in a thread; any thread may read ``progress``."""
+class QueueLoop(WorkerLoop):
+    """The loop of a worker that takes from a queue."""
 
     def __init__(
         self, config: ProcessConfig, connect: ConnectQueue, *, stop: threading.Event
     ) -> None:
-        self.progress = LoopProgress()
-        self._config = config
-        self._function = Function(config)
+        super().__init__(config, stop)
         self._connect = connect
-        self._stop = stop
         self._clients: QueueClients | None = None
         self._alone = 0
         """How many of the next records are taken alone."""
         self._failed: list[tuple[str, int, int]] = []
         """The records that have failed alone since one succeeded."""
 
-    def run(self) -> None:
-        """Work until stopped, fenced or failed; ``progress`` says which. Never raises."""
-        try:
-            while not self._stop.is_set():
-                self._attempt()
-            self._end(WorkerState.STOPPED, "")
-        except _EndedError:
-            pass
-        except BaseException as error:
-            # The thread's last resort: a bug of ours must be visible from outside.
-            _log.exception("worker %s", self._config.identity)
-            self.progress.state = WorkerState.FAILED
-            self.progress.reason = f"{type(error).__name__}: {error}"
-            if not isinstance(error, Exception):
-                raise
-        finally:
-            self._close_clients()
-            self._function.close()
+    def _work(self) -> None:
+        while not self._stop.is_set():
+            self._attempt()
 
     def _attempt(self) -> None:
         """One round; an exception leads to the next one or to the end."""
@@ -133,7 +113,7 @@ class QueueLoop:
         self._alone = max(self._alone - len(records), 0)
         try:
             output = self._apply(records)
-        except _FunctionFailure as failure:
+        except FunctionFailure as failure:
             clients.queue.release(records)
             self._record_failure(records, failure.__cause__)
             return
@@ -145,7 +125,7 @@ class QueueLoop:
             return self._function.apply(_table(records) if is_table else records)
         except BaseException as error:
             # Whatever a user's function raises, even SystemExit: this thread would end unseen.
-            raise _FunctionFailure from error
+            raise FunctionFailure from error
 
     def _write(self, clients: QueueClients, records: Sequence[QueueRecord], output: Output) -> None:
         """The output and the acknowledgement of its input, in one transaction."""
@@ -177,21 +157,10 @@ class QueueLoop:
         progress.records_in += len(records)
         progress.records_out += output.record_count
 
-    def _until_known(self, end: Callable[[], object]) -> None:
-        """Repeat ``end`` until its outcome is known, or the worker is asked to stop."""
-        while True:
-            try:
-                end()
-                return
-            except OncelogError as error:
-                if not error.retriable or self._stop.is_set():
-                    raise
-                self.progress.reason = str(error)
-
     # --- failures -----------------------------------------------------------------------------
 
     def _record_failure(self, records: Sequence[QueueRecord], cause: BaseException | None) -> None:
-        reason = f"{type(cause).__name__}: {cause}"
+        reason = text_of(cause)
         self.progress.function_failures += 1
         self.progress.reason = reason
         _log.warning(
@@ -207,23 +176,6 @@ class QueueLoop:
         if len(self._failed) >= self._config.max_function_failures:
             self._end(WorkerState.FAILED, f"failed {len(self._failed)} times, last: {reason}")
         self._stop.wait(RECOVERY_WAIT_S)
-
-    def _judge(self, error: OncelogError) -> None:
-        """End the loop if the worker is replaced or its clients are closed."""
-        _log.warning("worker %s: %s", self._config.identity, error)
-        self.progress.reason = str(error)
-        cause: BaseException | None = error
-        while isinstance(cause, OncelogError):
-            if cause.code is ErrorCode.PRODUCER_FENCED:
-                self._end(WorkerState.FENCED, f"another worker {self._config.identity}: {cause}")
-            if isinstance(cause, ClientClosedError):
-                self._end(WorkerState.STOPPED, str(cause))
-            cause = cause.__cause__
-
-    def _end(self, state: WorkerState, reason: str) -> None:
-        self.progress.state = state
-        self.progress.reason = reason
-        raise _EndedError
 
     # --- clients ------------------------------------------------------------------------------
 
@@ -241,16 +193,13 @@ class QueueLoop:
         clients, self._clients = self._clients, None
         if clients is None:
             return
-        closings: tuple[Callable[[], None], ...] = (
-            lambda: clients.producer.close(CLOSE_TIMEOUT_MS),
-            clients.queue.close,
-            clients.close,
+        self._close(
+            (
+                lambda: clients.producer.close(CLOSE_TIMEOUT_MS),
+                clients.queue.close,
+                clients.close,
+            )
         )
-        for close in closings:
-            try:
-                close()
-            except OncelogError as error:
-                _log.warning("worker %s: close failed: %s", self._config.identity, error)
 
 
 def _has_dead_letters(config: ProcessConfig) -> bool:

@@ -1,0 +1,135 @@
+"""What the loops of workers have in common: how they run, report, commit and end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from oncelog.api.processing.function import Function
+from oncelog.api.processing.messages import ProcessConfig, WorkerState
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import ClientClosedError, OncelogError
+from oncelog.storage.model import TopicPartition
+
+POLL_MS: Final = 100
+"""How long a poll of an idle worker waits, and so how soon it notices a stop."""
+
+RECOVERY_WAIT_S: Final = 0.1
+"""The pause after an abort, so that a lasting fault does not become a busy loop."""
+
+CLOSE_TIMEOUT_MS: Final = 5_000
+
+_FENCED: Final = frozenset({ErrorCode.PRODUCER_FENCED, ErrorCode.FENCED_INSTANCE_ID})
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class LoopProgress:
+    """What a loop reports: written by its thread, read by any other."""
+
+    state: WorkerState = WorkerState.STARTING
+    reason: str = ""
+    records_in: int = 0
+    records_out: int = 0
+    commits: int = 0
+    aborts: int = 0
+    function_failures: int = 0
+    skipped: int = 0
+    dead_lettered: int = 0
+    processed: dict[TopicPartition, int] = field(default_factory=dict)
+
+
+class FunctionFailure(Exception):
+    """The user's function raised the cause."""
+
+
+class _EndedError(Exception):
+    """The loop is over; its progress says why."""
+
+
+class WorkerLoop(ABC):
+    """One worker's loop. ``run`` is called once, in a thread; any thread may read ``progress``."""
+
+    def __init__(self, config: ProcessConfig, stop: threading.Event) -> None:
+        self.progress = LoopProgress()
+        self._config = config
+        self._function = Function(config)
+        self._stop = stop
+
+    @abstractmethod
+    def _work(self) -> None:
+        """Work until asked to stop."""
+
+    @abstractmethod
+    def _close_clients(self) -> None:
+        """Close the clients, if there are any."""
+
+    def run(self) -> None:
+        """Work until stopped, fenced or failed; ``progress`` says which. Never raises."""
+        try:
+            self._work()
+            self._end(WorkerState.STOPPED, "")
+        except _EndedError:
+            pass
+        except BaseException as error:
+            # The thread's last resort: a bug of ours must be visible from outside.
+            _log.exception("worker %s", self._config.identity)
+            self.progress.state = WorkerState.FAILED
+            self.progress.reason = text_of(error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self._close_clients()
+            self._function.close()
+
+    def _until_known(self, end: Callable[[], object]) -> None:
+        """Repeat ``end`` until its outcome is known, or the worker is asked to stop."""
+        while True:
+            try:
+                end()
+                return
+            except OncelogError as error:
+                if not error.retriable or self._stop.is_set():
+                    raise
+                self.progress.reason = str(error)
+
+    def _judge(self, error: OncelogError) -> None:
+        """End the loop if the worker is replaced or its clients are closed."""
+        _log.warning("worker %s: %s", self._config.identity, error)
+        self.progress.reason = str(error)
+        for cause in causes_of(error):
+            if cause.code in _FENCED:
+                self._end(WorkerState.FENCED, f"another worker {self._config.identity}: {cause}")
+            if isinstance(cause, ClientClosedError):
+                self._end(WorkerState.STOPPED, str(cause))
+
+    def _end(self, state: WorkerState, reason: str) -> None:
+        self.progress.state = state
+        self.progress.reason = reason
+        raise _EndedError
+
+    def _close(self, closings: Iterable[Callable[[], object]]) -> None:
+        """Close one after another, whatever fails."""
+        for close in closings:
+            try:
+                close()
+            except OncelogError as error:
+                _log.warning("worker %s: close failed: %s", self._config.identity, error)
+
+
+def causes_of(error: BaseException) -> Iterable[OncelogError]:
+    """An error, and those behind it."""
+    cause: BaseException | None = error
+    while isinstance(cause, OncelogError):
+        yield cause
+        cause = cause.__cause__
+
+
+def text_of(error: BaseException | None) -> str:
+    """An error as a reason."""
+    return f"{type(error).__name__}: {error}"
