@@ -168,7 +168,7 @@ class ShareCoordinator:
         self._parked: dict[str, _Parked] = {}
         self._ranges: dict[TopicPartition, ReadableRange] = {}
         """What can be read of the partitions of members' topics."""
-        self._refreshes: dict[tuple[str, ...], asyncio.Task[None]] = {}
+        self._refreshes: dict[tuple[str, ...], asyncio.Task[bool]] = {}
         self._first_seen: dict[tuple[str, TopicPartition], tuple[int, float]] = {}
         """The first unfinished offset of each partition, and since when it has been it."""
         self._reported: frozenset[str] = frozenset()
@@ -289,11 +289,14 @@ class ShareCoordinator:
         return await self._execute(request, None, transaction=request)
 
     async def describe(self, request: DescribeShareGroupRequest) -> DescribeShareGroupReply:
-        """Describe a group, with what can be read now."""
-        await self._refresh(tuple(sorted(self._topics_of(request.group_id))))
+        """Describe a group, with what can be read now; refused while a leader does not tell it."""
+        is_known = await self._refresh(tuple(sorted(self._topics_of(request.group_id))))
         error = self._unavailable(request.group_id)
         if error is not ErrorCode.NONE:
             return request.failed(error)
+        if not is_known:
+            # Without the end of a partition, a full queue would look empty.
+            return request.failed(ErrorCode.NETWORK_EXCEPTION, "a leader does not tell its end")
         self._queue.catch_up()
         return self._shares.describe(request.group_id, self._readable(request.group_id))
 
@@ -574,23 +577,27 @@ class ShareCoordinator:
 
     # --- what can be read -----------------------------------------------------------------
 
-    async def _refresh(self, topics: tuple[str, ...]) -> None:
-        """Ask the leaders of ``topics`` what can be read; callers share one question."""
+    async def _refresh(self, topics: tuple[str, ...]) -> bool:
+        """Ask the leaders of ``topics`` what can be read; callers share one question.
+
+        Returns whether each of them told it.
+        """
         if not topics:
-            return
+            return True
         task = self._refreshes.get(topics)
         if task is None:
             task = self._refreshes[topics] = self._spawn(self._ask(topics))
             task.add_done_callback(lambda _: self._refreshes.pop(topics, None))
         await asyncio.wait((task,))
+        return not task.cancelled() and task.exception() is None and task.result()
 
-    async def _ask(self, topics: tuple[str, ...]) -> None:
+    async def _ask(self, topics: tuple[str, ...]) -> bool:
         as_of_ms = int(loop_ms()) - METADATA_AGE_MS
         error, known = await self._cluster.topics(topics, as_of_ms=as_of_ms)
         if error is ErrorCode.NONE:
             for tp in [tp for tp in self._ranges if tp.topic in topics and tp.topic not in known]:
                 del self._ranges[tp]
-        await asyncio.gather(
+        told = await asyncio.gather(
             *(
                 self._ask_leader(
                     TopicPartition(name, partition.partition),
@@ -601,20 +608,23 @@ class ShareCoordinator:
                 for partition in topic.partitions
             )
         )
+        return error is ErrorCode.NONE and all(told)
 
-    async def _ask_leader(self, tp: TopicPartition, topic_id: str, leader: str | None) -> None:
+    async def _ask_leader(self, tp: TopicPartition, topic_id: str, leader: str | None) -> bool:
         known = self._ranges.get(tp)
         start_offset = known.start_offset if known is not None else None
         if known is not None and known.topic_id != topic_id:
             start_offset = None
         if leader is None:
             self._cluster.invalidate(tp.topic)
-            return
+            return False
         if start_offset is None:
             start_offset = await self._offset(tp, leader, EARLIEST_TIMESTAMP)
         end_offset = await self._offset(tp, leader, LATEST_TIMESTAMP)
-        if start_offset is not None and end_offset is not None:
-            self._ranges[tp] = ReadableRange(topic_id, start_offset, end_offset)
+        if start_offset is None or end_offset is None:
+            return False
+        self._ranges[tp] = ReadableRange(topic_id, start_offset, end_offset)
+        return True
 
     async def _offset(self, tp: TopicPartition, leader: str, timestamp_ms: int) -> int | None:
         """An offset as its leader tells it; None if it does not."""

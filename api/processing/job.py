@@ -592,15 +592,13 @@ class ProcessJob:
             DescribeShareGroupRequest(group_id=self.group_id),
             timeout_ms=STATUS_TIMEOUT_MS,
         )
-        is_known = reply.error is ErrorCode.NONE and all(
-            one.end_offset >= 0 for one in reply.partitions
-        )
+        is_known = reply.error is ErrorCode.NONE and reply.partitions
         self._backlog = (
             sum(
                 one.available_count + one.acquired_count + one.pending_count
                 for one in reply.partitions
             )
-            if is_known and reply.partitions
+            if is_known
             else None
         )
 

@@ -24,7 +24,9 @@ import oncelog
 TASKS, RESULTS, GROUP = "queue-tasks", "queue-results", "queue-workers"
 TAKEN = 50
 KILL_EVERY_S = (0.5, 3.0)
+TRANSACTION_TIMEOUT_MS = 10_000
 LIMIT_S = 3_600.0
+END_LIMIT_S = 120.0
 
 
 class Worker:
@@ -43,7 +45,9 @@ class Worker:
     def _work(self, cluster: Any) -> None:
         name = f"queue-worker-{self._number}"
         with (
-            cluster.producer(transactional_id=name) as producer,
+            cluster.producer(
+                transactional_id=name, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS
+            ) as producer,
             cluster.queue(TASKS, group_id=GROUP) as queue,
         ):
             producer.init_transactions()
@@ -91,7 +95,7 @@ def campaign(cluster: Any, *, tasks: int, workers: int, seed: int) -> Counter[st
     for one in crew:
         ray.kill(one)
     counts["seconds"] = int(time.monotonic() - began_s)
-    results = _results(cluster, tasks)
+    results = _results(cluster)
     wanted = Counter(str(number) for number in range(tasks))
     counts["missing"] = sum((wanted - results).values())
     counts["twice"] = sum((results - wanted).values())
@@ -124,14 +128,21 @@ def _kill(cluster: Any, make: Any, crew: list[Any], chance: random.Random) -> st
     return "coordinators killed"
 
 
-def _results(cluster: Any, tasks: int) -> Counter[str]:
+def _results(cluster: Any) -> Counter[str]:
+    """How often each task has a result; waits for transactions that a killed worker left open."""
     found: Counter[str] = Counter()
-    with cluster.consumer(auto_offset_reset="earliest") as consumer:
-        consumer.assign([oncelog.TopicPartition(RESULTS, number) for number in range(2)])
-        silent = 0
-        while silent < 5:
+    partitions = [oncelog.TopicPartition(RESULTS, number) for number in range(2)]
+    with (
+        cluster.consumer(isolation_level="read_uncommitted") as everything,
+        cluster.consumer(auto_offset_reset="earliest") as consumer,
+    ):
+        ends = everything.end_offsets(partitions)
+        consumer.assign(partitions)
+        limit_s = time.monotonic() + END_LIMIT_S
+        while any(consumer.position(one) < ends[one] for one in partitions):
+            if time.monotonic() > limit_s:
+                raise AssertionError(f"results cannot be read to {ends} within {END_LIMIT_S} s")
             records = consumer.poll(timeout_ms=1_000, max_records=10_000)
-            silent = 0 if records else silent + 1
             found.update(record.value.decode() for record in records)
     return found
 

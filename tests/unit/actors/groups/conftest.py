@@ -60,6 +60,8 @@ RETENTION_MS = 604_800_000
 class Controller:
     """Answers which topics there are, not ``is_away``, and as their leaders where they end.
 
+    The leader of a partition in ``silent`` does not answer.
+
     Also the watch of processes: those in ``gone`` have ended.
     """
 
@@ -68,6 +70,7 @@ class Controller:
         self.is_away = False
         self.questions = 0
         self.ends: dict[TopicPartition, int] = {}
+        self.silent: set[TopicPartition] = set()
         self.gone: set[DriverProcess] = set()
 
     def is_gone(self, driver: DriverProcess) -> bool:
@@ -75,6 +78,8 @@ class Controller:
 
     async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
         if isinstance(request, ListOffsetsRequest):
+            if request.topic_partition in self.silent:
+                return request.failed(ErrorCode.REQUEST_TIMED_OUT)
             end = self.ends[request.topic_partition]
             return ListOffsetsReply(offset=end if request.timestamp_ms == -1 else 0)
         assert isinstance(request, MetadataRequest)

@@ -397,6 +397,29 @@ def test_a_turn_that_follows_a_marker_in_the_log_knows_its_outcome(play: Play) -
     with_records(play, scenario)
 
 
+@pytest.mark.parametrize(
+    ("who", "is_reloaded"), [("leader", False), ("leader", True), ("controller", True)]
+)
+def test_a_backlog_whose_end_is_not_known_is_refused_and_not_told_as_empty(
+    play: Play, who: str, is_reloaded: bool
+) -> None:
+    async def scenario(shard: Shard) -> None:
+        a = await worker(shard)
+        assert await a.acquire(3) == [(0, 2)]
+        assert await a.acknowledge(0, 2) == ()
+        if is_reloaded:
+            await shard.crash()
+        shard.controller.is_away = who == "controller"
+        shard.controller.silent = {TP} if who == "leader" else set()
+        request = DescribeShareGroupRequest(group_id=GROUP)
+        reply = await shard.coordinator.describe_share_group(request)
+        assert reply.error.retriable
+        shard.controller.is_away, shard.controller.silent = False, set()
+        assert await counts(shard) == (7, 0, 0)
+
+    with_records(play, scenario)
+
+
 def test_the_backlog_of_each_queue_is_reported_and_zero_once_it_is_gone(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
