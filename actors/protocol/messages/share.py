@@ -163,8 +163,8 @@ class SharePartitionDescription(msgspec.Struct, frozen=True, kw_only=True):
     """One partition of a share group.
 
     Every record below ``start_offset`` is acknowledged or archived; none from ``next_offset`` on
-    was ever acquired. ``end_offset`` is the last stable offset, -1 of a topic that is gone. The counts
-    are of offsets: markers and aborted records count until a member has skipped them.
+    was ever acquired. ``end_offset`` is the last stable offset, -1 of a topic that is gone. The
+    counts are of offsets: markers and aborted records count until a member has skipped them.
     """
 
     topic_partition: TopicPartition
