@@ -695,7 +695,10 @@ ALERTS: Final = (
         lasts="1m",
         severity="critical",
         summary=f"{PARTITION_NAME} has a transaction that does not end",
-        advice="read_committed consumers stop there: `oncelog transactions find-hanging`.",
+        advice=(
+            "read_committed consumers stop there. It is a prepared one (`oncelog transactions list "
+            "--state Prepared`), or was left behind (`oncelog transactions find-hanging`)."
+        ),
     ),
     Alert(
         name="OncelogPreparedTransaction",
