@@ -297,8 +297,8 @@ class ClusterConfig(_Settings):
     group_share_session_timeout_ms: Annotated[
         int,
         Meta(ge=1_000, le=INT32_MAX),
-        "How long a queue's silent worker keeps its records; one on another host than the group "
-        "coordinator's is missed only by this.",
+        "How long a queue's silent worker keeps its records; one on a host without a broker is "
+        "missed only by this.",
     ] = 10_000
     out_of_order_wait_ms: Annotated[
         int,

@@ -1,7 +1,7 @@
 """What shells and clients need from their environment, so that the simulator can replace it.
 
-Production: ``RayTransport``, ``SystemClock``, ``ThreadBackground``, ``ProcessTable`` and
-``storage.disk.file_system.FileSystem``.
+Production: ``RayTransport``, ``SystemClock``, ``ThreadBackground``, ``ProcessTable``,
+``ProcessWatch`` and ``storage.disk.file_system.FileSystem``.
 Timers and futures are asyncio's; the simulator brings an event loop with virtual time.
 """
 
@@ -27,11 +27,22 @@ class Clock(Protocol):
         ...
 
 
+class ProcessSight(Protocol):
+    """Sees the processes of one machine."""
+
+    def lives(self, process: DriverProcess) -> bool | None:
+        """Whether the process is alive; ``None`` if it cannot be seen from here."""
+        ...
+
+
 class DriverWatch(Protocol):
-    """Knows whether a driver's process is alive, if it can see it."""
+    """Knows whether the process of a driver or worker is alive, if the cluster can see it."""
 
     def is_gone(self, driver: DriverProcess) -> bool:
-        """Whether the process has certainly ended; False if it cannot be seen from here."""
+        """Whether the process has ended, as far as is known now.
+
+        Ask again: a process on another machine is watched from the first question on.
+        """
         ...
 
 

@@ -381,7 +381,7 @@ class Cluster(ProcessBound):
 
         ``token`` (up to 1,024 bytes) names what is written: if a commit with it exists, the result
         has ``is_committed``. If this process ends before ``end_run``, the run is aborted: within
-        seconds if the coordinator is on the same host, else after ``transaction_timeout_ms``. With
+        seconds if there is a broker on its host, else after ``transaction_timeout_ms``. With
         ``ends_with_process=False`` only the timeout aborts it, and another process may end it.
 
         ``OutdatedVersionError`` if the token names a lower version than the last commit.

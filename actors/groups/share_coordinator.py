@@ -8,7 +8,8 @@ A call that acquires and finds nothing waits here. Whenever records become avail
 call is woken, and wakes the next when it has got some: a thousand idle workers cost no more than
 one. What can be read is asked of the leaders, one question at a time, while anybody waits.
 
-A session ends when its member is silent for too long, or when its process ends on this host.
+A session ends when its member is silent for too long, or when its process ends: on any host with a
+broker that is known within a second. If that is wrong, the member joins again.
 
 One file: turns, sessions and waiting calls act on the same groups.
 """
@@ -143,7 +144,7 @@ class ShareCoordinator:
         drivers: DriverWatch,
         session_timeout_ms: int,
         call_timeout_ms: int,
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
         committed: Callable[[AppendOutcome], Awaitable[ErrorCode]],
         unavailable: Callable[[str | None], ErrorCode],
         is_plain: Callable[[str], bool],

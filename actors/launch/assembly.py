@@ -19,12 +19,12 @@ from typing import Final, Protocol
 from msgspec import structs
 
 from oncelog.actors.config import ReplicaConfig
+from oncelog.actors.coordination.process_watch import ProcessWatch
 from oncelog.actors.groups.group_coordinator import GroupCoordinator, group_settings
 from oncelog.actors.interfaces import (
     CONTROLLER_ACTOR,
     Background,
     Clock,
-    DriverWatch,
     Transport,
     address_of,
 )
@@ -110,7 +110,7 @@ class Environment:
     new_opener: Callable[[], Background] | None = None
     shared_metadata: Callable[[MetadataRequest], Awaitable[MetadataReply]] | None = None
     transport: Transport
-    drivers: DriverWatch
+    drivers: ProcessWatch
     random: Random
     incarnation: str
     process_id: int

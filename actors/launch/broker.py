@@ -16,6 +16,7 @@ from msgspec import structs
 
 from oncelog.actors.config import BrokerConfig, own_directory
 from oncelog.actors.coordination.actor_watch import ActorWatch, WatchReport
+from oncelog.actors.coordination.process_watch import described_processes
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, broker_actor
 from oncelog.actors.launch.assembly import Environment
 from oncelog.actors.launch.metadata_voter import ControllerPlace, MetadataVoter, NoPlace
@@ -24,6 +25,8 @@ from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.base import Reply
 from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatRequest,
+    DescribeProcessesReply,
+    DescribeProcessesRequest,
     PingReply,
     PingRequest,
     RegisterBrokerRequest,
@@ -93,6 +96,10 @@ class Broker:
     async def ping(self, request: PingRequest) -> PingReply:  # noqa: ARG002
         """Answer that this process is alive."""
         return PingReply()
+
+    async def describe_processes(self, request: DescribeProcessesRequest) -> DescribeProcessesReply:
+        """Tell which processes of this machine live."""
+        return await described_processes(self.environment.drivers, request)
 
     async def vote(self, request: VoteRequest) -> VoteReply:
         """Answer a candidate for controller."""

@@ -12,6 +12,7 @@ from msgspec import structs
 from oncelog.actors.config import DATA_DIR_SEPARATOR, ReplicaConfig, own_directory
 from oncelog.actors.controller.controller import Controller
 from oncelog.actors.controller.replica_actors import SMALL_MACHINE, Launcher, MachineSize
+from oncelog.actors.coordination.process_watch import described_processes
 from oncelog.actors.interfaces import BROKER_ACTORS, broker_actor
 from oncelog.actors.launch.assembly import Environment, LeadershipLostError, ReplicaServer
 from oncelog.actors.launch.metadata_voter import ask_voters
@@ -19,6 +20,10 @@ from oncelog.actors.launch.server_metrics import ControllerMetrics
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.process.metrics import NO_METRICS
 from oncelog.actors.protocol.cluster.quorum import Candidacy, may_be_candidate, with_epoch
+from oncelog.actors.protocol.messages.brokers import (
+    DescribeProcessesReply,
+    DescribeProcessesRequest,
+)
 from oncelog.actors.protocol.messages.cluster import (
     BecomeLeaderReply,
     ShutdownReply,
@@ -115,6 +120,10 @@ class ControllerServer(ReplicaServer):
             self.cluster_metrics.report(self.shell.loaded_election_count)
             if self.metadata_log.quorum is not None:
                 self.cluster_metrics.report_voters(self.metadata_log.quorum)
+
+    async def describe_processes(self, request: DescribeProcessesRequest) -> DescribeProcessesReply:
+        """Tell which processes of this machine live: its broker may have no actor of its own."""
+        return await described_processes(self.environment.drivers, request)
 
     async def _start(self) -> None:
         await self._join_further()

@@ -41,6 +41,7 @@ from oncelog.actors.config import (
 from oncelog.actors.controller.broker_membership import BrokerNode
 from oncelog.actors.controller.controller import Controller
 from oncelog.actors.controller.replica_actors import FoundActor, MachineSize
+from oncelog.actors.coordination.process_watch import ProcessWatch
 from oncelog.actors.groups.group_coordinator import GroupCoordinator
 from oncelog.actors.interfaces import (
     CONTROLLER_ACTOR,
@@ -176,17 +177,20 @@ def production(config: ReplicaConfig | HostConfig | BrokerConfig) -> Environment
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    transport = ActorTransport(
+        RayTransport(server_secret=config.server_secret),
+        call_reports(config),
+        ProgramIdentity(config.server_secret),
+    )
     return Environment(
         filesystem=RealFileSystem(),
         clock=SystemClock(),
         new_background=functools.partial(ThreadBackground, DiskThreads()),
         new_opener=functools.partial(ThreadBackground, DiskThreads(OPENING_THREADS_MAX)),
-        transport=ActorTransport(
-            RayTransport(server_secret=config.server_secret),
-            call_reports(config),
-            ProgramIdentity(config.server_secret),
+        transport=transport,
+        drivers=ProcessWatch(
+            ProcessTable(ray.util.get_node_ip_address()), transport, on_failure=die_of_bug
         ),
-        drivers=ProcessTable(ray.util.get_node_ip_address()),
         random=random.Random(secrets.randbits(64)),
         incarnation=secrets.token_hex(8),
         process_id=os.getpid(),

@@ -22,7 +22,7 @@ _GCS: Final = "--gcs-address="
 
 
 class ProcessTable:
-    """``DriverWatch`` by ``/proc``; also identifies processes, for callers that begin a run.
+    """``ProcessSight`` by ``/proc``; also identifies processes, for callers that begin a run.
 
     ``host`` distinguishes this host from all others of the cluster: cloned virtual machines can
     have the same boot id.
@@ -31,19 +31,19 @@ class ProcessTable:
     def __init__(self, host: str) -> None:
         self._host = host
 
-    def is_gone(self, driver: DriverProcess) -> bool:
-        """See ``DriverWatch.is_gone``. A zombie is gone."""
-        if driver.machine != self._machine():
-            return False
+    def lives(self, process: DriverProcess) -> bool | None:
+        """See ``ProcessSight.lives``. A zombie is dead."""
+        if process.machine != self._machine():
+            return None
         try:
-            os.kill(driver.process_id, 0)
+            os.kill(process.process_id, 0)
         except ProcessLookupError:
-            return True
+            return False
         except (OSError, OverflowError):
             # Another user's process: it exists.
             pass
-        stat = _stat_of(driver.process_id)
-        return stat is not None and (stat.is_dead or stat.start_ticks != driver.start_ticks)
+        stat = _stat_of(process.process_id)
+        return stat is None or not (stat.is_dead or stat.start_ticks != process.start_ticks)
 
     def process(self, process_id: int) -> DriverProcess | None:
         """The living process with that id, or ``None`` if it cannot be identified."""

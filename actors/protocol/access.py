@@ -383,6 +383,7 @@ NEEDS: Final[Mapping[type[Request[Any]], tuple[Need, ...]]] = {
     brokers.RegisterBrokerRequest: (_SERVER_ONLY,),
     brokers.BrokerHeartbeatRequest: (_SERVER_ONLY,),
     brokers.PingRequest: (_SERVER_ONLY,),
+    brokers.DescribeProcessesRequest: (_SERVER_ONLY,),
     brokers.DrainBrokerRequest: (_ALTER_CLUSTER,),
     brokers.ReassignPartitionRequest: (_ALTER_CLUSTER,),
     brokers.ElectLeadersRequest: (_ALTER_CLUSTER,),

@@ -155,7 +155,6 @@ class PartitionLeader:
                 origin=AppendOrigin.CLIENT,
                 transactional_id=request.transactional_id,
                 ticket=request.ticket,
-                follows_unacknowledged=request.follows_unacknowledged,
                 batch=request.batch,
                 now_ms=now_ms,
             )

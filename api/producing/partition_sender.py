@@ -7,6 +7,10 @@ waits until it is the oldest in flight.
 Without a transaction, a batch that fails leaves a gap that the leader will not pass. The partition
 then waits until nothing is in flight, and continues under the next producer epoch from sequence 0.
 In a transaction any failure spoils the whole transaction, and its end brings the next epoch.
+
+A leader forgets a producer that is silent for long, and then takes it at sequence 0 only. So a
+partition that was idle for half a day continues under the next epoch too. And a batch at sequence 0
+that has no answer for as long is not sent again: it would count as a new producer's.
 Source: KIP-98, "Idempotent producer guarantees"; KIP-360.
 
 One file: the outcome of a batch goes to its futures, counters and log where it is decided.
@@ -24,6 +28,7 @@ from random import Random
 from typing import Any, Final
 
 from oncelog.actors.protocol.messages.partition import ProduceReply, ProduceRequest
+from oncelog.actors.protocol.tickets import TICKET_LIFETIME_MAX_MS
 from oncelog.api.batching.accumulator import Accumulator, PendingBatch
 from oncelog.api.batching.delivery import BatchDelivery
 from oncelog.api.config import ProducerSettings
@@ -45,6 +50,9 @@ from oncelog.storage.model import PRODUCER_EPOCH_EXHAUSTED, TopicPartition, sequ
 from oncelog.storage.records.compression import Codec
 
 _logger = logging.getLogger("oncelog.producer")
+
+REMEMBERED_S: Final = TICKET_LIFETIME_MAX_MS / 1_000
+"""Every leader remembers a producer for longer: ``producer_id_expiration_ms`` allows no less."""
 
 _TOO_LARGE: Final = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
 
@@ -126,6 +134,8 @@ class PartitionSender:
         self._next_position = 0
         self._acknowledged_end = 0
         """The highest ``end_position`` acknowledged: the leader has everything before it."""
+        self._begun_s = 0.0
+        """When the newest batch was begun, by the loop's time."""
         self._gap: _Gap | None = None
         self._rewrites: list[_InFlight] = []
         self._unreported: list[tuple[_InFlight, ProduceReply]] = []
@@ -196,6 +206,11 @@ class PartitionSender:
     # --- one batch ----------------------------------------------------------------------------
 
     def _start(self, batch: PendingBatch) -> None:
+        now_s = asyncio.get_running_loop().time()
+        is_idle = self._next_position > 0 and not self._in_flight
+        if is_idle and self._transactional_id is None and now_s - self._begun_s >= REMEMBERED_S:
+            self._take_next_epoch()
+        self._begun_s = now_s
         entry = _InFlight(
             batch,
             self._next_position,
@@ -243,7 +258,6 @@ class PartitionSender:
                 transactional_id=self._transactional_id,
                 ticket=self._ticket or self._context.identities.ticket_of(self._identity),
                 timeout_ms=settings.request_timeout_ms,
-                follows_unacknowledged=self._acknowledged_end < entry.base_position,
             )
             reply = await self._context.router.call_leader(
                 self._topic_partition, request, timeout_ms=settings.request_timeout_ms
@@ -299,7 +313,7 @@ class PartitionSender:
                 self._context.identities.discard(self._identity)
             self._refused(entry)
             return True
-        if error.retriable:
+        if error.retriable and not self._may_be_forgotten(entry):
             return False
         detail = f"{reply.detail or exception_for(error)} (partition {self._topic_partition})"
         gap = _Gap.REFUSED
@@ -308,6 +322,19 @@ class PartitionSender:
             detail += "; an earlier attempt got no reply: it may or may not be in the log"
         self._fail_entry(entry, exception_for(error, detail), gap, reply.refused_records)
         return True
+
+    def _may_be_forgotten(self, entry: _InFlight) -> bool:
+        """Whether a leader that had appended ``entry`` could now take it for a new producer's.
+
+        Only at sequence 0: any other is refused by a leader that does not know its producer.
+        """
+        age_s = asyncio.get_running_loop().time() - entry.batch.created_s
+        return (
+            entry.may_be_in_log
+            and age_s >= REMEMBERED_S
+            and sequence_after(0, entry.base_position) == 0
+            and self._transactional_id is None
+        )
 
     def _split(self, entry: _InFlight) -> None:
         """Send a batch that is too large for its topic as two, which keep its sequences."""
@@ -399,29 +426,40 @@ class PartitionSender:
         if self._rewrites:
             await asyncio.sleep(self._context.settings.retry_backoff_ms / 1_000)
         if self._rewrites or self._acknowledged_end != self._next_position:
-            self._identity = await self._next_identity()
-            self._next_position = 0
-            self._acknowledged_end = 0
+            await self._take_next_identity()
         self._gap = None
         rewrites, self._rewrites = self._rewrites, []
         for entry in sorted(rewrites, key=lambda entry: entry.base_position):
             self._start(entry.batch)
         self.pump()
 
-    async def _next_identity(self) -> ProducerIdentity:
-        """The next epoch, which needs no call, or a new producer id.
+    def _begin(self, identity: ProducerIdentity) -> None:
+        self._identity = identity
+        self._next_position = 0
+        self._acknowledged_end = 0
+
+    def _take_next_epoch(self) -> bool:
+        """Continue under the next epoch, unless this was the last, or the id is ours no longer."""
+        identity = self._identity
+        is_ours = self._context.identities.ticket_of(identity) is not None
+        if not is_ours or identity.producer_epoch >= PRODUCER_EPOCH_EXHAUSTED:
+            return False
+        self._begin(
+            ProducerIdentity(
+                producer_id=identity.producer_id, producer_epoch=identity.producer_epoch + 1
+            )
+        )
+        return True
+
+    async def _take_next_identity(self) -> None:
+        """Continue under the next epoch, which needs no call, or a new producer id.
 
         A new id follows the last epoch, or a leader's rejection of the id's ticket.
         """
-        identity = self._identity
-        is_ours = self._context.identities.ticket_of(identity) is not None
-        if is_ours and identity.producer_epoch < PRODUCER_EPOCH_EXHAUSTED:
-            return ProducerIdentity(
-                producer_id=identity.producer_id, producer_epoch=identity.producer_epoch + 1
-            )
-        while True:
+        while not self._take_next_epoch():
             try:
-                return await self._context.identities.fresh()
+                self._begin(await self._context.identities.fresh())
+                return
             except OncelogError as error:
                 # Fail what waits for the identity; later records try again.
                 rewrites, self._rewrites = self._rewrites, []

@@ -18,6 +18,7 @@ from typing import Any
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.controller.broker_membership import BrokerNode
 from oncelog.actors.controller.replica_actors import FoundActor
+from oncelog.actors.coordination.process_watch import ProcessWatch
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, Transport, actor_of
 from oncelog.actors.launch.assembly import Environment, ReplicaServer, shell_of
 from oncelog.actors.launch.controller_server import ControllerServer
@@ -183,7 +184,7 @@ class LocalCluster:
             clock=SystemClock(),
             new_background=lambda: self.background,
             transport=self.transport,
-            drivers=ProcessTable("here"),
+            drivers=ProcessWatch(ProcessTable("here"), self.transport, on_failure=_die),
             random=self._random,
             incarnation=secrets.token_hex(8),
             process_id=os.getpid(),

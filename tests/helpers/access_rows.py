@@ -392,6 +392,7 @@ ROWS: tuple[Row, ...] = (
     Row(_all(brokers.RegisterBrokerRequest(broker_id=1)), (SERVER_PROOF,)),
     Row(_all(brokers.BrokerHeartbeatRequest(broker_id=1, broker_epoch=0)), (SERVER_PROOF,)),
     Row(_all(brokers.PingRequest()), (SERVER_PROOF,)),
+    Row(_all(brokers.DescribeProcessesRequest(processes=())), (SERVER_PROOF,)),
 )
 """Each request at least once, with what its caller needs. Whoever may create creates nothing."""
 

@@ -88,7 +88,6 @@ class LedPartition:
         ticket: bytes | None = None,
         origin: AppendOrigin = AppendOrigin.CLIENT,
         transactional_id: str | None = "loader",
-        follows_unacknowledged: bool = False,
         batch: bytes | None = None,
         now_ms: int = NOW_MS,
     ) -> AppendVerdict:
@@ -97,7 +96,6 @@ class LedPartition:
             origin=origin,
             transactional_id=transactional_id,
             ticket=ticket,
-            follows_unacknowledged=follows_unacknowledged,
             batch=batch,
             now_ms=now_ms,
         )
@@ -111,7 +109,6 @@ class LedPartition:
         producer_epoch: int = 0,
         origin: AppendOrigin = AppendOrigin.CLIENT,
         timestamp_ms: int = NOW_MS,
-        follows_unacknowledged: bool = False,
         is_owned: bool = True,
         crc: int = 0,
     ) -> AppendVerdict:
@@ -129,7 +126,6 @@ class LedPartition:
             header,
             ticket=self.plain_ticket(producer_id) if is_owned else None,
             origin=origin,
-            follows_unacknowledged=follows_unacknowledged,
         )
         return self.write(header, verdict)
 

@@ -11,6 +11,7 @@ from replicas import surroundings_of
 from virtual_time import START_MS
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
+from oncelog.actors.coordination.process_watch import ProcessWatch
 from oncelog.actors.launch.assembly import ReplicaServer, shell_of
 from oncelog.actors.launch.server_metrics import DiskMetrics
 from oncelog.actors.process.metrics import METRICS, Kind, parts
@@ -117,7 +118,7 @@ class ServerWorld:
             self,
             self,
             self.deaths.append,
-            drivers=ProcessTable("here"),
+            drivers=ProcessWatch(ProcessTable("here"), self, on_failure=self.deaths.append),
             metrics=self,
             disk_metrics=DiskMetrics(self.disk_space),
         )

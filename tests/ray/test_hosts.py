@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hosts_cluster import HostsCluster
+from deadlines import wait_for
+from hosts_cluster import PROGRAMS, HostsCluster
 from network_hosts import Network, missing
 
+from oncelog.actors.config import ClusterConfig
+
 pytestmark = pytest.mark.ray
+
+SESSION_S = ClusterConfig().group_share_session_timeout_ms / 1_000
+"""A worker that is only silent keeps its records for three quarters of it at least."""
 
 
 @pytest.fixture
@@ -29,8 +36,8 @@ def network() -> Iterator[Network]:
 
 def test_ray_up_makes_a_cluster_whose_hosts_share_a_transaction(network: Network) -> None:
     """1. `ray up`; the log serves when it returns. 2. The other host joins with a number that
-    nobody wrote. 3. A program there writes to both, to a copy on each. 4. `ray down`; the head is
-    empty.
+    nobody wrote. 3. A program there writes to both, to a copy on each. 4. Workers of a queue
+    die on both. 5. `ray down`; the head is empty.
     """
     cluster = HostsCluster(network, workers=1, has_dashboard=False)
     (worker,) = cluster.workers
@@ -46,5 +53,33 @@ def test_ray_up_makes_a_cluster_whose_hosts_share_a_transaction(network: Network
     cluster.wait_until_in_sync("t", 2)
     cluster.wait_until_equal("t")
     assert cluster.check(cluster.head, "t") == 16
+    check_deaths_of_workers(cluster, "t", 16)
     cluster.down()
     assert not [line for line in cluster.head.processes() if line.startswith("ray::")]
+
+
+def check_deaths_of_workers(cluster: HostsCluster, topic: str, count: int) -> None:
+    """On either host, another worker has the records long before a session could end.
+
+    One of the two deaths is not on the host of the group's coordinator.
+    """
+    (other,) = cluster.workers
+    places: list[Path] = []
+    for host in (other, cluster.head, other):
+        place = host.home / f"worker-{len(places)}"
+        place.mkdir()
+        arguments = ("group", topic, str(count), str(place))
+        host.begin(sys.executable, str(PROGRAMS / "queue_worker.py"), *arguments)
+        if places:
+            wait_for((place / "waits").exists, f"{place.name}, which waits for another's records")
+            (places[-1] / "die").touch()
+        wait_for((place / "held").exists, f"{place.name} with all records")
+        if places:
+            inherited_s = time_in(place / "held") - time_in(places[-1] / "dead")
+            assert 0 <= inherited_s < SESSION_S / 2, host.name
+        places.append(place)
+    (places[-1] / "die").touch()
+
+
+def time_in(file: Path) -> float:
+    return float(file.read_text())

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sim_disk import SimDisk
 from sim_launcher import empty_disk, new_disk, share_further
-from sim_process import Process
+from sim_process import ELSEWHERE, Process
 
 from oncelog.actors.config import BrokerConfig, HostConfig, ReplicaConfig, own_directory
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, LOG_ACTORS, broker_actor
@@ -23,8 +23,6 @@ from oncelog.actors.replica.data_directory import read_identity, write_identity
 FOUNDER_NODE = 1
 
 LOOK_FOR_HEAD_S = 0.5
-ELSEWHERE = 0
-"""Where clients and the driver are: a node of no broker, which never dies."""
 
 
 class Nodes:

@@ -16,6 +16,7 @@ from sim_loop import PROCESS, SimHandle
 from sim_network import Exchange, SimTransport
 from sim_wire import CalleeWire, CallerWire
 
+from oncelog.actors.coordination.process_watch import ProcessWatch
 from oncelog.actors.launch.assembly import DiskRefusedError, Environment, LeadershipLostError
 from oncelog.actors.launch.broker import Broker
 from oncelog.actors.launch.host import Host
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 EPOCH_MS = 1_700_000_000_000
 """The wall clock at virtual time 0."""
 
+ELSEWHERE = 0
+"""Where clients and the driver are: a node of no broker, which never dies."""
+
 QUICK_DISK_EVERY = 3
 """Every so many processes one syncs at once, as on a disk that is quicker than a thread."""
 
@@ -60,15 +64,24 @@ class SimClock:
         return self._world.clock_base_ms + int(self._world.loop.time() * 1_000) + offset_ms
 
 
-class SimDrivers:
-    """``DriverWatch`` of the one machine that a world is."""
+class SimSight:
+    """``ProcessSight`` of a node. Programs that are on no node are seen from everywhere."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, node: int) -> None:
         self._world = world
+        self._node = node
 
-    def is_gone(self, driver: DriverProcess) -> bool:
-        """See ``DriverWatch.is_gone``."""
-        return not self._world.lives(driver.process_id)
+    def lives(self, process: DriverProcess) -> bool | None:
+        """See ``ProcessSight.lives``."""
+        world = self._world
+        if process.machine not in (machine_of(world, ELSEWHERE), machine_of(world, self._node)):
+            return None
+        return world.lives(process.process_id)
+
+
+def machine_of(world: World, node: int) -> str:
+    """Where the processes are that a node has now, in a ``DriverProcess``."""
+    return f"boot {world.boots[node]} of {node}"
 
 
 class Process:
@@ -161,11 +174,13 @@ class ActorProcess(Process):
             clock=self.clock,
             new_background=self._new_background,
             transport=self.transport,
-            drivers=SimDrivers(self.world),
+            drivers=ProcessWatch(
+                SimSight(self.world, self.node), self.transport, on_failure=self.die_of_bug
+            ),
             random=self.random,
             incarnation=self.random.randbytes(8).hex(),
             process_id=self.number,
-            boot_id=f"boot {self.world.boots[self.node]} of {self.node}",
+            boot_id=machine_of(self.world, self.node),
             door=Door(None) if self.world.settings.has_rules else Door(),
             die=self.die_of_bug,
         )
@@ -267,7 +282,9 @@ class Client(Process):
 
     def as_driver(self) -> DriverProcess:
         """This process as that which a run ends with."""
-        return DriverProcess(machine="sim", process_id=self.number, start_ticks=0)
+        return DriverProcess(
+            machine=machine_of(self.world, self.node), process_id=self.number, start_ticks=0
+        )
 
     async def begin_run(
         self, transactional_id: str, *, is_tied: bool = True, **details: Any

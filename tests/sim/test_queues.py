@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from random import Random
 from typing import Any
 from unittest import mock
 
 import pytest
-from sim_queues import TOPICS, QueuePlay
+from sim_process import Client, SimSight
+from sim_queues import GROUP, TOPICS, QueuePlay
 from sim_world import World, WorldSettings
 
 from oncelog.actors.config import ClusterConfig
+from oncelog.actors.coordination.process_watch import ProcessWatch
 from oncelog.actors.protocol.messages.share import JOIN_EPOCH
 from oncelog.actors.protocol.queue import share_partition
 from oncelog.actors.protocol.queue.share_groups import ShareTurn
 from oncelog.actors.protocol.queue.share_partition import RecordState, Run, SharePartition
 from oncelog.api.queueing.core import QueueCore
+from oncelog.api.queueing.queue import AsyncQueue
 from oncelog.storage.errors import ErrorCode
 
 SETTINGS = WorldSettings(
@@ -34,6 +39,83 @@ def played(seed: int) -> QueuePlay:
 @pytest.mark.parametrize("seed", range(4))
 def test_each_result_is_there_once_whoever_dies(seed):
     play = played(seed)
+    assert play.counts["committed"] > 5
+
+
+# --- deaths of workers ----------------------------------------------------------------------------
+
+THREE_NODES = WorldSettings(
+    brokers=3, replication_factor=3, cluster=ClusterConfig(replicas_per_actor=1)
+)
+SESSION_S = THREE_NODES.cluster.group_share_session_timeout_ms / 1_000
+NOTICED_S = 1.0
+"""How long the locks of a dead worker may last, where a broker is on its machine."""
+
+
+async def _write_tasks(client: Client, count: int) -> None:
+    producer = client.producer()
+    for number in range(count):
+        await producer.send("tasks", b"%d" % number, partition=0)
+    await producer.close()
+
+
+async def _take(client: Client, queues: list[AsyncQueue]) -> int:
+    """Take all tasks, whoever holds them now, and keep them; return how many there were."""
+    queue = client.queue("tasks", group_id=GROUP)
+    queues.append(queue)
+    while not (records := await queue.take(100, timeout_ms=1_000)):
+        pass
+    return len(records)
+
+
+def _inheritance_s(seed: int, *, node: int) -> float:
+    """How long another worker waits for the records of one that dies on that node."""
+    with World(seed, topics=TOPICS, settings=THREE_NODES) as world:
+        writer = world.client("writer")
+        world.run(writer.spawn(_write_tasks(writer, 10)))
+        holder, heir = world.client("holder", node=node), world.client("heir")
+        queues: list[AsyncQueue] = []
+        assert world.run(holder.spawn(_take(holder, queues))) == 10
+        taking = heir.spawn(_take(heir, queues))
+        world.run_for(2 * SESSION_S)
+        assert not taking.done()
+        world.kill(holder.name)
+        died_s = world.now_s
+        assert world.run(taking, limit_s=5 * SESSION_S) == 10
+        return world.now_s - died_s
+
+
+@pytest.mark.parametrize("node", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(2))
+def test_the_locks_of_a_worker_end_within_a_second_of_its_death_on_any_node(seed, node):
+    assert _inheritance_s(seed, node=node) <= NOTICED_S
+
+
+def test_without_answers_of_brokers_a_distant_death_is_noticed_by_the_session_only():
+    """A saboteur: nobody asks the broker of the worker's machine."""
+    with mock.patch.object(ProcessWatch, "_ask", return_value=None):
+        waits = [_inheritance_s(0, node=node) for node in (1, 2, 3)]
+    # The coordinator's own machine needs no answer.
+    assert [wait_s <= NOTICED_S for wait_s in waits].count(True) == 1
+
+
+def test_a_platform_that_takes_the_living_for_dead_costs_no_record_and_no_order():
+    """Now and then a worker that lives is told to be gone: it joins again, and others go on."""
+    real = SimSight.lives
+    lies = Counter[bool]()
+
+    def lives(self: SimSight, process: Any) -> bool | None:
+        found = real(self, process)
+        is_lie = bool(found) and self.random.random() < 0.05
+        lies[is_lie] += 1
+        return False if is_lie else found
+
+    with (
+        mock.patch.object(SimSight, "lives", lives),
+        mock.patch.object(SimSight, "random", Random("lies"), create=True),
+    ):
+        play = played(5)
+    assert lies[True]
     assert play.counts["committed"] > 5
 
 

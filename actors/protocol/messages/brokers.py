@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from oncelog.actors.protocol.messages.base import Reply, Request
+from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
@@ -133,6 +134,24 @@ class PingRequest(Request[PingReply], frozen=True, kw_only=True):
     reply_type = PingReply
 
     hold_ms: int = 0
+
+
+class DescribeProcessesReply(Reply, frozen=True, kw_only=True):
+    """Whether each process lives, in the order of the request; ``None``: it cannot be seen."""
+
+    lives: tuple[bool | None, ...] = ()
+
+
+class DescribeProcessesRequest(Request[DescribeProcessesReply], frozen=True, kw_only=True):
+    """Ask a broker's actor, or the controller, which processes of its machine live.
+
+    The answer is news: nobody may lose a record if it is wrong.
+    """
+
+    method = "describe_processes"
+    reply_type = DescribeProcessesReply
+
+    processes: tuple[DriverProcess, ...]
 
 
 class DrainBrokerReply(Reply, frozen=True, kw_only=True):

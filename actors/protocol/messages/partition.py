@@ -46,10 +46,8 @@ class ProduceRequest(Request[ProduceReply], frozen=True, kw_only=True):
 
     ``ticket`` proves that the partition is enrolled in the transaction or, outside of one, that the
     producer id is the sender's; every batch with a producer id needs it. Safe to retry with the
-    same bytes: the sequence numbers deduplicate. ``follows_unacknowledged``: earlier batches are
-    not acknowledged yet, so a leader that does not know the producer must not accept this one
-    first. ``batch`` never changes. From a connection of our own it is a view, which can be neither
-    hashed nor pickled.
+    same bytes: the sequence numbers deduplicate. ``batch`` never changes. From a connection of our
+    own it is a view, which can be neither hashed nor pickled.
     """
 
     method = "produce"
@@ -61,7 +59,6 @@ class ProduceRequest(Request[ProduceReply], frozen=True, kw_only=True):
     ticket: bytes | None = None
     leader_epoch: int = NO_LEADER_EPOCH
     timeout_ms: int = 30_000
-    follows_unacknowledged: bool = False
     batch: Batch
 
 

@@ -74,7 +74,7 @@ class ShareGroupHeartbeatRequest(Request[ShareGroupHeartbeatReply], frozen=True,
     A live member keeps the locks of what it acquired. To join anew, or to leave, releases them.
     ``FENCED_MEMBER_EPOCH``: another process has joined with this member id.
     ``UNKNOWN_MEMBER_ID``: the session has ended, and with it all locks; join anew.
-    ``process`` is the member's own: if it ends on the coordinator's host, so does the session.
+    ``process`` is the member's own: if it ends on a broker's host, so does the session.
     """
 
     method = "share_group_heartbeat"

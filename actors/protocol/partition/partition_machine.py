@@ -82,9 +82,9 @@ class AppendVerdict(msgspec.Struct, frozen=True, kw_only=True):
     ``duplicate_next_offset`` (exclusive): nothing is appended, and with acks -1 the reply still
     waits until the high watermark has reached that offset. ``is_early``: earlier batches may still
     be in flight. The shell may hold this one back for a short, bounded time and ask again after
-    each append; then it does what ``error`` says, where ``NONE`` means append. ``needs_keys``: the
-    ticket's cluster key is unknown, and the shell must ask for it. ``is_ticket_old``: accepted, but
-    the plain ticket's key is not the current one.
+    each append, before it answers with ``error``. ``needs_keys``: the ticket's cluster key is
+    unknown, and the shell must ask for it. ``is_ticket_old``: accepted, but the plain ticket's key
+    is not the current one.
     """
 
     error: ErrorCode = ErrorCode.NONE
@@ -182,13 +182,12 @@ class PartitionMachine(PartitionBounds):
         origin: AppendOrigin,
         transactional_id: str | None = None,
         ticket: bytes | None = None,
-        follows_unacknowledged: bool = False,
         batch: Buffer | None = None,
         now_ms: int,
     ) -> AppendVerdict:
         """Decide about a whole data batch whose bytes have been checked. Changes nothing.
 
-        ``follows_unacknowledged``: see ``ProduceRequest``. ``batch``: see ``find_duplicate``.
+        ``batch``: see ``find_duplicate``.
         """
         if self.role is not LEADER:
             return AppendVerdict(error=ErrorCode.NOT_LEADER_OR_FOLLOWER)
@@ -216,11 +215,9 @@ class PartitionMachine(PartitionBounds):
             refusal = self._check_owner(header, proof, is_verified, now_ms)
         if refusal is not None:
             return refusal
-        error, is_early = self.producers.check_data(
-            header, origin, follows_unacknowledged=follows_unacknowledged
-        )
+        error, is_early = self.producers.check_data(header, origin)
         is_old = not header.is_transactional and self._verified.get(header.producer_id) != proof
-        if error is ErrorCode.NONE and not is_early and not is_old:
+        if error is ErrorCode.NONE and not is_old:
             return ACCEPTED
         return AppendVerdict(error=error, is_early=is_early, is_ticket_old=is_old)
 

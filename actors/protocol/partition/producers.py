@@ -7,8 +7,7 @@ methods change state, from the log, both live and on replay (I-05). How a batch 
 producer's entry                    event                     answer
 ==================================  ========================  =================================
 none                                first sequence 0          accept
-none                                another, transactional    OUT_OF_ORDER, early
-none                                another, no transaction   accept, early: it may be forgotten
+none                                another                   OUT_OF_ORDER, early
 same epoch                          one of the last 5 again   duplicate: the original's place
 same epoch                          other content, sequence   OUT_OF_ORDER
                                     of one of the last 5
@@ -33,9 +32,10 @@ higher coordinator epoch            marker                    TRANSACTION_COORDI
 *Early* means that the batches in between may still be in flight: a producer's calls overtake each
 other. The shell decides whether the batch then waits, and how long.
 
-An unknown producer may begin at any sequence: its entry may have been forgotten after a day of
-silence, and an error would kill a healthy producer. A transaction is never that old, so it begins
-at 0.
+An unknown producer begins at 0, even if its entry was forgotten after a day of silence: a batch
+further on may be a copy of one that is in the log. A living producer continues under its next
+epoch, at 0, and does so by itself once it has been silent for half a day (``api.producing``). So
+nothing needs to keep the entries of idle producers, on the leader or on its followers.
 
 An entry has a producer's epoch, its newest batches and its transaction. Only log content changes an
 entry, so every replica and every replay arrives at the same one. Another epoch clears the
@@ -377,33 +377,26 @@ class ProducerStates:
             return BatchEnrolment.OLDER_OPEN
         return BatchEnrolment.OPEN
 
-    def check_data(
-        self, header: BatchHeader, origin: AppendOrigin, *, follows_unacknowledged: bool = False
-    ) -> tuple[ErrorCode, bool]:
+    def check_data(self, header: BatchHeader, origin: AppendOrigin) -> tuple[ErrorCode, bool]:
         """Check epoch, sequence and transaction of a data batch that is not a duplicate.
 
         Returns the error and whether the batch is early: batches still in flight may fill the gap
-        before it. An early batch with ``NONE`` may be appended if they do not arrive.
+        before it.
         """
         entry = self._entries.get(header.producer_id)
         if entry is not None and entry.is_transactional is not header.is_transactional:
             return ErrorCode.INVALID_TXN_STATE, False
         if entry is not None and header.producer_epoch < entry.producer_epoch:
             return ErrorCode.INVALID_PRODUCER_EPOCH, False
-        is_early = False
         if origin is AppendOrigin.CLIENT:
-            error, is_early = _check_sequence(
-                entry, header, follows_unacknowledged=follows_unacknowledged
-            )
-            if error is not ErrorCode.NONE:
-                return error, is_early
-        elif header.base_sequence != NO_SEQUENCE:
+            return _check_sequence(entry, header)
+        if header.base_sequence != NO_SEQUENCE:
             # The sequence also counts offsets that the transaction commits in other shards: gaps
             # are normal.
             error, is_ahead = _check_sequence(entry, header)
             if error is not ErrorCode.NONE and not is_ahead:
                 return error, False
-        return ErrorCode.NONE, is_early
+        return ErrorCode.NONE, False
 
     def check_marker(
         self, producer_id: int, producer_epoch: int, coordinator_epoch: int
@@ -521,23 +514,14 @@ class ProducerStates:
         return entry
 
 
-def _check_sequence(
-    entry: ProducerEntry | None, header: BatchHeader, *, follows_unacknowledged: bool = False
-) -> tuple[ErrorCode, bool]:
-    """The sequence rules for a client's batch whose epoch is not below the entry's.
-
-    An unknown producer may be a forgotten one, which continues at any sequence. But while earlier
-    batches are in flight it may also be a new one whose calls overtook each other. Starting with
-    this batch would then reject the earlier ones.
-    """
-    if entry is None:
-        if header.base_sequence == 0:
-            return ErrorCode.NONE, False
-        if header.is_transactional or follows_unacknowledged:
-            return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, True
-        return ErrorCode.NONE, True
+def _check_sequence(entry: ProducerEntry | None, header: BatchHeader) -> tuple[ErrorCode, bool]:
+    """The sequence rules for a client's batch whose epoch is not below the entry's."""
     expected = 0
-    if header.producer_epoch == entry.producer_epoch and entry.last_sequence != NO_SEQUENCE:
+    if (
+        entry is not None
+        and header.producer_epoch == entry.producer_epoch
+        and entry.last_sequence != NO_SEQUENCE
+    ):
         expected = sequence_after(entry.last_sequence, 1)
     if header.base_sequence == expected:
         return ErrorCode.NONE, False

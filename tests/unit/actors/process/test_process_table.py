@@ -47,14 +47,14 @@ def test_a_process_is_there_until_it_ends(child):
     table = ProcessTable("here")
     driver = table.process(child.pid)
     assert driver.process_id == child.pid
-    assert not table.is_gone(driver)
+    assert table.lives(driver) is True
     child.kill()
     # It waits to be reaped now, by this process.
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert table.is_gone(driver)
+    assert table.lives(driver) is False
     assert table.process(child.pid) is None
     child.wait(WAIT_S)
-    assert table.is_gone(driver)
+    assert table.lives(driver) is False
     assert table.process(child.pid) is None
 
 
@@ -66,7 +66,7 @@ def test_a_process_whose_first_thread_has_ended_is_there():
     try:
         driver = table.process(process.pid)
         assert process.stdout.readline() == b"ended\n"
-        assert not table.is_gone(driver)
+        assert table.lives(driver) is True
         assert table.process(process.pid) == driver
     finally:
         process.kill()
@@ -79,14 +79,14 @@ def test_a_proc_of_another_space_of_process_ids_tells_nothing(monkeypatch):
     monkeypatch.setattr(os, "getpid", lambda: driver.process_id + 1)
     table = ProcessTable("here")
     assert table.process(driver.process_id) is None
-    assert not table.is_gone(structs.replace(driver, start_ticks=driver.start_ticks - 1))
+    assert table.lives(structs.replace(driver, start_ticks=driver.start_ticks - 1)) is None
 
 
 def test_a_later_process_of_the_same_id_is_another_one():
     table = ProcessTable("here")
     driver = table.process(os.getpid())
-    assert not table.is_gone(driver)
-    assert table.is_gone(structs.replace(driver, start_ticks=driver.start_ticks - 1))
+    assert table.lives(driver) is True
+    assert table.lives(structs.replace(driver, start_ticks=driver.start_ticks - 1)) is False
 
 
 @pytest.mark.parametrize("place", ["host", "boot", "namespace"])
@@ -100,7 +100,7 @@ def test_nobody_takes_for_gone_what_cannot_be_seen_from_here(child, monkeypatch,
     if place == "namespace":
         real = os.readlink
         monkeypatch.setattr(os, "readlink", lambda path: str(real(path)) + "another")
-    assert not ProcessTable(host).is_gone(driver)
+    assert ProcessTable(host).lives(driver) is None
 
 
 def test_a_process_of_somebody_else_is_there_though_it_may_not_be_asked(child, monkeypatch):
@@ -112,10 +112,10 @@ def test_a_process_of_somebody_else_is_there_though_it_may_not_be_asked(child, m
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "kill", refuse)
-        assert not table.is_gone(driver)
+        assert table.lives(driver) is True
         # As where /proc shows everybody only their own.
         patch.setattr(process_table, "_stat_of", lambda process_id: None)
-        assert not table.is_gone(driver)
+        assert table.lives(driver) is True
 
 
 def test_without_proc_nothing_is_known(tmp_path, monkeypatch):
@@ -125,13 +125,13 @@ def test_without_proc_nothing_is_known(tmp_path, monkeypatch):
     table = ProcessTable("here")
     assert table.process(os.getpid()) is None
     assert table.ancestor("java") is None
-    assert not table.is_gone(structs.replace(driver, process_id=2**40))
+    assert table.lives(structs.replace(driver, process_id=2**40)) is None
 
 
 def test_an_impossible_process_id_is_that_of_nobody():
     table = ProcessTable("here")
     driver = structs.replace(table.process(os.getpid()), process_id=2**62)
-    assert not table.is_gone(driver)
+    assert table.lives(driver) is True
 
 
 def test_the_nearest_ancestor_that_runs_a_command_is_found():

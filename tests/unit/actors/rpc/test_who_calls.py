@@ -43,6 +43,7 @@ FOR_SERVERS = {
     "broker_heartbeat",
     "cluster_keys",
     "configure",
+    "describe_processes",
     "hold_replicas",
     "hosted_replicas",
     "leader_and_isr",
