@@ -1,4 +1,4 @@
-"""The leader of one partition, which serves clients and coordinators.
+"""The leader of one partition, which serves clients and coordinators; a follower serves fetches.
 
 No work is done per record: a leader reads only a batch's 61-byte header. Compiled calls check its
 CRC, and that uncompressed records can be decoded.
@@ -22,6 +22,7 @@ from oncelog.actors.config import TopicConfig
 from oncelog.actors.interfaces import Clock
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.partition import (
+    NO_BROKER,
     AbortHangingReply,
     AbortHangingRequest,
     ConfigureReply,
@@ -80,7 +81,7 @@ _NAMED_RECORDS_MAX: Final = 10
 
 
 class PartitionLeader:
-    """Serves produce, fetch, offsets and markers of one replica.
+    """Serves produce, fetch, offsets and markers of one replica; while it follows, fetches only.
 
     ``on_log_start_raised`` is called after records were deleted on request.
     """
@@ -210,20 +211,20 @@ class PartitionLeader:
     # --- fetch ----------------------------------------------------------------------------
 
     async def fetch(self, request: FetchRequest) -> FetchReply:
-        """Return batches from ``fetch_offset`` on, once there are enough or the time is over."""
+        """Return batches from ``fetch_offset`` on, once there are enough or the time is over.
+
+        A leader may name a follower in the consumer's rack instead, and a follower answers those
+        that were sent to it, up to the high watermark or last stable offset that it knows.
+        """
         replica = self.replica
         deadline_ms = loop_ms() + min(request.max_wait_ms, FETCH_WAIT_MAX_MS)
         while True:
-            error = self._check(request.topic_partition, request.leader_epoch)
-            if error is ErrorCode.NONE and request.topic_id not in (
-                "",
-                replica.leadership.topic_id,
-            ):
-                error = ErrorCode.UNKNOWN_TOPIC_ID
-            if error is ErrorCode.NONE:
-                error = replica.machine.check_fetch(request.fetch_offset)
+            error = self._check_fetch(request)
             if error is not ErrorCode.NONE:
                 return self._bounds(error)
+            nearer = replica.preferred_read_replica(request.client_rack, request.fetch_offset)
+            if nearer != NO_BROKER:
+                return structs.replace(self._bounds(ErrorCode.NONE), preferred_read_replica=nearer)
             remaining_ms = deadline_ms - loop_ms()
             try:
                 found = self._read(request)
@@ -242,6 +243,28 @@ class PartitionLeader:
                 return self._fetched(request, found)
             await replica.progress(remaining_ms)
 
+    def _check_fetch(self, request: FetchRequest) -> ErrorCode:
+        """Whether this replica answers: it leads, or the leader has sent the consumer here.
+
+        Nothing is read while a follower cuts its log: log and machine differ meanwhile.
+        """
+        replica = self.replica
+        if not request.from_follower:
+            error = self._check(request.topic_partition, request.leader_epoch)
+        elif request.topic_partition != replica.topic_partition:
+            error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        else:
+            error = replica.upkeep_error()
+            if error is ErrorCode.NONE:
+                error = replica.machine.check_reader(request.leader_epoch)
+        if error is ErrorCode.NONE and request.topic_id not in ("", replica.leadership.topic_id):
+            error = ErrorCode.UNKNOWN_TOPIC_ID
+        return (
+            error
+            if error is not ErrorCode.NONE
+            else replica.machine.check_fetch(request.fetch_offset)
+        )
+
     def _read(self, request: FetchRequest) -> LogSlice:
         bound = self.replica.machine.fetch_bound(request.isolation_level)
         if request.fetch_offset >= bound:
@@ -257,6 +280,7 @@ class PartitionLeader:
         counters = self.replica.counters
         counters.fetched_bytes += len(found.records)
         counters.fetched_records += found.next_offset - request.fetch_offset
+        counters.follower_fetches += self.replica.is_following
         aborted: tuple[AbortedTransaction, ...] | None = None
         if request.isolation_level is IsolationLevel.READ_COMMITTED:
             aborted = ()
