@@ -254,7 +254,7 @@ async def wrong_bytes(request):
 def test_no_error_of_a_follower_reaches_the_program_and_it_is_asked_again_later(
     fake_cluster, run, rack, refusal
 ):
-    """1. The follower fails: the leader is read, and told no rack. 2. It is well, and read again."""
+    """1. The follower fails, and the leader is read, with no rack. 2. It is read again."""
     rack.refusal = refusal
 
     async def scenario():
