@@ -119,7 +119,7 @@ class Replica(ReplicaLog):
         self._opening = asyncio.Lock()
         self._settings: tuple[tuple[str, str], ...] = ()
         self._settings_version = 0
-        self._racks: dict[int, str] = {}
+        self.racks: dict[int, str] = {}
         """By broker; as of the last answer with settings, so at most a check of retention old."""
 
     # --- state ----------------------------------------------------------------------------
@@ -337,14 +337,14 @@ class Replica(ReplicaLog):
         replicator = self.replicator
         if not client_rack or replicator is None or not replicator.replication.has_followers:
             return NO_BROKER
-        if not replicator.replication.in_sync.isr <= self._racks.keys():
+        if not replicator.replication.in_sync.isr <= self.racks.keys():
             self.events.refresh_settings_soon()
-        near = {broker_id for broker_id, rack in self._racks.items() if rack == client_rack}
+        near = {broker_id for broker_id, rack in self.racks.items() if rack == client_rack}
         return replicator.replication.preferred_read_replica(near, fetch_offset)
 
     def learn_racks(self, racks: Mapping[int, str]) -> None:
         """Know the rack of each broker, as the controller has just told it."""
-        self._racks = dict(racks)
+        self.racks = dict(racks)
 
     def lose_leadership(self) -> None:
         """Another leads, or may: answer all waiters and restart."""

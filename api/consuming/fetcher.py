@@ -358,15 +358,7 @@ class Fetcher:
             self._read_replicas.take(tp, reply.preferred_read_replica, loop_ms())
             return
         self._record_idle(tp, is_idle=not reply.records)
-        is_sound = self._receive(partition, reply)
-        if follower is None:
-            return
-        if is_sound:
-            self._read_replicas.succeeded(tp)
-        else:
-            # The leader has a log of its own, so nobody needs to check this one for the consumer.
-            partition.is_suspicious = False
-            self._read_replicas.failed(tp, ErrorCode.CORRUPT_MESSAGE, loop_ms())
+        self._receive(partition, reply, follower)
 
     def _count(self, reply: FetchReply, began_s: float, follower: int | None) -> None:
         counters = self._counters
@@ -390,34 +382,27 @@ class Fetcher:
                 continue
             try:
                 await self._router.metadata(topics, refresh=True)
-                left = [tp for tp in self.followers if not await self._is_in_sync(tp)]
                 moved = [
                     (tp, wait)
                     for tp, wait in tuple(self._waits_at.items())
-                    if tp in left
-                    or (
-                        wait.follower is None and (await self._router.leader(tp))[0] != wait.address
-                    )
+                    if await self._address(tp, wait.follower) != wait.address
                 ]
             except OncelogError as error:
                 _log.info("the leaders of %s are unknown: %s", ", ".join(sorted(topics)), error)
                 continue
-            for topic_partition in left:
-                self._read_replicas.leave(topic_partition)
             for topic_partition, wait in moved:
                 if self._waits_at.get(topic_partition) is wait:
                     self._stop(topic_partition)
                     self._start(topic_partition)
 
-    async def _is_in_sync(self, topic_partition: TopicPartition) -> bool:
-        """Whether the follower that the partition is read from still follows and is in sync."""
-        follower = self.followers.get(topic_partition)
+    async def _address(self, topic_partition: TopicPartition, follower: int | None) -> str:
+        """That of the leader, or of the follower on a broker; "" if it is not in sync."""
         try:
-            if follower is not None:
-                await self._router.follower(topic_partition, follower)
+            if follower is None:
+                return (await self._router.leader(topic_partition))[0]
+            return (await self._router.follower(topic_partition, follower))[0]
         except NotLeaderOrFollowerError:
-            return False
-        return True
+            return ""
 
     async def _is_leader_older(self, partition: AssignedPartition, error: ErrorCode) -> bool:
         """Whether the leader still has a deleted topic that the consumer no longer reads."""
@@ -472,7 +457,7 @@ class Fetcher:
                 call_hosted=partial(self._fetch_with_others, follower),
             )
         rack = self._read_replicas.rack_for(tp, loop_ms())
-        if rack and not partition.is_suspicious:
+        if rack:
             request = structs.replace(request, client_rack=rack)
         return await self._router.call_leader(
             tp,
@@ -501,12 +486,13 @@ class Fetcher:
             return ""
         return known[name].topic_id if name in known else ""
 
-    def _receive(self, partition: AssignedPartition, reply: FetchReply) -> bool:
-        """Buffer a reply; false if its bytes are damaged."""
+    def _receive(
+        self, partition: AssignedPartition, reply: FetchReply, follower: int | None
+    ) -> None:
         is_committed = self._isolation_level is IsolationLevel.READ_COMMITTED
         partition.readable_end = reply.last_stable_offset if is_committed else reply.high_watermark
         partition.log_start_offset = reply.log_start_offset
-        fetch_offset, is_sound = partition.fetch_offset, True
+        fetch_offset = partition.fetch_offset
         assert fetch_offset is not None
         try:
             partition.receive(
@@ -517,15 +503,21 @@ class Fetcher:
         except SpillFailedError as error:
             partition.failure = error  # The next fetch asks for the same reply again.
         except CorruptDataError as error:
+            if follower is not None:
+                # The leader has another copy.
+                self._read_replicas.failed(
+                    partition.topic_partition, ErrorCode.CORRUPT_MESSAGE, loop_ms()
+                )
+                return
             if partition.is_suspicious:
                 partition.failure = partition.corrupt(str(error), fetch_offset, NO_OFFSET)
             # Else the leader must check whether its log is damaged, and where the damage ends.
             partition.is_suspicious = not partition.is_suspicious
-            is_sound = False
         else:
             partition.is_suspicious = False
+            if follower is not None:
+                self._read_replicas.succeeded(partition.topic_partition)
         self._on_change()
-        return is_sound
 
     def _fail(self, partition: AssignedPartition, reply: FetchReply) -> None:
         detail = reply.detail or (

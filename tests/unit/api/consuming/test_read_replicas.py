@@ -99,6 +99,8 @@ class Rack:
         """What the follower answers instead."""
         self.answered = []
         """(broker, request) of each fetch."""
+        self.delay_s = 0
+        """How long the follower's process takes for each answer."""
         cluster.hooks[MetadataRequest] = self.metadata
         cluster.hooks[FetchTogetherRequest] = None
         self.sessions = {
@@ -142,10 +144,19 @@ class Rack:
         return answer
 
     def actor(self, broker):
-        def answer(request):
+        async def late(request):
+            await asyncio.sleep(self.delay_s)
+            return await at_once(request)
+
+        def at_once(request):
             if isinstance(request, FetchTogetherRequest):
                 return self.sessions[broker].fetch(request)
-            return self.at(broker)("", request) if isinstance(request, FetchRequest) else None
+            return self.at(broker)("", request)
+
+        def answer(request):
+            if not isinstance(request, FetchTogetherRequest | FetchRequest):
+                return None
+            return late(request) if broker == FOLLOWER and self.delay_s else at_once(request)
 
         return answer
 
@@ -254,7 +265,7 @@ async def wrong_bytes(request):
 def test_no_error_of_a_follower_reaches_the_program_and_it_is_asked_again_later(
     fake_cluster, run, rack, refusal
 ):
-    """1. The follower fails, and the leader is read, with no rack. 2. It is read again."""
+    """1. The follower fails: the leader is read, without a rack. 2. It is read again. 3. And so."""
     rack.refusal = refusal
 
     async def scenario():
@@ -263,16 +274,22 @@ def test_no_error_of_a_follower_reaches_the_program_and_it_is_asked_again_later(
         assert fetcher.take_failure() is None
         first = rack.take_asked()
         rack.refusal = None
-        await asyncio.sleep(AWAY_S + 2)
-        second = rack.take_asked()
+        later = []
+        for again in (refusal, None):
+            await asyncio.sleep(AWAY_S + 2)
+            later.append(rack.take_asked())
+            rack.refusal = again
+            await asyncio.sleep(1)
+            rack.refusal = None
         await fetcher.close()
-        return found, first, second
+        return found, first, later
 
-    found, first, second = run(scenario())
+    found, first, later = run(scenario())
     assert found == [b"0", b"1", b"2"]
     assert first[:3] == [LEADER, FOLLOWER, LEADER]
     assert first.count(FOLLOWER) == 1
-    assert second[-1] == FOLLOWER
+    # The second failure is the first one since, so it is waited for no longer.
+    assert [asked[-1] for asked in later] == [FOLLOWER, FOLLOWER]
 
 
 def test_an_offset_is_out_of_range_only_if_the_leader_says_so(fake_cluster, run, rack):
@@ -325,64 +342,111 @@ def test_an_election_leads_back_to_the_leader_and_on_to_its_follower(fake_cluste
 def test_a_follower_that_hears_nothing_new_is_left_once_it_is_not_in_sync(
     fake_cluster, run, rack, host
 ):
-    """1. The follower is cut off and has nothing new. 2. It leaves the ISR, and the leader has new
-    records. 3. They are read.
+    """1. The follower is cut off, and the leader has new records. 2. It leaves the ISR. 3. They are
+    read.
     """
     rack.host = host
 
-    async def nothing_new(request):
+    async def knows_three(request):
+        if request.fetch_offset < 3:
+            return await fake_cluster._fetch(request)
         await asyncio.sleep(request.max_wait_ms / 1_000)
         return FetchReply(high_watermark=3, last_stable_offset=3, log_start_offset=0)
 
     async def scenario():
+        rack.refusal = knows_three
         fetcher = fetcher_of(fake_cluster)
         await take_all(fetcher)
-        rack.refusal = nothing_new
         fake_cluster.logs[TP].append(b"3")
+        await asyncio.sleep(5)
+        assert (values(fetcher), fetcher.followers) == ([], {TP: FOLLOWER})
         rack.isr = (LEADER,)
-        fake_cluster.actors["partition:t-0@1"] = rack.actor(LEADER)
-        await asyncio.sleep(IDLE_CHECK_MS / 1_000 + 2)
+        await asyncio.sleep(IDLE_CHECK_MS / 1_000)
         found = values(fetcher)
         await fetcher.close()
         return found
 
-    # A leader names only who is in sync.
-    rack_of = rack.at
-
-    def at(broker):
-        async def answer(key, request):
-            if broker == LEADER and FOLLOWER not in rack.isr:
-                request = structs.replace(request, client_rack="")
-            return await rack_of(broker)(key, request)
-
-        return answer
-
-    rack.at = at
-    rack.sessions = {
-        broker: FetchSessions(rack.at(broker), OwnTasks(pytest.fail))
-        for broker in (LEADER, FOLLOWER)
-    }
-    assert run(scenario())[-1:] == [b"3"]
+    assert run(scenario()) == [b"3"]
 
 
-def test_a_follower_that_hangs_is_given_up_once_it_is_not_in_sync(fake_cluster, run, rack):
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_follower_that_hangs_is_given_up_once_it_is_not_in_sync(fake_cluster, run, rack, host):
     """Long before the deadline of the fetch, since the controller is asked meanwhile."""
-
-    async def hangs(request):
-        await asyncio.sleep(1_000)
+    rack.host = host
 
     async def scenario():
+        rack.delay_s = 1_000
         fetcher = fetcher_of(fake_cluster)
-        rack.refusal = hangs
         await asyncio.sleep(1)
         assert fetcher.followers == {TP: FOLLOWER}
         rack.isr = (LEADER,)
-        await asyncio.sleep(3)
+        await asyncio.sleep(4)
         found = values(fetcher)
         await fetcher.close()
         return found
 
     assert run(scenario())[:1] == [b"0"]
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_slow_follower_is_read_while_it_is_in_sync(fake_cluster, run, rack, host):
+    rack.host, rack.delay_s = host, 3
+
+    async def scenario():
+        fetcher = fetcher_of(fake_cluster)
+        await asyncio.sleep(10)
+        found = values(fetcher)
+        await fetcher.close()
+        return found
+
+    assert run(scenario())[:1] == [b"0"]
+    assert rack.take_asked().count(LEADER) == 1
+
+
+def test_a_busy_follower_is_left_too_once_it_is_not_in_sync(fake_cluster, run, rack):
+    async def scenario():
+        fetcher = fetcher_of(fake_cluster)
+        await take_all(fetcher)
+        rack.isr = (LEADER,)
+        while asyncio.get_running_loop().time() < IDLE_CHECK_MS / 1_000 + 2:
+            fake_cluster.logs[TP].append(b"more")
+            await asyncio.sleep(0.3)
+            assert values(fetcher)
+        followers = dict(fetcher.followers)
+        await fetcher.close()
+        return followers
+
+    assert run(scenario()) == {}
+    assert rack.take_asked()[-1] == LEADER
+
+
+def test_a_follower_that_the_consumer_does_not_know_yet_is_looked_up(fake_cluster, run, rack):
+    """1. Only the leader is in sync, as the consumer knows. 2. The leader names a new member."""
+
+    async def scenario():
+        rack.isr = (LEADER,)
+        fetcher = fetcher_of(fake_cluster, client_rack="east")
+        await fetcher._router.metadata([TP.topic])
+        rack.isr = (LEADER, FOLLOWER)
+        await take_all(fetcher)
+        followers = dict(fetcher.followers)
+        await fetcher.close()
+        return followers
+
+    assert run(scenario()) == {TP: FOLLOWER}
+    assert rack.take_asked()[:2] == [LEADER, FOLLOWER]
+
+
+def test_a_partition_that_is_given_up_is_read_from_no_follower(fake_cluster, run, rack):
+    async def scenario():
+        fetcher = fetcher_of(fake_cluster)
+        await take_all(fetcher)
+        fetcher.assign([])
+        followers = dict(fetcher.followers)
+        await fetcher.close()
+        return followers
+
+    assert run(scenario()) == {}
 
 
 def test_metrics_tell_what_is_read_from_followers(fake_cluster, run, rack):
