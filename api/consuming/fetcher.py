@@ -12,6 +12,8 @@ error, or a damaged batch, waits until everything before it is taken; the consum
 A deposed leader that does not know it has no new records and returns no error, and a follower that
 is cut off has none either. So idle partitions, and those read from followers, are looked up again
 every ``IDLE_CHECK_MS``, and a fetch that waits elsewhere is begun anew (``read_replicas``).
+
+One file: what is assigned, taken or fetched wakes the tasks of the others.
 """
 
 from __future__ import annotations
@@ -41,7 +43,6 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     CorruptDataError,
     IllegalStateError,
-    NotLeaderOrFollowerError,
     OncelogError,
     SpillFailedError,
     exception_for,
@@ -385,7 +386,7 @@ class Fetcher:
                 moved = [
                     (tp, wait)
                     for tp, wait in tuple(self._waits_at.items())
-                    if await self._address(tp, wait.follower) != wait.address
+                    if await self._router.address(tp, wait.follower) != wait.address
                 ]
             except OncelogError as error:
                 _log.info("the leaders of %s are unknown: %s", ", ".join(sorted(topics)), error)
@@ -394,15 +395,6 @@ class Fetcher:
                 if self._waits_at.get(topic_partition) is wait:
                     self._stop(topic_partition)
                     self._start(topic_partition)
-
-    async def _address(self, topic_partition: TopicPartition, follower: int | None) -> str:
-        """That of the leader, or of the follower on a broker; "" if it is not in sync."""
-        try:
-            if follower is None:
-                return (await self._router.leader(topic_partition))[0]
-            return (await self._router.follower(topic_partition, follower))[0]
-        except NotLeaderOrFollowerError:
-            return ""
 
     async def _is_leader_older(self, partition: AssignedPartition, error: ErrorCode) -> bool:
         """Whether the leader still has a deleted topic that the consumer no longer reads."""

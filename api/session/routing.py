@@ -198,6 +198,16 @@ class Router:
             )
         return address, partition.leader_epoch
 
+    async def address(self, topic_partition: TopicPartition, follower: int | None) -> str:
+        """The address of the leader, or of the ``follower`` on a broker; "" if it is not in sync.
+
+        Raises as ``leader``.
+        """
+        if follower is None:
+            return (await self.leader(topic_partition))[0]
+        topic, partition = await self._find(topic_partition)
+        return follower_address(topic, partition, follower) or ""
+
     async def _find(
         self, topic_partition: TopicPartition
     ) -> tuple[TopicMetadata, PartitionMetadata]:
@@ -384,12 +394,9 @@ class Router:
         """
         try:
             await self.ask_for(tp.topic)
-            if follower is None:
-                return (await self.leader(tp))[0]
-            topic, partition = await self._find(tp)
+            return await self.address(tp, follower)
         except OncelogError:
             return None
-        return follower_address(topic, partition, follower) or ""
 
     async def _ask_controller(self, request: MetadataRequest) -> MetadataReply:
         began_s = self.outages.now_s()
