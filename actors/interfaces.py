@@ -145,6 +145,16 @@ def leader_address(topic: TopicMetadata, partition: PartitionMetadata) -> str | 
     return actor_of(TopicPartition(topic.name, partition.partition), partition.leader)
 
 
+def follower_address(
+    topic: TopicMetadata, partition: PartitionMetadata, broker_id: int
+) -> str | None:
+    """The address of a partition's follower on a broker; ``None`` if none is in sync there."""
+    if broker_id == partition.leader or broker_id not in partition.isr:
+        return None
+    placements = placements_of(topic, partition)
+    return next((address_of(one) for one in placements if one.broker_id == broker_id), None)
+
+
 CONTROLLER_ACTOR = "controller"
 BROKER_ACTORS = "broker:"
 """Prefix of the names of brokers' own actors."""

@@ -299,6 +299,12 @@ class ConsumerSettings:
         Meta(ge=0, le=INT32_MAX),
         "How long a leader waits for `fetch_min_bytes`: at most 30 s.",
     ] = 500
+    client_rack: Annotated[
+        str | None,
+        Text(GROUP_ID_MAX_BYTES),
+        "The rack that the program is in, as in the label `rack` of Ray nodes. What has an "
+        "in-sync replica there, and not its leader, is read from that replica.",
+    ] = None
     order: Annotated[
         DeliveryOrder,
         "Deliver the records of a partition by their offsets, or those of a transaction when it "

@@ -264,6 +264,7 @@ REPLICATION: Final = Row(
             (m.ISR_EXPANDS, "gained, "),
         ),
         _per_broker("Logs cut by followers per second", "ops", (m.FOLLOWER_CUTS, "")),
+        _per_broker("Fetches from followers per second", "ops", (m.FOLLOWER_FETCHES, "")),
         _per_broker(
             "Leaders elected per second", "ops", (m.LEADER_ELECTIONS, "by the controller at ")
         ),

@@ -70,6 +70,7 @@ class ConsumerOptions(TypedDict, total=False):
     fetch_max_bytes: int
     max_partition_fetch_bytes: int
     fetch_max_wait_ms: int
+    client_rack: str | None
     order: DeliveryOrder
     commit_order_buffer_bytes: int
     spill_directory: str | None

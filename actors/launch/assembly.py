@@ -359,9 +359,14 @@ class ReplicaServer(ReplicaEvents):
         return None
 
     async def refresh_settings(self) -> None:
-        """Follow the settings that the controller has of the topic, in case a call was lost."""
+        """Follow the settings that the controller has of the topic, in case a call was lost.
+
+        The answer tells the racks of brokers too, which no call does.
+        """
         ask = self.environment.shared_metadata or self._ask_controller
         reply = await ask(MetadataRequest(topics=(self.config.topic,)))
+        if reply.error is ErrorCode.NONE:
+            self.replica.learn_racks({broker.broker_id: broker.rack for broker in reply.brokers})
         for topic in reply.topics:
             if topic.topic_id == self.replica.leadership.topic_id:
                 if self.replica.upkeep_error() is ErrorCode.NONE:
@@ -404,7 +409,7 @@ class ReplicaServer(ReplicaEvents):
             self._key_task = self._tasks.spawn(self._refresh_keys())
 
     def refresh_settings_soon(self) -> None:
-        """Ask the controller for the topic's settings; concurrent calls share one request."""
+        """Ask the controller for settings and racks; concurrent calls share one request."""
         if self._settings_task is None or self._settings_task.done():
             self._settings_task = self._tasks.spawn(
                 self.maintenance.attempt("settings", self.refresh_settings)

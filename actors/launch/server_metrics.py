@@ -29,6 +29,7 @@ from oncelog.actors.process.metrics import (
     FETCHED_BYTES,
     FETCHED_RECORDS,
     FOLLOWER_CUTS,
+    FOLLOWER_FETCHES,
     HIGH_WATERMARK_LAG,
     ISR_EXPANDS,
     ISR_SHRINKS,
@@ -265,6 +266,7 @@ class ReplicaMetrics:
         self._add(PUSHED_BYTES, counters.pushed_bytes)
         self._add(REPLICATED_BYTES, counters.replicated_bytes)
         self._add(FOLLOWER_CUTS, counters.follower_cuts)
+        self._add(FOLLOWER_FETCHES, counters.follower_fetches)
         counters.sync_durations.report(self.sink, {"broker": self._tags["broker"]})
 
     def _report_leader(self) -> None:

@@ -123,7 +123,7 @@ FETCHED_BYTES: Final = Metric(
     name="fetched_bytes",
     kind=Kind.COUNTER,
     unit="bytes",
-    description="Size of the batches that a leader gave to readers.",
+    description="Size of the batches that a replica gave to readers.",
 )
 FETCHED_RECORDS: Final = Metric(
     name="fetched_records",
@@ -247,6 +247,12 @@ FOLLOWER_CUTS: Final = Metric(
     kind=Kind.COUNTER,
     unit="cuts",
     description="Times that a follower cut or dropped its log, as it differed from the leader's.",
+)
+FOLLOWER_FETCHES: Final = Metric(
+    name="follower_fetches",
+    kind=Kind.COUNTER,
+    unit="fetches",
+    description="Fetches of consumers that a follower answered, for those with a `client_rack`.",
 )
 OFFLINE_PARTITION_COUNT: Final = Metric(
     name="offline_partition_count",
@@ -470,6 +476,7 @@ METRICS: Final = (
     PUSHED_BYTES,
     REPLICATED_BYTES,
     FOLLOWER_CUTS,
+    FOLLOWER_FETCHES,
     OFFLINE_PARTITION_COUNT,
     REASSIGNMENT_COUNT,
     LEADER_ELECTIONS,

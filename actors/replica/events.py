@@ -28,7 +28,7 @@ class ReplicaEvents:
         """A ticket names newer keys: ask for them."""
 
     def refresh_settings_soon(self) -> None:
-        """A leader has newer settings of the topic: ask for them."""
+        """A leader has newer settings of the topic, or the rack of a broker is unknown: ask."""
 
     def start_upkeep(self) -> None:
         """The replica follows, and its log may be maintained."""

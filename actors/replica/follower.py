@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from msgspec import structs
+
 from oncelog.actors.process.background import resolve_future
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
@@ -124,9 +126,20 @@ class Follower:
         if error is not ErrorCode.NONE:
             return ReplicateReply(error=error)
         self._log.check_ends()
-        reply = follower.acknowledge(request, verdict, self._log.synced_offset)
+        reply = self._acknowledge(follower, request, verdict)
         error = await self._log.keep_bounds()
         return reply if error is ErrorCode.NONE else ReplicateReply(error=error)
+
+    def _acknowledge(
+        self, follower: FollowerReplication, request: ReplicateRequest, verdict: ReplicateVerdict
+    ) -> ReplicateReply:
+        """Take the leader's bounds, and wake the consumers who read here if they can see more."""
+        log = self._log
+        high_watermark, has_readers = log.machine.high_watermark, log.has_readers
+        reply = follower.acknowledge(request, verdict, log.synced_offset)
+        if has_readers and log.machine.high_watermark > high_watermark:
+            log.wake_readers()
+        return structs.replace(reply, has_readers=True) if has_readers else reply
 
     async def _cut(self, verdict: ReplicateVerdict) -> None:
         self._role.cut_begins()

@@ -29,6 +29,7 @@ class ReplicaCounters:
         "fetched_bytes",
         "fetched_records",
         "follower_cuts",
+        "follower_fetches",
         "isr_expands",
         "isr_shrinks",
         "pushed_bytes",
@@ -42,6 +43,7 @@ class ReplicaCounters:
         self.fetched_bytes = 0
         self.fetched_records = 0
         self.follower_cuts = 0
+        self.follower_fetches = 0
         self.isr_expands = 0
         self.isr_shrinks = 0
         self.pushed_bytes = 0

@@ -1,27 +1,23 @@
-"""The leader of one partition, which serves clients and coordinators.
+"""The leader of one partition, which serves clients and coordinators; a follower serves fetches.
 
 No work is done per record: a leader reads only a batch's 61-byte header. Compiled calls check its
 CRC, and that uncompressed records can be decoded.
-
-``check_topic_rules`` checks a client's batch against the settings of the topic. Only there does a
-leader decode records, and only if it must: for the keys of a compacted topic, for the timestamps of
-one that rejects old ones, and to name records with a rejected timestamp.
+Only ``topic_rules`` decodes records, if it must.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 from msgspec import structs
 
-from oncelog.actors.config import TopicConfig
 from oncelog.actors.interfaces import Clock
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.partition import (
+    NO_BROKER,
     AbortHangingReply,
     AbortHangingRequest,
     ConfigureReply,
@@ -43,13 +39,13 @@ from oncelog.actors.protocol.messages.partition import (
 )
 from oncelog.actors.replica.replica import Replica
 from oncelog.actors.replica.replica_log import AppendOutcome
+from oncelog.actors.replica.topic_rules import check_topic_rules
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError
 from oncelog.storage.log.partition import LogSlice
 from oncelog.storage.model import (
     DUPLICATE_WINDOW_BATCHES,
     EARLIEST_TIMESTAMP,
-    INT64_MAX,
     INTERNAL_TOPICS,
     LATEST_TIMESTAMP,
     MAX_TIMESTAMP,
@@ -60,9 +56,8 @@ from oncelog.storage.model import (
     IsolationLevel,
     TopicPartition,
 )
-from oncelog.storage.records.batch import BatchHeader, Buffer, parse_header, stamp_log_append_time
+from oncelog.storage.records.batch import BatchHeader, parse_header, stamp_log_append_time
 from oncelog.storage.records.client_batch import check_client_batch
-from oncelog.storage.records.codec import Record, decode_records
 
 ACKS: Final = (-1, 0, 1)
 TO_HIGH_WATERMARK: Final = -1
@@ -73,14 +68,9 @@ FETCH_WAIT_MAX_MS: Final = 30_000
 It goes on when its connection is lost, and takes up one of the actor's requests in progress.
 """
 
-REFUSED_RECORDS_MAX: Final = 1_000
-"""A reply lists up to this many invalid records; if there are more, it lists none."""
-
-_NAMED_RECORDS_MAX: Final = 10
-
 
 class PartitionLeader:
-    """Serves produce, fetch, offsets and markers of one replica.
+    """Serves produce, fetch, offsets and markers of one replica; while it follows, fetches only.
 
     ``on_log_start_raised`` is called after records were deleted on request.
     """
@@ -209,20 +199,20 @@ class PartitionLeader:
     # --- fetch ----------------------------------------------------------------------------
 
     async def fetch(self, request: FetchRequest) -> FetchReply:
-        """Return batches from ``fetch_offset`` on, once there are enough or the time is over."""
+        """Return batches from ``fetch_offset`` on, once there are enough or the time is over.
+
+        A leader may name a follower in the consumer's rack instead, and a follower answers those
+        that were sent to it, up to the high watermark or last stable offset that it knows.
+        """
         replica = self.replica
         deadline_ms = loop_ms() + min(request.max_wait_ms, FETCH_WAIT_MAX_MS)
         while True:
-            error = self._check(request.topic_partition, request.leader_epoch)
-            if error is ErrorCode.NONE and request.topic_id not in (
-                "",
-                replica.leadership.topic_id,
-            ):
-                error = ErrorCode.UNKNOWN_TOPIC_ID
-            if error is ErrorCode.NONE:
-                error = replica.machine.check_fetch(request.fetch_offset)
+            error = self._check_fetch(request)
             if error is not ErrorCode.NONE:
                 return self._bounds(error)
+            nearer = replica.preferred_read_replica(request.client_rack, request.fetch_offset)
+            if nearer != NO_BROKER:
+                return structs.replace(self._bounds(ErrorCode.NONE), preferred_read_replica=nearer)
             remaining_ms = deadline_ms - loop_ms()
             try:
                 found = self._read(request)
@@ -241,6 +231,28 @@ class PartitionLeader:
                 return self._fetched(request, found)
             await replica.progress(remaining_ms)
 
+    def _check_fetch(self, request: FetchRequest) -> ErrorCode:
+        """Whether this replica answers: it leads, or the leader has sent the consumer here.
+
+        Nothing is read while a follower cuts its log: log and machine differ meanwhile.
+        """
+        replica = self.replica
+        if not request.from_follower:
+            error = self._check(request.topic_partition, request.leader_epoch)
+        elif request.topic_partition != replica.topic_partition:
+            error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        else:
+            error = replica.upkeep_error()
+            if error is ErrorCode.NONE:
+                error = replica.machine.check_reader(request.leader_epoch)
+        if error is ErrorCode.NONE and request.topic_id not in ("", replica.leadership.topic_id):
+            error = ErrorCode.UNKNOWN_TOPIC_ID
+        return (
+            error
+            if error is not ErrorCode.NONE
+            else replica.machine.check_fetch(request.fetch_offset)
+        )
+
     def _read(self, request: FetchRequest) -> LogSlice:
         bound = self.replica.machine.fetch_bound(request.isolation_level)
         if request.fetch_offset >= bound:
@@ -256,6 +268,7 @@ class PartitionLeader:
         counters = self.replica.counters
         counters.fetched_bytes += len(found.records)
         counters.fetched_records += found.next_offset - request.fetch_offset
+        counters.follower_fetches += self.replica.is_following
         aborted: tuple[AbortedTransaction, ...] | None = None
         if request.isolation_level is IsolationLevel.READ_COMMITTED:
             aborted = ()
@@ -409,89 +422,3 @@ class PartitionLeader:
         if error is not ErrorCode.NONE:
             return error
         return self.replica.machine.check_leader(leader_epoch)
-
-
-class RuleCheck(NamedTuple):
-    """``NONE``, or the error for the whole batch, a text, and the invalid records."""
-
-    error: ErrorCode = ErrorCode.NONE
-    detail: str = ""
-    records: tuple[int, ...] = ()
-
-
-def check_topic_rules(
-    batch: Buffer, header: BatchHeader, topic: TopicConfig, now_ms: int
-) -> RuleCheck:
-    """Check the batch against the settings of ``topic``; the text names the error and the records.
-
-    ``INVALID_TIMESTAMP`` comes before ``INVALID_RECORD``. Records without a timestamp count as
-    infinitely old. With LogAppendTime the client's timestamps are ignored.
-    """
-    keeps_client_time = topic.message_timestamp_type == "CreateTime"
-    if (
-        keeps_client_time
-        and header.max_timestamp_ms - now_ms > topic.message_timestamp_after_max_ms
-    ):
-        return _whose_future(batch, header, topic, now_ms)
-    checks_age = keeps_client_time and topic.message_timestamp_before_max_ms < INT64_MAX
-    if not checks_age and not topic.is_compacted:
-        return RuleCheck()
-    try:
-        records = decode_records(batch)
-    except CorruptDataError as error:
-        return RuleCheck(ErrorCode.INVALID_RECORD, str(error))
-    if checks_age:
-        oldest_ms = now_ms - topic.message_timestamp_before_max_ms
-        found = _check_times(records, topic, now_ms, lambda time: NO_TIMESTAMP != time < oldest_ms)
-        if found.error is not ErrorCode.NONE:
-            return found
-    return _check_keys(records) if topic.is_compacted else RuleCheck()
-
-
-def _whose_future(batch: Buffer, header: BatchHeader, topic: TopicConfig, now_ms: int) -> RuleCheck:
-    """Reject a header with a future timestamp, even if no record has it."""
-    newest_ms = now_ms + topic.message_timestamp_after_max_ms
-    with contextlib.suppress(CorruptDataError):
-        found = _check_times(decode_records(batch), topic, now_ms, lambda time: time > newest_ms)
-        if found.error is not ErrorCode.NONE:
-            return found
-    detail = _wrong_time(header.max_timestamp_ms, topic, now_ms)
-    return RuleCheck(ErrorCode.INVALID_TIMESTAMP, detail)
-
-
-def _check_times(
-    records: list[Record], topic: TopicConfig, now_ms: int, is_wrong: Callable[[int], bool]
-) -> RuleCheck:
-    wrong = [number for number, record in enumerate(records) if is_wrong(record.timestamp_ms)]
-    if not wrong:
-        return RuleCheck()
-    first = f"record {wrong[0]} of {len(records)}: "
-    first += _wrong_time(records[wrong[0]].timestamp_ms, topic, now_ms)
-    others = "" if len(wrong) == 1 else f"; rejected records: {_named(wrong)}"
-    return RuleCheck(ErrorCode.INVALID_TIMESTAMP, first + others, _refused_records(wrong))
-
-
-def _wrong_time(timestamp_ms: int, topic: TopicConfig, now_ms: int) -> str:
-    if timestamp_ms > now_ms:
-        limit = f"message_timestamp_after_max_ms={topic.message_timestamp_after_max_ms}"
-        return f"timestamp {timestamp_ms} is {timestamp_ms - now_ms} ms in the future; {limit}"
-    limit = f"message_timestamp_before_max_ms={topic.message_timestamp_before_max_ms}"
-    return f"timestamp {timestamp_ms} is {now_ms - timestamp_ms} ms in the past; {limit}"
-
-
-def _check_keys(records: list[Record]) -> RuleCheck:
-    keyless = [number for number, record in enumerate(records) if record.key is None]
-    if not keyless:
-        return RuleCheck()
-    detail = f"records of a compacted topic need keys; these have none: {_named(keyless)}"
-    return RuleCheck(ErrorCode.INVALID_RECORD, detail, _refused_records(keyless))
-
-
-def _named(numbers: list[int]) -> str:
-    """The first few of ``numbers``, for an error text."""
-    named = ", ".join(map(str, numbers[:_NAMED_RECORDS_MAX]))
-    return named if len(numbers) <= _NAMED_RECORDS_MAX else f"{named} and {len(numbers)} in all"
-
-
-def _refused_records(numbers: list[int]) -> tuple[int, ...]:
-    return tuple(numbers) if len(numbers) <= REFUSED_RECORDS_MAX else ()

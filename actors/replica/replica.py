@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 from oncelog.actors.config import ReplicaConfig, TopicConfig, internal_topic_config
 from oncelog.actors.interfaces import Background, Clock
 from oncelog.actors.protocol.cluster.placement import min_insync_of
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
-from oncelog.actors.protocol.messages.partition import DescribeReplicaReply
+from oncelog.actors.protocol.messages.partition import NO_BROKER, DescribeReplicaReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.followers import Push
 from oncelog.actors.protocol.partition.replication import ReplicationSettings
@@ -119,6 +119,8 @@ class Replica(ReplicaLog):
         self._opening = asyncio.Lock()
         self._settings: tuple[tuple[str, str], ...] = ()
         self._settings_version = 0
+        self.racks: dict[int, str] = {}
+        """By broker; as of the last answer with settings, so at most a check of retention old."""
 
     # --- state ----------------------------------------------------------------------------
 
@@ -326,6 +328,23 @@ class Replica(ReplicaLog):
         except asyncio.TimeoutError:
             is_confirmed = False
         return ErrorCode.NONE if is_confirmed else ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    def preferred_read_replica(self, client_rack: str, fetch_offset: int) -> int:
+        """The broker that a consumer in ``client_rack`` should fetch from; -1: this one.
+
+        The racks are asked for when they are first needed.
+        """
+        replicator = self.replicator
+        if not client_rack or replicator is None or not replicator.replication.has_followers:
+            return NO_BROKER
+        if not replicator.replication.in_sync.isr <= self.racks.keys():
+            self.events.refresh_settings_soon()
+        near = {broker_id for broker_id, rack in self.racks.items() if rack == client_rack}
+        return replicator.replication.preferred_read_replica(near, fetch_offset)
+
+    def learn_racks(self, racks: Mapping[int, str]) -> None:
+        """Know the rack of each broker, as the controller has just told it."""
+        self.racks = dict(racks)
 
     def lose_leadership(self) -> None:
         """Another leads, or may: answer all waiters and restart."""

@@ -520,6 +520,15 @@ class ReplicaLog:
         """Wait until a reader can see more, the role changes, or the time is over."""
         await self._waiters.progress(timeout_ms)
 
+    @property
+    def has_readers(self) -> bool:
+        """Whether anybody waits in ``progress``."""
+        return self._waiters.has_readers
+
+    def wake_readers(self) -> None:
+        """Let all who wait in ``progress`` look again."""
+        self._waiters.wake_readers()
+
     async def sync_all(self) -> ErrorCode:
         """Make all that is unsynced now durable, the checkpoint included, and wait for it.
 
@@ -570,7 +579,7 @@ class ReplicaLog:
             return ErrorCode.KAFKA_STORAGE_ERROR
         self.machine.advance_log_start(offset)
         # The last stable offset may have risen: a transaction may have lost its first batches.
-        self._waiters.wake_readers()
+        self.wake_readers()
         return ErrorCode.NONE
 
     def check_ends(self) -> None:
@@ -681,6 +690,11 @@ class ReplicaWaiters:
         for _, done, is_patient in commits:
             if not is_patient:
                 done(error)
+
+    @property
+    def has_readers(self) -> bool:
+        """Whether a reader waits."""
+        return bool(self._readers)
 
     def wake_readers(self) -> None:
         """Let every reader look again."""

@@ -555,6 +555,7 @@ class AsyncConsumer(ProcessBound):
         return self._core.counters.as_metrics(
             self._core.fetcher.partitions,
             now_s=asyncio.get_running_loop().time(),
+            follower_partitions=len(self._core.fetcher.followers),
             interceptor_failures=self._core.commits.interceptors.failure_count,
         )
 

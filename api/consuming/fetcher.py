@@ -9,9 +9,11 @@ partition. A seek cancels the fetch in flight and drops its reply.
 A retriable error is retried after a wait, at the leader that the router then finds. Any other
 error, or a damaged batch, waits until everything before it is taken; the consumer then raises it.
 
-A deposed leader that does not know it has no new records and returns no error. So the leaders of
-idle partitions are looked up again every ``IDLE_CHECK_MS``, and a fetch that waits at another is
-begun anew.
+A deposed leader that does not know it has no new records and returns no error, and a follower that
+is cut off has none either. So idle partitions, and those read from followers, are looked up again
+every ``IDLE_CHECK_MS``, and a fetch that waits elsewhere is begun anew (``read_replicas``).
+
+One file: what is assigned, taken or fetched wakes the tasks of the others.
 """
 
 from __future__ import annotations
@@ -23,11 +25,15 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from oncelog.actors.protocol.messages.partition import FetchReply, FetchRequest
+from msgspec import structs
+
+from oncelog.actors.process.clock import loop_ms
+from oncelog.actors.protocol.messages.partition import NO_BROKER, FetchReply, FetchRequest
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.commit_order import CommitOrderPartition
 from oncelog.api.consuming.fetch_buffer import AssignedPartition
 from oncelog.api.consuming.metrics import ConsumerCounters
+from oncelog.api.consuming.read_replicas import ReadReplicas
 from oncelog.api.consuming.shared_fetches import SharedFetches
 from oncelog.api.records import ConsumerRecord, next_moment
 from oncelog.api.session.committed_offsets import consumer_backoff, is_retriable
@@ -52,10 +58,11 @@ _log = logging.getLogger(__name__)
 
 
 class _Wait:
-    """A fetch that waits in a host at ``address``."""
+    """A fetch that waits in a host at ``address``; ``follower`` as in ``_fetch``."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, follower: int | None) -> None:
         self.address = address
+        self.follower = follower
 
 
 class Fetcher:
@@ -96,6 +103,7 @@ class Fetcher:
         self._shared = SharedFetches(router, settings, random, self._on_bug)
         self._waits_at: dict[TopicPartition, _Wait] = {}
         """The fetches that travel with others and have not ended."""
+        self._read_replicas = ReadReplicas(settings.client_rack or "")
 
     # --- assignment ---------------------------------------------------------------------------
 
@@ -118,6 +126,7 @@ class Fetcher:
             self._stop(topic_partition)
             former[topic_partition].release()
             del self._room[topic_partition]
+            self._read_replicas.forget(topic_partition)
         for topic_partition in wanted:
             if topic_partition not in former:
                 self._room[topic_partition] = asyncio.Event()
@@ -155,6 +164,8 @@ class Fetcher:
     def seek(self, topic_partition: TopicPartition, offset: int) -> None:
         """Continue from ``offset`` (inclusive); prefetched data is dropped."""
         self.partition(topic_partition).seek(offset)
+        # The follower may not have that offset yet; the leader knows.
+        self._read_replicas.leave(topic_partition)
         self._restart(topic_partition)
 
     def reset(self, topic_partition: TopicPartition, timestamp: int | None) -> None:
@@ -187,6 +198,11 @@ class Fetcher:
         self.assign(())
         self._shared.close()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def followers(self) -> Mapping[TopicPartition, int]:
+        """The partitions that are read from a follower now, with its broker."""
+        return self._read_replicas.followers
 
     # --- taking -------------------------------------------------------------------------------
 
@@ -312,8 +328,9 @@ class Fetcher:
                 await room.wait()
             asked_from = partition.fetch_offset
             began_s = asyncio.get_running_loop().time()
-            reply = await self._fetch(partition)
-            self._count(reply, began_s)
+            follower = self._read_replicas.follower(partition.topic_partition, loop_ms())
+            reply = await self._fetch(partition, follower)
+            self._count(reply, began_s, follower)
             if asyncio.current_task() is not self._tasks.get(partition.topic_partition):
                 return
             if partition.fetch_offset != asked_from:
@@ -321,8 +338,10 @@ class Fetcher:
                 continue
             if reply.error is ErrorCode.NONE:
                 backoff.reset()
-                self._record_idle(partition.topic_partition, is_idle=not reply.records)
-                self._receive(partition, reply)
+                self._take_reply(partition, reply, follower)
+            elif follower is not None:
+                self._read_replicas.failed(partition.topic_partition, reply.error, loop_ms())
+                await asyncio.sleep(backoff.delay_ms(reply.error) / 1_000)
             elif is_retriable(reply.error) or await self._is_leader_older(partition, reply.error):
                 await asyncio.sleep(backoff.delay_ms(reply.error) / 1_000)
             else:
@@ -331,9 +350,21 @@ class Fetcher:
                 self._fail(partition, reply)
                 await asyncio.sleep(backoff.delay_ms(reply.error) / 1_000)
 
-    def _count(self, reply: FetchReply, began_s: float) -> None:
+    def _take_reply(
+        self, partition: AssignedPartition, reply: FetchReply, follower: int | None
+    ) -> None:
+        """Take a reply of the leader, which may name a follower, or of that ``follower``."""
+        tp = partition.topic_partition
+        if reply.preferred_read_replica != NO_BROKER:
+            self._read_replicas.take(tp, reply.preferred_read_replica, loop_ms())
+            return
+        self._record_idle(tp, is_idle=not reply.records)
+        self._receive(partition, reply, follower)
+
+    def _count(self, reply: FetchReply, began_s: float, follower: int | None) -> None:
         counters = self._counters
         counters.fetches.add(began_s, asyncio.get_running_loop().time())
+        counters.follower_fetches += follower is not None and reply.error is ErrorCode.NONE
         counters.failed_fetches += reply.error is not ErrorCode.NONE
         counters.bytes += len(reply.records)
 
@@ -344,10 +375,10 @@ class Fetcher:
             self._idle.discard(topic_partition)
 
     async def _check_leaders(self) -> None:
-        """A task that looks up the leaders of idle partitions, beside the fetches."""
+        """A task that looks up who leads and follows idle partitions, beside the fetches."""
         while True:
             await asyncio.sleep(IDLE_CHECK_MS / 1_000)
-            topics = {tp.topic for tp in (*self._idle, *self._waits_at)}
+            topics = {tp.topic for tp in (*self._idle, *self._waits_at, *self.followers)}
             if not topics:
                 continue
             try:
@@ -355,7 +386,7 @@ class Fetcher:
                 moved = [
                     (tp, wait)
                     for tp, wait in tuple(self._waits_at.items())
-                    if (await self._router.leader(tp))[0] != wait.address
+                    if await self._router.address(tp, wait.follower) != wait.address
                 ]
             except OncelogError as error:
                 _log.info("the leaders of %s are unknown: %s", ", ".join(sorted(topics)), error)
@@ -390,7 +421,8 @@ class Fetcher:
     def _buffered_bytes(self) -> int:
         return sum(partition.buffered_bytes for partition in self._partitions.values())
 
-    async def _fetch(self, partition: AssignedPartition) -> FetchReply:
+    async def _fetch(self, partition: AssignedPartition, follower: int | None) -> FetchReply:
+        """The reply of the follower on that broker, or of the leader."""
         settings = self._settings
         fetch_offset = partition.fetch_offset
         assert fetch_offset is not None
@@ -407,21 +439,35 @@ class Fetcher:
             is_checked=partition.is_suspicious,
             topic_id=partition.topic_id,
         )
-
-        async def fetch_with_others(address: str) -> FetchReply:
-            wait = self._waits_at[tp] = _Wait(address)
-            try:
-                return await self._shared.fetch(address, request)
-            finally:
-                if self._waits_at.get(tp) is wait:
-                    del self._waits_at[tp]
-
+        timeout_ms = settings.fetch_max_wait_ms + settings.request_timeout_ms
+        if follower is not None:
+            return await self._router.call_follower(
+                tp,
+                follower,
+                request,
+                timeout_ms=timeout_ms,
+                call_hosted=partial(self._fetch_with_others, follower),
+            )
+        rack = self._read_replicas.rack_for(tp, loop_ms())
+        if rack:
+            request = structs.replace(request, client_rack=rack)
         return await self._router.call_leader(
             tp,
             request,
-            timeout_ms=settings.fetch_max_wait_ms + settings.request_timeout_ms,
-            call_hosted=fetch_with_others,
+            timeout_ms=timeout_ms,
+            call_hosted=lambda address: self._fetch_with_others(None, address, request),
         )
+
+    async def _fetch_with_others(
+        self, follower: int | None, address: str, request: FetchRequest
+    ) -> FetchReply:
+        tp = request.topic_partition
+        wait = self._waits_at[tp] = _Wait(address, follower)
+        try:
+            return await self._shared.fetch(address, request, follower=follower)
+        finally:
+            if self._waits_at.get(tp) is wait:
+                del self._waits_at[tp]
 
     async def _topic_id(self, partition: AssignedPartition) -> str:
         """The id of the partition's topic, or "" if unknown."""
@@ -432,7 +478,9 @@ class Fetcher:
             return ""
         return known[name].topic_id if name in known else ""
 
-    def _receive(self, partition: AssignedPartition, reply: FetchReply) -> None:
+    def _receive(
+        self, partition: AssignedPartition, reply: FetchReply, follower: int | None
+    ) -> None:
         is_committed = self._isolation_level is IsolationLevel.READ_COMMITTED
         partition.readable_end = reply.last_stable_offset if is_committed else reply.high_watermark
         partition.log_start_offset = reply.log_start_offset
@@ -447,12 +495,20 @@ class Fetcher:
         except SpillFailedError as error:
             partition.failure = error  # The next fetch asks for the same reply again.
         except CorruptDataError as error:
+            if follower is not None:
+                # The leader has another copy.
+                self._read_replicas.failed(
+                    partition.topic_partition, ErrorCode.CORRUPT_MESSAGE, loop_ms()
+                )
+                return
             if partition.is_suspicious:
                 partition.failure = partition.corrupt(str(error), fetch_offset, NO_OFFSET)
             # Else the leader must check whether its log is damaged, and where the damage ends.
             partition.is_suspicious = not partition.is_suspicious
         else:
             partition.is_suspicious = False
+            if follower is not None:
+                self._read_replicas.succeeded(partition.topic_partition)
         self._on_change()
 
     def _fail(self, partition: AssignedPartition, reply: FetchReply) -> None:

@@ -20,6 +20,8 @@ METRICS: Final[Mapping[str, str]] = MappingProxyType(
         "bytes_consumed_total": "Bytes of batches that were fetched.",
         "fetch_total": "Answered calls that fetched.",
         "failed_fetch_total": "Those that were answered with an error.",
+        "follower_fetch_total": "Those that a follower answered, in the rack `client_rack`.",
+        "follower_partitions": "Assigned partitions that are read from a follower now.",
         "fetch_latency_avg": "Mean time of a fetch in ms, with the leader's wait for data.",
         "fetch_buffered_bytes": "Bytes that are fetched and not yet taken.",
         "records_lag_max": "The largest consumer lag of an assigned partition, as last fetched.",
@@ -80,6 +82,7 @@ class ConsumerCounters:
         self.bytes = 0
         self.fetches = Durations()
         self.failed_fetches = 0
+        self.follower_fetches = 0
         self.commits = Durations()
         self.failed_commits = 0
         self.joins = Durations()
@@ -102,6 +105,7 @@ class ConsumerCounters:
         partitions: Mapping[TopicPartition, AssignedPartition],
         *,
         now_s: float,
+        follower_partitions: int,
         interceptor_failures: int,
     ) -> dict[str, float]:
         """Every metric of ``METRICS``."""
@@ -111,6 +115,8 @@ class ConsumerCounters:
             "bytes_consumed_total": self.bytes,
             "fetch_total": self.fetches.count,
             "failed_fetch_total": self.failed_fetches,
+            "follower_fetch_total": self.follower_fetches,
+            "follower_partitions": follower_partitions,
             "fetch_latency_avg": self.fetches.mean_ms,
             "fetch_buffered_bytes": sum(one.buffered_bytes for one in partitions.values()),
             "records_lag_max": max(lags, default=0),

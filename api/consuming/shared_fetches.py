@@ -1,4 +1,4 @@
-"""Fetches of partitions that one host process leads: they travel together.
+"""Fetches of replicas that one host process holds: they travel together.
 
 A consumer has one *session* with each host. A call names the fetches that are new, and waits until
 any of the session has ended; the others wait on at the host. So a call costs as much as the fetches
@@ -14,7 +14,7 @@ import asyncio
 import itertools
 from collections.abc import Callable
 from random import Random
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import structs
 
@@ -54,8 +54,13 @@ class SharedFetches:
         self._tasks = OwnTasks(on_bug)
         self._sessions: dict[str, _Session] = {}
 
-    async def fetch(self, address: str, request: FetchRequest) -> FetchReply:
-        """The reply of the replica at ``address``, which is in a host."""
+    async def fetch(
+        self, address: str, request: FetchRequest, *, follower: int | None = None
+    ) -> FetchReply:
+        """The reply of the replica at ``address``, which is in a host.
+
+        ``follower``: the broker of a replica that does not lead.
+        """
         holder, _, key = address.partition("/")
         session = self._sessions.get(holder)
         if session is None:
@@ -64,12 +69,20 @@ class SharedFetches:
             self._sessions[holder] = session
         if request.min_bytes <= 1:
             request = structs.replace(request, max_wait_ms=IDLE_WAIT_MS)
-        return await session.fetch(key, request)
+        return await session.fetch(key, request, follower)
 
     def close(self) -> None:
         """Give up all fetches; hosts forget them after some seconds."""
         self._tasks.cancel()
         self._sessions.clear()
+
+
+class _Waiting(NamedTuple):
+    """A fetch that has not ended; ``follower`` is the broker of a replica that does not lead."""
+
+    topic_partition: TopicPartition
+    follower: int | None
+    future: asyncio.Future[FetchReply]
 
 
 class _Session:
@@ -89,18 +102,18 @@ class _Session:
         self._holder = holder
         self._session_id = session_id
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, tuple[TopicPartition, asyncio.Future[FetchReply]]] = {}
+        self._waiting: dict[int, _Waiting] = {}
         self._unsent: list[SharedFetch] = []
         self._sent_number = 0
         """The highest number that a call has named."""
         self._call_count = 0
         self._is_due = False
 
-    async def fetch(self, key: str, request: FetchRequest) -> FetchReply:
+    async def fetch(self, key: str, request: FetchRequest, follower: int | None) -> FetchReply:
         """The reply to ``request`` of the replica ``key``."""
         number = next(self._numbers)
         future: asyncio.Future[FetchReply] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = (request.topic_partition, future)
+        self._waiting[number] = _Waiting(request.topic_partition, follower, future)
         self._unsent.append(SharedFetch(number=number, key=key, fetch=request))
         self._call_soon()
         try:
@@ -120,10 +133,9 @@ class _Session:
         fetches = tuple(one for one in unsent if one.number in self._waiting)
         if fetches or (self._waiting and not self._call_count):
             self._call_count += 1
-            some_partition, _ = next(iter(self._waiting.values()))
-            self._tasks.spawn(self._call(fetches, some_partition))
+            self._tasks.spawn(self._call(fetches, next(iter(self._waiting.values()))))
 
-    async def _call(self, fetches: tuple[SharedFetch, ...], some_partition: TopicPartition) -> None:
+    async def _call(self, fetches: tuple[SharedFetch, ...], some: _Waiting) -> None:
         settings = self._settings
         begun_before = self._sent_number
         self._sent_number = max([begun_before, *(one.number for one in fetches)])
@@ -136,7 +148,8 @@ class _Session:
                     max_wait_ms=CALL_WAIT_MS,
                     max_bytes=settings.fetch_max_bytes,
                 ),
-                of=some_partition,
+                of=some.topic_partition,
+                follower=some.follower,
                 timeout_ms=CALL_WAIT_MS + settings.request_timeout_ms,
             )
         finally:
@@ -153,13 +166,12 @@ class _Session:
     def _answer(self, reply: FetchTogetherReply) -> None:
         for ended, records in zip(reply.ended, reply.records, strict=True):
             if ended.number in self._waiting:
-                _, future = self._waiting[ended.number]
                 told = structs.replace(ended.reply, records=records) if records else ended.reply
-                resolve_future(future, told)
+                resolve_future(self._waiting[ended.number].future, told)
 
     def _fail(self, error: ErrorCode, detail: str, *, up_to: int) -> None:
         """Fail the fetches that calls so far have begun."""
         failed = FetchReply(error=error, detail=detail)
-        for number, (_, future) in self._waiting.items():
+        for number, waiting in self._waiting.items():
             if number <= up_to:
-                resolve_future(future, failed)
+                resolve_future(waiting.future, failed)

@@ -20,12 +20,15 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
+from msgspec import structs
+
 from oncelog.actors.coordination.cluster_view import ClusterView
 from oncelog.actors.coordination.leader_watch import LEADER_CHECK_MS, LeaderWatch
 from oncelog.actors.interfaces import (
     CONTROLLER_ACTOR,
     Clock,
     Transport,
+    follower_address,
     leader_address,
 )
 from oncelog.actors.process.clock import loop_ms, monotonic_s
@@ -35,8 +38,10 @@ from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.cluster import (
     MetadataReply,
     MetadataRequest,
+    PartitionMetadata,
     TopicMetadata,
 )
+from oncelog.actors.protocol.messages.partition import FetchReply, FetchRequest
 from oncelog.api.session.event_loop import LoopThread
 from oncelog.api.session.login import NOBODY, Login
 from oncelog.api.session.rights import ADVICE
@@ -163,6 +168,50 @@ class Router:
         Raises as ``metadata``, ``UnknownTopicOrPartitionError``, or ``BrokerNotAvailableError``
         without a leader.
         """
+        topic, partition = await self._find(topic_partition)
+        address = leader_address(topic, partition)
+        if address is None:
+            self.invalidate(topic_partition)
+            raise exception_for(
+                ErrorCode.BROKER_NOT_AVAILABLE,
+                f"partition {topic_partition} has no live leader now",
+                advice="retry",
+            )
+        return address, partition.leader_epoch
+
+    async def follower(self, topic_partition: TopicPartition, broker_id: int) -> tuple[str, int]:
+        """The address of the follower on ``broker_id``, and the leader epoch.
+
+        Raises as ``leader``, and ``NotLeaderOrFollowerError`` if no follower there is in sync, even
+        when the controller is asked.
+        """
+        topic, partition = await self._find(topic_partition)
+        address = follower_address(topic, partition, broker_id)
+        if address is None:
+            self.invalidate(topic_partition)
+            topic, partition = await self._find(topic_partition)
+            address = follower_address(topic, partition, broker_id)
+        if address is None:
+            raise exception_for(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER,
+                f"broker {broker_id} has no follower of {topic_partition} that is in sync",
+            )
+        return address, partition.leader_epoch
+
+    async def address(self, topic_partition: TopicPartition, follower: int | None) -> str:
+        """The address of the leader, or of the ``follower`` on a broker; "" if it is not in sync.
+
+        Raises as ``leader``.
+        """
+        if follower is None:
+            return (await self.leader(topic_partition))[0]
+        topic, partition = await self._find(topic_partition)
+        return follower_address(topic, partition, follower) or ""
+
+    async def _find(
+        self, topic_partition: TopicPartition
+    ) -> tuple[TopicMetadata, PartitionMetadata]:
+        """What is known of the topic and of the partition; raises as ``leader``."""
         name, number = topic_partition.topic, topic_partition.partition
         topic = self._view.find(name, as_of_ms=loop_ms() - METADATA_AGE_MAX_MS)
         if topic is None:
@@ -176,15 +225,7 @@ class Router:
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                 f"topic {name!r} has partitions 0 to {len(topic.partitions) - 1}, not {number}",
             )
-        address = leader_address(topic, partition)
-        if address is None:
-            self.invalidate(topic_partition)
-            raise exception_for(
-                ErrorCode.BROKER_NOT_AVAILABLE,
-                f"partition {topic_partition} has no live leader now",
-                advice="retry",
-            )
-        return address, partition.leader_epoch
+        return topic, partition
 
     def transaction_coordinator(self, transactional_id: str) -> str:
         """The address of the coordinator of ``transactional_id``.
@@ -243,14 +284,51 @@ class Router:
             self.invalidate(topic_partition)
         return reply
 
+    async def call_follower(
+        self,
+        topic_partition: TopicPartition,
+        broker_id: int,
+        request: FetchRequest,
+        *,
+        timeout_ms: int,
+        call_hosted: Callable[[str, FetchRequest], Awaitable[FetchReply]],
+    ) -> FetchReply:
+        """Fetch once from the follower on ``broker_id``; see ``call_leader``.
+
+        The request gets the leader epoch that is known. The call is given up once the follower is
+        not in sync. An error says nothing of the partition: its leader may be well.
+        """
+        try:
+            actor, leader_epoch = await self.follower(topic_partition, broker_id)
+        except OncelogError as error:
+            return request.failed(error.code, str(error))
+        fetch = structs.replace(request, from_follower=True, leader_epoch=leader_epoch)
+        if "/" in actor:
+            reply = await call_hosted(actor, fetch)
+        else:
+            watch = LeaderWatch(actor, lambda: self._replica_now(topic_partition, broker_id))
+            reply = await watch.call(self.transport, fetch, timeout_ms=timeout_ms)
+        if reply.error in _STALE_ROUTE:
+            self.invalidate(topic_partition)
+        return reply
+
     async def call_holder(
-        self, holder: str, request: Request[ReplyT], *, of: TopicPartition, timeout_ms: int
+        self,
+        holder: str,
+        request: Request[ReplyT],
+        *,
+        of: TopicPartition,
+        follower: int | None = None,
+        timeout_ms: int,
     ) -> ReplyT:
-        """Call the actor that holds the leader of partition ``of``; give up once another does."""
+        """Call the actor that holds a replica of partition ``of``; give up once another does.
+
+        That is the leader, or the ``follower`` on a broker as long as it is in sync.
+        """
 
         async def holder_now() -> str | None:
-            leader = await self._leader_now(of)
-            return None if leader is None else leader.partition("/")[0]
+            replica = await self._replica_now(of, follower)
+            return None if replica is None else replica.partition("/")[0]
 
         watch = LeaderWatch(holder, holder_now)
         return await watch.call(self.transport, request, timeout_ms=timeout_ms)
@@ -307,9 +385,16 @@ class Router:
 
     async def _leader_now(self, tp: TopicPartition) -> str | None:
         """The address of the leader of ``tp`` from the controller; ``None`` if unknown."""
+        return await self._replica_now(tp, None)
+
+    async def _replica_now(self, tp: TopicPartition, follower: int | None) -> str | None:
+        """The address of the leader, or of the follower on a broker, from the controller.
+
+        ``None`` if it is unknown, and "" if that follower is not in sync.
+        """
         try:
             await self.ask_for(tp.topic)
-            return (await self.leader(tp))[0]
+            return await self.address(tp, follower)
         except OncelogError:
             return None
 

@@ -61,7 +61,14 @@ class Follower:
         await self._starting
 
     async def push(
-        self, epoch: int, batches: bytes, *, at: int, before: int, log_start_offset: int = 0
+        self,
+        epoch: int,
+        batches: bytes,
+        *,
+        at: int,
+        before: int,
+        log_start_offset: int = 0,
+        high_watermark: int = 0,
     ) -> ReplicateReply:
         """What follows ``at``, where the epoch begins; ``before`` is the epoch of what is there."""
         return await self.replica.replicate(
@@ -73,7 +80,7 @@ class Follower:
                 epoch_start_offset=at,
                 previous_end_offset=at,
                 previous_leader_epoch=before,
-                high_watermark=0,
+                high_watermark=high_watermark,
                 log_start_offset=log_start_offset,
                 batches=batches,
             )

@@ -11,6 +11,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 from cluster_worlds import TOPIC_ID
+from msgspec import structs
 from one_partition import OnePartition
 from replica_model import PARTITION, Replica, batch_at
 
@@ -239,6 +240,9 @@ class ReplicationWorld:
         reply = receiver.follower.acknowledge(
             answer.call.request, answer.verdict, receiver.synced_end_offset
         )
+        # Consumers come and go there.
+        has_readers = answer.call.push.number % 3 == 0
+        reply = structs.replace(reply, has_readers=has_readers)
         answer.call.leader.answered(answer.call.push, reply, self.now_ms)
 
     def give_up(self, call: Call) -> None:
@@ -415,6 +419,7 @@ class ReplicationWorld:
         self._check_electable()
         for replica in self.replicas.values():
             self._check_epochs(replica)
+            self._check_readable(replica)
         self._check_reads()
 
     def _check_reads(self) -> None:
@@ -447,6 +452,13 @@ class ReplicationWorld:
             known = epoch_span(machine.leader_epochs.entries, offset)[0]
             if header.next_offset > offset and known != header.leader_epoch:
                 raise BrokenPromiseError(f"{machine} takes {offset} to be of epoch {known}")
+
+    def _check_readable(self, replica: Replica) -> None:
+        """What any replica gives to consumers is committed, whoever leads by now."""
+        machine = replica.machine
+        for base_offset, batch in replica.content(machine.log_start_offset, machine.high_watermark):
+            if self.committed.get(base_offset) != batch:
+                raise BrokenPromiseError(f"{machine} can be read, {base_offset} is not committed")
 
     def _check_leader(self, replica: Replica) -> None:
         """What a leader says is committed: one per epoch, only upwards, synced by the ISR."""

@@ -36,6 +36,44 @@ print(f"longest {longest:.1f}", flush=True)
 cluster.close()
 """
 
+NEAR_READER = """
+import sys, time, oncelog
+cluster = oncelog.connect(sys.argv[1])
+producer = cluster.producer(transactional_id="near", delivery_timeout_ms=60_000)
+producer.init_transactions()
+consumer = cluster.consumer(client_rack="b", auto_offset_reset="earliest")
+consumer.assign(oncelog.TopicPartition("t", 0))
+
+def write(first):
+    with producer.transaction():
+        for number in range(first, first + 3):
+            producer.send("t", b"%d" % number, partition=0)
+
+def read(count):
+    values, deadline = [], time.monotonic() + float(sys.argv[2])
+    while len(values) < count and time.monotonic() < deadline:
+        values += [int(record.value) for record in consumer.poll(200)]
+    return values
+
+def tell(values):
+    metrics = consumer.metrics()
+    names = ("follower_partitions", "follower_fetch_total")
+    print("found", values, *(int(metrics[name]) for name in names), flush=True)
+
+while not consumer.metrics()["follower_partitions"]:
+    write(0)
+    assert read(3) == [0, 1, 2]
+before = consumer.metrics()["follower_fetch_total"]
+write(3)
+values = read(3)
+assert consumer.metrics()["follower_fetch_total"] > before
+tell(values)
+sys.stdin.readline()
+write(6)
+tell(read(3))
+cluster.close()
+"""
+
 LEADERS = """
 import json, sys, oncelog
 cluster = oncelog.connect(sys.argv[1])
@@ -131,3 +169,29 @@ def test_transactions_go_on_through_the_death_of_a_node_and_a_process_that_stops
         first, *others = logs(nodes, partition)
         assert first
         assert others == [first, first]
+
+
+def test_a_consumer_reads_from_the_replica_in_its_rack_and_goes_on_when_that_is_killed(
+    nodes: Nodes,
+) -> None:
+    """1. Broker 1 leads, and broker 2 is in the consumer's rack. 2. Its node dies."""
+    assert partitions(nodes)[0] == (1, {1, 2, 3})
+    command = [sys.executable, "-c", NEAR_READER, nodes.address, str(DEADLINE_S)]
+    pipe = subprocess.PIPE
+    program = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=nodes.environment)
+    assert program.stdin is not None
+    assert program.stdout is not None
+    try:
+        found = (line for line in program.stdout if line.startswith("found"))
+        near = next(found).split("] ")
+        assert near[0] == "found [3, 4, 5"
+        follower_partitions, follower_fetches = map(int, near[1].split())
+        assert follower_partitions == 1
+        assert follower_fetches > 0
+        nodes.kill_raylet_of("two")
+        print(file=program.stdin, flush=True)
+        assert next(found).startswith("found [6, 7, 8]")
+        assert program.wait(timeout=DEADLINE_S) == 0
+    finally:
+        program.kill()
+        program.wait()

@@ -225,6 +225,7 @@ def reader(isolation: IsolationLevel) -> Life:
                 max_partition_fetch_bytes=player.random.choice((300, 2_000, 1_048_576)),
                 request_timeout_ms=player.stage.plan.request_timeout_ms + 500,
                 retry_backoff_ms=20,
+                **player.near_settings(f"{player.client.name} at {player.history.now}"),
             )
             await consumer.assign(player.stage.partitions)
             if player.random.random() < 0.4:
@@ -288,6 +289,7 @@ def copier(transactional_id: str) -> Life:
                 request_timeout_ms=player.stage.plan.request_timeout_ms + 500,
                 default_api_timeout_ms=8_000,
                 retry_backoff_ms=20,
+                **player.near_settings(f"{player.client.name} at {player.history.now}"),
             )
             await consumer.subscribe(COPY_SOURCE)
             noted = NotedReader(player, consumer, IsolationLevel.READ_COMMITTED)

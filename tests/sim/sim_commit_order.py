@@ -56,6 +56,7 @@ async def _read(player: Player, kept: dict[TopicPartition, Delivered]) -> None:
         commit_order_buffer_bytes=player.random.choice((1, 1_000, 1_048_576)),
         request_timeout_ms=player.stage.plan.request_timeout_ms + 500,
         retry_backoff_ms=20,
+        **player.near_settings(f"{player.client.name} at {player.history.now}"),
     )
     wanted = [tp for tp, delivered in kept.items() if not delivered.is_given_up]
     if not wanted:

@@ -56,13 +56,16 @@ class SimLauncher:
         if self._world.settings.brokers == 1:
             return []
         await self._pass_time()
-        return [BrokerNode(broker_id=number) for number in self._world.living_nodes()]
+        return [
+            BrokerNode(broker_id=number, rack=self._world.settings.rack_of(number))
+            for number in self._world.living_nodes()
+        ]
 
     async def start_brokers(self, nodes: Sequence[BrokerNode]) -> None:
         """See ``BrokerLauncher.start_brokers``."""
         await self._pass_time()
         for node in nodes:
-            config = broker_config(self._config, node.broker_id)
+            config = broker_config(self._config, node.broker_id, node.rack)
             self._world.driver.soon(self._world.start_actor, broker_actor(node.broker_id), config)
 
     async def find(self, actors: Collection[str]) -> list[FoundActor]:
@@ -92,13 +95,14 @@ class SimLauncher:
         await asyncio.sleep(delay_ms * share / 1_000)
 
 
-def broker_config(config: ReplicaConfig, broker_id: int) -> BrokerConfig:
+def broker_config(config: ReplicaConfig, broker_id: int, rack: str = "") -> BrokerConfig:
     """What the actor of a broker is started with, in the cluster of ``config``."""
     return BrokerConfig(
         broker_id=broker_id,
         data_dir=config.data_dir,
         cluster=config.cluster,
         cluster_id=config.cluster_id,
+        rack=rack,
     )
 
 
@@ -152,6 +156,7 @@ def founded_disks(topics: Mapping[str, int], settings: WorldSettings) -> dict[st
             settings.replication_factor,
             settings.cluster,
             settings.topic_settings,
+            settings.racks,
         )
     )
     if key not in _FOUNDED:
@@ -173,6 +178,8 @@ def _found(topics: Mapping[str, int], settings: WorldSettings) -> dict[str, Dire
             )
 
     with World(-1, topics={}, settings=settings, is_founded=False) as world:
+        while len(world.unfenced()) < settings.replication_factor:
+            world.run_for(0.1)
         founder = world.client("founder")
         world.run(founder.spawn(create(founder)))
         while settings.brokers >= VOTERS_MAX and not world.has_three_voters():

@@ -18,7 +18,7 @@ from sim_saboteurs import ALONE, LATE, Saboteur
 from oncelog.actors.launch import assembly
 from oncelog.actors.protocol.partition.bounds import PartitionBounds, Role
 from oncelog.actors.protocol.partition.producers import ProducerStates
-from oncelog.actors.replica import group_sync, partition_leader, replica, replica_log
+from oncelog.actors.replica import group_sync, replica, replica_log, topic_rules
 from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.frames import FramedProtocol
 from oncelog.api.consuming.commit_order import CommitOrderPartition
@@ -312,7 +312,7 @@ def _cancelled_fetches_go_unseen() -> Any:
 
 def _refusals_of_nobody() -> Any:
     """A leader that refuses a batch does not say for which of its records."""
-    return mock.patch.object(partition_leader, "_refused_records", return_value=())
+    return mock.patch.object(topic_rules, "_refused_records", return_value=())
 
 
 MUTANTS = (

@@ -77,6 +77,11 @@ class Readiness:
                 found.append(f"in sync: {actor_of(tp, placement.broker_id)}")
         return found
 
+    def unfenced(self) -> list[int]:
+        """The brokers that may have replicas."""
+        brokers = self.server(CONTROLLER_ACTOR).shell.machine.broker_states
+        return [number for number, broker in brokers.items() if not broker.is_fenced]
+
     def is_spare(self, number: int) -> bool:
         """Whether a node is in sync in no partition, so that nothing is lost with its disks.
 

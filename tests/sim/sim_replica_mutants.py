@@ -19,6 +19,7 @@ from oncelog.actors.protocol.cluster.cluster_state import PartitionState, TopicS
 from oncelog.actors.protocol.cluster.quorum import Candidacy
 from oncelog.actors.protocol.messages.replication import ReplicateRequest
 from oncelog.actors.protocol.partition import following, quorum_replication
+from oncelog.actors.protocol.partition.bounds import PartitionBounds, Role
 from oncelog.actors.protocol.partition.followers import FollowerProgress, InSyncReplicas, Push
 from oncelog.actors.protocol.partition.following import FollowerReplication, ReplicateVerdict
 from oncelog.actors.protocol.partition.replication import LeaderReplication
@@ -28,6 +29,7 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
     CLUSTER_METADATA_TOPIC,
     INTERNAL_TOPICS,
+    IsolationLevel,
 )
 
 
@@ -82,6 +84,30 @@ def _keep_what_was_deleted() -> Any:
         return real(self, structs.replace(request, log_start_offset=0), *rest)
 
     return mock.patch.object(FollowerReplication, "acknowledge", acknowledge)
+
+
+def _readable_to_the_end() -> Any:
+    """Followers give consumers all that they have, whatever of it is committed."""
+    real = PartitionBounds.fetch_bound
+
+    def fetch_bound(self: PartitionBounds, isolation_level: IsolationLevel) -> int:
+        if self.role is Role.FOLLOWER:
+            return self.log_end_offset
+        return real(self, isolation_level)
+
+    return mock.patch.object(PartitionBounds, "fetch_bound", fetch_bound)
+
+
+def _readable_to_the_high_watermark() -> Any:
+    """Followers give consumers all that is replicated, whatever of it is decided."""
+    real = PartitionBounds.fetch_bound
+
+    def fetch_bound(self: PartitionBounds, isolation_level: IsolationLevel) -> int:
+        if self.role is Role.FOLLOWER:
+            return self.high_watermark
+        return real(self, isolation_level)
+
+    return mock.patch.object(PartitionBounds, "fetch_bound", fetch_bound)
 
 
 @contextmanager
@@ -289,7 +315,22 @@ LOST_DISKS = QUIET | {
 Any later push would tell the leader what such a disk lacks, and so would a new leader's first one.
 """
 
+NEAR = REPLICATED | {"near_reads": 1.0, "readers": 2, "uncommitted_readers": 2}
+"""Consumers read from the followers."""
+
 REPLICA_MUTANTS = (
+    Saboteur(
+        name="followers give what is committed",
+        sabotage=_readable_to_the_end,
+        checker="VanishedRecords",
+        changes=NEAR,
+    ),
+    Saboteur(
+        name="followers give what is decided",
+        sabotage=_readable_to_the_high_watermark,
+        checker="AbortedReads",
+        changes=NEAR,
+    ),
     Saboteur(
         name="a shrink of the ISR waits for the controller",
         sabotage=_shrinks_at_once,

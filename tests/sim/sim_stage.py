@@ -76,6 +76,8 @@ class WorkloadPlan:
     """How often writers and readers cancel all that runs in their process, and go on."""
     wrong_times: float = 0.0
     """How often a record without transaction has a timestamp that its topic refuses."""
+    near_reads: float = 0.0
+    """How often a consumer reads from the followers of one of the racks."""
     readers: int = 1
     uncommitted_readers: int = 0
     abort_ratio: float = 0.15
@@ -188,6 +190,13 @@ class Player:
         does_happen: bool = Random(f"{name} in {what}").random() < ratio
         self.stage.counts[name] += does_happen
         return does_happen
+
+    def near_settings(self, what: str) -> dict[str, object]:
+        """Now and then: the settings of a consumer in one of the racks; ``what`` is unique."""
+        racks = self.stage.world.settings.racks
+        if not racks or not self.happens("near_reads", what):
+            return {}
+        return {"client_rack": Random(f"rack of {what}").choice(racks)}
 
     async def cancel_all(self) -> None:
         """Cancel every task of the process but this one, and let the others see it."""
@@ -343,6 +352,9 @@ class NotedReader:
                 record.offset,
                 record.value.decode(),
             )
+        followers = core_of(self.consumer).fetcher.followers
+        from_followers = sum(record.topic_partition in followers for record in records)
+        self._player.stage.counts["records read from followers"] += from_followers
         self._player.stage.counts["records read"] += len(records)
         if self._isolation is IsolationLevel.READ_UNCOMMITTED:
             self._player.stage.counts["records read uncommitted"] += len(records)

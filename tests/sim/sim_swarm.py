@@ -152,6 +152,7 @@ class Scenario:
         )
 
 
+RACKS = ("a", "b", "c")
 ON_ERROR = ("fail", "fail", "retry", "skip", "dead_letter")
 
 
@@ -195,6 +196,7 @@ def _drawn(seed: int) -> Scenario:
             on_error=(on_error := Random(f"on error {seed}").choice(ON_ERROR)),
             bad_inputs=0.0 if on_error == "fail" else 0.1,
             scalings=Random(f"scalings {seed}").choice((0.0, 0.0, 0.5)),
+            near_reads=Random(f"near reads {seed}").choice((0.0, 0.7)),
             readers=random.choice((1, 2)),
             # One choice, drawn all the same: the seeds kept draw the rest as they did.
             uncommitted_readers=random.choice((1, 1)),
@@ -305,6 +307,7 @@ def founded(scenario: Scenario) -> WorldSettings:
         head_node=scenario.head_node,
         has_rules=bool(scenario.workload.strangers),
         replication_factor=replication_factor,
+        racks=RACKS[: scenario.brokers] if scenario.workload.near_reads else (),
         cluster=dataclasses.replace(
             CLUSTER,
             replicas_per_actor=scenario.replicas_per_actor,

@@ -83,8 +83,14 @@ class WorldSettings:
     sync_ms: tuple[float, float] = (0.2, 3.0)
     restart_ms: tuple[float, float] = (100.0, 2_000.0)
     launch_ms: tuple[float, float] = (1.0, 50.0)
+    racks: tuple[str, ...] = ()
+    """The rack of each broker, by number; without any all are in one rack."""
     has_rules: bool = False
     """Whether processes ask who may do what; else they let everybody in, and no call is spent."""
+
+    def rack_of(self, broker_id: int) -> str:
+        """The rack of a broker."""
+        return self.racks[broker_id - 1] if self.racks else ""
 
 
 class World(Faults, Nodes, Controllers, Readiness):
@@ -168,7 +174,8 @@ class World(Faults, Nodes, Controllers, Readiness):
         for number in self.node_numbers()[1:]:
             # A controller that begins again may need their votes before it starts anything.
             if broker_actor(number) in self.disks:
-                self.start_actor(broker_actor(number), broker_config(config, number))
+                rack = self.settings.rack_of(number)
+                self.start_actor(broker_actor(number), broker_config(config, number, rack))
         self.run(self.until_world_serves(), limit_s=BOOT_LIMIT_S)
 
     async def until_world_serves(self) -> None:

@@ -52,6 +52,7 @@ FOUND_IN = {
     "elections by compare-and-set": 6,
     "elections by topic id": 13,
     "end of a replica that begins again": 4,
+    "followers give what is decided": 1,
     "followers hide what was deleted": 1,
     "generations in transactions": 1,
     "identity of a member that was put out": 1,
@@ -124,6 +125,7 @@ def _scenario(saboteur: Saboteur, seed: int) -> Scenario:
             "head_node": 0,
             "replication_factor": 1,
             "peace": 0.25,
+            "near_reads": 0.0,
             **saboteur.changes,
         }
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 else:
     # Decoded as a view of the input, not a copy.
     Batch = memoryview
+
+NO_BROKER: Final = -1
 
 
 class ProduceReply(Reply, frozen=True, kw_only=True):
@@ -68,7 +70,9 @@ class FetchReply(Reply, frozen=True, kw_only=True):
     ``aborted_transactions`` is ``None`` for read_uncommitted. ``records`` holds whole batches; from
     a connection of our own it is a view, which can be neither hashed nor pickled. With
     ``CORRUPT_MESSAGE`` the records from ``fetch_offset`` to ``resume_offset`` (exclusive) cannot be
-    read; -1 if the leader cannot tell.
+    read; -1 if the leader cannot tell. The bounds are those that the replica knows: a follower's
+    are a little behind. ``preferred_read_replica`` is the broker id of a follower in the consumer's
+    rack: fetch there; -1 for none. Such a reply has no records.
     """
 
     high_watermark: int = NO_OFFSET
@@ -76,6 +80,7 @@ class FetchReply(Reply, frozen=True, kw_only=True):
     log_start_offset: int = NO_OFFSET
     aborted_transactions: tuple[AbortedTransaction, ...] | None = None
     resume_offset: int = NO_OFFSET
+    preferred_read_replica: int = NO_BROKER
     records: Batch = b""
 
 
@@ -86,6 +91,10 @@ class FetchRequest(Request[FetchReply], frozen=True, kw_only=True):
     At least one batch is returned if one is readable, even beyond ``max_bytes``. A leader does not
     recheck CRCs of what it wrote itself, unless ``is_checked`` is set. If ``topic_id`` is not the
     leader's nothing is read: the offset is from a deleted topic.
+
+    A consumer tells the leader its ``client_rack``, "" if it wants no other replica (KIP-392). The
+    leader may name a follower there, and that one is asked with ``from_follower`` and the leader
+    epoch that the consumer knows. A follower answers no other fetch.
     """
 
     method = "fetch"
@@ -100,6 +109,8 @@ class FetchRequest(Request[FetchReply], frozen=True, kw_only=True):
     leader_epoch: int = NO_LEADER_EPOCH
     is_checked: bool = False
     topic_id: str = ""
+    client_rack: str = ""
+    from_follower: bool = False
 
 
 class SharedFetch(msgspec.Struct, frozen=True, kw_only=True):
@@ -309,7 +320,7 @@ class DescribeReplicaRequest(Request[DescribeReplicaReply], frozen=True, kw_only
 
 
 class DeleteRecordsReply(Reply, frozen=True, kw_only=True):
-    """Records below ``log_start_offset`` are durably hidden from every reader."""
+    """Records below ``log_start_offset`` are durably hidden from readers of in-sync replicas."""
 
     log_start_offset: int = NO_OFFSET
 

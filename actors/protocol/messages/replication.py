@@ -26,7 +26,7 @@ class ReplicateReply(Reply, frozen=True, kw_only=True):
     follower's log ``diverging_epoch`` ends at that offset (KIP-101, KIP-279), and the leader probes
     further back. ``diverging_epoch`` -1: the follower knows no epochs and has cut its log to its
     high watermark. With ``FENCED_LEADER_EPOCH`` ``leader_epoch`` is the newer one. ``disk`` is the
-    follower's.
+    follower's. ``has_readers``: consumers wait there for the high watermark to rise.
     """
 
     log_end_offset: int = NO_OFFSET
@@ -34,6 +34,7 @@ class ReplicateReply(Reply, frozen=True, kw_only=True):
     diverging_end_offset: int = NO_OFFSET
     leader_epoch: int = NO_LEADER_EPOCH
     disk: Disk = NO_DISK
+    has_readers: bool = False
 
 
 class ReplicateRequest(Request[ReplicateReply], frozen=True, kw_only=True):

@@ -106,6 +106,7 @@ class FollowerProgress:
         "_goal_ms",
         "_goal_offset",
         "_had_all",
+        "_has_readers",
         "_in_flight",
         "_number",
         "_refused_offset",
@@ -140,6 +141,8 @@ class FollowerProgress:
         self._goal_ms = now_ms
         self._had_all = False
         """Whether the last answer was that it has everything."""
+        self._has_readers = False
+        """Whether consumers waited there at the last answer: it is told new bounds at once."""
 
     @property
     def acknowledged_log_start_offset(self) -> int:
@@ -159,7 +162,8 @@ class FollowerProgress:
             return False
         if self.state is FollowerState.PROBING or self.next_offset < log_end_offset:
             return True
-        return self._acknowledged_bounds != bounds and now_ms - self._sent_ms >= bounds_push_ms
+        delay_ms = 0 if self._has_readers else bounds_push_ms
+        return self._acknowledged_bounds != bounds and now_ms - self._sent_ms >= delay_ms
 
     def due_ms(
         self, *, log_end_offset: int, bounds: PushedBounds, bounds_push_ms: int
@@ -171,7 +175,7 @@ class FollowerProgress:
             return self._retry_ms
         if self._acknowledged_bounds == bounds:
             return None
-        return max(self._retry_ms, self._sent_ms + bounds_push_ms)
+        return max(self._retry_ms, self._sent_ms + (0 if self._has_readers else bounds_push_ms))
 
     def may_push(self, now_ms: int) -> bool:
         """Whether a push may be sent now, for whatever reason."""
@@ -205,9 +209,12 @@ class FollowerProgress:
 
     # --- answers -----------------------------------------------------------------------------
 
-    def acknowledged(self, end_offset: int, now_ms: int, *, log_end_offset: int) -> None:
+    def acknowledged(
+        self, end_offset: int, now_ms: int, *, log_end_offset: int, has_readers: bool = False
+    ) -> None:
         """The follower has synced all below ``end_offset``, as the leader has it."""
         self._recovered()
+        self._has_readers = has_readers
         if end_offset > self._refused_offset:
             self._refused_offset = NO_OFFSET
         self.state = FollowerState.REPLICATING

@@ -26,6 +26,9 @@ LEADER    become_leader         LEADER of the newer epoch
 LEADER    become_follower       FOLLOWER
 FOLLOWER  apply                 as the leader's log has it, gaps of compaction included
 FOLLOWER  become_leader         LEADER
+FOLLOWER  check_reader          NONE in its epoch, FENCED_LEADER_EPOCH for an older one,
+                                UNKNOWN_LEADER_EPOCH for a newer one
+LOADING   check_reader          NOT_LEADER_OR_FOLLOWER
 not       decide, check_leader  NOT_LEADER_OR_FOLLOWER
 LEADER
 ========  ====================  =================================================================
@@ -167,6 +170,19 @@ class PartitionMachine(PartitionBounds):
         """Whether this replica leads, in the epoch that a client assumes (-1: any)."""
         if self.role is not Role.LEADER:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return self._check_epoch(leader_epoch)
+
+    def check_reader(self, leader_epoch: int) -> ErrorCode:
+        """Whether a consumer that its leader sent here may read, in the epoch that it assumes.
+
+        A follower does not know whether it is still in sync, or whether another leads. What is
+        below its high watermark is committed in any case. Source: KIP-392.
+        """
+        if self.role is Role.LOADING:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return self._check_epoch(leader_epoch)
+
+    def _check_epoch(self, leader_epoch: int) -> ErrorCode:
         if leader_epoch in (NO_LEADER_EPOCH, self.leader_epoch):
             return ErrorCode.NONE
         if leader_epoch < self.leader_epoch:

@@ -25,6 +25,8 @@ LEADING         a newer version            replicas not in sync are probed anew;
                                            answers no longer count: they may have lost their
                                            log since. Back-offs end: a fenced one may join now
 LEADING         ask_to_confirm             a push is due to all that may be in sync, even empty
+LEADING         an answer of a follower    new bounds are told to it at once, not after a delay
+                where consumers wait
 LEADING         step_down                  FENCED
 FENCED          any                        nothing; waiters get NOT_LEADER_OR_FOLLOWER
 ==============  =========================  =====================================================
@@ -45,6 +47,7 @@ Source: KIP-101, KIP-207, KIP-279, KIP-497, KIP-966 (the minimum for the high wa
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 import msgspec
@@ -52,6 +55,7 @@ import msgspec
 from oncelog.actors.protocol.backoff import backoff_ms
 from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages.cluster import AlterIsrReply
+from oncelog.actors.protocol.messages.partition import NO_BROKER
 from oncelog.actors.protocol.messages.replication import ReplicateReply
 from oncelog.actors.protocol.partition.bounds import PartitionBounds
 from oncelog.actors.protocol.partition.followers import (
@@ -230,6 +234,21 @@ class LeaderReplication:
             max((one.lag_ms(now_ms, log_end_offset=end) for one in followers), default=0),
         )
 
+    def preferred_read_replica(self, near: Collection[int], fetch_offset: int) -> int:
+        """The broker of the follower among ``near`` that a consumer should fetch from; -1: here.
+
+        It is in sync and has synced everything below ``fetch_offset``: of several the one with the
+        longest log, then the lowest id. -1 too if this broker is ``near``. Source: KIP-392.
+        """
+        if self._broker_id in near or not self.is_leading:
+            return NO_BROKER
+        able = [
+            (-self._match_offset(broker_id), broker_id)
+            for broker_id in self._in_sync.isr.intersection(near)
+            if self._match_offset(broker_id) >= fetch_offset
+        ]
+        return min(able)[1] if able else NO_BROKER
+
     # --- acks -1 -----------------------------------------------------------------------------
 
     def check_append(self) -> ErrorCode:
@@ -307,7 +326,10 @@ class LeaderReplication:
             return False
         log_end_offset = self._bounds.log_end_offset
         progress.acknowledged(
-            min(reply.log_end_offset, log_end_offset), now_ms, log_end_offset=log_end_offset
+            min(reply.log_end_offset, log_end_offset),
+            now_ms,
+            log_end_offset=log_end_offset,
+            has_readers=reply.has_readers,
         )
         return self._advance()
 

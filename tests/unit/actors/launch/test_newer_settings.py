@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 from deadlines import to_its_end, until
+from msgspec import structs
 from replicas import FLIGHTS, TOPIC_ID
 from server_world import ServerWorld, stop
 
 from oncelog.actors.protocol.messages.cluster import (
     BecomeLeaderReply,
     BecomeLeaderRequest,
+    BrokerMetadata,
     ClusterKeysRequest,
     MetadataReply,
     MetadataRequest,
@@ -90,6 +92,28 @@ def test_a_push_with_newer_settings_has_the_follower_ask_for_them_once(tmp_path:
         await until(lambda: server.replica.topic.flush == "os")
         assert (await server.replicate(PUSH)).error is ErrorCode.NONE
         assert world.asked[MetadataRequest] == asked + 1
+        await stop(server)
+
+    to_its_end(body())
+
+
+def test_with_the_settings_come_the_racks_of_brokers(tmp_path: Path) -> None:
+    """But not with an answer that the controller could not give."""
+
+    async def body() -> None:
+        world = followed()
+        told = world.answers[MetadataRequest]
+        brokers = tuple(
+            BrokerMetadata(broker_id=number, data_dir="/d", rack=rack)
+            for number, rack in ((1, "west"), (2, "east"))
+        )
+        world.answers[MetadataRequest] = structs.replace(told, brokers=brokers)
+        server = world.server(FLIGHTS, tmp_path)
+        await until(lambda: server.replica.is_following)
+        await server.refresh_settings()
+        world.answers[MetadataRequest] = MetadataReply(error=ErrorCode.NOT_CONTROLLER)
+        await server.refresh_settings()
+        assert server.replica.racks == {1: "west", 2: "east"}
         await stop(server)
 
     to_its_end(body())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oncelog.actors.config import TopicConfig
-from oncelog.actors.replica.partition_leader import REFUSED_RECORDS_MAX, check_topic_rules
+from oncelog.actors.replica.topic_rules import REFUSED_RECORDS_MAX, check_topic_rules
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.records.batch import parse_header, seal
 from oncelog.storage.records.codec import encode_records

@@ -65,6 +65,7 @@ def test_what_a_consumer_does_is_counted(fake_cluster, run):
         "bytes_consumed_total": size,
         "fetch_total": pytest.approx(9, abs=3),
         "failed_fetch_total": 1,
+        "follower_fetch_total": 0,
         "commit_total": 1,
         "failed_commit_total": 1,
         "rebalance_total": 1,

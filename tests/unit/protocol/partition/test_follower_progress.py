@@ -64,6 +64,20 @@ def test_agreement_starts_replicating_where_the_follower_ends() -> None:
     assert not due(progress, 10_000, end=7)
 
 
+def test_a_follower_where_consumers_wait_is_told_new_bounds_at_once() -> None:
+    progress = replicating()
+    send(progress, 1_000)
+    progress.acknowledged(10, 1_000, log_end_offset=10, has_readers=True)
+    assert not due(progress, 1_000)
+    assert due(progress, 1_000, bounds=NEWER)
+    assert progress.due_ms(log_end_offset=10, bounds=NEWER, bounds_push_ms=500) == 1_000
+    send(progress, 1_000)
+    progress.acknowledged(10, 1_000, log_end_offset=10)
+    assert not due(progress, 1_499, bounds=NEWER)
+    assert due(progress, 1_500, bounds=NEWER)
+    assert progress.due_ms(log_end_offset=10, bounds=NEWER, bounds_push_ms=500) == 1_500
+
+
 def test_divergence_probes_further_back_and_nothing_counts_as_replicated() -> None:
     for progress in (replicating(), FollowerProgress(next_offset=10, now_ms=0)):
         send(progress, 0)

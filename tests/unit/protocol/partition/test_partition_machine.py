@@ -209,6 +209,30 @@ def test_leader_epoch_of_a_request_must_be_the_leaders(leader: Any) -> None:
     assert leader.machine.check_leader(3) is ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
+@pytest.mark.parametrize(
+    ("role", "epoch", "answer"),
+    [
+        (Role.LOADING, -1, ErrorCode.NOT_LEADER_OR_FOLLOWER),
+        (Role.FOLLOWER, -1, ErrorCode.NONE),
+        (Role.FOLLOWER, 2, ErrorCode.NONE),
+        (Role.FOLLOWER, 1, ErrorCode.FENCED_LEADER_EPOCH),
+        (Role.FOLLOWER, 3, ErrorCode.UNKNOWN_LEADER_EPOCH),
+        (Role.LEADER, 2, ErrorCode.NONE),
+        (Role.LEADER, 1, ErrorCode.FENCED_LEADER_EPOCH),
+    ],
+)
+def test_a_consumer_may_read_from_a_follower_in_the_epoch_of_both(
+    leader: Any, role: Role, epoch: int, answer: ErrorCode
+) -> None:
+    machine = PartitionMachine(leader.topic_partition)
+    if role is not Role.LOADING:
+        machine.become_follower(2)
+    if role is Role.LEADER:
+        leader.fail_over()
+        machine = leader.machine
+    assert machine.check_reader(epoch) is answer
+
+
 def test_new_epoch_begins_at_the_log_end_without_data(leader: Any) -> None:
     leader.fill(5)
     leader.fail_over()

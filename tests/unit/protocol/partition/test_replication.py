@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from cluster_worlds import TOPIC_ID
+from msgspec import structs
 from replica_model import Replica, batch_at
 
 from oncelog.actors.protocol.messages.cluster import AlterIsrReply
@@ -701,3 +702,49 @@ def test_an_append_after_a_long_silence_takes_nobody_from_the_isr(leading: Leadi
     leading.leader.pushes(10 * LAG_MAX_MS)
     assert leading.leader.proposal(10 * LAG_MAX_MS) is None
     assert leading.leader.proposal(11 * LAG_MAX_MS + 1) is not None
+
+
+# --- reads from followers ----------------------------------------------------------------------
+
+
+def test_a_consumer_reads_from_the_follower_near_it_that_is_in_sync_and_has_its_offset(
+    leading: Leading,
+) -> None:
+    """Of several the one with the longest log; none while the progress of a follower is unknown."""
+    nearest = leading.leader.preferred_read_replica
+    assert nearest({2, 3}, 0) == -1
+    leading.acknowledge(2, 4)
+    leading.acknowledge(3, 6)
+    assert (nearest({2}, 4), nearest({2}, 5)) == (2, -1)
+    # Broker 3 has more and is not in sync.
+    assert (nearest({2, 3}, 0), nearest({3}, 0)) == (2, -1)
+    leading.leader.learn(structs.replace(ASSIGNMENT, partition_version=8, isr=(1, 2, 3)), 0)
+    assert (nearest({2, 3}, 0), nearest({2, 3}, 6), nearest({2, 3}, 7)) == (3, 3, -1)
+    leading.acknowledge(2, 6)
+    assert nearest({2, 3}, 0) == 2
+
+
+def test_a_consumer_near_the_leader_reads_from_it_and_a_deposed_one_names_nobody(
+    leading: Leading,
+) -> None:
+    leading.acknowledge(2, 6)
+    assert leading.leader.preferred_read_replica({1, 2}, 0) == -1
+    assert leading.leader.preferred_read_replica(set(), 0) == -1
+    assert leading.leader.preferred_read_replica({2}, 0) == 2
+    leading.leader.step_down()
+    assert leading.leader.preferred_read_replica({2}, 0) == -1
+
+
+@pytest.mark.parametrize("has_readers", [True, False])
+def test_the_answer_of_a_follower_tells_that_consumers_wait_there(
+    leading: Leading, has_readers: bool
+) -> None:
+    """1. The follower acknowledges a batch, and the high watermark rises. 2. Where consumers wait
+    it is told so at once, else after a delay.
+    """
+    leading.acknowledge(2, 6)
+    leading.append()
+    leading.sync()
+    reply = ReplicateReply(log_end_offset=7, has_readers=has_readers)
+    assert leading.leader.answered(leading.push_to(2), reply, 0)
+    assert (2 in [push.broker_id for push in leading.leader.pushes(0)]) == has_readers
