@@ -163,6 +163,9 @@ class Sender:
     def _woken(self, wake: Wake) -> None:
         if self.buffer.is_closed:
             return
+        if wake is Wake.LINGER and not self._linger_s:
+            self._end_linger()
+            return
         self._deadline.watch()
         if wake is Wake.LINGER or self._accumulator.take_full_batches():
             self._loop.call_later(self._linger_s, self._end_linger)
