@@ -88,7 +88,8 @@ class Accumulator:
     """Open and closed batches per partition. ``gate`` raises while no record may be accepted.
 
     ``on_done`` is called on the event loop whenever a batch's outcome is known. ``now`` returns
-    monotonic seconds and is called from any thread.
+    monotonic seconds, and ``is_staying`` whether the next batch may go where the last one went; any
+    thread may call them.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Accumulator:
         gate: Callable[[], None],
         on_done: Callable[[], None],
         now: Callable[[], float],
+        is_staying: Callable[[], bool] = lambda: False,
     ) -> None:
         self._open = open_batches
         self._lock = open_batches.lock
@@ -109,6 +111,7 @@ class Accumulator:
         self._gate = gate
         self._on_done = on_done
         self._now = now
+        self._is_staying = is_staying
         self._sticky = StickyPartitions(random)
         self._queues: dict[str, list[_Queue]] = {}
         # With the time each batch was begun, and so in that order.
@@ -186,6 +189,7 @@ class Accumulator:
             delivery = BatchDelivery(topic_partition, rows.record_count)
             created_s = self._undelivered[delivery] = self._now()
             self._enqueue(queue, PendingBatch(rows, delivery, created_s))
+            self._sticky.filled(topic, partition, size_bytes)
             self._open.hold(size_bytes)
             self._release_later(delivery, size_bytes)
             return delivery, self._wake(True)
@@ -193,7 +197,7 @@ class Accumulator:
     def sticky_partition(self, topic: str, partition_count: int) -> int:
         """Choose another sticky partition, for a block of records without keys."""
         with self._lock:
-            return self._sticky.advance(topic, partition_count)
+            return self._sticky.following(topic, partition_count, is_staying=self._is_staying())
 
     # --- event loop ---------------------------------------------------------------------------
 
@@ -318,7 +322,7 @@ class Accumulator:
         partition = self._sticky.current(topic, count)
         if batches.batches[partition] is None:
             # Its batch was sent: the next one may as well go to another partition.
-            partition = self._sticky.advance(topic, count)
+            partition = self._sticky.following(topic, count, is_staying=self._is_staying())
         return partition
 
     def _has_open(self, queue: _Queue) -> bool:
@@ -356,6 +360,7 @@ class Accumulator:
         rows = batch.rows()
         batch.delivery.record_count = rows.record_count
         self._enqueue(queue, PendingBatch(rows, batch.delivery, batch.created_s))
+        self._sticky.filled(topic, partition, batch.size_bytes)
         self._release_later(batch.delivery, batch.size_bytes)
 
     def _enqueue(self, queue: _Queue, batch: PendingBatch) -> None:

@@ -66,6 +66,7 @@ class Sender:
             state=state,
             on_wake=self._woken,
             on_full=self._end_linger,
+            is_staying=lambda: self.transaction.follows_closely(),
         )
         topics = self.buffer.topics
         self.transaction = TransactionManager(
