@@ -6,6 +6,7 @@ import asyncio
 from itertools import pairwise
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from oncelog.actors.protocol.messages.group import TxnOffsetCommitRequest
@@ -106,6 +107,26 @@ def test_they_go_on_to_another_after_some_bytes(cluster: Any, run: Any) -> None:
         await producer.init_transactions()
         third = b"x" * (STAY_BYTES // 3 + 1)
         written = [await write_anywhere(producer, third) for _ in range(9)]
+        assert written == [one for one in written[::3] for _ in range(3)]
+        assert written[0] != written[3] != written[6]
+        await producer.close()
+
+    run(story())
+
+
+def test_tables_stay_and_go_on_too(cluster: Any, run: Any) -> None:
+    cluster.create("t", 8)
+    third = pa.table({"value": [b"x" * (STAY_BYTES // 3 + 1)]})
+
+    async def story() -> None:
+        producer = cluster.producer("loader")
+        await producer.init_transactions()
+        written = []
+        for _ in range(9):
+            await producer.begin_transaction()
+            sent = await producer.send_arrow("t", third)
+            await producer.commit_transaction()
+            written += [batch.partition for batch in await sent]
         assert written == [one for one in written[::3] for _ in range(3)]
         assert written[0] != written[3] != written[6]
         await producer.close()
