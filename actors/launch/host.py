@@ -25,7 +25,7 @@ from oncelog.actors.launch.assembly import (
     ReplicaServer,
     shell_of,
 )
-from oncelog.actors.process.background import OwnTasks
+from oncelog.actors.process.background import OwnTasks, wait_until_done
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.brokers import PingReply, PingRequest
 from oncelog.actors.protocol.messages.cluster import (
@@ -367,7 +367,7 @@ class _FetchSession:
                 self._under_way[one.number] = self._tasks.spawn(self._fetch(one))
         if not self._ended and request.max_wait_ms > 0:
             waiter = self._waiter = asyncio.get_running_loop().create_future()
-            await asyncio.wait({waiter}, timeout=min(request.max_wait_ms, WAIT_MAX_MS) / 1_000)
+            await wait_until_done(waiter, min(request.max_wait_ms, WAIT_MAX_MS) / 1_000)
         return self._take(request.max_bytes)
 
     async def _fetch(self, one: SharedFetch) -> None:

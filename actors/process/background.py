@@ -257,6 +257,18 @@ class OwnTasks:
             self._on_failure(error)
 
 
+async def wait_until_done(future: asyncio.Future[None], timeout_s: float) -> None:
+    """Wait until ``future`` is done or the time is over; then it is done, too.
+
+    ``asyncio.wait`` takes three turns of the loop more, and a future of its own.
+    """
+    timer = asyncio.get_running_loop().call_later(timeout_s, resolve_future, future, None)
+    try:
+        await future
+    finally:
+        timer.cancel()
+
+
 def resolve_future(
     future: asyncio.Future[ResultT], result: ResultT, error: BaseException | None = None
 ) -> None:

@@ -15,6 +15,7 @@ from typing import Final
 from msgspec import structs
 
 from oncelog.actors.interfaces import Clock
+from oncelog.actors.process.background import wait_until_done
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.partition import (
     NO_BROKER,
@@ -188,7 +189,7 @@ class PartitionLeader:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting[waiter] = None
         try:
-            await asyncio.wait({waiter}, timeout=timeout_ms / 1000)
+            await wait_until_done(waiter, timeout_ms / 1000)
         finally:
             # Also if the caller is cancelled: its slot must be freed.
             waiting.pop(waiter, None)

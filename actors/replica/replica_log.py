@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from oncelog.actors.config import ReplicaConfig, TopicConfig
 from oncelog.actors.interfaces import Background, ResultT
-from oncelog.actors.process.background import resolve_future
+from oncelog.actors.process.background import resolve_future, wait_until_done
 from oncelog.actors.process.clock import loop_ms, monotonic_s
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.invariants import invariant
@@ -663,7 +663,7 @@ class ReplicaWaiters:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._readers[waiter] = None
         try:
-            await asyncio.wait({waiter}, timeout=timeout_ms / 1000)
+            await wait_until_done(waiter, timeout_ms / 1000)
         finally:
             self._readers.pop(waiter, None)
 

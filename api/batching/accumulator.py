@@ -88,7 +88,8 @@ class Accumulator:
     """Open and closed batches per partition. ``gate`` raises while no record may be accepted.
 
     ``on_done`` is called on the event loop whenever a batch's outcome is known. ``now`` returns
-    monotonic seconds and is called from any thread.
+    monotonic seconds, and ``is_staying`` whether the next batch may go where the last one went; any
+    thread may call them.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Accumulator:
         gate: Callable[[], None],
         on_done: Callable[[], None],
         now: Callable[[], float],
+        is_staying: Callable[[], bool] = lambda: False,
     ) -> None:
         self._open = open_batches
         self._lock = open_batches.lock
@@ -109,8 +111,11 @@ class Accumulator:
         self._gate = gate
         self._on_done = on_done
         self._now = now
+        self._is_staying = is_staying
         self._sticky = StickyPartitions(random)
         self._queues: dict[str, list[_Queue]] = {}
+        # Those with records, and some that have had them: few of a topic with many partitions.
+        self._used: dict[TopicPartition, _Queue] = {}
         # With the time each batch was begun, and so in that order.
         self._undelivered: dict[BatchDelivery, float] = {}
         self._is_lingering = False
@@ -186,6 +191,7 @@ class Accumulator:
             delivery = BatchDelivery(topic_partition, rows.record_count)
             created_s = self._undelivered[delivery] = self._now()
             self._enqueue(queue, PendingBatch(rows, delivery, created_s))
+            self._sticky.filled(topic, partition, size_bytes)
             self._open.hold(size_bytes)
             self._release_later(delivery, size_bytes)
             return delivery, self._wake(True)
@@ -193,7 +199,7 @@ class Accumulator:
     def sticky_partition(self, topic: str, partition_count: int) -> int:
         """Choose another sticky partition, for a block of records without keys."""
         with self._lock:
-            return self._sticky.advance(topic, partition_count)
+            return self._sticky.following(topic, partition_count, is_staying=self._is_staying())
 
     # --- event loop ---------------------------------------------------------------------------
 
@@ -201,7 +207,7 @@ class Accumulator:
         """``linger_ms`` has passed: open batches may be sent as they are."""
         with self._lock:
             self._is_lingering = False
-            for queue in self._all_queues():
+            for queue in self._with_records():
                 queue.is_due = self._has_open(queue)
 
     def take_full_batches(self) -> bool:
@@ -211,7 +217,7 @@ class Accumulator:
         """
         with self._lock:
             self._is_full_reported = False
-            begins = not self._is_lingering and any(map(self._has_open, self._all_queues()))
+            begins = not self._is_lingering and any(map(self._has_open, self._with_records()))
             self._is_lingering = self._is_lingering or begins
             return begins
 
@@ -229,18 +235,14 @@ class Accumulator:
     def waiting(self) -> list[TopicPartition]:
         """The partitions that have unsent records, due or not."""
         with self._lock:
-            return [
-                queue.topic_partition
-                for queue in self._all_queues()
-                if queue.closed or self._has_open(queue)
-            ]
+            return [queue.topic_partition for queue in self._with_records()]
 
     def has_due(self) -> bool:
         """Whether any partition has a batch that may be sent now."""
         with self._lock:
             return any(
                 queue.closed or (queue.is_due and self._has_open(queue))
-                for queue in self._all_queues()
+                for queue in self._with_records()
             )
 
     def take(self, topic_partition: TopicPartition) -> PendingBatch | None:
@@ -265,7 +267,7 @@ class Accumulator:
         """Take every batch that was begun at or before ``begun_before_s``."""
         with self._lock:
             old: list[PendingBatch] = []
-            for queue in self._all_queues():
+            for queue in self._with_records():
                 topic, partition = queue.topic_partition.topic, queue.topic_partition.partition
                 if self._has_open(queue):
                     batch = self._open.topics[topic].batches[partition]
@@ -280,15 +282,19 @@ class Accumulator:
         with self._lock:
             dropped: list[PendingBatch] = []
             self._close_all()
-            for queue in self._all_queues():
+            for queue in self._with_records():
                 dropped.extend(queue.closed)
                 queue.closed.clear()
             return dropped
 
     # --- internals, under the lock ------------------------------------------------------------
 
-    def _all_queues(self) -> list[_Queue]:
-        return [queue for queues in self._queues.values() for queue in queues]
+    def _with_records(self) -> list[_Queue]:
+        """The partitions that have unsent records."""
+        found = [q for q in self._used.values() if q.closed or self._has_open(q)]
+        if len(found) < len(self._used):
+            self._used = {queue.topic_partition: queue for queue in found}
+        return found
 
     def _grow(self, topic: str, partition_count: int) -> list[_Queue]:
         queues = self._queues.setdefault(topic, [])
@@ -318,7 +324,7 @@ class Accumulator:
         partition = self._sticky.current(topic, count)
         if batches.batches[partition] is None:
             # Its batch was sent: the next one may as well go to another partition.
-            partition = self._sticky.advance(topic, count)
+            partition = self._sticky.following(topic, count, is_staying=self._is_staying())
         return partition
 
     def _has_open(self, queue: _Queue) -> bool:
@@ -333,12 +339,12 @@ class Accumulator:
     def _new_batch(self, queue: _Queue) -> OpenBatch:
         batch = self._open.new_batch(BatchDelivery(queue.topic_partition), self._now())
         self._undelivered[batch.delivery] = batch.created_s
+        self._used[queue.topic_partition] = queue
         return batch
 
     def _close_all(self) -> None:
-        for topic, batches in self._open.topics.items():
-            for partition in range(len(batches.batches)):
-                self._close(topic, partition)
+        for queue in self._with_records():
+            self._close(queue.topic_partition.topic, queue.topic_partition.partition)
 
     def _close(self, topic: str, partition: int) -> None:
         queue = self._queues[topic][partition]
@@ -356,10 +362,12 @@ class Accumulator:
         rows = batch.rows()
         batch.delivery.record_count = rows.record_count
         self._enqueue(queue, PendingBatch(rows, batch.delivery, batch.created_s))
+        self._sticky.filled(topic, partition, batch.size_bytes)
         self._release_later(batch.delivery, batch.size_bytes)
 
     def _enqueue(self, queue: _Queue, batch: PendingBatch) -> None:
         queue.closed.append(batch)
+        self._used[queue.topic_partition] = queue
 
     def _release_later(self, delivery: BatchDelivery, size_bytes: int) -> None:
         def release() -> None:

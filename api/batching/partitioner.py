@@ -2,8 +2,9 @@
 
 The same key and partition count give the same partition as in Kafka, so topics can be copied
 between the two. Kafka's Java client hashes with murmur2, librdkafka with CRC-32. Records that no
-key places stay on one partition until its batch is sent. Source: KIP-480; librdkafka,
-``rdkafka_msg.c``, ``rd_kafka_msg_partitioner_consistent_random``.
+key places stay on one partition until its batch is sent; in transactions that follow each other
+until it has ``STAY_BYTES``. Source: KIP-480, KIP-794; librdkafka, ``rdkafka_msg.c``,
+``rd_kafka_msg_partitioner_consistent_random``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from oncelog.api.batching.open_batches import murmur2
+
+STAY_BYTES: Final = 16_384
+"""After so much, transactions that follow each other go to another partition.
+
+A partition that the last transactions wrote to is enrolled without a call, and each one more costs
+a marker. Kafka's ``batch.size``, after which KIP-794 goes on.
+"""
 
 _SEED: Final = 0x9747B28C
 _MULTIPLIER: Final = 0x5BD1E995
@@ -154,16 +162,34 @@ class Partitioner:
 class StickyPartitions:
     """The sticky partition of each topic: where records without a key go until the next batch."""
 
-    __slots__ = ("_current", "_random")
+    __slots__ = ("_current", "_filled_bytes", "_random")
 
     def __init__(self, random: Random) -> None:
         self._random = random
         self._current: dict[str, int] = {}
+        self._filled_bytes: dict[str, int] = {}
+        """What the sticky partition got since it was chosen."""
 
     def current(self, topic: str, partition_count: int) -> int:
         """The partition to fill now."""
         partition = self._current.get(topic, -1)
         if 0 <= partition < partition_count:
+            return partition
+        return self.advance(topic, partition_count)
+
+    def filled(self, topic: str, partition: int, size_bytes: int) -> None:
+        """Note that a batch of ``size_bytes`` is closed; it counts for the sticky partition."""
+        if self._current.get(topic) == partition:
+            self._filled_bytes[topic] += size_bytes
+
+    def following(self, topic: str, partition_count: int, *, is_staying: bool) -> int:
+        """The partition of the batch after one that was sent before it was full.
+
+        Another one, unless ``is_staying``: then the same until it has ``STAY_BYTES``.
+        """
+        partition = self._current.get(topic, -1)
+        is_known = 0 <= partition < partition_count
+        if is_staying and is_known and self._filled_bytes[topic] < STAY_BYTES:
             return partition
         return self.advance(topic, partition_count)
 
@@ -176,4 +202,5 @@ class StickyPartitions:
         else:
             partition = self._random.randrange(partition_count)
         self._current[topic] = partition
+        self._filled_bytes[topic] = 0
         return partition

@@ -399,11 +399,11 @@ class ConsumerCore:
 
     async def _wait(self, timeout_s: float) -> None:
         """Wait until something changes; a timeout is not an error."""
-        waiter = asyncio.ensure_future(self._wake.wait())
+        timer = asyncio.get_running_loop().call_later(timeout_s, self._wake.set)
         try:
-            await asyncio.wait({waiter}, timeout=timeout_s)
+            await self._wake.wait()
         finally:
-            waiter.cancel()
+            timer.cancel()
 
     def _raise_failure(self) -> None:
         membership = self._membership

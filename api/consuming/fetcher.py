@@ -271,10 +271,15 @@ class Fetcher:
         return taken
 
     def _ready(self) -> list[AssignedPartition]:
-        """Partitions to take from, in an order that rotates by one per call."""
+        """Partitions to take from, in an order that rotates by one per call that finds any.
+
+        Not per call: a poll may look twice, and would always begin with the same of two.
+        """
         partitions = [p for p in self._partitions.values() if p.has_pieces and p.is_readable]
+        if not partitions:
+            return []
         self._turn += 1
-        first = self._turn % len(partitions) if partitions else 0
+        first = self._turn % len(partitions)
         return partitions[first:] + partitions[:first]
 
     def _make_room(self) -> None:

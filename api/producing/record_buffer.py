@@ -42,7 +42,7 @@ class RecordBuffer:
     """Accepts the records of one producer while its transaction, if any, is open.
 
     ``on_wake`` is called on ``loop`` when the sender has something new to do, and ``on_full`` when
-    records wait for memory, so that lingering batches leave.
+    records wait for memory, so that lingering batches leave. ``is_staying``: see ``Accumulator``.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class RecordBuffer:
         state: ProducerTransaction | None,
         on_wake: Callable[[Wake], None],
         on_full: Callable[[], None],
+        is_staying: Callable[[], bool],
     ) -> None:
         self.settings = settings
         self.is_closed = False
@@ -79,6 +80,7 @@ class RecordBuffer:
             gate=self._check_send,
             on_done=self._progress.set,
             now=loop.time,
+            is_staying=is_staying,
         )
         if state is None:
             self.open_batches.is_accepting = True

@@ -66,6 +66,7 @@ class Sender:
             state=state,
             on_wake=self._woken,
             on_full=self._end_linger,
+            is_staying=lambda: self.transaction.follows_closely(),
         )
         topics = self.buffer.topics
         self.transaction = TransactionManager(
@@ -162,6 +163,9 @@ class Sender:
 
     def _woken(self, wake: Wake) -> None:
         if self.buffer.is_closed:
+            return
+        if wake is Wake.LINGER and not self._linger_s:
+            self._end_linger()
             return
         self._deadline.watch()
         if wake is Wake.LINGER or self._accumulator.take_full_batches():

@@ -82,6 +82,18 @@ class ProducerEnrolments:
             return ()
         return [tp for tp in self._habit.expected if self._is_known(tp)]
 
+    def follows_closely(self) -> bool:
+        """Whether a transaction has begun to write, or would soon after the last one.
+
+        It then costs less in partitions that are enrolled, now or by the last commit. Any thread
+        may ask.
+        """
+        return bool(self._state.tickets) or self._is_soon()
+
+    def _is_soon(self) -> bool:
+        ended_s = self._ended_s
+        return ended_s is not None and self._loop.time() - ended_s <= self._ahead_s
+
     async def enrol(self, partitions: Collection[TopicPartition]) -> AddPartitionsToTxnReply:
         """Enrol ``partitions`` in the open transaction and keep their tickets."""
         state = self._state
@@ -105,8 +117,7 @@ class ProducerEnrolments:
 
         Not at ``begin_transaction``: an application may wait longer than the timeout after that.
         """
-        now_s = self._loop.time()
-        self._is_prompt = self._ended_s is not None and now_s - self._ended_s <= self._ahead_s
+        self._is_prompt = self._is_soon()
         begun = self._begun
         if begun is None or not self._is_fresh(begun):
             return

@@ -99,6 +99,10 @@ class TransactionManager:
         """Whether the first enrolment of the transaction will probably have all partitions."""
         return self.enrolments is not None and bool(self.enrolments.expected())
 
+    def follows_closely(self) -> bool:
+        """Whether a record now is best written where the last ones were; in any thread."""
+        return self.enrolments is not None and self.enrolments.follows_closely()
+
     async def get_identity(self) -> None:
         """Get a producer id, for a producer without transactions; raises if there is none."""
         self.identities.current = await self.identities.fresh()

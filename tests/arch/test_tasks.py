@@ -17,7 +17,6 @@ OUTCOMES = ("result", "exception")
 SEEN_ELSEWHERE = {
     ("actors/coordination/actor_watch.py", "_watch"): "check() takes the result of each",
     ("actors/rpc/actor_transport.py", "_begin"): "a task that only waits to be cancelled",
-    ("api/consuming/core.py", "_wait"): "to wait for an event fails only by being cancelled",
 }
 """Who sees the end, where the function that starts a task does not say so: file, function → why."""
 

@@ -13,6 +13,7 @@ from oncelog.actors.process.background import (
     THREADS_MAX,
     DiskThreads,
     ThreadBackground,
+    wait_until_done,
 )
 
 
@@ -298,3 +299,45 @@ def test_a_turn_is_done_though_no_thread_can_be_started(monkeypatch):
         return await asyncio.gather(*(background.run(lambda: 2) for background in backgrounds))
 
     assert asyncio.run(run()) == [2, 2, 2]
+
+
+async def _until_told(turns_before: int, timeout_s: float) -> list[str]:
+    """What happens, and when: turns of the loop, after the future is done, and the end."""
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+    seen: list[str] = []
+
+    async def wait() -> None:
+        await wait_until_done(future, timeout_s)
+        seen.append("goes on" if future.done() else "still open")
+
+    waiting = loop.create_task(wait())
+    for _ in range(turns_before):
+        await asyncio.sleep(0)
+    future.set_result(None)
+    while not waiting.done():
+        seen.append("turn")
+        await asyncio.sleep(0)
+    return seen
+
+
+def test_a_wait_goes_on_in_the_turn_after_its_end():
+    assert asyncio.run(_until_told(5, DEADLINE_S)) == ["turn", "goes on"]
+
+
+def test_a_wait_ends_with_its_time_and_leaves_no_timer():
+    async def run():
+        loop = asyncio.get_running_loop()
+        timers = []
+        call_later = loop.call_later
+        loop.call_later = lambda *arguments: timers.append(call_later(*arguments)) or timers[-1]
+        future = loop.create_future()
+        await wait_until_done(future, 0.001)
+        assert future.done()
+        cancelled = loop.create_task(wait_until_done(loop.create_future(), DEADLINE_S))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.gather(cancelled, return_exceptions=True)
+        return [timer.cancelled() for timer in timers]
+
+    assert asyncio.run(run()) == [True, True]

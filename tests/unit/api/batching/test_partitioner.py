@@ -16,6 +16,7 @@ from kafka.partitioner.default import murmur2 as kafka_murmur2
 
 from oncelog.api.batching.open_batches import murmur2
 from oncelog.api.batching.partitioner import (
+    STAY_BYTES,
     Partitioner,
     StickyPartitions,
     partition_for_key,
@@ -70,6 +71,23 @@ def test_records_without_key_stay_until_the_next_batch_and_then_move() -> None:
     first = sticky.current("t", 4)
     assert {sticky.current("t", 4) for _ in range(5)} == {first}
     assert sticky.advance("t", 4) != first
+
+
+def test_a_producer_that_stays_moves_on_after_some_bytes() -> None:
+    sticky = StickyPartitions(Random(1))
+    first = sticky.following("t", 4, is_staying=True)
+    other = (first + 1) % 4
+    sticky.filled("t", other, STAY_BYTES)
+    sticky.filled("another topic", first, STAY_BYTES)
+    sticky.filled("t", first, STAY_BYTES - 1)
+    assert sticky.following("t", 4, is_staying=True) == first
+    sticky.filled("t", first, 1)
+    second = sticky.following("t", 4, is_staying=True)
+    assert second != first
+    assert sticky.following("t", 4, is_staying=True) == second
+    assert sticky.following("t", 4, is_staying=False) != second
+    for _ in range(10):
+        assert sticky.following("t", 1, is_staying=True) == 0
 
 
 def test_a_sticky_partition_is_chosen_anew_when_the_count_shrinks() -> None:

@@ -673,8 +673,10 @@ def test_a_record_that_cannot_be_deserialized_brings_nothing_of_other_partitions
         consumer = consumer_of(fake_cluster, value_deserializer="json")
         await consumer.assign([TopicPartition("two", number) for number in range(2)])
         found = []
-        while len(found) < 3:
-            found += [record.value for record in await consumer.poll(1_000)]
+        for _ in range(10):
+            # Which partition comes first is open, but neither holds up the other.
+            with contextlib.suppress(SerializationError):
+                found += [record.value for record in await consumer.poll(1_000)]
         with pytest.raises(SerializationError):
             await consumer.poll(1_000)
         return sorted(found)

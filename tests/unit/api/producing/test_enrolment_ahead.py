@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from oncelog.actors.protocol.messages.group import TxnOffsetCommitRequest
 from oncelog.actors.protocol.messages.partition import ProduceRequest
 from oncelog.actors.protocol.messages.transaction import AddPartitionsToTxnRequest, EndTxnRequest
+from oncelog.api.batching.partitioner import STAY_BYTES
 from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.api.transacting.enrolment import TIMEOUT_SHARE
 from oncelog.storage.errors import ErrorCode
@@ -68,6 +71,85 @@ def test_steady_transactions_enrol_nothing_by_calls_of_their_own(cluster: Any, r
     assert asked_ahead(cluster) == [(), *[PARTITIONS] * 4, ()]
     epochs = {request.ticket for request in cluster.requests(ProduceRequest)}
     assert len(epochs) == 5 * 2
+
+
+async def write_anywhere(producer: Any, *values: bytes) -> int:
+    """A transaction of records without keys, a batch each; the partition of the last."""
+    await producer.begin_transaction()
+    for value in values:
+        sent = await producer.send("t", value)
+        await producer.flush()
+    await producer.commit_transaction()
+    return int(sent.result().partition)
+
+
+def test_transactions_that_follow_each_other_stay_on_a_partition(cluster: Any, run: Any) -> None:
+    cluster.create("t", 8)
+
+    async def story() -> None:
+        producer = cluster.producer("loader")
+        await producer.init_transactions()
+        first = {await write_anywhere(producer, b"1", b"2") for _ in range(10)}
+        assert len(first) == 1
+        assert len(cluster.requests(AddPartitionsToTxnRequest)) == 2
+        await asyncio.sleep(LAPSED_S)
+        assert await write_anywhere(producer, b"3") not in first
+        await producer.close()
+
+    run(story())
+
+
+def test_they_go_on_to_another_after_some_bytes(cluster: Any, run: Any) -> None:
+    cluster.create("t", 8)
+
+    async def story() -> None:
+        producer = cluster.producer("loader")
+        await producer.init_transactions()
+        third = b"x" * (STAY_BYTES // 3 + 1)
+        written = [await write_anywhere(producer, third) for _ in range(9)]
+        assert written == [one for one in written[::3] for _ in range(3)]
+        assert written[0] != written[3] != written[6]
+        await producer.close()
+
+    run(story())
+
+
+def test_tables_stay_and_go_on_too(cluster: Any, run: Any) -> None:
+    cluster.create("t", 8)
+    third = pa.table({"value": [b"x" * (STAY_BYTES // 3 + 1)]})
+
+    async def story() -> None:
+        producer = cluster.producer("loader")
+        await producer.init_transactions()
+        written = []
+        for _ in range(9):
+            await producer.begin_transaction()
+            sent = await producer.send_arrow("t", third)
+            await producer.commit_transaction()
+            written += [batch.partition for batch in await sent]
+        assert written == [one for one in written[::3] for _ in range(3)]
+        assert written[0] != written[3] != written[6]
+        await producer.close()
+
+    run(story())
+
+
+def test_without_transactions_each_batch_goes_on_to_another_partition(
+    cluster: Any, run: Any
+) -> None:
+    cluster.create("t", 8)
+
+    async def story() -> None:
+        producer = cluster.producer(None)
+        sent = []
+        for _ in range(5):
+            sent.append(await producer.send("t", b"1"))
+            await producer.flush()
+        partitions = [one.result().partition for one in sent]
+        assert all(one != other for one, other in pairwise(partitions))
+        await producer.close()
+
+    run(story())
 
 
 def test_the_last_of_them_is_ended_by_close(cluster: Any, run: Any) -> None:
