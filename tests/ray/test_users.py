@@ -218,10 +218,10 @@ def test_a_worker_of_a_queue_needs_what_the_guide_says_and_no_more(
             queue.flush()
             queue.take(1)
 
-    lacks(oncelog.TopicAuthorizationFailedError, topic, result)
-    allow(Resource.TOPIC, topic)
     lacks(oncelog.TransactionalIdAuthorizationFailedError, "w-1", result)
     allow(Resource.TRANSACTIONAL_ID, "w-", is_prefix=True)
+    lacks(oncelog.TopicAuthorizationFailedError, topic, result)
+    allow(Resource.TOPIC, topic)
     lacks(oncelog.GroupAuthorizationFailedError, "'q'", result)
     allow(Resource.GROUP, "q")
     lacks(oncelog.TopicAuthorizationFailedError, results, result)
