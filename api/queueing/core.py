@@ -383,7 +383,7 @@ class QueueCore:
     ) -> None:
         """Give up records with what became of them; sent soon. From any thread."""
         self.check_open()
-        given = (records,) if isinstance(records, QueueRecord) else tuple(records)
+        given = (records,) if isinstance(records, QueueRecord) else _several(records)
         with self._lock:
             self._append(self._give_up(given, kind))
             if self._is_woken:
@@ -434,7 +434,7 @@ class QueueCore:
     def renew(self, records: QueueRecord | Iterable[QueueRecord]) -> None:
         """Work on records for as long again. From any thread."""
         self.check_open()
-        given = (records,) if isinstance(records, QueueRecord) else tuple(records)
+        given = (records,) if isinstance(records, QueueRecord) else _several(records)
         deadline_ms = loop_ms() + self.settings.record_lock_duration_ms
         with self._lock:
             self._give_up(given, AcknowledgeType.RELEASE)
@@ -447,7 +447,7 @@ class QueueCore:
     ) -> QueueAcknowledgements:
         """Give up records to a transaction, which accepts them if it commits. From any thread."""
         self.check_open()
-        given = (records,) if isinstance(records, QueueRecord) else tuple(records)
+        given = (records,) if isinstance(records, QueueRecord) else _several(records)
         with self._lock:
             accepted = self._give_up(given, AcknowledgeType.ACCEPT)
         return QueueAcknowledgements(
@@ -780,6 +780,15 @@ class QueueCore:
                 self.settings.group_id,
                 reply.error.name,
             )
+
+
+def _several(records: Iterable[QueueRecord]) -> tuple[QueueRecord, ...]:
+    """Records that a program gives back; ``TypeError`` for anything else, before it has effect."""
+    given = tuple(records) if isinstance(records, Iterable) else (records,)
+    for one in given:
+        if not isinstance(one, QueueRecord):
+            raise TypeError(f"{one!r:.80} is not a record of take(); give one of them, or several")
+    return given
 
 
 def _burial(record: QueueRecord) -> tuple[tuple[str, bytes], ...]:

@@ -25,6 +25,7 @@ from oncelog.storage.exceptions import (
     InconsistentGroupProtocolError,
     InvalidRecordStateError,
     InvalidRequestError,
+    InvalidSettingError,
     InvalidTopicError,
     OncelogError,
     UnknownTopicOrPartitionError,
@@ -537,7 +538,16 @@ def test_wrong_arguments_are_named():
             client.queue("no/topic", group_id="g")
         with pytest.raises(InvalidRequestError, match="topics is empty"):
             client.queue([], group_id="g")
+        with pytest.raises(InvalidSettingError, match="group_id is not given"):
+            client.queue("tasks")
+        await write(client, "a")
         queue = made(client)
+        records = await queue.take()
+        for wrong in (b"a", None, [*records, 7]):
+            for call in (queue.accept, queue.renew, queue.acknowledgements):
+                with pytest.raises(TypeError, match=r"is not a record of take\(\)"):
+                    call(wrong)
+        queue.accept(records)
         for count in (0, 10_001):
             with pytest.raises(InvalidRequestError, match=f"max_records={count}"):
                 await queue.take(count)
