@@ -76,29 +76,34 @@ def write(cluster: Any, topic: str, *values: bytes) -> None:
 def test_a_group_by_pattern_copies_each_record_once_while_topics_come_and_a_member_dies(
     cluster: Any, topic: str, copier: Any, read_all: Any
 ) -> None:
-    """1. Two members copy the topics that match. 2. One dies. 3. A topic is created meanwhile."""
-    sources = [f"{topic}-in-{number}" for number in range(3)]
+    """1. Two members copy the topics that match. 2. A topic is created, and found. 3. A member
+    dies, and one more topic is created.
+    """
+    sources = [f"{topic}-in-{number}" for number in range(4)]
     wanted = {name: [b"%s/%d" % (name.encode(), n) for n in range(100)] for name in sources}
-    for name in sources[:2]:
+
+    def create(name: str) -> None:
         cluster.admin().create_topic(name, partitions=1)
         write(cluster, name, *wanted[name])
 
     def is_copied(count: int) -> bool:
         return len(read_all(topic)) >= count
 
+    for name in sources[:2]:
+        create(name)
     how = (f'{{"pattern": "{topic}-in-.*"}}', '{"metadata_max_age_ms": 500}')
     first = copier(f"{topic}-a", *how)
     copier(f"{topic}-b", *how)
     wait_for(lambda: is_copied(200), "what is there at first")
-    first.kill()
-    cluster.admin().create_topic(sources[2], partitions=1)
-    write(cluster, sources[2], *wanted[sources[2]])
+    create(sources[2])
     wait_for(lambda: is_copied(300), "the new topic")
-    write(cluster, sources[0], b"last")
-    write(cluster, sources[1], b"last")
-    wait_for(lambda: is_copied(302), "what the dead member would have read")
+    first.kill()
+    create(sources[3])
+    for name in sources[:3]:
+        write(cluster, name, b"last")
+    wait_for(lambda: is_copied(403), "all, also what the dead member would have read")
     copied = Counter(record.value for record in read_all(topic))
-    assert copied == Counter([*itertools.chain(*wanted.values()), b"last", b"last"])
+    assert copied == Counter([*itertools.chain(*wanted.values()), *[b"last"] * 3])
 
 
 def test_a_reader_in_commit_order_that_dies_goes_on_where_it_was(
