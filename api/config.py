@@ -272,6 +272,12 @@ class ConsumerSettings:
         "Leave the group if `poll` is not called for this long; also how long a rebalance waits "
         "for a member.",
     ] = 300_000
+    metadata_max_age_ms: Annotated[
+        int,
+        Meta(ge=1, le=INT32_MAX),
+        "How often a group looks for new topics that match a pattern, and for new partitions of "
+        "its topics; not more often than it sends heartbeats.",
+    ] = 300_000
     max_poll_records: Annotated[
         int, Meta(ge=1, le=INT32_MAX), "The most records that one `poll` returns."
     ] = 500

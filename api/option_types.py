@@ -64,6 +64,7 @@ class ConsumerOptions(TypedDict, total=False):
     session_timeout_ms: int
     heartbeat_interval_ms: int
     max_poll_interval_ms: int
+    metadata_max_age_ms: int
     max_poll_records: int
     partition_assignment_strategy: AssignmentStrategies
     fetch_min_bytes: int

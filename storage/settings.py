@@ -408,9 +408,12 @@ def check(settings: Any) -> None:
 
 
 def build(kind: type[SettingsT], values: Mapping[str, Any]) -> SettingsT:
-    """Build a dataclass of settings from keywords; reject unknown ones."""
+    """Build a dataclass of settings from keywords; reject unknown ones, and name missing ones."""
     for name, value in values.items():
         check_name(kind, name, f"{name}={value!r}")
+    for name, setting in settings_of(kind).items():
+        if setting.default is REQUIRED and name not in values:
+            raise InvalidSettingError(f"{name} is not given", advice=f"give {setting.rule.allowed}")
     return kind(**values)
 
 

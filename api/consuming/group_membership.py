@@ -67,7 +67,7 @@ from oncelog.api.consuming.metrics import ConsumerCounters
 from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.api.session.committed_offsets import consumer_backoff
 from oncelog.api.session.event_loop import cancelled_by_program
-from oncelog.api.session.routing import METADATA_AGE_MAX_MS, Router
+from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     OncelogError,
@@ -351,8 +351,8 @@ class GroupMembership:
     async def _check_pattern(self) -> None:
         """Now and then, trigger a rebalance if other topics match the pattern than at the join."""
         pattern = self.pattern
-        is_due = self._loop.time() - self._matched_s >= METADATA_AGE_MAX_MS / 1_000
-        if pattern is None or not is_due:
+        age_s = self._loop.time() - self._matched_s
+        if pattern is None or age_s < self._settings.metadata_max_age_ms / 1_000:
             return
         try:
             topics = await self._matching(pattern)
@@ -551,7 +551,9 @@ class GroupMembership:
         """As the group's leader, trigger a rebalance when partitions or topics come or go."""
         divided = self._divided
         try:
-            known = await self._router.metadata(divided)
+            known = await self._router.metadata(
+                divided, age_max_ms=self._settings.metadata_max_age_ms
+            )
         except OncelogError as error:
             _log.info("group %s: %s; checking its topics later", self._group_id, error)
             return

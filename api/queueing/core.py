@@ -17,7 +17,7 @@ import contextlib
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final, NamedTuple
@@ -46,6 +46,7 @@ from oncelog.api.config import ProducerSettings, QueueSettings
 from oncelog.api.producing.producer import AsyncProducer
 from oncelog.api.queueing.acquired import ReadRuns, read_runs
 from oncelog.api.records import QueueAcknowledgements, QueueBacklog, QueueRecord
+from oncelog.api.session.committed_offsets import list_offsets
 from oncelog.api.session.retry import Backoff, BackoffPolicy, call_with_retries
 from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
@@ -57,7 +58,12 @@ from oncelog.storage.exceptions import (
     RequestTimedOutError,
     exception_for,
 )
-from oncelog.storage.model import TopicPartition
+from oncelog.storage.model import (
+    EARLIEST_TIMESTAMP,
+    LATEST_TIMESTAMP,
+    IsolationLevel,
+    TopicPartition,
+)
 from oncelog.storage.records.batch import iterate_batches
 
 RUNS_PER_CALL_MAX: Final = 5_000
@@ -377,7 +383,7 @@ class QueueCore:
     ) -> None:
         """Give up records with what became of them; sent soon. From any thread."""
         self.check_open()
-        given = (records,) if isinstance(records, QueueRecord) else tuple(records)
+        given = (records,) if isinstance(records, QueueRecord) else _several(records)
         with self._lock:
             self._append(self._give_up(given, kind))
             if self._is_woken:
@@ -428,7 +434,7 @@ class QueueCore:
     def renew(self, records: QueueRecord | Iterable[QueueRecord]) -> None:
         """Work on records for as long again. From any thread."""
         self.check_open()
-        given = (records,) if isinstance(records, QueueRecord) else tuple(records)
+        given = (records,) if isinstance(records, QueueRecord) else _several(records)
         deadline_ms = loop_ms() + self.settings.record_lock_duration_ms
         with self._lock:
             self._give_up(given, AcknowledgeType.RELEASE)
@@ -441,7 +447,7 @@ class QueueCore:
     ) -> QueueAcknowledgements:
         """Give up records to a transaction, which accepts them if it commits. From any thread."""
         self.check_open()
-        given = (records,) if isinstance(records, QueueRecord) else tuple(records)
+        given = (records,) if isinstance(records, QueueRecord) else _several(records)
         with self._lock:
             accepted = self._give_up(given, AcknowledgeType.ACCEPT)
         return QueueAcknowledgements(
@@ -652,7 +658,7 @@ class QueueCore:
     # --- backlog ------------------------------------------------------------------------------
 
     async def backlog(self) -> QueueBacklog:
-        """What is not finished, as of now; nothing if no worker has ever joined."""
+        """What is not finished, as of now, also before the first worker has joined."""
         self.check_open()
         request = DescribeShareGroupRequest(group_id=self.settings.group_id)
         reply = await call_with_retries(
@@ -667,14 +673,44 @@ class QueueCore:
         )
         if reply.error not in (ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND):
             raise exception_for(reply.error, reply.detail)
-        ages = await asyncio.gather(*(self._age_ms(one) for one in reply.partitions))
+        known = {one.topic_partition for one in reply.partitions}
+        partitions = (*reply.partitions, *await self._untouched(known))
+        ages = await asyncio.gather(*(self._age_ms(one) for one in partitions))
         return QueueBacklog(
-            available=sum(one.available_count for one in reply.partitions),
-            acquired=sum(one.acquired_count for one in reply.partitions),
-            pending=sum(one.pending_count for one in reply.partitions),
+            available=sum(one.available_count for one in partitions),
+            acquired=sum(one.acquired_count for one in partitions),
+            pending=sum(one.pending_count for one in partitions),
             age_ms=max(ages, default=0),
             workers=reply.member_count,
         )
+
+    async def _untouched(self, known: Set[TopicPartition]) -> list[SharePartitionDescription]:
+        """The partitions of our topics that no worker of the group has asked for: all of each."""
+        counts = {topic: await self._router.partition_count(topic) for topic in self.topics}
+        places = {TopicPartition(topic, n) for topic, count in counts.items() for n in range(count)}
+        places -= known
+        starts, ends = await asyncio.gather(
+            *(
+                list_offsets(
+                    self._router,
+                    dict.fromkeys(places, timestamp),
+                    isolation_level=IsolationLevel.READ_COMMITTED,
+                    random=self._random,
+                    timeout_ms=self.settings.default_api_timeout_ms,
+                )
+                for timestamp in (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP)
+            )
+        )
+        return [
+            SharePartitionDescription(
+                topic_partition=tp,
+                start_offset=starts[tp].offset,
+                next_offset=starts[tp].offset,
+                end_offset=ends[tp].offset,
+                available_count=max(ends[tp].offset - starts[tp].offset, 0),
+            )
+            for tp in sorted(places)
+        ]
 
     async def _age_ms(self, partition: SharePartitionDescription) -> int:
         """The age of the first record that is not finished; 0 if it is unknown."""
@@ -744,6 +780,15 @@ class QueueCore:
                 self.settings.group_id,
                 reply.error.name,
             )
+
+
+def _several(records: Iterable[QueueRecord]) -> tuple[QueueRecord, ...]:
+    """Records that a program gives back; ``TypeError`` for anything else, before it has effect."""
+    given = tuple(records) if isinstance(records, Iterable) else (records,)
+    for one in given:
+        if not isinstance(one, QueueRecord):
+            raise TypeError(f"{one!r:.80} is not a record of take(); give one of them, or several")
+    return given
 
 
 def _burial(record: QueueRecord) -> tuple[tuple[str, bytes], ...]:

@@ -108,16 +108,20 @@ class Router:
         await self.metadata(_COORDINATOR_TOPICS)
 
     async def metadata(
-        self, topics: Iterable[str], *, refresh: bool = False
+        self,
+        topics: Iterable[str],
+        *,
+        refresh: bool = False,
+        age_max_ms: int = METADATA_AGE_MAX_MS,
     ) -> Mapping[str, TopicMetadata]:
         """Metadata of those of ``topics`` that exist; asks the controller if some is not cached.
 
-        With ``refresh``, or once it is older than ``METADATA_AGE_MAX_MS``, it asks in any case.
+        With ``refresh``, or once it is older than ``age_max_ms``, it asks in any case.
         Raises ``NetworkError`` and the like if the controller does not reply and a topic is not
         cached, and ``TopicAuthorizationFailedError`` for one that may not be seen: it may exist.
         """
         wanted, view = frozenset(topics), self._view
-        as_of_ms = loop_ms() - METADATA_AGE_MAX_MS
+        as_of_ms = loop_ms() - age_max_ms
         missing = wanted if refresh else view.unknown(wanted, as_of_ms=as_of_ms)
         if missing or view.newest is None:
             reply = await view.ask(missing)

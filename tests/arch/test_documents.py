@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from importlib import metadata
@@ -329,10 +330,15 @@ def is_shell(block: str) -> bool:
     return block.startswith("```\n")
 
 
+@functools.cache
+def whole_parser() -> argparse.ArgumentParser:
+    return build_parser()
+
+
 def is_accepted(shown: str) -> bool:
     """Whether the command line knows the commands and options in a text, if it is a command."""
     first, *words = re.split(r" [#|] ", shown)[0].split() or [""]
-    parser = build_parser()
+    parser = whole_parser()
     if not first.endswith("oncelog"):
         if first not in commands_of(parser) or not words or words[0] == "→":
             return True

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
-from deadlines import DEADLINE_S
+from deadlines import DEADLINE_S, wait_for
+
+import oncelog
 
 pytestmark = pytest.mark.ray
 
@@ -72,6 +76,17 @@ cluster.close()
 print("ended in order", flush=True)
 """
 
+HOLDER = """
+import oncelog
+import sys, time
+
+cluster = oncelog.connect(sys.argv[1])
+producer = cluster.producer(transactional_id=sys.argv[2], producer_heartbeat_interval_ms=500)
+producer.init_transactions(if_alive="refuse")
+print("holds", flush=True)
+time.sleep(600)
+"""
+
 UNCLOSED = """
 import oncelog
 import sys
@@ -120,6 +135,32 @@ def test_a_program_finishes_its_transaction_at_sigterm(
     process.send_signal(signal.SIGTERM)
     assert "ended in order" in ended(process)
     assert [record.value for record in read_all(topic)] == [b"the last one"]
+
+
+def test_a_single_writer_is_replaced_once_it_is_killed_and_not_before(
+    cluster: Any, topic: str
+) -> None:
+    process = started(HOLDER, cluster, topic)
+    assert process.stdout is not None
+    while "holds" not in process.stdout.readline():
+        assert process.poll() is None
+    with cluster.producer(transactional_id=topic) as producer:
+        deadline = time.monotonic() + 2
+        while time.monotonic() < deadline:  # longer than a silent holder counts as alive
+            with pytest.raises(oncelog.TransactionalIdInUseError, match=topic):
+                producer.init_transactions(if_alive="refuse")
+        process.kill()
+        process.communicate()
+
+        def is_ours() -> bool:
+            with contextlib.suppress(oncelog.TransactionalIdInUseError):
+                producer.init_transactions(if_alive="refuse")
+                return True
+            return False
+
+        wait_for(is_ours, "the id")
+        with producer.transaction():
+            producer.send(topic, b"the next writer")
 
 
 def test_a_program_that_ends_without_close_leaves_its_group_free(cluster: Any, topic: str) -> None:

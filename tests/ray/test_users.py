@@ -178,6 +178,74 @@ def test_a_job_runs_as_the_user_who_starts_it(
     assert [record.value for record in found] == [b"x"]
 
 
+def test_a_worker_of_a_queue_needs_what_the_guide_says_and_no_more(
+    cluster: Any, rules: Any, user: Any, topic: str, read_all: Any
+) -> None:
+    """Each right is missed by name, until it is there; one taken away frees its records."""
+    results, dead = f"{topic}-results", f"{topic}-dead"
+    for name in (results, dead):
+        cluster.admin().create_topic(name, partitions=2)
+    with cluster.producer() as producer:
+        for value in (b"a", b"b", b"c"):
+            producer.send(topic, value, partition=0)
+    alice = user("alice")
+
+    def allow(resource: Resource, name: str, *, is_prefix: bool = False) -> None:
+        reads = resource is Resource.GROUP or name == topic
+        operation = Operation.READ if reads else Operation.WRITE
+        rules.create_acls([acl("alice", resource, name, operation, is_prefix=is_prefix)])
+
+    def lacks(error: type[Exception], name: str, work: Callable[[], object]) -> None:
+        with pytest.raises(error, match=name):
+            work()
+
+    def result() -> None:
+        with (
+            alice.queue(topic, group_id="q") as queue,
+            alice.producer(transactional_id="w-1") as producer,
+        ):
+            producer.init_transactions()
+            records = queue.take(1)
+            with producer.transaction():
+                producer.send(results, records[0].value)
+                producer.send_acknowledgements_to_transaction(records, queue)
+
+    def bury() -> None:
+        with alice.queue(
+            topic, group_id="q", max_delivery_count=1, dead_letter_topic=dead
+        ) as queue:
+            queue.release(queue.take(1))
+            queue.flush()
+            queue.take(1)
+
+    lacks(oncelog.TransactionalIdAuthorizationFailedError, "w-1", result)
+    allow(Resource.TRANSACTIONAL_ID, "w-", is_prefix=True)
+    lacks(oncelog.TopicAuthorizationFailedError, topic, result)
+    allow(Resource.TOPIC, topic)
+    lacks(oncelog.GroupAuthorizationFailedError, "'q'", result)
+    allow(Resource.GROUP, "q")
+    lacks(oncelog.TopicAuthorizationFailedError, results, result)
+    allow(Resource.TOPIC, results)
+    result()
+    assert [record.value for record in read_all(results)] == [b"a"]
+    lacks(oncelog.TransactionalIdAuthorizationFailedError, "q-dead-letters-", bury)
+    allow(Resource.TRANSACTIONAL_ID, "q-dead-letters-", is_prefix=True)
+    lacks(oncelog.TopicAuthorizationFailedError, dead, bury)
+    allow(Resource.TOPIC, dead)
+    bury()
+    assert [record.value for record in read_all(dead)] == [b"b"]
+
+    queue = alice.queue(topic, group_id="q")
+    records = queue.take()
+    rules.delete_acls(host="*")
+    queue.accept(records)
+    lacks(oncelog.GroupAuthorizationFailedError, "'q'", queue.flush)
+    with cluster.queue(topic, group_id="q") as other:
+        assert [one.value for one in other.take(timeout_ms=60_000)] == [b"c"]
+    with contextlib.suppress(oncelog.GroupAuthorizationFailedError):
+        queue.close()
+
+
 # --- by token and certificate -----------------------------------------------------------------
 
 CLUSTER = """

@@ -55,6 +55,17 @@ def _open_for_ever() -> Any:
     return mock.patch.object(Upkeep, "_is_expired", return_value=False)
 
 
+def _prepared_time_out() -> Any:
+    """A prepared transaction is aborted when its time is over, as any that is open."""
+
+    def is_expired(self: Upkeep, metadata: TransactionMetadata, now_ms: int) -> bool:
+        is_free = not self.ids.is_pending(metadata.transactional_id)
+        is_open = metadata.state in transaction_state.OPEN
+        return is_open and is_free and self._deadline_ms(metadata) < now_ms
+
+    return mock.patch.object(Upkeep, "_is_expired", is_expired)
+
+
 def _decisions_again() -> Any:
     """What is decided is decided anew when its time is over, and nobody asserts the moves."""
 
@@ -232,6 +243,12 @@ COORDINATOR_MUTANTS = (
         sabotage=_open_for_ever,
         checker="OpenAtTheEnd",
         changes=ALONE | {"kill_client": 1.0},
+    ),
+    Saboteur(
+        name="no time-out of what is prepared",
+        sabotage=_prepared_time_out,
+        checker="LostRecords",
+        changes=ALONE | {"preparers": 2, "transaction_timeout_ms": 1_000},
     ),
     Saboteur(
         name="final decisions",

@@ -52,6 +52,7 @@ class WorkloadPlan:
     impostors: int = 0
     strangers: int = 0
     commit_readers: int = 0
+    preparers: int = 0
     plain_writers: int = 0
     jobs: int = 0
     queries: int = 0
@@ -105,6 +106,8 @@ class Stage:
     """Of each application that planners write: no version below is to be committed any more."""
     in_commit_order: dict[str, dict[TopicPartition, Any]] = field(default_factory=dict)
     """What each reader in commit order has delivered; see ``sim_commit_order``."""
+    databases: dict[str, Any] = field(default_factory=dict)
+    """The other system of each program that writes to two; see ``sim_prepared``."""
     job_ids: set[str] = field(default_factory=set)
     """Under which planners write again and again, without an application."""
 
@@ -272,12 +275,19 @@ class Player:
         self.stage.counts[kind[outcome]] += 1
         self.stage.world.note(f"{write.name} of {write.transactional_id} is {outcome.value}")
 
-    async def claim(self, producer: AsyncProducer, owner: str, transactional_id: str) -> bool:
+    async def claim(
+        self,
+        producer: AsyncProducer,
+        owner: str,
+        transactional_id: str,
+        *,
+        keep_prepared: bool = False,
+    ) -> bool:
         """Take an id over and note it; false if this producer object is of no use."""
         started_at = self.history.tick()
         for _ in range(CALLS_AGAIN_MAX):
             try:
-                token = await producer.init_transactions()
+                token = await producer.init_transactions(keep_prepared=keep_prepared)
             except OncelogError as error:
                 if not error.retriable:
                     return False

@@ -27,6 +27,7 @@ from sim_liveness import LASTING_FAULTS, Before, progress_s, topic_for_progress
 from sim_log_watch import LogWatch, watching
 from sim_nemesis import FaultPlan, Nemesis, drawn_faults
 from sim_operators import operator, settings_of
+from sim_prepared import end_prepared, last_preparer, preparer
 from sim_process import Client, Process
 from sim_processors import processor
 from sim_remakes import remaker
@@ -183,6 +184,7 @@ def _drawn(seed: int) -> Scenario:
             impostors=Random(f"impostors {seed}").choice((0, 0, 1)),
             strangers=Random(f"strangers {seed}").choice((0, 0, 0, 1)),
             commit_readers=Random(f"commit readers {seed}").choice((0, 0, 1)),
+            preparers=Random(f"preparers {seed}").choice((0, 0, 0, 1)),
             intruders=Random(f"intruders {seed}").choice((0, 0, 1)),
             operators=Random(f"operators {seed}").choice((0, 1)),
             remakers=Random(f"remakers {seed}").choice((0, 0, 1)),
@@ -311,6 +313,7 @@ def founded(scenario: Scenario) -> WorldSettings:
         cluster=dataclasses.replace(
             CLUSTER,
             replicas_per_actor=scenario.replicas_per_actor,
+            transaction_two_phase_commit_enable=bool(scenario.workload.preparers),
             **(HASTY_BROKERS if replication_factor > 1 else {}),
         ),
         topic_settings={
@@ -360,6 +363,11 @@ def _play(stage: Stage, faults: FaultPlan) -> None:
     for process in list(world.processes.values()):
         if isinstance(process, Client):
             world.end_process(process, "leaves")
+    if stage.databases:
+        # Nothing else ends what is prepared, and a quiet world has nothing open.
+        world.heal()
+        last = last_preparer(stage)
+        world.run(last.client.spawn(end_prepared(last)), limit_s=QUIET_LIMIT_S)
     world.quiesce(limit_s=QUIET_LIMIT_S)
     if faults.lasts and world.settings.replication_factor > 1:
         _go_on_without_a_node(stage, faults.lasts, random)
@@ -423,6 +431,8 @@ def _add_roles(cast: Cast, plan: WorkloadPlan) -> None:
     for number in range(plan.commit_readers):
         name = f"commit-reader-{number}"
         cast.add(name, commit_reader(name))
+    for number in range(plan.preparers):
+        cast.add(f"preparer-{number}", preparer(f"preparer-{number}"))
     for number in range(plan.intruders):
         # Producers of their own under the id whose versions the drivers write.
         cast.add(f"intruder-{number}", hijacker([SHARED_ID]))

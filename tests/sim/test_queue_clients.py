@@ -25,6 +25,7 @@ from oncelog.storage.exceptions import (
     InconsistentGroupProtocolError,
     InvalidRecordStateError,
     InvalidRequestError,
+    InvalidSettingError,
     InvalidTopicError,
     OncelogError,
     UnknownTopicOrPartitionError,
@@ -487,6 +488,28 @@ def test_the_backlog_tells_what_waits_and_how_old_it_is():
     played(scenario)
 
 
+def test_the_backlog_is_told_before_the_first_worker_and_of_a_topic_that_none_has_joined():
+    """An autoscaler with no worker yet must see that there is work."""
+
+    async def scenario(world: World, client: Any) -> None:
+        await write(client, *"abc")
+        async with made(client) as first:
+            await asyncio.sleep(5)
+            backlog = await first.backlog()
+            assert (backlog.available, backlog.total, backlog.workers) == (3, 3, 0)
+            assert backlog.age_ms >= 5_000
+            await first.take(1)
+            await write(client, "d", topic="dead")
+            async with client.queue(["dead", "tasks"], group_id="g") as second:
+                backlog = await second.backlog()
+                assert (backlog.available, backlog.acquired, backlog.total) == (3, 1, 4)
+            async with client.queue("nowhere", group_id="h") as missing:
+                with pytest.raises(UnknownTopicOrPartitionError, match="nowhere"):
+                    await missing.backlog()
+
+    played(scenario)
+
+
 def test_a_consumer_group_is_no_queue_and_a_queue_no_consumer_group():
     async def scenario(world: World, client: Any) -> None:
         await write(client, "a")
@@ -515,7 +538,16 @@ def test_wrong_arguments_are_named():
             client.queue("no/topic", group_id="g")
         with pytest.raises(InvalidRequestError, match="topics is empty"):
             client.queue([], group_id="g")
+        with pytest.raises(InvalidSettingError, match="group_id is not given"):
+            client.queue("tasks")
+        await write(client, "a")
         queue = made(client)
+        records = await queue.take()
+        for wrong in (b"a", None, [*records, 7]):
+            for call in (queue.accept, queue.renew, queue.acknowledgements):
+                with pytest.raises(TypeError, match=r"is not a record of take\(\)"):
+                    call(wrong)
+        queue.accept(records)
         for count in (0, 10_001):
             with pytest.raises(InvalidRequestError, match=f"max_records={count}"):
                 await queue.take(count)

@@ -1,35 +1,33 @@
 """Transactions that are committed together with another system: in both of them, or in neither.
 
 The other system is a table that one statement changes, rows and prepared transaction together, as
-a database does. Programs die between any two steps, and so do servers; clocks run on.
+a database does. Random worlds have such programs too.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from dataclasses import dataclass, field
-from random import Random
 from unittest import mock
 
 import pytest
+from sim_saboteurs import ALONE
+from sim_swarm import drawn_scenario, founded, run_scenario
 from sim_world import World, WorldSettings
 
 from oncelog.actors.config import ClusterConfig
 from oncelog.actors.protocol.transaction.checks import BUSY
 from oncelog.actors.protocol.transaction.ids import TransactionalIds
-from oncelog.actors.protocol.transaction.transaction_machine import Upkeep
-from oncelog.actors.protocol.transaction.transaction_state import OPEN, aborted
+from oncelog.actors.protocol.transaction.transaction_state import aborted
 from oncelog.api.transacting.producer_transaction import PreparedTxnState
 from oncelog.storage.exceptions import (
     InvalidTxnStateError,
-    OncelogError,
     PolicyViolationError,
     TransactionAbortableError,
 )
 from oncelog.storage.model import TopicPartition
 
-TOPICS = {"flights": 1, "delays": 1}
+TOPICS = {"flights": 1}
 ALLOWED = WorldSettings(
     cluster=ClusterConfig(replicas_per_actor=1, transaction_two_phase_commit_enable=True)
 )
@@ -66,46 +64,12 @@ async def take_over(client, database):
     return producer
 
 
-async def write(producer, database, row, *, dies_at=None, waits_s=0.0):
-    """One row in both systems; the program may die at a step."""
+async def write_and_die(producer, database, row):
+    """One row in both systems, by a program that dies before it completes the transaction."""
     await producer.begin_transaction()
-    for topic in TOPICS:
-        await producer.send(topic, row)
-    if dies_at == "before prepare":
-        return False
+    await producer.send("flights", row)
     prepared = await producer.prepare_transaction()
-    if dies_at == "prepared":
-        return False
-    await asyncio.sleep(waits_s)
     database.commit(row, str(prepared))
-    if dies_at == "committed":
-        return False
-    assert await producer.complete_transaction(prepared)
-    return True
-
-
-async def program(client, database, random, rows):
-    """A program, and its successors, until all rows are written."""
-    number = 0
-    while number < rows:
-        try:
-            producer = await take_over(client, database)
-            while number < rows:
-                dies_at = random.choice([None, None, "before prepare", "prepared", "committed"])
-                waits_s = random.choice([0, 0, 3 * TIMEOUT_MS / 1_000])
-                number += 1
-                row = b"%d" % number
-                if not await write(producer, database, row, dies_at=dies_at, waits_s=waits_s):
-                    # Its successor may take long to come.
-                    await asyncio.sleep(random.choice([0, 5 * TIMEOUT_MS / 1_000]))
-                    break
-        except OncelogError:
-            await asyncio.sleep(0.5)
-    while True:
-        with contextlib.suppress(OncelogError):
-            producer = await take_over(client, database)
-            await producer.close()
-            return
 
 
 async def read(client, topic):
@@ -121,49 +85,15 @@ async def read(client, topic):
     return values
 
 
-def disturb(world, random):
-    """Kill servers, now and then, while programs run."""
-    names = ["controller", *world.actor_names()]
-
-    async def life():
-        while True:
-            await asyncio.sleep(random.uniform(1, 8))
-            world.kill(random.choice(names))
-
-    return life()
-
-
-def run_together(seed, rows=25):
-    """The table, and what each topic's readers see in the end."""
-    random = Random(f"two phases {seed}")
-    database = Database()
-    with World(seed=seed, topics=TOPICS, settings=ALLOWED) as world:
-        client, nemesis = world.client("writer"), world.client("nemesis")
-        trouble = nemesis.spawn(disturb(world, random))
-        world.run(client.spawn(program(client, database, random, rows)), limit_s=4_000)
-        trouble.cancel()
-        world.run_for(30)
-        reader = world.client("reader")
-        return database, [world.run(reader.spawn(read(reader, topic))) for topic in TOPICS]
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_a_row_is_in_both_systems_or_in_neither(seed):
-    database, seen = run_together(seed)
-    assert database.rows
-    assert seen == [database.rows] * len(TOPICS)
-
-
-def test_a_timeout_that_aborts_what_is_prepared_is_noticed():
-    """A saboteur: without the rule, some row is in the database alone."""
-
-    def is_expired(self, metadata, now_ms):
-        is_free = not self.ids.is_pending(metadata.transactional_id)
-        return metadata.state in OPEN and is_free and self._deadline_ms(metadata) < now_ms
-
-    with mock.patch.object(Upkeep, "_is_expired", is_expired):
-        outcomes = [run_together(seed) for seed in range(3)]
-    assert any(seen != [database.rows] * len(TOPICS) for database, seen in outcomes)
+@pytest.mark.parametrize("seed", range(4))
+def test_in_random_worlds_a_write_is_in_both_systems_or_in_neither(seed):
+    """Under all faults, by the checkers of all writes; see ``sim_prepared``."""
+    scenario = drawn_scenario(seed).changed(ALONE | {"preparers": 3, "duration_s": 20.0})
+    founded(scenario)
+    result = run_scenario(scenario)
+    assert result.violations == []
+    assert result.counts["writes in two systems"]
+    assert result.counts["prepared, then taken over"]
 
 
 def test_a_successor_that_aborts_what_is_prepared_is_noticed():
@@ -176,7 +106,7 @@ def test_a_successor_that_aborts_what_is_prepared_is_noticed():
     async def scenario(client):
         database = Database()
         producer = await take_over(client, database)
-        await write(producer, database, b"row", dies_at="committed")
+        await write_and_die(producer, database, b"row")
         with contextlib.suppress(InvalidTxnStateError):
             await new_producer(client).init_transactions()
         await take_over(client, database)

@@ -142,6 +142,21 @@ def test_what_is_not_is_refused_with_what_is(name: str, given: object, advice: s
     assert refusal.value.advice == advice
 
 
+def test_a_setting_that_must_be_given_is_named() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Needy:
+        word: Annotated[str, Text(), "A word."]
+        many: Annotated[int, Meta(ge=0), "Many."] = 1
+
+    with pytest.raises(InvalidSettingError) as refusal:
+        build(Needy, {"many": 2})
+    assert (refusal.value.what, refusal.value.advice) == (
+        "word is not given",
+        "give text that is not empty",
+    )
+    assert build(Needy, {"word": "a"}).word == "a"
+
+
 def test_an_unknown_name_is_refused_with_the_nearest_known() -> None:
     with pytest.raises(InvalidSettingError) as refusal:
         build(Sample, {"Wait.ms": 5})

@@ -72,6 +72,38 @@ def test_a_new_topic_is_noticed_within_minutes_by_one_call_each_time(fake_cluste
     assert run(scenario()) == ["t1", "t2"]
 
 
+def test_a_group_looks_for_topics_as_often_as_its_members_say(fake_cluster, run):
+    fake_cluster.create("t1")
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, metadata_max_age_ms=10_000)
+        await consumer.subscribe(pattern="t[0-9]")
+        await consumer.poll(1_000)
+        fake_cluster.create("t2")
+        await consumer.poll(8_000)
+        seen = topics_of(consumer)
+        await consumer.poll(5_000)
+        return seen, topics_of(consumer)
+
+    assert run(scenario()) == (["t1"], ["t1", "t2"])
+
+
+def test_new_partitions_of_a_topic_are_noticed_as_often(fake_cluster, run):
+    fake_cluster.create("t", partitions=1)
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, metadata_max_age_ms=10_000)
+        await consumer.subscribe("t")
+        await consumer.poll(1_000)
+        fake_cluster.create("t", partitions=2)
+        await consumer.poll(8_000)
+        seen = len(consumer.assignment())
+        await consumer.poll(9_000)
+        return seen, len(consumer.assignment())
+
+    assert run(scenario()) == (1, 2)
+
+
 def test_a_failed_look_for_topics_changes_nothing_and_is_repeated(fake_cluster, run):
     fake_cluster.create("t1")
 
