@@ -103,6 +103,20 @@ def test_what_is_accepted_or_rejected_is_never_delivered_again_and_the_rest_is()
     played(scenario)
 
 
+def test_a_take_returns_no_more_than_it_was_asked_for_of_what_an_earlier_one_acquired():
+    async def scenario(world: World, client: Any) -> None:
+        await write(client, "a")
+        async with client.producer(linger_ms=50) as producer:
+            for value in "bcdef":
+                await producer.send("tasks", value=value.encode(), partition=0)
+        # The first take acquires all, and has read enough after the first batch.
+        async with made(client, max_partition_fetch_bytes=1, fetch_max_bytes=1) as queue:
+            taken = [values(await queue.take(count)) for count in (6, 2, 1, 6)]
+            assert taken == [["a"], ["b", "c"], ["d"], ["e", "f"]]
+
+    played(scenario)
+
+
 @pytest.mark.parametrize("again", ["accept", "reject", "release", "renew"])
 def test_a_record_cannot_be_given_up_twice_nor_by_a_stranger(again):
     async def scenario(world: World, client: Any) -> None:
