@@ -24,6 +24,7 @@ from msgspec import structs
 
 from oncelog.actors.coordination.cluster_view import ClusterView
 from oncelog.actors.groups.apply_queue import ApplyQueue
+from oncelog.actors.groups.key_reader import KeyReader
 from oncelog.actors.interfaces import Clock, DriverWatch, Transport, leader_address
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.process.metrics import (
@@ -143,7 +144,7 @@ class ShareCoordinator:
         drivers: DriverWatch,
         session_timeout_ms: int,
         call_timeout_ms: int,
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
         committed: Callable[[AppendOutcome], Awaitable[ErrorCode]],
         unavailable: Callable[[str | None], ErrorCode],
         is_plain: Callable[[str], bool],
@@ -160,6 +161,13 @@ class ShareCoordinator:
         self._committed = committed
         self._unavailable = unavailable
         self._is_plain = is_plain
+        self._keys = KeyReader(
+            shares=shares,
+            cluster=cluster,
+            transport=transport,
+            call_timeout_ms=call_timeout_ms,
+            spawn=spawn,
+        )
         self._lines: dict[str, list[_Waiting]] = {}
         """Groups with a turn under way → the requests that wait for the next one."""
         self._in_turn: dict[str, list[_Waiting]] = {}
@@ -263,7 +271,11 @@ class ShareCoordinator:
         is_refreshed = False
         while True:
             self._live_on(group_id, request.member_id, request.member_epoch)
-            reply = await self._execute(request, lambda turn: turn.acquire(request, self._ranges))
+            are_keys_known = await self._keys.read(group_id, self._readable(group_id))
+            reply = await self._execute(
+                request,
+                lambda turn: turn.acquire(request, self._ranges, self._keys.known(group_id)),
+            )
             if reply.error is not ErrorCode.NONE or reply.acquired:
                 return reply
             topics = self._topics(group_id, request.member_id)
@@ -272,6 +284,8 @@ class ShareCoordinator:
                 await self._refresh(topics)
             elif loop_ms() >= deadline_ms:
                 return reply
+            elif not are_keys_known:
+                await asyncio.sleep(POLL_MAX_MS / 1_000)
             else:
                 await self._park(group_id, topics, deadline_ms)
             error = self._unavailable(group_id)
@@ -366,7 +380,10 @@ class ShareCoordinator:
 
     async def delete(self, request: DeleteGroupRequest) -> DeleteGroupReply:
         """Delete a group without members and open transactions, durably."""
-        return await self._execute(request, lambda turn: DeleteGroupReply(error=turn.delete()))
+        reply = await self._execute(request, lambda turn: DeleteGroupReply(error=turn.delete()))
+        if reply.error is ErrorCode.NONE:
+            self._keys.forget(request.group_id)
+        return reply
 
     # --- turns ----------------------------------------------------------------------------
 

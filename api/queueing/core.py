@@ -39,6 +39,7 @@ from oncelog.actors.protocol.messages.share import (
     ShareAcquireReply,
     ShareAcquireRequest,
     ShareGroupHeartbeatRequest,
+    ShareOrder,
     SharePartitionDescription,
 )
 from oncelog.actors.protocol.messages.transaction import DriverProcess
@@ -53,6 +54,7 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     ClientClosedError,
     CorruptRecordError,
+    InconsistentGroupProtocolError,
     InvalidRecordStateError,
     OncelogError,
     RequestTimedOutError,
@@ -242,6 +244,7 @@ class QueueCore:
             member_id=self._member_id,
             topics=self.topics,
             process=self._process,
+            order=ShareOrder[self.settings.order.upper()],
         )
         # A topic that does not exist is named now: nobody could tell why the queue stays empty.
         for topic in self.topics:
@@ -258,6 +261,12 @@ class QueueCore:
         )
         if reply.error is not ErrorCode.NONE:
             raise exception_for(reply.error, reply.detail)
+        if reply.order is not request.order:
+            raise InconsistentGroupProtocolError(
+                f"order={self.settings.order!r}: the coordinator of {self.settings.group_id!r} is "
+                "of a version without it",
+                advice="upgrade all brokers first",
+            )
         self._epoch = reply.member_epoch
         self._session_timeout_ms = reply.session_timeout_ms
         self._acquire_sequence = self._acknowledge_sequence = 0
