@@ -49,6 +49,11 @@ def batch(base_offset: int, *keys: bytes | None) -> bytes:
     return bytes(made)
 
 
+def damaged(batch: bytes) -> bytes:
+    """A batch that decodes, with another value than was written."""
+    return batch.replace(b"value", b"valuE", 1)
+
+
 def log_of(*batches: bytes) -> Callable[[FetchRequest], FetchReply]:
     """A leader that replies with the first batch that ends beyond the offset."""
 
@@ -201,7 +206,7 @@ def test_what_cannot_be_read_is_given_to_a_worker_that_will_reject_it(
                 return tells(request)
             if request.is_checked:
                 return FetchReply(error=ErrorCode.CORRUPT_MESSAGE, resume_offset=resume_offset)
-            return FetchReply(records=sound[:-1] + b"?")
+            return FetchReply(records=damaged(sound))
 
         shard.controller.fetch = fetch
         worker = await Worker(shard).join()
@@ -215,7 +220,7 @@ def test_what_was_damaged_on_its_way_is_fetched_again(play: Play) -> None:
         sound = batch(0, b"a", b"a")
 
         def fetch(request: FetchRequest) -> FetchReply:
-            return FetchReply(records=sound if request.is_checked else sound[:-1] + b"?")
+            return FetchReply(records=sound if request.is_checked else damaged(sound))
 
         shard.controller.fetch = fetch
         worker = await Worker(shard).join()
@@ -231,7 +236,7 @@ def test_keys_are_hashed_up_to_the_first_damage_and_markers_have_none() -> None:
     expected = {0: crc32(b"a"), 1: NO_KEY, 2: NO_KEY}
     assert key_hashes(sound, 0) == (3, expected)
     assert key_hashes(sound, 1) == (3, {1: NO_KEY, 2: NO_KEY})
-    damaged = batch(3, b"b")[:-1] + b"?"
-    assert key_hashes(sound + damaged, 0) == (3, expected)
+    damage = damaged(batch(3, b"b"))
+    assert key_hashes(sound + damage, 0) == (3, expected)
     with pytest.raises(CorruptDataError):
-        key_hashes(damaged, 3)
+        key_hashes(damage, 3)
