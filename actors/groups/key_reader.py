@@ -58,23 +58,23 @@ class KeyReader:
         """The group is deleted."""
         self._keys.pop(group_id, None)
 
-    async def read(self, group_id: str, ranges: Mapping[TopicPartition, ReadableRange]) -> bool:
+    def read(
+        self, group_id: str, ranges: Mapping[TopicPartition, ReadableRange]
+    ) -> asyncio.Task[bool] | None:
         """Read the keys of what the group may acquire of ``ranges``; callers share one read.
 
-        Returns whether all are known: false while a leader is away.
+        The result says whether all are known: false while a leader is away. None if all are.
         """
         task = self._reads.get(group_id)
-        if task is None:
-            group = self._shares.find(group_id)
-            if group is None or group.order is ShareOrder.NONE:
-                self.forget(group_id)
-                return True
-            if not any(self._first_unknown(group_id, *one) is not None for one in ranges.items()):
-                return True
+        if task is not None:
+            return task
+        group = self._shares.find(group_id)
+        if group is None or group.order is ShareOrder.NONE:
+            self.forget(group_id)
+        elif any(self._first_unknown(group_id, *one) is not None for one in ranges.items()):
             task = self._reads[group_id] = self._spawn(self._read_all(group_id, ranges))
             task.add_done_callback(lambda _: self._reads.pop(group_id, None))
-        await asyncio.wait((task,))
-        return not task.cancelled() and task.exception() is None and task.result()
+        return task
 
     async def _read_all(
         self, group_id: str, ranges: Mapping[TopicPartition, ReadableRange]

@@ -271,7 +271,8 @@ class ShareCoordinator:
         is_refreshed = False
         while True:
             self._live_on(group_id, request.member_id, request.member_epoch)
-            are_keys_known = await self._keys.read(group_id, self._readable(group_id))
+            # Ahead: what is known already is not held up by a leader that is away.
+            reading = self._keys.read(group_id, self._readable(group_id))
             reply = await self._execute(
                 request,
                 lambda turn: turn.acquire(request, self._ranges, self._keys.known(group_id)),
@@ -282,15 +283,25 @@ class ShareCoordinator:
             if not is_refreshed:
                 is_refreshed = True
                 await self._refresh(topics)
+                await self._until_read(self._keys.read(group_id, self._readable(group_id)))
             elif loop_ms() >= deadline_ms:
                 return reply
-            elif not are_keys_known:
-                await asyncio.sleep(POLL_MAX_MS / 1_000)
+            elif reading is not None:
+                await self._until_read(reading)
             else:
                 await self._park(group_id, topics, deadline_ms)
             error = self._unavailable(group_id)
             if error is not ErrorCode.NONE:
                 return request.failed(error)
+
+    async def _until_read(self, reading: asyncio.Task[bool] | None) -> None:
+        """Wait for keys, or for a while: other partitions may have something meanwhile."""
+        if reading is None:
+            return
+        await asyncio.wait((reading,), timeout=POLL_MAX_MS / 1_000)
+        is_read = reading.done() and not reading.cancelled() and reading.exception() is None
+        if not is_read or not reading.result():
+            await asyncio.sleep(POLL_MAX_MS / 1_000)
 
     async def acknowledge(self, request: ShareAcknowledgeRequest) -> ShareAcknowledgeReply:
         """Acknowledge, durably."""
