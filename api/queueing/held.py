@@ -51,6 +51,11 @@ class HeldRuns:
     def give_up(self, first: int, last: int) -> list[HeldRun] | None:
         """Hold these offsets no longer; None, and nothing changes, unless all of them are held."""
         runs = self._runs
+        if runs and runs[0].first == first and last < runs[0].last:
+            # The usual case of a program that goes on record by record.
+            head = runs[0]
+            runs[0] = HeldRun(last + 1, head.last, head.deadline_ms)
+            return [HeldRun(first, last, head.deadline_ms)]
         begin = end = max(bisect_right(runs, (first, INT64_MAX, 0.0)) - 1, 0)
         position = first
         while position <= last:
@@ -84,6 +89,8 @@ class HeldRuns:
 
 def offsets_by_partition(records: Sequence[QueueRecord]) -> dict[tuple[str, int], list[int]]:
     """(topic, partition) → the offsets of its records, in their order."""
+    if len(records) == 1:
+        return {records[0][:2]: [records[0].offset]}
     if len(set(map(_partition_of, records))) == 1 == len(set(map(_topic_of, records))):
         return {records[0][:2]: list(map(_offset_of, records))}
     found: dict[tuple[str, int], list[int]] = {}
@@ -94,6 +101,8 @@ def offsets_by_partition(records: Sequence[QueueRecord]) -> dict[tuple[str, int]
 
 def runs_of(offsets: Sequence[int]) -> list[tuple[int, int]]:
     """Offsets, in any order, as runs (both ends inclusive). One given twice is in two runs."""
+    if len(offsets) == 1:
+        return [(offsets[0], offsets[0])]
     ordered = sorted(offsets)
     if ordered and ordered == list(range(ordered[0], ordered[0] + len(ordered))):
         return [(ordered[0], ordered[-1])]
