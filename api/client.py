@@ -467,7 +467,8 @@ class Cluster(ProcessBound):
         ``oncelog.api.processing.job`` says what the function gets and returns. The workers outlive
         this program: ``job(group_id)`` finds them again, and its ``stop()`` ends them. A later job
         with the same ``group_id`` continues where this one ended. With ``mode="queue"`` the workers
-        share records instead of partitions, in any number and no order. Source: KIP-447, KIP-1289.
+        share records instead of partitions, in any number, and in no order but a queue's ``order``.
+        Source: KIP-447, KIP-1289.
 
         A worker fails permanently after ``max_function_failures`` in a row: the function raises, or
         one call exceeds ``function_timeout_ms`` and other workers get its input. It also fails

@@ -37,6 +37,7 @@ PartitionFunction = Callable[[str, bytes | None, int], int | None]
 """Gets topic, key and partition count; gives a partition, or ``None`` for the sticky one."""
 
 DeliveryOrder = Literal["offset", "commit"]
+QueueOrder = Literal["none", "key"]
 AssignmentStrategy = Literal["range", "roundrobin", "sticky", "cooperative-sticky"]
 AssignmentStrategies = AssignmentStrategy | Sequence[AssignmentStrategy]
 COMPRESSION_TYPES: Final[tuple[str, ...]] = get_args(CompressionType)
@@ -412,6 +413,11 @@ class QueueSettings:
     max_poll_records: Annotated[
         int, Meta(ge=1, le=10_000), "The most records that one `take` returns."
     ] = 500
+    order: Annotated[
+        QueueOrder,
+        "`key`: a record is delivered once all records of its key before it are finished; the same "
+        "for all workers. Records without a key have no order.",
+    ] = "none"
     max_delivery_count: Annotated[
         int,
         Meta(ge=1, le=INT32_MAX),

@@ -16,6 +16,7 @@ from oncelog.api.config import (
     DeliveryOrder,
     PartitionerName,
     PartitionFunction,
+    QueueOrder,
 )
 from oncelog.api.serializing import SerializerFunction, SerializerName
 from oncelog.storage.model import IsolationLevel
@@ -89,6 +90,7 @@ class QueueOptions(TypedDict, total=False):
 
     group_id: str
     max_poll_records: int
+    order: QueueOrder
     max_delivery_count: int
     dead_letter_topic: str | None
     record_lock_duration_ms: int

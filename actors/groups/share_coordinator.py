@@ -25,6 +25,7 @@ from msgspec import structs
 
 from oncelog.actors.coordination.cluster_view import ClusterView
 from oncelog.actors.groups.apply_queue import ApplyQueue
+from oncelog.actors.groups.key_reader import KeyReader
 from oncelog.actors.interfaces import Clock, DriverWatch, Transport, leader_address
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.process.metrics import (
@@ -161,6 +162,13 @@ class ShareCoordinator:
         self._committed = committed
         self._unavailable = unavailable
         self._is_plain = is_plain
+        self._keys = KeyReader(
+            shares=shares,
+            cluster=cluster,
+            transport=transport,
+            call_timeout_ms=call_timeout_ms,
+            spawn=spawn,
+        )
         self._lines: dict[str, list[_Waiting]] = {}
         """Groups with a turn under way → the requests that wait for the next one."""
         self._in_turn: dict[str, list[_Waiting]] = {}
@@ -264,20 +272,37 @@ class ShareCoordinator:
         is_refreshed = False
         while True:
             self._live_on(group_id, request.member_id, request.member_epoch)
-            reply = await self._execute(request, lambda turn: turn.acquire(request, self._ranges))
+            # Ahead: what is known already is not held up by a leader that is away.
+            reading = self._keys.read(group_id, self._readable(group_id))
+            reply = await self._execute(
+                request,
+                lambda turn: turn.acquire(request, self._ranges, self._keys.known(group_id)),
+            )
             if reply.error is not ErrorCode.NONE or reply.acquired:
                 return reply
             topics = self._topics(group_id, request.member_id)
             if not is_refreshed:
                 is_refreshed = True
                 await self._refresh(topics)
+                await self._until_read(self._keys.read(group_id, self._readable(group_id)))
             elif loop_ms() >= deadline_ms:
                 return reply
+            elif reading is not None:
+                await self._until_read(reading)
             else:
                 await self._park(group_id, topics, deadline_ms)
             error = self._unavailable(group_id)
             if error is not ErrorCode.NONE:
                 return request.failed(error)
+
+    async def _until_read(self, reading: asyncio.Task[bool] | None) -> None:
+        """Wait for keys, or for a while: other partitions may have something meanwhile."""
+        if reading is None:
+            return
+        await asyncio.wait((reading,), timeout=POLL_MAX_MS / 1_000)
+        is_read = reading.done() and not reading.cancelled() and reading.exception() is None
+        if not is_read or not reading.result():
+            await asyncio.sleep(POLL_MAX_MS / 1_000)
 
     async def acknowledge(self, request: ShareAcknowledgeRequest) -> ShareAcknowledgeReply:
         """Acknowledge, durably."""
@@ -367,7 +392,10 @@ class ShareCoordinator:
 
     async def delete(self, request: DeleteGroupRequest) -> DeleteGroupReply:
         """Delete a group without members and open transactions, durably."""
-        return await self._execute(request, lambda turn: DeleteGroupReply(error=turn.delete()))
+        reply = await self._execute(request, lambda turn: DeleteGroupReply(error=turn.delete()))
+        if reply.error is ErrorCode.NONE:
+            self._keys.forget(request.group_id)
+        return reply
 
     # --- turns ----------------------------------------------------------------------------
 

@@ -25,11 +25,12 @@ at a time; their output keeps the order of the input.
 A job is identified by its ``group_id`` and outlives the program that started it.
 ``cluster.jobs()`` and ``cluster.job(group_id)`` find it from any program.
 
-With ``mode="queue"`` any number of workers share the records one by one, in no order, as
-``cluster.queue`` does. Each round is a transaction of up to ``max_poll_records``;
-``commit_interval_ms`` and ``max_worker_deaths`` have no effect. ``consumer_settings`` are those of
-a queue: with a ``dead_letter_topic`` a record that fails, or that workers die over, goes there
-after ``max_delivery_count`` deliveries. Without one it is tried again, and fails the worker.
+With ``mode="queue"`` any number of workers share the records one by one, as ``cluster.queue`` does:
+in no order, or with ``order="key"`` in that of each key. Each round is a transaction of up to
+``max_poll_records``; ``commit_interval_ms`` and ``max_worker_deaths`` have no effect.
+``consumer_settings`` are those of a queue: with a ``dead_letter_topic`` a record that fails, or
+that workers die over, goes there after ``max_delivery_count`` deliveries. Without one it is tried
+again, and fails the worker.
 
 After a failure the function may run again for the same input: its *output* counts once, but its
 side effects may repeat. It must not depend on state that it keeps between calls.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
 
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from oncelog.api.config import QueueSettings
     from oncelog.api.session.routing import Router
     from oncelog.storage.records.batch import Buffer
+
+
+_offset_of: Final = attrgetter("offset")
 
 
 @dataclass(slots=True)
@@ -200,14 +205,15 @@ def _taken(
                 if taken:
                     return [one for one in taken if one.offset < first], first
                 raise _corrupt(topic_partition, first, last + 1, str(error)) from error
-            taken += _selected(rows.take(batch.header.record_count), its_runs)
+            span = its_runs[-1].last_offset - its_runs[0].first_offset + 1
+            taken += _selected(rows.take(span), its_runs)
     return taken, end
 
 
 def _selected(rows: list[QueueRecord], runs: list[AcquiredRun]) -> list[QueueRecord]:
     """Those of ``rows``, ascending, that are in ``runs``."""
-    if len(runs) == 1 and rows and rows[-1].offset <= runs[0].last_offset:
-        return rows
+    if len(runs) == 1:
+        return rows[: bisect_right(rows, runs[0].last_offset, key=_offset_of)]
     selected: list[QueueRecord] = []
     place = 0
     for row in rows:
@@ -238,7 +244,3 @@ def _pass(read: ReadRuns, runs: list[AcquiredRun], end: int, records: list[Queue
             if offset not in found
         ]
     return end
-
-
-def _offset_of(record: QueueRecord) -> int:
-    return record.offset

@@ -39,12 +39,14 @@ from oncelog.actors.protocol.messages.share import (
     ShareAcquireReply,
     ShareAcquireRequest,
     ShareGroupHeartbeatRequest,
+    ShareOrder,
     SharePartitionDescription,
 )
 from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.api.config import ProducerSettings, QueueSettings
 from oncelog.api.producing.producer import AsyncProducer
 from oncelog.api.queueing.acquired import ReadRuns, read_runs
+from oncelog.api.queueing.held import HeldRun, HeldRuns, offsets_by_partition, runs_of
 from oncelog.api.records import QueueAcknowledgements, QueueBacklog, QueueRecord
 from oncelog.api.session.committed_offsets import list_offsets
 from oncelog.api.session.retry import Backoff, BackoffPolicy, call_with_retries
@@ -53,6 +55,7 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     ClientClosedError,
     CorruptRecordError,
+    InconsistentGroupProtocolError,
     InvalidRecordStateError,
     OncelogError,
     RequestTimedOutError,
@@ -85,11 +88,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Held:
-    """What the worker holds of a partition: until when each offset may be worked on."""
+    """What the worker holds of a partition."""
 
     topic_partition: TopicPartition
     topic_id: str
-    deadlines_ms: dict[int, float] = field(default_factory=dict)
+    runs: HeldRuns = field(default_factory=HeldRuns)
 
 
 class Acknowledged(NamedTuple):
@@ -186,7 +189,7 @@ class QueueCore:
                     left_ms = max(deadline_ms - loop_ms(), 0)
                     self._unread = await self._acquire(max_records, left_ms)
                     self._unread_until_ms = loop_ms() + self.settings.record_lock_duration_ms
-                records = await self._read()
+                records = await self._read(max_records)
                 try:
                     self._undelivered = await self._without_dead(records)
                 except BaseException:
@@ -247,6 +250,7 @@ class QueueCore:
             member_id=self._member_id,
             topics=self.topics,
             process=self._process,
+            order=ShareOrder[self.settings.order.upper()],
         )
         # A topic that does not exist is named now: nobody could tell why the queue stays empty.
         for topic in self.topics:
@@ -263,6 +267,12 @@ class QueueCore:
         )
         if reply.error is not ErrorCode.NONE:
             raise exception_for(reply.error, reply.detail)
+        if reply.order is not request.order:
+            raise InconsistentGroupProtocolError(
+                f"order={self.settings.order!r}: the coordinator of {self.settings.group_id!r} is "
+                "of a version without it",
+                advice="upgrade all brokers first",
+            )
         self._epoch = reply.member_epoch
         self._session_timeout_ms = reply.session_timeout_ms
         self._acquire_sequence = self._acknowledge_sequence = 0
@@ -303,9 +313,9 @@ class QueueCore:
             self._acquire_sequence += 1
         return sorted(reply.acquired, key=lambda run: (run.topic_partition, run.first_offset))
 
-    async def _read(self) -> list[QueueRecord]:
+    async def _read(self, max_records: int) -> list[QueueRecord]:
         """Read what was acquired; the worker holds what is returned."""
-        runs, epoch = self._unread, self._epoch
+        (runs, later), epoch = _first(self._unread, max_records), self._epoch
         if not runs:
             return []
         by_partition: dict[TopicPartition, list[AcquiredRun]] = {}
@@ -331,7 +341,7 @@ class QueueCore:
             raise
         if epoch != self._epoch:
             return []
-        self._unread = [run for read in reads for run in read.unread]
+        self._unread = [*(run for read in reads for run in read.unread), *later]
         return self._hold(by_partition, reads)
 
     def _reject_damaged(self, damage: CorruptRecordError) -> None:
@@ -368,10 +378,11 @@ class QueueCore:
                 if held is None or held.topic_id != topic_id:
                     # What was held of a topic that is gone is of no use.
                     held = self._held[tp.topic, tp.partition] = Held(tp, topic_id)
-                held.deadlines_ms.update(
-                    dict.fromkeys([record.offset for record in read.records], deadline_ms)
-                )
-                self._waiting += _runs(tp, topic_id, read.gaps, AcknowledgeType.GAP)
+                held.runs.hold(runs_of([one.offset for one in read.records]), deadline_ms)
+                self._waiting += [
+                    Acknowledged(tp, topic_id, first, last, AcknowledgeType.GAP)
+                    for first, last in runs_of(read.gaps)
+                ]
                 records += read.records
         self._wake()
         return records
@@ -409,27 +420,34 @@ class QueueCore:
 
     def _give_up(self, records: Sequence[QueueRecord], kind: AcknowledgeType) -> list[Acknowledged]:
         """Drop records from those held; all or none. The lock is held."""
-        given: dict[tuple[str, int], dict[int, float]] = {}
-        for record in records:
-            key = (record.topic, record.partition)
+        given: list[Acknowledged] = []
+        former: list[tuple[Held, list[HeldRun]]] = []
+        for key, offsets in offsets_by_partition(records).items():
             held = self._held.get(key)
-            deadline_ms = None if held is None else held.deadlines_ms.pop(record.offset, None)
-            if deadline_ms is None:
-                for former, deadlines_ms in given.items():
-                    self._held[former].deadlines_ms.update(deadlines_ms)
-                raise InvalidRecordStateError(
-                    f"{record.topic_partition} at offset {record.offset} is not held by this "
-                    "worker: it was acknowledged already, its lock has ended, or another worker "
-                    "took it"
-                )
-            given.setdefault(key, {})[record.offset] = deadline_ms
-        return [
-            run
-            for key, deadlines_ms in given.items()
-            for run in _runs(
-                self._held[key].topic_partition, self._held[key].topic_id, deadlines_ms, kind
-            )
-        ]
+            for first, last in runs_of(offsets):
+                runs = None if held is None else held.runs.give_up(first, last)
+                if held is None or runs is None:
+                    for one, its_runs in former:
+                        one.runs.restore(its_runs)
+                    raise self._not_held(records)
+                former.append((held, runs))
+                given.append(Acknowledged(held.topic_partition, held.topic_id, first, last, kind))
+        return given
+
+    def _not_held(self, records: Sequence[QueueRecord]) -> InvalidRecordStateError:
+        """The error for the first of ``records`` that is not held, or is given twice."""
+        seen: set[tuple[TopicPartition, int]] = set()
+        for record in records:
+            held = self._held.get((record.topic, record.partition))
+            if held is None or not held.runs.has(record.offset):
+                break
+            if (record.topic_partition, record.offset) in seen:
+                break
+            seen.add((record.topic_partition, record.offset))
+        return InvalidRecordStateError(
+            f"{record.topic_partition} at offset {record.offset} is not held by this worker: it "
+            "was acknowledged already, its lock has ended, or another worker took it"
+        )
 
     def renew(self, records: QueueRecord | Iterable[QueueRecord]) -> None:
         """Work on records for as long again. From any thread."""
@@ -437,10 +455,9 @@ class QueueCore:
         given = (records,) if isinstance(records, QueueRecord) else _several(records)
         deadline_ms = loop_ms() + self.settings.record_lock_duration_ms
         with self._lock:
-            self._give_up(given, AcknowledgeType.RELEASE)
-            for record in given:
-                held = self._held[record.topic, record.partition]
-                held.deadlines_ms[record.offset] = deadline_ms
+            for run in self._give_up(given, AcknowledgeType.RELEASE):
+                held = self._held[run.topic_partition.topic, run.topic_partition.partition]
+                held.runs.hold([(run.first, run.last)], deadline_ms)
 
     def acknowledgements(
         self, records: QueueRecord | Iterable[QueueRecord]
@@ -573,7 +590,7 @@ class QueueCore:
         self._unread = []
         self._undelivered = []
         with self._lock:
-            count = sum(len(held.deadlines_ms) for held in self._held.values())
+            count = sum(held.runs.count for held in self._held.values())
             self._held.clear()
             # Under the next epoch they would be about records that are delivered again.
             waiting, self._waiting = self._waiting, []
@@ -611,14 +628,8 @@ class QueueCore:
         """Give back those that are still held."""
         with self._lock:
             for record in records:
-                held = self._held.get((record.topic, record.partition))
-                if held is not None and held.deadlines_ms.pop(record.offset, None) is not None:
-                    self._waiting += _runs(
-                        held.topic_partition,
-                        held.topic_id,
-                        (record.offset,),
-                        AcknowledgeType.RELEASE,
-                    )
+                with contextlib.suppress(InvalidRecordStateError):
+                    self._append(self._give_up((record,), AcknowledgeType.RELEASE))
         self._wake()
 
     def _release_overdue(self) -> None:
@@ -637,16 +648,19 @@ class QueueCore:
                     )
                     for run in unread
                 ]
-                count += sum(run.last_offset - run.first_offset + 1 for run in unread)
+                count += _count(unread)
             for held in self._held.values():
-                deadlines_ms = held.deadlines_ms
-                overdue = [offset for offset, due_ms in deadlines_ms.items() if due_ms <= now_ms]
-                for offset in overdue:
-                    del deadlines_ms[offset]
-                self._waiting += _runs(
-                    held.topic_partition, held.topic_id, overdue, AcknowledgeType.RELEASE
-                )
-                count += len(overdue)
+                for run in held.runs.take_overdue(now_ms):
+                    count += run.last - run.first + 1
+                    self._waiting.append(
+                        Acknowledged(
+                            held.topic_partition,
+                            held.topic_id,
+                            run.first,
+                            run.last,
+                            AcknowledgeType.RELEASE,
+                        )
+                    )
         if count:
             _log.warning(
                 "%d records were held for longer than record_lock_duration_ms=%d, and are released",
@@ -801,20 +815,23 @@ def _burial(record: QueueRecord) -> tuple[tuple[str, bytes], ...]:
     )
 
 
-def _runs(
-    tp: TopicPartition, topic_id: str, offsets: Iterable[int], kind: AcknowledgeType
-) -> list[Acknowledged]:
-    """Offsets of one partition as runs."""
-    ordered = sorted(offsets)
-    if ordered and ordered[-1] - ordered[0] + 1 == len(ordered):
-        return [Acknowledged(tp, topic_id, ordered[0], ordered[-1], kind)]
-    runs: list[Acknowledged] = []
-    for offset in ordered:
-        if runs and runs[-1].last + 1 == offset:
-            runs[-1] = runs[-1]._replace(last=offset)
-        else:
-            runs.append(Acknowledged(tp, topic_id, offset, offset, kind))
-    return runs
+def _count(runs: Iterable[AcquiredRun]) -> int:
+    return sum(run.last_offset - run.first_offset + 1 for run in runs)
+
+
+def _first(
+    runs: Sequence[AcquiredRun], count_max: int
+) -> tuple[list[AcquiredRun], list[AcquiredRun]]:
+    """The first ``count_max`` offsets of ``runs``, and the others."""
+    left = count_max
+    for place, run in enumerate(runs):
+        if _count((run,)) > left:
+            end = run.first_offset + left
+            begun = [structs.replace(run, last_offset=end - 1)] if left else []
+            later = [structs.replace(run, first_offset=end), *runs[place + 1 :]]
+            return [*runs[:place], *begun], later
+        left -= _count((run,))
+    return list(runs), []
 
 
 def _parts(batch: Iterable[Acknowledged]) -> Iterable[PartitionAcknowledgements]:
@@ -831,7 +848,7 @@ def _parts(batch: Iterable[Acknowledged]) -> Iterable[PartitionAcknowledgements]
                 and former.last_offset + 1 == one.first
                 and former.type is one.type
             ):
-                runs[-1] = AcknowledgedRun(former.first_offset, one.last, one.type)
+                runs[-1] = structs.replace(former, last_offset=one.last)
             else:
                 runs.append(AcknowledgedRun(one.first, one.last, one.type))
         yield PartitionAcknowledgements(topic_partition=tp, topic_id=topic_id, runs=tuple(runs))

@@ -15,7 +15,8 @@ that writes the result::
         producer.send_acknowledgements_to_transaction(record, queue)
 
 Only committed records are delivered. Records are delivered about in order of their offsets, but
-several workers work on them at once, also on those of one key. Source: KIP-932, KIP-1289.
+several workers work on them at once, also on those of one key. With ``order="key"`` a record is
+delivered once all records of its key before it are accepted or rejected. Source: KIP-932, KIP-1289.
 
 One file: the two are one interface, documented once.
 """

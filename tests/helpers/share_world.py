@@ -20,6 +20,7 @@ from oncelog.actors.protocol.messages.share import (
     TxnShareAcknowledgeRequest,
 )
 from oncelog.actors.protocol.queue.share_groups import ReadableRange, ShareGroups, ShareTurn
+from oncelog.actors.protocol.queue.share_keys import KnownKeys
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_PRODUCER_ID, TopicPartition
 
@@ -43,6 +44,7 @@ def state_of(groups: ShareGroups) -> Any:
     return {
         group_id: (
             group.next_epoch,
+            group.order,
             group.members,
             {
                 tp: (one.topic_id, one.start_offset, one.runs)
@@ -68,6 +70,7 @@ class ShareWorld:
         self.groups = ShareGroups()
         self.log: list[Logged] = []
         self.ranges = {TP: ReadableRange(TOPIC_ID, 0, 100)}
+        self.keys: dict[TopicPartition, KnownKeys] = {}
         self.sequences: dict[tuple[str, str], int] = {}
 
     def turn(self, act: Callable[[ShareTurn], ResultT], group_id: str = GROUP) -> ResultT:
@@ -100,7 +103,7 @@ class ShareWorld:
         request = ShareAcquireRequest(
             group_id=GROUP, member_id=member_id, member_epoch=epoch, max_records=count, **values
         )
-        reply = self.turn(lambda turn: turn.acquire(request, self.ranges))
+        reply = self.turn(lambda turn: turn.acquire(request, self.ranges, self.keys))
         if reply.acquired:
             self.sequences["acquire", member_id] = request.sequence
         return reply

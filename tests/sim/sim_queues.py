@@ -1,4 +1,7 @@
-"""A queue whose workers die, hang and abort, on a cluster that dies: each result is there once."""
+"""A queue whose workers die, hang and abort, on a cluster that dies: each result is there once.
+
+In the order of keys the results of each key are in the order of its tasks, too.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,15 @@ DRAIN_S = 300.0
 
 
 class QueuePlay:
-    """One run: tasks come in transactions, some aborted, and workers turn each into a result."""
+    """One run: tasks come in transactions, some aborted, and workers turn each into a result.
 
-    def __init__(self, world: World) -> None:
+    With ``key_count`` the tasks have so many keys, and the queue is in their order.
+    """
+
+    def __init__(self, world: World, *, key_count: int = 0) -> None:
         self.world = world
+        self.key_count = key_count
+        self.order = "key" if key_count else "none"
         self.random = Random(f"queue {world.seed}")
         self.tasks: list[str] = []
         self.results: list[str] = []
@@ -52,6 +60,8 @@ class QueuePlay:
         reader = world.client("reader")
         self.results = world.run(reader.spawn(self._read(reader)))
         assert Counter(self.results) == Counter(self.tasks)
+        if self.key_count:
+            assert _by_key(self.results) == _by_key(self.tasks)
 
     def _employ(self, number: int) -> None:
         self.lives += 1
@@ -94,12 +104,12 @@ class QueuePlay:
         await _until_done(producer.init_transactions)
         number = 0
         while number < TASKS:
-            values = [f"task {n}" for n in range(number, min(number + 3, TASKS))]
+            values = [self._task(n) for n in range(number, min(number + 3, TASKS))]
             is_kept = self.random.random() < 0.7
             await producer.begin_transaction()
             try:
                 for value in values:
-                    await producer.send("tasks", value=value.encode(), key=value.encode())
+                    await producer.send("tasks", value=value.encode(), key=_key(value))
                 if is_kept:
                     await _until_done(producer.commit_transaction)
                     self.tasks += values
@@ -110,6 +120,10 @@ class QueuePlay:
                 await _until_done(producer.abort_transaction)
             await asyncio.sleep(self.random.uniform(0, 0.5))
         await producer.close()
+
+    def _task(self, number: int) -> str:
+        """A task that says its key and its number."""
+        return f"{number % self.key_count if self.key_count else number} task {number}"
 
     async def _read(self, client: Client) -> list[str]:
         consumer = client.consumer(auto_offset_reset="earliest")
@@ -122,7 +136,7 @@ class QueuePlay:
 
     async def _drain(self, client: Client) -> None:
         """Until nothing is left, for as long as workers work."""
-        queue = client.queue("tasks", group_id=GROUP)
+        queue = client.queue("tasks", order=self.order, group_id=GROUP)
         while (await queue.backlog()).total:
             await asyncio.sleep(0.5)
         await queue.close()
@@ -133,7 +147,9 @@ class QueuePlay:
         random = Random(f"worker {number} of {self.lives} in {self.world.seed}")
         while not self.is_over:
             producer = client.producer(transactional_id=f"worker-{number}", **_HASTY)
-            queue = client.queue("tasks", group_id=GROUP, request_timeout_ms=1_000)
+            queue = client.queue(
+                "tasks", order=self.order, group_id=GROUP, request_timeout_ms=1_000
+            )
             try:
                 await producer.init_transactions()
                 while not self.is_over:
@@ -157,7 +173,7 @@ class QueuePlay:
         try:
             for record in records:
                 assert record.value is not None
-                await producer.send("results", value=record.value)
+                await producer.send("results", value=record.value, key=record.key)
             await producer.send_acknowledgements_to_transaction(records, queue)
             if random.random() < 0.2:
                 await producer.abort_transaction()
@@ -179,6 +195,17 @@ _HASTY: dict[str, Any] = {
     "transaction_timeout_ms": 5_000,
     "retry_backoff_ms": 20,
 }
+
+
+def _key(task: str) -> bytes:
+    return task.split()[0].encode()
+
+
+def _by_key(tasks: list[str]) -> dict[bytes, list[str]]:
+    found: dict[bytes, list[str]] = {}
+    for task in tasks:
+        found.setdefault(_key(task), []).append(task)
+    return found
 
 
 async def _until_done(call: Any) -> None:

@@ -104,6 +104,101 @@ def test_what_is_accepted_or_rejected_is_never_delivered_again_and_the_rest_is()
     played(scenario)
 
 
+async def write_keyed(client: Any, *values: str) -> None:
+    """Each value's key is its first letter; one that begins with "-" has none."""
+    producer = client.producer()
+    for value in values:
+        key = None if value[0] == "-" else value[0].encode()
+        await (await producer.send("tasks", key=key, value=value.encode(), partition=0))
+    await producer.close()
+
+
+def test_in_order_of_keys_a_record_waits_for_those_before_it_and_for_no_others():
+    async def scenario(world: World, client: Any) -> None:
+        await write_keyed(client, "a1", "a2", "b1", "a3", "-1", "b2", "-2")
+        async with made(client, order="key") as one, made(client, order="key") as other:
+            a1, b1, *plain = await one.take()
+            assert values([a1, b1, *plain]) == ["a1", "b1", "-1", "-2"]
+            assert await other.take(timeout_ms=50) == []
+            one.accept(a1)
+            one.release(b1)
+            await one.flush()
+            a2, b1 = await other.take()
+            assert [(r.value, r.delivery_count) for r in (a2, b1)] == [(b"a2", 1), (b"b1", 2)]
+            other.reject(a2)
+            other.accept(b1)
+            await other.flush()
+            assert values(await one.take()) == ["a3", "b2"]
+
+    played(scenario)
+
+
+def test_in_order_of_keys_a_pending_record_holds_up_its_key_until_the_transaction_ends():
+    async def scenario(world: World, client: Any) -> None:
+        await write_keyed(client, "a1", "a2", "a3")
+        producer = client.producer(transactional_id="t")
+        await producer.init_transactions()
+        async with made(client, order="key") as queue:
+            for commits, expected in ((False, "a1"), (True, "a1"), (True, "a2")):
+                records = await queue.take()
+                assert values(records) == [expected]
+                await producer.begin_transaction()
+                await producer.send_acknowledgements_to_transaction(records, queue)
+                assert await queue.take(timeout_ms=50) == []
+                if commits:
+                    await producer.commit_transaction()
+                else:
+                    await producer.abort_transaction()
+            assert values(await queue.take()) == ["a3"]
+        await producer.close()
+
+    played(scenario)
+
+
+def test_the_order_of_keys_survives_a_coordinator_that_has_to_read_them_again():
+    async def scenario(world: World, client: Any) -> None:
+        await write_keyed(client, "a1", "a2", "b1", "b2")
+        async with made(client, order="key") as queue:
+            a1, _ = await queue.take()
+            for name in [name for name in world.actor_names() if name.startswith("group")]:
+                world.kill(name)
+            async with made(client, order="key") as other:
+                assert await other.take(timeout_ms=2_000) == []
+                queue.accept(a1)
+                await queue.flush()
+                assert values(await other.take(timeout_ms=5_000)) == ["a2"]
+
+    played(scenario)
+
+
+def test_the_workers_of_a_queue_have_one_order():
+    async def scenario(world: World, client: Any) -> None:
+        await write_keyed(client, "a1", "a2")
+        async with made(client) as queue, made(client, order="key") as other:
+            await queue.take()
+            with pytest.raises(InconsistentGroupProtocolError, match=r"order='none'.*all the same"):
+                await other.take()
+        # Nobody is left.
+        async with made(client, order="key") as other:
+            assert values(await other.take()) == ["a1"]
+
+    played(scenario)
+
+
+def test_a_take_returns_no_more_than_it_was_asked_for_of_what_an_earlier_one_acquired():
+    async def scenario(world: World, client: Any) -> None:
+        await write(client, "a")
+        async with client.producer(linger_ms=50) as producer:
+            for value in "bcdef":
+                await producer.send("tasks", value=value.encode(), partition=0)
+        # The first take acquires all, and has read enough after the first batch.
+        async with made(client, max_partition_fetch_bytes=1, fetch_max_bytes=1) as queue:
+            taken = [values(await queue.take(count)) for count in (6, 2, 1, 6)]
+            assert taken == [["a"], ["b", "c"], ["d"], ["e", "f"]]
+
+    played(scenario)
+
+
 @pytest.mark.parametrize("again", ["accept", "reject", "release", "renew"])
 def test_a_record_cannot_be_given_up_twice_nor_by_a_stranger(again):
     async def scenario(world: World, client: Any) -> None:

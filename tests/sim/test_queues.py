@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from random import Random
 from typing import Any
@@ -19,6 +19,7 @@ from oncelog.actors.coordination.process_watch import ProcessWatch
 from oncelog.actors.protocol.messages.share import JOIN_EPOCH
 from oncelog.actors.protocol.queue import share_partition
 from oncelog.actors.protocol.queue.share_groups import ShareTurn
+from oncelog.actors.protocol.queue.share_keys import NO_KEY
 from oncelog.actors.protocol.queue.share_partition import RecordState, Run, SharePartition
 from oncelog.api.queueing.core import QueueCore
 from oncelog.api.queueing.queue import AsyncQueue
@@ -29,9 +30,9 @@ SETTINGS = WorldSettings(
 )
 
 
-def played(seed: int) -> QueuePlay:
+def played(seed: int, *, key_count: int = 0) -> QueuePlay:
     with World(seed, topics=TOPICS, settings=SETTINGS) as world:
-        play = QueuePlay(world)
+        play = QueuePlay(world, key_count=key_count)
         play.run()
         return play
 
@@ -39,6 +40,12 @@ def played(seed: int) -> QueuePlay:
 @pytest.mark.parametrize("seed", range(4))
 def test_each_result_is_there_once_whoever_dies(seed):
     play = played(seed)
+    assert play.counts["committed"] > 5
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_in_order_of_keys_the_results_of_each_key_are_in_order_whoever_dies(seed):
+    play = played(seed, key_count=6)
     assert play.counts["committed"] > 5
 
 
@@ -166,6 +173,18 @@ def _redeliveries_after_an_accept() -> Any:
     return mock.patch.object(SharePartition, "end_transaction", end_transaction)
 
 
+def _keys_that_hold_up_nobody() -> Any:
+    """A record is delivered while an earlier one of its key is with somebody."""
+
+    def first_of_keys(runs: Iterable[Run], keys: Mapping[int, int], count_max: int) -> list[Run]:
+        # Each key is another one.
+        apart = dict.fromkeys(keys, NO_KEY)
+        return real(runs, apart, count_max)
+
+    real = share_partition.first_of_keys
+    return mock.patch.object(share_partition, "first_of_keys", first_of_keys)
+
+
 @contextmanager
 def _together(*patches: Any) -> Iterator[None]:
     with ExitStack() as stack:
@@ -189,3 +208,17 @@ def test_a_queue_without_one_of_its_protections_is_found_out(sabotage):
     else:
         raise AssertionError("nobody noticed")
     assert sorted(play.results) != sorted(play.tasks)
+
+
+def test_an_order_of_keys_that_holds_nothing_up_is_found_out():
+    for seed in range(8):
+        with _keys_that_hold_up_nobody(), World(seed, topics=TOPICS, settings=SETTINGS) as world:
+            play = QueuePlay(world, key_count=6)
+            try:
+                play.run()
+            except AssertionError:
+                break
+    else:
+        raise AssertionError("nobody noticed")
+    # Nothing is lost or there twice: only the order is wrong.
+    assert sorted(play.results) == sorted(play.tasks)

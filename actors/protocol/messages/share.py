@@ -32,6 +32,15 @@ class AcknowledgeType(enum.IntEnum):
     """Never to be delivered again."""
 
 
+class ShareOrder(enum.IntEnum):
+    """In which order a share group's records are delivered."""
+
+    NONE = 0
+    """About by offset, whatever their keys."""
+    KEY = 1
+    """Records of one key by offset, each once those before it are done with."""
+
+
 class AcquiredRun(msgspec.Struct, frozen=True, kw_only=True):
     """Acquired records of one partition, from ``first_offset`` to ``last_offset`` (inclusive).
 
@@ -62,10 +71,15 @@ class PartitionAcknowledgements(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShareGroupHeartbeatReply(Reply, frozen=True, kw_only=True):
-    """The member's epoch; within ``session_timeout_ms`` the next heartbeat must follow."""
+    """The member's epoch; within ``session_timeout_ms`` the next heartbeat must follow.
+
+    ``order`` is that of the group, in the reply to a join. A coordinator of an earlier version,
+    which knows no order, says ``NONE``.
+    """
 
     member_epoch: int = JOIN_EPOCH
     session_timeout_ms: int = 0
+    order: ShareOrder = ShareOrder.NONE
 
 
 class ShareGroupHeartbeatRequest(Request[ShareGroupHeartbeatReply], frozen=True, kw_only=True):
@@ -75,6 +89,7 @@ class ShareGroupHeartbeatRequest(Request[ShareGroupHeartbeatReply], frozen=True,
     ``FENCED_MEMBER_EPOCH``: another process has joined with this member id.
     ``UNKNOWN_MEMBER_ID``: the session has ended, and with it all locks; join anew.
     ``process`` is the member's own: if it ends on a broker's host, so does the session.
+    ``order`` counts in a join: ``INCONSISTENT_GROUP_PROTOCOL`` if members have joined with another.
     """
 
     method = "share_group_heartbeat"
@@ -86,6 +101,7 @@ class ShareGroupHeartbeatRequest(Request[ShareGroupHeartbeatReply], frozen=True,
     is_leaving: bool = False
     topics: tuple[str, ...]
     process: DriverProcess | None = None
+    order: ShareOrder = ShareOrder.NONE
 
 
 class ShareAcquireReply(Reply, frozen=True, kw_only=True):

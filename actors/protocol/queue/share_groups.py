@@ -21,6 +21,7 @@ Source: KIP-932; KIP-1289 for transactions.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from msgspec import structs
@@ -38,9 +39,11 @@ from oncelog.actors.protocol.messages.share import (
     ShareAcquireRequest,
     ShareGroupHeartbeatReply,
     ShareGroupHeartbeatRequest,
+    ShareOrder,
     SharePartitionDescription,
     TxnShareAcknowledgeRequest,
 )
+from oncelog.actors.protocol.queue.share_keys import KnownKeys
 from oncelog.actors.protocol.queue.share_partition import RecordState, SharePartition
 from oncelog.actors.protocol.queue.share_records import (
     PendingKey,
@@ -87,6 +90,9 @@ ACKNOWLEDGED_RUNS_MAX: Final = 10_000
 MEMBER_ID_MAX_BYTES: Final = 249
 
 
+_NO_KEYS: Final[Mapping[TopicPartition, KnownKeys]] = MappingProxyType({})
+
+
 class ReadableRange(NamedTuple):
     """What of a partition can be read: from ``start_offset`` to ``end_offset`` (exclusive)."""
 
@@ -104,6 +110,7 @@ class ShareGroup:
 
     def __init__(self) -> None:
         self.next_epoch = JOIN_EPOCH + 1
+        self.order = ShareOrder.NONE
         self.members: dict[str, ShareMember] = {}
         self.partitions: dict[TopicPartition, SharePartition] = {}
         self.pending: dict[PendingKey, PendingValue] = {}
@@ -163,7 +170,8 @@ class ShareGroups:
         value: bytes | None,
     ) -> None:
         if isinstance(key, ShareGroupKey):
-            group.next_epoch = decode_value(value or b"", ShareGroupValue).next_epoch
+            known = decode_value(value or b"", ShareGroupValue)
+            group.next_epoch, group.order = known.next_epoch, known.order
         elif isinstance(key, ShareMemberKey):
             if value is None:
                 group.members.pop(key.member_id, None)
@@ -174,8 +182,7 @@ class ShareGroups:
             if value is None:
                 group.partitions.pop(key.topic_partition, None)
             else:
-                known = decode_value(value, SharePartitionValue)
-                self._replace(key, group, known)
+                self._replace(key, group, decode_value(value, SharePartitionValue))
         elif value is None:
             group.pending.pop(key, None)
             group.ended.discard(key)
@@ -277,6 +284,7 @@ class ShareTurn:
         self._group_id = group_id
         self._former = former
         self._next_epoch = former.next_epoch
+        self._order = former.order
         self._members: dict[str, ShareMember | None] = {}
         """What this turn changes; ``None``: it removes the member."""
         self._partitions: dict[TopicPartition, SharePartition] = {}
@@ -291,7 +299,7 @@ class ShareTurn:
         if self._is_deleted:
             return self._deletion()
         if self._next_epoch != self._former.next_epoch:
-            value = ShareGroupValue(self._next_epoch)
+            value = ShareGroupValue(self._next_epoch, self._order)
             records.append(LogRecord(encode_key(ShareGroupKey(group_id)), encode_value(value)))
         for member_id, member in self._members.items():
             key = encode_key(ShareMemberKey(group_id, member_id))
@@ -322,7 +330,8 @@ class ShareTurn:
         epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
         topics = tuple(sorted(set(request.topics)))
         self._members[request.member_id] = ShareMember(epoch, topics, request.process)
-        return ShareGroupHeartbeatReply(member_epoch=epoch)
+        self._order = request.order
+        return ShareGroupHeartbeatReply(member_epoch=epoch, order=request.order)
 
     def _refusal_of_join(
         self, request: ShareGroupHeartbeatRequest
@@ -341,6 +350,12 @@ class ShareTurn:
         if invalid:
             detail = f"{invalid[0]!r:.80} is not a topic name"
             return request.failed(ErrorCode.INVALID_TOPIC_EXCEPTION, detail)
+        if request.order is not self._order and self._has_others(request.member_id):
+            return request.failed(
+                ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
+                f"the workers of {request.group_id!r} have order={self._order.name.lower()!r}: "
+                "give all the same",
+            )
         count = len(self._former.members.keys() | self._members.keys())
         if self._member(request.member_id) is None and count >= MEMBERS_MAX:
             return request.failed(ErrorCode.GROUP_MAX_SIZE_REACHED)
@@ -352,6 +367,10 @@ class ShareTurn:
             return
         self._release(member_epoch)
         self._members[member_id] = None
+
+    def _has_others(self, member_id: str) -> bool:
+        members = self._former.members | self._members
+        return any(one is not None for other, one in members.items() if other != member_id)
 
     def _member(self, member_id: str) -> ShareMember | None:
         if member_id in self._members:
@@ -372,9 +391,15 @@ class ShareTurn:
     # --- acquire --------------------------------------------------------------------------
 
     def acquire(
-        self, request: ShareAcquireRequest, ranges: Mapping[TopicPartition, ReadableRange]
+        self,
+        request: ShareAcquireRequest,
+        ranges: Mapping[TopicPartition, ReadableRange],
+        keys: Mapping[TopicPartition, KnownKeys] = _NO_KEYS,
     ) -> ShareAcquireReply:
-        """Acquire what is available; ``ranges`` has what can be read of which partitions."""
+        """Acquire what is available; ``ranges`` has what can be read of which partitions.
+
+        ``keys`` has what is known of their keys, if the group is in the order of keys.
+        """
         error = self._check_member(request.member_id, request.member_epoch)
         member = self._member(request.member_id)
         if error is not ErrorCode.NONE or member is None:
@@ -389,7 +414,7 @@ class ShareTurn:
                 ErrorCode.INVALID_REQUEST,
                 f"sequence={request.sequence}: the member's last was {member.acquire_sequence}",
             )
-        acquired = self._acquire(member, request, ranges)
+        acquired = self._acquire(member, request, ranges, keys)
         if acquired:
             self._members[request.member_id] = structs.replace(
                 member, acquire_sequence=request.sequence
@@ -401,6 +426,7 @@ class ShareTurn:
         member: ShareMember,
         request: ShareAcquireRequest,
         ranges: Mapping[TopicPartition, ReadableRange],
+        keys: Mapping[TopicPartition, KnownKeys],
     ) -> list[AcquiredRun]:
         partitions = sorted(tp for tp in ranges if tp.topic in member.topics)
         # Each begins with another partition, so that none is left behind.
@@ -411,7 +437,11 @@ class ShareTurn:
             known = ranges[tp]
             partition = self._partition(tp, known)
             taken = partition.acquire(
-                known.end_offset, left, owner=member.epoch, sequence=request.sequence
+                known.end_offset,
+                left,
+                owner=member.epoch,
+                sequence=request.sequence,
+                keys=self._keys_of(tp, known.topic_id, keys),
             )
             for run in taken:
                 self._changed.add(tp)
@@ -428,6 +458,15 @@ class ShareTurn:
             if left <= 0:
                 break
         return acquired
+
+    def _keys_of(
+        self, tp: TopicPartition, topic_id: str, keys: Mapping[TopicPartition, KnownKeys]
+    ) -> Mapping[int, int] | None:
+        """What is known of a partition's keys; None if they do not matter."""
+        if self._order is ShareOrder.NONE:
+            return None
+        known = keys.get(tp)
+        return known.hashes if known is not None and known.topic_id == topic_id else {}
 
     def _held(self, member: ShareMember, sequence: int) -> Iterable[AcquiredRun]:
         for tp in self._all_partitions():

@@ -21,6 +21,9 @@ ARCHIVED       skipped       refused          refused         refused           
 A marker ends PENDING: COMMIT with ACKNOWLEDGED, ABORT with AVAILABLE. It changes no other state.
 "the same producer's": a repeated call, which changes nothing.
 
+In the order of keys a record is acquired only if no record of its key before it is unfinished; what
+is passed over for that stays AVAILABLE. The keys are those of the log: see ``share_keys``.
+
 Source: KIP-932, "Share-partition"; KIP-1289 for PENDING.
 """
 
@@ -28,7 +31,7 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Final
 
@@ -37,11 +40,19 @@ from msgspec import structs
 
 from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages.share import AcknowledgeType
+from oncelog.actors.protocol.queue.share_keys import NO_KEY, NO_RECORD
 
 LOCKS_MAX: Final = 10_000
 """Offsets of one partition that were acquired and are not done with; no more are acquired.
 
 So there are at most twice as many runs, and one.
+"""
+
+
+ORDERED_LOCKS_MAX: Final = 2_000
+"""As ``LOCKS_MAX``, of a group in the order of keys; what waits for its key counts too.
+
+Lower, since what is passed over cuts the rest into short runs, and each turn writes all of them.
 """
 
 
@@ -126,30 +137,55 @@ class SharePartition:
 
     # --- acquire --------------------------------------------------------------------------
 
-    def acquire(self, end_offset: int, count_max: int, *, owner: int, sequence: int) -> list[Run]:
+    def acquire(
+        self,
+        end_offset: int,
+        count_max: int,
+        *,
+        owner: int,
+        sequence: int,
+        keys: Mapping[int, int] | None = None,
+    ) -> list[Run]:
         """Acquire up to ``count_max`` available offsets below ``end_offset``, the lowest first.
 
-        Fewer if that would make more than ``LOCKS_MAX`` unfinished.
+        Fewer if that would make more than ``LOCKS_MAX`` unfinished. With ``keys``, what is known of
+        the key at each offset, in their order; see ``first_of_keys``.
         """
         taken: list[Run] = []
-        available = [run for run in self.runs if _is_available(run)]
-        room = LOCKS_MAX - sum(run.count for run in self.runs if run.state not in DONE)
-        beyond = min(end_offset, self.next_offset + room)
-        if self.next_offset < beyond:
-            available.append(Run(self.next_offset, beyond - 1, RecordState.AVAILABLE))
+        locks_max = LOCKS_MAX if keys is None else ORDERED_LOCKS_MAX
+        unfinished = self.unfinished(end_offset, locks_max)
+        if keys is not None:
+            available = first_of_keys(unfinished, keys, count_max)
+        else:
+            available = [run for run in unfinished if _is_available(run)]
         for run in available:
             if count_max <= 0:
                 break
             last = min(run.last, run.first + count_max - 1)
             state, delivery_count = RecordState.ACQUIRED, run.delivery_count + 1
             acquired = Run(run.first, last, state, delivery_count, owner, sequence)
-            if run.first == self.next_offset:
+            if run.first >= self.next_offset:
+                if run.first > self.next_offset:
+                    self._append(Run(self.next_offset, run.first - 1, RecordState.AVAILABLE))
                 self._append(acquired)
             else:
                 self._change(run.first, last, partial(_replaced, acquired))
             taken.append(acquired)
             count_max -= acquired.count
         return taken
+
+    def unfinished(self, end_offset: int, locks_max: int) -> list[Run]:
+        """The runs that are not done with, and what may be acquired beyond them."""
+        runs = [run for run in self.runs if run.state not in DONE]
+        room = locks_max - sum(run.count for run in runs)
+        beyond = min(end_offset, self.next_offset + room)
+        if self.next_offset < beyond:
+            runs.append(Run(self.next_offset, beyond - 1, RecordState.AVAILABLE))
+        return runs
+
+    def spans(self, end_offset: int) -> list[tuple[int, int]]:
+        """The offsets (both ends inclusive) whose keys count in the order of keys."""
+        return [(run.first, run.last) for run in self.unfinished(end_offset, ORDERED_LOCKS_MAX)]
 
     def held(self, owner: int, sequence: int | None = None) -> list[Run]:
         """The runs that a member holds, or of them those of one acquisition."""
@@ -278,6 +314,34 @@ class SharePartition:
             if not is_sound or (former is not None and run.continues(former)):
                 invariant(False, "I-29", f"{run} after {former}, start {self.start_offset}")
             expected, former = run.last + 1, run
+
+
+def first_of_keys(runs: Iterable[Run], keys: Mapping[int, int], count_max: int) -> list[Run]:
+    """The first ``count_max`` available offsets of ``runs`` that no earlier one of them holds up.
+
+    A record is held up by each before it that has its key. One without a key is not, nor does it
+    hold up others. A record that somebody holds and that the log has no longer may have had any
+    key: it holds up all that have one. Nothing is known beyond the first offset that is not in
+    ``keys``.
+    """
+    found: list[Run] = []
+    busy: set[int] = set()
+    is_any_busy = False
+    for run in runs:
+        for offset in range(run.first, run.last + 1):
+            key = keys.get(offset)
+            if key is None or count_max <= 0:
+                return found
+            if not _is_available(run):
+                is_any_busy = is_any_busy or key == NO_RECORD
+            elif key in {NO_KEY, NO_RECORD} or not (is_any_busy or key in busy):
+                count_max -= 1
+                one = structs.replace(run, first=offset, last=offset)
+                if found and one.continues(found[-1]):
+                    one = structs.replace(one, first=found.pop().first)
+                found.append(one)
+            busy.add(key)
+    return found
 
 
 def _joined(runs: Iterable[Run]) -> list[Run]:

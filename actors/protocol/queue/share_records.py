@@ -3,7 +3,8 @@
 ===================  ==============================  ===============================================
 record               key, after its version          value, after its version 0
 ===================  ==============================  ===============================================
-share group          10000: group                    the epoch that the next member gets
+share group          10000: group                    ``ShareGroupValue``: the epoch that the next
+                                                     member gets, and the order of records
 share member         10001: group, member id         ``ShareMember``
 share partition      10002: group, topic, i32        ``SharePartitionValue``: all of its runs
                      partition
@@ -25,6 +26,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from oncelog.actors.protocol.effects import LogRecord
+from oncelog.actors.protocol.messages.share import ShareOrder
 from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.actors.protocol.queue.share_partition import Run, SharePartition
 from oncelog.actors.protocol.wire import WireReader, WireWriter
@@ -75,6 +77,7 @@ class ShareGroupValue(msgspec.Struct, frozen=True, array_like=True):
     """A share group: ``next_epoch`` is above the epoch of every member it ever had."""
 
     next_epoch: int
+    order: ShareOrder = ShareOrder.NONE
 
 
 class ShareMember(msgspec.Struct, frozen=True, array_like=True):

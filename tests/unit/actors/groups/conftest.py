@@ -39,6 +39,8 @@ from oncelog.actors.protocol.messages.group import (
     TxnOffsetCommitRequest,
 )
 from oncelog.actors.protocol.messages.partition import (
+    FetchReply,
+    FetchRequest,
     ListOffsetsReply,
     ListOffsetsRequest,
     TxnMarker,
@@ -60,7 +62,8 @@ RETENTION_MS = 604_800_000
 class Controller:
     """Answers which topics there are, not ``is_away``, and as their leaders where they end.
 
-    The leader of a partition in ``silent`` does not answer.
+    The leader of a partition in ``silent`` does not answer. ``fetch`` answers fetches, for all of
+    them; logs begin at ``starts``, or at 0.
 
     Also the watch of processes: those in ``gone`` have ended.
     """
@@ -71,6 +74,8 @@ class Controller:
         self.questions = 0
         self.ends: dict[TopicPartition, int] = {}
         self.silent: set[TopicPartition] = set()
+        self.starts: dict[TopicPartition, int] = {}
+        self.fetch: Callable[[FetchRequest], FetchReply] = lambda request: FetchReply()
         self.gone: set[DriverProcess] = set()
 
     def is_gone(self, driver: DriverProcess) -> bool:
@@ -81,7 +86,12 @@ class Controller:
             if request.topic_partition in self.silent:
                 return request.failed(ErrorCode.REQUEST_TIMED_OUT)
             end = self.ends[request.topic_partition]
-            return ListOffsetsReply(offset=end if request.timestamp_ms == -1 else 0)
+            start = self.starts.get(request.topic_partition, 0)
+            return ListOffsetsReply(offset=end if request.timestamp_ms == -1 else start)
+        if isinstance(request, FetchRequest):
+            if request.topic_partition in self.silent:
+                return request.failed(ErrorCode.REQUEST_TIMED_OUT)
+            return self.fetch(request)
         assert isinstance(request, MetadataRequest)
         self.questions += 1
         if self.is_away:

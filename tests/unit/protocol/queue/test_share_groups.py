@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from share_world import GROUP, TOPIC_ID, TP, ShareWorld, runs, state_of
 
-from oncelog.actors.protocol.messages.share import AcknowledgeType, ShareGroupHeartbeatRequest
+from oncelog.actors.protocol.messages.share import (
+    AcknowledgeType,
+    ShareGroupHeartbeatRequest,
+    ShareOrder,
+)
 from oncelog.actors.protocol.queue import share_groups
 from oncelog.actors.protocol.queue.share_groups import ReadableRange, ShareTurn
+from oncelog.actors.protocol.queue.share_keys import KnownKeys
+from oncelog.actors.protocol.queue.share_records import ShareGroupValue, decode_value
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
@@ -19,8 +26,8 @@ def world() -> ShareWorld:
     return ShareWorld()
 
 
-def joined(world: ShareWorld, member_id: str = "a") -> int:
-    reply = world.join(member_id)
+def joined(world: ShareWorld, member_id: str = "a", **fields: ShareOrder) -> int:
+    reply = world.join(member_id, **fields)
     assert reply.error is NONE
     return reply.member_epoch
 
@@ -88,6 +95,38 @@ def test_an_impossible_join_is_refused_and_changes_nothing(world, fields, error)
     request = ShareGroupHeartbeatRequest(**values)
     assert world.turn(lambda turn: turn.heartbeat(request)).error is error
     assert world.log == []
+
+
+def test_members_of_a_group_have_one_order_and_it_is_durable(world):
+    joined(world, "a")
+    joined(world, "a", order=ShareOrder.KEY)
+    refused = world.join("b")
+    assert refused.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert refused.detail == "the workers of 'resize' have order='key': give all the same"
+    assert world.join("b", order=ShareOrder.KEY).order is ShareOrder.KEY
+    for groups in (world.groups, world.replayed(), world.replayed(world.compacted())):
+        group = groups.find(GROUP)
+        assert group is not None
+        assert group.order is ShareOrder.KEY
+
+
+def test_a_group_from_before_there_was_an_order_has_none():
+    earlier = b"\0\0" + msgspec.msgpack.encode([3])
+    assert decode_value(earlier, ShareGroupValue) == ShareGroupValue(3, ShareOrder.NONE)
+
+
+def test_in_order_of_keys_nothing_is_acquired_of_a_topic_whose_keys_are_not_known(world):
+    epoch = joined(world, "a", order=ShareOrder.KEY)
+    assert world.acquire("a", epoch, 10).acquired == ()
+    world.keys[TP] = KnownKeys("another topic of this name")
+    world.keys[TP].learn(0, 100, {})
+    assert world.acquire("a", epoch, 10).acquired == ()
+    world.keys[TP] = KnownKeys(TOPIC_ID)
+    world.keys[TP].learn(0, 100, {0: 7, 1: 7, 2: 8})
+    (first, second) = world.acquire("a", epoch, 2).acquired
+    assert [(run.first_offset, run.last_offset) for run in (first, second)] == [(0, 0), (2, 2)]
+    # A repeated call gets the same.
+    assert world.acquire("a", epoch, 2, sequence=1).acquired == (first, second)
 
 
 def test_beyond_the_most_members_none_may_join_but_those_within_may_again(world, monkeypatch):

@@ -7,8 +7,10 @@ import itertools
 import pytest
 
 from oncelog.actors.protocol.messages.share import AcknowledgeType
+from oncelog.actors.protocol.queue.share_keys import NO_KEY, NO_RECORD
 from oncelog.actors.protocol.queue.share_partition import (
     LOCKS_MAX,
+    ORDERED_LOCKS_MAX,
     RecordState,
     Run,
     SharePartition,
@@ -183,3 +185,72 @@ def test_what_retention_removed_is_archived_but_not_what_is_held():
     assert partition.archive_below(6)
     assert partition.runs == [Run(2, 3, ACQUIRED, 1, OWNER, 1), Run(4, 5, ARCHIVED)]
     assert not partition.archive_below(6)
+
+
+# --- in order of keys -----------------------------------------------------------------------------
+
+A, B = 100, 200
+
+
+def keyed(*keys: int) -> dict[int, int]:
+    return dict(enumerate(keys))
+
+
+def acquired(partition: SharePartition, keys: dict[int, int], count_max: int = 10) -> list[int]:
+    """Offsets acquired in the order of keys, of as many as there are keys."""
+    taken = partition.acquire(len(keys), count_max, owner=OWNER, sequence=1, keys=keys)
+    partition.check()
+    return [offset for run in taken for offset in range(run.first, run.last + 1)]
+
+
+@pytest.mark.parametrize("state", RecordState)
+def test_a_later_record_of_a_key_is_held_up_by_an_earlier_one_until_that_is_done_with(state):
+    partition = partition_in(state)
+    keys = {0: NO_KEY, 1: A, 2: NO_KEY, 3: A, 4: B}
+    first = [] if state is not AVAILABLE else [1]
+    later = [3] if state in {ACKNOWLEDGED, ARCHIVED} else []
+    assert acquired(partition, keys) == [*first, *later, 4]
+
+
+def test_of_one_key_one_record_is_acquired_at_a_time_and_what_is_passed_over_was_not_delivered():
+    partition = SharePartition("id", 0)
+    keys = keyed(A, A, B, NO_KEY, A, B, NO_KEY)
+    assert acquired(partition, keys, 3) == [0, 2, 3]
+    assert acquired(partition, keys) == [6]
+    assert partition.runs[1] == Run(1, 1, AVAILABLE)
+    partition.acknowledge(0, 0, AcknowledgeType.RELEASE, owner=OWNER)
+    (again,) = partition.acquire(7, 10, owner=STRANGER, sequence=1, keys=keys)
+    assert (again.first, again.last, again.delivery_count) == (0, 0, 2)
+
+
+def test_nothing_is_acquired_from_the_first_offset_on_whose_key_is_unknown():
+    partition = SharePartition("id", 0)
+    assert partition.acquire(4, 10, owner=OWNER, sequence=1, keys={1: A, 2: B, 3: NO_KEY}) == []
+    known = {0: A, 1: B, 3: NO_KEY}
+    (run,) = partition.acquire(4, 10, owner=OWNER, sequence=1, keys=known)
+    assert (run.first, run.last) == (0, 1)
+
+
+def test_a_held_record_that_the_log_has_no_longer_holds_up_every_key():
+    partition = SharePartition("id", 0)
+    partition.acquire(1, 1, owner=STRANGER, sequence=1)
+    keys = keyed(NO_RECORD, A, NO_KEY, NO_RECORD, B)
+    assert acquired(partition, keys) == [2, 3]
+    partition.release_all(STRANGER)
+    partition.release_all(OWNER)
+    # Nobody holds anything: whoever acquires what is gone finds nothing there.
+    assert acquired(partition, keys) == [0, 1, 2, 3, 4]
+
+
+def test_in_order_of_keys_what_waits_counts_as_unfinished():
+    partition = SharePartition("id", 0)
+    keys = dict.fromkeys(range(ORDERED_LOCKS_MAX + 10), A) | {ORDERED_LOCKS_MAX + 1: B}
+    assert acquired(partition, keys) == [0]
+    keys[ORDERED_LOCKS_MAX - 1] = B
+    assert acquired(partition, keys) == [ORDERED_LOCKS_MAX - 1]
+    # All that may be unfinished is; the next is acquired once the first is done with.
+    keys[ORDERED_LOCKS_MAX] = NO_KEY
+    assert acquired(partition, keys) == []
+    partition.acknowledge(0, 0, AcknowledgeType.ACCEPT, owner=OWNER)
+    assert acquired(partition, keys) == [1, ORDERED_LOCKS_MAX]
+    assert len(partition.runs) <= 2 * ORDERED_LOCKS_MAX + 1

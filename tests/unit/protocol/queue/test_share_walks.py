@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from share_world import TP, ShareWorld, runs, state_of
+from share_world import TOPIC_ID, TP, ShareWorld, runs, state_of
 
-from oncelog.actors.protocol.messages.share import AcknowledgeType
+from oncelog.actors.protocol.messages.share import AcknowledgeType, ShareOrder
 from oncelog.actors.protocol.queue.share_groups import ReadableRange, ShareTurn
+from oncelog.actors.protocol.queue.share_keys import NO_KEY, KnownKeys
 from oncelog.storage.errors import ErrorCode
 
 MEMBERS = ("a", "b")
@@ -43,9 +45,14 @@ END = 8
 class Walker:
     """A world and a model of it: what each offset is, and who has it."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: Sequence[int] | None = None) -> None:
+        """With ``keys``, one for each offset, the group is in their order."""
         self.world = ShareWorld()
-        self.world.ranges = {TP: ReadableRange("aa" * 16, 0, END)}
+        self.world.ranges = {TP: ReadableRange(TOPIC_ID, 0, END)}
+        self.keys = keys
+        if keys is not None:
+            known = self.world.keys[TP] = KnownKeys(TOPIC_ID)
+            known.learn(0, END, dict(enumerate(keys)))
         self.model: list[tuple[str, Any]] = [("AVAILABLE", None)] * END
         self.deliveries = [0] * END
         self.epochs: dict[str, int] = {}
@@ -57,7 +64,19 @@ class Walker:
 
     def _join(self, member: str) -> None:
         self._forget(member)
-        self.epochs[member] = self.world.join(member).member_epoch
+        self.epochs[member] = self.world.join(member, order=self.order).member_epoch
+
+    @property
+    def order(self) -> ShareOrder:
+        return ShareOrder.NONE if self.keys is None else ShareOrder.KEY
+
+    def _is_free(self, offset: int) -> bool:
+        """Whether it may be acquired: available, and the first of its key that is not done with."""
+        if self.model[offset][0] != "AVAILABLE":
+            return False
+        key = NO_KEY if self.keys is None else self.keys[offset]
+        earlier = [n for n in range(offset) if self.keys is not None and self.keys[n] == key]
+        return key == NO_KEY or all(self.model[n][0] == "DONE" for n in earlier)
 
     def _remove(self, member: str) -> None:
         epoch = self.epochs.get(member, 99)
@@ -77,7 +96,7 @@ class Walker:
         epoch = self.epochs[member]
         got = self.world.acquire(member, epoch, count).acquired
         offsets = [n for run in got for n in range(run.first_offset, run.last_offset + 1)]
-        free = [n for n, (state, _) in enumerate(self.model) if state == "AVAILABLE"]
+        free = [n for n in range(END) if self._is_free(n)]
         assert offsets == free[:count]
         for run in got:
             for offset in range(run.first_offset, run.last_offset + 1):
@@ -156,6 +175,29 @@ def test_a_walk_does_what_the_model_does_and_every_reload_finds_it(steps):
         walker.take(*step)
     walker.take("move", False)
     assert len(walker.model) == END
+
+
+KEYS = st.lists(st.sampled_from([NO_KEY, 1, 2, 3]), min_size=END, max_size=END)
+
+
+@given(KEYS, STEPS)
+@settings(max_examples=300, deadline=None)
+def test_a_walk_in_order_of_keys_delivers_each_key_in_order_and_loses_nothing(keys, steps):
+    walker = Walker(keys)
+    for step in steps:
+        walker.take(*step)
+    walker.take("move", True)
+    for producer_id in PRODUCERS:
+        walker.take("mark", producer_id, False, True)
+    # Whoever is left finishes the rest: nothing waits for ever.
+    for member in MEMBERS:
+        walker.take("remove", member)
+    walker.take("join", "a")
+    for _ in range(END):
+        walker.take("acquire", "a", END)
+        for offset in range(END):
+            walker.take("acknowledge", "a", offset, offset, AcknowledgeType.ACCEPT)
+    assert {state for state, _ in walker.model} == {"DONE"}
 
 
 def test_all_short_lives_of_two_records_do_what_the_model_does():
