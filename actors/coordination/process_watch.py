@@ -132,9 +132,14 @@ class ProcessWatch:
         place.call = None
 
     async def _ask_in(self, place: _Place, processes: Sequence[DriverProcess]) -> None:
-        if place.actor is not None and await self._ask(place.actor, processes) is False:
+        is_seen = place.actor is not None and await self._ask(place.actor, processes)
+        if is_seen is False:
             # The broker is on another machine now.
             place.actor = None
+        elif is_seen is None and loop_ms() - place.searched_ms >= SEARCH_INTERVAL_MS:
+            # It may be gone for good, and another broker be on that machine.
+            place.searched_ms = loop_ms()
+            await self._search(place, processes)
         place.call = None
 
     async def _ask(self, actor: str, processes: Sequence[DriverProcess]) -> bool | None:

@@ -288,6 +288,8 @@ class ShareCoordinator:
             elif loop_ms() >= deadline_ms:
                 return reply
             elif reading is not None:
+                # Nobody is parked meanwhile, so nobody else asks where other partitions end.
+                self._begin_refresh(topics)
                 await self._until_read(reading)
             else:
                 await self._park(group_id, topics, deadline_ms)
@@ -613,12 +615,16 @@ class ShareCoordinator:
         """
         if not topics:
             return True
+        task = self._begin_refresh(topics)
+        await asyncio.wait((task,))
+        return not task.cancelled() and task.exception() is None and task.result()
+
+    def _begin_refresh(self, topics: tuple[str, ...]) -> asyncio.Task[bool]:
         task = self._refreshes.get(topics)
         if task is None:
             task = self._refreshes[topics] = self._spawn(self._ask(topics))
             task.add_done_callback(lambda _: self._refreshes.pop(topics, None))
-        await asyncio.wait((task,))
-        return not task.cancelled() and task.exception() is None and task.result()
+        return task
 
     async def _ask(self, topics: tuple[str, ...]) -> bool:
         as_of_ms = int(loop_ms()) - METADATA_AGE_MS

@@ -374,6 +374,10 @@ class Accumulator:
             with self._lock:
                 self._undelivered.pop(delivery, None)
                 self._open.hold(-size_bytes)
+                if delivery.error is not None:
+                    # Its partition may have no leader, and whoever tries again would fail there.
+                    failed = delivery.topic_partition
+                    self._sticky.leave(failed.topic, failed.partition)
             self._on_done()
 
         delivery.add_done_callback(release)

@@ -182,6 +182,11 @@ class StickyPartitions:
         if self._current.get(topic) == partition:
             self._filled_bytes[topic] += size_bytes
 
+    def leave(self, topic: str, partition: int) -> None:
+        """Note that a batch of that partition has failed: the next one does not stay there."""
+        if self._current.get(topic) == partition:
+            self._filled_bytes[topic] = STAY_BYTES
+
     def following(self, topic: str, partition_count: int, *, is_staying: bool) -> int:
         """The partition of the batch after one that was sent before it was full.
 

@@ -205,6 +205,19 @@ def test_a_broker_that_does_not_answer_kills_nobody_and_holds_up_no_other() -> N
     play(scenario)
 
 
+def test_another_broker_of_the_machine_is_asked_when_the_first_is_gone() -> None:
+    async def scenario(brokers: Brokers, watch: ProcessWatch) -> None:
+        worker = process("m2")
+        await poll(watch, worker, for_s=20)
+        brokers.sights["broker:4"] = Machine("m2", brokers.dead)
+        del brokers.sights["broker:2"]
+        await poll(watch, worker, for_s=2)
+        brokers.dead.add(worker)
+        assert await until_gone(watch, worker) <= NOTICED_S
+
+    play(scenario)
+
+
 def test_a_controller_that_is_away_only_delays_the_search() -> None:
     async def scenario(brokers: Brokers, watch: ProcessWatch) -> None:
         worker = process("m2")

@@ -187,6 +187,28 @@ def test_a_leader_that_does_not_answer_holds_up_no_other_partition(play: Play) -
     played(play, scenario, batch(0, b"a", b"a"), end=2)
 
 
+def test_what_is_written_to_other_partitions_is_seen_while_a_leader_is_away(play: Play) -> None:
+    async def scenario(shard: Shard) -> None:
+        away = TopicPartition("flights", 1)
+        shard.controller.ends[away] = 1
+        tells = shard.controller.call
+
+        async def call(actor: str, request: Any, *, timeout_ms: int) -> Any:
+            if isinstance(request, FetchRequest) and request.topic_partition == away:
+                return request.failed(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            return await tells(actor, request, timeout_ms=timeout_ms)
+
+        shard.controller.call = call
+        worker = await Worker(shard).join()
+        assert await worker.acquire() == [0]
+        waiting = asyncio.ensure_future(worker.acquire(max_wait_ms=20_000))
+        await asyncio.sleep(0.5)
+        shard.controller.ends[TP] = 2
+        assert await waiting == [1]
+
+    played(play, scenario, batch(0, b"a", b"b"), end=1)
+
+
 def test_what_compaction_or_retention_removed_holds_up_nothing(play: Play) -> None:
     async def scenario(shard: Shard) -> None:
         tells = shard.controller.fetch

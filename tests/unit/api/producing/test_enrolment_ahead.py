@@ -17,6 +17,7 @@ from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.api.transacting.enrolment import TIMEOUT_SHARE
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
+    OncelogError,
     ProducerFencedError,
     RequestTimedOutError,
     TransactionAbortableError,
@@ -94,6 +95,30 @@ def test_transactions_that_follow_each_other_stay_on_a_partition(cluster: Any, r
         assert len(cluster.requests(AddPartitionsToTxnRequest)) == 2
         await asyncio.sleep(LAPSED_S)
         assert await write_anywhere(producer, b"3") not in first
+        await producer.close()
+
+    run(story())
+
+
+def test_a_transaction_that_failed_is_repeated_on_another_partition(cluster: Any, run: Any) -> None:
+    cluster.create("t", 8)
+    answer = cluster._answer
+
+    async def story() -> None:
+        producer = cluster.producer("loader", delivery_timeout_ms=4_000, request_timeout_ms=1_500)
+        await producer.init_transactions()
+        lost = await write_anywhere(producer, b"1")
+
+        async def without_leader(actor: str, request: Any) -> Any:
+            if isinstance(request, ProduceRequest) and request.topic_partition.partition == lost:
+                return request.failed(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            return await answer(actor, request)
+
+        cluster._answer = without_leader
+        with pytest.raises(OncelogError):
+            await write_anywhere(producer, b"2")
+        await producer.abort_transaction()
+        assert await write_anywhere(producer, b"2") != lost
         await producer.close()
 
     run(story())
