@@ -84,7 +84,7 @@ def test_the_guide_to_producers_runs(flights: Any, capsys: pytest.CaptureFixture
 
 
 def test_the_guide_to_consumers_runs(flights: Any) -> None:
-    read, slowly, stop, in_commit_order = blocks("guides/consumer.md")
+    read, slowly, nearby, stop, in_commit_order = blocks("guides/consumer.md")
     printed: list[tuple[Any, ...]] = []
 
     def show(*given: Any) -> None:
@@ -98,6 +98,7 @@ def test_the_guide_to_consumers_runs(flights: Any) -> None:
     with flights.consumer(group_id="slow") as consumer:
         run(slowly, consumer=consumer, record=printed[0], slow=done.append)
     assert done == printed
+    run(nearby, cluster=flights)["consumer"].close()
     former = signal.getsignal(signal.SIGTERM)
     consumer = flights.consumer(group_id="stopped")
     consumer.subscribe(["flights"])
@@ -148,7 +149,7 @@ def test_the_guide_to_transactions_runs(flights: Any) -> None:
 
 
 def test_the_guide_to_queues_runs(flights: Any) -> None:
-    accept, once = blocks("guides/queues.md")
+    accept, once, by_key = blocks("guides/queues.md")
     assert "    while True:\n" in accept
     done: list[bytes] = []
 
@@ -168,6 +169,8 @@ def test_the_guide_to_queues_runs(flights: Any) -> None:
             assert queue.backlog().total == 0
         assert len(done) == count
     assert values(flights, "results", 1) == [b"EWR"]
+    run(by_key, **names)
+    assert done == [b"EWR"] * 4
 
 
 def test_the_guide_to_process_runs(flights: Any) -> None:
