@@ -170,7 +170,7 @@ def test_the_guide_to_queues_runs(flights: Any) -> None:
         assert len(done) == count
     assert values(flights, "results", 1) == [b"EWR"]
     run(by_key, **names)
-    assert done == [b"EWR"] * 4
+    assert set(done[2:]) == {b"EWR"}
 
 
 def test_the_guide_to_process_runs(flights: Any) -> None:
