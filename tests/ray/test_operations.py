@@ -186,6 +186,7 @@ def test_figures_are_on_the_endpoint_that_prometheus_reads(
     # With one broker there is nobody to copy to.
     at_zero |= {"under_replicated", "under_min_isr", "replication_lag", "replication_lag_ms"}
     at_zero |= {"isr_shrinks", "isr_expands", "pushed_bytes", "replicated_bytes", "follower_cuts"}
+    at_zero |= {"follower_fetches"}
     at_zero |= {"voter_count", "lagging_voter_count", "voter_lag", "voter_lag_ms"}
     # With one directory either all is there or nothing.
     at_zero |= {"offline_directory"}
