@@ -217,7 +217,9 @@ def test_figures_are_on_the_endpoint_that_prometheus_reads(
     with (
         cluster.producer(transactional_id="left open") as producer,
         cluster.consumer(group_id="counting", auto_offset_reset="earliest") as consumer,
+        cluster.queue(topic, group_id="queueing") as queue,
     ):
+        queue.take(1, timeout_ms=1_000)
         producer.init_transactions()
         producer.begin_transaction()
         producer.send(topic, value=b"held back", partition=1).result(DEADLINE_S)
