@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-KAFKA_VERSION = "4.0.0"
+KAFKA_VERSION = "4.4.0"
 DOWNLOAD_TIMEOUT_S = 600
 
 
