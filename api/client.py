@@ -189,7 +189,7 @@ class Cluster(ProcessBound):
         self._transport = PoliteTransport(self._connections)
         self._clock = SystemClock()
         self._random = random.Random(secrets.randbits(64))
-        self._router = Router(self._transport, self._clock, self._reports.metrics)
+        self._router = Router(self._transport, self._clock, self._reports)
         self._processes = ProcessTable(ray.util.get_node_ip_address())
         self.address = cluster_connection.ray_address()
         try:
@@ -284,7 +284,7 @@ class Cluster(ProcessBound):
 
     def async_admin(self) -> AsyncAdmin:
         """Make an admin client for the running event loop, with its own metadata cache."""
-        router = Router(self._transport, self._clock, self._reports.metrics)
+        router = Router(self._transport, self._clock, self._reports)
         return AsyncAdmin(router, random=self._random)
 
     def producer(self, **settings: Unpack[ProducerOptions]) -> Producer:
@@ -309,7 +309,6 @@ class Cluster(ProcessBound):
             self._loop_thread,
             ConsumerSettings.from_options(settings),
             self._random,
-            self._reports,
         )
 
     def async_producer(self, **settings: Unpack[ProducerOptions]) -> AsyncProducer:
@@ -317,7 +316,7 @@ class Cluster(ProcessBound):
 
         A producer that is garbage-collected before it is closed ends with a ``ResourceWarning``.
         """
-        router = Router(self._transport, self._clock, self._reports.metrics)
+        router = Router(self._transport, self._clock, self._reports)
         options = ProducerSettings.from_options(settings)
         producer = AsyncProducer(router, options, random=self._random)
         self._loop_thread.call_when_forbidden(producer.forbid)
@@ -330,9 +329,9 @@ class Cluster(ProcessBound):
         A consumer that is garbage-collected before it is closed leaves its group, with a
         ``ResourceWarning``.
         """
-        router = Router(self._transport, self._clock, self._reports.metrics)
+        router = Router(self._transport, self._clock, self._reports)
         options = ConsumerSettings.from_options(settings)
-        consumer = AsyncConsumer(router, options, self._random, self._reports)
+        consumer = AsyncConsumer(router, options, self._random)
         close_if_forgotten(consumer, LoopOfProgram(), consumer._core)
         return consumer
 
@@ -360,7 +359,7 @@ class Cluster(ProcessBound):
         ``ResourceWarning``.
         """
         queue = AsyncQueue(
-            Router(self._transport, self._clock, self._reports.metrics),
+            Router(self._transport, self._clock, self._reports),
             QueueSettings.from_options(settings),
             topics,
             self._random,

@@ -72,7 +72,7 @@ class ProducerSettings:
     client_id: Annotated[
         str | None,
         Text(TRANSACTIONAL_ID_MAX_BYTES),
-        "No effect; accepted so that Kafka programs run unchanged.",
+        "The name of this client in metrics and traces; several may share it.",
     ] = "oncelog"
     producer_heartbeat_interval_ms: Annotated[
         int,
@@ -224,7 +224,7 @@ class ConsumerSettings:
     client_id: Annotated[
         str,
         Text(GROUP_ID_MAX_BYTES),
-        "No effect; accepted so that Kafka programs run unchanged.",
+        "The name of this client in metrics and traces; several may share it.",
     ] = "oncelog"
     key_deserializer: Annotated[
         SerializerName | SerializerFunction | None,

@@ -128,6 +128,19 @@ def _per_broker(title: str, unit: str, *metrics: tuple[Metric, str]) -> Panel:
     return Panel(title, " ".join(metric.description for metric, _ in metrics), unit, targets)
 
 
+def _by_tags(title: str, unit: str, by: tuple[str, ...], *metrics: Metric) -> Panel:
+    """Counters as rates, or the highest values of gauges, for each combination of tags."""
+    tags = " ".join(f"{{{{{tag}}}}}" for tag in by)
+    targets = tuple(
+        (
+            (highest if metric.kind is Kind.GAUGE else rate)(metric, *by, where=SESSION),
+            f"{tags} {metric.name}" if len(metrics) > 1 else tags,
+        )
+        for metric in metrics
+    )
+    return Panel(title, " ".join(metric.description for metric in metrics), unit, targets)
+
+
 def _duration(title: str, metric: Metric, *by: str, where: str = SESSION) -> Panel:
     legend = " ".join(f"{{{{{tag}}}}}" for tag in by)
     targets = tuple(
@@ -213,24 +226,9 @@ HEALTH: Final = Row(
                 ),
             ),
         ),
-        Panel(
-            "Outages told by clients",
-            m.CLIENT_OUTAGES.description,
-            "ops",
-            ((rate(m.CLIENT_OUTAGES, "what", where=SESSION), "{{what}}"),),
-        ),
-        Panel(
-            "Throttled calls per second",
-            m.THROTTLED_CALLS.description,
-            "ops",
-            ((rate(m.THROTTLED_CALLS, "principal", where=SESSION), "{{principal}}"),),
-        ),
-        Panel(
-            "Throttling: ms of waiting per second",
-            m.THROTTLE_MS.description,
-            "ms",
-            ((rate(m.THROTTLE_MS, "principal", where=SESSION), "{{principal}}"),),
-        ),
+        _by_tags("Outages told by clients", "ops", ("what",), m.CLIENT_OUTAGES),
+        _by_tags("Throttled calls per second", "ops", m.PRINCIPAL_TAGS, m.THROTTLED_CALLS),
+        _by_tags("Throttling: ms of waiting per second", "ms", m.PRINCIPAL_TAGS, m.THROTTLE_MS),
         Panel(
             "Cut by the last start",
             m.CUT_BYTES.description,
@@ -372,18 +370,45 @@ LOGS: Final = Row(
                 ),
             ),
         ),
-        Panel(
-            "Backlog of queues",
-            m.QUEUE_BACKLOG.description,
-            "short",
-            ((highest(m.QUEUE_BACKLOG, *m.QUEUE_TAGS, where=SESSION), "{{group}}"),),
+        _by_tags("Backlog of queues", "short", m.QUEUE_TAGS, m.QUEUE_BACKLOG),
+        _by_tags(
+            "Oldest unfinished record of queues", "ms", m.QUEUE_TAGS, m.QUEUE_OLDEST_UNFINISHED_MS
         ),
-        Panel(
-            "Oldest unfinished record of queues",
-            m.QUEUE_OLDEST_UNFINISHED_MS.description,
-            "ms",
-            ((highest(m.QUEUE_OLDEST_UNFINISHED_MS, *m.QUEUE_TAGS, where=SESSION), "{{group}}"),),
+    ),
+)
+
+
+_SENT: Final = (m.PRODUCER_BATCHES, m.PRODUCER_RETRIES)
+_HELD: Final = (m.PRODUCER_BUFFERED_BYTES, m.PRODUCER_BUFFER_LIMIT_BYTES)
+_PRODUCER: Final = m.PRODUCER_TAGS
+_READER: Final = m.CONSUMER_TAGS
+
+CLIENTS: Final = Row(
+    "Clients",
+    (
+        _by_tags("Records sent per second", "ops", ("client", "outcome"), m.PRODUCER_RECORDS),
+        _by_tags("Bytes sent per second", "Bps", _PRODUCER, m.PRODUCER_BYTES),
+        _by_tags("Batches sent per second", "ops", _PRODUCER, *_SENT),
+        _by_tags("Errors of producers per second", "ops", ("client", "error"), m.PRODUCER_ERRORS),
+        _duration("Acknowledgement of a batch", m.PRODUCER_ACK_DURATION_MS, *_PRODUCER),
+        _by_tags("Memory of producers", "bytes", _PRODUCER, *_HELD),
+        _by_tags("Batches in flight", "short", _PRODUCER, m.PRODUCER_BATCHES_IN_FLIGHT),
+        _by_tags("Transactions per second", "ops", ("client", "outcome"), m.PRODUCER_TRANSACTIONS),
+        _duration("Commit, as producers see it", m.PRODUCER_COMMIT_DURATION_MS, *_PRODUCER),
+        _by_tags("Records polled per second", "ops", _READER, m.CONSUMER_RECORDS),
+        _by_tags("Bytes fetched per second", "Bps", _READER, m.CONSUMER_BYTES),
+        _duration("Fetch, as consumers see it", m.CONSUMER_FETCH_DURATION_MS, *_READER),
+        _by_tags("Failed fetches per second", "ops", _READER, m.CONSUMER_FAILED_FETCHES),
+        _by_tags("Memory of consumers", "bytes", _READER, m.CONSUMER_BUFFERED_BYTES),
+        _by_tags("Time since the last poll", "ms", _READER, m.CONSUMER_POLL_GAP_MS),
+        _by_tags("Commits per second", "ops", ("group", "outcome"), m.CONSUMER_COMMITS),
+        _by_tags("Rebalances per second", "ops", ("group",), m.CONSUMER_REBALANCES),
+        _by_tags("Records of queues per second", "ops", ("group", "outcome"), m.QUEUE_RECORDS),
+        _by_tags("Records of jobs per second", "ops", ("group", "outcome"), m.JOB_RECORDS),
+        _by_tags(
+            "Transactions of jobs per second", "ops", ("group", "outcome"), m.JOB_TRANSACTIONS
         ),
+        _by_tags("Failures of jobs per second", "ops", m.JOB_TAGS, m.JOB_FAILURES),
     ),
 )
 
@@ -417,7 +442,9 @@ CALLS: Final = Row(
     ),
 )
 
-ROWS: Final = (HEALTH, REPLICATION, CONTROLLER, TRAFFIC, LATENCY, TRANSACTIONS, LOGS, CALLS)
+ROWS: Final = (
+    *(HEALTH, REPLICATION, CONTROLLER, TRAFFIC, LATENCY, TRANSACTIONS, LOGS, CLIENTS, CALLS),
+)
 
 
 # --- dashboard --------------------------------------------------------------------------------
@@ -563,6 +590,11 @@ FAILED_CALLS_MAX: Final = 0.05
 REFUSED_CALLS_MAX: Final = 1
 """Refused calls of a method per second, over five minutes: a wrong ACL, or somebody who probes."""
 PREPARED_MS_MAX: Final = 300_000
+BUFFER_USE_MAX: Final = 0.9
+"""The fraction of ``buffer_memory`` that may be full for minutes."""
+
+POLL_GAP_MAX_MS: Final = 300_000
+"""The default of ``max_poll_interval_ms``: after that a member has lost its partitions."""
 
 CERTIFICATE_WARNING_S: Final = 30 * 86_400
 CERTIFICATE_CRITICAL_S: Final = 7 * 86_400
@@ -594,6 +626,10 @@ class Alert:
     severity: str
     summary: str
     advice: str
+
+
+_FAILED_RECORDS: Final = 'outcome="failed"'
+_LEFT_OUT: Final = 'outcome="left_out"'
 
 
 def _stable_lag() -> str:
@@ -782,6 +818,43 @@ ALERTS: Final = (
         severity="warning",
         summary="Many calls of {{ $labels.method }} are refused: {{ $labels.error }}",
         advice="The audit log says whose and to what; see OPERATIONS, The audit log.",
+    ),
+    Alert(
+        name="OncelogRecordsNotDelivered",
+        expression=(
+            f"{rate(m.PRODUCER_RECORDS, 'client', where=_FAILED_RECORDS, window='5m')} > 0"
+        ),
+        lasts="1m",
+        severity="warning",
+        summary="Records of the producer {{ $labels.client }} fail",
+        advice="Its futures, `flush` and its log say why; the dashboard has the codes of errors.",
+    ),
+    Alert(
+        name="OncelogProducerMemoryFull",
+        expression=(
+            f"{highest(m.PRODUCER_BUFFERED_BYTES, 'client')} / "
+            f"{highest(m.PRODUCER_BUFFER_LIMIT_BYTES, 'client')} > {BUFFER_USE_MAX}"
+        ),
+        lasts="5m",
+        severity="warning",
+        summary="The producer {{ $labels.client }} sends faster than it gets acknowledgements",
+        advice="`send` waits. Look for a slow leader (Sync, Produce), or raise `buffer_memory`.",
+    ),
+    Alert(
+        name="OncelogConsumerDoesNotPoll",
+        expression=f"{highest(m.CONSUMER_POLL_GAP_MS, *m.CONSUMER_TAGS)} > {POLL_GAP_MAX_MS}",
+        lasts="1m",
+        severity="warning",
+        summary="A consumer {{ $labels.client }} of group {{ $labels.group }} has stopped polling",
+        advice="Its program hangs or works for too long; its partitions go to other members.",
+    ),
+    Alert(
+        name="OncelogJobLeavesOut",
+        expression=f"{rate(m.JOB_RECORDS, 'group', where=_LEFT_OUT, window='5m')} > 0",
+        lasts="0m",
+        severity="warning",
+        summary="The job {{ $labels.group }} leaves out records",
+        advice="`oncelog jobs describe` counts them; dead letters say which, and why.",
     ),
 )
 

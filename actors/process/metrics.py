@@ -16,7 +16,8 @@ production (``process/ray_metrics.py``), nothing elsewhere.
   fifteen bounds and two additions.
 
 Tags bound the number of series: by partitions and other actors, brokers and their data directories,
-requests, error codes and two kinds of principals. Only group names are chosen by users.
+requests, error codes, outcomes and two kinds of principals. Names of groups and of clients are
+chosen by users; of the latter only the first hundred of a process are told apart.
 
 A transaction is *late* once it has been open for the longest allowed time plus five minutes: its
 coordinator should have ended it. The time is this process's own, counted from when it first saw
@@ -29,7 +30,7 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -51,6 +52,9 @@ GROUP_TAGS: Final = ("group", "topic", "partition")
 QUEUE_TAGS: Final = ("group",)
 PRINCIPAL_TAGS: Final = ("principal",)
 STEP_TAGS: Final = ("step", "broker")
+PRODUCER_TAGS: Final = ("client",)
+CONSUMER_TAGS: Final = ("client", "group")
+JOB_TAGS: Final = ("group",)
 
 DURATION_BOUNDS_MS: Final = (
     *(0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000, 30_000),
@@ -413,6 +417,169 @@ QUEUE_OLDEST_UNFINISHED_MS: Final = Metric(
     "those that a queue has not finished.",
     tags=QUEUE_TAGS,
 )
+PRODUCER_RECORDS: Final = Metric(
+    name="producer_records",
+    kind=Kind.COUNTER,
+    unit="records",
+    description="Records of producers by their outcome: `acknowledged` or `failed`.",
+    tags=(*PRODUCER_TAGS, "outcome"),
+)
+PRODUCER_BATCHES: Final = Metric(
+    name="producer_batches",
+    kind=Kind.COUNTER,
+    unit="batches",
+    description="Batches that producers began to send.",
+    tags=PRODUCER_TAGS,
+)
+PRODUCER_BYTES: Final = Metric(
+    name="producer_bytes",
+    kind=Kind.COUNTER,
+    unit="bytes",
+    description="Size of these batches, without retries.",
+    tags=PRODUCER_TAGS,
+)
+PRODUCER_RETRIES: Final = Metric(
+    name="producer_retries",
+    kind=Kind.COUNTER,
+    unit="batches",
+    description="Times that a batch was sent again.",
+    tags=PRODUCER_TAGS,
+)
+PRODUCER_ERRORS: Final = Metric(
+    name="producer_errors",
+    kind=Kind.COUNTER,
+    unit="calls",
+    description="Calls with a batch that ended with an error, by its code; most are retried.",
+    tags=(*PRODUCER_TAGS, "error"),
+)
+PRODUCER_ACK_DURATION_MS: Final = Metric(
+    name="producer_ack_duration_ms",
+    kind=Kind.HISTOGRAM,
+    unit="ms",
+    description="Time from a batch's first record to its acknowledgement, `linger_ms` included.",
+    tags=PRODUCER_TAGS,
+    bounds=DURATION_BOUNDS_MS,
+)
+PRODUCER_BUFFERED_BYTES: Final = Metric(
+    name="producer_buffered_bytes",
+    unit="bytes",
+    description="Bytes of records that producers hold until they are acknowledged.",
+    tags=PRODUCER_TAGS,
+    rests_at_zero=True,
+)
+PRODUCER_BUFFER_LIMIT_BYTES: Final = Metric(
+    name="producer_buffer_limit_bytes",
+    unit="bytes",
+    description="How many they may hold: `buffer_memory`; beyond it `send` waits.",
+    tags=PRODUCER_TAGS,
+)
+PRODUCER_BATCHES_IN_FLIGHT: Final = Metric(
+    name="producer_batches_in_flight",
+    unit="batches",
+    description="Batches on their way to their leaders.",
+    tags=PRODUCER_TAGS,
+    rests_at_zero=True,
+)
+PRODUCER_TRANSACTIONS: Final = Metric(
+    name="producer_transactions",
+    kind=Kind.COUNTER,
+    unit="transactions",
+    description="Transactions of producers by their outcome: `committed` or `aborted`.",
+    tags=(*PRODUCER_TAGS, "outcome"),
+)
+PRODUCER_COMMIT_DURATION_MS: Final = Metric(
+    name="producer_commit_duration_ms",
+    kind=Kind.HISTOGRAM,
+    unit="ms",
+    description="How long commits of producers took, the records that they waited for included.",
+    tags=PRODUCER_TAGS,
+    bounds=DURATION_BOUNDS_MS,
+)
+CONSUMER_RECORDS: Final = Metric(
+    name="consumer_records",
+    kind=Kind.COUNTER,
+    unit="records",
+    description="Records that polls of consumers took.",
+    tags=CONSUMER_TAGS,
+)
+CONSUMER_BYTES: Final = Metric(
+    name="consumer_bytes",
+    kind=Kind.COUNTER,
+    unit="bytes",
+    description="Size of the batches that consumers fetched.",
+    tags=CONSUMER_TAGS,
+)
+CONSUMER_FETCH_DURATION_MS: Final = Metric(
+    name="consumer_fetch_duration_ms",
+    kind=Kind.HISTOGRAM,
+    unit="ms",
+    description="How long fetches of consumers took, with the leader's wait for records.",
+    tags=CONSUMER_TAGS,
+    bounds=DURATION_BOUNDS_MS,
+)
+CONSUMER_FAILED_FETCHES: Final = Metric(
+    name="consumer_failed_fetches",
+    kind=Kind.COUNTER,
+    unit="fetches",
+    description="Fetches of consumers that were answered with an error.",
+    tags=CONSUMER_TAGS,
+)
+CONSUMER_BUFFERED_BYTES: Final = Metric(
+    name="consumer_buffered_bytes",
+    unit="bytes",
+    description="Bytes that consumers have fetched and polls have not taken.",
+    tags=CONSUMER_TAGS,
+    rests_at_zero=True,
+)
+CONSUMER_COMMITS: Final = Metric(
+    name="consumer_commits",
+    kind=Kind.COUNTER,
+    unit="commits",
+    description="Commits of consumers by their outcome: `committed` or `failed`.",
+    tags=(*CONSUMER_TAGS, "outcome"),
+)
+CONSUMER_REBALANCES: Final = Metric(
+    name="consumer_rebalances",
+    kind=Kind.COUNTER,
+    unit="rebalances",
+    description="Generations of their groups that consumers joined.",
+    tags=CONSUMER_TAGS,
+)
+CONSUMER_POLL_GAP_MS: Final = Metric(
+    name="consumer_poll_gap_ms",
+    unit="ms",
+    description="Time since the last poll of the consumer that has not polled for longest.",
+    tags=CONSUMER_TAGS,
+)
+QUEUE_RECORDS: Final = Metric(
+    name="queue_records",
+    kind=Kind.COUNTER,
+    unit="records",
+    description="What workers did with a queue's records: `taken`, `redelivered` of these, "
+    "`accepted`, `released`, `rejected`, and `renewed` for locks.",
+    tags=(*QUEUE_TAGS, "outcome"),
+)
+JOB_RECORDS: Final = Metric(
+    name="job_records",
+    kind=Kind.COUNTER,
+    unit="records",
+    description="Records of committed transactions of a job: `in`, `out`, and `left_out`.",
+    tags=(*JOB_TAGS, "outcome"),
+)
+JOB_TRANSACTIONS: Final = Metric(
+    name="job_transactions",
+    kind=Kind.COUNTER,
+    unit="transactions",
+    description="Transactions of a job by their outcome: `committed` or `aborted`.",
+    tags=(*JOB_TAGS, "outcome"),
+)
+JOB_FAILURES: Final = Metric(
+    name="job_failures",
+    kind=Kind.COUNTER,
+    unit="failures",
+    description="Failures of a job's function, or of its output.",
+    tags=JOB_TAGS,
+)
 REFUSED_CALLS: Final = Metric(
     name="refused_calls",
     kind=Kind.COUNTER,
@@ -504,6 +671,29 @@ METRICS: Final = (
     CONSUMER_LAG,
     QUEUE_BACKLOG,
     QUEUE_OLDEST_UNFINISHED_MS,
+    PRODUCER_RECORDS,
+    PRODUCER_BATCHES,
+    PRODUCER_BYTES,
+    PRODUCER_RETRIES,
+    PRODUCER_ERRORS,
+    PRODUCER_ACK_DURATION_MS,
+    PRODUCER_BUFFERED_BYTES,
+    PRODUCER_BUFFER_LIMIT_BYTES,
+    PRODUCER_BATCHES_IN_FLIGHT,
+    PRODUCER_TRANSACTIONS,
+    PRODUCER_COMMIT_DURATION_MS,
+    CONSUMER_RECORDS,
+    CONSUMER_BYTES,
+    CONSUMER_FETCH_DURATION_MS,
+    CONSUMER_FAILED_FETCHES,
+    CONSUMER_BUFFERED_BYTES,
+    CONSUMER_COMMITS,
+    CONSUMER_REBALANCES,
+    CONSUMER_POLL_GAP_MS,
+    QUEUE_RECORDS,
+    JOB_RECORDS,
+    JOB_TRANSACTIONS,
+    JOB_FAILURES,
     CLIENT_OUTAGES,
     THROTTLED_CALLS,
     THROTTLE_MS,
@@ -584,15 +774,26 @@ class Histogram:
 
     def report(self, metrics: MetricSink, tags: Mapping[str, str]) -> None:
         """Report the observed values, if any, and reset."""
-        counts = list(accumulate(self._buckets))
-        if not counts[-1]:
-            return
-        bucket, total, count = parts(self._metric)
-        metrics.add(count, counts[-1], tags)
-        metrics.add(total, self._total, tags)
-        for le, amount in zip(_le(self._bounds), counts, strict=True):
-            metrics.add(bucket, amount, {**tags, "le": le})
+        report_buckets(self._metric, self._buckets, self._total, metrics, tags)
         self._begin()
+
+
+def report_buckets(
+    metric: Metric,
+    buckets: Sequence[int],
+    total: float,
+    metrics: MetricSink,
+    tags: Mapping[str, str],
+) -> None:
+    """Add values to a histogram: how many fell into each of its buckets, and their sum."""
+    counts = list(accumulate(buckets))
+    if not counts[-1]:
+        return
+    bucket_part, total_part, count_part = parts(metric)
+    metrics.add(count_part, counts[-1], tags)
+    metrics.add(total_part, total, tags)
+    for le, amount in zip(_le(metric.bounds), counts, strict=True):
+        metrics.add(bucket_part, amount, {**tags, "le": le})
 
 
 @cache

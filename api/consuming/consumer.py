@@ -20,7 +20,6 @@ from random import Random
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, overload
 
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
-from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.commits import CommitCallback
 from oncelog.api.consuming.core import (
@@ -92,9 +91,8 @@ class AsyncConsumer(ProcessBound):
         router: Router,
         settings: ConsumerSettings,
         random: Random,
-        reports: CallReports = NO_REPORTS,
     ) -> None:
-        self._core = ConsumerCore(router=router, settings=settings, random=random, reports=reports)
+        self._core = ConsumerCore(router=router, settings=settings, random=random)
         self._handover = Handover()
         self._deserializers = Serializers(
             settings.key_deserializer, settings.value_deserializer, is_reading=True
@@ -598,9 +596,8 @@ class Consumer(Blocking[AsyncConsumer], ProcessBound):
         loop_thread: LoopThread,
         settings: ConsumerSettings,
         random: Random,
-        reports: CallReports = NO_REPORTS,
     ) -> None:
-        super().__init__(loop_thread, AsyncConsumer(router, settings, random, reports))
+        super().__init__(loop_thread, AsyncConsumer(router, settings, random))
         close_if_forgotten(self, loop_thread, self._client._core)
 
     @property

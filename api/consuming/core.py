@@ -32,7 +32,6 @@ from typing import Final, TypeVar
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.protocol.messages.cluster import TopicMetadata
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
-from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.commits import (
     LAST_COMMIT_TIMEOUT_MS,
@@ -47,8 +46,9 @@ from oncelog.api.consuming.group_membership import (
     GroupMembership,
     bug_error,
 )
-from oncelog.api.consuming.metrics import ConsumerCounters, LagReport
+from oncelog.api.consuming.metrics import ConsumerCounters, readings
 from oncelog.api.records import ConsumerGroupMetadata, GivenUpInput, next_moment
+from oncelog.api.session.client_metrics import PROCESS, ClientReport, Reading
 from oncelog.api.session.committed_offsets import (
     consumer_backoff,
     fetch_committed,
@@ -130,7 +130,6 @@ class ConsumerCore:
         router: Router,
         settings: ConsumerSettings,
         random: Random,
-        reports: CallReports = NO_REPORTS,
     ) -> None:
         self.settings = settings
         self.router = router
@@ -146,7 +145,8 @@ class ConsumerCore:
             on_change=self._wake.set,
             counters=self.counters,
         )
-        self._lags = LagReport(reports, lambda: self.fetcher.partitions, settings.group_id)
+        self._report = ClientReport(router.reports, self._readings)
+        self._client = PROCESS.name_of(settings.client_id)
         self._membership: GroupMembership | None = None
         self._tasks = OwnTasks(self._on_failure)
         self.commits = Commits(
@@ -176,6 +176,15 @@ class ConsumerCore:
         self._given_up: dict[TopicPartition, GivenUpInput] = {}
         """Partitions that rebalances took after records were delivered; bounded by partitions."""
         self._is_closed = False
+
+    def _readings(self) -> Iterator[Reading]:
+        return readings(
+            self.counters,
+            self.fetcher.partitions,
+            client=self._client,
+            group_id=self.settings.group_id,
+            now_s=asyncio.get_running_loop().time(),
+        )
 
     # --- what is read -------------------------------------------------------------------------
 
@@ -314,7 +323,7 @@ class ConsumerCore:
         Raises non-retriable errors, and ``WakeupError``; the next poll continues.
         """
         self.check_open()
-        self._lags.begin()
+        self._report.begin()
         self.counters.record_poll(asyncio.get_running_loop().time())
         await self.commits.call_back()
         membership = self._membership
@@ -769,7 +778,7 @@ class ConsumerCore:
     async def abandon(self) -> None:
         """Leave the group and stop without a commit: what was processed is unknown."""
         self._is_closed = True
-        self._lags.stop()
+        self._report.stop()
         self._stop_maintenance()
         membership, self._membership = self._membership, None
         self.fetcher.assign(())
@@ -785,11 +794,11 @@ class ConsumerCore:
         if self._is_closed:
             return
         self._is_closed = True
-        self._lags.stop()
         self._wake.set()
         try:
             await self._leave(timeout_ms)
         finally:
+            self._report.stop()
             self.commits.cancel()
             await self.fetcher.close()
 

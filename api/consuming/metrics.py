@@ -1,16 +1,24 @@
-"""What a consumer counts: for ``metrics()``, and its consumer lag for Prometheus."""
+"""What a consumer counts: for ``metrics()``, and for Prometheus."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from oncelog.actors.process.metrics import CONSUMER_LAG, NO_METRICS
-from oncelog.actors.rpc.call_meter import CallReports
+from oncelog.actors.process.metrics import (
+    CONSUMER_BUFFERED_BYTES,
+    CONSUMER_BYTES,
+    CONSUMER_COMMITS,
+    CONSUMER_FAILED_FETCHES,
+    CONSUMER_FETCH_DURATION_MS,
+    CONSUMER_LAG,
+    CONSUMER_POLL_GAP_MS,
+    CONSUMER_REBALANCES,
+    CONSUMER_RECORDS,
+)
 from oncelog.api.consuming.fetch_buffer import AssignedPartition
+from oncelog.api.session.client_metrics import Durations, Reading
 from oncelog.api.session.committed_offsets import lag_of
 from oncelog.storage.model import TopicPartition
 
@@ -23,6 +31,8 @@ METRICS: Final[Mapping[str, str]] = MappingProxyType(
         "follower_fetch_total": "Those that a follower answered, in the rack `client_rack`.",
         "follower_partitions": "Assigned partitions that are read from a follower now.",
         "fetch_latency_avg": "Mean time of a fetch in ms, with the leader's wait for data.",
+        "fetch_latency_p50": "The median of these times, estimated.",
+        "fetch_latency_p99": "What 99 % of them did not exceed, estimated.",
         "fetch_buffered_bytes": "Bytes that are fetched and not yet taken.",
         "records_lag_max": "The largest consumer lag of an assigned partition, as last fetched.",
         "assigned_partitions": "Partitions that are assigned now.",
@@ -45,33 +55,6 @@ METRICS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """Each name in ``Consumer.metrics()`` with its meaning: Kafka's names where it has one."""
-
-
-@dataclass(slots=True)
-class Durations:
-    """How often something took place and how long it took, in seconds of the event loop."""
-
-    count: int = 0
-    sum_s: float = 0.0
-    max_s: float = 0.0
-    last_s: float | None = None
-    """When the last one ended."""
-
-    def add(self, began_s: float, ended_s: float) -> None:
-        """One more."""
-        self.count += 1
-        self.sum_s += ended_s - began_s
-        self.max_s = max(self.max_s, ended_s - began_s)
-        self.last_s = ended_s
-
-    @property
-    def mean_ms(self) -> float:
-        """The mean in ms; 0 before the first."""
-        return self.sum_s / self.count * 1_000 if self.count else 0.0
-
-    def age_s(self, now_s: float) -> float:
-        """Seconds since the last one; -1 before the first."""
-        return -1.0 if self.last_s is None else now_s - self.last_s
 
 
 class ConsumerCounters:
@@ -118,6 +101,8 @@ class ConsumerCounters:
             "follower_fetch_total": self.follower_fetches,
             "follower_partitions": follower_partitions,
             "fetch_latency_avg": self.fetches.mean_ms,
+            "fetch_latency_p50": self.fetches.quantile_ms(0.5),
+            "fetch_latency_p99": self.fetches.quantile_ms(0.99),
             "fetch_buffered_bytes": sum(one.buffered_bytes for one in partitions.values()),
             "records_lag_max": max(lags, default=0),
             "assigned_partitions": len(partitions),
@@ -149,49 +134,34 @@ def known_lag(partition: AssignedPartition) -> int | None:
     return lag_of(partition.position, start_offset=start_offset, end_offset=partition.readable_end)
 
 
-class LagReport:
-    """Reports a group member's consumer lag as a metric.
+def readings(
+    counters: ConsumerCounters,
+    partitions: Mapping[TopicPartition, AssignedPartition],
+    *,
+    client: str,
+    group_id: str | None,
+    now_s: float,
+) -> Iterator[Reading]:
+    """What Prometheus gets of a consumer, from its first poll to its close.
 
-    At an interval, from the first poll to the close, it sets the lag of each assigned partition
-    from the last fetch reply, without extra calls. The lag of a member that stops polling therefore
-    stays constant; ``oncelog groups describe`` asks the leaders instead.
+    The lag of each assigned partition, for a group member, is as of the last fetch reply, without
+    extra calls. The lag of a member that stops polling therefore stays constant;
+    ``oncelog groups describe`` asks the leaders instead.
     """
-
-    def __init__(
-        self,
-        reports: CallReports,
-        partitions: Callable[[], Mapping[TopicPartition, AssignedPartition]],
-        group_id: str | None,
-    ) -> None:
-        self._reports = reports
-        self._partitions = partitions
-        self._group_id = group_id
-        self._timer: asyncio.TimerHandle | None = None
-
-    def begin(self) -> None:
-        """Start reporting, for a group member on a cluster with metrics."""
-        is_watched = self._reports.metrics is not NO_METRICS
-        if self._timer is None and self._group_id is not None and is_watched:
-            self._wait()
-
-    def _wait(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._reports.interval_ms / 1_000, self._report)
-
-    def _report(self) -> None:
-        for tp, partition in self._partitions().items():
-            lag = known_lag(partition)
-            if lag is None:
-                continue
-            tags = {
-                "group": self._group_id or "",
-                "topic": tp.topic,
-                "partition": str(tp.partition),
-            }
-            self._reports.metrics.set(CONSUMER_LAG, lag, tags)
-        self._wait()
-
-    def stop(self) -> None:
-        """Stop reporting."""
-        if self._timer is not None:
-            self._timer.cancel()
+    tags = {"client": client, "group": group_id or ""}
+    yield CONSUMER_RECORDS, counters.records, tags
+    yield CONSUMER_BYTES, counters.bytes, tags
+    yield CONSUMER_FETCH_DURATION_MS, counters.fetches, tags
+    yield CONSUMER_FAILED_FETCHES, counters.failed_fetches, tags
+    yield CONSUMER_COMMITS, counters.commits.count, {**tags, "outcome": "committed"}
+    yield CONSUMER_COMMITS, counters.failed_commits, {**tags, "outcome": "failed"}
+    yield CONSUMER_REBALANCES, counters.joins.count, tags
+    buffered_bytes = sum(one.buffered_bytes for one in partitions.values())
+    yield CONSUMER_BUFFERED_BYTES, buffered_bytes, tags
+    yield CONSUMER_POLL_GAP_MS, 1_000 * max(counters.between_polls.age_s(now_s), 0), tags
+    if group_id is None:
+        return
+    for tp, partition in partitions.items():
+        if (lag := known_lag(partition)) is not None:
+            place = {"group": group_id, "topic": tp.topic, "partition": str(tp.partition)}
+            yield CONSUMER_LAG, lag, place

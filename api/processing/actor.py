@@ -56,6 +56,7 @@ class ProcessWorkerProcess(ProcessWorker):
             clock=SystemClock(),
             process_id=os.getpid(),
             on_fenced=functools.partial(os._exit, 1),
+            reports=_reports(),
         )
         self._name = worker_actor(config.group_id, config.worker_index)
 
@@ -63,16 +64,20 @@ class ProcessWorkerProcess(ProcessWorker):
         return self._name
 
 
+def _reports() -> CallReports:
+    return CallReports(RayMetrics(), ClusterConfig().metrics_interval_ms)
+
+
 def _connect(login: Login, producer: ProducerSettings, consumer: ConsumerSettings) -> Clients:
     """Make a worker's clients inside its actor, on their own event loop."""
     chance = random.Random(secrets.randbits(64))
     loop_thread = LoopThread()
-    reports = CallReports(RayMetrics(), ClusterConfig().metrics_interval_ms)
+    reports = _reports()
     transport = PoliteTransport(ActorTransport(RayTransport(), reports, login.identity()))
-    router = Router(transport, SystemClock(), reports.metrics)
+    router = Router(transport, SystemClock(), reports)
     return Clients(
         producer=Producer(router, loop_thread, producer, random=chance),
-        consumer=Consumer(router, loop_thread, consumer, chance, reports),
+        consumer=Consumer(router, loop_thread, consumer, chance),
         close=loop_thread.close,
     )
 
@@ -83,9 +88,9 @@ def _connect_queue(
     """As ``_connect``, for a job with ``mode="queue"``."""
     chance = random.Random(secrets.randbits(64))
     loop_thread = LoopThread()
-    reports = CallReports(RayMetrics(), ClusterConfig().metrics_interval_ms)
+    reports = _reports()
     transport = PoliteTransport(ActorTransport(RayTransport(), reports, login.identity()))
-    router = Router(transport, SystemClock(), reports.metrics)
+    router = Router(transport, SystemClock(), reports)
     process = ProcessTable(ray.util.get_node_ip_address()).process(os.getpid())
     return QueueClients(
         producer=Producer(router, loop_thread, producer, random=chance),

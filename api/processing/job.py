@@ -57,6 +57,7 @@ from msgspec import structs
 
 from oncelog.actors.interfaces import Clock, Transport
 from oncelog.actors.protocol.messages.share import DescribeShareGroupRequest
+from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.api.admin.admin import AsyncAdmin
 from oncelog.api.processing.loop import Connect, ProcessLoop
 from oncelog.api.processing.messages import (
@@ -153,6 +154,7 @@ class ProcessWorker:
         clock: Clock,
         process_id: int,
         on_fenced: Callable[[], None] | None = None,
+        reports: CallReports = NO_REPORTS,
     ) -> None:
         self._config = config
         self._stop = threading.Event()
@@ -160,10 +162,10 @@ class ProcessWorker:
         self._mode: ProcessMode = config.mode
         if self._mode == "queue":
             assert connect_queue is not None
-            self._loop = QueueLoop(config, connect_queue, stop=self._stop)
+            self._loop = QueueLoop(config, connect_queue, stop=self._stop, reports=reports)
         else:
             assert connect is not None
-            self._loop = ProcessLoop(config, connect, clock=clock, stop=self._stop)
+            self._loop = ProcessLoop(config, connect, clock=clock, stop=self._stop, reports=reports)
         self._process_id = process_id
         self._on_fenced = on_fenced
         self._started_ms = clock.now_ms()

@@ -42,6 +42,7 @@ from msgspec import structs
 
 from oncelog.actors.interfaces import Clock
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
+from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.api.consuming.consumer import Consumer
 from oncelog.api.processing.function import Output
@@ -148,7 +149,7 @@ class _UnsendableOutput(Exception):
 
 def worker_settings(config: ProcessConfig) -> tuple[ProducerSettings, ConsumerSettings]:
     """The settings of a worker's clients; ``InvalidSettingError`` for a bad override."""
-    producer = {"linger_ms": 5} | dict(config.producer_settings)
+    producer = {"linger_ms": 5, "client_id": config.group_id} | dict(config.producer_settings)
     # Members learn of a rebalance by heartbeat, so their interval is how long one takes.
     consumer = {
         "auto_offset_reset": "earliest",
@@ -172,9 +173,15 @@ class ProcessLoop(WorkerLoop):
     """The loop of a worker that reads its partitions."""
 
     def __init__(
-        self, config: ProcessConfig, connect: Connect, *, clock: Clock, stop: threading.Event
+        self,
+        config: ProcessConfig,
+        connect: Connect,
+        *,
+        clock: Clock,
+        stop: threading.Event,
+        reports: CallReports = NO_REPORTS,
     ) -> None:
-        super().__init__(config, stop)
+        super().__init__(config, stop, reports)
         self._connect = connect
         self._clock = clock
         self._clients: Clients | None = None
@@ -194,9 +201,11 @@ class ProcessLoop(WorkerLoop):
         """Whether the input of the open or next transaction was aborted before."""
 
     def _work(self) -> None:
-        while not self._stop.is_set():
-            self._attempt(self._round)
+        super()._work()
         self._attempt(self._finish)
+
+    def _round(self) -> None:
+        self._attempt(self._poll_once)
 
     # --- rounds -------------------------------------------------------------------------------
 
@@ -217,7 +226,7 @@ class ProcessLoop(WorkerLoop):
                 self._close_clients()
             self._recover()
 
-    def _round(self) -> None:
+    def _poll_once(self) -> None:
         """One poll and its processing."""
         if self._clients is None:
             self._open()

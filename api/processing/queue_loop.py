@@ -23,6 +23,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
+from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.api.config import ProducerSettings, QueueSettings
 from oncelog.api.processing.function import Output
 from oncelog.api.processing.messages import ProcessConfig, WorkerState
@@ -65,7 +66,7 @@ class ConnectQueue(Protocol):
 
 def queue_worker_settings(config: ProcessConfig) -> tuple[ProducerSettings, QueueSettings]:
     """The settings of a worker's clients; ``InvalidSettingError`` for a bad override."""
-    producer = {"linger_ms": 5} | dict(config.producer_settings)
+    producer = {"linger_ms": 5, "client_id": config.group_id} | dict(config.producer_settings)
     queue = {"record_lock_duration_ms": config.function_timeout_ms} | dict(config.consumer_settings)
     return (
         ProducerSettings.from_options(producer | {"transactional_id": config.identity}),
@@ -77,9 +78,14 @@ class QueueLoop(WorkerLoop):
     """The loop of a worker that takes from a queue."""
 
     def __init__(
-        self, config: ProcessConfig, connect: ConnectQueue, *, stop: threading.Event
+        self,
+        config: ProcessConfig,
+        connect: ConnectQueue,
+        *,
+        stop: threading.Event,
+        reports: CallReports = NO_REPORTS,
     ) -> None:
-        super().__init__(config, stop)
+        super().__init__(config, stop, reports)
         self._connect = connect
         self._clients: QueueClients | None = None
         self._alone = 0
@@ -87,23 +93,18 @@ class QueueLoop(WorkerLoop):
         self._failed: list[tuple[str, int, int]] = []
         """The records that have failed alone since one succeeded."""
 
-    def _work(self) -> None:
-        while not self._stop.is_set():
-            self._attempt()
-
-    def _attempt(self) -> None:
-        """One round; an exception leads to the next one or to the end."""
+    def _round(self) -> None:
         try:
             if self._clients is None:
                 self._open()
-            self._round(self._open_clients())
+            self._take_once(self._open_clients())
         except OncelogError as error:
             self._judge(error)
             # A new producer aborts what the last one left open, and a new queue releases.
             self._close_clients()
             self._stop.wait(RECOVERY_WAIT_S)
 
-    def _round(self, clients: QueueClients) -> None:
+    def _take_once(self, clients: QueueClients) -> None:
         self.progress.state = WorkerState.RUNNING
         count = 1 if self._alone else min(self._config.max_poll_records, TAKEN_MAX)
         records = clients.queue.take(count, POLL_MS)

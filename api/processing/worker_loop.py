@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from oncelog.actors.process.clock import monotonic_s
+from oncelog.actors.process.metrics import JOB_FAILURES, JOB_RECORDS, JOB_TRANSACTIONS
+from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.api.processing.function import Function
 from oncelog.api.processing.messages import ProcessConfig, WorkerState
+from oncelog.api.session.client_metrics import ClientReport, Reading
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import ClientClosedError, OncelogError
 from oncelog.storage.model import TopicPartition
@@ -55,15 +59,35 @@ class _EndedError(Exception):
 class WorkerLoop(ABC):
     """One worker's loop. ``run`` is called once, in a thread; any thread may read ``progress``."""
 
-    def __init__(self, config: ProcessConfig, stop: threading.Event) -> None:
+    def __init__(
+        self, config: ProcessConfig, stop: threading.Event, reports: CallReports = NO_REPORTS
+    ) -> None:
         self.progress = LoopProgress()
+        self._report = ClientReport(reports, self._readings)
         self._config = config
         self._function = Function(config)
         self._stop = stop
 
     @abstractmethod
+    def _round(self) -> None:
+        """One poll and its processing; an exception leads to the next one or to the end."""
+
     def _work(self) -> None:
         """Work until asked to stop."""
+        while not self._stop.is_set():
+            self._report.report_if_due(monotonic_s())
+            self._round()
+
+    def _readings(self) -> Iterator[Reading]:
+        """What Prometheus gets of a job, once per round."""
+        progress, tags = self.progress, {"group": self._config.group_id}
+        yield JOB_RECORDS, progress.records_in, {**tags, "outcome": "in"}
+        yield JOB_RECORDS, progress.records_out, {**tags, "outcome": "out"}
+        left_out = progress.skipped + progress.dead_lettered
+        yield JOB_RECORDS, left_out, {**tags, "outcome": "left_out"}
+        yield JOB_TRANSACTIONS, progress.commits, {**tags, "outcome": "committed"}
+        yield JOB_TRANSACTIONS, progress.aborts, {**tags, "outcome": "aborted"}
+        yield JOB_FAILURES, progress.function_failures, tags
 
     @abstractmethod
     def _close_clients(self) -> None:
@@ -86,6 +110,7 @@ class WorkerLoop(ABC):
         finally:
             self._close_clients()
             self._function.close()
+            self._report.stop()
 
     def _until_known(self, end: Callable[[], object]) -> None:
         """Repeat ``end`` until its outcome is known, or the worker is asked to stop."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final, Literal, TypeVar, get_args
@@ -25,8 +25,10 @@ from oncelog.actors.protocol.messages.transaction import (
     Run,
 )
 from oncelog.api.config import ProducerSettings
+from oncelog.api.producing.metrics import TransactionCounters, as_metrics, readings
 from oncelog.api.producing.sender import Sender
 from oncelog.api.records import QueueAcknowledgements
+from oncelog.api.session.client_metrics import PROCESS, ClientReport, Reading
 from oncelog.api.session.routing import Router
 from oncelog.api.transacting.enrolment import END_WITHIN_MS, ProducerEnrolments
 from oncelog.api.transacting.producer_transaction import (
@@ -66,17 +68,6 @@ SILENCES: Final = 3
 IfAlive = Literal["replace", "refuse"]
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class TransactionCounters:
-    """Transaction counts of one producer; times are sums, from the call to the decision."""
-
-    begun: int = 0
-    committed: int = 0
-    aborted: int = 0
-    commit_ms: float = 0.0
-    abort_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +113,8 @@ class ProducerCore:
         self._holder_id = ""
         self._is_single = False
         self.transactions = TransactionCounters()
+        self._client = PROCESS.name_of(settings.client_id)
+        self._report = ClientReport(router.reports, self._readings)
         self.sender = Sender(
             router=router,
             settings=settings,
@@ -129,6 +122,7 @@ class ProducerCore:
             loop=loop,
             requests=self._requests,
             state=self._state,
+            on_first_record=self._report.begin,
         )
         self._buffer = self.sender.buffer
         self._transaction = self.sender.transaction
@@ -196,6 +190,30 @@ class ProducerCore:
         if self._renewal is not None:
             self._renewal.cancel()
         self.sender.close()
+        self._report.stop()
+
+    # --- metrics ------------------------------------------------------------------------------
+
+    def metrics(self) -> dict[str, float]:
+        """Every metric of ``METRICS``; may be called from any thread."""
+        return as_metrics(
+            self.sender.counters,
+            self.transactions,
+            batches_in_flight=self.sender.in_flight_count,
+            buffered_bytes=self._buffer.buffered_bytes,
+            buffer_limit_bytes=self._buffer.settings.buffer_memory,
+            interceptor_failures=self._buffer.interceptors.failure_count,
+        )
+
+    def _readings(self) -> Iterator[Reading]:
+        return readings(
+            self.sender.counters,
+            self.transactions,
+            client=self._client,
+            batches_in_flight=self.sender.in_flight_count,
+            buffered_bytes=self._buffer.buffered_bytes,
+            buffer_limit_bytes=self._buffer.settings.buffer_memory,
+        )
 
     # --- transactions -------------------------------------------------------------------------
 
@@ -386,8 +404,7 @@ class ProducerCore:
             await self.sender.deliver_all()
             state.raise_error()
             is_visible = await self._end(state, limit, is_commit=True)
-            self.transactions.committed += 1
-            self.transactions.commit_ms += 1_000 * (self._loop.time() - started_s)
+            self.transactions.commits.add(started_s, self._loop.time())
             self._buffer.interceptors.on_transaction_commit(state.transactional_id)
             return is_visible
 
@@ -492,8 +509,7 @@ class ProducerCore:
                 TransactionAbortableError("the transaction was aborted by abort_transaction()")
             )
             await self._end(state, limit, is_commit=False)
-            self.transactions.aborted += 1
-            self.transactions.abort_ms += 1_000 * (self._loop.time() - started_s)
+            self.transactions.aborts.add(started_s, self._loop.time())
             self._buffer.interceptors.on_transaction_abort(state.transactional_id)
 
     def check_complete(self) -> None:

@@ -32,6 +32,7 @@ from oncelog.actors.protocol.tickets import TICKET_LIFETIME_MAX_MS
 from oncelog.api.batching.accumulator import Accumulator, PendingBatch
 from oncelog.api.batching.delivery import BatchDelivery
 from oncelog.api.config import ProducerSettings
+from oncelog.api.producing.metrics import SendCounters
 from oncelog.api.session.retry import Backoff, BackoffPolicy
 from oncelog.api.session.routing import Router
 from oncelog.api.transacting.producer_transaction import ProducerIdentity
@@ -262,6 +263,7 @@ class PartitionSender:
             reply = await self._context.router.call_leader(
                 self._topic_partition, request, timeout_ms=settings.request_timeout_ms
             )
+            self._context.counters.record_reply(reply.error)
             if reply.is_ticket_old:
                 self._context.identities.renew_soon(self._identity)
             if reply.error is ErrorCode.INVALID_PRODUCER_EPOCH:
@@ -296,7 +298,9 @@ class PartitionSender:
         error = reply.error
         if error in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
             self._acknowledged_end = max(self._acknowledged_end, entry.end_position)
-            self._context.counters.records_acknowledged += entry.batch.rows.record_count
+            counters = self._context.counters
+            counters.records_acknowledged += entry.batch.rows.record_count
+            counters.acks.add(entry.batch.created_s, asyncio.get_running_loop().time())
             self._in_flight.remove(entry)
             self._unreported.append((entry, reply))
             self._unreported.sort(key=lambda appended: appended[0].place)
@@ -486,19 +490,6 @@ class PartitionSender:
 
 
 # --- what the partition senders of one producer share ---------------------------------------------
-
-
-@dataclass(slots=True)
-class SendCounters:
-    """Totals of one producer."""
-
-    records_acknowledged: int = 0
-    records_failed: int = 0
-    records_sent: int = 0
-    batches_sent: int = 0
-    batches_failed: int = 0
-    batches_retried: int = 0
-    bytes_sent: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

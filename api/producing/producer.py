@@ -20,7 +20,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from random import Random
 from types import TracebackType
@@ -456,9 +455,12 @@ class Producer(SyncSending):
         """
         return self._loop_thread.run(self._core.partitions_for(topic))
 
-    def metrics(self) -> ProducerMetrics:
-        """Return the producer's counters and current values; makes no call."""
-        return metrics_of(self._core)
+    def metrics(self) -> dict[str, float]:
+        """Return the producer's totals and current values, by name; makes no call.
+
+        Totals and times are since the producer was made. The page of this class lists the names.
+        """
+        return self._core.metrics()
 
     def close(self, timeout_ms: int | None = None) -> None:
         """Deliver what is buffered, or abort an open transaction, within ``timeout_ms``; then stop.
@@ -589,9 +591,9 @@ class AsyncProducer(AsyncSending):
         """See ``Producer.partitions_for``."""
         return await self._core.partitions_for(topic)
 
-    def metrics(self) -> ProducerMetrics:
+    def metrics(self) -> dict[str, float]:
         """See ``Producer.metrics``."""
-        return metrics_of(self._core)
+        return self._core.metrics()
 
     async def close(self, timeout_ms: int | None = None) -> None:
         """See ``Producer.close``."""
@@ -611,76 +613,6 @@ class AsyncProducer(AsyncSending):
         await self.close()
         if kind is None:
             self._core.raise_unreported()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerMetrics:
-    """Totals since the producer was made, and two current values.
-
-    Current are ``batches_in_flight`` and ``buffered_bytes``, the unacknowledged bytes, of at most
-    ``buffer_memory_bytes``. ``commit_ms`` and ``abort_ms`` sum the time from call to decision over
-    all transactions. ``bytes_sent`` counts encoded batches, without retries.
-    """
-
-    records_sent: int
-    records_acknowledged: int
-    records_failed: int
-    batches_sent: int
-    batches_retried: int
-    batches_failed: int
-    batches_in_flight: int
-    bytes_sent: int
-    batch_size_bytes: int
-    buffered_bytes: int
-    buffer_memory_bytes: int
-    transactions_begun: int
-    transactions_committed: int
-    transactions_aborted: int
-    commit_ms: float
-    abort_ms: float
-    interceptor_failures: int
-
-    @property
-    def records_per_batch(self) -> float:
-        """Mean number of records per batch; 0 before the first."""
-        return self.records_sent / self.batches_sent if self.batches_sent else 0.0
-
-    @property
-    def batch_fill(self) -> float:
-        """Mean size of a sent batch as a fraction of ``batch_size``; tables may exceed 1."""
-        if not self.batches_sent:
-            return 0.0
-        return self.bytes_sent / self.batches_sent / self.batch_size_bytes
-
-    @property
-    def buffer_use(self) -> float:
-        """The used fraction of ``buffer_memory``, 0 to 1."""
-        return self.buffered_bytes / self.buffer_memory_bytes
-
-
-def metrics_of(core: ProducerCore) -> ProducerMetrics:
-    """The metrics of one producer; may be called from any thread."""
-    sender, buffer, transactions = core.sender, core.sender.buffer, core.transactions
-    counters = sender.counters
-    return ProducerMetrics(
-        records_sent=counters.records_sent,
-        records_acknowledged=counters.records_acknowledged,
-        records_failed=counters.records_failed,
-        batches_sent=counters.batches_sent,
-        batches_retried=counters.batches_retried,
-        batches_failed=counters.batches_failed,
-        batches_in_flight=sender.in_flight_count,
-        bytes_sent=counters.bytes_sent,
-        batch_size_bytes=buffer.settings.batch_size,
-        buffered_bytes=buffer.buffered_bytes,
-        buffer_memory_bytes=buffer.settings.buffer_memory,
-        transactions_begun=transactions.begun,
-        transactions_committed=transactions.committed,
-        transactions_aborted=transactions.aborted,
-        commit_ms=transactions.commit_ms,
-        abort_ms=transactions.abort_ms,
-        interceptor_failures=buffer.interceptors.failure_count,
-    )
 
 
 # --- a send ---------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ from typing import Final
 from oncelog.actors.process.freed_memory import keep_freed_memory
 from oncelog.api.batching.accumulator import Accumulator, Wake
 from oncelog.api.config import ProducerSettings
+from oncelog.api.producing.metrics import SendCounters
 from oncelog.api.producing.partition_sender import (
     PartitionSender,
-    SendCounters,
     SenderContext,
     SenderTasks,
     UnreportedFailures,
@@ -39,7 +39,8 @@ ENROL_AFTER_S: Final = 0.001
 class Sender:
     """Sends the records of one producer, in the transaction of ``state``, if any.
 
-    ``loop`` is the event loop that runs its coroutines and calls the leaders.
+    ``loop`` is the event loop that runs its coroutines and calls the leaders; it calls
+    ``on_first_record`` once.
     """
 
     def __init__(
@@ -51,8 +52,11 @@ class Sender:
         loop: asyncio.AbstractEventLoop,
         requests: TransactionRequests,
         state: ProducerTransaction | None,
+        on_first_record: Callable[[], None] = lambda: None,
     ) -> None:
         keep_freed_memory()
+        self._on_first_record = on_first_record
+        self._has_records = False
         self._loop = loop
         self._linger_s = settings.linger_ms / 1_000
         self._tasks = SenderTasks(loop, self._crashed, self._cancelled)
@@ -164,6 +168,9 @@ class Sender:
     def _woken(self, wake: Wake) -> None:
         if self.buffer.is_closed:
             return
+        if not self._has_records:
+            self._has_records = True
+            self._on_first_record()
         if wake is Wake.LINGER and not self._linger_s:
             self._end_linger()
             return

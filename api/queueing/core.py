@@ -17,7 +17,7 @@ import contextlib
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final, NamedTuple
@@ -26,6 +26,7 @@ from msgspec import structs
 
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.clock import loop_ms
+from oncelog.actors.process.metrics import QUEUE_RECORDS
 from oncelog.actors.protocol.messages.partition import FetchRequest
 from oncelog.actors.protocol.messages.share import (
     JOIN_EPOCH,
@@ -48,6 +49,7 @@ from oncelog.api.producing.producer import AsyncProducer
 from oncelog.api.queueing.acquired import ReadRuns, read_runs
 from oncelog.api.queueing.held import HeldRun, HeldRuns, offsets_by_partition, runs_of
 from oncelog.api.records import QueueAcknowledgements, QueueBacklog, QueueRecord
+from oncelog.api.session.client_metrics import ClientReport, Reading
 from oncelog.api.session.committed_offsets import list_offsets
 from oncelog.api.session.retry import Backoff, BackoffPolicy, call_with_retries
 from oncelog.api.session.routing import Router
@@ -79,6 +81,13 @@ HEARTBEATS_PER_SESSION: Final = 4
 LEAVE_TIMEOUT_MS: Final = 4_000
 
 RETRY: Final = BackoffPolicy(initial_ms=20, max_ms=500)
+
+OUTCOMES: Final = ("taken", "redelivered", "accepted", "released", "rejected", "renewed")
+_OUTCOME_OF: Final = {
+    AcknowledgeType.ACCEPT: "accepted",
+    AcknowledgeType.RELEASE: "released",
+    AcknowledgeType.REJECT: "rejected",
+}
 
 _LOST: Final = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH})
 _NAMED_MAX: Final = 3
@@ -153,6 +162,9 @@ class QueueCore:
         self._failure: OncelogError | None = None
         self._tasks = OwnTasks(self._on_failure)
         self._taking = asyncio.Lock()
+        self._counts = dict.fromkeys(OUTCOMES, 0)
+        """Records by what was done with them, for Prometheus."""
+        self._report = ClientReport(router.reports, self._readings)
         self._is_closed = False
 
     @property
@@ -168,6 +180,10 @@ class QueueCore:
     def _on_failure(self, error: BaseException) -> None:
         self._failure = OncelogError(f"the queue cannot go on: {error!r}")
         self._drained.set()
+
+    def _readings(self) -> Iterator[Reading]:
+        for outcome, count in self._counts.items():
+            yield QUEUE_RECORDS, count, {"group": self.settings.group_id, "outcome": outcome}
 
     # --- take ---------------------------------------------------------------------------------
 
@@ -196,6 +212,9 @@ class QueueCore:
                     # Their caller gets none of them.
                     self._release(records)
                     raise
+                self._counts["taken"] += len(self._undelivered)
+                again = sum(one.delivery_count > 1 for one in self._undelivered)
+                self._counts["redelivered"] += again
                 if self._unread and not self._undelivered:
                     await asyncio.sleep(backoff.delay_ms(ErrorCode.NONE) / 1_000)
                 if loop_ms() >= deadline_ms:
@@ -276,6 +295,7 @@ class QueueCore:
         self._epoch = reply.member_epoch
         self._session_timeout_ms = reply.session_timeout_ms
         self._acquire_sequence = self._acknowledge_sequence = 0
+        self._report.begin()
         if self._heart is None:
             self._heart = self._tasks.spawn(self._beat())
             self._sender = self._tasks.spawn(self._send())
@@ -396,7 +416,9 @@ class QueueCore:
         self.check_open()
         given = (records,) if isinstance(records, QueueRecord) else _several(records)
         with self._lock:
-            self._append(self._give_up(given, kind))
+            runs = self._give_up(given, kind)
+            self._counts[_OUTCOME_OF[kind]] += _offsets(runs)
+            self._append(runs)
             if self._is_woken:
                 return
             self._is_woken = True
@@ -455,7 +477,9 @@ class QueueCore:
         given = (records,) if isinstance(records, QueueRecord) else _several(records)
         deadline_ms = loop_ms() + self.settings.record_lock_duration_ms
         with self._lock:
-            for run in self._give_up(given, AcknowledgeType.RELEASE):
+            runs = self._give_up(given, AcknowledgeType.RELEASE)
+            self._counts["renewed"] += _offsets(runs)
+            for run in runs:
                 held = self._held[run.topic_partition.topic, run.topic_partition.partition]
                 held.runs.hold([(run.first, run.last)], deadline_ms)
 
@@ -467,6 +491,7 @@ class QueueCore:
         given = (records,) if isinstance(records, QueueRecord) else _several(records)
         with self._lock:
             accepted = self._give_up(given, AcknowledgeType.ACCEPT)
+            self._counts["accepted"] += _offsets(accepted)
         return QueueAcknowledgements(
             group_id=self.settings.group_id,
             member_id=self._member_id,
@@ -476,18 +501,20 @@ class QueueCore:
 
     def unsent(self, given: QueueAcknowledgements) -> None:
         """A transaction could not accept these: what of it is still held is released."""
+        runs = [
+            Acknowledged(
+                part.topic_partition,
+                part.topic_id,
+                run.first_offset,
+                run.last_offset,
+                AcknowledgeType.RELEASE,
+            )
+            for part in given.acknowledgements
+            for run in part.runs
+        ]
         with self._lock:
-            self._waiting += [
-                Acknowledged(
-                    part.topic_partition,
-                    part.topic_id,
-                    run.first_offset,
-                    run.last_offset,
-                    AcknowledgeType.RELEASE,
-                )
-                for part in given.acknowledgements
-                for run in part.runs
-            ]
+            self._counts["released"] += _offsets(runs)
+            self._waiting += runs
             self._is_woken = True
         self._call_soon(self._sent.set)
 
@@ -630,6 +657,7 @@ class QueueCore:
             for record in records:
                 with contextlib.suppress(InvalidRecordStateError):
                     self._append(self._give_up((record,), AcknowledgeType.RELEASE))
+                    self._counts["released"] += 1
         self._wake()
 
     def _release_overdue(self) -> None:
@@ -661,6 +689,7 @@ class QueueCore:
                             AcknowledgeType.RELEASE,
                         )
                     )
+            self._counts["released"] += count
         if count:
             _log.warning(
                 "%d records were held for longer than record_lock_duration_ms=%d, and are released",
@@ -767,6 +796,7 @@ class QueueCore:
         self._is_closed = True
         epoch, self._epoch = self._epoch, JOIN_EPOCH
         self._tasks.cancel()
+        self._report.stop()
         await self._end_burier()
         with self._lock:
             self._held.clear()
@@ -813,6 +843,10 @@ def _burial(record: QueueRecord) -> tuple[tuple[str, bytes], ...]:
         ("oncelog.offset", str(record.offset).encode()),
         ("oncelog.delivery_count", str(record.delivery_count - 1).encode()),
     )
+
+
+def _offsets(runs: Iterable[Acknowledged]) -> int:
+    return sum(run.last - run.first + 1 for run in runs)
 
 
 def _count(runs: Iterable[AcquiredRun]) -> int:

@@ -42,6 +42,7 @@ from oncelog.actors.protocol.messages.cluster import (
     TopicMetadata,
 )
 from oncelog.actors.protocol.messages.partition import FetchReply, FetchRequest
+from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.api.session.event_loop import LoopThread
 from oncelog.api.session.login import NOBODY, Login
 from oncelog.api.session.rights import ADVICE
@@ -86,17 +87,21 @@ _STALE_ROUTE: Final = frozenset(
 
 
 class Router:
-    """One client's metadata cache and calls. Belongs to one event loop; bounded by topics."""
+    """One client's metadata cache and calls. Belongs to one event loop; bounded by topics.
+
+    ``reports`` is where clients that use it report what they count.
+    """
 
     def __init__(
-        self, transport: Transport, clock: Clock, metrics: MetricSink = NO_METRICS
+        self, transport: Transport, clock: Clock, reports: CallReports = NO_REPORTS
     ) -> None:
         self.transport = transport
         self.clock = clock
+        self.reports = reports
         self._view = ClusterView(self._ask_controller, asyncio.create_task)
         self.known_topics: Final = self._view.known
         """Cached topic metadata; may be read from any thread."""
-        self.outages = Outages(metrics=metrics)
+        self.outages = Outages(metrics=reports.metrics)
 
     # --- metadata -----------------------------------------------------------------------------
 

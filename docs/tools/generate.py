@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +22,7 @@ from oncelog.api.cli.main import build_parser
 from oncelog.api.cli.metrics import kind_text
 from oncelog.api.consuming.metrics import METRICS as CONSUMER_METRICS
 from oncelog.api.monitoring import ALERTS
+from oncelog.api.producing.metrics import METRICS as PRODUCER_METRICS
 from oncelog.storage import exceptions
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import OncelogError
@@ -132,8 +133,16 @@ def metrics() -> str:
 
 def consumer_metrics() -> str:
     """Every name in ``Consumer.metrics()``."""
-    rows = [(f"`{name}`", meaning) for name, meaning in CONSUMER_METRICS.items()]
-    return table(("name", "meaning"), rows)
+    return _meanings(CONSUMER_METRICS)
+
+
+def producer_metrics() -> str:
+    """Every name in ``Producer.metrics()``."""
+    return _meanings(PRODUCER_METRICS)
+
+
+def _meanings(names: Mapping[str, str]) -> str:
+    return table(("name", "meaning"), [(f"`{name}`", text) for name, text in names.items()])
 
 
 # --- errors -----------------------------------------------------------------------------------
@@ -161,6 +170,7 @@ def errors() -> str:
 
 TABLES: Final[dict[str, Callable[[], str]]] = {
     "consumer": consumer_metrics,
+    "producer": producer_metrics,
     "commands": commands,
     "metrics": metrics,
     "errors": errors,

@@ -22,7 +22,7 @@ def generate(root):
     return module
 
 
-@pytest.mark.parametrize("name", ["commands", "consumer", "errors", "metrics"])
+@pytest.mark.parametrize("name", ["commands", "consumer", "errors", "metrics", "producer"])
 def test_the_table_of_a_page_is_that_of_the_code(generate, root, name):
     page = (root / f"docs/reference/{name}.md").read_text(encoding="utf-8")
     assert f"<!-- generated: {name} -->" in page

@@ -9,6 +9,7 @@ import pyarrow as pa
 from deadlines import DEADLINE_S
 
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
+from oncelog.actors.rpc.call_meter import NO_REPORTS
 from oncelog.api.consuming.consumer import as_committed
 from oncelog.api.consuming.record_table import RECORD_SCHEMA
 from oncelog.api.processing.loop import Clients, ProcessLoop
@@ -48,6 +49,7 @@ class ProcessWorld:
         self.connects = 0
         self.before_poll = lambda: None
         self.reset = lambda: 0
+        self.reports = NO_REPORTS
 
     def now_ms(self):
         return self.time_ms
@@ -76,7 +78,7 @@ class ProcessWorld:
             function=function,
             **settings,
         )
-        loop = ProcessLoop(config, self.connect, clock=self, stop=self.stop)
+        loop = ProcessLoop(config, self.connect, clock=self, stop=self.stop, reports=self.reports)
         thread = threading.Thread(target=loop.run, daemon=True)
         thread.start()
         thread.join(DEADLINE_S)

@@ -185,6 +185,12 @@ def test_the_guide_to_process_runs(flights: Any) -> None:
         flights.job("by-length").stop()
 
 
+def test_the_guide_to_observing_runs(flights: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    (counted,) = blocks("guides/observing.md")
+    run(counted, cluster=flights)
+    assert capsys.readouterr().out.startswith("1 records, ")
+
+
 def test_the_page_on_ray_data_runs(flights: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """On the cluster that runs, as its comment says; an example has written its squares before."""
     (squares,) = blocks("RAY_DATA.md")

@@ -168,7 +168,7 @@ def test_figures_are_on_the_endpoint_that_prometheus_reads(
 ) -> None:
     import ray
 
-    with cluster.producer(transactional_id="counted") as producer:
+    with cluster.producer(transactional_id="counted", client_id="loader") as producer:
         producer.init_transactions()
         producer.begin_transaction()
         producer.send(topic, value=b"counted", partition=0)
@@ -192,6 +192,12 @@ def test_figures_are_on_the_endpoint_that_prometheus_reads(
     at_zero |= {"offline_directory"}
     # Only a client that has waited for 5 s reports one, so only on a busy machine.
     at_zero |= {"client_outages"}
+    # Of clients: nothing is left out, nothing fails, and no consumer joins the group or buffers.
+    at_zero |= {"producer_retries", "producer_errors", "producer_batches_in_flight"}
+    at_zero |= {"producer_buffered_bytes", "consumer_buffered_bytes", "consumer_failed_fetches"}
+    at_zero |= {"consumer_rebalances", "consumer_commits"}
+    # And no job runs.
+    at_zero |= {"job_records", "job_transactions", "job_failures"}
     # Without TLS there is no certificate, and perhaps nobody was refused anything.
     at_zero |= {"certificate_expires_seconds", "refused_calls", "audit_lines_left_out"}
     # And nobody has limits.
@@ -207,6 +213,10 @@ def test_figures_are_on_the_endpoint_that_prometheus_reads(
         ("ray_oncelog_appended_records_total", ours, 'partition="0"', 'broker="1"'),
         ("ray_oncelog_consumer_lag", ours, 'group="counting"'),
         ("ray_oncelog_transaction_end_duration_ms_bucket_total", 'step="markers"', 'le="+Inf"'),
+        ("ray_oncelog_producer_records_total", 'client="loader"', 'outcome="acknowledged"'),
+        ("ray_oncelog_producer_transactions_total", 'client="loader"', 'outcome="committed"'),
+        ("ray_oncelog_consumer_records_total", 'client="oncelog"', 'group="counting"'),
+        ("ray_oncelog_queue_records_total", 'group="queueing"', 'outcome="taken"'),
         # Nobody but this program calls ``produce``.
         ("ray_oncelog_calls_total", produced, 'side="caller"'),
         ("ray_oncelog_calls_total", produced, 'side="callee"'),

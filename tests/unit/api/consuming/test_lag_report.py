@@ -21,9 +21,19 @@ class Gauges:
         self.told = []
 
     def set(self, metric, value, tags):
-        assert metric is CONSUMER_LAG
         assert tuple(tags) == metric.tags
-        self.told.append((tuple(tags.values()), value))
+        if metric is CONSUMER_LAG:
+            self.told.append((tuple(tags.values()), value))
+
+    def add(self, metric, amount, tags):
+        assert set(tags) == set(metric.tags)
+
+
+def reporting(cluster, metrics):
+    """A router whose clients report to ``metrics``."""
+    router = cluster.router()
+    router.reports = CallReports(metrics, INTERVAL_MS)
+    return router
 
 
 def test_what_was_deleted_is_no_lag(fake_cluster, run):
@@ -36,10 +46,9 @@ def test_what_was_deleted_is_no_lag(fake_cluster, run):
 
     async def scenario():
         consumer = AsyncConsumer(
-            fake_cluster.router(),
+            reporting(fake_cluster, gauges),
             ConsumerSettings.from_options({"group_id": "g", "auto_offset_reset": "earliest"}),
             fake_cluster.random,
-            CallReports(gauges, INTERVAL_MS),
         )
         await consumer.assign(TP)
         assert len(await consumer.poll(500)) == 3
@@ -66,10 +75,9 @@ def test_a_member_of_a_group_tells_its_lag_from_its_first_poll_to_its_end(
     async def scenario():
         options = {"group_id": group_id, "auto_offset_reset": "earliest"}
         consumer = AsyncConsumer(
-            fake_cluster.router(),
+            reporting(fake_cluster, gauges),
             ConsumerSettings.from_options(options),
             fake_cluster.random,
-            CallReports(gauges, INTERVAL_MS),
         )
         await consumer.assign(TP)
         await asyncio.sleep(2 * INTERVAL_MS / 1_000)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 from process_world import TP, VALUES, FakeProducer, ProcessWorld, consumers_of, sunk
 
+from oncelog.actors.rpc.call_meter import CallReports
 from oncelog.api.processing import loop as process_loop
 from oncelog.api.processing.messages import WorkerState
 from oncelog.storage.exceptions import (
@@ -39,6 +41,34 @@ def test_every_record_is_processed_once_and_its_offset_committed_with_the_output
     assert progress.commits == 3
     assert progress.state is WorkerState.STOPPED
     assert progress.processed == {TP: 5}
+
+
+def test_what_a_job_has_done_is_reported_with_its_group_as_the_tag():
+    added = Counter()
+
+    class Sink:
+        def add(self, metric, amount, tags):
+            assert (set(tags), tags["group"]) == (set(metric.tags), "g")
+            added[metric.name, tags.get("outcome")] += amount
+
+    def fails_once(batch):
+        if world.calls.count("abort") == 0:
+            raise ValueError
+        return batch.select(["key", "value"])
+
+    world = ProcessWorld(VALUES)
+    world.reports = CallReports(Sink(), 0)
+
+    progress = world.run(fails_once)
+
+    assert added == {
+        ("job_records", "in"): 5,
+        ("job_records", "out"): 5,
+        ("job_records", "left_out"): 0,
+        ("job_transactions", "committed"): progress.commits,
+        ("job_transactions", "aborted"): 1,
+        ("job_failures", None): 1,
+    }
 
 
 def test_polls_within_the_commit_interval_share_a_transaction():

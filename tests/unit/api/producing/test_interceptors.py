@@ -13,6 +13,7 @@ from oncelog.actors.protocol.messages.partition import ProduceRequest
 from oncelog.api.batching import interceptors
 from oncelog.api.batching.interceptors import ProducerInterceptor, ProducerRecord
 from oncelog.api.config import ProducerSettings
+from oncelog.api.producing.metrics import METRICS
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     InvalidRecordError,
@@ -178,7 +179,7 @@ def test_a_broken_interceptor_harms_nobody_and_is_reported_once(
     metrics = run(story())
     assert leader.committed_values() == [b"a!", b"a!"]
     assert [entry[0] for entry in recorder.seen].count("commit") == 2
-    assert metrics.interceptor_failures == 2 + 2 + 3 + 2 + 1
+    assert metrics["interceptor_failures"] == 2 + 2 + 3 + 2 + 1
     hooks = sorted(record.args[1] for record in caplog.records)  # type: ignore[index]
     assert hooks == [
         "on_acknowledgement",
@@ -204,8 +205,8 @@ def test_metrics_count_what_was_done(cluster: Any, run: Any) -> None:
             async with producer.transaction():
                 for _ in range(10):
                     await producer.send("t", b"." * 29)
-                assert producer.metrics().buffered_bytes == 500
-                assert producer.metrics().buffer_use == 500 / 33_554_432
+                assert producer.metrics()["buffered_bytes"] == 500
+                assert producer.metrics()["buffer_limit_bytes"] == 33_554_432
             await producer.begin_transaction()
             bad = await producer.send("t", b"bad")
             with pytest.raises(InvalidRecordError):
@@ -214,18 +215,38 @@ def test_metrics_count_what_was_done(cluster: Any, run: Any) -> None:
             return producer.metrics()
 
     metrics = run(story())
-    assert (metrics.records_sent, metrics.records_acknowledged, metrics.records_failed) == (
-        11,
-        10,
-        1,
-    )
-    assert (metrics.batches_sent, metrics.batches_retried, metrics.batches_failed) == (2, 1, 1)
-    assert (metrics.batches_in_flight, metrics.buffered_bytes) == (0, 0)
-    assert metrics.records_per_batch == 5.5
-    assert 0.2 < metrics.batch_fill < 0.3
-    assert (metrics.transactions_begun, metrics.transactions_committed) == (2, 1)
-    assert metrics.transactions_aborted == 1
-    assert metrics.commit_ms >= 80 > metrics.abort_ms > 0
+    assert {name: metrics[name] for name in METRICS if name.endswith("_total")} == {
+        "record_send_total": 11,
+        "record_acknowledged_total": 10,
+        "record_error_total": 1,
+        "byte_total": 2 * metrics["batch_size_avg"],
+        "batch_total": 2,
+        "failed_batch_total": 1,
+        "request_total": 3,
+        "failed_request_total": 2,
+        "retry_total": 1,
+        "txn_begin_total": 2,
+        "txn_commit_total": 1,
+        "txn_abort_total": 1,
+    }
+    assert (metrics["batches_in_flight"], metrics["buffered_bytes"]) == (0, 0)
+    assert metrics["records_per_batch_avg"] == 5.5
+    assert 200 < metrics["batch_size_avg"] < 300
+    # One batch was acknowledged, after a pause and a second call.
+    assert metrics["ack_latency_max"] == metrics["ack_latency_avg"] >= 80
+    assert metrics["txn_commit_latency_p50"] <= metrics["txn_commit_latency_max"]
+    assert metrics["txn_commit_latency_avg"] >= 80 > metrics["txn_abort_latency_avg"] > 0
+
+
+def test_a_new_producer_has_every_metric_of_the_table(cluster: Any, run: Any) -> None:
+    async def story() -> Any:
+        async with cluster.producer() as producer:
+            return producer.metrics()
+
+    metrics = run(story())
+    assert list(metrics) == list(METRICS)
+    limit = metrics.pop("buffer_limit_bytes")
+    assert (limit, set(metrics.values())) == (33_554_432, {0})
 
 
 def test_callbacks_of_a_partition_run_in_its_order(cluster: Any, run: Any) -> None:
