@@ -458,6 +458,7 @@ class Cluster(ProcessBound):
         producer_settings: ProducerOptions | None = None,
         consumer_settings: ConsumerOptions | QueueOptions | None = None,
         mode: ProcessMode = "partitions",
+        tracing: bool | None = None,
     ) -> ProcessJob:
         """Process ``source`` into ``sink`` with ``function``, exactly once, in Ray actors.
 
@@ -483,6 +484,9 @@ class Cluster(ProcessBound):
         ``ray_remote_args`` are what each worker needs and where it may run, as ``ray.remote`` takes
         it: ``num_cpus`` (0), ``num_gpus``, ``memory``, ``resources``, ``runtime_env`` and so on.
         The status says of a worker that no node takes what it waits for.
+
+        With ``tracing`` the workers make spans, and what they send carries their context; ``None``
+        is whether their process has set a tracer provider.
 
         ``UnknownTopicOrPartitionError`` if a topic is missing, ``InvalidSettingError`` for a value
         out of range, ``IllegalStateError`` if a job of this ``group_id`` runs.
@@ -515,6 +519,7 @@ class Cluster(ProcessBound):
                 producer_settings=producer_settings or {},
                 consumer_settings=consumer_settings or {},
                 mode=mode,
+                tracing=tracing,
             )
             for worker_index in range(workers)
         ]

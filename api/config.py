@@ -158,6 +158,11 @@ class ProducerSettings:
     retry_backoff_max_ms: Annotated[
         int, Meta(ge=1, le=INT32_MAX), "The longest wait before a retry."
     ] = 1_000
+    tracing: Annotated[
+        bool | None,
+        "Make spans, and carry their context in headers of records; needs `oncelog[traces]`. "
+        "`None`: if the program has set a tracer provider.",
+    ] = None
     interceptors: Annotated[
         Sequence[ProducerInterceptor],
         "Objects that see each record before it is sent, and its outcome.",
@@ -352,6 +357,11 @@ class ConsumerSettings:
     retry_backoff_max_ms: Annotated[
         int, Meta(ge=1, le=INT32_MAX), "The longest wait before a retry."
     ] = 1_000
+    tracing: Annotated[
+        bool | None,
+        "Make spans, and carry their context in headers of records; needs `oncelog[traces]`. "
+        "`None`: if the program has set a tracer provider.",
+    ] = None
     interceptors: Annotated[
         Sequence[ConsumerInterceptor],
         "Objects that see records before `poll` returns them, and offsets once they are committed.",
@@ -454,6 +464,11 @@ class QueueSettings:
         Meta(ge=1, le=INT32_MAX),
         "How long a call such as `flush` or `backlog` is retried.",
     ] = 60_000
+    tracing: Annotated[
+        bool | None,
+        "Make spans of what is taken; needs `oncelog[traces]`. `None`: if the program has set a "
+        "tracer provider.",
+    ] = None
 
     def __post_init__(self) -> None:
         """Check each setting; ``InvalidSettingError`` names the first error."""

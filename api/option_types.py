@@ -46,6 +46,7 @@ class ProducerOptions(TypedDict, total=False):
     compression_level: int | None
     retry_backoff_ms: int
     retry_backoff_max_ms: int
+    tracing: bool | None
     interceptors: Sequence[ProducerInterceptor]
 
 
@@ -82,6 +83,7 @@ class ConsumerOptions(TypedDict, total=False):
     default_api_timeout_ms: int
     retry_backoff_ms: int
     retry_backoff_max_ms: int
+    tracing: bool | None
     interceptors: Sequence[ConsumerInterceptor]
 
 
@@ -98,3 +100,4 @@ class QueueOptions(TypedDict, total=False):
     fetch_max_bytes: int
     request_timeout_ms: int
     default_api_timeout_ms: int
+    tracing: bool | None

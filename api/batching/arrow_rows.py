@@ -6,8 +6,10 @@ A table has the column ``value`` and optionally ``key``, ``timestamp``, ``header
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -282,6 +284,75 @@ def _row_bytes(columns: pa.RecordBatch) -> npt.NDArray[np.int64]:
         )
         np.add.at(sizes, parents, lengths)
     return sizes
+
+
+# --- headers ----------------------------------------------------------------------------------
+
+
+def with_headers(table: pa.Table, added: Sequence[tuple[str, bytes]]) -> pa.Table:
+    """``table`` (from ``as_table``) with these headers in each row, instead of those so named."""
+    count, row_count = len(added), table.num_rows
+    pairs = [{"key": name, "value": value} for name, value in added]
+    new = pa.array(pairs, _HEADERS_TYPE.value_type)
+    place = table.schema.get_field_index("headers")
+    is_new = place < 0 or pa.types.is_null(table.schema.field(place).type)
+    if is_new:
+        lengths: npt.NDArray[np.int64] = np.zeros(row_count, dtype=np.int64)
+        former = new.slice(0, 0)
+    else:
+        headers = _one_array(table["headers"]).cast(_HEADERS_TYPE)
+        parents = pc.list_parent_indices(headers).to_numpy(zero_copy_only=False)
+        former = headers.flatten()
+        names = pa.array([name for name, _ in added])
+        is_kept = pc.invert(pc.is_in(pc.struct_field(former, "key"), value_set=names))
+        former = former.filter(is_kept)
+        kept = parents[is_kept.to_numpy(zero_copy_only=False)]
+        lengths = np.bincount(kept, minlength=row_count).astype(np.int64)
+    ends = np.cumsum(lengths)
+    # After the last header of each row come the new ones, which follow all former ones in memory.
+    places = np.tile(len(former) + np.arange(count), row_count)
+    order = np.insert(np.arange(len(former)), np.repeat(ends, count), places)
+    offsets = np.concatenate([[0], np.cumsum(lengths + count)]).astype(np.int32)
+    column = pa.ListArray.from_arrays(
+        pa.array(offsets), pa.concat_arrays([former, new]).take(pa.array(order))
+    )
+    if place < 0:
+        return table.append_column("headers", column)
+    return table.set_column(place, "headers", column)
+
+
+def first_headers(
+    columns: Iterable[pa.Array], names: Iterable[str], count_max: int
+) -> Iterator[list[tuple[str, bytes | None]]]:
+    """The rows of headers columns that have a header of one of ``names``, without repetitions.
+
+    At most ``count_max``; of each row only those headers, in order.
+    """
+    seen: set[tuple[tuple[str, bytes | None], ...]] = set()
+    wanted = pa.array(sorted(names), pa.string())
+    for headers in columns:
+        flat = headers.flatten()
+        is_named = pc.is_in(pc.struct_field(flat, "key").cast(pa.string()), value_set=wanted)
+        named = pa.table(
+            {
+                "row": pc.list_parent_indices(headers).filter(is_named),
+                "header": flat.filter(is_named),
+            }
+        )
+        for _, group in itertools.groupby(
+            zip(_values(named["row"]), _values(named["header"]), strict=True), itemgetter(0)
+        ):
+            row = [(header["key"], header["value"]) for _, header in group]
+            if tuple(row) not in seen:
+                seen.add(tuple(row))
+                yield row
+                if len(seen) >= count_max:
+                    return
+
+
+def _values(column: pa.ChunkedArray) -> Iterator[Any]:
+    """Its values, made one by one: who iterates may stop early."""
+    return (value.as_py() for value in column)
 
 
 # --- partitions -------------------------------------------------------------------------------

@@ -67,6 +67,7 @@ class BatchDelivery:
         "_parts",
         "_refused",
         "_whole",
+        "contexts",
         "has_waiter",
         "is_done",
         "record_count",
@@ -79,6 +80,8 @@ class BatchDelivery:
         self.is_done = False
         self.has_waiter = False
         """Whether the outcome of one of its records was read or awaited."""
+        self.contexts: dict[Any, None] | None = None
+        """The trace contexts that its records carry, in order; ``None`` without traces."""
         self._whole: BatchDelivery | TableDelivery | None = None
         self._lock = threading.Lock()
         self._event: threading.Event | None = None
@@ -99,6 +102,14 @@ class BatchDelivery:
     def belong_to(self, whole: BatchDelivery | TableDelivery) -> None:
         """Make this batch part of ``whole``, whose outcome includes it."""
         self._whole = whole
+
+    def carries(self, context: object, count_max: int) -> None:
+        """Note the trace context of a record, up to ``count_max`` different ones."""
+        with self._lock:
+            if self.contexts is None:
+                self.contexts = {}
+            if len(self.contexts) < count_max:
+                self.contexts[context] = None
 
     @property
     def error(self) -> OncelogError | None:
@@ -142,6 +153,7 @@ class BatchDelivery:
         self._parts = tuple(BatchDelivery(self.topic_partition, count) for count in counts)
         for part in self._parts:
             part.belong_to(self)
+            part.contexts = self.contexts
             part.add_done_callback(self._part_done)
         return self._parts
 
@@ -314,6 +326,10 @@ class RecordFuture(Future[RecordMetadata]):
 
         self._delivery.has_waiter = True
         self._delivery.add_done_callback(on_done)
+
+    def carries(self, context: object, count_max: int) -> None:
+        """See ``BatchDelivery.carries``."""
+        self._delivery.carries(context, count_max)
 
     def awaitable(self) -> asyncio.Future[RecordMetadata]:
         """The same as an asyncio future; the running loop must be the producer's."""

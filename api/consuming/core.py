@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from random import Random
+from time import time_ns
 from typing import Final, TypeVar
 
 from oncelog.actors.process.background import OwnTasks
@@ -57,6 +58,7 @@ from oncelog.api.session.committed_offsets import (
 )
 from oncelog.api.session.event_loop import call_in_place, current_user
 from oncelog.api.session.routing import Router
+from oncelog.api.session.tracing import tracing_for
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     ClientClosedError,
@@ -147,6 +149,7 @@ class ConsumerCore:
         )
         self._report = ClientReport(router.reports, self._readings)
         self._client = PROCESS.name_of(settings.client_id)
+        self._tracing = tracing_for(settings.tracing, settings.client_id)
         self._membership: GroupMembership | None = None
         self._tasks = OwnTasks(self._on_failure)
         self.commits = Commits(
@@ -332,13 +335,24 @@ class ConsumerCore:
                 raise IllegalStateError(
                     "nothing to poll", advice="call subscribe() or assign() first"
                 )
-            return await self._poll(take, timeout_ms)
+            return await self._traced_poll(take, timeout_ms)
         membership.is_polled = True
         try:
-            return await self._poll(take, timeout_ms)
+            return await self._traced_poll(take, timeout_ms)
         finally:
             membership.is_polled = False
             membership.record_poll()
+
+    async def _traced_poll(
+        self, take: Callable[[Fetcher], TakenT | None], timeout_ms: float
+    ) -> TakenT | None:
+        if self._tracing is None:
+            return await self._poll(take, timeout_ms)
+        began_ns = time_ns()
+        taken = await self._poll(take, timeout_ms)
+        if taken:
+            self._tracing.polled(taken, began_ns, self.settings.group_id)
+        return taken
 
     async def _poll(
         self, take: Callable[[Fetcher], TakenT | None], timeout_ms: float

@@ -149,12 +149,15 @@ class _UnsendableOutput(Exception):
 
 def worker_settings(config: ProcessConfig) -> tuple[ProducerSettings, ConsumerSettings]:
     """The settings of a worker's clients; ``InvalidSettingError`` for a bad override."""
-    producer = {"linger_ms": 5, "client_id": config.group_id} | dict(config.producer_settings)
+    producer = {"linger_ms": 5, "client_id": config.group_id, "tracing": config.tracing} | dict(
+        config.producer_settings
+    )
     # Members learn of a rebalance by heartbeat, so their interval is how long one takes.
     consumer = {
         "auto_offset_reset": "earliest",
         "heartbeat_interval_ms": 500,
         "isolation_level": "read_committed",
+        "tracing": config.tracing,
     } | dict(config.consumer_settings)
     return (
         ProducerSettings.from_options(producer | {"transactional_id": config.identity}),
@@ -330,6 +333,15 @@ class ProcessLoop(WorkerLoop):
             deadly = LeftOut(
                 record_of(batch), WorkerDeathError(reason), self._config.max_worker_deaths
             )
+        with self._span.active(batch):
+            self._apply(clients, batch, group, deadly)
+        assert self._transaction is not None
+        self._transaction.offsets.update(offsets)
+
+    def _apply(
+        self, clients: Clients, batch: Any, group: ConsumerGroupMetadata, deadly: LeftOut | None
+    ) -> None:
+        """Apply the function in the open transaction, or a new one, unless a record is deadly."""
         if self._transaction is None:
             clients.producer.begin_transaction()
             self._transaction = _Transaction(group=group, started_ms=self._clock.now_ms())
@@ -346,7 +358,6 @@ class ProcessLoop(WorkerLoop):
             _log.warning("worker %s: left out %s", self._config.identity, one)
             if self._config.dead_letter_topic is not None:
                 one.send(clients.producer, self._config.dead_letter_topic, self._config)
-        transaction.offsets.update(offsets)
         transaction.records_in += len(batch)
         transaction.records_out += sum(output.record_count for output in outputs)
 
@@ -420,8 +431,10 @@ class ProcessLoop(WorkerLoop):
     def _end_transaction(self, clients: Clients, offsets: Offsets) -> None:
         """Commit the open transaction with these offsets."""
         assert self._transaction is not None
-        clients.producer.send_offsets_to_transaction(offsets, self._transaction.group)
-        self._until_known(clients.producer.commit_transaction)
+        with self._span.active():
+            clients.producer.send_offsets_to_transaction(offsets, self._transaction.group)
+            self._until_known(clients.producer.commit_transaction)
+        self._span.end("commit")
         self._transaction = None
         self.progress.reason = ""
 
@@ -431,7 +444,9 @@ class ProcessLoop(WorkerLoop):
             return
         self.progress.aborts += 1
         self._is_repeating = True
-        self._until_known(clients.producer.abort_transaction)
+        with self._span.active():
+            self._until_known(clients.producer.abort_transaction)
+        self._span.end("abort")
         self._transaction = None
 
     def _finish(self) -> None:
@@ -562,6 +577,7 @@ class ProcessLoop(WorkerLoop):
     def _close_clients(self) -> None:
         """Close the clients. The static member stays in the group for its successor."""
         clients, self._clients = self._clients, None
+        self._span.end("abort")
         self._transaction = None
         self._first_offsets = {}
         if clients is None:

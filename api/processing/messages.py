@@ -162,6 +162,12 @@ class ProcessConfig:
         "worker needs `num_cpus=0`.",
     ] = field(default_factory=dict)
 
+    tracing: Annotated[
+        bool | None,
+        "Make spans of transactions, and carry their context in headers of the output; needs "
+        "`oncelog[traces]`. `None`: if a worker's process has set a tracer provider.",
+    ] = None
+
     def __post_init__(self) -> None:
         """Reject values out of range; ``InvalidSettingError`` names the first one."""
         check(self)

@@ -66,8 +66,13 @@ class ConnectQueue(Protocol):
 
 def queue_worker_settings(config: ProcessConfig) -> tuple[ProducerSettings, QueueSettings]:
     """The settings of a worker's clients; ``InvalidSettingError`` for a bad override."""
-    producer = {"linger_ms": 5, "client_id": config.group_id} | dict(config.producer_settings)
-    queue = {"record_lock_duration_ms": config.function_timeout_ms} | dict(config.consumer_settings)
+    producer = {"linger_ms": 5, "client_id": config.group_id, "tracing": config.tracing} | dict(
+        config.producer_settings
+    )
+    queue = {
+        "record_lock_duration_ms": config.function_timeout_ms,
+        "tracing": config.tracing,
+    } | dict(config.consumer_settings)
     return (
         ProducerSettings.from_options(producer | {"transactional_id": config.identity}),
         QueueSettings.from_options(queue | {"group_id": config.group_id}),
@@ -112,13 +117,23 @@ class QueueLoop(WorkerLoop):
             self._alone = 0
             return
         self._alone = max(self._alone - len(records), 0)
+        outcome = "abort"
+        try:
+            with self._span.active(records):
+                if self._handle(clients, records):
+                    outcome = "commit"
+        finally:
+            self._span.end(outcome)
+
+    def _handle(self, clients: QueueClients, records: Sequence[QueueRecord]) -> bool:
+        """Apply the function and write what it returns; whether that is committed."""
         try:
             output = self._apply(records)
         except FunctionFailure as failure:
             clients.queue.release(records)
             self._record_failure(records, failure.__cause__)
-            return
-        self._write(clients, records, output)
+            return False
+        return self._write(clients, records, output)
 
     def _apply(self, records: Sequence[QueueRecord]) -> Output:
         is_table = self._config.batch_format == "arrow"
@@ -128,8 +143,8 @@ class QueueLoop(WorkerLoop):
             # Whatever a user's function raises, even SystemExit: this thread would end unseen.
             raise FunctionFailure from error
 
-    def _write(self, clients: QueueClients, records: Sequence[QueueRecord], output: Output) -> None:
-        """The output and the acknowledgement of its input, in one transaction."""
+    def _write(self, clients: QueueClients, records: Sequence[QueueRecord], output: Output) -> bool:
+        """The output and the acknowledgement of its input, in one transaction; if committed."""
         producer, is_held = clients.producer, True
         producer.begin_transaction()
         try:
@@ -150,13 +165,14 @@ class QueueLoop(WorkerLoop):
                 self._stop.wait(RECOVERY_WAIT_S)
             else:
                 self._record_failure(records, error)
-            return
+            return False
         self._failed.clear()
         progress = self.progress
         progress.reason = ""
         progress.commits += 1
         progress.records_in += len(records)
         progress.records_out += output.record_count
+        return True
 
     # --- failures -----------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.api.processing.function import Function
 from oncelog.api.processing.messages import ProcessConfig, WorkerState
 from oncelog.api.session.client_metrics import ClientReport, Reading
+from oncelog.api.session.tracing import ProcessSpan, tracing_for
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import ClientClosedError, OncelogError
 from oncelog.storage.model import TopicPartition
@@ -64,6 +65,8 @@ class WorkerLoop(ABC):
     ) -> None:
         self.progress = LoopProgress()
         self._report = ClientReport(reports, self._readings)
+        self._span = ProcessSpan(tracing_for(config.tracing, config.group_id), config.group_id)
+        """The span of the open transaction."""
         self._config = config
         self._function = Function(config)
         self._stop = stop

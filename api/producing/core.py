@@ -30,6 +30,7 @@ from oncelog.api.producing.sender import Sender
 from oncelog.api.records import QueueAcknowledgements
 from oncelog.api.session.client_metrics import PROCESS, ClientReport, Reading
 from oncelog.api.session.routing import Router
+from oncelog.api.session.tracing import tracing_for
 from oncelog.api.transacting.enrolment import END_WITHIN_MS, ProducerEnrolments
 from oncelog.api.transacting.producer_transaction import (
     PreparedTxnState,
@@ -113,6 +114,7 @@ class ProducerCore:
         self._holder_id = ""
         self._is_single = False
         self.transactions = TransactionCounters()
+        self.tracing = tracing_for(settings.tracing, settings.client_id)
         self._client = PROCESS.name_of(settings.client_id)
         self._report = ClientReport(router.reports, self._readings)
         self.sender = Sender(
@@ -123,6 +125,7 @@ class ProducerCore:
             requests=self._requests,
             state=self._state,
             on_first_record=self._report.begin,
+            tracing=self.tracing,
         )
         self._buffer = self.sender.buffer
         self._transaction = self.sender.transaction
@@ -191,6 +194,8 @@ class ProducerCore:
             self._renewal.cancel()
         self.sender.close()
         self._report.stop()
+        if self.tracing is not None:
+            self.tracing.end_transaction("unfinished")
 
     # --- metrics ------------------------------------------------------------------------------
 
@@ -326,6 +331,8 @@ class ProducerCore:
         state = self._transactional()
         state.begin()
         self.transactions.begun += 1
+        if self.tracing is not None:
+            self.tracing.begin_transaction(state.transactional_id)
         self._buffer.interceptors.on_transaction_begin(state.transactional_id)
 
     async def send_offsets(
@@ -400,10 +407,11 @@ class ProducerCore:
     ) -> bool:
         started_s = self._loop.time()
         async with self._operation:
-            state.begin_commit(token, despite_refused=despite_refused_sends)
-            await self.sender.deliver_all()
-            state.raise_error()
-            is_visible = await self._end(state, limit, is_commit=True)
+            with self._traced("commit"):
+                state.begin_commit(token, despite_refused=despite_refused_sends)
+                await self.sender.deliver_all()
+                state.raise_error()
+                is_visible = await self._end(state, limit, is_commit=True)
             self.transactions.commits.add(started_s, self._loop.time())
             self._buffer.interceptors.on_transaction_commit(state.transactional_id)
             return is_visible
@@ -504,11 +512,12 @@ class ProducerCore:
     async def _abort(self, state: ProducerTransaction, limit: CallLimit) -> None:
         started_s = self._loop.time()
         async with self._operation:
-            state.begin_abort()
-            self.sender.stop(
-                TransactionAbortableError("the transaction was aborted by abort_transaction()")
-            )
-            await self._end(state, limit, is_commit=False)
+            with self._traced("abort"):
+                state.begin_abort()
+                self.sender.stop(
+                    TransactionAbortableError("the transaction was aborted by abort_transaction()")
+                )
+                await self._end(state, limit, is_commit=False)
             self.transactions.aborts.add(started_s, self._loop.time())
             self._buffer.interceptors.on_transaction_abort(state.transactional_id)
 
@@ -516,6 +525,9 @@ class ProducerCore:
         """Raise if a send or offsets of the open transaction were rejected."""
         if self._state is not None:
             self._state.check_complete()
+
+    def _traced(self, step: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.tracing is None else self.tracing.step(step)
 
     # --- ending -------------------------------------------------------------------------------
 

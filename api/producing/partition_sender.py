@@ -35,6 +35,7 @@ from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.metrics import SendCounters
 from oncelog.api.session.retry import Backoff, BackoffPolicy
 from oncelog.api.session.routing import Router
+from oncelog.api.session.tracing import Tracing
 from oncelog.api.transacting.producer_transaction import ProducerIdentity
 from oncelog.api.transacting.requests import UNKNOWN_TOPIC_WAIT_MS, Fencing, PlainIdentities
 from oncelog.storage.errors import ErrorCode
@@ -298,9 +299,7 @@ class PartitionSender:
         error = reply.error
         if error in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
             self._acknowledged_end = max(self._acknowledged_end, entry.end_position)
-            counters = self._context.counters
-            counters.records_acknowledged += entry.batch.rows.record_count
-            counters.acks.add(entry.batch.created_s, asyncio.get_running_loop().time())
+            self._context.acknowledged(entry.batch)
             self._in_flight.remove(entry)
             self._unreported.append((entry, reply))
             self._unreported.sort(key=lambda appended: appended[0].place)
@@ -509,12 +508,25 @@ class SenderContext:
     """Finds out why a leader rejects the epoch of a transaction."""
     on_batch_failed: Callable[[OncelogError], None]
     """Called when a batch has failed: spoil the transaction, if there is one."""
+    now_s: Callable[[], float]
+    """The time of the event loop."""
+    tracing: Tracing | None
     counters: SendCounters = field(default_factory=SendCounters)
+
+    def acknowledged(self, batch: PendingBatch) -> None:
+        """A batch is in the log; its futures are told once those before it are, too."""
+        now_s = self.now_s()
+        self.counters.records_acknowledged += batch.rows.record_count
+        self.counters.acks.add(batch.created_s, now_s)
+        if self.tracing is not None:
+            self.tracing.batch_ended(batch, now_s)
 
     def fail(self, batch: PendingBatch, error: OncelogError, refused: tuple[int, ...] = ()) -> None:
         """Fail a batch. If the leader named records, the others' error names those."""
         self.counters.batches_failed += 1
         self.counters.records_failed += batch.rows.record_count
+        if self.tracing is not None:
+            self.tracing.batch_ended(batch, self.now_s(), error)
         neighbours = None
         if refused:
             neighbours = InvalidRecordError(

@@ -53,6 +53,7 @@ from oncelog.api.producing.sender import Sender
 from oncelog.api.records import QueueAcknowledgements
 from oncelog.api.session.event_loop import LoopThread, ProcessBound, close_if_forgotten
 from oncelog.api.session.routing import Router
+from oncelog.api.session.tracing import LINKS_MAX, SendContext, Tracing
 from oncelog.api.transacting.producer_transaction import PreparedTxnState
 from oncelog.api.transacting.requests import AcknowledgingQueue, GroupMetadata
 from oncelog.storage.exceptions import (
@@ -73,6 +74,7 @@ class SyncSending(ProcessBound):
 
     def __init__(self, sender: Sender, loop_thread: LoopThread) -> None:
         self._buffer = buffer = sender.buffer
+        self._tracing = sender.tracing
         self._loop_thread = loop_thread
         loop_thread.call_when_forbidden(buffer.forbid)
         loop_thread.call_when_closed(sender.close)
@@ -81,6 +83,8 @@ class SyncSending(ProcessBound):
             # not refer to this object, which could then never be garbage-collected.
             slow = partial(_send, buffer, loop_thread)
             self.send = buffer.open_batches.sender(slow)  # type: ignore[method-assign]
+            if sender.tracing is not None:
+                self.send = sender.tracing.sending(self.send)  # type: ignore[method-assign]
 
     def send(
         self,
@@ -118,9 +122,12 @@ class SyncSending(ProcessBound):
         """
         # One thing: every argument, to one road or the other.
         buffer, chain = self._buffer, self._buffer.interceptors
+        context = None if self._tracing is None else self._tracing.sending_context()
+        if context is not None:
+            headers = context.added_to(headers)
         if not chain:
             value, key = buffer.serializers.apply(topic, value, key, headers)
-            return _send(
+            future = _send(
                 buffer,
                 self._loop_thread,
                 topic,
@@ -131,6 +138,9 @@ class SyncSending(ProcessBound):
                 partition,
                 on_delivery,
             )
+            if context is not None:
+                future.carries(context, LINKS_MAX)
+            return future
         try:
             sent = _intercepted(chain, topic, value, key, headers, timestamp_ms, partition)
             with _refusals_reported(chain):
@@ -149,6 +159,8 @@ class SyncSending(ProcessBound):
                     on_delivery,
                 )
             chain.watch(future)
+            if context is not None:
+                future.carries(context, LINKS_MAX)
         except SerializationError:
             raise  # Nothing was accepted, and the transaction lacks nothing that it had.
         except BaseException as error:
@@ -172,6 +184,7 @@ class SyncSending(ProcessBound):
         try:
             checked_topic(topic)
             table = as_table(table)
+            table, context = _traced(self._tracing, table)
             partition = highest_partition(table)
             if not self._buffer.has_room(topic, partition):
                 self._loop_thread.run(self._buffer.make_room(topic, partition))
@@ -179,7 +192,9 @@ class SyncSending(ProcessBound):
             for batch in _batches(self._buffer, topic, table):
                 while not self._buffer.has_room(topic):
                     self._loop_thread.run(self._buffer.make_room(topic))
-                self._buffer.append_batch(batch, delivery)
+                appended = self._buffer.append_batch(batch, delivery)
+                if context is not None:
+                    appended.carries(context, LINKS_MAX)
             delivery.seal()
             return delivery.future
         except BaseException as error:
@@ -194,6 +209,7 @@ class AsyncSending(ProcessBound):
 
     def __init__(self, sender: Sender) -> None:
         self._buffer = sender.buffer
+        self._tracing = sender.tracing
         self._add = sender.buffer.open_batches.add
 
     async def send(
@@ -209,6 +225,9 @@ class AsyncSending(ProcessBound):
     ) -> asyncio.Future[RecordMetadata]:
         """``Producer.send``: await it to buffer the record, and its result for the offset."""
         buffer, chain = self._buffer, self._buffer.interceptors
+        context = None if self._tracing is None else self._tracing.sending_context()
+        if context is not None:
+            headers = context.added_to(headers)
         is_plain = not (chain or buffer.serializers) and on_delivery is None
         if is_plain and (future := self._add(topic, value, key, headers, timestamp_ms, partition)):
             return future.awaitable()
@@ -229,6 +248,8 @@ class AsyncSending(ProcessBound):
                     await buffer.make_room(topic, partition)
             if chain:
                 chain.watch(future)
+            if context is not None:
+                future.carries(context, LINKS_MAX)
             if on_delivery is not None:
                 future.tell(on_delivery, asyncio.get_running_loop())
         except SerializationError:
@@ -243,6 +264,7 @@ class AsyncSending(ProcessBound):
         try:
             checked_topic(topic)
             table = as_table(table)
+            table, context = _traced(self._tracing, table)
             partition = highest_partition(table)
             if not self._buffer.has_room(topic, partition):
                 await self._buffer.make_room(topic, partition)
@@ -250,7 +272,9 @@ class AsyncSending(ProcessBound):
             for batch in _batches(self._buffer, topic, table):
                 while not self._buffer.has_room(topic):
                     await self._buffer.make_room(topic)
-                self._buffer.append_batch(batch, delivery)
+                appended = self._buffer.append_batch(batch, delivery)
+                if context is not None:
+                    appended.carries(context, LINKS_MAX)
             delivery.seal()
             return delivery.awaitable(asyncio.get_running_loop())
         except BaseException as error:
@@ -644,6 +668,10 @@ def _send(
     except BaseException as error:
         buffer.record_refused(error)
         raise
+
+
+def _traced(tracing: Tracing | None, table: pa.Table) -> tuple[pa.Table, SendContext | None]:
+    return (table, None) if tracing is None else tracing.table(table)
 
 
 def _batches(buffer: RecordBuffer, topic: str, table: pa.Table) -> Iterator[ColumnBatch]:

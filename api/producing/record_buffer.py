@@ -14,7 +14,7 @@ from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.protocol.messages.cluster import TopicMetadata
 from oncelog.api.batching.accumulator import Accumulator, Headers, Wake, record_size_bytes
 from oncelog.api.batching.arrow_rows import ColumnBatch
-from oncelog.api.batching.delivery import RecordFuture, TableDelivery
+from oncelog.api.batching.delivery import BatchDelivery, RecordFuture, TableDelivery
 from oncelog.api.batching.interceptors import InterceptorChain
 from oncelog.api.batching.open_batches import OpenBatches
 from oncelog.api.batching.partitioner import Partitioner
@@ -130,7 +130,7 @@ class RecordBuffer:
             self._loop.call_soon_threadsafe(self._on_wake, wake)
         return future
 
-    def append_batch(self, batch: ColumnBatch, table: TableDelivery) -> None:
+    def append_batch(self, batch: ColumnBatch, table: TableDelivery) -> BatchDelivery:
         """Accept one batch of a table; without ``has_room``, await ``make_room`` first."""
         delivery, wake = self.accumulator.append_rows(
             batch.topic_partition, batch.rows, batch.size_bytes
@@ -138,6 +138,7 @@ class RecordBuffer:
         table.add(delivery)
         if wake is not Wake.NOTHING:
             self._loop.call_soon_threadsafe(self._on_wake, wake)
+        return delivery
 
     def record_refused(self, error: BaseException) -> None:
         """Note that ``send`` raised ``error``: an open transaction lacks a record."""

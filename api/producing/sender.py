@@ -24,6 +24,7 @@ from oncelog.api.producing.partition_sender import (
 from oncelog.api.producing.record_buffer import RecordBuffer
 from oncelog.api.session.event_loop import cancelled_by_program
 from oncelog.api.session.routing import Router
+from oncelog.api.session.tracing import Tracing
 from oncelog.api.transacting.producer_transaction import ProducerTransaction
 from oncelog.api.transacting.requests import TransactionRequests
 from oncelog.api.transacting.transaction_manager import TransactionManager
@@ -53,6 +54,7 @@ class Sender:
         requests: TransactionRequests,
         state: ProducerTransaction | None,
         on_first_record: Callable[[], None] = lambda: None,
+        tracing: Tracing | None = None,
     ) -> None:
         keep_freed_memory()
         self._on_first_record = on_first_record
@@ -83,6 +85,7 @@ class Sender:
             on_failed=self.stop,
         )
         self._accumulator = self.buffer.accumulator
+        self.tracing = tracing
         self._context = SenderContext(
             router=router,
             settings=settings,
@@ -94,6 +97,8 @@ class Sender:
             identities=self.transaction.identities,
             fencing=self.transaction.fencing,
             on_batch_failed=self.transaction.batch_failed,
+            now_s=loop.time,
+            tracing=tracing,
         )
         self._deadline = DeliveryDeadline(loop, settings, self._accumulator, self._expire)
 

@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from random import Random
+from time import time_ns
 from typing import Final, NamedTuple
 
 from msgspec import structs
@@ -53,6 +54,7 @@ from oncelog.api.session.client_metrics import ClientReport, Reading
 from oncelog.api.session.committed_offsets import list_offsets
 from oncelog.api.session.retry import Backoff, BackoffPolicy, call_with_retries
 from oncelog.api.session.routing import Router
+from oncelog.api.session.tracing import tracing_for
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     ClientClosedError,
@@ -165,6 +167,7 @@ class QueueCore:
         self._counts = dict.fromkeys(OUTCOMES, 0)
         """Records by what was done with them, for Prometheus."""
         self._report = ClientReport(router.reports, self._readings)
+        self._tracing = tracing_for(settings.tracing, None)
         self._is_closed = False
 
     @property
@@ -194,7 +197,7 @@ class QueueCore:
         """
         self.check_open()
         async with self._taking:
-            deadline_ms = loop_ms() + timeout_ms
+            deadline_ms, began_ns = loop_ms() + timeout_ms, time_ns()
             backoff = Backoff(RETRY, self._random)
             while not self._undelivered:
                 self.check_open()
@@ -215,6 +218,8 @@ class QueueCore:
                 self._counts["taken"] += len(self._undelivered)
                 again = sum(one.delivery_count > 1 for one in self._undelivered)
                 self._counts["redelivered"] += again
+                if self._undelivered and self._tracing is not None:
+                    self._tracing.polled(self._undelivered, began_ns, self.settings.group_id)
                 if self._unread and not self._undelivered:
                     await asyncio.sleep(backoff.delay_ms(ErrorCode.NONE) / 1_000)
                 if loop_ms() >= deadline_ms:
@@ -502,13 +507,7 @@ class QueueCore:
     def unsent(self, given: QueueAcknowledgements) -> None:
         """A transaction could not accept these: what of it is still held is released."""
         runs = [
-            Acknowledged(
-                part.topic_partition,
-                part.topic_id,
-                run.first_offset,
-                run.last_offset,
-                AcknowledgeType.RELEASE,
-            )
+            _released(part.topic_partition, part.topic_id, run.first_offset, run.last_offset)
             for part in given.acknowledgements
             for run in part.runs
         ]
@@ -667,28 +666,15 @@ class QueueCore:
                 # Nobody takes any more, and others may.
                 unread, self._unread = self._unread, []
                 self._waiting += [
-                    Acknowledged(
-                        run.topic_partition,
-                        run.topic_id,
-                        run.first_offset,
-                        run.last_offset,
-                        AcknowledgeType.RELEASE,
-                    )
+                    _released(run.topic_partition, run.topic_id, run.first_offset, run.last_offset)
                     for run in unread
                 ]
                 count += _count(unread)
             for held in self._held.values():
                 for run in held.runs.take_overdue(now_ms):
                     count += run.last - run.first + 1
-                    self._waiting.append(
-                        Acknowledged(
-                            held.topic_partition,
-                            held.topic_id,
-                            run.first,
-                            run.last,
-                            AcknowledgeType.RELEASE,
-                        )
-                    )
+                    released = _released(held.topic_partition, held.topic_id, run.first, run.last)
+                    self._waiting.append(released)
             self._counts["released"] += count
         if count:
             _log.warning(
@@ -843,6 +829,12 @@ def _burial(record: QueueRecord) -> tuple[tuple[str, bytes], ...]:
         ("oncelog.offset", str(record.offset).encode()),
         ("oncelog.delivery_count", str(record.delivery_count - 1).encode()),
     )
+
+
+def _released(
+    topic_partition: TopicPartition, topic_id: str, first: int, last: int
+) -> Acknowledged:
+    return Acknowledged(topic_partition, topic_id, first, last, AcknowledgeType.RELEASE)
 
 
 def _offsets(runs: Iterable[Acknowledged]) -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -185,10 +187,39 @@ def test_the_guide_to_process_runs(flights: Any) -> None:
         flights.job("by-length").stop()
 
 
-def test_the_guide_to_observing_runs(flights: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    (counted,) = blocks("guides/observing.md")
+def test_the_guide_to_observing_runs(
+    flights: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stand-in for the exporter, which would need a collector."""
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+    from spans import id_of
+
+    counted, exporting, arrival, landed = blocks("guides/observing.md")
     run(counted, cluster=flights)
     assert capsys.readouterr().out.startswith("1 records, ")
+    kept = InMemorySpanExporter()
+    otlp = SimpleNamespace(OTLPSpanExporter=lambda: kept)
+    package = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
+    monkeypatch.setitem(sys.modules, package, otlp)
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER_SET_ONCE", trace.Once())
+    run(exporting)
+    tracer = run(arrival, cluster=flights, trace=trace)["tracer"]
+    with flights.consumer(auto_offset_reset="earliest") as consumer:
+        consumer.assign([oncelog.TopicPartition("flights", number) for number in range(2)])
+        found: list[Any] = []
+        for _ in range(POLLS_MAX):
+            found += [record for record in consumer.poll(1_000) if record.headers]
+            if found:
+                break
+    (record,) = found
+    run(landed, tracer=tracer, record=record)
+    provider: Any = trace.get_tracer_provider()
+    provider.shutdown()
+    spans = {span.name: span for span in kept.get_finished_spans()}
+    assert spans["landed"].parent.span_id == id_of(spans["arrival"])
+    assert spans["send flights"].parent.span_id == id_of(spans["arrival"])
 
 
 def test_the_page_on_ray_data_runs(flights: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,57 @@
+"""The spans that clients make, kept in memory, for tests of traces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+
+class Spans:
+    """What ended, in order."""
+
+    def __init__(self, exporter: InMemorySpanExporter) -> None:
+        self._exporter = exporter
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        """The ended spans of this name."""
+        return [span for span in self._exporter.get_finished_spans() if span.name == name]
+
+    def one(self, name: str) -> ReadableSpan:
+        """The only ended span of this name."""
+        (span,) = self.named(name)
+        return span
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all ended spans."""
+        return [span.name for span in self._exporter.get_finished_spans()]
+
+
+@contextmanager
+def kept_spans() -> Iterator[Spans]:
+    """A tracer provider for the block; OpenTelemetry itself sets one per process only."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trace, "_TRACER_PROVIDER", provider)
+        yield Spans(exporter)
+
+
+def id_of(span: Any) -> int:
+    """The id of a span, of either kind."""
+    return span.get_span_context().span_id
+
+
+def traceparent(span: Any) -> bytes:
+    """The header of a record that was sent in ``span``."""
+    context = span.get_span_context()
+    ids = f"{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
+    return f"00-{ids}".encode()
