@@ -22,6 +22,7 @@ from oncelog.actors.launch.broker import Broker
 from oncelog.actors.launch.host import Host
 from oncelog.actors.protocol.access import RAY, SERVER, Principal, Verdict
 from oncelog.actors.protocol.messages.transaction import DriverProcess
+from oncelog.actors.rpc.call_meter import NO_REPORTS
 from oncelog.actors.rpc.dispatch import Dispatch
 from oncelog.actors.rpc.door import Door
 from oncelog.api.admin.admin import AsyncAdmin
@@ -236,10 +237,11 @@ class Client(Process):
     """
 
     principal = RAY
+    reports = NO_REPORTS
 
     def router(self) -> Router:
         """A view of the cluster of its own."""
-        return Router(self.transport, self.clock)
+        return Router(self.transport, self.clock, self.reports)
 
     def producer(self, **settings: Any) -> AsyncProducer:
         """An ``AsyncProducer``; ``settings`` are those of ``ProducerSettings``."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from msgspec import structs
 from sim_world import World, WorldSettings
 
 from oncelog.actors.config import ClusterConfig
+from oncelog.actors.process.metrics import QUEUE_RECORDS, Metric
 from oncelog.actors.protocol.messages.partition import FetchReply, FetchRequest
 from oncelog.actors.protocol.messages.share import (
     AcknowledgeType,
@@ -18,6 +20,7 @@ from oncelog.actors.protocol.messages.share import (
     ShareAcquireRequest,
     ShareGroupHeartbeatRequest,
 )
+from oncelog.actors.rpc.call_meter import CallReports
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     ClientClosedError,
@@ -102,6 +105,44 @@ def test_what_is_accepted_or_rejected_is_never_delivered_again_and_the_rest_is()
             assert [(r.value, r.delivery_count) for r in records] == [(c.value, 3), (d.value, 2)]
 
     played(scenario)
+
+
+def test_what_workers_do_with_records_is_reported_with_the_group_as_the_tag():
+    added: Counter[str] = Counter()
+
+    class Sink:
+        def add(self, metric: Metric, amount: float, tags: Mapping[str, str]) -> None:
+            if metric is QUEUE_RECORDS:
+                assert (tuple(tags), tags["group"]) == (metric.tags, "g")
+                added[tags["outcome"]] += int(amount)
+
+        def set(self, metric: Metric, value: float, tags: Mapping[str, str]) -> None:
+            """Gauges of producers."""
+
+    async def scenario(world: World, client: Any) -> None:
+        await write(client, *"abcdef")
+        client.reports = CallReports(Sink(), 1_000)
+        async with made(client) as queue, client.producer(transactional_id="t") as producer:
+            a, b, c, d, e, _ = await queue.take()
+            queue.accept([a, b])
+            queue.reject(c)
+            queue.release(d)
+            queue.renew(e)
+            await queue.flush()
+            await queue.take()
+            await producer.init_transactions()
+            async with producer.transaction():
+                await producer.send_acknowledgements_to_transaction([e], queue)
+
+    played(scenario)
+    assert added == {
+        "taken": 7,
+        "redelivered": 1,
+        "accepted": 3,
+        "rejected": 1,
+        "released": 1,
+        "renewed": 1,
+    }
 
 
 async def write_keyed(client: Any, *values: str) -> None:
