@@ -19,7 +19,13 @@ from oncelog.actors.protocol.messages.transaction import (
     Winner,
 )
 from oncelog.api.config import ProducerSettings
-from oncelog.api.distributing.read import PartitionRange, ReadBounds, read_range, unknown_topic
+from oncelog.api.distributing.read import (
+    TASK_CLIENT,
+    PartitionRange,
+    ReadBounds,
+    read_range,
+    unknown_topic,
+)
 from oncelog.api.producing.member import (
     Membership,
     RunEnd,
@@ -354,7 +360,7 @@ class EngineConnection:
         return TransactionMember(
             self._router,
             self._loop_thread,
-            self._producer_settings(**producer_settings),
+            self._producer_settings(**{"client_id": TASK_CLIENT, **producer_settings}),
             membership,
             random=self._random,
         )

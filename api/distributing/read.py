@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Final
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.fetch_buffer import AssignedPartition
 from oncelog.api.consuming.fetcher import Fetcher
+from oncelog.api.consuming.metrics import ConsumerCounters, readings
+from oncelog.api.session.client_metrics import ClientReport
 from oncelog.api.session.committed_offsets import list_offsets
 from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
@@ -35,6 +37,9 @@ from oncelog.storage.model import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
+
+TASK_CLIENT: Final = "task"
+"""The name in metrics of what tasks of Spark and Ray Data read and write."""
 
 STALL_TIMEOUT_MS: Final = 120_000
 """How long a read may stall before it fails, so that the engine retries the task."""
@@ -149,7 +154,7 @@ async def read_range(
     the topic may not be read or seen, and ``RequestTimedOutError`` if the leader sends nothing for
     ``STALL_TIMEOUT_MS``.
     """
-    changed = asyncio.Event()
+    changed, counters = asyncio.Event(), ConsumerCounters()
     fetcher = Fetcher(
         router=router,
         settings=ConsumerSettings(
@@ -157,7 +162,13 @@ async def read_range(
         ),
         random=random,
         on_change=changed.set,
+        counters=counters,
     )
+    report = ClientReport(
+        router.reports,
+        lambda: readings(counters, fetcher.partitions, client=TASK_CLIENT, group_id=None, now_s=0),
+    )
+    report.begin()
     topic_partition = wanted.topic_partition
     try:
         fetcher.assign((topic_partition,))
@@ -180,6 +191,7 @@ async def read_range(
             if not fetcher.has_data and (partition.position or 0) < wanted.end_offset:
                 await _wait(changed, wanted)
     finally:
+        report.stop()
         await fetcher.close()
 
 

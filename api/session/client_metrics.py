@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
@@ -93,6 +94,10 @@ class ProcessClients:
     """
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew: this is a forked process, which has no clients yet."""
         self._lock = threading.Lock()
         self._names: set[str] = set()
         self._gauges: dict[_Series, dict[int, float]] = {}
@@ -123,6 +128,8 @@ class ProcessClients:
 
 PROCESS: Final = ProcessClients()
 """The clients of this process."""
+
+os.register_at_fork(after_in_child=PROCESS.forget)
 
 _numbers: Final = itertools.count(1)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from random import Random
 
 import pytest
@@ -8,7 +9,9 @@ from fake_cluster import one_partition
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oncelog.actors.process.metrics import CONSUMER_BYTES, CONSUMER_RECORDS
 from oncelog.actors.protocol.messages.partition import FetchRequest
+from oncelog.actors.rpc.call_meter import CallReports
 from oncelog.api.distributing import read
 from oncelog.api.distributing.read import PartitionRange, read_range
 from oncelog.storage.errors import ErrorCode
@@ -54,6 +57,27 @@ def values(cluster, start, end, topic_id="", *, skips_lost=False, between=lambda
 
 def flat(batches):
     return [value for batch in batches for value in batch]
+
+
+def test_what_a_task_has_read_is_reported_at_its_end():
+    cluster, log = one_partition()
+    log.append(b"0", b"1")
+    added = Counter()
+
+    class Sink:
+        def add(self, metric, amount, tags):
+            if metric in (CONSUMER_RECORDS, CONSUMER_BYTES):
+                assert tags == {"client": "task", "group": ""}
+                added[metric.name] += amount
+
+        def set(self, metric, value, tags):
+            assert tags["client"] == "task"
+
+    router = cluster.router()
+    router.reports = CallReports(Sink(), ALWAYS)
+    cluster.router = lambda: router
+    assert flat(values(cluster, 0, 2)) == [b"0", b"1"]
+    assert added == {"consumer_records": 2, "consumer_bytes": len(log.batches[0])}
 
 
 def test_a_range_is_read_from_batch_to_batch():

@@ -160,6 +160,8 @@ def test_clients_beyond_the_names_of_a_process_share_one():
     assert set(names[CLIENT_NAMES_MAX:]) == {OTHER_CLIENTS}
     assert process.name_of("client-0") == "client-0"
     assert process.name_of(None) == OTHER_CLIENTS
+    process.forget()
+    assert process.name_of(None) == "oncelog"
 
 
 @pytest.mark.parametrize("share", [0.5, 0.99])
