@@ -23,6 +23,11 @@ def monotonic_s() -> float:
     return time.perf_counter()
 
 
+def epoch_ns() -> int:
+    """The system's wall clock in ns since the Unix epoch, for the spans of traces."""
+    return time.time_ns()
+
+
 class SystemClock:
     """The system's wall clock."""
 

@@ -27,10 +27,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from random import Random
-from time import time_ns
 from typing import Final, TypeVar
 
 from oncelog.actors.process.background import OwnTasks
+from oncelog.actors.process.clock import epoch_ns
 from oncelog.actors.protocol.messages.cluster import TopicMetadata
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.api.config import ConsumerSettings
@@ -348,7 +348,7 @@ class ConsumerCore:
     ) -> TakenT | None:
         if self._tracing is None:
             return await self._poll(take, timeout_ms)
-        began_ns = time_ns()
+        began_ns = epoch_ns()
         taken = await self._poll(take, timeout_ms)
         if taken:
             self._tracing.polled(taken, began_ns, self.settings.group_id)

@@ -20,13 +20,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from random import Random
-from time import time_ns
 from typing import Final, NamedTuple
 
 from msgspec import structs
 
 from oncelog.actors.process.background import OwnTasks
-from oncelog.actors.process.clock import loop_ms
+from oncelog.actors.process.clock import epoch_ns, loop_ms
 from oncelog.actors.process.metrics import QUEUE_RECORDS
 from oncelog.actors.protocol.messages.partition import FetchRequest
 from oncelog.actors.protocol.messages.share import (
@@ -197,7 +196,7 @@ class QueueCore:
         """
         self.check_open()
         async with self._taking:
-            deadline_ms, began_ns = loop_ms() + timeout_ms, time_ns()
+            deadline_ms, began_ns = loop_ms() + timeout_ms, epoch_ns()
             backoff = Backoff(RETRY, self._random)
             while not self._undelivered:
                 self.check_open()

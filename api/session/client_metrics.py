@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
@@ -128,8 +127,6 @@ class ProcessClients:
 
 PROCESS: Final = ProcessClients()
 """The clients of this process."""
-
-os.register_at_fork(after_in_child=PROCESS.forget)
 
 _numbers: Final = itertools.count(1)
 

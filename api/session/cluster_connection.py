@@ -46,6 +46,7 @@ from oncelog.actors.process.ray_environment import (
 from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest
 from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
 from oncelog.actors.replica.data_directory import IDENTITY_FILE
+from oncelog.api.session.client_metrics import PROCESS
 from oncelog.api.session.event_loop import AFTER_FORK, LoopThread, record_fork, refuse_ray_of_parent
 from oncelog.api.session.ray_cluster import (
     DelayedStarts,
@@ -89,6 +90,7 @@ def refuse_after_fork(loop_thread: LoopThread) -> None:
 
 def _forbid_in_child() -> None:
     record_fork()
+    PROCESS.forget()
     for loop_thread in tuple(_loop_threads):
         loop_thread.forbid(AFTER_FORK)
 

@@ -30,9 +30,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from time import time_ns
 from typing import TYPE_CHECKING, Any, Final
 
+from oncelog.actors.process.clock import epoch_ns
 from oncelog.api.batching.accumulator import Headers, PendingBatch
 from oncelog.storage.exceptions import OncelogError
 from oncelog.storage.settings import refused
@@ -167,7 +167,7 @@ class Tracing:
         """The span of a batch whose outcome is known at ``now_s``, in seconds of the event loop."""
         delivery = batch.delivery
         contexts: tuple[SendContext, ...] = tuple(delivery.contexts or ())
-        ended_ns = time_ns()
+        ended_ns = epoch_ns()
         span = self._tracer.start_span(
             f"send {delivery.topic_partition.topic}",
             context=contexts[0].context if contexts else self._no_context(),
@@ -185,7 +185,7 @@ class Tracing:
         )
         if error is not None:
             self._failed(span, error)
-        span.end(max(ended_ns, time_ns()))
+        span.end(max(ended_ns, epoch_ns()))
 
     def _no_context(self) -> Context:
         return self._trace.set_span_in_context(self._trace.INVALID_SPAN)
@@ -252,7 +252,7 @@ class Tracing:
 
     def begin_process(self, batch: Any, group_id: str) -> Span:
         """The span of a job's transaction, which begins with ``batch``, a list or a table."""
-        return self._receiving("process", batch, group_id, time_ns())
+        return self._receiving("process", batch, group_id, epoch_ns())
 
     def _receiving(self, name: str, taken: Any, group_id: str | None, began_ns: int) -> Span:
         contexts = self.contexts_of(taken)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -38,7 +38,8 @@ class Spans:
 def kept_spans() -> Iterator[Spans]:
     """A tracer provider for the block; OpenTelemetry itself sets one per process only."""
     exporter = InMemorySpanExporter()
-    provider = TracerProvider()
+    # Without limits of its own: those of clients count.
+    provider = TracerProvider(span_limits=SpanLimits(max_links=1_000_000))
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trace, "_TRACER_PROVIDER", provider)
