@@ -57,7 +57,7 @@ def test_what_a_job_has_done_is_reported_with_its_group_as_the_tag():
         return batch.select(["key", "value"])
 
     world = ProcessWorld(VALUES)
-    world.reports = CallReports(Sink(), 0)
+    world.reports = CallReports(Sink(), 1_000_000)
 
     progress = world.run(fails_once)
 
