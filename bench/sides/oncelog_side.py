@@ -96,7 +96,7 @@ class OncelogSide:
         self._directory = directory
         self._flush = flush
         self._brokers = brokers
-        self._server = (
+        self._server: OncelogServer | OncelogNodes = (
             OncelogServer(directory) if brokers == 1 else OncelogNodes(directory, brokers)
         )
         self._cluster: Any = None
