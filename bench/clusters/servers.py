@@ -129,25 +129,15 @@ class OncelogNodes:
     def settle(self, cluster: oncelog.Cluster) -> None:
         """Wait until each log has a copy on every broker, and have its first replica lead it."""
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not self._is_whole(cluster.describe()):
+        while set(_counts(found := cluster.describe()).values()) != {self._brokers}:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"not every log has {self._brokers} copies in sync")
+                raise TimeoutError(f"{self._brokers} of each are wanted, not {_counts(found)}")
             time.sleep(LOOK_S)
-        logs = (
+        cluster.admin().elect_leaders(
             TopicPartition(topic.name, partition.partition)
-            for topic in cluster.describe().topics
+            for topic in found.topics
             for partition in topic.partitions
         )
-        cluster.admin().elect_leaders(logs)
-
-    def _is_whole(self, found: MetadataReply) -> bool:
-        partitions = [partition for topic in found.topics for partition in topic.partitions]
-        counts = (
-            sum(broker.is_live and not broker.problem for broker in found.brokers),
-            sum(not voter.is_behind for voter in found.voters),
-            *(len(set(partition.isr) - set(partition.unstarted)) for partition in partitions),
-        )
-        return all(count == self._brokers for count in counts)
 
     def stop(self) -> None:
         """End every process of it at once."""
@@ -157,6 +147,20 @@ class OncelogNodes:
     def address(self) -> str:
         """Where Ray is, to connect to."""
         return str(self._nodes.address)
+
+
+def _counts(found: MetadataReply) -> dict[str, int]:
+    """Brokers that live, voters in sync, and started copies of each log in sync."""
+    copies = {
+        f"{topic.name}-{each.partition}": len(set(each.isr) - set(each.unstarted))
+        for topic in found.topics
+        for each in topic.partitions
+    }
+    return {
+        "brokers": sum(broker.is_live and not broker.problem for broker in found.brokers),
+        "voters": sum(not voter.is_behind for voter in found.voters),
+        **copies,
+    }
 
 
 def why_not_several() -> str:
