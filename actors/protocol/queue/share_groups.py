@@ -436,12 +436,15 @@ class ShareTurn:
         for tp in (*partitions[first:], *partitions[:first]):
             known = ranges[tp]
             partition = self._partition(tp, known)
+            its_keys = self._keys_of(tp, known.topic_id, keys)
+            if its_keys is not None and partition.archive_gaps(known.end_offset, its_keys.gaps):
+                self._changed.add(tp)
             taken = partition.acquire(
                 known.end_offset,
                 left,
                 owner=member.epoch,
                 sequence=request.sequence,
-                keys=self._keys_of(tp, known.topic_id, keys),
+                keys=None if its_keys is None else its_keys.hashes,
             )
             for run in taken:
                 self._changed.add(tp)
@@ -461,12 +464,12 @@ class ShareTurn:
 
     def _keys_of(
         self, tp: TopicPartition, topic_id: str, keys: Mapping[TopicPartition, KnownKeys]
-    ) -> Mapping[int, int] | None:
+    ) -> KnownKeys | None:
         """What is known of a partition's keys; None if they do not matter."""
         if self._order is ShareOrder.NONE:
             return None
         known = keys.get(tp)
-        return known.hashes if known is not None and known.topic_id == topic_id else {}
+        return known if known is not None and known.topic_id == topic_id else KnownKeys(topic_id)
 
     def _held(self, member: ShareMember, sequence: int) -> Iterable[AcquiredRun]:
         for tp in self._all_partitions():
