@@ -42,7 +42,6 @@ from oncelog.actors.protocol.messages.share import (
     ShareOrder,
     SharePartitionDescription,
 )
-from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.api.config import ProducerSettings, QueueSettings
 from oncelog.api.producing.producer import AsyncProducer
 from oncelog.api.queueing.acquired import ReadRuns, read_runs
@@ -119,14 +118,13 @@ class QueueCore:
         settings: QueueSettings,
         topics: Sequence[str],
         random: Random,
-        process: DriverProcess | None,
         call_soon: Callable[[Callable[[], object]], object],
     ) -> None:
         self.settings = settings
         self.topics = tuple(topics)
         self._router = router
         self._random = random
-        self._process = process
+        self._process = router.process
         self._call_soon = call_soon
         self._member_id = f"{random.getrandbits(128):032x}"
         self._epoch = JOIN_EPOCH

@@ -239,7 +239,7 @@ class Client(Process):
 
     def router(self) -> Router:
         """A view of the cluster of its own."""
-        return Router(self.transport, self.clock)
+        return Router(self.transport, self.clock, process=self.as_driver())
 
     def producer(self, **settings: Any) -> AsyncProducer:
         """An ``AsyncProducer``; ``settings`` are those of ``ProducerSettings``."""
@@ -261,7 +261,6 @@ class Client(Process):
             QueueSettings.from_options(settings),
             topics,
             self.random,
-            process=self.as_driver(),
             call_soon=asyncio.get_running_loop().call_soon,
         )
 

@@ -40,7 +40,7 @@ async def work(
     def connect(topic: str, producer: ProducerSettings, queue: QueueSettings) -> QueueClients:
         return QueueClients(
             Producer(client.router(), thread, producer, random=client.random),
-            Queue(client.router(), thread, queue, topic, client.random, process=client.as_driver()),
+            Queue(client.router(), thread, queue, topic, client.random),
         )
 
     consumer_settings = {"request_timeout_ms": 1_000, **fields.pop("consumer_settings", {})}
