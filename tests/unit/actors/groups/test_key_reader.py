@@ -88,6 +88,7 @@ class Worker:
         request = ShareAcquireRequest(
             **self.named,
             member_epoch=self.epoch,
+            topics=("flights",),
             sequence=self.acquisitions + 1,
             max_records=count,
             max_wait_ms=max_wait_ms,
