@@ -189,8 +189,8 @@ class Cluster(ProcessBound):
         self._transport = PoliteTransport(self._connections)
         self._clock = SystemClock()
         self._random = random.Random(secrets.randbits(64))
-        self._router = Router(self._transport, self._clock, self._reports)
         self._processes = ProcessTable(ray.util.get_node_ip_address())
+        self._router = self._new_router()
         self.address = cluster_connection.ray_address()
         try:
             self._metadata = self._loop_thread.run(
@@ -201,6 +201,15 @@ class Cluster(ProcessBound):
             raise
         self._reports.interval_ms = int(
             cluster_connection.setting(self._metadata, "metrics_interval_ms")
+        )
+
+    def _new_router(self) -> Router:
+        """A view of the cluster of its own, for one client."""
+        return Router(
+            self._transport,
+            self._clock,
+            self._reports,
+            process=self._processes.process(os.getpid()),
         )
 
     # --- what it is -----------------------------------------------------------------------
@@ -284,7 +293,7 @@ class Cluster(ProcessBound):
 
     def async_admin(self) -> AsyncAdmin:
         """Make an admin client for the running event loop, with its own metadata cache."""
-        router = Router(self._transport, self._clock, self._reports)
+        router = self._new_router()
         return AsyncAdmin(router, random=self._random)
 
     def producer(self, **settings: Unpack[ProducerOptions]) -> Producer:
@@ -316,7 +325,7 @@ class Cluster(ProcessBound):
 
         A producer that is garbage-collected before it is closed ends with a ``ResourceWarning``.
         """
-        router = Router(self._transport, self._clock, self._reports)
+        router = self._new_router()
         options = ProducerSettings.from_options(settings)
         producer = AsyncProducer(router, options, random=self._random)
         self._loop_thread.call_when_forbidden(producer.forbid)
@@ -329,7 +338,7 @@ class Cluster(ProcessBound):
         A consumer that is garbage-collected before it is closed leaves its group, with a
         ``ResourceWarning``.
         """
-        router = Router(self._transport, self._clock, self._reports)
+        router = self._new_router()
         options = ConsumerSettings.from_options(settings)
         consumer = AsyncConsumer(router, options, self._random)
         close_if_forgotten(consumer, LoopOfProgram(), consumer._core)
@@ -347,7 +356,6 @@ class Cluster(ProcessBound):
             QueueSettings.from_options(settings),
             topics,
             self._random,
-            process=self._processes.process(os.getpid()),
         )
 
     def async_queue(
@@ -359,11 +367,10 @@ class Cluster(ProcessBound):
         ``ResourceWarning``.
         """
         queue = AsyncQueue(
-            Router(self._transport, self._clock, self._reports),
+            self._new_router(),
             QueueSettings.from_options(settings),
             topics,
             self._random,
-            process=self._processes.process(os.getpid()),
         )
         close_if_forgotten(queue, LoopOfProgram(), queue._core)
         return queue

@@ -90,11 +90,11 @@ def _connect_queue(
     loop_thread = LoopThread()
     reports = _reports()
     transport = PoliteTransport(ActorTransport(RayTransport(), reports, login.identity()))
-    router = Router(transport, SystemClock(), reports)
     process = ProcessTable(ray.util.get_node_ip_address()).process(os.getpid())
+    router = Router(transport, SystemClock(), reports, process=process)
     return QueueClients(
         producer=Producer(router, loop_thread, producer, random=chance),
-        queue=Queue(router, loop_thread, queue, topics, chance, process=process),
+        queue=Queue(router, loop_thread, queue, topics, chance),
         close=loop_thread.close,
     )
 

@@ -42,6 +42,7 @@ from oncelog.actors.protocol.messages.cluster import (
     TopicMetadata,
 )
 from oncelog.actors.protocol.messages.partition import FetchReply, FetchRequest
+from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.api.session.event_loop import LoopThread
 from oncelog.api.session.login import NOBODY, Login
@@ -89,15 +90,22 @@ _STALE_ROUTE: Final = frozenset(
 class Router:
     """One client's metadata cache and calls. Belongs to one event loop; bounded by topics.
 
-    ``reports`` is where clients that use it report what they count.
+    ``reports`` is where clients that use it report what they count. ``process`` is where it runs:
+    coordinators watch for the end of that.
     """
 
     def __init__(
-        self, transport: Transport, clock: Clock, reports: CallReports = NO_REPORTS
+        self,
+        transport: Transport,
+        clock: Clock,
+        reports: CallReports = NO_REPORTS,
+        *,
+        process: DriverProcess | None = None,
     ) -> None:
         self.transport = transport
         self.clock = clock
         self.reports = reports
+        self.process = process
         self._view = ClusterView(self._ask_controller, asyncio.create_task)
         self.known_topics: Final = self._view.known
         """Cached topic metadata; may be read from any thread."""
