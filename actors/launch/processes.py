@@ -132,7 +132,12 @@ class Health:
 
 def die_of_bug(error: BaseException) -> NoReturn:
     """End the process at once; Ray restarts it, and it recovers from its log."""
-    _logger.critical("this process ends: %r", error, exc_info=error)
+    _logger.critical(
+        "this process ends: %r — nothing to do: Ray starts it again, and it recovers from its "
+        "log; report an InvariantViolation with this log",
+        error,
+        exc_info=error,
+    )
     logging.shutdown()
     os._exit(EXIT_STATUS_OF_BUG)
 
@@ -224,7 +229,11 @@ def naming_of(config: ClusterConfig) -> Naming:
             )
             tokens = SignedTokens(settings, SystemClock())
         except InvalidSettingError as error:
-            _logger.error("no token is accepted here: %s", error)
+            _logger.error(
+                "no token is accepted here: %s — put the file of token_keys on this node, then "
+                "restart this process",
+                error,
+            )
     return ConfiguredNaming(config.certificate_name_rules, tokens)
 
 
@@ -481,7 +490,11 @@ def remember_location(config: ReplicaConfig) -> None:
         write_location(location)
     except (RayError, RuntimeError, OSError) as error:
         # Not worth a constructor's failure, which would end the actor for good.
-        _logger.warning("Ray does not remember that this is %s: %s", location, error)
+        _logger.warning(
+            "Ray does not remember that this is %s: %s — see that Ray's head is up; the next "
+            "start of the controller does it",
+            *(location, error),
+        )
 
 
 def resign() -> None:

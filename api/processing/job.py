@@ -778,7 +778,10 @@ class _Display:
 
     def _say(self, line: str) -> None:
         if self._bar is None:
-            _log.warning("job %s: %s", self._group_id, line)
+            _log.warning(
+                "job %s: %s — see `oncelog jobs describe %s`",
+                *(self._group_id, line, self._group_id),
+            )
         else:
             self._bar.console.print(f"{self._group_id}: {line}", markup=False, highlight=False)
 
@@ -796,7 +799,11 @@ async def remove_former_workers(admin: AsyncAdmin, group_id: str, *, worker_coun
     except GroupIdNotFoundError:
         return
     except OncelogError as error:
-        _log.warning("job %s: the workers it had before are unknown: %s", group_id, error)
+        _log.warning(
+            "job %s: the workers it had before are unknown: %s — nothing to do: partitions of "
+            "those that are gone wait for the end of their sessions",
+            *(group_id, error),
+        )
         return
     prefix = identity_of(group_id, 0).removesuffix("0")
     names = (member.group_instance_id or "" for member in group.members)
@@ -814,8 +821,7 @@ async def remove_workers(admin: AsyncAdmin, group_id: str, worker_indexes: Itera
         _log.debug("job %s: %s", group_id, error)
     except OncelogError as error:
         _log.warning(
-            "job %s: %s stay in the group until their sessions end: %s",
-            group_id,
-            ", ".join(places),
-            error,
+            "job %s: %s stay in the group until their sessions end: %s — `oncelog groups "
+            "remove-members` removes them now",
+            *(group_id, ", ".join(places), error),
         )
