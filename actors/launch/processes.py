@@ -287,12 +287,14 @@ class ActorProcess:
         server: Any,
         *,
         calls: str,
+        name: str = "",
         server_secret: bytes = b"",
         reports: CallReports = NO_REPORTS,
         dispatch: Dispatch | None = None,
         environment: Environment | None = None,
     ) -> None:
         self.server = server
+        self._name = name
         door = audit = None
         if environment is not None:
             door, audit = environment.door, environment.audit
@@ -314,7 +316,8 @@ class ActorProcess:
             )
 
     def __repr__(self) -> str:
-        return repr(self.server)
+        # Ray takes this once, as the actor begins: for its dashboard and its log files.
+        return self._name or repr(self.server)
 
     async def listener_address(self) -> ListenerAddress | None:
         """Where this process listens for connections; ``None`` if only Ray carries calls."""
@@ -351,6 +354,7 @@ class ReplicaProcess(ActorProcess):
         super().__init__(
             server,
             calls=config.cluster.calls,
+            name=actor_name(config),
             server_secret=config.server_secret,
             reports=call_reports(config),
             environment=server.environment,
@@ -400,6 +404,7 @@ class HostProcess(ActorProcess):
         super().__init__(
             host,
             calls=config.cluster.calls,
+            name=actor_name(config),
             server_secret=config.server_secret,
             dispatch=host.dispatch,
             environment=host.environment,
@@ -439,6 +444,7 @@ class BrokerProcess(ActorProcess):
         super().__init__(
             broker,
             calls=config.cluster.calls,
+            name=actor_name(config),
             server_secret=config.server_secret,
             reports=call_reports(config),
             environment=broker.environment,

@@ -55,7 +55,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from msgspec import structs
 
-from oncelog.actors.interfaces import Clock, Transport
+from oncelog.actors.interfaces import WORKER_ACTORS, Clock, Transport
 from oncelog.actors.protocol.messages.share import DescribeShareGroupRequest
 from oncelog.api.admin.admin import AsyncAdmin
 from oncelog.api.processing.loop import Connect, ProcessLoop
@@ -117,20 +117,17 @@ class ProcessFailedError(UnknownServerError):
     """A worker of the job ended because its function failed; the message says why."""
 
 
-_ACTOR_PREFIX: Final = "process:"
-
-
 def worker_actor(group_id: str, worker_index: int) -> str:
     """The name of the actor that runs a worker."""
-    return f"{_ACTOR_PREFIX}{group_id}-{worker_index}"
+    return f"{WORKER_ACTORS}{group_id}-{worker_index}"
 
 
 def jobs_of(actors: Iterable[str]) -> dict[str, list[int]]:
     """The jobs whose workers are among ``actors``: group id → sorted worker indexes."""
     jobs: dict[str, list[int]] = {}
     for name in actors:
-        group_id, dash, index = name.removeprefix(_ACTOR_PREFIX).rpartition("-")
-        if name.startswith(_ACTOR_PREFIX) and dash and index.isdecimal():
+        group_id, dash, index = name.removeprefix(WORKER_ACTORS).rpartition("-")
+        if name.startswith(WORKER_ACTORS) and dash and index.isdecimal():
             jobs.setdefault(group_id, []).append(int(index))
     return {group_id: sorted(jobs[group_id]) for group_id in sorted(jobs)}
 

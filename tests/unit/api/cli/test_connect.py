@@ -140,7 +140,8 @@ def test_whoever_is_connected_ends_in_order_whatever_handlers_ray_has_set(listen
     known = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     blocked = []
 
-    def join_ray(address):
+    def join_ray(address, *, shows_output):
+        assert not shows_output
         blocked.extend(signal.pthread_sigmask(signal.SIG_BLOCK, []))
         signal.signal(signal.SIGTERM, lambda *_: None)
 
