@@ -198,6 +198,14 @@ def test_only_the_end_of_a_large_file_is_read_and_an_answer_is_bounded(
     assert len(lines_of(tmp_path, actor="controller", worker_id="aa")) == 5
 
 
+def test_so_many_files_of_a_node_are_searched_the_newest_first(tmp_path, write, monkeypatch):
+    write("aa", "controller", "older")
+    write("bb", "broker:2")
+    monkeypatch.setattr(logs, "FILES_MAX", 1)
+    assert read_life(Wanted(actor="broker:2"), tmp_path, "") is not None
+    assert read_life(Wanted(actor="controller"), tmp_path, "") is None
+
+
 # --- lines ------------------------------------------------------------------------------------
 
 LOG = """before any record
