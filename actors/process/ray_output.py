@@ -33,11 +33,11 @@ _PRINTER: Final = "ray_print_logs"
 def keep_own_output() -> None:
     """Leave out what Ray prints about the log's own processes, from now on."""
     from ray._private import worker
+    from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
 
     if not isinstance(worker.print_to_stdstream, OwnOutput):
         worker.print_to_stdstream = OwnOutput(worker.print_to_stdstream, _is_of_log)
     # A program that has connected to Ray before: its printer was chosen then.
-    dispatcher = worker.global_worker_stdstream_dispatcher
     for name, printer in tuple(dispatcher.handlers):
         if name == _PRINTER and not isinstance(_function_of(printer), OwnOutput):
             dispatcher.remove_handler(name)

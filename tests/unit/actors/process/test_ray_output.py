@@ -70,11 +70,11 @@ def test_rays_printers_are_replaced_once_also_of_a_program_that_is_connected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from ray._private import worker
+    from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
 
     def rays_printer(data: Any, ignore_prefix: bool) -> None:
         """Ray's."""
 
-    dispatcher = worker.global_worker_stdstream_dispatcher
     before = functools.partial(rays_printer, ignore_prefix=False)
     monkeypatch.setattr(worker, "print_to_stdstream", rays_printer)
     monkeypatch.setattr(dispatcher, "handlers", [("ray_print_logs", before), ("other", before)])
