@@ -2,6 +2,8 @@
 
 Ray starts, names, places and restarts the actor. But a call through Ray costs a millisecond of CPU
 time, many times the work of a small call (``docs/adr/0010``).
+
+One file: a connection from the moment it is accepted, its login and its place among others.
 """
 
 from __future__ import annotations

@@ -365,7 +365,7 @@ def _life(wanted: Wanted) -> Life:
     where = ", ".join(sorted(set(nodes.values())))
     raise CliError(
         f"no node has files of {which} of {wanted.actor} (asked: {where})",
-        "Ray removes them with its session; on a node that is gone look in /tmp/ray/session_*/logs",
+        "Ray's session on a node has them; on one that is gone look in its session's logs",
     )
 
 
@@ -404,7 +404,7 @@ def _read_at(node_id: str, address: str, wanted: Wanted) -> Life | None:
         reason = str(error).strip().splitlines() or [repr(error)]
         raise CliError(
             f"the files of {wanted.actor} on the node {address} cannot be read ({reason[0]})",
-            f"look there in /tmp/ray/session_latest/logs for worker-{wanted.worker_id or '*'}-*",
+            f"look there in the logs of Ray's session for worker-{wanted.worker_id or '*'}-*",
         ) from None
     return found
 
