@@ -16,9 +16,6 @@ from typing import Any, Final
 
 from oncelog.actors.interfaces import ACTOR_CLASSES, CONTROLLER_ACTOR, LOG_ACTORS, WORKER_ACTORS
 
-LOG_FILES: Final = "worker-{worker_id}-*"
-"""The files of a process in the directory of Ray's logs: its output and its errors."""
-
 NAME_MARK: Final = ":actor_name:"
 """Begins a line of such a file that says whose the next lines are: a class, then an actor."""
 
@@ -91,6 +88,15 @@ def actor_of_file(path: Path) -> str:
     return names[-1].removeprefix(NAME_MARK) if names else ""
 
 
+def process_files(directory: Path, worker_id: str = "*") -> list[Path]:
+    """The files of a process in a directory of Ray's logs: its output and its errors.
+
+    Ray moves those of processes that have ended to ``old``, once there are many.
+    """
+    name = f"worker-{worker_id}-*"
+    return [*directory.glob(name), *directory.glob(f"old/{name}")]
+
+
 def logs_directory() -> Path:
     """The directory of the logs of Ray's processes on this node."""
     from ray._private import worker
@@ -104,6 +110,5 @@ def _is_of_log(worker_id: str) -> bool:
 
     Those restart by themselves. Of a process on another machine this is not known.
     """
-    files = logs_directory().glob(LOG_FILES.format(worker_id=worker_id))
-    names = map(actor_of_file, files)
+    names = map(actor_of_file, process_files(logs_directory(), worker_id))
     return any(is_log_actor(name) or name.startswith(WORKER_ACTORS) for name in names)

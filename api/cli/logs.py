@@ -32,10 +32,10 @@ from oncelog.actors.interfaces import (
     placements_of,
 )
 from oncelog.actors.process.ray_output import (
-    LOG_FILES,
     NAME_MARK,
     actor_of_file,
     logs_directory,
+    process_files,
 )
 from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest
 from oncelog.api.cli.connect import add_cluster_arguments, find, login_arguments, quiet_libraries
@@ -279,7 +279,7 @@ def read_life(wanted: Wanted, directory: Path, node: str) -> Life | None:
     """The newest life that is wanted, of those with files in ``directory``."""
     files: dict[str, list[Path]] = {}
     if wanted.worker_id and not wanted.is_previous:
-        paths = sorted(directory.glob(LOG_FILES.format(worker_id=wanted.worker_id)), reverse=True)
+        paths = process_files(directory, wanted.worker_id)
         files = {wanted.worker_id: paths} if paths else {}
     else:
         for path in _newest(directory):
@@ -288,7 +288,7 @@ def read_life(wanted: Wanted, directory: Path, node: str) -> Life | None:
                 files.setdefault(worker_id, []).append(path)
     if not files:
         return None
-    written = {one: max(path.stat().st_mtime for path in paths) for one, paths in files.items()}
+    written = {one: max(map(_written_s, paths)) for one, paths in files.items()}
     lives = sorted(files, key=written.__getitem__, reverse=True)
     # Without a process that runs, the newest life is the last one, and the one before is previous.
     at = 1 if wanted.is_previous and not wanted.worker_id else 0
@@ -304,8 +304,15 @@ def read_life(wanted: Wanted, directory: Path, node: str) -> Life | None:
 
 
 def _newest(directory: Path) -> list[Path]:
-    paths = directory.glob(LOG_FILES.format(worker_id="*"))
-    return sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)[:FILES_MAX]
+    return sorted(process_files(directory), key=_written_s, reverse=True)[:FILES_MAX]
+
+
+def _written_s(path: Path) -> float:
+    """When a file was last written; long ago, if Ray has just moved it."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def read_end(path: Path, wanted: Wanted) -> FileEnd:

@@ -152,8 +152,12 @@ def test_the_life_before_is_the_newest_of_the_others(tmp_path, write, runs, mean
 
 
 def test_the_last_life_of_an_actor_that_is_gone_is_found_by_name(tmp_path, write):
+    """Also where Ray has moved its files, as it does with those of ended processes."""
     write("aa", "controller", "first")
-    write("bb", "controller", "last")
+    path = write("bb", "controller", "last")
+    assert lines_of(tmp_path, actor="controller") == ["last"]
+    (tmp_path / "old").mkdir()
+    path.rename(tmp_path / "old" / path.name)
     assert lines_of(tmp_path, actor="controller") == ["last"]
 
 
