@@ -50,6 +50,7 @@ from oncelog.api.cli.terminal import (
 )
 from oncelog.api.session import cluster_connection
 from oncelog.api.session.login import login_of
+from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
     CONSUMER_OFFSETS_TOPIC,
     TRANSACTION_STATE_TOPIC,
@@ -67,7 +68,7 @@ REPLY_MAX_BYTES: Final = 1_048_576
 FILES_MAX: Final = 2_000
 """How many files of a node are searched for an actor's name, the newest first."""
 
-METADATA_TIMEOUT_MS: Final = 5_000
+METADATA_TIMEOUT_MS: Final = 10_000
 NODE_TIMEOUT_S: Final = 30.0
 FOLLOW_POLL_S: Final = 1.0
 NEAREST_MAX: Final = 3
@@ -150,26 +151,23 @@ def running() -> list[str]:
     )
 
 
-def chosen(
-    given: str, names: Sequence[str], metadata: Callable[[str], MetadataReply | None]
-) -> str:
+def chosen(given: str, names: Sequence[str], metadata: Callable[[str], MetadataReply]) -> str:
     """The name of the actor that ``given`` means, among the ``names`` of those that run.
 
     A partition or a shard means its leader, or its replica on the broker that is named, or the host
-    that holds it. ``metadata`` asks the controller about a topic; ``None`` if it does not answer.
+    that holds it. ``metadata`` asks the controller about a topic.
     ``CliError`` if nothing or several are meant.
     """
     if given in names:
         return given
     tp, broker_id = _partition_of(given)
     reply = metadata(tp.topic) if tp is not None else None
-    if tp is not None and reply is not None:
+    if tp is not None and reply is not None and reply.error is ErrorCode.NONE:
         holder = _holder(reply, tp, broker_id)
         if holder is not None:
             return holder
-    ends = (f"{given}@", f":{given}@", f":{given}")
-    candidates = [name for name in names if any(end in f":{name}" for end in ends[:2])]
-    candidates = candidates or [name for name in names if name.endswith(ends[2])]
+    candidates = [name for name in names if f":{given}@" in f":{name}"]
+    candidates = candidates or [name for name in names if name.endswith(f":{given}")]
     if len(candidates) == 1:
         return candidates[0]
     if candidates:
@@ -178,9 +176,10 @@ def chosen(
         )
     if tp is None and given.startswith((*LOG_ACTORS, WORKER_ACTORS)):
         return given  # It does not run; its files may be there.
-    if tp is not None and reply is None:
+    if tp is not None and reply is not None and reply.error is not ErrorCode.NONE:
+        reason = reply.detail or reply.error.name
         raise CliError(
-            f"the controller does not say which actor holds {tp}",
+            f"the controller does not say which actor holds {tp} ({reason})",
             f"see `oncelog logs {CONTROLLER_ACTOR}`, or give one of: {', '.join(names) or 'none'}",
         )
     near = difflib.get_close_matches(given, _short_and_full(names), NEAREST_MAX)
@@ -226,16 +225,14 @@ def _holder(reply: MetadataReply, tp: TopicPartition, broker_id: int | None) -> 
     return None
 
 
-def _metadata(topic: str, identity: Any) -> MetadataReply | None:
+def _metadata(topic: str, identity: Any) -> MetadataReply:
     from oncelog.actors.rpc.actor_transport import ActorTransport
     from oncelog.actors.rpc.ray_transport import RayTransport
-    from oncelog.storage.errors import ErrorCode
 
     transport = ActorTransport(RayTransport(), identity=identity)
     asked = MetadataRequest(topics=(topic,))
     call = transport.call(CONTROLLER_ACTOR, asked, timeout_ms=METADATA_TIMEOUT_MS)
-    reply = asyncio.run(call)
-    return reply if reply.error is ErrorCode.NONE else None
+    return asyncio.run(call)
 
 
 # --- where its files are ----------------------------------------------------------------------

@@ -308,7 +308,9 @@ def test_rays_dashboard_shows_each_actor_by_its_name_and_class(cluster: Any, top
     def listed() -> list[Any]:
         with contextlib.suppress(RayStateApiException):  # The dashboard starts after the log.
             return list_actors(
-                filters=[("ray_namespace", "=", NAMESPACE), ("state", "=", "ALIVE")], detail=True
+                address=cluster.address,
+                filters=[("ray_namespace", "=", NAMESPACE), ("state", "=", "ALIVE")],
+                detail=True,
             )
         return []
 

@@ -17,6 +17,7 @@ from oncelog.api.cli import logs
 from oncelog.api.cli import main as cli
 from oncelog.api.cli.logs import Wanted, chosen, read_life, shown_lines
 from oncelog.api.cli.terminal import CliError
+from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 
 NAMES = (
@@ -43,8 +44,9 @@ def metadata_of(*, leader: int = 2, hosts: tuple[int, ...] = ()) -> Callable[[st
     return metadata
 
 
-def silent(topic: str) -> None:
+def silent(topic: str) -> MetadataReply:
     """The controller does not answer."""
+    return MetadataReply(error=ErrorCode.NETWORK_EXCEPTION)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -90,7 +92,9 @@ def test_without_a_controller_all_that_may_be_meant_are_listed():
 def test_a_replica_whose_host_only_the_controller_knows_is_told_so():
     with pytest.raises(CliError) as raised:
         chosen("other-0", NAMES, silent)
-    assert "the controller does not say which actor holds other-0" in raised.value.what
+    assert raised.value.what == (
+        "the controller does not say which actor holds other-0 (NETWORK_EXCEPTION)"
+    )
     assert "oncelog logs controller" in raised.value.advice
 
 
