@@ -168,4 +168,17 @@ LOG_ACTORS = (
     "group:",
 )
 """Prefixes of the names of actors that hold logs."""
+WORKER_ACTORS = "process:"
+"""Prefix of the names of the workers of jobs."""
+
+ACTOR_CLASSES = (
+    "BrokerProcess",
+    "ControllerProcess",
+    "GroupCoordinatorProcess",
+    "HostProcess",
+    "PartitionProcess",
+    "TransactionCoordinatorProcess",
+)
+"""How Ray names the classes of the actors that hold logs."""
+
 NAMESPACE = "oncelog"

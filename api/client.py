@@ -20,6 +20,7 @@ from oncelog.actors.option_types import ClusterOptions
 from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.process.ray_metrics import RayMetrics
+from oncelog.actors.process.ray_output import keep_own_output
 from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest, ShutdownRequest
 from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.actors.rpc.actor_transport import ActorTransport
@@ -102,6 +103,7 @@ def init(
     """
     # One thing: find out what runs, start what does not, and join it.
     refuse_ray_of_parent()
+    keep_own_output()
     login = login_of(user, password_file, token, cert)
     paths = cluster_connection.directory_paths(data_dir)
     path = paths[0]
@@ -158,6 +160,7 @@ def connect(
     ``InvalidSettingError`` if a file has no password, token or certificate.
     """
     login = login_of(user, password_file, token, cert)
+    keep_own_output()
     cluster_connection.join_ray(address)
     if not cluster_connection.is_log_started():
         was = cluster_connection.where_log_was()

@@ -39,7 +39,7 @@ _logger = logging.getLogger(__name__)
 @functools.lru_cache(maxsize=WARNED_MAX)
 def warn_once(line: str) -> None:
     """Log a warning that every micro-batch would repeat, once per process."""
-    _logger.warning("%s", line)
+    _logger.warning("%s — leave them out, or do nothing", line)
 
 
 def option_of(setting: str) -> str:

@@ -143,7 +143,11 @@ class MicroBatchReads:
         if lost and self._options.fails_on_data_loss:
             check_topics(start, topic_ids)
         for topic in lost:
-            _logger.warning("topic %r, which the stream has read, was deleted or replaced", topic)
+            _logger.warning(
+                "topic %r, which the stream has read, was deleted or replaced — nothing to do, if "
+                "somebody meant it: it is read as a new topic",
+                topic,
+            )
         counts = {name: len(topic.partitions) for name, topic in topics.items()}
         return topic_ids, self._options.selection.choose(
             counts, lost=[topic for topic in lost if topic not in counts]
@@ -230,7 +234,9 @@ class MicroBatchReads:
             )
         except OncelogError as error:
             _logger.warning(
-                "the progress of group %r cannot be committed: %s", self._options.group_id, error
+                "the progress of group %r cannot be committed: %s — see the group's rights if this "
+                "repeats; the stream has its own checkpoint",
+                *(self._options.group_id, error),
             )
 
 

@@ -231,7 +231,11 @@ def stop(spark: SparkSession) -> None:
         if not _is_taken(name):
             return
         pause.wait(NAME_CHECK_S)
-    _logger.warning("Ray still knows the actor %s, which stopped with Spark", name)
+    _logger.warning(
+        "Ray still knows the actor %s, which stopped with Spark — give the next session another "
+        "name",
+        name,
+    )
 
 
 def _is_taken(name: str) -> bool:

@@ -84,7 +84,7 @@ class AccessAnnouncements:
         if not left:
             return
         shown = ", ".join(left[:3])
-        _logger.warning("%d actors missed users and ACLs: %s", len(left), shown)
+        _logger.info("%d actors missed users and ACLs, and are told again: %s", len(left), shown)
         if self._retrying is None or self._retrying.done():
             self._retrying = self._tasks.spawn(self._retry())
 

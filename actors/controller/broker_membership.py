@@ -368,7 +368,11 @@ class BrokerWatch:
                 await self.check_nodes()
             except Exception as error:
                 # Ray does not answer: the last view stays valid until it does.
-                _logger.warning("could not check the nodes of Ray; trying again: %r", error)
+                _logger.warning(
+                    "could not check the nodes of Ray: %r — see that Ray's head is up; it is tried "
+                    "again, and the last view stays valid",
+                    error,
+                )
             is_alone = len(self._brokers()) <= 1
             await asyncio.sleep((LONE_NODES_CHECK_MS if is_alone else NODES_CHECK_MS) / 1000)
 
@@ -385,7 +389,11 @@ class BrokerWatch:
             before_ms = now_ms
             self._sessions.record_contact(self._own, now_ms)
             for broker_id in self._sessions.expired(self._brokers(), now_ms):
-                _logger.warning("broker %d is fenced: no heartbeat within its session", broker_id)
+                _logger.warning(
+                    "broker %d is fenced: no heartbeat within its session — see its node and its "
+                    "log (`oncelog logs broker:%d`); others lead meanwhile",
+                    *(broker_id, broker_id),
+                )
                 await self._fence(broker_id)
 
     def _new_sessions(self) -> BrokerSessions:
@@ -408,7 +416,9 @@ class BrokerWatch:
         counts = Counter(node.broker_id for node in nodes)
         doubles = {broker_id: count for broker_id, count in counts.items() if count > 1}
         for broker_id in doubles.keys() - self._doubles.keys():
-            _logger.error("%s", _double(broker_id, counts[broker_id]))
+            _logger.error(
+                "%s — end all of these nodes but one", _double(broker_id, counts[broker_id])
+            )
         self._doubles = doubles
         single = [node for node in nodes if counts[node.broker_id] == 1]
         if not self._has_checked:
@@ -427,7 +437,11 @@ class BrokerWatch:
             await self._launcher.start_brokers(joining)
         self.gone = (self.gone | gone) - counts.keys()
         for broker_id in sorted(gone):
-            _logger.warning("broker %d is fenced: its node is gone", broker_id)
+            _logger.warning(
+                "broker %d is fenced: its node is gone — start the node again, or `oncelog brokers "
+                "drain %d` if it is gone for good",
+                *(broker_id, broker_id),
+            )
             await self._fence(broker_id)
 
     def record_problem(self, broker_id: int, problem: str) -> None:

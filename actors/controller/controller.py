@@ -256,7 +256,10 @@ class Controller:
             try:
                 directory.finish_founding(identity)
             except OSError as error:
-                _logger.warning("not marked as founded; the next start does that: %s", error)
+                _logger.warning(
+                    "not marked as founded: %s — make room on the disk; the next start does it",
+                    error,
+                )
         return True
 
     async def _write_founding(self, identity: DirectoryIdentity) -> None:

@@ -127,14 +127,18 @@ class Voters:
                 await self._name_directory(log)
                 await log.keep_state()
             except OSError as error:
-                _logger.warning("could not add a voter now: %s", error)
+                _logger.warning(
+                    "could not add a voter now: %s — make room on the controller's disk, or repair "
+                    "it; it is tried again",
+                    error,
+                )
                 return False
         log.set_learners(learning)
         if self._wanted() is None:
             return False
         reply = await self._execute(MetadataRequest(topics=()), self._decide)
         if reply.error is ErrorCode.NONE:
-            _logger.warning("the metadata log is on brokers %s now", self._machine.voters)
+            _logger.info("the metadata log is on brokers %s now", self._machine.voters)
         return reply.error is ErrorCode.NONE
 
     async def _name_directory(self, log: MetadataLeader) -> None:

@@ -235,11 +235,9 @@ class Moves:
                 _logger.info("%s moves to brokers %s", tp, list(move.replicas))
             else:
                 _logger.warning(
-                    "%s cannot move to brokers %s now: %s %s",
-                    tp,
-                    list(move.replicas),
-                    reply.error.name,
-                    reply.detail,
+                    "%s cannot move to brokers %s now: %s %s — bring back the brokers that "
+                    "`oncelog status` shows as away; it is tried again",
+                    *(tp, list(move.replicas), reply.error.name, reply.detail),
                 )
 
     async def _watch_balance(self) -> None:
@@ -317,7 +315,11 @@ class LeavingReplicas:
         self._placements.update(dict.fromkeys(placements))
         while len(self._placements) > LEAVING_MAX:
             forgotten = next(iter(self._placements))
-            _logger.warning("the files of %s stay: too many others wait to be removed", forgotten)
+            _logger.warning(
+                "the files of %s stay: too many others wait to be removed — remove its directory "
+                "there, and bring back brokers that are away",
+                forgotten,
+            )
             del self._placements[forgotten]
 
     def discard(self, placements: Iterable[Placement]) -> None:

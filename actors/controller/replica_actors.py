@@ -167,7 +167,7 @@ class ReplicaActors:
 
     async def _notify_until_reached(self, host: str) -> None:
         """Tell a live host that missed the call; one that starts again asks anyway."""
-        _logger.warning("%s was not reached and is told again to ask for its replicas", host)
+        _logger.info("%s was not reached and is told again to ask for its replicas", host)
         while host in {host_actor(one.host, one.broker_id) for one in self._placements()}:
             await asyncio.sleep(HOLD_RETRY_MS / 1000)
             if await self._notify(host):
@@ -195,7 +195,7 @@ class ReplicaCalls:
         )
         for (actor, message), reply in zip(messages.items(), replies, strict=True):
             if reply.error is not ErrorCode.NONE:
-                _logger.warning("%s missed %s: %s", actor, message.method, reply.error.name)
+                _logger.info("%s missed %s: %s", actor, message.method, reply.error.name)
         return dict(zip(messages, replies, strict=True))
 
     async def shut_down(

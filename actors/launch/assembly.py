@@ -448,12 +448,20 @@ class ReplicaServer(ReplicaEvents):
             self.environment.die(error)
         except OSError as error:
             self.failure = f"could not start: {error}"
-            _logger.error("%r: %s", self, self.failure)
+            _logger.error(
+                "%r %s — make room on its disk, or repair it; then end this process if `oncelog "
+                "status` still shows it offline",
+                *(self, self.failure),
+            )
             if is_transient(error):
                 self.restart_later(self.failure)
         except Exception as error:
             # Kept for ``health``: the actor lives on and answers that it does not lead.
-            _logger.exception("%r could not start", self)
+            _logger.exception(
+                "%r could not start — report this as a bug, with this log; end the process to let "
+                "it try again",
+                self,
+            )
             self.failure = f"could not start: {error!r}"
 
     def start_upkeep(self) -> None:

@@ -176,7 +176,10 @@ class Broker:
                 self.is_registered, self.problem = True, ""
                 return reply.broker_epoch
             if problem and problem != self.problem:
-                _logger.error("%r does not take part: %s", self, problem)
+                _logger.error(
+                    "%r does not take part: %s — repair what it names; it is tried again",
+                    *(self, problem),
+                )
             self.problem = problem or reply.error.name
             await asyncio.sleep(delay_ms / 1000)
             delay_ms = min(2 * delay_ms, JOIN_RETRY_MAX_MS)
@@ -216,7 +219,11 @@ class Broker:
         try:
             kept = await self._background.run(lambda: keep_epoch(filesystem, own, broker_epoch))
         except (OSError, CorruptDataError) as error:
-            _logger.warning("%r cannot write its epoch: %s", self, error)
+            _logger.warning(
+                "%r cannot write its epoch: %s — make room on its disk, or repair it; it is tried "
+                "again",
+                *(self, error),
+            )
             return False
         self.voter.has_disk(kept)
         return True

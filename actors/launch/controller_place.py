@@ -32,6 +32,10 @@ HEAD: Final = "node:__internal_head__"
 
 _logger = logging.getLogger(__name__)
 
+_RAY_IS_SILENT: Final = (
+    "Ray does not say where the controller is: %s — see that Ray's head is up; it is asked again"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class _Found:
@@ -59,7 +63,7 @@ class RayControllerPlace:
         try:
             return await asyncio.to_thread(self._is_gone)
         except (RayError, OSError, RuntimeError) as error:
-            _logger.warning("Ray does not say where the controller is: %s", error)
+            _logger.warning(_RAY_IS_SILENT, error)
             return False
 
     async def is_on_head(self) -> bool:
@@ -71,7 +75,7 @@ class RayControllerPlace:
         try:
             found = await asyncio.to_thread(_find)
         except (RayError, OSError, RuntimeError) as error:
-            _logger.warning("Ray does not say where the controller is: %s", error)
+            _logger.warning(_RAY_IS_SILENT, error)
             return None
         return found is not None and found.broker_label == str(self._config.broker_id)
 
@@ -80,14 +84,18 @@ class RayControllerPlace:
         try:
             await asyncio.to_thread(self._start)
         except (RayError, OSError, RuntimeError) as error:
-            _logger.warning("the controller cannot be started here: %s", error)
+            _logger.error(
+                "the controller cannot be started here: %s — see that Ray's head is up; it is "
+                "tried again",
+                error,
+            )
 
     async def kill_process(self) -> None:
         """See ``ControllerPlace``."""
         try:
             found = await asyncio.to_thread(_find)
         except (RayError, OSError, RuntimeError) as error:
-            _logger.warning("Ray does not say where the controller is: %s", error)
+            _logger.warning(_RAY_IS_SILENT, error)
             return
         if found is not None and found.broker_label == str(self._config.broker_id):
             _kill(found.process_id)
@@ -132,7 +140,11 @@ def is_on_head() -> bool:
         own = ray.get_runtime_context().get_node_id()
         return any(node["NodeID"] == own and HEAD in node["Resources"] for node in ray.nodes())
     except (RayError, OSError, RuntimeError) as error:
-        _logger.warning("Ray does not say whether this is its head: %s", error)
+        _logger.warning(
+            "Ray does not say whether this is its head: %s — see that Ray's head is up; it counts "
+            "as another node until the next start",
+            error,
+        )
         return False
 
 
@@ -173,4 +185,7 @@ def _kill(process_id: int) -> None:
         if b"Controller" in command:
             os.kill(process_id, signal.SIGKILL)
     except OSError as error:
-        _logger.warning("the controller's process %d cannot be killed: %s", process_id, error)
+        _logger.error(
+            "the controller's process %d cannot be killed: %s — kill it as the user that runs Ray",
+            *(process_id, error),
+        )

@@ -147,7 +147,11 @@ class ControllerServer(ReplicaServer):
         except (OSError, CorruptDataError) as error:
             # Directories claimed earlier are used; replicas in the others report why they are
             # offline.
-            _logger.error("not all directories of data_dir=%r can be used: %s", data_dir, error)
+            _logger.error(
+                "not all directories of data_dir=%r can be used: %s — mount or repair it, then "
+                "restart this broker",
+                *(data_dir, error),
+            )
 
     async def ask_for_epoch(self, last_epoch: int) -> BecomeLeaderReply:
         """The next epoch of the metadata log, once a majority of its voters agrees.
@@ -278,7 +282,11 @@ class ControllerServer(ReplicaServer):
         if self._has_resigned:
             return
         self._has_resigned = True
-        _logger.warning("broker %d resigns as the controller: %s", self.config.broker_id, reason)
+        _logger.warning(
+            "broker %d resigns as the controller: %s — see `oncelog status`: another voter takes "
+            "over, and says what is left to repair",
+            *(self.config.broker_id, reason),
+        )
         if self._resign_for_good is None:
             self.environment.die(LeadershipLostError(reason))
         else:

@@ -260,7 +260,7 @@ class Host:
         server = self._servers.get(key)
         if server is None or server.environment.incarnation != incarnation or server.is_stopped:
             return
-        _logger.warning("%r begins again: %s", server, error)
+        _logger.info("%r begins again: %s", server, error)
         del self._servers[key]
         self._tasks.spawn(self._restart_server(server))
 

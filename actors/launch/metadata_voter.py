@@ -202,7 +202,7 @@ class MetadataVoter:
                 await self._end_copy(copy)
         elif not copy.replica.is_following or self._silent_ms() > 0:
             if await self._place.is_here():
-                _logger.warning("the controller is on this node: this broker's copy ends")
+                _logger.info("the controller is on this node: this broker's copy ends")
                 await self._end_copy(copy)
             elif copy.replica.is_following and await self._is_next(copy):
                 await self._take_over(copy)
@@ -216,7 +216,10 @@ class MetadataVoter:
         session_ms = self._config.cluster.controller_session_timeout_ms
         if loop_ms() - self._answered_ms > HUNG_SESSIONS * session_ms:
             if await self._place.is_here():
-                _logger.error("the controller on this node answers nothing: it is killed")
+                _logger.warning(
+                    "the controller on this node answers nothing, and is killed — nothing to do: "
+                    "Ray starts it again; see `oncelog logs controller --previous` if this repeats"
+                )
                 await self._place.kill_process()
             # Its successor gets as much time.
             self._answered_ms = loop_ms()
@@ -280,12 +283,20 @@ class MetadataVoter:
         )
         if not candidacy.is_won:
             self._reported_epoch = max(self._reported_epoch, candidacy.newest_epoch)
-            _logger.warning("broker %d cannot be the controller: too few votes", own)
+            _logger.warning(
+                "broker %d cannot be the controller: too few votes — start the nodes of the other "
+                "voters; it is tried again",
+                own,
+            )
             await asyncio.sleep(cluster.broker_heartbeat_interval_ms / 1000)
         return candidacy.is_won
 
     async def _take_over(self, copy: MetadataCopy) -> None:
-        _logger.warning("broker %d starts the controller: it is gone", self._config.broker_id)
+        _logger.warning(
+            "broker %d starts the controller: it is gone — nothing to do here; see why the node "
+            "that had it is away",
+            self._config.broker_id,
+        )
         await self._end_copy(copy)
         await self._place.start()
         self.record_served()

@@ -132,7 +132,12 @@ class Health:
 
 def die_of_bug(error: BaseException) -> NoReturn:
     """End the process at once; Ray restarts it, and it recovers from its log."""
-    _logger.critical("this process ends: %r", error, exc_info=error)
+    _logger.critical(
+        "this process ends: %r — nothing to do: Ray starts it again, and it recovers from its "
+        "log; report an InvariantViolation with this log",
+        error,
+        exc_info=error,
+    )
     logging.shutdown()
     os._exit(EXIT_STATUS_OF_BUG)
 
@@ -224,7 +229,11 @@ def naming_of(config: ClusterConfig) -> Naming:
             )
             tokens = SignedTokens(settings, SystemClock())
         except InvalidSettingError as error:
-            _logger.error("no token is accepted here: %s", error)
+            _logger.error(
+                "no token is accepted here: %s — put the file of token_keys on this node, then "
+                "restart this process",
+                error,
+            )
     return ConfiguredNaming(config.certificate_name_rules, tokens)
 
 
@@ -278,12 +287,14 @@ class ActorProcess:
         server: Any,
         *,
         calls: str,
+        name: str = "",
         server_secret: bytes = b"",
         reports: CallReports = NO_REPORTS,
         dispatch: Dispatch | None = None,
         environment: Environment | None = None,
     ) -> None:
         self.server = server
+        self._name = name
         door = audit = None
         if environment is not None:
             door, audit = environment.door, environment.audit
@@ -305,7 +316,8 @@ class ActorProcess:
             )
 
     def __repr__(self) -> str:
-        return repr(self.server)
+        # Ray takes this once, as the actor begins: for its dashboard and its log files.
+        return self._name or repr(self.server)
 
     async def listener_address(self) -> ListenerAddress | None:
         """Where this process listens for connections; ``None`` if only Ray carries calls."""
@@ -342,6 +354,7 @@ class ReplicaProcess(ActorProcess):
         super().__init__(
             server,
             calls=config.cluster.calls,
+            name=actor_name(config),
             server_secret=config.server_secret,
             reports=call_reports(config),
             environment=server.environment,
@@ -391,6 +404,7 @@ class HostProcess(ActorProcess):
         super().__init__(
             host,
             calls=config.cluster.calls,
+            name=actor_name(config),
             server_secret=config.server_secret,
             dispatch=host.dispatch,
             environment=host.environment,
@@ -430,6 +444,7 @@ class BrokerProcess(ActorProcess):
         super().__init__(
             broker,
             calls=config.cluster.calls,
+            name=actor_name(config),
             server_secret=config.server_secret,
             reports=call_reports(config),
             environment=broker.environment,
@@ -481,7 +496,11 @@ def remember_location(config: ReplicaConfig) -> None:
         write_location(location)
     except (RayError, RuntimeError, OSError) as error:
         # Not worth a constructor's failure, which would end the actor for good.
-        _logger.warning("Ray does not remember that this is %s: %s", location, error)
+        _logger.warning(
+            "Ray does not remember that this is %s: %s — see that Ray's head is up; the next "
+            "start of the controller does it",
+            *(location, error),
+        )
 
 
 def resign() -> None:

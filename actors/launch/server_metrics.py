@@ -111,12 +111,18 @@ class DiskMetrics:
             if len(paths) > 1:
                 sink.set(OFFLINE_DIRECTORY, int(path in offline), tags)
             if path in offline:
-                _logger.warning("the data directory %s cannot be used: %s", path, offline[path])
+                _logger.warning(
+                    "the data directory %s cannot be used: %s — mount or repair its disk",
+                    *(path, offline[path]),
+                )
                 continue
             try:
                 space = self._space_of(path)
             except OSError as error:
-                _logger.warning("cannot tell the space on the disk of %s: %s", path, error)
+                _logger.warning(
+                    "cannot tell the space on the disk of %s: %s — mount or repair it",
+                    *(path, error),
+                )
                 continue
             sink.set(DISK_FREE_BYTES, space.free_bytes, tags)
             sink.set(DISK_SIZE_BYTES, space.size_bytes, tags)
@@ -129,7 +135,9 @@ class DiskMetrics:
         try:
             return str(path), self._space_of(path)
         except OSError as error:
-            _logger.warning("cannot tell the space on the disk of %s: %s", path, error)
+            _logger.warning(
+                "cannot tell the space on the disk of %s: %s — mount or repair it", path, error
+            )
             return str(path), None
 
 
@@ -151,7 +159,9 @@ class CertificateMetrics:
         try:
             expires_at_ms = self._certificates.expires_at_ms()
         except (InvalidSettingError, OSError) as error:
-            _logger.warning("cannot tell when the certificate expires: %s", error)
+            _logger.warning(
+                "cannot tell when the certificate expires: %s — put a sound one in its file", error
+            )
             return
         if expires_at_ms is not None:
             left_s = (expires_at_ms - now_ms) // 1_000
@@ -230,7 +240,7 @@ class ReplicaMetrics:
         self.ages.observe(ongoing, self._clock.now_ms())
         if self.ages.late_count > known_count:
             _logger.warning(
-                "%s: %d transactions are open for longer than any may be; look with "
+                "%s: %d transactions are open for longer than any may be — look with "
                 "`oncelog transactions find-hanging`",
                 self._replica.topic_partition,
                 self.ages.late_count,

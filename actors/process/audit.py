@@ -211,7 +211,8 @@ class AuditLog:
         if loop_ms() >= self._warn_at_ms:
             self._warn_at_ms = loop_ms() + _WARN_INTERVAL_MS
             _logger.warning(
-                "cannot write %s: %s; %d lines of it are lost so far",
+                "cannot write %s: %s; %d lines of it are lost so far — make room on its disk, or "
+                "repair it",
                 *(self._files.path, error, self.lines_left_out),
             )
 

@@ -88,7 +88,11 @@ class DiskThreads:
                 self.begin(lambda: _help(left, done))
                 begun_count += 1
         except RuntimeError as error:
-            _logger.warning("no further thread can be started: %s", error)
+            _logger.warning(
+                "no further thread can be started: %s — raise the limit of processes (ulimit -u) "
+                "or end other programs; work goes on with fewer threads",
+                error,
+            )
         own_count = 0
         while (task := _next(left)) is not None:
             task()
@@ -105,7 +109,9 @@ def _work(queue: SimpleQueue[Callable[[], None] | None]) -> None:
             task()
         except Exception:
             # A bug, since tasks must not raise. The tasks behind it still run.
-            _logger.exception("unexpected error on a disk thread")
+            _logger.exception(
+                "unexpected error on a disk thread — this is a bug: report it with this log"
+            )
         del task
 
 
@@ -196,7 +202,7 @@ class ThreadBackground:
         try:
             piece.future.get_loop().call_soon_threadsafe(self._end, piece, *outcome)
         except RuntimeError:
-            _logger.warning("work ended after the event loop that asked for it was closed")
+            _logger.info("work ended after the event loop that asked for it was closed")
 
     def _end(
         self,

@@ -156,8 +156,7 @@ class Follower:
         if verdict.detail and verdict.detail != self._last_refusal:
             self._last_refusal = verdict.detail
             _logger.error(
-                "%s refuses what %d pushes: %s",
-                self._log.topic_partition,
-                request.leader,
-                verdict.detail,
+                "%s refuses what broker %d pushes: %s — see the log of the leader there; until it "
+                "is mended this replica is not in sync",
+                *(self._log.topic_partition, request.leader, verdict.detail),
             )

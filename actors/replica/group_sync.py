@@ -270,6 +270,9 @@ class GroupSync:
         self._refusal.record(error, ends_at=ends_at, now_ms=loop_ms())
         if not self._is_refused:
             self._is_refused = True
-            _logger.warning("%s: a sync is repeated: %s", self._machine.topic_partition, error)
+            _logger.warning(
+                "%s: a sync is repeated: %s — make room on its disk; writes wait until it succeeds",
+                *(self._machine.topic_partition, error),
+            )
         self._begun_offset = log.recovery_point
         self._begin_later(log, DISK_RETRY_MS)

@@ -120,11 +120,18 @@ def _joined(
             )
             write_identity(filesystem, path, found)
             if known_id is not None:
-                _logger.warning("%s is empty: its disk seems to have been replaced", path)
+                _logger.warning(
+                    "%s is empty: its disk seems to have been replaced — mount the right disk if "
+                    "it was not: its replicas are copied anew",
+                    path,
+                )
     except (OSError, CorruptDataError) as error:
         if known_id is None:
             raise
-        _logger.error("%s is away: %s", path, error)
+        _logger.error(
+            "%s is away: %s — mount or repair its disk; other brokers lead its replicas",
+            *(path, error),
+        )
         return None
     refused = _refused(path, found, own)
     if refused:
@@ -348,7 +355,9 @@ def _assignments(filesystem: FileSystem, own: Path) -> Iterator[DirectoryAssignm
         try:
             found = read_assignment(filesystem, directory / name)
         except CorruptDataError as error:
-            _logger.error("%s", error)
+            _logger.error(
+                "%s — remove this file if the replica that it names is on another broker", error
+            )
         else:
             if found is not None:
                 yield found

@@ -199,7 +199,11 @@ class Maintenance:
         try:
             await work()
         except (OSError, CorruptDataError, InvalidSettingError) as error:
-            _logger.warning("%s: %s failed: %s", self.replica.topic_partition, name, error)
+            _logger.warning(
+                "%s: %s failed: %s — make room on its disk, or repair it; it is tried again when "
+                "it is next due",
+                *(self.replica.topic_partition, name, error),
+            )
             self.replica.check_log()
 
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
@@ -298,7 +302,11 @@ async def remove_old_segments(replica: Replica, now_ms: int) -> int:
                 break
             await replica.run_in_thread(files.run)
     except OSError as failure:
-        _logger.warning("%s: old segments are still there: %s", replica.topic_partition, failure)
+        _logger.warning(
+            "%s: old segments are still there: %s — repair the disk; the next start of this "
+            "replica removes them",
+            *(replica.topic_partition, failure),
+        )
     _logger.info("%s begins at %d now", replica.topic_partition, log.log_start_offset)
     return max(len(removed) - 1, 0)
 

@@ -105,7 +105,11 @@ class MetadataRole(ReplicaRole):
         try:
             await self.replica.run_in_thread(attempt)
         except OSError as error:
-            _logger.warning("%s cannot be written to: %s", self._data_dir, error)
+            _logger.warning(
+                "%s cannot be written to: %s — make room on its disk, or repair it; until then "
+                "this broker cannot be the controller",
+                *(self._data_dir, error),
+            )
             return False
         return True
 

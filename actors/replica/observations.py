@@ -64,7 +64,11 @@ class FoundDamage:
             offset <= error.offset < next_offset for offset, next_offset in self._places.items()
         ):
             return
-        _logger.error("%s is damaged: %s", self._topic_partition, error)
+        _logger.error(
+            "%s is damaged: %s — check the disk; readers can skip it with `oncelog consume "
+            "--skip-damaged`",
+            *(self._topic_partition, error),
+        )
         if len(self._places) < PLACES_MAX:
             self._places[error.offset] = error.next_offset
 

@@ -294,7 +294,9 @@ class ReplicaDirectory:
             # Damage before the snapshot only costs the recognition of retries of these batches, and
             # their part in an open transaction's record count. Readers get an error.
             _logger.error(
-                "%s: batches before the last snapshot are damaged: %s", self._path, damage
+                "%s: batches before the last snapshot are damaged: %s — check the disk; the "
+                "replica serves, and readers can skip the damage",
+                *(self._path, damage),
             )
             machine.load(first_offset, snapshot_offset, entries, leader_epochs=log.leader_epochs)
             log.begin_restore()
@@ -323,7 +325,7 @@ class ReplicaDirectory:
         if found is None:
             self._refuse_unnamed_records()
         elif found != expected.topic_id:
-            _logger.warning("%s: removing the log of a deleted topic of this name", self._path)
+            _logger.info("%s: removing the log of a deleted topic of this name", self._path)
             self._remove_files()
         # An earlier start may have created the directory and failed to sync its name.
         self._filesystem.sync_directory(self._path.parent)
@@ -345,7 +347,10 @@ class ReplicaDirectory:
         try:
             return read_topic_id(self._filesystem, self._path) or ""
         except (OSError, CorruptDataError) as error:
-            _logger.warning("%s: these files have no readable topic id: %s", self._path, error)
+            _logger.warning(
+                "%s: these files have no readable topic id: %s — check the disk",
+                *(self._path, error),
+            )
             return ""
 
     def close(self, log: PartitionLog | None, *, is_sound: bool, remove_data: bool) -> None:

@@ -267,10 +267,9 @@ class Replica(ReplicaLog):
                 ).records
             except (OSError, CorruptDataError) as error:
                 _logger.error(
-                    "%s cannot be copied to broker %d: %s",
-                    self.topic_partition,
-                    push.broker_id,
-                    error,
+                    "%s cannot be copied to broker %d: %s — check the disk of this leader; readers "
+                    "can skip what is damaged",
+                    *(self.topic_partition, push.broker_id, error),
                 )
                 return None
         return ReplicateRequest(
@@ -380,7 +379,10 @@ class Replica(ReplicaLog):
                     continue
                 self.failure = None
                 self.waits_for = f"cannot {doing} {self.directory.path} yet: {error}"
-                _logger.warning("%s %s", self.topic_partition, self.waits_for)
+                _logger.warning(
+                    "%s %s — make room on its disk; it is tried again",
+                    *(self.topic_partition, self.waits_for),
+                )
                 await asyncio.sleep(delay_ms / 1000)
                 delay_ms = min(2 * delay_ms, START_RETRY_MAX_MS)
         return False
@@ -418,7 +420,10 @@ class Replica(ReplicaLog):
                 removals += 1
                 if removals > REMOVALS_MAX:
                     raise
-                _logger.warning("%s was removed, begin anew: %s", self.directory.path, removed)
+                _logger.warning(
+                    "%s was removed, begin anew: %s — leave the files of a running replica alone",
+                    *(self.directory.path, removed),
+                )
                 delay_ms = LOCK_RETRY_MS
             await asyncio.sleep(delay_ms / 1000)
 

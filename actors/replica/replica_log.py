@@ -191,7 +191,11 @@ class ReplicaLog:
 
     def go_offline(self, reason: str) -> None:
         """Accept nothing from now on, as the log is not what it should be; answer all waiters."""
-        _logger.error("%s is offline: %s", self.topic_partition, reason)
+        _logger.error(
+            "%s is offline: %s — repair what it names, then end this process if `oncelog status` "
+            "still shows it offline",
+            *(self.topic_partition, reason),
+        )
         self.failure = reason
         self._end_leading(ErrorCode.KAFKA_STORAGE_ERROR)
 
@@ -219,7 +223,8 @@ class ReplicaLog:
             self.disk_failed(doing, error)
         else:
             _logger.warning(
-                "%s: cannot %s %s: %s", self.topic_partition, doing, self.directory.path, error
+                "%s: cannot %s %s: %s — make room on its disk; it is tried again",
+                *(self.topic_partition, doing, self.directory.path, error),
             )
 
     # --- append ---------------------------------------------------------------------------
@@ -386,7 +391,7 @@ class ReplicaLog:
         OSError: the replica is offline until it has restarted.
         """
         log, epoch = self.log, self.machine.leader_epoch
-        _logger.warning(
+        _logger.info(
             "%s cuts its log at %d, which ended at %d: it conflicts with the leader's",
             self.topic_partition,
             max(verdict.restart_offset, verdict.truncate_offset),

@@ -266,10 +266,9 @@ class _LoopConnections:
                 ErrorCode.NETWORK_EXCEPTION, f"{actor!r} cannot be connected to at {where}"
             )
         _logger.warning(
-            "cannot connect to %s at %s:%d: it is called through Ray, which is slower",
-            actor,
-            address.host,
-            address.port,
+            "cannot connect to %s at %s:%d: it is called through Ray, which is slower — let the "
+            "firewall pass connections between the nodes",
+            *(actor, address.host, address.port),
         )
         self._call_through_ray(actor)
         return None
@@ -515,7 +514,10 @@ def _only_ray(actor: str) -> str:
 
 
 def _warn_insecure(address: ListenerAddress, reason: str) -> None:
-    _logger.warning("no secure connection to %s:%d: %s", address.host, address.port, reason)
+    _logger.warning(
+        "no secure connection to %s:%d: %s — give both sides certificates of one authority",
+        *(address.host, address.port, reason),
+    )
 
 
 class LocalTransport:

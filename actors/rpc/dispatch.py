@@ -140,7 +140,7 @@ class Dispatch:
             self._on_bug(bug)
             raise
         except Exception as error:
-            _logger.exception("%r.%s raised", server, name)
+            _logger.exception("%r.%s raised — this is a bug: report it with this log", server, name)
             parts = (repr(error).encode(),)
             return self._ended(call, ErrorCode.UNKNOWN_SERVER_ERROR, Outcome.FAILED, parts)
         return self._ended(call, reply.error, Outcome.REPLY, parts)
@@ -182,7 +182,9 @@ class Dispatch:
             self._on_bug(bug)
             raise
         except Exception as error:
-            _logger.exception("%r.%s raised", server, request.method)
+            _logger.exception(
+                "%r.%s raised — this is a bug: report it with this log", server, request.method
+            )
             return request.failed(ErrorCode.UNKNOWN_SERVER_ERROR, repr(error))
         return reply
 
@@ -193,7 +195,10 @@ class Dispatch:
 
     def _refused(self, call: MeteredCall, reason: str) -> Answer:
         reason = _shown(reason)
-        self.warnings.warn("%r refused a call: %s", self.server, reason)
+        self.warnings.warn(
+            "%r refused a call: %s — give both sides the same version of oncelog",
+            *(self.server, reason),
+        )
         return self._ended(call, ErrorCode.INVALID_REQUEST, Outcome.REFUSED, (reason.encode(),))
 
     def _forbidden(
@@ -210,7 +215,10 @@ class Dispatch:
         for verdict in verdicts[-1:]:
             name = _shown(verdict.name)
             detail += f": no {verdict.operation.value} on {verdict.resource.value} {name!r}"
-        self.warnings.warn("%r refused a call: %s", self.server, detail)
+        self.warnings.warn(
+            "%r refused a call: %s — see `oncelog acls check`; the audit log says from where",
+            *(self.server, detail),
+        )
         refused = message_codec.encode(throttle.told(request.failed(error, detail)))
         return self._ended(call, error, Outcome.REPLY, (refused,))
 
@@ -257,7 +265,9 @@ class LogBudget:
         if loop_ms() >= self._minute_end_ms:
             if self._line_count > LINES_PER_MINUTE_MAX:
                 left_out = self._line_count - LINES_PER_MINUTE_MAX
-                self._logger.warning("%d more lines like these were left out", left_out)
+                self._logger.warning(
+                    "%d more lines like these were left out — do what those before say", left_out
+                )
             self._minute_end_ms = loop_ms() + _MINUTE_MS
             self._line_count = 0
         self._line_count += 1

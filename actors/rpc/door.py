@@ -247,7 +247,8 @@ class Door:
             elif loop_ms() >= warn_at_ms:
                 warn_at_ms = loop_ms() + SILENCE_WARN_MS
                 _logger.warning(
-                    "users and ACLs are those of version %d: the controller does not answer: %s %s",
+                    "users and ACLs are those of version %d: the controller does not answer: %s %s "
+                    "— see `oncelog status`",
                     *(self.version, reply.error.name, reply.detail),
                 )
             if reply.error is ErrorCode.NONE:

@@ -151,7 +151,11 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
         unread_bytes = self.unread_bytes
         if unread_bytes > OUTGOING_MAX_BYTES:
             self.close()
-            _logger.warning("a connection with %d unread bytes was closed", unread_bytes)
+            _logger.warning(
+                "a connection with %d unread bytes was closed — see why the program at its other "
+                "end does not read: it is blocked, or overloaded",
+                unread_bytes,
+            )
 
     def resume_writing(self) -> None:
         """asyncio: the peer has read most of what was written."""

@@ -2,6 +2,8 @@
 
 Ray starts, names, places and restarts the actor. But a call through Ray costs a millisecond of CPU
 time, many times the work of a small call (``docs/adr/0010``).
+
+One file: a connection from the moment it is accepted, its login and its place among others.
 """
 
 from __future__ import annotations
@@ -132,7 +134,10 @@ class Listener:
         """Count a connection without a proof; the one that must make room for it is closed."""
         displaced = self.places.begin(opening)
         if displaced is not None:
-            self.warnings.warn("one of too many connections without a token was closed")
+            self.warnings.warn(
+                "one of too many connections without a token was closed — see who connects to "
+                "this port: it is no program of this cluster"
+            )
             displaced.close()
 
     def refusal(self, principal: Principal) -> str:
@@ -197,7 +202,11 @@ class Listener:
 
 def _log_bug(bug: BaseException) -> None:
     """Log a bug: the call gets no answer, and its caller waits until its deadline."""
-    _logger.error("unexpected error in a call: %r", bug, exc_info=bug)
+    _logger.error(
+        "unexpected error in a call: %r — this is a bug: report it with this log",
+        bug,
+        exc_info=bug,
+    )
 
 
 class _TlsServer:
@@ -224,7 +233,11 @@ class _TlsServer:
                 accepted, peer = await loop.sock_accept(opened)
             except OSError as error:
                 # Too many open files: those that wait are accepted later.
-                self._listener.warnings.warn("a connection could not be accepted: %s", error)
+                self._listener.warnings.warn(
+                    "a connection could not be accepted: %s — raise the limit of open files "
+                    "(ulimit -n) if that is it; it is tried again",
+                    error,
+                )
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue
             handshake = _TlsHandshake(host_of(peer), accepted)
@@ -245,7 +258,11 @@ class _TlsServer:
             )
         except OSError as error:
             reason = self._listener.certificates.reason(error)
-            self._listener.warnings.warn("a TLS handshake of %s failed: %s", handshake.host, reason)
+            self._listener.warnings.warn(
+                "a TLS handshake of %s failed: %s — give that host a certificate of this "
+                "cluster's authority",
+                *(handshake.host, reason),
+            )
         finally:
             self._listener.places.end_opening(handshake)
             handshake.task = None
@@ -340,7 +357,9 @@ class _Caller(FramedProtocol):
 
     def _close_displaced(self, gone: Caller | None, what: str) -> None:
         if gone is not None:
-            self._listener.warnings.warn("one of too many %s was closed", what)
+            self._listener.warnings.warn(
+                "one of too many %s was closed — close the clients that are not needed", what
+            )
             gone.close()
 
     def received(self, correlation_id: int, kind: int, body: memoryview) -> None:
@@ -364,16 +383,26 @@ class _Caller(FramedProtocol):
         """Take a frame of the handshake: close the connection unless it proves who calls."""
         listener = self._listener
         if method != HELLO and not listener.places.may_log_in(self.host):
-            listener.warnings.warn("a login from %s was not looked at: too many fail", self.host)
+            listener.warnings.warn(
+                "a login from %s was not looked at: too many fail — see which program there has "
+                "a wrong password, or tries others'",
+                self.host,
+            )
             self.close()
             return
         admission = self._reception.receive(method, bytes(message))
         if admission is None:
-            listener.warnings.warn("a connection without the right token was closed")
+            listener.warnings.warn(
+                "a connection without the right token was closed — see who connects to this "
+                "port: a program of an earlier life of this actor connects again by itself"
+            )
             self.close()
             return
         if admission.kind is Outcome.REFUSED:
-            listener.warnings.warn("a login from %s was refused: %s", self.host, admission.reason)
+            listener.warnings.warn(
+                "a login from %s was refused: %s — give that program the right credentials",
+                *(self.host, admission.reason),
+            )
             listener.dispatch.audit.login_refused(admission.name, self.address)
             self._is_refused = True
             self.hold()
@@ -429,7 +458,9 @@ class _Caller(FramedProtocol):
             return False
         self._is_refused = True
         self.send(correlation_id, Outcome.LIMITED, reason.encode())
-        self._listener.warnings.warn("a connection was refused: %s", reason)
+        self._listener.warnings.warn(
+            "a connection was refused: %s — close the clients that are not needed", reason
+        )
         # After the answer is written; if its peer does not read that, it has until the first frame.
         self.loop.call_soon(self._close_gently)
         return True

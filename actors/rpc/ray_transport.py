@@ -121,7 +121,9 @@ class RayTransport:
             return await _within(timeout_ms, remote.remote(*arguments).future())
         except RayTaskError as error:
             # Caught first: Ray's wrapper of a ValueError is a ValueError as well.
-            _logger.exception("%s.%s raised", actor, method)
+            _logger.exception(
+                "%s.%s raised — see that actor's log: `oncelog logs %s`", actor, method, actor
+            )
             return RayFailure(ErrorCode.UNKNOWN_SERVER_ERROR, str(error.cause))
         except ActorUnavailableError:
             return RayFailure(ErrorCode.NETWORK_EXCEPTION)

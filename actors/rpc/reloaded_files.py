@@ -70,7 +70,11 @@ class ReloadedFiles(Generic[Value]):
         warned_at_ms = self._warned_at_ms
         if warned_at_ms is None or not 0 <= now_ms - warned_at_ms < WARN_AGAIN_MS:
             self._warned_at_ms = now_ms
-            _logger.warning("%s: the new files cannot be used, the old stay: %s", self._what, error)
+            _logger.warning(
+                "%s: the new files cannot be used, the old stay: %s — put sound files there; they "
+                "are read again once they change",
+                *(self._what, error),
+            )
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

@@ -134,7 +134,7 @@ class TransactionCompletions:
             await asyncio.sleep(jittered_backoff_ms(attempt, self._rng) / 1000)
             attempt += 1
         self._left_to_successor.add(transactional_id)
-        _logger.warning("the completion of %r is left to a newer coordinator", transactional_id)
+        _logger.info("the completion of %r is left to a newer coordinator", transactional_id)
         return False
 
     async def is_visible(self, completion: asyncio.Task[bool] | None) -> bool:
@@ -264,10 +264,14 @@ class MarkerSender:
             if error is ErrorCode.NONE:
                 del due[producer_id]
             elif error in SUPERSEDED:
-                _logger.warning("%s refuses marker of producer %d: %s", tp, producer_id, error.name)
+                _logger.info("%s refuses marker of producer %d: %s", tp, producer_id, error.name)
                 refused[producer_id] = error
             elif not error.retriable:
-                _logger.error("%s rejects a marker with %s; sending it again", tp, error.name)
+                _logger.error(
+                    "%s rejects a marker with %s; it is sent again — if this goes on, readers of "
+                    "committed records wait there: see the log of the partition's leader",
+                    *(tp, error.name),
+                )
         if not refused:
             return
         # Ask after the rejection: a coordinator that caused it had its epoch before that.
@@ -282,7 +286,7 @@ class MarkerSender:
             if error is ErrorCode.INVALID_PRODUCER_EPOCH:
                 # I-06: the newer epoch could only begin there after this transaction was closed.
                 # Such repeats follow a coordinator that died before COMPLETE was on disk.
-                _logger.warning("%s has a newer epoch of producer %d: no marker", tp, producer_id)
+                _logger.info("%s has a newer epoch of producer %d: no marker", tp, producer_id)
                 del due[producer_id]
 
 

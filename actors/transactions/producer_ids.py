@@ -71,7 +71,7 @@ class ProducerIdReservation:
         if reply.error is ErrorCode.NONE:
             self._producer_ids.add_block(reply.first_producer_id, reply.count)
         else:
-            _logger.warning("no producer ids from the controller: %s", reply.error.name)
+            _logger.info("no producer ids from the controller yet: %s", reply.error.name)
 
 
 class PlainProducers:

@@ -297,7 +297,9 @@ class RecordFuture(Future[RecordMetadata]):
                 fn(self)
             except Exception:
                 # As in concurrent.futures: a callback that raises must not stop the producer.
-                _logger.exception("a callback of a record's future raised")
+                _logger.exception(
+                    "a callback of a record's future raised — correct that function of the program"
+                )
 
         self._delivery.has_waiter = True
         self._delivery.add_done_callback(run)
@@ -314,7 +316,8 @@ class RecordFuture(Future[RecordMetadata]):
                     on_delivery(outcome, None)
             except Exception:
                 _logger.exception(
-                    "on_delivery of a record for %s raised", self._delivery.topic_partition
+                    "on_delivery of a record for %s raised — correct that function of the program",
+                    self._delivery.topic_partition,
                 )
 
         def on_done() -> None:

@@ -112,7 +112,8 @@ class _Chain(Generic[InterceptorT]):
         if place not in self._reported:
             self._reported.add(place)
             _logger.error(
-                "%s.%s raised; it is ignored, and further failures of it are only counted",
+                "%s.%s raised; it is ignored, and further failures of it are only counted — "
+                "correct the interceptor",
                 type(interceptor).__name__,
                 hook,
                 exc_info=error,

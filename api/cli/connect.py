@@ -164,7 +164,7 @@ def connect(args: argparse.Namespace) -> Cluster:
     found = find(args)
     quiet_libraries()
     with blocked_termination():
-        cluster_connection.join_ray(found.address)
+        cluster_connection.join_ray(found.address, shows_output=False)
         # Only now: joining Ray installs its own handlers.
         end_in_order()
     from oncelog.api import client

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except Exception as error:
         # A daemon's stack trace belongs in its log; the line for people comes last.
-        _logger.exception("%s ends", MODULE)
+        _logger.exception("%s ends — do what the last line says, then start it again", MODULE)
         sys.stderr.write(describe_error(error) + "\n")
         return 1
     return 0
@@ -95,7 +95,7 @@ def shut_down(cluster: Cluster) -> None:
         except OncelogError as error:
             if not error.retriable or not attempts_left:
                 raise
-            _logger.warning("not stopped yet: %s", error)
+            _logger.info("not stopped yet, trying again: %s", error)
             threading.Event().wait(SHUTDOWN_RETRY_S)
         else:
             return

@@ -21,6 +21,7 @@ from oncelog.api.cli import cluster as cli_cluster
 from oncelog.api.cli import data_directory as cli_data_directory
 from oncelog.api.cli import groups as cli_groups
 from oncelog.api.cli import identities as cli_identities
+from oncelog.api.cli import logs as cli_logs
 from oncelog.api.cli import metrics as cli_metrics
 from oncelog.api.cli import records as cli_records
 from oncelog.api.cli import status as cli_status
@@ -108,6 +109,7 @@ def build_parser() -> argparse.ArgumentParser:
     cli_transactions.add_commands(commands)
     cli_identities.add_commands(commands)
     cli_metrics.add_commands(commands)
+    cli_logs.add_commands(commands)
     _add_rotate_key(commands)
     _add_dump(commands)
     _add_accept_cut(commands)

@@ -322,8 +322,8 @@ CONDITIONS: Final = (
         name="no controller",
         is_served=False,
         where=_controller,
-        advice="wait ten seconds: another voter takes over; if it persists, see the "
-        "controller's log in the Ray dashboard",
+        advice="wait ten seconds: another voter takes over; if it persists, see "
+        "`oncelog logs controller`",
     ),
     Condition(
         name="without a leader",
@@ -337,7 +337,7 @@ CONDITIONS: Final = (
         is_served=False,
         where=_leaders_not_serving,
         advice="wait a few seconds: actors restart and other leaders are elected automatically; "
-        "if it persists, see the state above and the actor's log in the Ray dashboard",
+        "if it persists, see the state above and `oncelog logs ACTOR`",
     ),
     Condition(
         name="refuses acks=all",
@@ -531,7 +531,7 @@ def status(args: argparse.Namespace) -> int:
         raise NoClusterError(error.what, error.advice) from None
     identity = login_of(**login_arguments(args)).identity()
     quiet_libraries()
-    cluster_connection.join_ray(found.address)
+    cluster_connection.join_ray(found.address, shows_output=False)
     if not cluster_connection.has_log():
         raise NoClusterError(
             f"the Ray cluster at {cluster_connection.ray_address()} runs no oncelog",

@@ -174,7 +174,11 @@ class Commits:
         if callback is not None:
             self._to_tell.append(partial(callback, offsets, error))
         elif error is not None:
-            _log.error("a commit in the background failed: %s", error)
+            _log.error(
+                "a commit in the background failed: %s — nothing to do if a later one succeeds; "
+                "give a callback to see each outcome",
+                error,
+            )
 
     async def call_back(self) -> None:
         """Call the callbacks of commits that are over; raises what one raises."""
@@ -211,7 +215,11 @@ class Commits:
         try:
             await asyncio.wait_for(self._commit_last(partitions, int(timeout_ms)), timeout_ms / 1e3)
         except asyncio.TimeoutError:
-            _log.warning("the last commits took longer than %d ms", timeout_ms)
+            _log.warning(
+                "the last commits took longer than %d ms — see `oncelog status`; records since "
+                "the last commit may be read again",
+                timeout_ms,
+            )
 
     async def _commit_last(
         self, partitions: Iterable[TopicPartition] | None, timeout_ms: int
@@ -227,7 +235,11 @@ class Commits:
         try:
             await self._send(offsets, identity, timeout_ms)
         except OncelogError as error:
-            _log.warning("automatic commit failed: %s", error)
+            _log.warning(
+                "automatic commit failed: %s — nothing to do if a later one succeeds: it covers "
+                "this one",
+                error,
+            )
 
     # --- all of them --------------------------------------------------------------------------
 

@@ -440,7 +440,8 @@ class ConsumerCore:
         reset = self._reset_policy()
         if failure.code is ErrorCode.UNKNOWN_TOPIC_ID:
             _log.warning(
-                "%s was deleted and created again: reading it as a new topic",
+                "%s was deleted and created again: reading it as a new topic — nothing to do, if "
+                "somebody meant to replace it",
                 partition.topic_partition,
             )
             self.fetcher.reset(partition.topic_partition, None)
@@ -448,7 +449,8 @@ class ConsumerCore:
             return
         if failure.code is ErrorCode.OFFSET_OUT_OF_RANGE and reset is not None:
             _log.warning(
-                "%s: offset %s is out of range, resetting to %s",
+                "%s: offset %s is out of range, resetting to %s — keep records for longer "
+                "(retention_ms), or read faster, if records must not be missed",
                 partition.topic_partition,
                 partition.position,
                 self.settings.auto_offset_reset,
@@ -480,7 +482,9 @@ class ConsumerCore:
             if is_left and topic_partition.topic not in self._missing:
                 self._missing.add(topic_partition.topic)
                 _log.warning(
-                    "partition %s does not exist (any more): reading the others", topic_partition
+                    "partition %s does not exist (any more): reading the others — take it out of "
+                    "assign() if it was deleted",
+                    topic_partition,
                 )
         return is_left
 

@@ -100,7 +100,7 @@ def bug_error(who: str, bug: BaseException) -> OncelogError:
     """The error that the application gets when a task of ours ended with an unexpected error."""
     error = UnknownServerError(f"{who} ended because of a bug: {bug!r}")
     error.__cause__ = bug
-    _log.error("%s", error, exc_info=bug)
+    _log.error("%s — report it, with this traceback", error, exc_info=bug)
     return error
 
 
@@ -370,7 +370,7 @@ class GroupMembership:
         except OncelogError as error:
             if not error.retriable:
                 raise
-            _log.warning("group %s: topics are not known yet: %s", self._group_id, error)
+            _log.info("group %s: topics are not known yet: %s", self._group_id, error)
             return
         missing = sorted(set(topics) - known.keys())
         if missing and not known:
@@ -380,9 +380,9 @@ class GroupMembership:
             )
         if missing and missing != self._missing:
             _log.warning(
-                "group %s: subscribed topics do not exist: %s; reading the others",
-                self._group_id,
-                ", ".join(missing),
+                "group %s: subscribed topics do not exist: %s; reading the others — create them, "
+                "or correct their names",
+                *(self._group_id, ", ".join(missing)),
             )
         self._missing = missing
 
@@ -600,7 +600,7 @@ class GroupMembership:
     async def _leave_after_silence(self) -> None:
         """No poll for too long: let other members have the partitions. Source: KIP-62."""
         _log.warning(
-            "group %s: no poll for more than max_poll_interval_ms=%d, leaving; process fewer "
+            "group %s: no poll for more than max_poll_interval_ms=%d, leaving — process fewer "
             "records per poll or raise it",
             self._group_id,
             self._settings.max_poll_interval_ms,

@@ -226,7 +226,11 @@ async def _after_lost(
             raise failure
     elif failure.code is not ErrorCode.UNKNOWN_TOPIC_ID:
         raise failure
-    _logger.warning("skipping offsets %d to %d of %s, which are gone", position, after - 1, lost)
+    _logger.warning(
+        "skipping offsets %d to %d of %s, which are gone — keep records for longer (retention_ms) "
+        "if they must not be missed",
+        *(position, after - 1, lost),
+    )
     return after
 
 

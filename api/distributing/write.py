@@ -207,7 +207,8 @@ class DistributedWrite:
             self.log_committed_before()
         if not end.visible:
             _logger.warning(
-                "transaction %r is committed; some of its partitions do not show it yet",
+                "transaction %r is committed; some of its partitions do not show it yet — nothing "
+                "to do: they will",
                 self.membership.transactional_id,
             )
         return end
@@ -216,7 +217,11 @@ class DistributedWrite:
         """Warn that this was committed before: its name or version may be wrong."""
         version = version_in(self.membership.token)
         what = f"version {version.version} of {version.app_id!r}" if version else "this"
-        _logger.warning("%s was committed before: nothing is written again", what)
+        _logger.warning(
+            "%s was committed before: nothing is written again — give a new version if this is "
+            "new data",
+            what,
+        )
 
     def abort(self, connect: Connect) -> RunEnd | None:
         """Abort the run; if it is committed, change nothing. Never raises.
@@ -228,7 +233,8 @@ class DistributedWrite:
             return connect(self.options.endpoint).end_run(self.membership, committed=False)
         except Exception as error:
             _logger.warning(
-                "transaction %r could not be aborted now: %s",
+                "transaction %r could not be aborted now: %s — nothing to do: the end of its "
+                "driver, or its timeout, aborts it",
                 self.membership.transactional_id,
                 error,
             )

@@ -55,7 +55,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from msgspec import structs
 
-from oncelog.actors.interfaces import Clock, Transport
+from oncelog.actors.interfaces import WORKER_ACTORS, Clock, Transport
 from oncelog.actors.protocol.messages.share import DescribeShareGroupRequest
 from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.api.admin.admin import AsyncAdmin
@@ -118,20 +118,17 @@ class ProcessFailedError(UnknownServerError):
     """A worker of the job ended because its function failed; the message says why."""
 
 
-_ACTOR_PREFIX: Final = "process:"
-
-
 def worker_actor(group_id: str, worker_index: int) -> str:
     """The name of the actor that runs a worker."""
-    return f"{_ACTOR_PREFIX}{group_id}-{worker_index}"
+    return f"{WORKER_ACTORS}{group_id}-{worker_index}"
 
 
 def jobs_of(actors: Iterable[str]) -> dict[str, list[int]]:
     """The jobs whose workers are among ``actors``: group id → sorted worker indexes."""
     jobs: dict[str, list[int]] = {}
     for name in actors:
-        group_id, dash, index = name.removeprefix(_ACTOR_PREFIX).rpartition("-")
-        if name.startswith(_ACTOR_PREFIX) and dash and index.isdecimal():
+        group_id, dash, index = name.removeprefix(WORKER_ACTORS).rpartition("-")
+        if name.startswith(WORKER_ACTORS) and dash and index.isdecimal():
             jobs.setdefault(group_id, []).append(int(index))
     return {group_id: sorted(jobs[group_id]) for group_id in sorted(jobs)}
 
@@ -780,7 +777,10 @@ class _Display:
 
     def _say(self, line: str) -> None:
         if self._bar is None:
-            _log.warning("job %s: %s", self._group_id, line)
+            _log.warning(
+                "job %s: %s — see `oncelog jobs describe %s`",
+                *(self._group_id, line, self._group_id),
+            )
         else:
             self._bar.console.print(f"{self._group_id}: {line}", markup=False, highlight=False)
 
@@ -798,7 +798,11 @@ async def remove_former_workers(admin: AsyncAdmin, group_id: str, *, worker_coun
     except GroupIdNotFoundError:
         return
     except OncelogError as error:
-        _log.warning("job %s: the workers it had before are unknown: %s", group_id, error)
+        _log.warning(
+            "job %s: the workers it had before are unknown: %s — nothing to do: partitions of "
+            "those that are gone wait for the end of their sessions",
+            *(group_id, error),
+        )
         return
     prefix = identity_of(group_id, 0).removesuffix("0")
     names = (member.group_instance_id or "" for member in group.members)
@@ -816,8 +820,7 @@ async def remove_workers(admin: AsyncAdmin, group_id: str, worker_indexes: Itera
         _log.debug("job %s: %s", group_id, error)
     except OncelogError as error:
         _log.warning(
-            "job %s: %s stay in the group until their sessions end: %s",
-            group_id,
-            ", ".join(places),
-            error,
+            "job %s: %s stay in the group until their sessions end: %s — `oncelog groups "
+            "remove-members` removes them now",
+            *(group_id, ", ".join(places), error),
         )

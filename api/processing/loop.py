@@ -355,7 +355,11 @@ class ProcessLoop(WorkerLoop):
             raise _UnsendableOutput(error) from error
         transaction.left_out += len(left_out)
         for one in left_out:
-            _log.warning("worker %s: left out %s", self._config.identity, one)
+            _log.warning(
+                "worker %s: left out %s — correct the function or the record; dead_letter_topic "
+                "keeps such records",
+                *(self._config.identity, one),
+            )
             if self._config.dead_letter_topic is not None:
                 one.send(clients.producer, self._config.dead_letter_topic, self._config)
         transaction.records_in += len(batch)
@@ -543,7 +547,10 @@ class ProcessLoop(WorkerLoop):
             wait_ms = int(self._recovery_wait_s() * 1_000)
             reason = f"failed {count} times in a row, next attempt in {wait_ms} ms: {reason}"
         self.progress.reason = reason
-        _log.warning("worker %s: batch failed: %s", config.identity, reason)
+        _log.warning(
+            "worker %s: batch failed: %s — correct the function if it fails each time",
+            *(config.identity, reason),
+        )
         if ends and count >= config.max_function_failures:
             self._abort_quietly()
             self._end(WorkerState.FAILED, f"failed {count} times, last: {reason}")
@@ -554,7 +561,11 @@ class ProcessLoop(WorkerLoop):
             if self._clients is not None:
                 self._abort(self._clients)
         except OncelogError as error:
-            _log.warning("worker %s: abort failed: %s", self._config.identity, error)
+            _log.warning(
+                "worker %s: abort failed: %s — nothing to do: the timeout of the transaction "
+                "aborts it",
+                *(self._config.identity, error),
+            )
 
     # --- clients ------------------------------------------------------------------------------
 

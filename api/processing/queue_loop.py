@@ -181,7 +181,8 @@ class QueueLoop(WorkerLoop):
         self.progress.function_failures += 1
         self.progress.reason = reason
         _log.warning(
-            "worker %s: %d records failed: %s", self._config.identity, len(records), reason
+            "worker %s: %d records failed: %s — correct the function if they fail each time",
+            *(self._config.identity, len(records), reason),
         )
         if len(records) > 1:
             self._alone += len(records)

@@ -105,7 +105,9 @@ class WorkerLoop(ABC):
             pass
         except BaseException as error:
             # The thread's last resort: a bug of ours must be visible from outside.
-            _log.exception("worker %s", self._config.identity)
+            _log.exception(
+                "worker %s ended — this is a bug: report it with this log", self._config.identity
+            )
             self.progress.state = WorkerState.FAILED
             self.progress.reason = text_of(error)
             if not isinstance(error, Exception):
@@ -128,7 +130,10 @@ class WorkerLoop(ABC):
 
     def _judge(self, error: OncelogError) -> None:
         """End the loop if the worker is replaced or its clients are closed."""
-        _log.warning("worker %s: %s", self._config.identity, error)
+        _log.warning(
+            "worker %s: %s — nothing to do if it goes on by itself: see `oncelog jobs describe`",
+            *(self._config.identity, error),
+        )
         self.progress.reason = str(error)
         for cause in causes_of(error):
             if cause.code in _FENCED:
@@ -147,7 +152,11 @@ class WorkerLoop(ABC):
             try:
                 close()
             except OncelogError as error:
-                _log.warning("worker %s: close failed: %s", self._config.identity, error)
+                _log.warning(
+                    "worker %s: close failed: %s — nothing to do: its session and its transaction "
+                    "time out",
+                    *(self._config.identity, error),
+                )
 
 
 def causes_of(error: BaseException) -> Iterable[OncelogError]:

@@ -307,8 +307,8 @@ class ProducerCore:
         reply = await self._requests.leave_run(name, run, identity)
         if reply.error is not ErrorCode.NONE:
             _log.warning(
-                "the coordinator of %r was not told that a member has failed: %s %s; its records "
-                "are aborted with its run",
+                "the coordinator of %r was not told that a member has failed: %s %s — nothing to "
+                "do: its records are aborted with its run",
                 name,
                 reply.error.name,
                 reply.detail,
@@ -659,4 +659,9 @@ def check_token(token: object) -> None:
 def _log_renewal_end(renewal: asyncio.Task[None]) -> None:
     """It ends with its producer, member or run; if it fails, these may time out."""
     if not renewal.cancelled() and (bug := renewal.exception()) is not None:
-        _log.error("a producer no longer says that it lives: %r", bug, exc_info=bug)
+        _log.error(
+            "a producer no longer says that it lives: %r — this is a bug: report it, and make a "
+            "new producer",
+            bug,
+            exc_info=bug,
+        )

@@ -682,7 +682,8 @@ class UnreportedFailures:
         if not count or self._last is None:
             return
         _logger.error(
-            "%s not delivered, and no one was waiting for the outcome: %s",
+            "%s not delivered, and no one was waiting for the outcome: %s — send them again if "
+            "they are wanted, and wait for send()'s future, or call flush()",
             f"1 record for {self._last.topic_partition} was"
             if count == 1
             else f"{count} records, the last of them for {self._last.topic_partition}, were",

@@ -625,7 +625,8 @@ class QueueCore:
             waiting, self._waiting = self._waiting, []
             self._refuse(waiting)
         _log.warning(
-            "the session of this worker of %r has ended: its %d records are delivered again",
+            "the session of this worker of %r has ended: its %d records are delivered again — see "
+            "whether this process was stalled, or cut off from the cluster",
             self.settings.group_id,
             count,
         )
@@ -678,7 +679,8 @@ class QueueCore:
             self._counts["released"] += count
         if count:
             _log.warning(
-                "%d records were held for longer than record_lock_duration_ms=%d, and are released",
+                "%d records were held for longer than record_lock_duration_ms=%d, and are released "
+                "— raise it, or take fewer records at once",
                 count,
                 self.settings.record_lock_duration_ms,
             )
@@ -805,8 +807,8 @@ class QueueCore:
         )
         if reply.error not in (ErrorCode.NONE, *_LOST):
             _log.warning(
-                "this worker could not leave %r: %s; its records are released once its session "
-                "has ended",
+                "this worker could not leave %r: %s — nothing to do: its records are released once "
+                "its session has ended",
                 self.settings.group_id,
                 reply.error.name,
             )

@@ -162,9 +162,10 @@ def check_data_dir(data_dir: str | os.PathLike[str]) -> Path:
 # --- Ray --------------------------------------------------------------------------------------
 
 
-def join_ray(address: str) -> None:
+def join_ray(address: str, *, shows_output: bool = True) -> None:
     """Connect this process to the Ray cluster at ``address``, unless it already is.
 
+    ``shows_output``: show what this program's own tasks and actors write, as Ray does.
     Raises ``ConnectionFailedError`` within seconds if there is none, or if this process is
     connected to another cluster: it can be in only one at a time.
     """
@@ -189,7 +190,7 @@ def join_ray(address: str) -> None:
             ray.init(
                 address=place,
                 namespace=NAMESPACE,
-                log_to_driver=False,
+                log_to_driver=None if shows_output else False,
                 logging_level=logging.ERROR,
                 configure_logging=False,
             )
@@ -270,7 +271,6 @@ def start_ray(*, num_cpus: int | None, dashboard_port: int | None) -> DelayedSta
                 num_cpus=num_cpus,
                 labels={BROKER_LABEL: str(LOCAL_BROKER_ID)},
                 include_dashboard=True,
-                log_to_driver=False,
                 logging_level=logging.ERROR,
                 configure_logging=False,
                 _system_config=SYSTEM_CONFIG,

@@ -130,7 +130,10 @@ def _log_left(
 ) -> None:
     """Log a failure to leave; until then this callback keeps the thread alive."""
     if not loop_thread.is_ended and not leaving.cancelled() and leaving.exception() is not None:
-        _log.warning("an unclosed client could not leave: %r", leaving.exception())
+        _log.warning(
+            "an unclosed client could not leave: %r — use it in a with block, or close it",
+            leaving.exception(),
+        )
 
 
 def _end_all() -> None:

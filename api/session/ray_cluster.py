@@ -207,14 +207,22 @@ class DelayedStarts:
                 # Ray runs without any of them, and a program that ends needs none.
                 if _is_up():
                     reason = str(error).strip().splitlines() or [repr(error)]
-                    _logger.warning("part of Ray's head did not start: %s", reason[0])
+                    _logger.warning(
+                        "part of Ray's head did not start: %s — the log serves without it; start "
+                        "the cluster again if you need Ray's dashboard or its metrics",
+                        reason[0],
+                    )
         self._are_done.set()
         try:
             if _is_up():
                 then()
         except Exception as error:
             # This thread must stay alive: the processes that it started end with it.
-            _logger.warning("the address of the Ray dashboard was not recorded: %r", error)
+            _logger.warning(
+                "the address of the Ray dashboard was not recorded: %r — make room on the disk of "
+                "the data directory; all else works",
+                error,
+            )
         threading.Event().wait()
 
 

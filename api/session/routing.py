@@ -581,13 +581,13 @@ class Outages:
         what = f"partition {target}" if isinstance(target, TopicPartition) else target
         lasted_s = self._now_s() - silence.since_s
         if is_over:
-            _log.warning("%s replies again, after %.0f s", what, lasted_s)
+            _log.warning("%s replies again, after %.0f s — nothing to do", what, lasted_s)
         else:
             kind = "partition" if isinstance(target, TopicPartition) else target.split()[1]
             self._metrics.add(CLIENT_OUTAGES, 1, {"what": kind})
             _log.warning(
-                "%s has not replied for %.0f s: %s of %s; calls are retried while their time "
-                "allows",
+                "%s has not replied for %.0f s: %s of %s — see `oncelog status`; calls are retried "
+                "while their time allows",
                 what,
                 lasted_s,
                 error.name,
@@ -598,4 +598,4 @@ class Outages:
             try:
                 listener(outage)
             except Exception:
-                _log.exception("an outage listener raised")
+                _log.exception("an outage listener raised — correct that function of the program")

@@ -349,7 +349,11 @@ class LogLoader:
             self._unsealed.append(segment)
         else:
             path = segment.path_of(LOG_SUFFIX)
-            _logger.error("%s at byte %d is damaged: %s", path, position, defect.value)
+            _logger.error(
+                "%s at byte %d is damaged: %s — check the disk; `oncelog dump --verify` shows what "
+                "is damaged, and readers can skip it",
+                *(path, position, defect.value),
+            )
             segment.begin_scan()
             segment.release()
         segment.end_scan(size_bytes, next_offset)
@@ -440,7 +444,11 @@ class LogLoader:
                     f"records were deleted; without {LOG_START_FILE} those in the first segment "
                     f"are back"
                 ) from error
-            _logger.warning("%s; %s has the log start too", error, RECOVERY_FILE)
+            _logger.warning(
+                "%s; %s has the log start too — nothing to do: the file is written again; check "
+                "the disk if this repeats",
+                *(error, RECOVERY_FILE),
+            )
             stored, self._stored_log_start = 0, None
         self._log_start_offset = max(stored, known)
         if checkpoint is None or stored <= known:
@@ -461,14 +469,22 @@ class LogLoader:
             # The log must still open on a full disk.
             if not is_transient(error):
                 raise
-            _logger.warning("%s: %s was not written: %s", self.directory, LOG_START_FILE, error)
+            _logger.warning(
+                "%s: %s was not written: %s — make room on its disk, or repair it; the next "
+                "checkpoint writes it again",
+                *(self.directory, LOG_START_FILE, error),
+            )
 
     def _read_leader_epochs(self) -> list[tuple[int, int]]:
         """The pairs of the file; empty if it is missing or unreadable: the log has them too."""
         try:
             return read_leader_epochs(self.filesystem, self.directory)
         except CorruptDataError as error:
-            _logger.warning("%s; the leader epochs are taken from the log", error)
+            _logger.warning(
+                "%s; the leader epochs are taken from the log — nothing to do: the file is "
+                "written again; check the disk if this repeats",
+                error,
+            )
             return []
 
     def _load_leader_epochs(
@@ -697,7 +713,7 @@ def decide_tail(
         defect=tail.defect,
         is_accepted=is_accepted,
     )
-    _logger.warning("%s", cut)
+    _logger.info("%s", cut)
     return cut
 
 

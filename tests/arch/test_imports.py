@@ -54,6 +54,7 @@ PROCESSES = (
     "actors/process/process_table.py",
     "actors/process/ray_environment.py",
     "actors/process/ray_metrics.py",
+    "actors/process/ray_output.py",
 )
 """Where actors are put together from the real clock, disk, randomness and environment."""
 CLIENT = (

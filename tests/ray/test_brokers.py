@@ -68,6 +68,9 @@ def test_nodes_that_are_labelled_join_and_one_that_dies_takes_only_its_own(nodes
     wait_for(lambda: nodes.brokers().get(2) == "alive" and 3 in nodes.brokers(), "the brokers")
     assert "takes no part" in nodes.brokers()[3]
     assert "e" * 32 in nodes.brokers()[3]
+    shown = nodes.run("logs", "broker:3", "--level", "error")  # A file of another node.
+    assert "does not take part" in shown.stdout
+    assert shown.stderr.startswith("broker:3 on 127.0.0.3: ")
     created = nodes.run("topics", "create", "t", "--partitions", "6", "--replication-factor", "1")
     assert (created.returncode, created.stderr) == (0, "")
     write(nodes, 0, 60)

@@ -103,6 +103,8 @@ def test_a_job_outlives_its_driver_and_is_listed_attached_to_and_stopped(
     assert [one["lag"] for one in listed if one["group"] == group_id] == [0]
     described = shell("jobs", "describe", group_id)
     assert (described.returncode, described.stderr) == (0, "")
+    shown = shell("logs", f"{group_id}-0")
+    assert shown.stderr.startswith(f"process:{group_id}-0 on ")
     stopped = shell("jobs", "stop", group_id)
     assert (stopped.returncode, stopped.stderr) == (0, "")
     assert group_id not in [found.group_id for found in cluster.jobs()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 import urllib.request
@@ -11,10 +12,12 @@ from typing import Any
 
 import pytest
 import ray
-from deadlines import DEADLINE_S
+from deadlines import DEADLINE_S, wait_for
+from ray.util.state import list_actors
+from ray.util.state.exception import RayStateApiException
 from ray_nodes import Commands, begin_here
 
-from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE, leader_address
+from oncelog.actors.interfaces import ACTOR_CLASSES, CONTROLLER_ACTOR, NAMESPACE, leader_address
 from oncelog.actors.launch.cluster_location import server_secret
 from oncelog.actors.process.metrics import METRICS
 from oncelog.actors.protocol.messages.cluster import (
@@ -289,3 +292,40 @@ def test_a_program_is_refused_what_only_servers_ask(cluster: Any, topic: str, ro
         assert "User:ray" in reply.detail
     with cluster.producer() as producer:
         assert producer.send(topic, b"still here", partition=0).result().offset == 0
+
+
+def test_the_log_of_a_leader_is_shown_also_once_its_process_has_ended(
+    cluster: Any, topic: str, typed: Any, kill: Any
+) -> None:
+    """By a short name, from a level on; a refused call has left a line in it."""
+    found = cluster.admin().describe_topic(topic)
+    address = str(leader_address(found, found.partitions[0]))
+    request = ShutdownRequest(topic_id=found.topic_id, remove_data=True)
+    call = ActorTransport(RayTransport()).call(address, request, timeout_ms=30_000)
+    assert asyncio.run(call).error is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    shown = typed("logs", f"{topic}-0", "--level", "warning", "--lines", "1")
+    assert "refused a call: " in shown
+    assert " — see `oncelog acls check`" in shown
+    actor = address.partition("/")[0]
+    kill(ray.get_actor(actor, NAMESPACE))
+    wait_for(lambda: "refused a call" not in typed("logs", actor), "another process")
+    assert typed("logs", actor, "--previous").endswith(shown)
+    unknown = typed("logs", "controler", status=1)
+    assert "no actor 'controler'; the nearest are controller — " in unknown
+
+
+def test_rays_dashboard_shows_each_actor_by_its_name_and_class(cluster: Any, topic: str) -> None:
+    def listed() -> list[Any]:
+        with contextlib.suppress(RayStateApiException):  # The dashboard starts after the log.
+            return list_actors(
+                address=cluster.address,
+                filters=[("ray_namespace", "=", NAMESPACE), ("state", "=", "ALIVE")],
+                detail=True,
+            )
+        return []
+
+    wait_for(listed, "the dashboard")
+    shown = {one.name: one for one in listed()}
+    assert shown[CONTROLLER_ACTOR].class_name == "ControllerProcess"
+    assert {one.class_name for one in shown.values()} <= {*ACTOR_CLASSES, "ProcessWorkerProcess"}
+    assert {name: one.repr_name for name, one in shown.items()} == {name: name for name in shown}

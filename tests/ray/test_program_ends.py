@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,6 +102,41 @@ while not records:
 print("read", len(records), flush=True)
 """
 
+KILLS_THE_LOG = """
+import os, signal, sys
+import oncelog
+
+cluster = oncelog.init(sys.argv[1], num_cpus=1)
+import ray
+
+@ray.remote(num_cpus=0)
+def load():
+    print("a task of the program", flush=True)
+    raise ValueError("it fails")
+
+@ray.remote(num_cpus=0)
+class Own:
+    def die(self):
+        print("process", os.getpid(), flush=True)
+        os._exit(3)
+
+for name in ray.util.list_named_actors(all_namespaces=True):
+    health = ray.get_actor(name["name"], name["namespace"]).health.remote()
+    os.kill(ray.get(health).process_id, signal.SIGKILL)
+while True:  # They serve again.
+    try:
+        cluster.admin().list_topics()
+        break
+    except oncelog.OncelogError as error:
+        assert error.retriable, error
+for failing in (load, Own.remote().die):
+    try:
+        ray.get(failing.remote())
+    except ray.exceptions.RayError as error:
+        print("raised", type(error).__name__, flush=True)
+sys.stdin.read()
+"""
+
 
 def started(program: str, cluster: Any, topic: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
@@ -169,3 +206,28 @@ def test_a_program_that_ends_without_close_leaves_its_group_free(cluster: Any, t
         producer.send(topic, b"for whoever reads").result()
     assert "read 1" in ended(started(UNCLOSED, cluster, topic))
     assert cluster.admin().describe_group(f"of-{topic}").members == ()
+
+
+def test_a_program_is_not_told_of_the_logs_processes_but_of_its_own(tmp_path: Path) -> None:
+    """They were killed, and serve again. A task then prints and fails, and an actor ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLS_THE_LOG, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={name: text for name, text in os.environ.items() if name != "RAY_ADDRESS"},
+    )
+    assert process.stdout is not None
+    text = ""
+    # Ray tells of deaths in their order, so this one is the last; what is printed comes any time.
+    while not all(awaited in text for awaited in ("worker died", ") process", ") a task of the")):
+        line = process.stdout.readline()
+        assert line, f"{text} {process.communicate()}"
+        text += line
+    output, errors = process.communicate(timeout=DEADLINE_S)
+    text += output
+    (own,) = re.findall(r"\) process (\d+)", text)
+    assert re.findall(r"Worker PID: (\d+)", text) == [own]
+    assert re.findall(r"raised (\w+)", text) == ["RayTaskError", "ActorDiedError"]
+    assert errors == ""

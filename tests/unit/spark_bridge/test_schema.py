@@ -118,7 +118,8 @@ def test_what_only_the_log_gives_a_record_is_passed_over_and_told_once(struct, c
     for _ in range(2):
         check_write_schema(struct(**columns), "t")
     assert caplog.messages == [
-        "columns Offset, timestampType are not written: the log sets them for each record"
+        "columns Offset, timestampType are not written: the log sets them for each record — "
+        "leave them out, or do nothing"
     ]
     batch = pa.RecordBatch.from_pydict({"Offset": [7], "Value": ["v"], "timestampType": [0]})
     assert writable(batch).to_pydict() == {"Value": ["v"]}

@@ -161,7 +161,7 @@ def test_a_version_that_was_committed_before_is_told_in_one_line(connection, cap
     connection.is_committed = is_committed
     new_writer(txnappid="a", txnversion="1").commit([TaskReport(winner=None)])
     told = ["version 1 of 'a' was committed before: nothing is written again"]
-    assert caplog.messages == (told if is_committed else [])
+    assert [one.split(" — ")[0] for one in caplog.messages] == (told if is_committed else [])
 
 
 def test_a_row_that_is_too_large_is_told_with_the_option_of_spark(connection):
@@ -245,7 +245,8 @@ def test_a_batch_of_a_stream_that_was_committed_before_is_told_in_one_line(seven
     seventh_batch.is_committed = True
     reports = [told(new_stream_writer().write(None)) for _ in range(3)]
     new_stream_writer().commit(reports, 7)
-    assert caplog.messages == ["version 7 of 'q' was committed before: nothing is written again"]
+    (line,) = caplog.messages
+    assert line.startswith("version 7 of 'q' was committed before: nothing is written again — ")
 
 
 def test_one_task_that_finds_its_batch_committed_is_enough_to_know_it(seventh_batch):

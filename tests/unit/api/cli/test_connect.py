@@ -140,7 +140,8 @@ def test_whoever_is_connected_ends_in_order_whatever_handlers_ray_has_set(listen
     known = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     blocked = []
 
-    def join_ray(address):
+    def join_ray(address, *, shows_output):
+        assert not shows_output
         blocked.extend(signal.pthread_sigmask(signal.SIG_BLOCK, []))
         signal.signal(signal.SIGTERM, lambda *_: None)
 
@@ -190,7 +191,7 @@ def test_several_ways_to_log_in_are_refused_as_by_connect(given, told):
 def test_who_connects_is_passed_on_only_if_it_is_said(listener, monkeypatch):
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     seen = []
-    monkeypatch.setattr(cluster_connection, "join_ray", lambda address: None)
+    monkeypatch.setattr(cluster_connection, "join_ray", lambda address, **_: None)
     monkeypatch.setattr(client, "connect", lambda address, **login: seen.append(login))
     try:
         cli_connect.connect(options("--address", listener))

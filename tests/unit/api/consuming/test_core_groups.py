@@ -203,7 +203,8 @@ def test_a_subscriber_reads_what_there_is_of_its_topics(fake_cluster, run, caplo
 
     assert run(scenario()) == [b"0"]
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
-        "group g: subscribed topics do not exist: gone; reading the others"
+        "group g: subscribed topics do not exist: gone; reading the others — create them, or "
+        "correct their names"
     ]
 
 

@@ -63,7 +63,7 @@ def test_an_outage_is_told_once_when_it_lasts_and_once_when_it_is_over(
     assert world.counted == ["partition"]
     begun, ended = caplog.messages
     assert "partition t-0 has not replied for 6 s: NETWORK_EXCEPTION of partitions:1@2" in begun
-    assert ended == "partition t-0 replies again, after 8 s"
+    assert ended == "partition t-0 replies again, after 8 s — nothing to do"
 
 
 def test_what_answers_in_time_is_not_told() -> None:
