@@ -205,8 +205,8 @@ class Cluster(ProcessBound):
         self._transport = PoliteTransport(self._connections)
         self._clock = SystemClock()
         self._random = random.Random(secrets.randbits(64))
-        self._router = Router(self._transport, self._clock, self._reports.metrics)
         self._processes = link.processes
+        self._router = self._new_router()
         self.address = link.address
         try:
             self._metadata = self._loop_thread.run(link.ready(self._transport))
@@ -217,6 +217,15 @@ class Cluster(ProcessBound):
             self._reports.interval_ms = int(
                 cluster_connection.setting(self._metadata, "metrics_interval_ms")
             )
+
+    def _new_router(self) -> Router:
+        """A view of the cluster of its own, for one client."""
+        return Router(
+            self._transport,
+            self._clock,
+            self._reports.metrics,
+            process=self._processes.process(os.getpid()),
+        )
 
     # --- what it is -----------------------------------------------------------------------
 
@@ -299,7 +308,7 @@ class Cluster(ProcessBound):
 
     def async_admin(self) -> AsyncAdmin:
         """Make an admin client for the running event loop, with its own metadata cache."""
-        router = Router(self._transport, self._clock, self._reports.metrics)
+        router = self._new_router()
         return AsyncAdmin(router, random=self._random)
 
     def producer(self, **settings: Unpack[ProducerOptions]) -> Producer:
@@ -341,7 +350,7 @@ class Cluster(ProcessBound):
         from oncelog.api.config import ProducerSettings
         from oncelog.api.producing.producer import AsyncProducer
 
-        router = Router(self._transport, self._clock, self._reports.metrics)
+        router = self._new_router()
         options = ProducerSettings.from_options(settings)
         producer = AsyncProducer(router, options, random=self._random)
         self._loop_thread.call_when_forbidden(producer.forbid)
@@ -357,7 +366,7 @@ class Cluster(ProcessBound):
         from oncelog.api.config import ConsumerSettings
         from oncelog.api.consuming.consumer import AsyncConsumer
 
-        router = Router(self._transport, self._clock, self._reports.metrics)
+        router = self._new_router()
         options = ConsumerSettings.from_options(settings)
         consumer = AsyncConsumer(router, options, self._random, self._reports)
         close_if_forgotten(consumer, LoopOfProgram(), consumer._core)
@@ -378,7 +387,6 @@ class Cluster(ProcessBound):
             QueueSettings.from_options(settings),
             topics,
             self._random,
-            process=self._processes.process(os.getpid()),
         )
 
     def async_queue(
@@ -393,11 +401,10 @@ class Cluster(ProcessBound):
         from oncelog.api.queueing.queue import AsyncQueue
 
         queue = AsyncQueue(
-            Router(self._transport, self._clock, self._reports.metrics),
+            self._new_router(),
             QueueSettings.from_options(settings),
             topics,
             self._random,
-            process=self._processes.process(os.getpid()),
         )
         close_if_forgotten(queue, LoopOfProgram(), queue._core)
         return queue

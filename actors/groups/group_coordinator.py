@@ -11,6 +11,7 @@ One file: the coordinator, and the topics it checks.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from random import Random
@@ -49,6 +50,7 @@ from oncelog.actors.protocol.messages.group import (
     JoinGroupRequest,
     LeaveGroupReply,
     LeaveGroupRequest,
+    LeavingMember,
     OffsetCommitReply,
     OffsetCommitRequest,
     OffsetFetchReply,
@@ -94,6 +96,9 @@ EXPIRY_SCAN_MS: Final = 600_000
 DELETED_TOPICS_SCAN_MS: Final = 60_000
 """Interval of looking for offsets in deleted topics; also done at each load."""
 
+PROCESS_SCAN_MS: Final = 250
+"""Interval of looking for members whose process has ended, while any has named its process."""
+
 LOAD_BATCHES_PER_TURN: Final = 256
 """Batches replayed per turn of the event loop."""
 
@@ -109,6 +114,8 @@ PRODUCER_ERRORS: Final = frozenset(
 """Errors of a transactional batch that concern the producer; passed on unchanged."""
 
 RequestT = TypeVar("RequestT", bound=Request[Any])
+
+_logger = logging.getLogger(__name__)
 
 
 def group_settings(config: ClusterConfig) -> GroupSettings:
@@ -173,6 +180,8 @@ class GroupCoordinator:
             self._tasks.spawn,
         )
         self._topics = GroupTopics(self._cluster)
+        self._scan: asyncio.Task[None] | None = None
+        """The task that looks for members whose process has ended."""
         self._breakage: BaseException | None = None
         self._use(self._new_state())
 
@@ -261,6 +270,7 @@ class GroupCoordinator:
             handle.cancel()
         self._timers.clear()
         self._tasks.cancel()
+        self._scan = None
         calls, self._calls = self._calls, {}
         for request, reply in calls.values():
             if not reply.done():
@@ -300,6 +310,7 @@ class GroupCoordinator:
         if self._shares.is_share(request.group_id):
             return request.failed(*_of_a_queue(request.group_id))
         fresh_id = f"{self._random.getrandbits(128):032x}"
+        self._watch(request)
         return await self._parked(request, partial(self._machine.join, fresh_id=fresh_id))
 
     @_if_available
@@ -312,6 +323,7 @@ class GroupCoordinator:
         """Note that a member is alive."""
         reply, effects = self._machine.heartbeat(request, self._clock.now_ms())
         self._run(effects)
+        self._watch(request)
         return reply
 
     @_if_available
@@ -320,6 +332,41 @@ class GroupCoordinator:
         reply, effects = self._machine.leave(request, self._clock.now_ms())
         self._run(effects)
         return reply
+
+    def _watch(self, request: JoinGroupRequest | HeartbeatRequest) -> None:
+        if request.process is not None and self._scan is None:
+            self._scan = self._tasks.spawn(self._look_for_ends())
+
+    async def _look_for_ends(self) -> None:
+        """The task that has members leave whose process has ended, while any names its own."""
+        has_any = True
+        while has_any:
+            await asyncio.sleep(PROCESS_SCAN_MS / 1_000)
+            has_any = self.remove_ended()
+        self._scan = None
+
+    def remove_ended(self) -> bool:
+        """Remove members whose process has ended, as if they had left; whether any is watched.
+
+        If such news is wrong the member is told so by its next call, and joins again.
+        """
+        watched = self._machine.processes()
+        processes = {process for _, _, process in watched}
+        ended = {process for process in processes if self._drivers.is_gone(process)}
+        for group_id, member_id, process in watched:
+            if process not in ended:
+                continue
+            _logger.info(
+                "process %d, of member %r of group %r, has ended: the member leaves",
+                process.process_id,
+                member_id,
+                group_id,
+            )
+            leaving = (LeavingMember(member_id=member_id),)
+            request = LeaveGroupRequest(group_id=group_id, members=leaving)
+            _, effects = self._machine.leave(request, self._clock.now_ms())
+            self._run(effects)
+        return bool(watched)
 
     # --- positions ------------------------------------------------------------------------
 

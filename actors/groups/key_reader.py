@@ -124,7 +124,7 @@ class KeyReader:
                 return start > offset
             if reply.error is ErrorCode.CORRUPT_MESSAGE:
                 # The worker that acquires what cannot be read rejects it.
-                keys.learn(offset, max(reply.resume_offset, offset + 1), {})
+                keys.learn_unreadable(offset, max(reply.resume_offset, offset + 1))
                 return True
             if reply.error is not ErrorCode.NONE:
                 return False
@@ -135,7 +135,7 @@ class KeyReader:
                 continue
             keys.learn(offset, end, found)
             return end > offset
-        keys.learn(offset, offset + 1, {})
+        keys.learn_unreadable(offset, offset + 1)
         return True
 
     async def _fetch(

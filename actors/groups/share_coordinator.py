@@ -287,7 +287,8 @@ class ShareCoordinator:
                 await self._until_read(self._keys.read(group_id, self._readable(group_id)))
             elif loop_ms() >= deadline_ms:
                 return reply
-            elif reading is not None:
+            # The turn may have made room, by gaps that it archived: then there are more to read.
+            elif reading := reading or self._keys.read(group_id, self._readable(group_id)):
                 # Nobody is parked meanwhile, so nobody else asks where other partitions end.
                 self._begin_refresh(topics)
                 await self._until_read(reading)

@@ -348,7 +348,10 @@ NEEDS: Final[Mapping[type[Request[Any]], tuple[Need, ...]]] = {
         _READ_GROUP,
         _on_topic(Operation.READ, lambda request: request.topics),
     ),
-    share.ShareAcquireRequest: (_READ_GROUP,),
+    share.ShareAcquireRequest: (
+        _READ_GROUP,
+        _on_topic(Operation.READ, lambda request: request.topics),
+    ),
     share.ShareAcknowledgeRequest: (
         _READ_GROUP,
         _on_topic(Operation.READ, _acknowledged_topics),

@@ -16,6 +16,7 @@ from typing import Final
 
 from oncelog.actors.config import ReplicaConfig, TopicConfig, internal_topic_config
 from oncelog.actors.interfaces import Background, Clock
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.cluster.placement import min_insync_of
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import NO_BROKER, DescribeReplicaReply
@@ -71,6 +72,9 @@ _NO_BEGINNING: Final = frozenset(
 LEADERLESS_ASK_MS: Final = 500
 """Interval at which a follower without a leader asks whether it should lead."""
 
+RACKS_INTERVAL_MS: Final = 5_000
+"""How long a leader that does not know the rack of a broker waits before it asks again."""
+
 START_RETRY_MAX_MS: Final = 10_000
 """Maximum back-off of a start after transient disk errors, such as a full disk."""
 
@@ -121,6 +125,7 @@ class Replica(ReplicaLog):
         self._settings_version = 0
         self.racks: dict[int, str] = {}
         """By broker; as of the last answer with settings, so at most a check of retention old."""
+        self._racks_asked_ms = -float(RACKS_INTERVAL_MS)
 
     # --- state ----------------------------------------------------------------------------
 
@@ -332,12 +337,15 @@ class Replica(ReplicaLog):
     def preferred_read_replica(self, client_rack: str, fetch_offset: int) -> int:
         """The broker that a consumer in ``client_rack`` should fetch from; -1: this one.
 
-        The racks are asked for when they are first needed.
+        The racks are asked for when they are first needed, and again every ``RACKS_INTERVAL_MS``
+        while one is unknown.
         """
         replicator = self.replicator
         if not client_rack or replicator is None or not replicator.replication.has_followers:
             return NO_BROKER
-        if not replicator.replication.in_sync.isr <= self.racks.keys():
+        is_due = loop_ms() - self._racks_asked_ms >= RACKS_INTERVAL_MS
+        if is_due and not replicator.replication.in_sync.isr <= self.racks.keys():
+            self._racks_asked_ms = loop_ms()
             self.events.refresh_settings_soon()
         near = {broker_id for broker_id, rack in self.racks.items() if rack == client_rack}
         return replicator.replication.preferred_read_replica(near, fetch_offset)

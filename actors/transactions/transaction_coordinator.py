@@ -95,6 +95,13 @@ LOAD_BATCHES_PER_TURN: Final = 500
 """Batches replayed per turn of the event loop."""
 
 
+HOLDER_NEWS_MS: Final = 300
+"""How long a takeover waits for news of the holder's process, before it is refused."""
+
+HOLDER_LOOK_MS: Final = 20
+"""Interval of looking for them."""
+
+
 class TransactionCoordinator:
     """Serves the transactional ids of one shard. Call ``load`` once the replica leads.
 
@@ -239,12 +246,34 @@ class TransactionCoordinator:
             if error is not ErrorCode.NONE:
                 return request.failed(error)
             return await self._plain.identity(request)
-        reply = await self._execute(
+        reply = await self._take_over(request, transactional_id)
+        is_in_use = reply.error is ErrorCode.TRANSACTIONAL_ID_IN_USE
+        if is_in_use and await self._has_holder_ended(transactional_id):
+            reply = await self._take_over(request, transactional_id)
+        return self._heard(transactional_id, reply)
+
+    async def _take_over(
+        self, request: InitProducerIdRequest, transactional_id: str
+    ) -> InitProducerIdReply:
+        return await self._execute(
             request,
             transactional_id,
             lambda now_ms: self.machine.decide_init_producer_id(request, now_ms, loop_ms()),
         )
-        return self._heard(transactional_id, reply)
+
+    async def _has_holder_ended(self, transactional_id: str) -> bool:
+        """Whether the process of an id's holder has ended, as far as that is known soon."""
+        metadata = self.machine.ids.metadata(transactional_id)
+        holder = None if metadata is None else metadata.holder
+        if holder is None or holder.process is None:
+            return False
+        deadline_ms = loop_ms() + HOLDER_NEWS_MS
+        while not self._drivers.is_gone(holder.process):
+            if loop_ms() >= deadline_ms:
+                return False
+            await asyncio.sleep(HOLDER_LOOK_MS / 1_000)
+        self.machine.holders.ended(transactional_id, holder)
+        return True
 
     async def producer_heartbeat(self, request: ProducerHeartbeatRequest) -> Reply:
         """Note that a transactional producer lives, or that it ends; in memory only."""

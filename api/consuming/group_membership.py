@@ -398,6 +398,7 @@ class GroupMembership:
             rebalance_timeout_ms=settings.max_poll_interval_ms,
             protocol_type=PROTOCOL_TYPE,
             protocols=tuple(map(self._protocol, settings.partition_assignment_strategy)),
+            process=self._router.process,
         )
         # Who has no member id yet is given one at once. If that call is lost, only another helps.
         is_parked = bool(self.member_id)
@@ -569,6 +570,7 @@ class GroupMembership:
             generation_id=self.generation_id,
             member_id=self.member_id,
             group_instance_id=self._settings.group_instance_id,
+            process=self._router.process,
         )
         # A call that waits longer than a third of the session would hide a lost coordinator.
         timeout_ms = min(self._settings.request_timeout_ms, self._settings.session_timeout_ms // 3)

@@ -85,11 +85,11 @@ def _connect_queue(
     loop_thread = LoopThread()
     reports = CallReports(RayMetrics(), ClusterConfig().metrics_interval_ms)
     transport = PoliteTransport(ActorTransport(RayTransport(), reports, login.identity()))
-    router = Router(transport, SystemClock(), reports.metrics)
     process = ProcessTable(ray.util.get_node_ip_address()).process(os.getpid())
+    router = Router(transport, SystemClock(), reports.metrics, process=process)
     return QueueClients(
         producer=Producer(router, loop_thread, producer, random=chance),
-        queue=Queue(router, loop_thread, queue, topics, chance, process=process),
+        queue=Queue(router, loop_thread, queue, topics, chance),
         close=loop_thread.close,
     )
 

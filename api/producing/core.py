@@ -210,7 +210,11 @@ class ProducerCore:
         holder = None
         if if_alive == "refuse":
             self._holder_id = self._holder_id or f"{self._random.getrandbits(128):032x}"
-            holder = Holder(id=self._holder_id, timeout_ms=SILENCES * interval_ms)
+            holder = Holder(
+                id=self._holder_id,
+                timeout_ms=SILENCES * interval_ms,
+                process=self._router.process,
+            )
         async with self._operation:
             state.begin_init()
             reply = await self._requests.init_producer_id(

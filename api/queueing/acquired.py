@@ -36,12 +36,14 @@ class ReadRuns:
     """What reading acquired runs of a partition gave.
 
     ``gaps`` are acquired offsets at which there is no record to see. ``unread`` are the runs that
-    must be read again later: their leader is away, or has said enough for now.
+    must be read again later: their leader is away, or has said enough for now. ``released`` are of
+    a topic that the leader does not have: it was deleted, and another may have its name.
     """
 
     records: list[QueueRecord] = field(default_factory=list)
     gaps: list[int] = field(default_factory=list)
     unread: list[AcquiredRun] = field(default_factory=list)
+    released: list[AcquiredRun] = field(default_factory=list)
     size_bytes: int = 0
 
 
@@ -75,6 +77,10 @@ async def read_runs(
                 # Retention has removed them.
                 position = _pass(read, left, start, [])
                 continue
+            if reply.error is ErrorCode.UNKNOWN_TOPIC_ID:
+                # No gaps: the leader, too, may be the one that is out of date.
+                read.released, left = left, []
+                break
             if reply.error is not ErrorCode.NONE:
                 if is_retriable(reply.error):
                     break

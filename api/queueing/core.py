@@ -42,7 +42,6 @@ from oncelog.actors.protocol.messages.share import (
     ShareOrder,
     SharePartitionDescription,
 )
-from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.api.config import ProducerSettings, QueueSettings
 from oncelog.api.producing.producer import AsyncProducer
 from oncelog.api.queueing.acquired import ReadRuns, read_runs
@@ -119,14 +118,13 @@ class QueueCore:
         settings: QueueSettings,
         topics: Sequence[str],
         random: Random,
-        process: DriverProcess | None,
         call_soon: Callable[[Callable[[], object]], object],
     ) -> None:
         self.settings = settings
         self.topics = tuple(topics)
         self._router = router
         self._random = random
-        self._process = process
+        self._process = router.process
         self._call_soon = call_soon
         self._member_id = f"{random.getrandbits(128):032x}"
         self._epoch = JOIN_EPOCH
@@ -290,6 +288,7 @@ class QueueCore:
             group_id=self.settings.group_id,
             member_id=self._member_id,
             member_epoch=epoch,
+            topics=self.topics,
             sequence=self._acquire_sequence + 1,
             max_records=max_records,
             max_wait_ms=int(min(timeout_ms, WAIT_PER_CALL_MS)),
@@ -342,7 +341,11 @@ class QueueCore:
         if epoch != self._epoch:
             return []
         self._unread = [*(run for read in reads for run in read.unread), *later]
-        return self._hold(by_partition, reads)
+        records = self._hold(by_partition, reads)
+        if not records and any(read.released for read in reads):
+            # The coordinator gives them again, until it knows that the topic is another one.
+            await asyncio.sleep(RETRY.max_ms / 1_000)
+        return records
 
     def _reject_damaged(self, damage: CorruptRecordError) -> None:
         """Drop what nobody can read: it would be delivered for ever. ``take`` raises it, once."""
@@ -383,6 +386,7 @@ class QueueCore:
                     Acknowledged(tp, topic_id, first, last, AcknowledgeType.GAP)
                     for first, last in runs_of(read.gaps)
                 ]
+                self._waiting += map(_release_of, read.released)
                 records += read.records
         self._wake()
         return records
@@ -638,16 +642,7 @@ class QueueCore:
             if now_ms >= self._unread_until_ms and not self._taking.locked():
                 # Nobody takes any more, and others may.
                 unread, self._unread = self._unread, []
-                self._waiting += [
-                    Acknowledged(
-                        run.topic_partition,
-                        run.topic_id,
-                        run.first_offset,
-                        run.last_offset,
-                        AcknowledgeType.RELEASE,
-                    )
-                    for run in unread
-                ]
+                self._waiting += map(_release_of, unread)
                 count += _count(unread)
             for held in self._held.values():
                 for run in held.runs.take_overdue(now_ms):
@@ -812,6 +807,16 @@ def _burial(record: QueueRecord) -> tuple[tuple[str, bytes], ...]:
         ("oncelog.partition", str(record.partition).encode()),
         ("oncelog.offset", str(record.offset).encode()),
         ("oncelog.delivery_count", str(record.delivery_count - 1).encode()),
+    )
+
+
+def _release_of(run: AcquiredRun) -> Acknowledged:
+    return Acknowledged(
+        run.topic_partition,
+        run.topic_id,
+        run.first_offset,
+        run.last_offset,
+        AcknowledgeType.RELEASE,
     )
 
 

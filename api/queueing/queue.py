@@ -29,7 +29,6 @@ from random import Random
 from typing import TypeAlias
 
 from oncelog.actors.protocol.messages.share import AcknowledgeType
-from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.api.config import QueueSettings
 from oncelog.api.queueing.core import QueueCore
 from oncelog.api.records import QueueAcknowledgements, QueueBacklog, QueueRecord
@@ -62,7 +61,6 @@ class AsyncQueue(ProcessBound):
         topics: str | Iterable[str],
         random: Random,
         *,
-        process: DriverProcess | None = None,
         call_soon: Callable[[Callable[[], object]], object] | None = None,
     ) -> None:
         self._core = QueueCore(
@@ -70,7 +68,6 @@ class AsyncQueue(ProcessBound):
             settings=settings,
             topics=_checked_topics(topics),
             random=random,
-            process=process,
             call_soon=call_soon or asyncio.get_running_loop().call_soon_threadsafe,
         )
 
@@ -168,12 +165,8 @@ class Queue(Blocking[AsyncQueue], ProcessBound):
         settings: QueueSettings,
         topics: str | Iterable[str],
         random: Random,
-        *,
-        process: DriverProcess | None = None,
     ) -> None:
-        client = AsyncQueue(
-            router, settings, topics, random, process=process, call_soon=loop_thread.call_soon
-        )
+        client = AsyncQueue(router, settings, topics, random, call_soon=loop_thread.call_soon)
         super().__init__(loop_thread, client)
         close_if_forgotten(self, loop_thread, client._core)
 

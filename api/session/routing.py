@@ -42,6 +42,7 @@ from oncelog.actors.protocol.messages.cluster import (
     TopicMetadata,
 )
 from oncelog.actors.protocol.messages.partition import FetchReply, FetchRequest
+from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.api.session.event_loop import LoopThread
 from oncelog.api.session.login import NOBODY, Login
 from oncelog.api.session.rights import ADVICE
@@ -86,13 +87,22 @@ _STALE_ROUTE: Final = frozenset(
 
 
 class Router:
-    """One client's metadata cache and calls. Belongs to one event loop; bounded by topics."""
+    """One client's metadata cache and calls. Belongs to one event loop; bounded by topics.
+
+    ``process`` is where it runs: coordinators watch for the end of that.
+    """
 
     def __init__(
-        self, transport: Transport, clock: Clock, metrics: MetricSink = NO_METRICS
+        self,
+        transport: Transport,
+        clock: Clock,
+        metrics: MetricSink = NO_METRICS,
+        *,
+        process: DriverProcess | None = None,
     ) -> None:
         self.transport = transport
         self.clock = clock
+        self.process = process
         self._view = ClusterView(self._ask_controller, asyncio.create_task)
         self.known_topics: Final = self._view.known
         """Cached topic metadata; may be read from any thread."""

@@ -1,4 +1,4 @@
-"""One Kafka broker in KRaft mode, controller and broker in one process, from Maven's jars."""
+"""Kafka in KRaft mode from Maven's jars: nodes that are controller and broker in one process."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from clusters.servers import Server
+from clusters.servers import Server, min_insync_of
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 CLUSTER_ID: Final = "b25jZWxvZy1iZW5jaC1rYQ"
@@ -23,28 +24,52 @@ JVM_OPTIONS: Final = (
     *("-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent"),
     *("-XX:MaxInlineLevel=15", "-Djava.awt.headless=true"),
 )
-"""Those of ``kafka-server-start.sh``."""
+"""Those of ``kafka-server-start.sh``; three nodes take 3 GiB of heap."""
 
 PROPERTIES: Final = """\
 process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@127.0.0.1:{controller_port}
+node.id={number}
+controller.quorum.voters={voters}
 listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
 advertised.listeners=PLAINTEXT://127.0.0.1:{port}
 controller.listener.names=CONTROLLER
 listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
 log.dirs={log_dir}
-offsets.topic.replication.factor=1
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
-share.coordinator.state.topic.replication.factor=1
-share.coordinator.state.topic.min.isr=1
+min.insync.replicas={min_insync}
+default.replication.factor={nodes}
+offsets.topic.replication.factor={nodes}
+transaction.state.log.replication.factor={nodes}
+transaction.state.log.min.isr={min_insync}
+share.coordinator.state.topic.replication.factor={nodes}
+share.coordinator.state.topic.min.isr={min_insync}
 group.initial.rebalance.delay.ms=0
 auto.create.topics.enable=false
 """
-"""Kafka's defaults, but for what a single broker needs."""
+"""Kafka's defaults, but for the number of copies: as many as nodes."""
 
 FSYNC: Final = "log.flush.interval.messages=1\n"
+
+
+class Ports(NamedTuple):
+    """Where a node listens, on 127.0.0.1."""
+
+    broker: int
+    controller: int
+
+
+def properties_of(number: int, ports: Sequence[Ports], log_dir: Path, *, fsync: bool) -> str:
+    """The file of node ``number``, counted from 1, of a quorum with these ports."""
+    own = ports[number - 1]
+    text = PROPERTIES.format(
+        number=number,
+        voters=",".join(f"{n}@127.0.0.1:{each.controller}" for n, each in enumerate(ports, 1)),
+        port=own.broker,
+        controller_port=own.controller,
+        log_dir=log_dir,
+        nodes=len(ports),
+        min_insync=min_insync_of(len(ports)),
+    )
+    return text + (FSYNC if fsync else "")
 
 
 def java() -> Path | None:
@@ -87,16 +112,25 @@ def why_not() -> str:
 
 
 class KafkaBroker(Server):
-    """A fresh broker with its data below ``directory``."""
+    """A fresh broker with its data below ``directory``: node ``number`` of those with ``ports``.
 
-    def __init__(self, directory: Path, *, fsync: bool) -> None:
+    Without ``ports`` it is the only one.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        fsync: bool,
+        number: int = 1,
+        ports: Sequence[Ports] | None = None,
+    ) -> None:
         super().__init__(directory)
-        self.port, controller_port = _free_ports(2)
-        text = PROPERTIES.format(
-            port=self.port, controller_port=controller_port, log_dir=directory / "data"
-        )
+        ports = ports or _free_ports(1)
+        self.port = ports[number - 1].broker
         self._properties = directory / "server.properties"
-        self._properties.write_text(text + (FSYNC if fsync else ""), encoding="utf-8")
+        text = properties_of(number, ports, directory / "data", fsync=fsync)
+        self._properties.write_text(text, encoding="utf-8")
 
     def format(self) -> None:
         """Prepare its empty data directory, which Kafka leaves to a tool."""
@@ -121,12 +155,49 @@ class KafkaBroker(Server):
         return [java(), *JVM_OPTIONS, "-cp", f"{jars()}/*", *words]
 
 
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
+class KafkaCluster:
+    """Fresh brokers, each with its data below a directory of its own in ``directory``."""
+
+    def __init__(self, directory: Path, *, fsync: bool, brokers: int) -> None:
+        ports = _free_ports(brokers)
+        self.brokers = [
+            KafkaBroker(directory / f"broker-{number}", fsync=fsync, number=number, ports=ports)
+            for number in range(1, brokers + 1)
+        ]
+
+    @property
+    def address(self) -> str:
+        """Where clients connect to."""
+        return ",".join(f"127.0.0.1:{broker.port}" for broker in self.brokers)
+
+    def format(self) -> None:
+        """See ``KafkaBroker.format``."""
+        for broker in self.brokers:
+            broker.format()
+
+    def start(self) -> None:
+        """Start all, then wait until each takes connections: none does without a majority."""
+        for broker in self.brokers:
+            broker.begin()
+        for broker in self.brokers:
+            broker.wait_until_up()
+
+    def stop(self) -> None:
+        """Stop it; several are killed, as the last ones would wait for a majority to let them."""
+        for broker in self.brokers:
+            if len(self.brokers) == 1:
+                broker.stop()
+            else:
+                broker.kill()
+
+
+def _free_ports(nodes: int) -> list[Ports]:
+    probes = [socket.socket() for _ in range(2 * nodes)]
     try:
         for probe in probes:
             probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
+        found = [probe.getsockname()[1] for probe in probes]
+        return [Ports(*pair) for pair in zip(found[::2], found[1::2], strict=True)]
     finally:
         for probe in probes:
             probe.close()

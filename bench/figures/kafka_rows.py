@@ -13,6 +13,9 @@ PRODUCERS: Final = 16
 START: Final = "start"
 LOAD: Final = "load"
 
+BROKERS: Final = (1, 3)
+"""How many there may be; memory, idling and the start are those of one only."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
@@ -107,16 +110,23 @@ BEYOND: Final = {
 }
 
 
-def chosen(names: Sequence[str], partitions_max: int | None = None) -> tuple[Row, ...]:
+def chosen(
+    names: Sequence[str], partitions_max: int | None = None, *, brokers: int = 1
+) -> tuple[Row, ...]:
     """The rows of these names, or whose names begin with one and a dash; all if none is given.
 
-    ValueError names one that fits no row.
+    With several brokers they are those of the load. ValueError names one that fits no row, or
+    none that is taken with so many.
     """
+    rows = ROWS if brokers == 1 else tuple(row for row in ROWS if row.group == LOAD)
     for name in names:
         if not any(_fits(row, name) for row in ROWS):
             known = ", ".join(row.name for row in ROWS)
             raise ValueError(f"there is no row {name!r}, only {known}")
-    found = [row for row in ROWS if not names or any(_fits(row, name) for name in names)]
+        if not any(_fits(row, name) for row in rows):
+            known = ", ".join(row.name for row in rows)
+            raise ValueError(f"row {name!r} is taken with one broker; with {brokers}: {known}")
+    found = [row for row in rows if not names or any(_fits(row, name) for name in names)]
     return tuple(row for row in found if _count_of(row) <= (partitions_max or PARTITIONS[-1]))
 
 

@@ -1,6 +1,6 @@
 """A sample of ``bench/kafka.py``: some rows of one group, on a new cluster of one side.
 
-``samples/kafka.py SIDE GROUP SCALE DIRECTORY ROW...``; see ``measuring.findings``.
+``samples/kafka.py SIDE GROUP SCALE BROKERS DIRECTORY ROW...``; see ``measuring.findings``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from figures.kafka_rows import PRODUCERS, SCALES, SIZES, START, Scale
 from figures.table import percentile
 from measuring.findings import take
 from measuring.processes import busy_cores, memory_mb
+from oncelog.actors.config import FlushPolicy
 from sides.oncelog_side import OncelogSide, Side
 
 TOPIC: Final = "bench"
@@ -33,13 +34,14 @@ RECORD_PACE_S: Final = 0.02
 WAIT_S: Final = 30.0
 
 
-def side_of(name: str, directory: Path) -> Side:
+def side_of(name: str, directory: Path, brokers: int) -> Side:
     """A side by its name."""
     if name.startswith("oncelog"):
-        return OncelogSide(directory, flush="os" if name == "oncelog-os" else "sync")
+        flush: FlushPolicy = "os" if name == "oncelog-os" else "sync"
+        return OncelogSide(directory, flush=flush, brokers=brokers)
     from sides.kafka_side import KafkaSide
 
-    return KafkaSide(directory, fsync=name == "kafka-fsync")
+    return KafkaSide(directory, fsync=name == "kafka-fsync", brokers=brokers)
 
 
 def run_partitions(side: Side, scale: Scale, rows: list[str], count: int) -> None:
@@ -200,7 +202,7 @@ def _check_time(deadline: float, done: int, count: int) -> None:
 
 def main() -> None:
     """Take the figures of one group."""
-    name, group, scale_name, directory, *rows = sys.argv[1:]
+    name, group, scale_name, brokers, directory, *rows = sys.argv[1:]
     scale = SCALES[scale_name]
     if name == "empty Ray":
         server: Any = EmptyRay(Path(directory))
@@ -210,7 +212,7 @@ def main() -> None:
         finally:
             server.stop()
         return
-    side = side_of(name, Path(directory))
+    side = side_of(name, Path(directory), int(brokers))
     if group == START:
         take(START, side.first_record_s)
         return

@@ -18,7 +18,8 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from clusters.kafka_broker import KafkaBroker
+from clusters.kafka_broker import KafkaCluster
+from clusters.servers import min_insync_of
 from sides.oncelog_side import BATCH_BYTES, BUFFER_BYTES, LINGER_MS, POLL_RECORDS, TIMEOUT_S
 
 QUEUED_RECORDS_MAX: Final = 10_000_000
@@ -27,12 +28,16 @@ LED_POLL_S: Final = 0.01
 
 
 class KafkaSide:
-    """A broker with Kafka's defaults: the page cache holds what is acknowledged, or fsync."""
+    """Kafka's defaults: the page cache holds what is acknowledged, or fsync.
 
-    def __init__(self, directory: Path, *, fsync: bool) -> None:
-        self._broker = KafkaBroker(directory, fsync=fsync)
+    With several brokers each topic has a copy on each.
+    """
+
+    def __init__(self, directory: Path, *, fsync: bool, brokers: int = 1) -> None:
+        self._brokers = brokers
+        self._cluster = KafkaCluster(directory, fsync=fsync, brokers=brokers)
         self._common: dict[str, str | int | float | bool] = {
-            "bootstrap.servers": f"127.0.0.1:{self._broker.port}",
+            "bootstrap.servers": self._cluster.address,
             "reconnect.backoff.ms": 10,
             "reconnect.backoff.max.ms": 100,
             "socket.nagle.disable": True,
@@ -41,28 +46,32 @@ class KafkaSide:
 
     @property
     def process_id(self) -> int:
-        """Of the broker."""
-        return self._broker.process.pid
+        """Of the broker, or the first one."""
+        return self._cluster.brokers[0].process.pid
 
     @property
     def address(self) -> str:
         """Where clients connect to."""
-        return f"127.0.0.1:{self._broker.port}"
+        return self._cluster.address
 
     def start(self) -> None:
         """See ``Side``."""
-        self._broker.format()
+        self._cluster.format()
         self._start()
 
     def _start(self) -> None:
-        self._broker.start()
+        self._cluster.start()
         self._admin = AdminClient(self._common)
-        self._admin.list_topics(timeout=TIMEOUT_S)
+        deadline = time.monotonic() + TIMEOUT_S
+        while len(self._admin.list_topics(timeout=TIMEOUT_S).brokers) < self._brokers:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"there are not {self._brokers} brokers of Kafka")
+            time.sleep(LED_POLL_S)
 
     def stop(self) -> None:
         """See ``Side``."""
         self.disconnect()
-        self._broker.stop()
+        self._cluster.stop()
 
     def disconnect(self) -> None:
         """See ``Side``: clients of librdkafka disconnect when nobody holds them any more."""
@@ -73,7 +82,7 @@ class KafkaSide:
 
     def first_record_s(self) -> float:
         """See ``Side``; what formats the empty directory, once, does not count."""
-        self._broker.format()
+        self._cluster.format()
         started = time.perf_counter()
         try:
             self._start()
@@ -87,7 +96,9 @@ class KafkaSide:
 
     def create_topic(self, name: str, partitions: int) -> None:
         """See ``Side``."""
-        (created,) = self._admin.create_topics([NewTopic(name, partitions, 1)]).values()
+        config = {"min.insync.replicas": str(min_insync_of(self._brokers))}
+        topic = NewTopic(name, partitions, self._brokers, config=config)
+        (created,) = self._admin.create_topics([topic]).values()
         created.result(TIMEOUT_S)
         deadline = time.monotonic() + TIMEOUT_S
         while not self._is_led(name, partitions):

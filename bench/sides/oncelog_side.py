@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 import oncelog
-from clusters.servers import CPUS, OncelogServer, patient_admin
+from clusters.servers import CPUS, OncelogNodes, OncelogServer, min_insync_of, patient_admin
 from oncelog.actors.config import FlushPolicy
 
 LINGER_MS: Final = 5
@@ -26,7 +26,7 @@ class Side(Protocol):
 
     @property
     def process_id(self) -> int:
-        """Of the server, whose family is measured."""
+        """Of the server, whose family is measured; of the first, if there are several."""
         ...
 
     def start(self) -> None:
@@ -87,12 +87,18 @@ class Side(Protocol):
 
 
 class OncelogSide:
-    """oncelog; with ``flush="os"`` it acknowledges before data is on disk, as Kafka does."""
+    """oncelog; with ``flush="os"`` it acknowledges before data is on disk, as Kafka does.
 
-    def __init__(self, directory: Path, *, flush: FlushPolicy) -> None:
+    With several brokers each topic has a copy on each.
+    """
+
+    def __init__(self, directory: Path, *, flush: FlushPolicy, brokers: int = 1) -> None:
         self._directory = directory
         self._flush = flush
-        self._server = OncelogServer(directory)
+        self._brokers = brokers
+        self._server: OncelogServer | OncelogNodes = (
+            OncelogServer(directory) if brokers == 1 else OncelogNodes(directory, brokers)
+        )
         self._cluster: Any = None
 
     @property
@@ -109,6 +115,8 @@ class OncelogSide:
         """See ``Side``."""
         self._server.start()
         self._cluster = oncelog.connect(self._server.address())
+        if isinstance(self._server, OncelogNodes):
+            self._server.settle(self._cluster)
 
     def stop(self) -> None:
         """See ``Side``."""
@@ -141,7 +149,13 @@ class OncelogSide:
 
     def create_topic(self, name: str, partitions: int) -> None:
         """See ``Side``."""
-        patient_admin(self._cluster).create_topic(name, partitions=partitions, flush=self._flush)
+        patient_admin(self._cluster).create_topic(
+            name,
+            partitions=partitions,
+            replication_factor=self._brokers,
+            min_insync_replicas=min_insync_of(self._brokers),
+            flush=self._flush,
+        )
 
     def delete_topic(self, name: str) -> None:
         """Have a topic and its records deleted."""

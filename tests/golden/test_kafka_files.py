@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -26,6 +29,7 @@ from oncelog.storage.dump.contents import (
     scan_log,
 )
 from oncelog.storage.log.partition import LogSettings, PartitionLog
+from oncelog.storage.model import TopicPartition
 from oncelog.storage.records.batch import patch
 from oncelog.storage.records.codec import RecordInput, decode_columns, encode_records
 from oncelog.storage.records.compression import Codec
@@ -251,18 +255,28 @@ def test_transaction_records_of_kafka_are_decoded():
     assert transaction_records.decode_key(records[-1].key) == "gone"
     assert records[-1].value is None
     decoded = [transaction_records.decode_value("loader", record.value) for record in records[:-1]]
-    states = printed(
-        "__transaction_state-0", r"producerEpoch:(\d+),state=(\w+),partitions=\[(.*)\],"
-    )
+    values = [
+        json.loads(text)["data"] for text in printed("__transaction_state-0", r" payload: (\{.*)$")
+    ]
     assert [
+        (each.producer_epoch, each.state.value, partitions_of(each.partitions)) for each in decoded
+    ] == [
         (
-            str(each.producer_epoch),
-            each.state.value,
-            ",".join(map(str, sorted(each.partitions))),
+            value["producerEpoch"],
+            value["transactionStatus"],
+            value["transactionPartitions"] or [],
         )
-        for each in decoded
-    ] == states
+        for value in values
+    ]
     assert (decoded[-1].previous_producer_id, decoded[-1].next_producer_id) == (1_999, 2_001)
+
+
+def partitions_of(found: Iterable[TopicPartition]) -> list[dict[str, object]]:
+    """Partitions by topic, as Kafka's schema has them."""
+    return [
+        {"topic": topic, "partitionIds": [each.partition for each in group]}
+        for topic, group in groupby(sorted(found), lambda each: each.topic)
+    ]
 
 
 def test_offset_and_group_records_of_every_version_are_decoded():
@@ -307,10 +321,12 @@ def test_what_kafka_decoded_is_still_what_we_write(tmp_path, topic, write):
 
 def test_kafka_reads_a_run_of_ours_as_a_plain_transaction():
     """Our tagged fields are passed over; what is left must make sense to Kafka."""
-    (found,) = printed(
-        "ours-__transaction_state-0", r"transactionalId=spark payload: (.*),txnLastUpdate.*$"
-    )
-    assert found == (
-        "producerId:2000,producerEpoch:4,state=PrepareCommit,"
-        "partitions=[delays-1,flights-0,flights-2]"
-    )
+    (found,) = printed("ours-__transaction_state-0", r'"transactionalId":"spark".* payload: (.*)$')
+    value = json.loads(found)["data"]
+    assert value["producerId"] == 2000
+    assert value["producerEpoch"] == 4
+    assert value["transactionStatus"] == "PrepareCommit"
+    assert value["transactionPartitions"] == [
+        {"topic": "delays", "partitionIds": [1]},
+        {"topic": "flights", "partitionIds": [0, 2]},
+    ]

@@ -309,7 +309,12 @@ ROWS: tuple[Row, ...] = (
         ),
         (READ_GROUP, READ_TOPIC),
     ),
-    Row(_of_group(share.ShareAcquireRequest, **_MEMBER, sequence=1, max_records=1), (READ_GROUP,)),
+    Row(
+        lambda n: share.ShareAcquireRequest(
+            group_id=n.group, **_MEMBER, topics=(n.topic,), sequence=1, max_records=1
+        ),
+        (READ_GROUP, READ_TOPIC),
+    ),
     Row(
         lambda n: share.ShareAcknowledgeRequest(
             group_id=n.group, **_MEMBER, sequence=1, acknowledgements=_acknowledged(n)

@@ -99,7 +99,11 @@ class ShareWorld:
         return self.turn(lambda turn: turn.heartbeat(request))
 
     def acquire(self, member_id: str, epoch: int, count: int, **fields: Any) -> ShareAcquireReply:
-        values = {"sequence": self.sequences.get(("acquire", member_id), 0) + 1, **fields}
+        values = {
+            "sequence": self.sequences.get(("acquire", member_id), 0) + 1,
+            "topics": (TP.topic,),
+            **fields,
+        }
         request = ShareAcquireRequest(
             group_id=GROUP, member_id=member_id, member_epoch=epoch, max_records=count, **values
         )

@@ -13,7 +13,7 @@ DOWNLOAD_TIMEOUT_S = 600
 
 
 def fetch_jars(
-    name: str = f"kafka-{KAFKA_VERSION}", project: Path = Path(__file__).parent / "pom.xml"
+    name: str = f"kafka-tools-{KAFKA_VERSION}", project: Path = Path(__file__).parent / "pom.xml"
 ) -> Path:
     """The directory ``name`` of the jars that ``project`` needs, filled on first use."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import weakref
-from collections import deque
-from collections.abc import Callable, Coroutine
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from random import Random
 from typing import TYPE_CHECKING, Any, NoReturn
+from unittest import mock
 
 from crash_disk import Crash
 from sim_disk import DiskPace, SimBackground, SimDisk
@@ -77,6 +79,22 @@ class SimSight:
         if process.machine not in (machine_of(world, ELSEWHERE), machine_of(world, self._node)):
             return None
         return world.lives(process.process_id)
+
+
+@contextmanager
+def false_news(seed: str, rate: float) -> Iterator[Counter[bool]]:
+    """Of a process that lives it is told at this rate that it is gone; counts lies and truths."""
+    real, random = SimSight.lives, Random(seed)
+    told = Counter[bool]()
+
+    def lives(self: SimSight, process: DriverProcess) -> bool | None:
+        found = real(self, process)
+        is_lie = bool(found) and random.random() < rate
+        told[is_lie] += 1
+        return False if is_lie else found
+
+    with mock.patch.object(SimSight, "lives", lives):
+        yield told
 
 
 def machine_of(world: World, node: int) -> str:
@@ -239,7 +257,7 @@ class Client(Process):
 
     def router(self) -> Router:
         """A view of the cluster of its own."""
-        return Router(self.transport, self.clock)
+        return Router(self.transport, self.clock, process=self.as_driver())
 
     def producer(self, **settings: Any) -> AsyncProducer:
         """An ``AsyncProducer``; ``settings`` are those of ``ProducerSettings``."""
@@ -261,7 +279,6 @@ class Client(Process):
             QueueSettings.from_options(settings),
             topics,
             self.random,
-            process=self.as_driver(),
             call_soon=asyncio.get_running_loop().call_soon,
         )
 

@@ -183,11 +183,11 @@ def test_a_member_that_lost_its_place_gives_all_up_at_once_and_rejoins(world: Wo
     settle(world)
     assert len(first.owned) == 3
     first.busy_s = 10.0
-    world.run_for(3.0)
-    # To the group it is gone; the program learns of it with its next poll.
+    world.run_for(1.9)
+    # To the group it is gone soon; the program learns of it with its next poll.
     for tp in first.owned:
         del owners[tp]
-    world.run_for(5.0)
+    world.run_for(6.1)
     assert len(second.owned) == PARTITIONS
     settle(world)
     assert ("lost", 3) in first.told

@@ -5,10 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
-from sim_world import World
+from sim_group_mutants import GROUP_MUTANTS, SLOW_COPIES
+from sim_process import false_news
+from sim_swarm import drawn_scenario, founded, run_scenario
+from sim_world import World, WorldSettings
 
+from oncelog.actors.config import ClusterConfig
+from oncelog.actors.coordination.process_watch import ProcessWatch
 from oncelog.api.processing.job import remove_former_workers, remove_workers
 from oncelog.storage.model import TopicPartition
 
@@ -25,14 +31,17 @@ def world() -> Iterator[World]:
 class Member:
     """Reads ``topics`` in the group "g" until it is closed; notes what it gets. Errors end it."""
 
-    def __init__(self, world: World, number: int, *topics: str, is_static: bool = False) -> None:
+    def __init__(
+        self, world: World, number: int, *topics: str, is_static: bool = False, node: int = 0
+    ) -> None:
         self.world = world
         self.read: list[str] = []
         self.is_open = True
         self.assignment: frozenset[TopicPartition] = frozenset()
         self._identity = {"group_instance_id": f"g-{number}"} if is_static else {}
         self._topics = topics
-        client = world.client(f"member-{number}-{world.process_count}")
+        client = world.client(f"member-{number}-{world.process_count}", node=node)
+        self.name = client.name
         self._reading = client.spawn(self._read(client))
 
     async def _read(self, client: Any) -> None:
@@ -122,6 +131,69 @@ def test_a_job_of_fewer_workers_reads_at_once_what_the_others_had(
     world.run_for(SOON_S)
     assert len(worker.read) == (1 if leaving == "never" else 2)
     worker.close()
+
+
+THREE_NODES = WorldSettings(
+    brokers=3, replication_factor=3, cluster=ClusterConfig(replicas_per_actor=1)
+)
+SEEN_S = 3.0
+"""A death is seen within a second; then the others hear of it with a heartbeat, and join again."""
+
+
+def _inheritance(node: int, *, after_s: float = SEEN_S, is_static: bool = False) -> int:
+    """How many partitions a member has, of two, so long after the other died on that node."""
+    with World(seed=4, topics={"a": 2}, settings=THREE_NODES) as world:
+        heir = Member(world, 0, "a", is_static=is_static)
+        world.run_for(SOON_S)
+        other = Member(world, 1, "a", is_static=is_static, node=node)
+        world.run_for(SOON_S)
+        assert [len(member.assignment) for member in (heir, other)] == [1, 1]
+        world.kill(other.name)
+        world.run_for(after_s)
+        return len(heir.assignment)
+
+
+@pytest.mark.parametrize("node", [1, 2, 3])
+def test_what_a_member_had_that_dies_on_any_node_is_the_others_within_seconds(node: int) -> None:
+    assert _inheritance(node) == 2
+
+
+def test_the_place_of_a_static_member_that_dies_is_kept_until_its_session_ends() -> None:
+    assert _inheritance(1, is_static=True) == 1
+    assert _inheritance(1, is_static=True, after_s=60.0) == 2
+
+
+def test_without_answers_of_brokers_a_distant_death_is_noticed_by_the_session_only() -> None:
+    """A saboteur: nobody asks the broker of the member's machine."""
+    with mock.patch.object(ProcessWatch, "_ask", return_value=None):
+        found = [_inheritance(node) for node in (1, 2, 3)]
+    # The coordinator's own machine needs no answer.
+    assert sorted(found) == [1, 1, 2]
+
+
+def _copies_under_false_news(seed: int) -> set[str]:
+    """Who speaks after copiers, whose processes are now and then wrongly said to have ended."""
+    scenario = drawn_scenario(seed).changed({"duration_s": 10.0, "brokers": 1} | SLOW_COPIES)
+    founded(scenario)
+    with false_news(f"lies {seed}", 0.1) as told:
+        violations = run_scenario(scenario).violations
+    assert told[True]
+    return {found.checker.partition(":")[0] for found in violations}
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_platform_that_takes_living_members_for_dead_has_no_input_processed_twice(
+    seed: int,
+) -> None:
+    assert _copies_under_false_news(seed) == set()
+
+
+def test_false_news_are_harmless_only_because_commits_name_their_generation() -> None:
+    """A saboteur: a transaction's positions count whoever is a member by then."""
+    mutant = next(one for one in GROUP_MUTANTS if one.name == "generations in transactions")
+    with mutant.sabotage():
+        found = any("DoubleProcessing" in _copies_under_false_news(seed) for seed in range(8))
+    assert found
 
 
 def test_members_of_both_kinds_are_put_out_of_a_group(world: World) -> None:

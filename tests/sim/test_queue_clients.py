@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -564,6 +565,37 @@ def test_what_was_removed_by_retention_is_skipped():
             assert values(await queue.take(1)) == ["a"]
             await client.admin().delete_records({TopicPartition("tasks", 0): 3})
             assert values(await queue.take(10)) == ["d"]
+
+    played(scenario)
+
+
+@pytest.mark.parametrize("order", ["none", "key"])
+def test_a_topic_that_is_created_again_begins_anew_whatever_was_held_of_the_former(order):
+    async def scenario(world: World, client: Any) -> None:
+        await write_keyed(client, "a1", "a2", "b1")
+        async with made(client, order=order) as one, made(client, order=order) as other:
+            former = await one.take(1)
+            assert values(await other.take(1)) == [{"none": "a2", "key": "b1"}[order]]
+            admin = client.admin()
+            await admin.delete_topic("tasks")
+            with contextlib.suppress(UnknownTopicOrPartitionError):
+                await other.take(timeout_ms=1_000)
+            await admin.create_topic("tasks", 1)
+            await write_keyed(client, "a3", "a4", "c1")
+            taken: list[Any] = []
+            while not taken:
+                taken = await other.take(2, timeout_ms=5_000)
+            expected = ["a3", "a4"] if order == "none" else ["a3", "c1"]
+            assert values(taken) == expected
+            assert {record.delivery_count for record in taken} == {1}
+            # Its offset is another record's by now.
+            one.accept(former)
+            with pytest.raises(InvalidRecordStateError, match="tasks-0 at offset 0 had ended"):
+                await one.flush()
+            other.accept(taken)
+            await other.flush()
+            left = {"none": "c1", "key": "a4"}[order]
+            assert values(await one.take(timeout_ms=5_000)) == [left]
 
     played(scenario)
 

@@ -40,7 +40,7 @@ async def work(
     def connect(topic: str, producer: ProducerSettings, queue: QueueSettings) -> QueueClients:
         return QueueClients(
             Producer(client.router(), thread, producer, random=client.random),
-            Queue(client.router(), thread, queue, topic, client.random, process=client.as_driver()),
+            Queue(client.router(), thread, queue, topic, client.random),
         )
 
     consumer_settings = {"request_timeout_ms": 1_000, **fields.pop("consumer_settings", {})}
@@ -74,15 +74,16 @@ class JobPlay(QueuePlay):
                 client,
                 number,
                 lambda record: record.value,
+                consumer_settings={"order": self.order},
             )
             self.counts[loop.progress.state.value] += 1
             assert loop.progress.state is not WorkerState.FAILED, loop.progress.reason
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_each_output_of_a_job_is_there_once_whoever_dies(seed):
+@pytest.mark.parametrize(("seed", "key_count"), [(0, 0), (1, 0), (2, 6)])
+def test_each_output_of_a_job_is_there_once_and_in_the_order_of_keys_whoever_dies(seed, key_count):
     with World(seed, topics=TOPICS, settings=SETTINGS) as world:
-        play = JobPlay(world)
+        play = JobPlay(world, key_count=key_count)
         play.run()
         assert len(play.results) == len(play.tasks) > 0
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from random import Random
 from typing import Any
 from unittest import mock
 
 import pytest
-from sim_process import Client, SimSight
+from sim_process import Client, false_news
 from sim_queues import GROUP, TOPICS, QueuePlay
 from sim_world import World, WorldSettings
 
@@ -108,21 +106,9 @@ def test_without_answers_of_brokers_a_distant_death_is_noticed_by_the_session_on
 
 def test_a_platform_that_takes_the_living_for_dead_costs_no_record_and_no_order():
     """Now and then a worker that lives is told to be gone: it joins again, and others go on."""
-    real = SimSight.lives
-    lies = Counter[bool]()
-
-    def lives(self: SimSight, process: Any) -> bool | None:
-        found = real(self, process)
-        is_lie = bool(found) and self.random.random() < 0.05
-        lies[is_lie] += 1
-        return False if is_lie else found
-
-    with (
-        mock.patch.object(SimSight, "lives", lives),
-        mock.patch.object(SimSight, "random", Random("lies"), create=True),
-    ):
+    with false_news("lies", 0.05) as told:
         play = played(5)
-    assert lies[True]
+    assert told[True]
     assert play.counts["committed"] > 5
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from random import Random
+from unittest import mock
 
 import pytest
 from sim_history import Outcome
 from sim_schedules import HASTY, TIMES, C, Play
 from sim_stage import Player
+from sim_world import World, WorldSettings
 from sim_writes import hook
 
+from oncelog.actors.config import ClusterConfig
+from oncelog.actors.coordination.process_watch import ProcessWatch
 from oncelog.actors.protocol.transaction.commit_versions import version_token
 from oncelog.api.distributing.write import DistributedWrite
 from oncelog.spark_bridge.write_options import parse_write_options
@@ -119,6 +123,55 @@ def test_what_a_dead_driver_left_open_holds_readers_back_for_seconds(dies):
         second.commit()
         play.pass_time(SOON_S)
         assert play.read("a") == ["q"]
+
+
+THREE_NODES = WorldSettings(
+    brokers=3, replication_factor=3, cluster=ClusterConfig(replicas_per_actor=1)
+)
+
+WAITING = {"transaction_timeout_ms": 10_000}
+
+
+def _held_back_s(node):
+    """How long readers wait behind what the driver of a write left open that died on that node."""
+
+    async def leave_open(client):
+        member = client.member(await client.begin_run("spark-1", settings=WAITING))
+        assert await member.enlist()
+        await member.send("a", value=b"open", partition=0)
+        await member.flush()
+
+    async def write_and_read(client):
+        producer = client.producer()
+        await (await producer.send("a", value=b"behind", partition=0))
+        await producer.close()
+        consumer = client.consumer(auto_offset_reset="earliest")
+        await consumer.assign([TopicPartition("a", 0)])
+        while not (records := await consumer.poll(100)):
+            pass
+        await consumer.close()
+        return [record.value for record in records]
+
+    with World(21, topics={"a": 1}, settings=THREE_NODES) as world:
+        driver, reader = world.client("driver", node=node), world.client("reader")
+        world.run(driver.spawn(leave_open(driver)))
+        world.kill(driver.name)
+        died_s = world.now_s
+        assert world.run(reader.spawn(write_and_read(reader)), limit_s=2_000) == [b"behind"]
+        return world.now_s - died_s
+
+
+@pytest.mark.parametrize("node", [1, 2, 3])
+def test_a_driver_that_dies_on_any_node_with_a_broker_holds_readers_back_for_seconds(node):
+    assert _held_back_s(node) <= SOON_S
+
+
+def test_without_answers_of_brokers_a_distant_driver_holds_readers_back_until_its_timeout():
+    """A saboteur: nobody asks the broker of the driver's machine."""
+    with mock.patch.object(ProcessWatch, "_ask", return_value=None):
+        waits = [_held_back_s(node) for node in (1, 2, 3)]
+    # The coordinator's own machine needs no answer.
+    assert [wait_s <= SOON_S for wait_s in waits].count(True) == 1
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["C lives", "C dies"])

@@ -79,6 +79,7 @@ from oncelog.actors.protocol.messages.group import (
     SyncGroupRequest,
     TxnOffsetCommitRequest,
 )
+from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import (
@@ -92,7 +93,7 @@ from oncelog.storage.model import (
 )
 
 MEMBER_TEXT_MAX_BYTES: Final = 1_024
-"""Longest client id, group instance id, protocol type or protocol name."""
+"""Longest client id, group instance id, protocol type, protocol name or name of a machine."""
 
 MEMBER_PROTOCOLS_MAX: Final = 16
 MEMBER_BLOB_MAX_BYTES: Final = 262_144
@@ -166,6 +167,18 @@ class GroupTable:
             and not self.offsets.has_positions(group_id)
         ):
             del self._groups[group_id]
+
+    def processes(self) -> list[tuple[str, str, DriverProcess]]:
+        """Group id, member id and process of each member that leaves when its process ends.
+
+        Not of a static member: its place is kept for its next process, until its session ends.
+        """
+        return [
+            (group_id, member.member_id, member.process)
+            for group_id, group in self._groups.items()
+            for member in group.members.values()
+            if member.process is not None and member.group_instance_id is None
+        ]
 
     def has_group(self, group_id: str) -> bool:
         """Whether there is such a group, also one that is about to go."""
@@ -306,6 +319,7 @@ class GroupMachine(GroupTable):
             or len(request.protocols) > MEMBER_PROTOCOLS_MAX
             or any(not has_utf8_bytes(text, 0, MEMBER_TEXT_MAX_BYTES) for text in texts)
             or any(len(each.metadata) > MEMBER_BLOB_MAX_BYTES for each in request.protocols)
+            or not _is_sound(request.process)
         ):
             return request.failed(ErrorCode.INVALID_REQUEST)
         return None
@@ -399,10 +413,13 @@ class GroupMachine(GroupTable):
         error = group.check_generation(
             request.member_id, request.group_instance_id, request.generation_id
         )
+        if error is ErrorCode.NONE and not _is_sound(request.process):
+            error = ErrorCode.INVALID_REQUEST
         if error is not ErrorCode.NONE:
             return HeartbeatReply(error=error), []
-        turn = self._turn(group, now_ms)
-        turn.restart_session(group.members[request.member_id])
+        turn, member = self._turn(group, now_ms), group.members[request.member_id]
+        turn.restart_session(member)
+        member.process = request.process or member.process
         if group.state is GroupState.PREPARING_REBALANCE:
             error = ErrorCode.REBALANCE_IN_PROGRESS
         return HeartbeatReply(error=error), turn.effects
@@ -524,6 +541,10 @@ class GroupMachine(GroupTable):
             turn.renamed(write, reply, error)
         self._forget_if_unused(write.group_id)
         return turn.effects
+
+
+def _is_sound(process: DriverProcess | None) -> bool:
+    return process is None or has_utf8_bytes(process.machine, 0, MEMBER_TEXT_MAX_BYTES)
 
 
 def _names_producer(request: TxnOffsetCommitRequest) -> bool:

@@ -31,6 +31,7 @@ from oncelog.actors.protocol.messages.group import (
     GroupProtocol,
     JoinedMember,
 )
+from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_TIMESTAMP
 
@@ -65,7 +66,8 @@ class GroupMember:
     """One member. ``join_call`` and ``sync_call`` are its parked calls, None when it has none.
 
     ``is_new`` holds until its first join is answered: such a member sends no heartbeats yet.
-    ``has_synced`` says whether it asked for its assignment in this generation.
+    ``has_synced`` says whether it asked for its assignment in this generation. ``process`` is where
+    it runs, once it has said so; it is not durable.
     """
 
     member_id: str
@@ -79,6 +81,7 @@ class GroupMember:
     sync_call: int | None = None
     is_new: bool = False
     has_synced: bool = False
+    process: DriverProcess | None = None
 
     @property
     def is_parked(self) -> bool:

@@ -166,6 +166,7 @@ class GroupTurn:
             rebalance_timeout_ms=request.rebalance_timeout_ms,
             protocols=request.protocols,
             is_new=True,
+            process=request.process,
         )
         group.add(member)
         if group.initial_delay is not None:
@@ -175,6 +176,7 @@ class GroupTurn:
 
     def rejoin(self, member: GroupMember, request: JoinGroupRequest, call_id: int) -> None:
         """Let a known member join: the generation goes on, if it can, or a rebalance begins."""
+        member.process = request.process or member.process
         if member.protocols == request.protocols and self._keeps_generation(member):
             self._join_unchanged(member, call_id)
         else:

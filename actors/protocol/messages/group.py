@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from oncelog.actors.protocol.messages.base import Reply, Request
+from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
     NO_LEADER_EPOCH,
@@ -49,7 +50,8 @@ class JoinGroupRequest(Request[JoinGroupReply], frozen=True, kw_only=True):
     """Join or rejoin a group; answered when the rebalance has collected its members.
 
     ``is_first`` until a join with this ``member_id`` is answered: if the id is no longer known, a
-    static member gets another one, but one that was a member is fenced.
+    static member gets another one, but one that was a member is fenced. A member that is not static
+    leaves once its ``process`` is known to have ended.
     """
 
     method = "join_group"
@@ -64,6 +66,7 @@ class JoinGroupRequest(Request[JoinGroupReply], frozen=True, kw_only=True):
     rebalance_timeout_ms: int = 300_000
     protocol_type: str = "consumer"
     protocols: tuple[GroupProtocol, ...] = ()
+    process: DriverProcess | None = None
 
 
 class MemberAssignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +103,10 @@ class HeartbeatReply(Reply, frozen=True, kw_only=True):
 
 
 class HeartbeatRequest(Request[HeartbeatReply], frozen=True, kw_only=True):
-    """Show the coordinator that a member is alive; restarts its session timer."""
+    """Show the coordinator that a member is alive; restarts its session timer.
+
+    ``process`` is as in ``JoinGroupRequest``: a coordinator that has moved learns it here.
+    """
 
     method = "heartbeat"
     reply_type = HeartbeatReply
@@ -109,6 +115,7 @@ class HeartbeatRequest(Request[HeartbeatReply], frozen=True, kw_only=True):
     generation_id: int
     member_id: str
     group_instance_id: str | None = None
+    process: DriverProcess | None = None
 
 
 class LeavingMember(msgspec.Struct, frozen=True, kw_only=True):

@@ -111,8 +111,9 @@ class ShareAcquireReply(Reply, frozen=True, kw_only=True):
 
 
 class ShareAcquireRequest(Request[ShareAcquireReply], frozen=True, kw_only=True):
-    """Acquire up to ``max_records`` available records of the member's topics.
+    """Acquire up to ``max_records`` available records of ``topics``, of those it joined for.
 
+    Each call names them: the right to read them may have been taken away after the join.
     ``sequence`` rises by one with each acquisition of the member. A repeated call gets what the
     first one acquired and the member still holds; a lower one is ``INVALID_REQUEST``.
     """
@@ -123,6 +124,7 @@ class ShareAcquireRequest(Request[ShareAcquireReply], frozen=True, kw_only=True)
     group_id: str
     member_id: str
     member_epoch: int
+    topics: tuple[str, ...]
     sequence: int
     max_records: int
     max_wait_ms: int = 0

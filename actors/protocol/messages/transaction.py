@@ -35,10 +35,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DriverProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """The driver of a distributed write, whose death ends the write.
+    """A process whose death ends something: a driver's write, a worker's locks, a membership.
 
     ``machine`` names a boot of an operating system and a pid namespace: only processes in the same
-    namespace can see the driver. ``start_ticks`` tells it from a later process with the same pid.
+    namespace can see it. ``start_ticks`` tells it from a later process with the same pid.
     """
 
     machine: str
@@ -55,10 +55,14 @@ class PreparedTxn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """A producer that sends heartbeats: its own random id, and how long it may be silent."""
+    """A producer that sends heartbeats: its own random id, and how long it may be silent.
+
+    Once its ``process`` has ended, nobody waits for its silence.
+    """
 
     id: str
     timeout_ms: int
+    process: DriverProcess | None = None
 
 
 class BeginRunReply(Reply, frozen=True, kw_only=True):

@@ -408,7 +408,7 @@ class ShareTurn:
             detail = f"max_records={request.max_records}: give 1 to {ACQUIRED_MAX}"
             return request.failed(ErrorCode.INVALID_REQUEST, detail)
         if request.sequence == member.acquire_sequence:
-            return ShareAcquireReply(acquired=tuple(self._held(member, request.sequence)))
+            return ShareAcquireReply(acquired=tuple(self._held(member, request)))
         if not member.acquire_sequence < request.sequence <= INT64_MAX:
             return request.failed(
                 ErrorCode.INVALID_REQUEST,
@@ -428,7 +428,8 @@ class ShareTurn:
         ranges: Mapping[TopicPartition, ReadableRange],
         keys: Mapping[TopicPartition, KnownKeys],
     ) -> list[AcquiredRun]:
-        partitions = sorted(tp for tp in ranges if tp.topic in member.topics)
+        topics = set(member.topics).intersection(request.topics)
+        partitions = sorted(tp for tp in ranges if tp.topic in topics)
         # Each begins with another partition, so that none is left behind.
         first = (member.epoch + request.sequence) % max(len(partitions), 1)
         acquired: list[AcquiredRun] = []
@@ -436,12 +437,15 @@ class ShareTurn:
         for tp in (*partitions[first:], *partitions[:first]):
             known = ranges[tp]
             partition = self._partition(tp, known)
+            its_keys = self._keys_of(tp, known.topic_id, keys)
+            if its_keys is not None and partition.archive_gaps(known.end_offset, its_keys.gaps):
+                self._changed.add(tp)
             taken = partition.acquire(
                 known.end_offset,
                 left,
                 owner=member.epoch,
                 sequence=request.sequence,
-                keys=self._keys_of(tp, known.topic_id, keys),
+                keys=None if its_keys is None else its_keys.hashes,
             )
             for run in taken:
                 self._changed.add(tp)
@@ -461,17 +465,19 @@ class ShareTurn:
 
     def _keys_of(
         self, tp: TopicPartition, topic_id: str, keys: Mapping[TopicPartition, KnownKeys]
-    ) -> Mapping[int, int] | None:
+    ) -> KnownKeys | None:
         """What is known of a partition's keys; None if they do not matter."""
         if self._order is ShareOrder.NONE:
             return None
         known = keys.get(tp)
-        return known.hashes if known is not None and known.topic_id == topic_id else {}
+        return known if known is not None and known.topic_id == topic_id else KnownKeys(topic_id)
 
-    def _held(self, member: ShareMember, sequence: int) -> Iterable[AcquiredRun]:
+    def _held(self, member: ShareMember, request: ShareAcquireRequest) -> Iterable[AcquiredRun]:
         for tp in self._all_partitions():
+            if tp.topic not in request.topics:
+                continue
             partition = self._find(tp)
-            for run in partition.held(member.epoch, sequence):
+            for run in partition.held(member.epoch, request.sequence):
                 yield AcquiredRun(
                     topic_partition=tp,
                     topic_id=partition.topic_id,

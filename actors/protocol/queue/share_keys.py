@@ -13,7 +13,10 @@ NO_KEY: Final = -1
 """Known of a record without a key, and of a marker."""
 
 NO_RECORD: Final = -2
-"""Known of an offset at which the log has nothing, or nothing readable."""
+"""Known of a gap: an offset at which the log has nothing, since it was compacted or cut."""
+
+UNREADABLE: Final = -3
+"""Known of a record in a damaged batch. It is not a gap: a worker gets it, and reports it."""
 
 KEYS_PER_READ_MAX: Final = 10_000
 """Offsets whose keys one read of the log tells; more are read again when they are needed.
@@ -25,15 +28,17 @@ So what is known of a partition is this many offsets, and those that are unfinis
 class KnownKeys:
     """What is known of the keys of a partition, of one topic.
 
-    ``hashes``: offset → a hash of its key (from 0), ``NO_KEY`` or ``NO_RECORD``. Two keys of one
-    hash are taken for one: each of their records waits for those before it, and none is lost.
+    ``hashes``: offset → a hash of its key (from 0), ``NO_KEY``, ``NO_RECORD`` or ``UNREADABLE``.
+    Two keys of one hash are taken for one: each of their records waits for those before it, and
+    none is lost. ``gaps`` are the offsets with ``NO_RECORD``.
     """
 
-    __slots__ = ("_known_end", "hashes", "topic_id")
+    __slots__ = ("_known_end", "gaps", "hashes", "topic_id")
 
     def __init__(self, topic_id: str) -> None:
         self.topic_id = topic_id
         self.hashes: dict[int, int] = {}
+        self.gaps: set[int] = set()
         self._known_end = 0
         """Below this all is known that is needed: what is done with is never needed again."""
 
@@ -61,8 +66,16 @@ class KnownKeys:
                 if offset in hashes:
                     kept[offset] = hashes[offset]
         self.hashes = kept
+        self.gaps &= kept.keys()
 
     def learn(self, first: int, end: int, found: Mapping[int, int]) -> None:
         """The log from ``first`` to ``end`` (exclusive) has the records ``found``, no others."""
         for offset in range(first, min(end, first + KEYS_PER_READ_MAX)):
-            self.hashes[offset] = found.get(offset, NO_RECORD)
+            key = self.hashes[offset] = found.get(offset, NO_RECORD)
+            if key == NO_RECORD:
+                self.gaps.add(offset)
+
+    def learn_unreadable(self, first: int, end: int) -> None:
+        """Nothing from ``first`` to ``end`` (exclusive) can be read."""
+        for offset in range(first, min(end, first + KEYS_PER_READ_MAX)):
+            self.hashes[offset] = UNREADABLE

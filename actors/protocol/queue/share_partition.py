@@ -22,7 +22,8 @@ A marker ends PENDING: COMMIT with ACKNOWLEDGED, ABORT with AVAILABLE. It change
 "the same producer's": a repeated call, which changes nothing.
 
 In the order of keys a record is acquired only if no record of its key before it is unfinished; what
-is passed over for that stays AVAILABLE. The keys are those of the log: see ``share_keys``.
+is passed over for that stays AVAILABLE. The keys are those of the log: see ``share_keys``. Gaps of
+the log become ARCHIVED before anybody acquires: so what is held was a record.
 
 Source: KIP-932, "Share-partition"; KIP-1289 for PENDING.
 """
@@ -31,7 +32,7 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import partial
 from typing import Final
 
@@ -40,7 +41,7 @@ from msgspec import structs
 
 from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages.share import AcknowledgeType
-from oncelog.actors.protocol.queue.share_keys import NO_KEY, NO_RECORD
+from oncelog.actors.protocol.queue.share_keys import NO_KEY, NO_RECORD, UNREADABLE
 
 LOCKS_MAX: Final = 10_000
 """Offsets of one partition that were acquired and are not done with; no more are acquired.
@@ -235,6 +236,20 @@ class SharePartition:
             self._change(run.first, last, lambda part: part.moved(RecordState.ARCHIVED))
         return bool(found)
 
+    def archive_gaps(self, end_offset: int, gaps: Set[int]) -> bool:
+        """Archive which of ``gaps`` below ``end_offset`` nobody holds; whether it was any.
+
+        Only as many offsets count as may be unfinished, so what is archived makes room for more.
+        """
+        is_any = False
+        while gaps and (found := self._available(end_offset, gaps)):
+            is_any = True
+            for first, last in found:
+                if self.next_offset <= last:
+                    self._append(Run(self.next_offset, last, RecordState.AVAILABLE))
+                self._change(first, last, lambda part: part.moved(RecordState.ARCHIVED))
+        return is_any
+
     def end_transaction(self, producer_id: int, *, committed: bool) -> bool:
         """Its marker has come; returns whether anything was pending."""
         state = RecordState.ACKNOWLEDGED if committed else RecordState.AVAILABLE
@@ -250,6 +265,19 @@ class SharePartition:
         if not self.start_offset <= first <= last < self.next_offset:
             return False
         return all(run.state is state and run.owner == owner for run in self._over(first, last))
+
+    def _available(self, end_offset: int, offsets: Set[int]) -> list[tuple[int, int]]:
+        """Which of ``offsets`` are available, as spans, ascending, both ends inclusive."""
+        spans: list[tuple[int, int]] = []
+        for run in filter(_is_available, self.unfinished(end_offset, ORDERED_LOCKS_MAX)):
+            for offset in range(run.first, run.last + 1):
+                if offset not in offsets:
+                    continue
+                if spans and spans[-1][1] + 1 == offset:
+                    spans[-1] = (spans[-1][0], offset)
+                else:
+                    spans.append((offset, offset))
+        return spans
 
     def _over(self, first: int, last: int) -> Iterator[Run]:
         """The runs that overlap these offsets, of which all are in runs."""
@@ -316,13 +344,17 @@ class SharePartition:
             expected, former = run.last + 1, run
 
 
+_LOST: Final = frozenset({NO_RECORD, UNREADABLE})
+_FREE: Final = frozenset({NO_KEY, *_LOST})
+
+
 def first_of_keys(runs: Iterable[Run], keys: Mapping[int, int], count_max: int) -> list[Run]:
     """The first ``count_max`` available offsets of ``runs`` that no earlier one of them holds up.
 
     A record is held up by each before it that has its key. One without a key is not, nor does it
-    hold up others. A record that somebody holds and that the log has no longer may have had any
-    key: it holds up all that have one. Nothing is known beyond the first offset that is not in
-    ``keys``.
+    hold up others. A record that somebody holds and that the log has no longer, or that is damaged,
+    may have had any key: it holds up all that have one. Nothing is known beyond the first offset
+    that is not in ``keys``.
     """
     found: list[Run] = []
     busy: set[int] = set()
@@ -333,8 +365,8 @@ def first_of_keys(runs: Iterable[Run], keys: Mapping[int, int], count_max: int) 
             if key is None or count_max <= 0:
                 return found
             if not _is_available(run):
-                is_any_busy = is_any_busy or key == NO_RECORD
-            elif key in {NO_KEY, NO_RECORD} or not (is_any_busy or key in busy):
+                is_any_busy = is_any_busy or key in _LOST
+            elif key in _FREE or not (is_any_busy or key in busy):
                 count_max -= 1
                 one = structs.replace(run, first=offset, last=offset)
                 if found and one.continues(found[-1]):

@@ -91,7 +91,7 @@ def check_begin_run(request: BeginRunRequest, transaction_max_timeout_ms: int) -
         check_transactional_id(request.transactional_id)
         or check_timeout(request.transaction_timeout_ms, transaction_max_timeout_ms)
         or _check_run(Run(number=request.after, id=request.run_id))
-        or _check_driver(request.driver)
+        or _check_process(request.driver, "driver")
         or _check_token(request.token)
     )
 
@@ -196,7 +196,7 @@ def _check_holder(holder: Holder | None) -> Refusal | None:
         return ErrorCode.INVALID_REQUEST, (
             f"timeout_ms={holder.timeout_ms} of the holder: give 1 to {HEARTBEAT_TIMEOUT_MAX_MS}"
         )
-    return None
+    return _check_process(holder.process, "holder")
 
 
 def _check_run(run: Run) -> Refusal | None:
@@ -208,18 +208,18 @@ def _check_run(run: Run) -> Refusal | None:
     return None
 
 
-def _check_driver(driver: DriverProcess | None) -> Refusal | None:
-    if driver is None:
+def _check_process(process: DriverProcess | None, whose: str) -> Refusal | None:
+    if process is None:
         return None
-    size = utf8_bytes(driver.machine)
+    size = utf8_bytes(process.machine)
     if size is None or size > MACHINE_MAX_BYTES:
         return ErrorCode.INVALID_REQUEST, (
-            f"machine of the driver: give at most {MACHINE_MAX_BYTES} bytes of UTF-8"
+            f"machine of the {whose}: give at most {MACHINE_MAX_BYTES} bytes of UTF-8"
         )
     for name in ("process_id", "start_ticks"):
-        value = getattr(driver, name)
+        value = getattr(process, name)
         if not 0 <= value <= INT64_MAX:
-            return ErrorCode.INVALID_REQUEST, f"{name}={value} of the driver: give 0 to 2^63 - 1"
+            return ErrorCode.INVALID_REQUEST, f"{name}={value} of the {whose}: give 0 to 2^63 - 1"
     return None
 
 

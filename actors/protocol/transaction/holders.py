@@ -11,13 +11,16 @@ make counts as a heartbeat.
 | heartbeat, current | heard | heard | heard |
 | heartbeat, fenced | PRODUCER_FENCED | PRODUCER_FENCED | PRODUCER_FENCED |
 | farewell, current | gone | gone | gone |
+| its process has ended | - | gone | gone |
 | init, may replace | replaced | replaced | replaced |
 | init, refuse if alive | replaced | TRANSACTIONAL_ID_IN_USE | replaced |
 | the same holder's init again | - | as at first | as at first |
 | the coordinator starts | - | heard | heard |
 
 *Current* is also who has the epoch before, if nobody has taken over: its transaction timed out, or
-it missed a reply. An id that was heard is not idle and so does not expire, whoever holds it.
+it missed a reply. An id that was heard is not idle and so does not expire, whoever holds it. That a
+process has ended is news, and may be wrong: then its producer is fenced, as by a takeover without
+the question.
 
 Volatile: times are in milliseconds of any monotonic clock. Source: KIP-98, "Future work", has the
 heartbeat; the rest is oncelog's own.
@@ -28,6 +31,7 @@ from __future__ import annotations
 from typing import Final
 
 from oncelog.actors.protocol.messages.transaction import (
+    Holder,
     InitProducerIdRequest,
     ProducerHeartbeatRequest,
 )
@@ -87,6 +91,12 @@ class Holders:
         if request.is_leaving:
             self._gone.add(name)
         return None
+
+    def ended(self, transactional_id: str, holder: Holder) -> None:
+        """The process of ``holder`` has ended. No effect if another one has the id by now."""
+        metadata = self._ids.metadata(transactional_id)
+        if metadata is not None and metadata.holder == holder:
+            self._gone.add(transactional_id)
 
     def is_alive(self, metadata: TransactionMetadata, now_ms: int) -> bool:
         """Whether the holder of an id sends heartbeats and was heard within its timeout."""

@@ -104,6 +104,7 @@ TAG_EPOCH_CAUSE: Final = 10_005
 TAG_DRIVER: Final = 10_006
 TAG_PREPARED: Final = 10_007
 TAG_HOLDER: Final = 10_008
+TAG_HOLDER_PROCESS: Final = 10_009
 
 _RUN_CURRENT: Final = 1
 _RUN_WAITING: Final = 2
@@ -308,12 +309,12 @@ def decode_value(transactional_id: str, value: bytes) -> TransactionMetadata | N
         run=run,
         is_run_current=is_run_current,
         is_run_waiting=run_state in (_RUN_WAITING, _RUN_WAITING_AGAIN),
-        driver=_decode_driver(tags.get(TAG_DRIVER)),
+        driver=_decode_process(tags.get(TAG_DRIVER)),
         members=_decode_members(tags.get(TAG_MEMBERS), partitions),
         ahead_partitions=_decode_partitions(tags.get(TAG_AHEAD_PARTITIONS)),
         epoch_cause=_decode_cause(tags.get(TAG_EPOCH_CAUSE)),
         prepared_txn=prepared_txn,
-        holder=_decode_holder(tags.get(TAG_HOLDER)),
+        holder=_decode_holder(tags.get(TAG_HOLDER), tags.get(TAG_HOLDER_PROCESS)),
     )
 
 
@@ -363,11 +364,7 @@ def _tagged(
     if metadata.epoch_cause is not EpochCause.OWNER:
         fields.append((TAG_EPOCH_CAUSE, bytes((metadata.epoch_cause.value,))))
     if metadata.driver is not None:
-        writer = WireWriter()
-        writer.compact_bytes(metadata.driver.machine.encode())
-        writer.int64(metadata.driver.process_id)
-        writer.int64(metadata.driver.start_ticks)
-        fields.append((TAG_DRIVER, bytes(writer.buffer)))
+        fields.append((TAG_DRIVER, _encode_process(metadata.driver)))
     if (found := metadata.prepared_txn) is not None:
         packed = _PREPARED.pack(found.producer_id, found.producer_epoch, found.prepared_ms)
         fields.append((TAG_PREPARED, packed))
@@ -376,7 +373,17 @@ def _tagged(
         writer.compact_bytes(metadata.holder.id.encode())
         writer.int32(metadata.holder.timeout_ms)
         fields.append((TAG_HOLDER, bytes(writer.buffer)))
+        if metadata.holder.process is not None:
+            fields.append((TAG_HOLDER_PROCESS, _encode_process(metadata.holder.process)))
     return fields
+
+
+def _encode_process(process: DriverProcess) -> bytes:
+    writer = WireWriter()
+    writer.compact_bytes(process.machine.encode())
+    writer.int64(process.process_id)
+    writer.int64(process.start_ticks)
+    return bytes(writer.buffer)
 
 
 def _encode_members(members: Members, partitions: Sequence[TopicPartition]) -> bytes:
@@ -447,16 +454,16 @@ def _decode_run(encoded: bytes | None) -> tuple[Run | None, int]:
     return run, run_state
 
 
-def _decode_driver(encoded: bytes | None) -> DriverProcess | None:
+def _decode_process(encoded: bytes | None) -> DriverProcess | None:
     if encoded is None:
         return None
     reader = _TransactionReader(encoded)
     reader.flexible = True
-    driver = DriverProcess(
+    process = DriverProcess(
         machine=reader.string(), process_id=reader.int64(), start_ticks=reader.int64()
     )
     reader.expect_end()
-    return driver
+    return process
 
 
 def _decode_prepared(encoded: bytes | None) -> PreparedTxn | None:
@@ -472,12 +479,12 @@ def _decode_prepared(encoded: bytes | None) -> PreparedTxn | None:
     )
 
 
-def _decode_holder(encoded: bytes | None) -> Holder | None:
+def _decode_holder(encoded: bytes | None, process: bytes | None) -> Holder | None:
     if encoded is None:
         return None
     reader = _TransactionReader(encoded)
     reader.flexible = True
-    holder = Holder(id=reader.string(), timeout_ms=reader.int32())
+    holder = Holder(id=reader.string(), timeout_ms=reader.int32(), process=_decode_process(process))
     reader.expect_end()
     return holder
 

@@ -76,6 +76,53 @@ def test_rows_are_chosen_by_name_or_family():
         chosen(["nothing"])
 
 
+def test_several_brokers_have_the_rows_of_the_load_alone():
+    from figures.kafka_rows import LOAD, ROWS, chosen
+
+    assert chosen([], brokers=3) == tuple(row for row in ROWS if row.group == LOAD)
+    assert [row.name for row in chosen(["send", "paced"], brokers=3)][:2] == ["paced", "send-100"]
+    for name in ("memory", "idle-6", "create", "start"):
+        with pytest.raises(
+            ValueError, match=f"row '{name}' is taken with one broker; with 3: tran"
+        ):
+            chosen([name], brokers=3)
+    with pytest.raises(ValueError, match="there is no row 'nothing'"):
+        chosen(["nothing"], brokers=3)
+
+
+def test_each_node_of_kafka_knows_the_quorum_and_listens_on_ports_of_its_own():
+    from clusters.kafka_broker import Ports, properties_of
+
+    ports = [Ports(11, 21), Ports(12, 22), Ports(13, 23)]
+    lines = properties_of(2, ports, Path("/logs/2"), fsync=True).splitlines()
+    assert {
+        "node.id=2",
+        "controller.quorum.voters=1@127.0.0.1:21,2@127.0.0.1:22,3@127.0.0.1:23",
+        "listeners=PLAINTEXT://127.0.0.1:12,CONTROLLER://127.0.0.1:22",
+        "advertised.listeners=PLAINTEXT://127.0.0.1:12",
+        "log.dirs=/logs/2",
+        "log.flush.interval.messages=1",
+    } <= set(lines)
+
+
+@pytest.mark.parametrize(("nodes", "min_insync"), [(1, 1), (3, 2)])
+def test_kafka_keeps_as_many_copies_as_it_has_nodes(nodes, min_insync):
+    from clusters.kafka_broker import Ports, properties_of
+
+    ports = [Ports(11 + number, 21 + number) for number in range(nodes)]
+    text = properties_of(1, ports, Path("/logs"), fsync=False)
+    values = dict(line.split("=", 1) for line in text.splitlines())
+    copies = {name: value for name, value in values.items() if name.endswith("replication.factor")}
+    insync = {name: value for name, value in values.items() if re.search(r"min\.(isr|ins)", name)}
+    assert set(copies.values()) == {str(nodes)}
+    assert set(insync.values()) == {str(min_insync)}
+    assert {"offsets.topic.replication.factor", "transaction.state.log.replication.factor"} <= {
+        *copies
+    }
+    assert {"min.insync.replicas", "transaction.state.log.min.isr"} <= {*insync}
+    assert "log.flush.interval.messages" not in values
+
+
 def test_rows_of_one_cluster_stand_together():
     from figures.kafka_rows import ROWS
 

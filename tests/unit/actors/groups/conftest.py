@@ -182,10 +182,10 @@ class Shard:
         request = JoinGroupRequest(**{**values, "member_id": member_id, **fields})
         return await self.coordinator.join_group(request)
 
-    async def enter(self) -> JoinGroupReply:
-        refused = await self.join()
+    async def enter(self, **fields: Any) -> JoinGroupReply:
+        refused = await self.join(**fields)
         assert refused.error is ErrorCode.MEMBER_ID_REQUIRED
-        return await self.join(refused.member_id)
+        return await self.join(refused.member_id, **fields)
 
     async def sync(self, joined: JoinGroupReply, assignment: bytes = b"all") -> SyncGroupReply:
         request = SyncGroupRequest(
@@ -196,9 +196,12 @@ class Shard:
         )
         return await self.coordinator.sync_group(request)
 
-    async def heartbeat(self, joined: JoinGroupReply) -> ErrorCode:
+    async def heartbeat(self, joined: JoinGroupReply, **fields: Any) -> ErrorCode:
         request = HeartbeatRequest(
-            group_id=GROUP, generation_id=joined.generation_id, member_id=joined.member_id
+            group_id=GROUP,
+            generation_id=joined.generation_id,
+            member_id=joined.member_id,
+            **fields,
         )
         return (await self.coordinator.heartbeat(request)).error
 

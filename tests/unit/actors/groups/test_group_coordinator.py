@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deadlines import until
 from msgspec import structs
 from virtual_time import give_turns
 
@@ -17,6 +18,7 @@ from oncelog.actors.protocol.messages.group import (
     OffsetAndMetadata,
     OffsetFetchRequest,
 )
+from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TopicPartition, shard_of
 
@@ -25,6 +27,7 @@ OFFSETS = TopicPartition(CONSUMER_OFFSETS_TOPIC, 0)
 GROUP = "billing"
 FLIGHTS_ID = "f1" * 16
 RETENTION_MS = 604_800_000
+PROCESS = DriverProcess(machine="here", process_id=7, start_ticks=8)
 Shard = Any
 Play = Callable[[Callable[[Shard], Awaitable[None]]], None]
 
@@ -99,6 +102,53 @@ class Handle:
 
     def cancel(self) -> None:
         return None
+
+
+def test_a_member_whose_process_has_ended_leaves_also_after_a_failover(play: Play) -> None:
+    async def scenario(shard: Shard) -> None:
+        member = await shard.enter(process=PROCESS, session_timeout_ms=300_000)
+        await shard.sync(member)
+        shard.controller.gone.add(PROCESS)
+        await shard.crash()
+        # Its last heartbeat is on its way still.
+        assert await shard.heartbeat(member, process=PROCESS) is ErrorCode.NONE
+        await until(lambda: not shard.coordinator._machine.processes())
+        await shard.restart()
+        assert await shard.state() == "Empty"
+
+    play(scenario)
+
+
+def test_a_member_that_is_wrongly_taken_for_dead_commits_nothing_and_joins_again(
+    play: Play,
+) -> None:
+    async def scenario(shard: Shard) -> None:
+        member = await shard.enter(process=PROCESS)
+        await shard.sync(member)
+        named = {"generation_id": member.generation_id, "member_id": member.member_id}
+        assert await shard.commit(5, **named) is ErrorCode.NONE
+        shard.controller.gone.add(PROCESS)
+        assert shard.coordinator.remove_ended()
+        shard.controller.gone.clear()
+        for refused in (await shard.commit(6, **named), await shard.txn_commit(6, **named)):
+            assert refused is ErrorCode.UNKNOWN_MEMBER_ID
+        assert await shard.heartbeat(member, process=PROCESS) is ErrorCode.UNKNOWN_MEMBER_ID
+        again = await shard.enter(process=PROCESS)
+        assert again.generation_id > member.generation_id
+        assert await shard.position() == 5
+
+    play(scenario)
+
+
+def test_a_static_member_keeps_its_place_when_its_process_has_ended(play: Play) -> None:
+    async def scenario(shard: Shard) -> None:
+        static = {"group_instance_id": "w-0"}
+        await shard.sync(await shard.enter(process=PROCESS, **static))
+        shard.controller.gone.add(PROCESS)
+        assert not shard.coordinator.remove_ended()
+        assert await shard.state() == "Stable"
+
+    play(scenario)
 
 
 def test_leaving_member_empties_the_group_durably(play: Play) -> None:

@@ -20,7 +20,7 @@ from oncelog.actors.protocol.messages.share import (
     ShareGroupHeartbeatRequest,
     ShareOrder,
 )
-from oncelog.actors.protocol.queue.share_keys import NO_KEY
+from oncelog.actors.protocol.queue.share_keys import KEYS_PER_READ_MAX, NO_KEY
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import TopicPartition
@@ -41,7 +41,6 @@ MARKER = {
     "coordinator_epoch": 1,
     "timestamp_ms": 0,
 }
-NAMED = {"group_id": GROUP, "member_id": "a"}
 
 
 def batch(base_offset: int, *keys: bytes | None) -> bytes:
@@ -71,12 +70,15 @@ def log_of(*batches: bytes) -> Callable[[FetchRequest], FetchReply]:
 class Worker:
     """A member in the order of keys."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: Shard, member_id: str = "a") -> None:
         self.shard = shard
+        self.named = {"group_id": GROUP, "member_id": member_id}
         self.epoch = self.acquisitions = self.acknowledgements = 0
 
     async def join(self) -> Worker:
-        request = ShareGroupHeartbeatRequest(**NAMED, topics=("flights",), order=ShareOrder.KEY)
+        request = ShareGroupHeartbeatRequest(
+            **self.named, topics=("flights",), order=ShareOrder.KEY
+        )
         reply = await self.shard.coordinator.share_group_heartbeat(request)
         assert (reply.error, reply.order) == (NONE, ShareOrder.KEY)
         self.epoch = reply.member_epoch
@@ -84,8 +86,9 @@ class Worker:
 
     async def acquire(self, count: int = 10, *, max_wait_ms: int = 0) -> list[int]:
         request = ShareAcquireRequest(
-            **NAMED,
+            **self.named,
             member_epoch=self.epoch,
+            topics=("flights",),
             sequence=self.acquisitions + 1,
             max_records=count,
             max_wait_ms=max_wait_ms,
@@ -99,7 +102,7 @@ class Worker:
         self.acknowledgements += 1
         runs = tuple(AcknowledgedRun(n, n, AcknowledgeType.ACCEPT) for n in offsets)
         request = ShareAcknowledgeRequest(
-            **NAMED,
+            **self.named,
             member_epoch=self.epoch,
             sequence=self.acknowledgements,
             acknowledgements=(
@@ -221,10 +224,55 @@ def test_what_compaction_or_retention_removed_holds_up_nothing(play: Play) -> No
 
         shard.controller.fetch = fetch
         worker = await Worker(shard).join()
-        # 0 to 3 are below the log's start, and 4 and 7 are missing: a worker finds nothing there.
-        assert await worker.acquire() == [0, 1, 2, 3, 4, 5, 7, 8]
+        # 0 to 3 are below the log's start, and 4 and 7 are missing: no worker gets them.
+        assert await worker.acquire() == [5, 8]
 
     played(play, scenario, batch(5, b"a", b"a"), batch(8, b"b"), end=9)
+
+
+def test_a_gap_holds_up_no_key_whoever_has_what_is_around_it(play: Play) -> None:
+    """Not while its neighbours are held, nor after the coordinator has read the keys again."""
+
+    async def scenario(shard: Shard) -> None:
+        one, other = await Worker(shard).join(), await Worker(shard, "b").join()
+        assert await one.acquire(1) == [0]
+        assert await other.acquire(1) == [3]
+        await shard.crash()
+        assert await other.acquire(1) == [4]
+
+    played(play, scenario, batch(0, b"a"), batch(3, b"b", b"c"), end=5)
+
+
+def test_behind_more_gaps_than_are_read_at_a_time_there_is_a_record(play: Play) -> None:
+    far = 2 * KEYS_PER_READ_MAX + 5
+
+    async def scenario(shard: Shard) -> None:
+        worker = await Worker(shard).join()
+        began = asyncio.get_running_loop().time()
+        assert await worker.acquire(max_wait_ms=20_000) == [far]
+        assert asyncio.get_running_loop().time() - began < 10
+
+    played(play, scenario, batch(far, b"a"), end=far + 1)
+
+
+def test_what_is_damaged_is_no_gap_until_a_worker_has_rejected_it(play: Play) -> None:
+    async def scenario(shard: Shard) -> None:
+        tells = shard.controller.fetch
+
+        def fetch(request: FetchRequest) -> FetchReply:
+            if request.fetch_offset >= 2:
+                return tells(request)
+            return FetchReply(error=ErrorCode.CORRUPT_MESSAGE, resume_offset=2)
+
+        shard.controller.fetch = fetch
+        one, other = await Worker(shard).join(), await Worker(shard, "b").join()
+        assert await one.acquire(2) == [0, 1]
+        # The record may have this key, where it can be read.
+        assert await other.acquire() == []
+        await one.accept(0, 1)
+        assert await other.acquire() == [2]
+
+    played(play, scenario, batch(2, b"a"), end=3)
 
 
 def test_a_held_record_that_is_gone_after_a_reload_holds_up_every_key(play: Play) -> None:

@@ -57,6 +57,7 @@ class Worker:
     async def acquire(self, count: int, *, max_wait_ms: int = 0) -> Any:
         request = ShareAcquireRequest(
             **self._named,
+            topics=("flights",),
             sequence=self.acquisitions + 1,
             max_records=count,
             max_wait_ms=max_wait_ms,

@@ -13,12 +13,13 @@ from crash_disk import CrashDisk
 from deadlines import DEADLINE_S
 from followers import CUT_AT, TOPIC_ID, Follower, batches_of_two_leaders
 from msgspec import structs
-from virtual_time import ManualClock, give_turns
+from virtual_time import ManualClock, give_turns, run_virtually
 
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import FetchReply, FetchRequest
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.replica.partition_leader import PartitionLeader
+from oncelog.actors.replica.replica import RACKS_INTERVAL_MS
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import AbortedTransaction, IsolationLevel, TopicPartition
 from oncelog.storage.records.batch import iterate_batches
@@ -237,6 +238,28 @@ def test_a_leader_sends_a_consumer_to_the_follower_in_its_rack(harness: Any) -> 
         await harness.replica.stop()
 
     asyncio.run(body())
+
+
+def test_racks_that_nobody_tells_are_asked_for_now_and_then(harness: Any) -> None:
+    async def body() -> None:
+        Copied(harness)
+        leader = await harness.start()
+        await harness.produce(harness.batch(b"a", b"b"), acks=-1)
+        await give_turns()
+        request = harness.fetch_request(client_rack="east")
+        for _ in range(20):
+            assert (await leader.fetch(request)).records
+            await asyncio.sleep(RACKS_INTERVAL_MS / 10_000)
+        assert harness.events.settings_requests == 2
+        # One broker's rack is missing in what is told.
+        harness.replica.learn_racks({1: "west"})
+        assert (await leader.fetch(request)).records
+        assert harness.events.settings_requests == 3
+        assert (await leader.fetch(request)).records
+        assert harness.events.settings_requests == 3
+        await harness.replica.stop()
+
+    run_virtually(body())
 
 
 def test_a_lone_leader_asks_for_no_racks(harness: Any) -> None:

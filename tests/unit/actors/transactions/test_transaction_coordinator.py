@@ -24,12 +24,15 @@ from oncelog.actors.protocol.messages.transaction import (
     EndTxnReply,
     EndTxnRequest,
     EnlistRequest,
+    Holder,
+    InitProducerIdRequest,
     RenewRunRequest,
     Run,
     Winner,
 )
 from oncelog.actors.protocol.tickets import ClusterKeys, TicketVerdict, check_ticket
 from oncelog.actors.transactions.completions import EndStep
+from oncelog.actors.transactions.transaction_coordinator import HOLDER_NEWS_MS
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import IsolationLevel, TopicPartition
 from oncelog.storage.records.codec import encode_records
@@ -451,6 +454,42 @@ def test_a_write_whose_driver_is_gone_is_aborted_at_the_next_look(world: Any) ->
         await asyncio.sleep(world.config.transaction_abort_scan_ms / 1_000 + 1)
         assert state_of(coordinator) == "CompleteAbort"
         assert (await end_run(coordinator)).error is ErrorCode.INVALID_TXN_STATE
+
+    world.run(scenario)
+
+
+def test_a_single_writer_whose_process_has_ended_is_replaced_by_the_next_takeover(
+    world: Any,
+) -> None:
+    """1. It lives, and the takeover waits for news of it. 2. It ends while another one waits."""
+    process = DriverProcess(machine="here", process_id=7, start_ticks=8)
+    hour_ms = 3_600_000
+
+    def taking(coordinator: Any, holder: str, process: DriverProcess | None = None) -> Any:
+        request = InitProducerIdRequest(
+            transactional_id="loader",
+            holder=Holder(id=holder, timeout_ms=hour_ms, process=process),
+            refuse_if_alive=True,
+        )
+        return coordinator.init_producer_id(request)
+
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        first = await taking(coordinator, "first", process)
+        await world.crash(coordinator)
+        coordinator = await world.coordinator()
+        began_ms = world.passed_ms()
+        refused = await taking(coordinator, "second")
+        assert refused.error is ErrorCode.TRANSACTIONAL_ID_IN_USE
+        assert world.passed_ms() - began_ms <= 2 * HOLDER_NEWS_MS
+        waiting = asyncio.ensure_future(taking(coordinator, "second"))
+        await asyncio.sleep(HOLDER_NEWS_MS / 2_000)
+        world.gone.append(process)
+        second = await waiting
+        assert second.error is ErrorCode.NONE
+        assert second.producer_epoch == first.producer_epoch + 1
+        # Of who does not say where it runs nothing is known.
+        assert (await taking(coordinator, "third")).error is ErrorCode.TRANSACTIONAL_ID_IN_USE
 
     world.run(scenario)
 

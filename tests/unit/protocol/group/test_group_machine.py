@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from oncelog.actors.protocol.group.group_machine import MEMBER_BLOB_MAX_BYTES, MEMBER_PROTOCOLS_MAX
 from oncelog.actors.protocol.group.rebalance import TimerKind
 from oncelog.actors.protocol.messages.group import GroupProtocol
+from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.storage.errors import ErrorCode
 
 RANGE = (GroupProtocol(name="range", metadata=b"flights"),)
@@ -281,6 +283,42 @@ def test_member_parked_in_join_is_answered_when_it_is_removed(world: Any) -> Non
     call = world.join(leader.member_id)
     world.leave((leader.member_id, None))
     assert world.reply(call).error is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+# --- processes -------------------------------------------------------------------------------
+
+PROCESS = DriverProcess(machine="here", process_id=7, start_ticks=8)
+
+
+def test_the_process_of_a_member_is_known_from_its_join_and_after_a_failover_from_a_heartbeat(
+    world: Any,
+) -> None:
+    (member,) = world.stable(world.enter(process=PROCESS))
+    known = [("billing", member.member_id, PROCESS)]
+    assert world.machine.processes() == known
+    world.fail_over()
+    assert world.machine.processes() == []
+    world.heartbeat(member, process=PROCESS)
+    world.heartbeat(member)
+    assert world.machine.processes() == known
+    moved = structs.replace(PROCESS, process_id=9)
+    world.join(member.member_id, process=moved)
+    assert world.machine.processes() == [("billing", member.member_id, moved)]
+    world.leave((member.member_id, None))
+    assert world.machine.processes() == []
+
+
+def test_the_process_of_a_static_member_does_not_count(world: Any) -> None:
+    (member,) = world.stable(world.enter(group_instance_id="w-0", process=PROCESS))
+    world.heartbeat(member, group_instance_id="w-0", process=PROCESS)
+    assert world.machine.processes() == []
+
+
+def test_a_process_with_a_machine_of_a_long_name_is_refused(world: Any) -> None:
+    endless = structs.replace(PROCESS, machine="x" * 1_025)
+    assert world.reply(world.join(process=endless)).error is ErrorCode.INVALID_REQUEST
+    (member,) = world.stable(world.enter())
+    assert world.heartbeat(member, process=endless) is ErrorCode.INVALID_REQUEST
 
 
 # --- commit ----------------------------------------------------------------------------------

@@ -153,6 +153,17 @@ def test_nothing_beyond_the_last_stable_offset_is_acquired(world):
     assert world.acquire("a", a, 10).acquired == ()
 
 
+def test_only_topics_that_the_call_names_are_acquired_from_and_shown_again(world):
+    """The door has looked whether the caller may read these, and no others."""
+    a = joined(world)
+    assert world.acquire("a", a, 2, topics=("other",)).acquired == ()
+    assert spans(world.acquire("a", a, 2, topics=("other", TP.topic))) == [(0, 1, 1)]
+    assert world.acquire("a", a, 2, sequence=1, topics=("other",)).acquired == ()
+    # Nor what the member has not joined for.
+    world.ranges[TopicPartition("other", 0)] = ReadableRange("bb" * 16, 0, 50)
+    assert world.acquire("a", a, 2, topics=("other",)).acquired == ()
+
+
 def test_a_repeated_acquisition_gets_the_same_records_and_a_late_one_none(world):
     a = joined(world)
     first = world.acquire("a", a, 2)

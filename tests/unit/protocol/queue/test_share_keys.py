@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from oncelog.actors.protocol.queue.share_keys import (
     KEYS_PER_READ_MAX,
     NO_RECORD,
+    UNREADABLE,
     KnownKeys,
 )
 
@@ -16,6 +17,16 @@ def test_what_a_read_did_not_find_is_not_there():
     keys = KnownKeys("id")
     keys.learn(3, 6, {3: 30, 5: 50, 9: 90})
     assert keys.hashes == {3: 30, 4: NO_RECORD, 5: 50}
+    assert keys.gaps == {4}
+
+
+def test_what_cannot_be_read_is_no_gap():
+    keys = KnownKeys("id")
+    keys.learn_unreadable(3, 5)
+    assert keys.hashes == {3: UNREADABLE, 4: UNREADABLE}
+    assert keys.gaps == set()
+    keys.learn_unreadable(10, 10**12)
+    assert len(keys.hashes) == 2 + KEYS_PER_READ_MAX
 
 
 def test_the_first_unknown_offset_is_found_in_any_span():
@@ -41,7 +52,7 @@ def test_what_is_done_with_is_forgotten_and_the_rest_is_kept():
     keys = KnownKeys("id")
     keys.learn(0, 30, {})
     keys.keep([(1, 2), (7, 7), (20, 40)])
-    assert sorted(keys.hashes) == [1, 2, 7, *range(20, 30)]
+    assert sorted(keys.hashes) == sorted(keys.gaps) == [1, 2, 7, *range(20, 30)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 6)), max_size=12))

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from oncelog.actors.protocol.messages.share import AcknowledgeType
-from oncelog.actors.protocol.queue.share_keys import NO_KEY, NO_RECORD
+from oncelog.actors.protocol.queue.share_keys import NO_KEY, NO_RECORD, UNREADABLE
 from oncelog.actors.protocol.queue.share_partition import (
     LOCKS_MAX,
     ORDERED_LOCKS_MAX,
@@ -231,15 +231,41 @@ def test_nothing_is_acquired_from_the_first_offset_on_whose_key_is_unknown():
     assert (run.first, run.last) == (0, 1)
 
 
-def test_a_held_record_that_the_log_has_no_longer_holds_up_every_key():
+@pytest.mark.parametrize("lost", [NO_RECORD, UNREADABLE])
+def test_a_held_record_that_the_log_has_no_longer_holds_up_every_key(lost):
     partition = SharePartition("id", 0)
     partition.acquire(1, 1, owner=STRANGER, sequence=1)
-    keys = keyed(NO_RECORD, A, NO_KEY, NO_RECORD, B)
+    keys = keyed(lost, A, NO_KEY, UNREADABLE, B)
     assert acquired(partition, keys) == [2, 3]
     partition.release_all(STRANGER)
     partition.release_all(OWNER)
     # Nobody holds anything: whoever acquires what is gone finds nothing there.
     assert acquired(partition, keys) == [0, 1, 2, 3, 4]
+
+
+def test_gaps_that_nobody_holds_are_archived_and_those_that_are_held_are_not():
+    partition = SharePartition("id", 0)
+    partition.acquire(5, 2, owner=STRANGER, sequence=1)
+    partition.acknowledge(1, 1, AcknowledgeType.RELEASE, owner=STRANGER)
+    assert partition.archive_gaps(6, {0, 1, 2, 4, 7})
+    partition.check()
+    assert partition.runs == [
+        Run(0, 0, ACQUIRED, 1, STRANGER, 1),
+        Run(1, 2, ARCHIVED),
+        Run(3, 3, AVAILABLE),
+        Run(4, 4, ARCHIVED),
+    ]
+    assert not partition.archive_gaps(6, {0, 1, 2, 4, 7})
+    assert partition.archive_gaps(8, {7})
+
+
+def test_gaps_make_room_for_what_is_behind_them_however_many_there_are():
+    partition = SharePartition("id", 0)
+    end = 3 * ORDERED_LOCKS_MAX + 1
+    assert partition.archive_gaps(end, set(range(end - 1)))
+    assert (partition.start_offset, partition.runs) == (end - 1, [])
+    (run,) = partition.acquire(end, 10, owner=OWNER, sequence=1, keys={end - 1: A})
+    assert (run.first, run.last) == (end - 1, end - 1)
 
 
 def test_in_order_of_keys_what_waits_counts_as_unfinished():

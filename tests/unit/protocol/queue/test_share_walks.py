@@ -12,7 +12,7 @@ from share_world import TOPIC_ID, TP, ShareWorld, runs, state_of
 
 from oncelog.actors.protocol.messages.share import AcknowledgeType, ShareOrder
 from oncelog.actors.protocol.queue.share_groups import ReadableRange, ShareTurn
-from oncelog.actors.protocol.queue.share_keys import NO_KEY, KnownKeys
+from oncelog.actors.protocol.queue.share_keys import NO_KEY, NO_RECORD, KnownKeys
 from oncelog.storage.errors import ErrorCode
 
 MEMBERS = ("a", "b")
@@ -46,7 +46,7 @@ class Walker:
     """A world and a model of it: what each offset is, and who has it."""
 
     def __init__(self, keys: Sequence[int] | None = None) -> None:
-        """With ``keys``, one for each offset, the group is in their order."""
+        """With ``keys``, one for each offset, or ``NO_RECORD``, the group is in their order."""
         self.world = ShareWorld()
         self.world.ranges = {TP: ReadableRange(TOPIC_ID, 0, END)}
         self.keys = keys
@@ -95,6 +95,9 @@ class Walker:
             return
         epoch = self.epochs[member]
         got = self.world.acquire(member, epoch, count).acquired
+        for offset, key in enumerate(self.keys or ()):
+            if key == NO_RECORD:
+                self.model[offset] = ("DONE", None)
         offsets = [n for run in got for n in range(run.first_offset, run.last_offset + 1)]
         free = [n for n in range(END) if self._is_free(n)]
         assert offsets == free[:count]
@@ -177,7 +180,7 @@ def test_a_walk_does_what_the_model_does_and_every_reload_finds_it(steps):
     assert len(walker.model) == END
 
 
-KEYS = st.lists(st.sampled_from([NO_KEY, 1, 2, 3]), min_size=END, max_size=END)
+KEYS = st.lists(st.sampled_from([NO_KEY, NO_RECORD, 1, 2, 3]), min_size=END, max_size=END)
 
 
 @given(KEYS, STEPS)

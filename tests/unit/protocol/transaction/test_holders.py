@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from oncelog.actors.protocol.messages.transaction import (
+    DriverProcess,
     Holder,
     InitProducerIdRequest,
     ProducerHeartbeatRequest,
@@ -16,18 +18,19 @@ from oncelog.actors.protocol.transaction.transaction_state import EpochCause, Tr
 from oncelog.storage.errors import ErrorCode
 
 TIMEOUT_MS = 30_000
-ME = Holder(id="me", timeout_ms=TIMEOUT_MS)
+PROCESS = DriverProcess(machine="here", process_id=7, start_ticks=8)
+ME = Holder(id="me", timeout_ms=TIMEOUT_MS, process=PROCESS)
 OTHER = Holder(id="other", timeout_ms=TIMEOUT_MS)
 START_MS = 1_000_000
 
 TABLE = """
-event               | none | heard  | silent | gone   | restarted
-heartbeat           | NONE | NONE   | NONE   | NONE   | NONE
-heartbeat, fenced   | FENCED | FENCED | FENCED | FENCED | FENCED
-farewell            | NONE | NONE   | NONE   | NONE   | NONE
-init, replace       | NONE | NONE   | NONE   | NONE   | NONE
-init, refuse        | NONE | IN_USE | NONE   | NONE   | IN_USE
-init, refuse, same  | NONE | NONE   | NONE   | NONE   | NONE
+event               | none | heard  | silent | gone   | ended  | restarted
+heartbeat           | NONE | NONE   | NONE   | NONE   | NONE   | NONE
+heartbeat, fenced   | FENCED | FENCED | FENCED | FENCED | FENCED | FENCED
+farewell            | NONE | NONE   | NONE   | NONE   | NONE   | NONE
+init, replace       | NONE | NONE   | NONE   | NONE   | NONE   | NONE
+init, refuse        | NONE | IN_USE | NONE   | NONE   | NONE   | IN_USE
+init, refuse, same  | NONE | NONE   | NONE   | NONE   | NONE   | NONE
 """
 LONG = {"FENCED": "PRODUCER_FENCED", "IN_USE": "TRANSACTIONAL_ID_IN_USE"}
 
@@ -58,6 +61,8 @@ class World:
             self.now_ms += TIMEOUT_MS
         elif state == "gone":
             assert self.beat(is_leaving=True) == "NONE"
+        elif state == "ended":
+            self.holders.ended("loader", ME)
         elif state == "restarted":
             self.now_ms += 10 * TIMEOUT_MS
             self.restart()
@@ -116,6 +121,21 @@ def test_a_heartbeat_prolongs_the_life_by_its_timeout(shard: Any) -> None:
     assert shard.known.holder == OTHER
 
 
+def test_a_holder_that_is_heard_again_lives_whatever_was_said_of_its_process(shard: Any) -> None:
+    world = World(shard, "ended")
+    assert world.beat() == "NONE"
+    assert world.init() == "TRANSACTIONAL_ID_IN_USE"
+
+
+def test_the_end_of_an_earlier_holder_says_nothing_of_the_present_one(shard: Any) -> None:
+    world = World(shard, "ended")
+    assert world.init() == "NONE"
+    world.holders.heard("loader", world.now_ms)
+    world.holders.ended("loader", ME)
+    world.holders.ended("unknown", ME)
+    assert world.holders.is_alive(shard.known, world.now_ms)
+
+
 @pytest.mark.parametrize("cause", EpochCause)
 def test_who_timed_out_still_holds_its_id_and_who_was_replaced_does_not(
     shard: Any, cause: EpochCause
@@ -168,6 +188,8 @@ def test_forgotten_ids_are_not_remembered_beyond_a_bound(shard: Any) -> None:
         Holder(id="x" * 300, timeout_ms=1),
         Holder(id="x", timeout_ms=0),
         Holder(id="x", timeout_ms=3_600_001),
+        structs.replace(ME, process=structs.replace(PROCESS, machine="x" * 10_000)),
+        structs.replace(ME, process=structs.replace(PROCESS, process_id=-1)),
     ],
 )
 def test_an_impossible_holder_is_refused(shard: Any, holder: Holder) -> None:

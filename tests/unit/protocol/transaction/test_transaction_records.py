@@ -44,9 +44,6 @@ partitions = st.frozensets(
     st.builds(TopicPartition, st.sampled_from(["a", "delays", "é"]), st.integers(0, 2**31 - 1)),
     max_size=6,
 )
-holders = st.none() | st.builds(
-    Holder, id=st.text(max_size=9), timeout_ms=st.integers(0, 2**31 - 1)
-)
 producer_ids = st.integers(-1, 2**63 - 1)
 epochs = st.integers(-1, 32_767)
 
@@ -55,6 +52,12 @@ DRIVER_FIELDS = {
     "process_id": st.integers(0, 2**63 - 1),
     "start_ticks": st.integers(0, 2**63 - 1),
 }
+holders = st.none() | st.builds(
+    Holder,
+    id=st.text(max_size=9),
+    timeout_ms=st.integers(0, 2**31 - 1),
+    process=st.none() | st.builds(DriverProcess, **DRIVER_FIELDS),
+)
 
 
 @st.composite
