@@ -5,6 +5,7 @@ One file: the clients of a connection share its event loop, its transport and it
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import secrets
@@ -12,39 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import ray
-
-from oncelog.actors.config import ClusterConfig, data_directories
+from oncelog.actors.config import data_directories
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
-from oncelog.actors.option_types import ClusterOptions
 from oncelog.actors.process.clock import SystemClock
-from oncelog.actors.process.process_table import ProcessTable
-from oncelog.actors.process.ray_metrics import RayMetrics
 from oncelog.actors.process.ray_output import keep_own_output
 from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest, ShutdownRequest
-from oncelog.actors.protocol.messages.transaction import Winner
-from oncelog.actors.rpc.actor_transport import ActorTransport
-from oncelog.actors.rpc.call_meter import CallReports
-from oncelog.actors.rpc.ray_transport import RayTransport, find_actor
+from oncelog.actors.protocol.messages.transaction import RUN_TIMEOUT_MS
+from oncelog.actors.rpc.call_meter import NO_REPORTS
 from oncelog.api.admin.admin import Admin, AsyncAdmin
-from oncelog.api.config import ConsumerSettings, ProducerSettings, QueueSettings
-from oncelog.api.consuming.consumer import AsyncConsumer, Consumer
-from oncelog.api.option_types import ConsumerOptions, ProducerOptions, QueueOptions
-from oncelog.api.processing.actor import attach, launch_workers, running_jobs
-from oncelog.api.processing.job import LEAVE_TIMEOUT_MS, ProcessJob, remove_former_workers
-from oncelog.api.processing.loop import worker_settings
-from oncelog.api.processing.messages import BatchFormat, OnError, ProcessConfig, ProcessMode
-from oncelog.api.processing.queue_loop import queue_worker_settings
-from oncelog.api.producing.member import (
-    TRANSACTION_TIMEOUT_MS,
-    Membership,
-    RunEnd,
-    TransactionMember,
-    begin_run,
-    end_run,
-)
-from oncelog.api.producing.producer import AsyncProducer, Producer
-from oncelog.api.queueing.queue import AsyncQueue, Queue
 from oncelog.api.session import cluster_connection
 from oncelog.api.session.event_loop import (
     LoopOfProgram,
@@ -53,8 +29,8 @@ from oncelog.api.session.event_loop import (
     close_if_forgotten,
     refuse_ray_of_parent,
 )
+from oncelog.api.session.links import Link, NotReachedError, RayLink, direct_link
 from oncelog.api.session.login import NOBODY, Login, login_of
-from oncelog.api.session.ray_cluster import DelayedStarts
 from oncelog.api.session.routing import ClientContext, Outage, Router
 from oncelog.api.session.throttling import PoliteTransport
 from oncelog.storage.errors import ErrorCode
@@ -68,6 +44,19 @@ from oncelog.storage.settings import settings_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from oncelog.actors.option_types import ClusterOptions
+    from oncelog.actors.protocol.messages.transaction import Winner
+    from oncelog.api.consuming.consumer import AsyncConsumer, Consumer
+    from oncelog.api.option_types import ConsumerOptions, ProducerOptions, QueueOptions
+    from oncelog.api.processing.job import ProcessJob
+    from oncelog.api.processing.messages import BatchFormat, OnError, ProcessConfig, ProcessMode
+    from oncelog.api.producing.member import Membership, RunEnd, TransactionMember
+    from oncelog.api.producing.producer import AsyncProducer, Producer
+    from oncelog.api.queueing.queue import AsyncQueue, Queue
+    from oncelog.api.session.ray_cluster import DelayedStarts
+
+_logger = logging.getLogger(__name__)
 
 SHUTDOWN_TIMEOUT_MS: Final = 30_000
 
@@ -102,6 +91,8 @@ def init(
     directory, or cannot be started.
     """
     # One thing: find out what runs, start what does not, and join it.
+    import ray
+
     refuse_ray_of_parent()
     keep_own_output()
     login = login_of(user, password_file, token, cert)
@@ -172,6 +163,31 @@ def connect(
     return Cluster(login)
 
 
+def connect_directly(
+    data_dir: Path,
+    login: Login = NOBODY,
+    *,
+    ray_address: str | None = None,
+    join: Callable[[str], None] = cluster_connection.join_ray,
+) -> Cluster | None:
+    """Connect to the cluster that runs on ``data_dir`` of this machine, without joining Ray.
+
+    ``None`` if that is not possible: no listener is named there that answers, or Ray's cluster is
+    not that of ``ray_address``, or another one answers. Then ``connect`` may. What only Ray can do,
+    such as jobs and handles of actors, first joins Ray by ``join``, in the caller's thread.
+
+    ``SaslAuthenticationFailedError`` and ``InvalidSettingError`` as in ``connect``.
+    """
+    link = direct_link(data_dir, login, ray_address=ray_address, join=join)
+    if link is None:
+        return None
+    try:
+        return Cluster(login, link)
+    except NotReachedError as error:
+        _logger.info("%s: %s: Ray is asked", data_dir, error)
+        return None
+
+
 class Cluster(ProcessBound):
     """A program's connection to a cluster, made by ``init`` or ``connect``.
 
@@ -181,30 +197,29 @@ class Cluster(ProcessBound):
 
     make_there = "call oncelog.connect() there"
 
-    def __init__(self, login: Login = NOBODY) -> None:
-        identity = login.identity()
+    def __init__(self, login: Login = NOBODY, link: Link | None = None) -> None:
+        self._link = link = link or RayLink(login.identity())
         self._login = login
         self._delayed: DelayedStarts | None = None
         self._loop_thread = LoopThread()
         cluster_connection.refuse_after_fork(self._loop_thread)
-        self._reports = CallReports(RayMetrics(), ClusterConfig().metrics_interval_ms)
-        self._connections = ActorTransport(RayTransport(), self._reports, identity)
+        self._reports = link.reports
+        self._connections = link.connections
         self._transport = PoliteTransport(self._connections)
         self._clock = SystemClock()
         self._random = random.Random(secrets.randbits(64))
-        self._processes = ProcessTable(ray.util.get_node_ip_address())
+        self._processes = link.processes
         self._router = self._new_router()
-        self.address = cluster_connection.ray_address()
+        self.address = link.address
         try:
-            self._metadata = self._loop_thread.run(
-                cluster_connection.wait_until_ready(self._transport, cluster_connection.away_log)
-            )
+            self._metadata = self._loop_thread.run(link.ready(self._transport))
         except BaseException:
             self._loop_thread.close()
             raise
-        self._reports.interval_ms = int(
-            cluster_connection.setting(self._metadata, "metrics_interval_ms")
-        )
+        if self._reports is not NO_REPORTS:
+            self._reports.interval_ms = int(
+                cluster_connection.setting(self._metadata, "metrics_interval_ms")
+            )
 
     def _new_router(self) -> Router:
         """A view of the cluster of its own, for one client."""
@@ -237,7 +252,7 @@ class Cluster(ProcessBound):
         """The address of the Ray dashboard, "" if there is none; waits while it starts."""
         if self._delayed is not None:
             self._delayed.wait()
-        return cluster_connection.dashboard_url()
+        return self._link.dashboard_url
 
     def announce(self, path: Path, delayed: DelayedStarts) -> None:
         """Write to the data directory where this cluster runs, then let Ray start the rest."""
@@ -304,6 +319,9 @@ class Cluster(ProcessBound):
 
         ``InvalidSettingError`` for an unknown setting or a value out of range.
         """
+        from oncelog.api.config import ProducerSettings
+        from oncelog.api.producing.producer import Producer
+
         return Producer(
             self._router,
             self._loop_thread,
@@ -316,6 +334,9 @@ class Cluster(ProcessBound):
 
         ``InvalidSettingError`` for an unknown setting or a value out of range.
         """
+        from oncelog.api.config import ConsumerSettings
+        from oncelog.api.consuming.consumer import Consumer
+
         return Consumer(
             self._router,
             self._loop_thread,
@@ -328,6 +349,9 @@ class Cluster(ProcessBound):
 
         A producer that is garbage-collected before it is closed ends with a ``ResourceWarning``.
         """
+        from oncelog.api.config import ProducerSettings
+        from oncelog.api.producing.producer import AsyncProducer
+
         router = self._new_router()
         options = ProducerSettings.from_options(settings)
         producer = AsyncProducer(router, options, random=self._random)
@@ -341,6 +365,9 @@ class Cluster(ProcessBound):
         A consumer that is garbage-collected before it is closed leaves its group, with a
         ``ResourceWarning``.
         """
+        from oncelog.api.config import ConsumerSettings
+        from oncelog.api.consuming.consumer import AsyncConsumer
+
         router = self._new_router()
         options = ConsumerSettings.from_options(settings)
         consumer = AsyncConsumer(router, options, self._random)
@@ -353,6 +380,9 @@ class Cluster(ProcessBound):
         ``InvalidSettingError`` for an unknown setting, a value out of range, or without a
         ``group_id``.
         """
+        from oncelog.api.config import QueueSettings
+        from oncelog.api.queueing.queue import Queue
+
         return Queue(
             self._router,
             self._loop_thread,
@@ -369,6 +399,9 @@ class Cluster(ProcessBound):
         One that is garbage-collected before it is closed leaves its group, with a
         ``ResourceWarning``.
         """
+        from oncelog.api.config import QueueSettings
+        from oncelog.api.queueing.queue import AsyncQueue
+
         queue = AsyncQueue(
             self._new_router(),
             QueueSettings.from_options(settings),
@@ -383,7 +416,7 @@ class Cluster(ProcessBound):
         transactional_id: str,
         *,
         token: bytes = b"",
-        transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
+        transaction_timeout_ms: int = RUN_TIMEOUT_MS,
         ends_with_process: bool = True,
     ) -> Membership:
         """Begin a run of a distributed write; it fences older runs of the id. Durable on return.
@@ -396,6 +429,9 @@ class Cluster(ProcessBound):
         ``OutdatedVersionError`` if the token names a lower version than the last commit.
         ``RequestTimedOutError`` if the outcome is unknown: call again.
         """
+        from oncelog.api.config import ProducerSettings
+        from oncelog.api.producing.member import begin_run
+
         driver = self._processes.process(os.getpid()) if ends_with_process else None
         return self._loop_thread.run(
             begin_run(
@@ -416,6 +452,9 @@ class Cluster(ProcessBound):
 
         ``settings`` are the keywords of ``ProducerSettings``; ``transactional_id`` is ignored.
         """
+        from oncelog.api.config import ProducerSettings
+        from oncelog.api.producing.member import TransactionMember
+
         return TransactionMember(
             self._router,
             self._loop_thread,
@@ -434,6 +473,9 @@ class Cluster(ProcessBound):
         winner is unknown or lacks records, and nothing changes. ``ProducerFencedError`` if a newer
         run has begun. ``RequestTimedOutError`` if the outcome is unknown: call again.
         """
+        from oncelog.api.config import ProducerSettings
+        from oncelog.api.producing.member import end_run
+
         return self._loop_thread.run(
             end_run(
                 self._router,
@@ -502,6 +544,13 @@ class Cluster(ProcessBound):
         out of range, ``IllegalStateError`` if a job of this ``group_id`` runs.
         """
         # One thing: the arguments of a job become the configurations of its workers.
+        from oncelog.api.processing.actor import launch_workers
+        from oncelog.api.processing.job import LEAVE_TIMEOUT_MS, remove_former_workers
+        from oncelog.api.processing.loop import worker_settings
+        from oncelog.api.processing.messages import ProcessConfig
+        from oncelog.api.processing.queue_loop import queue_worker_settings
+
+        self._link.join_ray()
         settings_of(ProcessConfig)["workers"].take(workers)
         job_id = secrets.token_hex(8)
         configs = [
@@ -549,10 +598,16 @@ class Cluster(ProcessBound):
 
         A job whose workers have all failed is included until it is stopped.
         """
+        from oncelog.api.processing.actor import running_jobs
+
+        self._link.join_ray()
         return [self._attach(group_id, found) for group_id, found in running_jobs().items()]
 
     def job(self, group_id: str) -> ProcessJob:
         """Return the job with this group id, or raise ``GroupIdNotFoundError``."""
+        from oncelog.api.processing.actor import running_jobs
+
+        self._link.join_ray()
         jobs = running_jobs()
         if group_id not in jobs:
             known = "those of " + ", ".join(map(repr, jobs)) if jobs else "none"
@@ -562,6 +617,8 @@ class Cluster(ProcessBound):
     def _attach(
         self, group_id: str, worker_indexes: Sequence[int], config: ProcessConfig | None = None
     ) -> ProcessJob:
+        from oncelog.api.processing.actor import attach
+
         return attach(
             group_id,
             worker_indexes,
@@ -578,7 +635,7 @@ class Cluster(ProcessBound):
     @property
     def controller(self) -> Any:
         """The Ray actor handle of the controller."""
-        return _handle(CONTROLLER_ACTOR)
+        return self._handle(CONTROLLER_ACTOR)
 
     def partition(self, topic: str, partition: int) -> Any:
         """The Ray handle of the actor with a partition's leader, and maybe other replicas.
@@ -587,17 +644,17 @@ class Cluster(ProcessBound):
         """
         tp = TopicPartition(topic, partition)
         address, _ = self._loop_thread.run(self._router.leader(tp))
-        return _handle(address)
+        return self._handle(address)
 
     def transaction_coordinator(self, transactional_id: str) -> Any:
         """The Ray actor handle of the coordinator of a transactional id."""
         self._loop_thread.run(self._router.start())
-        return _handle(self._router.transaction_coordinator(transactional_id))
+        return self._handle(self._router.transaction_coordinator(transactional_id))
 
     def group_coordinator(self, group_id: str) -> Any:
         """The Ray actor handle of the coordinator of a consumer group."""
         self._loop_thread.run(self._router.start())
-        return _handle(self._router.group_coordinator(group_id))
+        return self._handle(self._router.group_coordinator(group_id))
 
     def on_outage(self, listener: Callable[[Outage], None]) -> None:
         """Call ``listener`` when a callee has not replied for 5 s, and when it replies again.
@@ -620,6 +677,7 @@ class Cluster(ProcessBound):
 
         Raises ``OncelogError`` if the log does not stop in time.
         """
+        self._link.join_ray()
         reply = self._loop_thread.run(
             self._transport.call(
                 CONTROLLER_ACTOR, ShutdownRequest(), timeout_ms=SHUTDOWN_TIMEOUT_MS
@@ -639,6 +697,8 @@ class Cluster(ProcessBound):
         """Detach."""
         self.close()
 
+    def _handle(self, address: str) -> Any:
+        from oncelog.actors.rpc.ray_transport import find_actor
 
-def _handle(address: str) -> Any:
-    return find_actor(address.partition("/")[0])
+        self._link.join_ray()
+        return find_actor(address.partition("/")[0])

@@ -12,9 +12,9 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
+from oncelog.actors.protocol.messages.transaction import RUN_TIMEOUT_MS
 from oncelog.api.config import CompressionType
 from oncelog.api.distributing.engine_connection import Endpoint
-from oncelog.api.producing.member import TRANSACTION_TIMEOUT_MS
 from oncelog.api.session.login import login_of
 from oncelog.ray_data.planning import END, START, Positions, position_text
 from oncelog.storage.exceptions import InvalidSettingError
@@ -139,7 +139,7 @@ class WriteArguments:
         Meta(ge=1, le=INT32_MAX),
         "Abort a write after this time without any of its tasks; with tasks it is limited by the "
         "cluster's `distributed_write_max_ms`.",
-    ] = TRANSACTION_TIMEOUT_MS
+    ] = RUN_TIMEOUT_MS
     compression_type: Annotated[CompressionType, "How batches are compressed."] = "none"
     key_field: Annotated[str | None, "The column with the key, whatever its type."] = None
     value_serializer: Annotated[

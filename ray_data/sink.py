@@ -16,11 +16,10 @@ from ray.data import Dataset
 from ray.data.block import Block, BlockAccessor
 from ray.data.datasource import Datasink, WriteResult
 
-from oncelog.actors.protocol.messages.transaction import Winner
+from oncelog.actors.protocol.messages.transaction import RUN_TIMEOUT_MS, Winner
 from oncelog.api.config import CompressionType
 from oncelog.api.distributing.engine_connection import Endpoint
 from oncelog.api.distributing.write import DistributedWrite, WriteOptions
-from oncelog.api.producing.member import TRANSACTION_TIMEOUT_MS
 from oncelog.ray_data.arguments import PathText, ValueSerializer, WriteArguments
 from oncelog.ray_data.columns import RowFormat, check_schema
 from oncelog.ray_data.connection import connect
@@ -49,7 +48,7 @@ def write(
     txn_app_id: str | None = None,
     txn_version: int | None = None,
     transactional_id: str | None = None,
-    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
+    transaction_timeout_ms: int = RUN_TIMEOUT_MS,
     compression_type: CompressionType = "none",
     key_field: str | None = None,
     value_serializer: ValueSerializer | None = None,

@@ -7,9 +7,9 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
+from oncelog.actors.protocol.messages.transaction import RUN_TIMEOUT_MS
 from oncelog.api.config import COMPRESSION_TYPES, ProducerSettings
 from oncelog.api.distributing.write import WriteOptions
-from oncelog.api.producing.member import TRANSACTION_TIMEOUT_MS
 from oncelog.spark_bridge.errors import PRODUCER_SETTINGS, option_of
 from oncelog.spark_bridge.given_options import (
     GivenOptions,
@@ -63,7 +63,7 @@ _WHAT: Final = (
         ProducerSettings,
         "transaction_timeout_ms",
         "transaction.timeout.ms",
-        default=TRANSACTION_TIMEOUT_MS,
+        default=RUN_TIMEOUT_MS,
         sentence="Abort a batch after this time without any of its tasks; with tasks it is limited "
         "by the cluster's `distributed_write_max_ms`.",
     ),

@@ -72,6 +72,7 @@ from oncelog.actors.replica.partition_leader import PartitionLeader
 from oncelog.actors.replica.replica import Replica
 from oncelog.actors.replica.replica_log import ReplicaRole
 from oncelog.actors.rpc.door import Door
+from oncelog.actors.rpc.listener_directory import ListenerDirectory
 from oncelog.actors.rpc.message_codec import REQUESTS
 from oncelog.actors.transactions.transaction_coordinator import TransactionCoordinator
 from oncelog.storage.disk.disk_errors import is_transient
@@ -101,7 +102,7 @@ class Environment:
     bug, a ``LeadershipLostError`` or a ``DiskRefusedError``, and ends the process at once: it does
     not return. In a host it returns after the last two, and ends and begins that server alone.
     ``boot_id`` is of the operating system, "" if it is not known. ``door`` admits callers to the
-    process.
+    process. ``directory`` tells them where the other actors of the cluster listen.
     """
 
     filesystem: FileSystem
@@ -120,6 +121,7 @@ class Environment:
     certificate_metrics: CertificateMetrics | None = None
     boot_id: str = ""
     door: Door = field(default_factory=Door)
+    directory: ListenerDirectory | None = None
     die: Callable[[BaseException], None]
 
 

@@ -109,6 +109,7 @@ class Host:
             find=self.find,
             door=environment.door,
             audit=environment.audit or NO_AUDIT,
+            directory=environment.directory,
         )
         name = host_actor(config.number, config.broker_id)
         transport = LocalTransport(name, self.dispatch, environment.transport)

@@ -61,6 +61,7 @@ from oncelog.actors.launch.cluster_location import ClusterLocation, write_locati
 from oncelog.actors.launch.controller_place import RayControllerPlace, is_on_head
 from oncelog.actors.launch.controller_server import ControllerServer
 from oncelog.actors.launch.host import Host
+from oncelog.actors.launch.listener_file import ListenerFile
 from oncelog.actors.launch.server_metrics import CertificateMetrics, DiskMetrics
 from oncelog.actors.pin import BY_LABEL, RACK_LABEL, Pin, broker_of
 from oncelog.actors.process.audit import AuditLog
@@ -82,16 +83,16 @@ from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.actors.rpc.certificates import Certificates
 from oncelog.actors.rpc.dispatch import NO_AUDIT, Dispatch, read_answer
 from oncelog.actors.rpc.door import Door, Naming
-from oncelog.actors.rpc.handshake import ProgramIdentity, server_proof_by_ray
+from oncelog.actors.rpc.handshake import (
+    ProgramIdentity,
+    connection_secret,
+    server_proof_by_ray,
+)
 from oncelog.actors.rpc.listener import TOKEN_BYTES, Listener, ListenerAddress
+from oncelog.actors.rpc.listener_directory import ListenerDirectory, NamedListener
 from oncelog.actors.rpc.message_codec import REQUESTS, encode
 from oncelog.actors.rpc.naming import ConfiguredNaming
-from oncelog.actors.rpc.ray_transport import (
-    RayTransport,
-    connection_secret,
-    find_actor,
-    ray_token,
-)
+from oncelog.actors.rpc.ray_transport import RayTransport, find_actor, ray_token
 from oncelog.actors.rpc.signed_tokens import SignedTokens, TokenSettings
 from oncelog.actors.transactions.transaction_coordinator import TransactionCoordinator
 from oncelog.storage.disk.file_system import RealFileSystem
@@ -182,10 +183,9 @@ def production(config: ReplicaConfig | HostConfig | BrokerConfig) -> Environment
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    ray_calls = RayTransport(server_secret=config.server_secret)
     transport = ActorTransport(
-        RayTransport(server_secret=config.server_secret),
-        call_reports(config),
-        ProgramIdentity(config.server_secret),
+        ray_calls, call_reports(config), ProgramIdentity(config.server_secret)
     )
     return Environment(
         filesystem=RealFileSystem(),
@@ -209,6 +209,7 @@ def production(config: ReplicaConfig | HostConfig | BrokerConfig) -> Environment
             secret=config.server_secret or secrets.token_bytes(TOKEN_BYTES),
             naming=naming_of(config.cluster),
         ),
+        directory=ListenerDirectory(ray_calls),
         die=die_of_bug,
     )
 
@@ -295,14 +296,20 @@ class ActorProcess:
     ) -> None:
         self.server = server
         self._name = name
-        door = audit = None
+        door = audit = directory = None
         if environment is not None:
             door, audit = environment.door, environment.audit
+            directory = environment.directory
             self._tasks = OwnTasks(die_of_bug)
             keeping = door.keep(environment.transport, timeout_ms=ACCESS_TIMEOUT_MS)
             self._tasks.spawn(keeping)
         self.dispatch = dispatch or Dispatch(
-            server, on_bug=die_of_bug, reports=reports, door=door, audit=audit or NO_AUDIT
+            server,
+            on_bug=die_of_bug,
+            reports=reports,
+            door=door,
+            audit=audit or NO_AUDIT,
+            directory=directory,
         )
         self.listener: Listener | None = None
         self._server_secret = server_secret
@@ -321,10 +328,39 @@ class ActorProcess:
 
     async def listener_address(self) -> ListenerAddress | None:
         """Where this process listens for connections; ``None`` if only Ray carries calls."""
-        if self.listener is None:
-            return None
-        address = await self.listener.address()
+        return None if self.listener is None else self._told(await self.listener.address())
+
+    def _told(self, address: ListenerAddress) -> ListenerAddress:
+        """The address as callers are told it, who key the token themselves."""
         return dataclasses.replace(address, token=self.token, is_keyed=bool(ray_token()))
+
+    def keep_listener_file(
+        self, config: ReplicaConfig | BrokerConfig, environment: Environment
+    ) -> None:
+        """Name this process in its broker's data directory, if it listens."""
+        listener = self.listener
+        if listener is None:
+            return
+        processes = ProcessTable(ray.util.get_node_ip_address())
+
+        async def describe() -> NamedListener:
+            return NamedListener(
+                cluster_id=config.cluster_id,
+                broker_id=config.broker_id,
+                actor=actor_name(config),
+                address=self._told(await listener.address()),
+                ray_address=str(ray.get_runtime_context().gcs_address),
+                process=processes.process(os.getpid()),
+            )
+
+        file = ListenerFile(
+            own_directory(config.data_dir),
+            describe,
+            filesystem=environment.filesystem,
+            background=environment.new_background(),
+            processes=processes,
+        )
+        self._tasks.spawn(file.keep())
 
     def key_for(self, request: Request[Any]) -> str:  # noqa: ARG002
         """The key of the replica that ``request`` is for; "" if the actor holds just one."""
@@ -449,6 +485,7 @@ class BrokerProcess(ActorProcess):
             reports=call_reports(config),
             environment=broker.environment,
         )
+        self.keep_listener_file(config, broker.environment)
         broker.begin()
 
     @ray.method(concurrency_group="health")
@@ -467,6 +504,10 @@ class ControllerProcess(ReplicaProcess):
     """The process of the controller."""
 
     answering = (ControllerServer, Controller)
+
+    def __init__(self, config: ReplicaConfig) -> None:
+        super().__init__(config)
+        self.keep_listener_file(config, self.server.environment)
 
     def make_server(self, config: ReplicaConfig) -> ControllerServer:
         """The controller, which also starts the actors of replicas."""

@@ -203,6 +203,9 @@ class Authorizer:
         """
         if principal.is_server:
             return Split(request=request, join=as_it_is)
+        if isinstance(request, cluster.FindListenerRequest) and principal != RAY:
+            # With it a user could pass for a program of the Ray cluster.
+            return Split(request=request, join=without_token)
         heard = verdicts
 
         def may(operation: Operation, resource: Resource, name: str) -> bool:
@@ -362,6 +365,7 @@ NEEDS: Final[Mapping[type[Request[Any]], tuple[Need, ...]]] = {
         Need(Operation.DESCRIBE, Resource.GROUP, _field("group_id")),
     ),
     cluster.MetadataRequest: (_each_topic(Operation.DESCRIBE),),
+    cluster.FindListenerRequest: (),
     cluster.CreateTopicRequest: (_on_topic(Operation.CREATE, _field("name")),),
     cluster.AlterTopicRequest: (_on_topic(Operation.ALTER, _field("name")),),
     cluster.CreatePartitionsRequest: (_on_topic(Operation.ALTER, _field("name")),),
@@ -456,6 +460,11 @@ def split(request: Request[Any], may: May) -> Split:
 def as_it_is(reply: Reply) -> Reply:
     """The ``join`` of a request that is not split."""
     return reply
+
+
+def without_token(reply: Any) -> Any:
+    """Where an actor listens, as users are told it."""
+    return structs.replace(reply, token=b"")
 
 
 def _parts(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import logging
 import ssl
 from collections.abc import Callable
@@ -87,7 +88,8 @@ class ActorTransport:
 
     When the actor's process ends, so do the connection and all its calls. The next call asks Ray
     where the actor listens now. If no connection can be made, calls go through Ray. But not those
-    of a user: Ray's calls are of programs of the Ray cluster. ``identity`` is who calls.
+    of a user: Ray's calls are of programs of the Ray cluster. Nor those of a process that has not
+    joined Ray, which ``has_ray`` tells. ``identity`` is who calls.
     """
 
     def __init__(
@@ -95,8 +97,10 @@ class ActorTransport:
         ray_calls: RayCalls,
         reports: CallReports = NO_REPORTS,
         identity: Identity = A_PROGRAM,
+        has_ray: Callable[[], bool] = lambda: True,
     ) -> None:
         self._ray_calls = ray_calls
+        self._has_ray = has_ray
         self._reports = reports
         self._identity = identity
         self._of_loop: dict[asyncio.AbstractEventLoop, _LoopConnections] = {}
@@ -129,8 +133,9 @@ class ActorTransport:
                 connection = await connections.make(actor, timeout_ms=timeout_ms)
                 timeout_ms = int(1000 * (deadline - loop.time()))
             if connection is None and not connections.may_use_ray:
-                detail = f"a user cannot call {actor} through Ray, and it cannot be connected to"
-                return request.failed(ErrorCode.NETWORK_EXCEPTION, detail)
+                return request.failed(
+                    ErrorCode.NETWORK_EXCEPTION, connections.why_not_by_ray(actor)
+                )
         if connection is None:
             return await self._ray_calls.call(
                 actor, request, timeout_ms=timeout_ms, metered=metered, key=key
@@ -143,6 +148,11 @@ class ActorTransport:
             connection.retire()
         return reply
 
+    def connected(self, count_max: int) -> list[tuple[str, ActorConnection]]:
+        """Up to so many actors that the running loop has usable connections to, oldest first."""
+        connections = self._of_loop.get(asyncio.get_running_loop())
+        return [] if connections is None else connections.all_usable(count_max)
+
     def close(self) -> None:
         """Close every connection, on any loop. Later calls would open new ones."""
         for loop, connections in list(self._of_loop.items()):
@@ -154,7 +164,7 @@ class ActorTransport:
         for known in [known for known in self._of_loop if known.is_closed()]:
             del self._of_loop[known]
         connections = self._of_loop[loop] = _LoopConnections(
-            self._ray_calls, self._reports, self._identity
+            self._ray_calls, self._reports, self._identity, self._has_ray
         )
         keeper: Any = loop.create_task(_until_cancelled())
         # Do not warn a program that closes its loop with pending tasks: this task is ours.
@@ -185,10 +195,15 @@ async def _until_cancelled() -> None:
 class _LoopConnections:
     """The connections of one event loop."""
 
-    def __init__(self, ray_calls: RayCalls, reports: CallReports, identity: Identity) -> None:
+    def __init__(
+        self,
+        ray_calls: RayCalls,
+        reports: CallReports,
+        identity: Identity,
+        has_ray: Callable[[], bool],
+    ) -> None:
         self._identity = identity
-        self.may_use_ray = isinstance(identity, ProgramIdentity)
-        """Users may not: what Ray carries is of a program of the Ray cluster."""
+        self._has_ray = has_ray
         self._certificates = identity.certificates(SystemClock())
         self.meter = CallMeter(CALLER, reports)
         self.keeper: asyncio.Task[None] | None = None
@@ -197,6 +212,22 @@ class _LoopConnections:
         self._making: dict[str, asyncio.Task[_Made]] = {}
         self._failures: dict[str, int] = {}
         self._without_until: dict[str, float] = {}
+
+    @property
+    def may_use_ray(self) -> bool:
+        """Users may not: what Ray carries is of a program of the Ray cluster."""
+        return isinstance(self._identity, ProgramIdentity) and self._has_ray()
+
+    def why_not_by_ray(self, actor: str) -> str:
+        """What a caller is told that may not use Ray, and has no connection."""
+        if self._identity.is_user:
+            return f"a user cannot call {actor} through Ray, and it cannot be connected to"
+        return f"{actor} cannot be connected to, and this process has not joined Ray"
+
+    def all_usable(self, count_max: int) -> list[tuple[str, ActorConnection]]:
+        """Up to so many actors, each with a connection to make calls on."""
+        usable = ((name, one) for name, one in self._connections.items() if one.is_usable)
+        return list(itertools.islice(usable, count_max))
 
     def usable(self, actor: str) -> ActorConnection | None:
         """The connection to ``actor``, if there is one to make calls on."""

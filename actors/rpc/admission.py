@@ -7,11 +7,13 @@ first served. Only connections beyond their limit are closed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from oncelog.actors.protocol.access import Principal
 from oncelog.actors.rpc import frames
-from oncelog.storage.records.batch import Buffer
+
+if TYPE_CHECKING:
+    from oncelog.storage.records.batch import Buffer
 
 CONNECTIONS_MAX: Final = 4_000
 """Maximum connections with a verified token. Kafka's ``max.connections``."""

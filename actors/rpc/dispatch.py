@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from msgspec import structs
 
@@ -25,11 +25,13 @@ from oncelog.actors.rpc.door import Door
 from oncelog.actors.rpc.frames import Outcome
 from oncelog.actors.rpc.limits import OnThrottle, PrincipalLimits, Throttle, not_held
 from oncelog.storage.errors import ErrorCode, InvariantViolation
-from oncelog.storage.records.batch import Buffer
+
+if TYPE_CHECKING:
+    from oncelog.storage.records.batch import Buffer
 
 _logger = logging.getLogger(__name__)
 
-Answer: TypeAlias = tuple[Outcome, tuple[Buffer, ...]]
+Answer: TypeAlias = "tuple[Outcome, tuple[Buffer, ...]]"
 """The outcome of a call and its bytes."""
 
 LINES_PER_MINUTE_MAX: Final = 60
@@ -67,7 +69,7 @@ class Dispatch:
 
     A call of ``method/key`` is for a replica in ``server``, which ``find`` returns. ``on_bug`` ends
     the process if a call meets a broken invariant. ``door`` has the rules, and answers requests
-    about them.
+    about them; ``directory`` those for what any actor of the cluster can tell.
     """
 
     def __init__(
@@ -79,9 +81,11 @@ class Dispatch:
         find: Callable[[str], object | None] | None = None,
         door: Door | None = None,
         audit: Audit = NO_AUDIT,
+        directory: object | None = None,
     ) -> None:
         self.server = server
         self.door = door or Door()
+        self._directory = directory
         self._find = find
         self.answered_calls = 0
         self.warnings = LogBudget(_logger)
@@ -107,7 +111,7 @@ class Dispatch:
         limits = self.door.limits(principal)
         throttle = self.limits.spend(principal, limits, len(message), on_throttle)
         is_known = name in message_codec.REQUESTS
-        server = self.door if hasattr(Door, name) else self._server(key)
+        server = self._shared(name) or self._server(key)
         method = getattr(server, name, None) if is_known else None
         if not is_known or (method is None and server is not None):
             return self._refused(call, f"it has no method {name!r}")
@@ -187,6 +191,12 @@ class Dispatch:
             )
             return request.failed(ErrorCode.UNKNOWN_SERVER_ERROR, repr(error))
         return reply
+
+    def _shared(self, name: str) -> object | None:
+        """What answers requests of this name in every process."""
+        if hasattr(Door, name):
+            return self.door
+        return self._directory if hasattr(self._directory, name) else None
 
     def _server(self, key: str) -> object | None:
         if not key:

@@ -34,7 +34,11 @@ from oncelog.actors.protocol.messages.access import (
     Rules,
 )
 from oncelog.actors.protocol.messages.base import Request
-from oncelog.actors.protocol.messages.cluster import MetadataRequest, ShutdownRequest
+from oncelog.actors.protocol.messages.cluster import (
+    FindListenerRequest,
+    MetadataRequest,
+    ShutdownRequest,
+)
 from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
 from oncelog.actors.protocol.messages.replication import DescribeVoterRequest
 from oncelog.actors.protocol.scram import (
@@ -60,7 +64,9 @@ UNKNOWN_VERSION: Final = -1
 
 _ABSENT: Final = b"oncelog absent users\x00"
 
-_ALWAYS: Final = frozenset({MetadataRequest, DescribeReplicaRequest, DescribeVoterRequest})
+_ALWAYS: Final = frozenset(
+    {MetadataRequest, FindListenerRequest, DescribeReplicaRequest, DescribeVoterRequest}
+)
 """What programs of the Ray cluster may ask of a process that does not know the rules yet."""
 
 

@@ -20,9 +20,11 @@ import enum
 import logging
 import socket
 import struct
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
-from oncelog.storage.records.batch import Buffer
+if TYPE_CHECKING:
+    from oncelog.storage.records.batch import Buffer
+
 
 _logger = logging.getLogger(__name__)
 

@@ -69,6 +69,15 @@ def new_nonce() -> bytes:
     return secrets.token_bytes(NONCE_BYTES)
 
 
+def connection_secret(token: bytes, key: bytes) -> bytes:
+    """What both ends of a connection prove to know: a listener's token, keyed with Ray's.
+
+    A listener's token alone opens nothing: Ray carries it to callers. Ray's is used if the
+    listener has it: a program may have one that its cluster does not ask for.
+    """
+    return hmac.digest(key, token, "sha256")
+
+
 def caller_proof(secret: bytes, listener_nonce: bytes, caller_nonce: bytes) -> bytes:
     """The proof by which a caller shows that it knows ``secret``."""
     return hmac.digest(secret, _CALLER + listener_nonce + caller_nonce, "sha256")

@@ -13,7 +13,7 @@ import ipaddress
 import logging
 import socket
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from oncelog.actors.process.background import OwnTasks
@@ -32,7 +32,7 @@ from oncelog.actors.rpc.admission import (
 from oncelog.actors.rpc.certificates import Certificates
 from oncelog.actors.rpc.dispatch import Answer, Dispatch, LogBudget
 from oncelog.actors.rpc.frames import FRAME_MAX_BYTES, HELLO, HELLO_ID, FramedProtocol, Outcome
-from oncelog.actors.rpc.handshake import Reception
+from oncelog.actors.rpc.handshake import Reception, connection_secret
 
 _logger = logging.getLogger(__name__)
 
@@ -84,6 +84,11 @@ class ListenerAddress:
     port: int
     token: bytes = field(repr=False)
     is_keyed: bool = False
+
+    def keyed(self, ray_token: bytes) -> ListenerAddress:
+        """With the secret that callers prove to know, made of the token that the actor told."""
+        key = ray_token if self.is_keyed else b""
+        return replace(self, token=connection_secret(self.token, key))
 
 
 class Listener:

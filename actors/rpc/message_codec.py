@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import struct
 from types import ModuleType
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 from msgspec import structs
@@ -31,7 +31,9 @@ from oncelog.actors.protocol.messages.partition import (
     ProduceRequest,
 )
 from oncelog.actors.protocol.messages.replication import ReplicateRequest
-from oncelog.storage.records.batch import Buffer
+
+if TYPE_CHECKING:
+    from oncelog.storage.records.batch import Buffer
 
 _MODULES: Final = (
     partition,

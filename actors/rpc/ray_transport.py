@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import dataclasses
 import functools
-import hmac
 import logging
 from dataclasses import dataclass
 from typing import Any, cast
@@ -95,10 +93,16 @@ class RayTransport:
         self, actor: str, *, timeout_ms: int
     ) -> ListenerAddress | ErrorCode | None:
         """Where ``actor`` listens; see ``RayCalls.listener_of``."""
+        told = await self.told_listener(actor, timeout_ms=timeout_ms)
+        return told.keyed(ray_token()) if isinstance(told, ListenerAddress) else told
+
+    async def told_listener(
+        self, actor: str, *, timeout_ms: int
+    ) -> ListenerAddress | ErrorCode | None:
+        """The same, but the token is the listener's own: callers prove it keyed with Ray's."""
         answer = await self._submit(actor, "listener_address", timeout_ms=timeout_ms)
         if isinstance(answer, ListenerAddress):
-            key = ray_token() if answer.is_keyed else b""
-            return dataclasses.replace(answer, token=connection_secret(answer.token, key))
+            return answer
         if not isinstance(answer, RayFailure):
             return None
         # An actor that fails here, or is not ours, may still answer calls.
@@ -142,15 +146,6 @@ def ray_token() -> bytes:
     # Of a private module: Ray has no public way to its token.
     loader = cast("Any", ray)._raylet.AuthenticationTokenLoader.instance()
     return str(loader.get_raw_token()).encode() if loader.has_token() else b""
-
-
-def connection_secret(token: bytes, key: bytes) -> bytes:
-    """What both ends of a connection prove to know: a listener's token, keyed with Ray's.
-
-    A listener's token alone opens nothing: Ray carries it to callers. Ray's is used if the
-    listener has it: a program may have one that its cluster does not ask for.
-    """
-    return hmac.digest(key, token, "sha256")
 
 
 def find_actor(actor: str, namespace: str | None = NAMESPACE) -> Any:

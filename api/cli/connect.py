@@ -160,16 +160,30 @@ def _checked(address: str, source: str) -> str:
 
 
 def connect(args: argparse.Namespace) -> Cluster:
-    """Connect to the cluster that the arguments select."""
-    found = find(args)
-    quiet_libraries()
-    with blocked_termination():
-        cluster_connection.join_ray(found.address, shows_output=False)
-        # Only now: joining Ray installs its own handlers.
-        end_in_order()
+    """Connect to the cluster that the arguments select: directly, or else through Ray."""
     from oncelog.api import client
 
+    quiet_libraries()
+    end_in_order()
+    cluster = client.connect_directly(
+        data_dir_of(args),
+        login_of(**login_arguments(args)),
+        ray_address=args.address,
+        join=join_ray,
+    )
+    if cluster is not None:
+        return cluster
+    found = find(args)
+    join_ray(found.address)
     return client.connect(found.address, **login_arguments(args))
+
+
+def join_ray(address: str) -> None:
+    """Join the Ray cluster at ``address``; signals end the command in order before and after."""
+    with blocked_termination():
+        cluster_connection.join_ray(address, shows_output=False)
+        # Only now: joining Ray installs its own handlers.
+        end_in_order()
 
 
 def quiet_libraries() -> None:

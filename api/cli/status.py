@@ -11,7 +11,8 @@ import argparse
 import asyncio
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ from oncelog.actors.protocol.messages.cluster import (
 )
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
 from oncelog.actors.protocol.messages.replication import DescribeVoterReply, DescribeVoterRequest
-from oncelog.api.cli.connect import find, login_arguments, quiet_libraries
+from oncelog.api.cli.connect import data_dir_of, find, login_arguments, quiet_libraries
 from oncelog.api.cli.terminal import (
     STATUS_ERROR,
     STATUS_NOT_SERVED,
@@ -38,6 +39,7 @@ from oncelog.api.cli.terminal import (
     table,
 )
 from oncelog.api.session import cluster_connection
+from oncelog.api.session.links import NotReachedError, direct_link
 from oncelog.api.session.login import login_of
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import exception_for
@@ -87,9 +89,12 @@ class ActorStatus:
         return "starting" if self.reply.error is ErrorCode.NONE else f"offline: {reason}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ClusterStatus:
     """The whole cluster at one moment; ``metadata`` carries the controller's own error.
+
+    What is made of all partitions is made once, as each actor and condition asks for it: judging
+    takes time in proportion to the partitions.
 
     ``voters`` is what each broker reports about the controller's voters, by broker id; ``None`` if
     it does not reply. It is filled only if no controller replies.
@@ -101,7 +106,7 @@ class ClusterStatus:
     actors: tuple[ActorStatus, ...]
     voters: Mapping[int, DescribeVoterReply | None] = field(default_factory=dict)
 
-    @property
+    @functools.cached_property
     def findings(self) -> list[FoundCondition]:
         """All that is not as it should be, the worst first."""
         found = (
@@ -122,7 +127,7 @@ class ClusterStatus:
         """Whether a controller replies with current metadata."""
         return self.metadata.error is ErrorCode.NONE
 
-    @property
+    @functools.cached_property
     def brokers_away(self) -> set[int]:
         """Brokers that are fenced or gone, without drained ones."""
         return {
@@ -135,31 +140,35 @@ class ClusterStatus:
         """Whether a broker was drained: its absence is no problem."""
         return broker.is_draining and not self.replica_count(broker.broker_id)
 
-    def partitions(self) -> Iterator[tuple[TopicPartition, PartitionMetadata]]:
+    @functools.cached_property
+    def partitions(self) -> Sequence[tuple[TopicPartition, PartitionMetadata]]:
         """Every partition with its metadata."""
-        for topic in self.metadata.topics:
-            for partition in topic.partitions:
-                yield TopicPartition(topic.name, partition.partition), partition
+        return [
+            (TopicPartition(topic.name, partition.partition), partition)
+            for topic in self.metadata.topics
+            for partition in topic.partitions
+        ]
 
     @property
     def leaderless(self) -> list[TopicPartition]:
         """The partitions without a leader."""
-        return [tp for tp, partition in self.partitions() if partition.leader < 0]
+        return [tp for tp, partition in self.partitions if partition.leader < 0]
 
     @property
     def under_replicated(self) -> list[TopicPartition]:
         """The partitions with a replica that is not in sync."""
-        return [tp for tp, partition in self.partitions() if partition.is_under_replicated]
+        return [tp for tp, partition in self.partitions if partition.is_under_replicated]
 
     def is_leading(self, actor: ActorStatus) -> bool:
         """Whether ``actor`` is the leader of its partition, or the controller."""
         if actor.broker_id is None:
             return True
-        leaders = self._leaders()
-        return leaders.get(actor.topic_partition) == actor.broker_id
+        return self._leaders.get(actor.topic_partition) == actor.broker_id
 
-    def _leaders(self) -> dict[TopicPartition, int]:
-        return {tp: partition.leader for tp, partition in self.partitions()}
+    @functools.cached_property
+    def _leaders(self) -> Mapping[TopicPartition, int]:
+        """Who leads each partition."""
+        return {tp: partition.leader for tp, partition in self.partitions}
 
     @property
     def shown_actors(self) -> list[ActorStatus]:
@@ -172,7 +181,11 @@ class ClusterStatus:
 
     def replica_count(self, broker_id: int) -> int:
         """The number of replicas on a broker, including those being removed."""
-        return sum(broker_id in partition.replicas for _, partition in self.partitions())
+        return self._replica_counts[broker_id]
+
+    @functools.cached_property
+    def _replica_counts(self) -> Counter[int]:
+        return Counter(number for _, partition in self.partitions for number in partition.replicas)
 
     @property
     def active_transactional_id_count(self) -> int:
@@ -251,7 +264,7 @@ def _controller(seen: ClusterStatus) -> list[str]:
 
 
 def _leaderless(seen: ClusterStatus) -> Iterator[str]:
-    for tp, partition in seen.partitions():
+    for tp, partition in seen.partitions:
         if partition.leader < 0:
             eligible = f", eligible: {_brokers(partition.elr)}" if partition.elr else ""
             yield f"{tp} (in sync: {_brokers(partition.isr) or 'nobody'}{eligible})"
@@ -523,14 +536,51 @@ def check_may_ask(seen: ClusterStatus) -> None:
         )
 
 
+def look(args: argparse.Namespace) -> ClusterStatus:
+    """Ask the cluster that the arguments select for its status: directly, or else through Ray.
+
+    ``NoClusterError`` if there is none.
+    """
+    quiet_libraries()
+    seen = _seen_directly(args) or _seen_by_ray(args)
+    check_may_ask(seen)
+    return seen
+
+
 def status(args: argparse.Namespace) -> int:
     """Print the cluster's status; exit status 0 serving, 1 degraded, 3 not serving."""
+    seen = look(args)
+    say(json.dumps(as_json(seen), indent=2) if args.json else as_text(seen))
+    findings = seen.findings
+    return report(StatusError(findings[0])) if findings else 0
+
+
+def _seen_directly(args: argparse.Namespace) -> ClusterStatus | None:
+    """What the cluster of the data directory tells without Ray; ``None`` if Ray must be asked.
+
+    Without its controller Ray knows more: which brokers there are.
+    """
+    login = login_of(**login_arguments(args))
+    link = direct_link(data_dir_of(args), login, ray_address=args.address)
+    if link is None:
+        return None
+    seen = asyncio.run(
+        collect(link.connections, address=link.address, dashboard_url=link.dashboard_url)
+    )
+    try:
+        link.check(seen.metadata)
+    except NotReachedError:
+        return None
+    return seen
+
+
+def _seen_by_ray(args: argparse.Namespace) -> ClusterStatus:
+    """What the cluster tells whose actors Ray finds; ``NoClusterError`` if there is none."""
     try:
         found = find(args)
     except CliError as error:
         raise NoClusterError(error.what, error.advice) from None
     identity = login_of(**login_arguments(args)).identity()
-    quiet_libraries()
     cluster_connection.join_ray(found.address, shows_output=False)
     if not cluster_connection.has_log():
         raise NoClusterError(
@@ -557,10 +607,7 @@ def status(args: argparse.Namespace) -> int:
             f"({seen.metadata.detail})",
             "stop it, or use another Ray cluster",
         )
-    check_may_ask(seen)
-    say(json.dumps(as_json(seen), indent=2) if args.json else as_text(seen))
-    findings = seen.findings
-    return report(StatusError(findings[0])) if findings else 0
+    return seen
 
 
 # --- showing ----------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from oncelog.actors.protocol.messages.transaction import Winner
+from oncelog.actors.protocol.messages.transaction import RUN_TIMEOUT_MS, Winner
 from oncelog.actors.protocol.transaction.commit_versions import version_in, version_token
 from oncelog.api.distributing.engine_connection import (
     DEFAULT_ENDPOINT,
@@ -30,7 +30,7 @@ from oncelog.api.distributing.engine_connection import (
     EngineConnection,
     right_to_write,
 )
-from oncelog.api.producing.member import TRANSACTION_TIMEOUT_MS, Membership, RunEnd
+from oncelog.api.producing.member import Membership, RunEnd
 from oncelog.api.session.rights import needing
 from oncelog.storage.exceptions import (
     InvalidRequestError,
@@ -69,7 +69,7 @@ class WriteOptions:
     transactional_id: str | None = None
     txn_app_id: str | None = None
     txn_version: int = 0
-    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
+    transaction_timeout_ms: int = RUN_TIMEOUT_MS
     compression_type: str = "none"
     producer: Mapping[str, int] = field(default_factory=dict)
 

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Final
 
 from oncelog.actors.protocol.messages.transaction import (
+    RUN_TIMEOUT_MS,
     BeginRunRequest,
     DriverProcess,
     EndTxnRequest,
@@ -33,8 +34,6 @@ from oncelog.api.transacting.producer_transaction import severity
 from oncelog.api.transacting.requests import TransactionRequests
 from oncelog.storage.errors import ErrorClass, ErrorCode
 from oncelog.storage.exceptions import IllegalStateError, RequestTimedOutError, exception_for
-
-TRANSACTION_TIMEOUT_MS: Final = 900_000
 
 _PASSED: Final = frozenset({ErrorCode.OUTDATED_VERSION, ErrorCode.PRODUCER_FENCED})
 
@@ -53,7 +52,7 @@ class Membership:
     token: bytes = b""
     is_committed: bool = False
     last_token: bytes | None = None
-    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
+    transaction_timeout_ms: int = RUN_TIMEOUT_MS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +203,7 @@ async def begin_run(
     transactional_id: str,
     *,
     token: bytes = b"",
-    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
+    transaction_timeout_ms: int = RUN_TIMEOUT_MS,
     run_id: str = "",
     driver: DriverProcess | None = None,
     random: Random,

@@ -45,7 +45,7 @@ from oncelog.actors.process.ray_environment import (
 )
 from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest
 from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
-from oncelog.actors.replica.data_directory import IDENTITY_FILE
+from oncelog.actors.rpc.listener_directory import LISTENER_FILE
 from oncelog.api.session.client_metrics import PROCESS
 from oncelog.api.session.event_loop import AFTER_FORK, LoopThread, record_fork, refuse_ray_of_parent
 from oncelog.api.session.ray_cluster import (
@@ -135,6 +135,8 @@ def data_dir_text(paths: Iterable[Path]) -> str:
 
 def check_data_dir(data_dir: str | os.PathLike[str]) -> Path:
     """Create the data directory, or raise why it cannot be used."""
+    from oncelog.actors.replica.data_directory import IDENTITY_FILE
+
     path = Path(data_dir).expanduser().absolute()
     try:
         path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
@@ -334,6 +336,7 @@ def read_discovery(data_dir: Path) -> Discovery | None:
 def forget_discovery(data_dir: Path) -> None:
     """Remove the record: the cluster of ``data_dir`` has stopped."""
     (data_dir / DISCOVERY_FILE).unlink(missing_ok=True)
+    (data_dir / LISTENER_FILE).unlink(missing_ok=True)
 
 
 def life_of(process_id: int) -> str:

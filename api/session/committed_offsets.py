@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from random import Random
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
 
@@ -23,7 +23,6 @@ from oncelog.actors.protocol.messages.group import (
     OffsetFetchRequest,
 )
 from oncelog.actors.protocol.messages.partition import ListOffsetsReply, ListOffsetsRequest
-from oncelog.api.config import ConsumerSettings
 from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.api.session.retry import Backoff, BackoffPolicy, call_with_retries
 from oncelog.api.session.rights import needing
@@ -31,6 +30,9 @@ from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import exception_for
 from oncelog.storage.model import IsolationLevel, TopicPartition
+
+if TYPE_CHECKING:
+    from oncelog.api.config import ConsumerSettings
 
 REQUEST_TIMEOUT_MS = 30_000
 """Deadline of one attempt, if that much time is left."""

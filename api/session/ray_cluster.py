@@ -21,8 +21,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-import grpc
-
 from oncelog.actors.process.process_table import raylet_addresses
 from oncelog.actors.rpc.certificates import AUTHORITY, CERTIFICATE, KEY, is_secured, pem
 from oncelog.storage.exceptions import ConnectionFailedError
@@ -42,7 +40,9 @@ TRUSTED_VARIABLE: Final = "ONCELOG_TRUSTED_ADDRESSES"
 For programs that do not see the processes of their Ray node, or name it by another address.
 """
 
-_REFUSALS: Final = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
+_REFUSALS: Final = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
+"""Names of gRPC's codes; it is imported by who asks, since most commands need none of it."""
+
 _ADVICE: Final = "start one with `oncelog start`, or pass the address of one that runs"
 
 
@@ -78,19 +78,23 @@ def _ask(
     address: str, shown: str, headers: tuple[tuple[str, str], ...], *, is_refusal_told: bool
 ) -> bytes:
     """Ask who is there; b"" if the answer is a refusal that is not to be told."""
+    import grpc
+
     with _channel(address) as channel:
         ask = channel.unary_unary(_WHO_ARE_YOU)
         try:
             answer: bytes = ask(b"", timeout=TIMEOUT_S, metadata=headers)
         except grpc.RpcError as error:
             failed: Any = error
-            if is_refusal_told or failed.code() not in _REFUSALS:
+            if is_refusal_told or failed.code().name not in _REFUSALS:
                 raise ConnectionFailedError(_reason(failed, shown, bool(headers))) from None
             return b""
     return answer
 
 
 def _channel(address: str) -> Any:
+    import grpc
+
     open_channel: Any = grpc.insecure_channel
     if not is_secured():
         return open_channel(address, options=_NO_PROXY)
@@ -150,16 +154,16 @@ def _token_headers() -> tuple[tuple[str, str], ...]:
 
 def _reason(error: Any, shown: str, has_token: bool) -> str:
     code = error.code()
-    if code in _REFUSALS:
+    if code.name in _REFUSALS:
         what = "refuses the token that is set here" if has_token else "demands a token"
         return (
             f"the Ray cluster at {shown} {what}: copy ~/.ray/auth_token of the machine that "
             "started it, or set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, and RAY_AUTH_MODE=token"
         )
-    if code is grpc.StatusCode.UNIMPLEMENTED or "HTTP/2" in error.details():
+    if code.name == "UNIMPLEMENTED" or "HTTP/2" in error.details():
         return f"what answers at {shown} is no Ray cluster: {_ADVICE}"
     detail = error.details().rpartition(": ")[2] or code.name
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+    if code.name == "DEADLINE_EXCEEDED":
         detail = f"nothing within {TIMEOUT_S:.0f} s"
     return f"no Ray cluster answers at {shown} ({detail}): {_ADVICE}"
 

@@ -11,12 +11,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from oncelog.actors.protocol.backoff import backoff_ms
 from oncelog.actors.protocol.messages.base import ReplyT
-from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.storage.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from oncelog.api.config import ConsumerSettings, ProducerSettings
 
 CONCURRENT_TRANSACTIONS_BACKOFF_MS: Final = 20
 """The id's previous transaction is about to complete: retry soon. Source: KIP-98."""

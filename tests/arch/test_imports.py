@@ -62,6 +62,7 @@ CLIENT = (
     "api/session/ray_cluster.py",
     "api/client.py",
     "api/session/cluster_connection.py",
+    "api/session/links.py",
     "api/cli/head.py",
 )
 """Where clients are, likewise."""
@@ -85,6 +86,7 @@ DOORS = {
             "actors/rpc/certificates.py",
             "actors/rpc/frames.py",
             "actors/rpc/listener.py",
+            "actors/rpc/listener_directory.py",
             "api/session/login.py",
             *PROCESSES,
             *CLIENT,

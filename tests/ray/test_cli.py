@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 
 import pytest
 from deadlines import DEADLINE_S
 
+from oncelog.actors.rpc.listener_directory import LISTENER_FILE, read_named
 from oncelog.api.cli import cluster as cli_cluster
 from oncelog.api.session import cluster_connection
 
@@ -53,11 +57,14 @@ class CommandLine:
     data_dir: str
     environment: dict[str, str] = field(default_factory=dict)
 
-    def run(self, *arguments: str, data_dir: str | None = None, lines: str = "") -> Done:
-        """Run one command on the data directory."""
+    def run(
+        self, *arguments: str, data_dir: str | None = None, lines: str = "", program: str = ""
+    ) -> Done:
+        """Run one command on the data directory; by a ``program`` in place of the usual one."""
         place = ["--data-dir", data_dir or self.data_dir]
+        python = ["-c", program] if program else ["-m", "oncelog.api.cli.main"]
         done = subprocess.run(
-            [sys.executable, "-m", "oncelog.api.cli.main", *arguments, *place],
+            [sys.executable, *python, *arguments, *place],
             input=lines,
             capture_output=True,
             text=True,
@@ -221,6 +228,73 @@ def test_a_start_with_another_directory_on_the_same_ray_is_one_line(oncelog, tmp
     assert done.err.count("\n") == 1
     assert oncelog.data_dir in done.err
     assert " — use the same directory" in done.err
+
+
+# --- without Ray ------------------------------------------------------------------------------
+
+WITHOUT_RAY = """
+import sys
+sys.modules["ray"] = None
+from oncelog.api.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+"""A command in whose process Ray cannot be imported."""
+
+
+def test_commands_ask_a_running_cluster_without_ray(oncelog, tmp_path):
+    created = oncelog.run("topics", "create", "direct", program=WITHOUT_RAY)
+    assert created == Done(0, "created direct, partitions 0 to 0\n", "")
+    sent = oncelog.run(
+        "produce", "direct", "--transactional-id", "d", lines="x\n", program=WITHOUT_RAY
+    )
+    assert (sent.status, sent.err) == (0, "")
+    read = ("consume", "direct", "--group", "g", "--from-beginning", "--max-records", "1")
+    assert oncelog.run(*read, program=WITHOUT_RAY) == Done(0, "x\n", "")
+    for listing, shown in (
+        (("topics", "list"), "direct"),
+        (("groups", "list"), "g"),
+        (("transactions", "list"), "d"),
+        (("status",), "serving"),
+    ):
+        done = oncelog.run(*listing, program=WITHOUT_RAY)
+        assert (done.status, done.err) == (0, "")
+        assert shown in done.out
+
+    password = tmp_path / "password"
+    password.write_text("of alice alone")
+    alice = ("--user", "alice", "--password-file", str(password))
+    made = oncelog.run("users", "add", "alice", "--new-password-file", str(password))
+    assert (made.status, made.err) == (0, "")
+    assert oncelog.run("topics", "list", *alice, program=WITHOUT_RAY).status == 0
+    password.write_text("a guess")
+    refused = oncelog.run("topics", "list", *alice, program=WITHOUT_RAY)
+    assert (refused.status, refused.out) == (1, "")
+    assert "no such user with that password" in refused.err
+    assert refused.err.count("\n") == 1
+
+
+def test_a_stale_listener_is_passed_over_for_ray_and_a_new_life_is_named_anew(oncelog, tmp_path):
+    here = cli_cluster.Path(oncelog.data_dir)
+    named = read_named(here)
+    assert named is not None
+    for name in (cluster_connection.DISCOVERY_FILE, LISTENER_FILE):
+        shutil.copy(here / name, tmp_path / name)
+    topics = oncelog.run("topics", "list")
+    stale = str(tmp_path)
+    assert oncelog.run("topics", "list", data_dir=stale, program=WITHOUT_RAY) == topics
+
+    other = dataclasses.replace(named, cluster_id="0" * 32)
+    (tmp_path / LISTENER_FILE).write_bytes(other.to_bytes())
+    assert oncelog.run("topics", "list", data_dir=stale, program=WITHOUT_RAY).status == 1
+    assert oncelog.run("topics", "list", data_dir=stale) == topics
+
+    # The copy names the life that ends here; the directory soon names the next one.
+    shutil.copy(here / LISTENER_FILE, tmp_path / LISTENER_FILE)
+    os.kill(named.process.process_id, signal.SIGKILL)
+    deadline = time.monotonic() + DEADLINE_S
+    while read_named(here) == named and time.monotonic() < deadline:
+        assert oncelog.run("topics", "list", data_dir=stale) == topics
+    assert oncelog.run("topics", "list", program=WITHOUT_RAY) == topics
 
 
 def test_an_actor_name_that_another_program_has_is_one_line(oncelog):

@@ -9,6 +9,7 @@ import msgspec
 from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.actors.protocol.messages.brokers import NO_DISK, Disk
 from oncelog.actors.protocol.tickets import NO_KEYS, ClusterKeys
+from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_LEADER_EPOCH, NO_PRODUCER_ID, TopicPartition
 
 ANY_REPLICATION: Final = -1
@@ -128,6 +129,29 @@ class MetadataRequest(Request[MetadataReply], frozen=True, kw_only=True):
     reply_type = MetadataReply
 
     topics: tuple[str, ...] | None = None
+
+
+class FindListenerReply(Reply, frozen=True, kw_only=True):
+    """Where the actor listens, or ``absence``: why nobody knows.
+
+    ``host`` is "" if it does not listen: then only Ray reaches it. ``token`` is what callers that
+    are no users prove to know, with Ray's token if ``is_keyed``; users get none.
+    """
+
+    absence: ErrorCode = ErrorCode.NONE
+    host: str = ""
+    port: int = 0
+    token: bytes = b""
+    is_keyed: bool = False
+
+
+class FindListenerRequest(Request[FindListenerReply], frozen=True, kw_only=True):
+    """Ask any actor of the cluster where ``actor``, another one, listens, as Ray knows it now."""
+
+    method = "find_listener"
+    reply_type = FindListenerReply
+
+    actor: str
 
 
 class CreateTopicReply(Reply, frozen=True, kw_only=True):

@@ -14,6 +14,9 @@ from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP, TopicPartition
 
+RUN_TIMEOUT_MS: Final = 900_000
+"""Of a run, unless another is given: the longest that a cluster allows by default."""
+
 NO_RUN: Final = 0
 """Lower than the number of every run."""
 

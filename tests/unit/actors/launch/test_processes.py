@@ -44,8 +44,8 @@ from oncelog.actors.protocol.messages.partition import (
 from oncelog.actors.rpc.actor_transport import connect
 from oncelog.actors.rpc.dispatch import read_answer
 from oncelog.actors.rpc.door import Door
+from oncelog.actors.rpc.handshake import connection_secret
 from oncelog.actors.rpc.message_codec import REQUESTS, encode
-from oncelog.actors.rpc.ray_transport import connection_secret
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 

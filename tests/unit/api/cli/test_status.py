@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import re
+import sys
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -445,3 +448,47 @@ def test_operations_has_each_condition_with_its_exit_status():
     assert rows == [
         (condition.name, "1" if condition.is_served else "3") for condition in CONDITIONS
     ]
+
+
+def work_of(partition_count: int) -> int:
+    """How many instructions it takes to judge and show a status."""
+    topic = topic_of("flights", *[1] * partition_count)
+    brokers = tuple(
+        BrokerMetadata(broker_id=number, data_dir="/data", is_fenced=True, is_draining=True)
+        for number in range(9)
+    )
+    waiting = DescribeReplicaReply()
+    seen = cli_status.ClusterStatus(
+        address="a",
+        dashboard_url="",
+        metadata=MetadataReply(cluster_id="c1", topics=(topic,), brokers=brokers),
+        actors=tuple(
+            cli_status.ActorStatus(
+                name=f"partition:flights-{number}@2",
+                topic_partition=TopicPartition("flights", number),
+                broker_id=2,
+                reply=waiting,
+            )
+            for number in range(partition_count)
+        ),
+    )
+    done = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal done
+        frame.f_trace_opcodes = True
+        done += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        cli_status.as_text(seen)
+        cli_status.as_json(seen)
+    finally:
+        sys.settrace(before)
+    return done
+
+
+def test_the_work_of_judging_grows_with_the_partitions_and_no_faster() -> None:
+    assert work_of(200) < 2.2 * work_of(100)
