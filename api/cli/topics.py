@@ -5,56 +5,96 @@ List, create, describe, alter and delete topics; delete old records; move replic
 
 from __future__ import annotations
 
-import argparse
 import difflib
-import json
+import threading
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
+
+import click
 
 from oncelog.actors.config import TopicConfig
 from oncelog.actors.protocol.messages.cluster import PartitionMetadata, TopicMetadata
-from oncelog.api.cli.connect import add_cluster_arguments, connect
-from oncelog.api.cli.head import parse_settings
-from oncelog.api.cli.terminal import (
-    CliError,
-    Commands,
-    UsageError,
-    add_actions,
-    add_command,
-    add_json,
-    say,
-    table,
-    whole_number,
+from oncelog.api.cli.arguments import (
+    Arguments,
+    Group,
+    WholeNumber,
+    all_of,
+    argument,
+    exclusive,
+    flag,
+    option,
+    output_options,
+    repeated,
+    topic_argument,
+    topic_names,
 )
+from oncelog.api.cli.connect import cluster_options, connect
+from oncelog.api.cli.head import parse_settings
+from oncelog.api.cli.terminal import CliError, UsageError, fields, progress, say, show, table
 from oncelog.storage.exceptions import UnknownTopicOrPartitionError
-from oncelog.storage.model import INT32_MAX, INTERNAL_TOPICS, TopicPartition
-from oncelog.storage.settings import check_name
+from oncelog.storage.model import (
+    INT32_MAX,
+    INT64_MAX,
+    INTERNAL_TOPICS,
+    TOPIC_PARTITIONS_MAX,
+    TopicPartition,
+)
+from oncelog.storage.settings import check_name, settings_of
 
 if TYPE_CHECKING:
     from oncelog.api.admin.calls import LogDirDescription, ReplicaSize
     from oncelog.api.client import Cluster
 
+_SETTINGS: Final = ", ".join(settings_of(TopicConfig))
 
-def list_topics(args: argparse.Namespace) -> int:
-    """Print every topic, one per line."""
+topics: Final = Group("topics")
+
+
+@topics.command("list")
+@flag("--internal", "internal topics too")
+@output_options
+@cluster_options
+def list_topics(args: Arguments) -> int:
+    """List the topics."""
     with connect(args) as cluster:
-        topics = [
+        found = [
             topic
             for topic in sorted(
                 cluster.admin().describe_cluster().topics, key=lambda topic: topic.name
             )
             if args.internal or topic.name not in INTERNAL_TOPICS
         ]
-    if args.json:
-        say(json.dumps([as_json(topic) for topic in topics], indent=2))
-    elif topics:
-        rows = ((topic.name, len(topic.partitions), topic.topic_id) for topic in topics)
-        say(table(("topic", "partitions", "id"), rows))
-    else:
-        say("no topics")
+    rows = ((topic.name, len(topic.partitions), topic.topic_id) for topic in found)
+    show(
+        args,
+        [as_json(topic) for topic in found],
+        lambda: table(("topic", "partitions", "id"), rows) if found else "no topics",
+    )
     return 0
 
 
-def create_topic(args: argparse.Namespace) -> int:
+_validate_only: Final = flag("--validate-only", "change nothing; say what is wrong")
+
+
+@topics.command("create")
+@argument("topic")
+@option(
+    "--partitions",
+    type=WholeNumber(1, TOPIC_PARTITIONS_MAX),
+    default=1,
+    help="how many partitions (default: 1)",
+)
+@option(
+    "--replication-factor",
+    type=WholeNumber(1),
+    help="replicas of each partition (default: 3, or one per broker if there are fewer)",
+)
+@flag("--if-not-exists", "leave an existing topic unchanged")
+@repeated("--config", "NAME=VALUE", f"a setting of the topic ({_SETTINGS})")
+@_validate_only
+@cluster_options
+def create_topic(args: Arguments) -> int:
     """Create a topic; it accepts writes when this returns."""
     settings = parse_settings(args.config)
     TopicConfig.from_text({name: str(value) for name, value in settings.items()})
@@ -81,7 +121,20 @@ def create_topic(args: argparse.Namespace) -> int:
     return 0
 
 
-def alter_topic(args: argparse.Namespace) -> int:
+@topics.command("alter")
+@topic_argument
+@repeated("--config", "NAME=VALUE", f"a new value of a setting ({_SETTINGS})")
+@repeated("--reset", "NAME", "reset a setting to its default")
+@repeated("--append", "NAME=VALUE", "add a member to a setting that is a list")
+@repeated("--subtract", "NAME=VALUE", "remove a member from such a setting")
+@option(
+    "--partitions",
+    type=WholeNumber(1, TOPIC_PARTITIONS_MAX),
+    help="the new number of partitions, more than now",
+)
+@_validate_only
+@cluster_options
+def alter_topic(args: Arguments) -> int:
     """Change settings of a topic, or add partitions; the rest stays as it is."""
     settings = parse_settings(args.config)
     TopicConfig.from_text({name: str(value) for name, value in settings.items()})
@@ -112,18 +165,25 @@ def alter_topic(args: argparse.Namespace) -> int:
     return 0
 
 
-def describe_topic(args: argparse.Namespace) -> int:
-    """Print a topic's id, settings and partitions."""
+@topics.command("describe")
+@topic_argument
+@output_options
+@cluster_options
+def describe_topic(args: Arguments) -> int:
+    """Show a topic, its settings and its leaders."""
     with connect(args) as cluster:
         topic = known_topic(cluster, args.topic)
-    if args.json:
-        say(json.dumps(as_json(topic), indent=2))
-        return 0
-    say(f"topic     {topic.name}")
-    say(f"id        {topic.topic_id}")
+    show(args, as_json(topic), lambda: _as_text(topic))
+    return 0
+
+
+def _as_text(topic: TopicMetadata) -> str:
     settings = ", ".join(f"{name}={value}" for name, value in topic.settings)
-    say(f"settings  {settings or 'all default'}")
-    say()
+    facts = (
+        ("topic", topic.name),
+        ("id", topic.topic_id),
+        ("settings", settings or "all default"),
+    )
     rows = (
         (
             partition.partition,
@@ -134,11 +194,13 @@ def describe_topic(args: argparse.Namespace) -> int:
         )
         for partition in topic.partitions
     )
-    say(table(("partition", "leader", "epoch", "replicas", "isr"), rows))
-    for partition in topic.partitions:
-        if note := _partition_note(partition):
-            say(f"partition {partition.partition}: {note}")
-    return 0
+    notes = [
+        f"partition {partition.partition}: {note}"
+        for partition in topic.partitions
+        if (note := _partition_note(partition))
+    ]
+    partitions = table(("partition", "leader", "epoch", "replicas", "isr"), rows)
+    return "\n".join([fields(facts), "", partitions, *notes])
 
 
 def _partition_note(partition: PartitionMetadata) -> str:
@@ -157,7 +219,10 @@ def _partition_note(partition: PartitionMetadata) -> str:
     return "; ".join(notes)
 
 
-def delete_topic(args: argparse.Namespace) -> int:
+@topics.command("delete")
+@topic_argument
+@cluster_options
+def delete_topic(args: Arguments) -> int:
     """Delete a topic and its data."""
     with connect(args) as cluster:
         known_topic(cluster, args.topic)
@@ -166,8 +231,20 @@ def delete_topic(args: argparse.Namespace) -> int:
     return 0
 
 
-def delete_records(args: argparse.Namespace) -> int:
-    """Delete the oldest records of a topic; print where each partition starts now."""
+@topics.command("delete-records")
+@topic_argument
+@option("--partition", type=WholeNumber(0), help="only from this partition (default: from each)")
+@option(
+    "--before-offset",
+    type=WholeNumber(0, INT64_MAX),
+    metavar="O",
+    help="records below this offset",
+)
+@flag("--all", "all current records")
+@cluster_options
+def delete_records(args: Arguments) -> int:
+    """Delete the oldest records of a topic, permanently; print where each partition starts now."""
+    exclusive("--before-offset", "--all", required=True)
     with connect(args) as cluster:
         topic = known_topic(cluster, args.topic)
         numbers = [partition.partition for partition in topic.partitions]
@@ -235,80 +312,90 @@ def as_json(topic: TopicMetadata) -> dict[str, Any]:
 # --- replicas ---------------------------------------------------------------------------------
 
 _SEE: Final = "`oncelog status` shows the progress"
+WAIT_POLL_S: Final = 0.5
 
 
-def add_replica_commands(commands: Commands) -> None:
-    """Add both commands and their actions."""
-    brokers = add_actions(commands, "brokers", "Drain brokers, or use them again.")
-    drain = add_command(
-        brokers, "drain", "Move all leaders and replicas off a broker.", drain_broker
-    )
-    resume = add_command(brokers, "resume", "Use a drained broker again.", resume_broker)
-    for action in (drain, resume):
-        action.add_argument("broker", metavar="N", type=whole_number(0), help="its number")
-    partitions = add_actions(commands, "partitions", "Choose the brokers of partitions.")
-    reassign = add_command(
-        partitions,
-        "reassign",
-        "Move a partition to other brokers, or cancel that while it is in progress.",
-        reassign_partition,
-    )
-    reassign.add_argument("topic", metavar="TOPIC")
-    reassign.add_argument("partition", metavar="PARTITION", type=whole_number(0))
-    where = reassign.add_mutually_exclusive_group(required=True)
-    where.add_argument(
-        "--replicas",
-        type=broker_numbers,
-        metavar="N,N,...",
-        help="its new brokers, preferred leader first",
-    )
-    where.add_argument("--cancel", action="store_true", help="return to its old brokers")
-    elect = add_command(
-        partitions,
-        "elect-leaders",
-        "Have the preferred leaders, the first of the replicas, lead again.",
-        elect_leaders,
-    )
-    elect.add_argument("--topic", metavar="TOPIC", help="of this topic (default: of all)")
-    elect.add_argument("--partition", metavar="N", type=whole_number(0), help="of this partition")
-    dirs = add_command(
-        brokers, "log-dirs", "Show the data directories and what is in them.", describe_log_dirs
-    )
-    dirs.add_argument("--broker", action="append", metavar="N", type=whole_number(0))
-    dirs.add_argument("--replicas", action="store_true", help="each replica with its size")
-    add_json(dirs)
-    for action in (drain, resume, reassign, elect, dirs):
-        add_cluster_arguments(action)
+brokers: Final = Group("brokers")
+partitions: Final = Group("partitions")
+_broker: Final = argument("broker", "its number", type=WholeNumber(0), metavar="N")
 
 
 def broker_numbers(text: str) -> tuple[int, ...]:
-    """An argument type: broker ids, separated by commas."""
+    """A type: broker ids, separated by commas."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) <= INT32_MAX for part in parts):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a list of brokers: give their ids, as in 1,2,3"
-        )
+        raise click.BadParameter(f"{text!r} is not a list of brokers: give their ids, as in 1,2,3")
     return tuple(map(int, parts))
 
 
-def drain_broker(args: argparse.Namespace) -> int:
-    """``oncelog brokers drain``."""
+_wait: Final = all_of(
+    flag("--wait", "until all is moved, with a progress bar"),
+    option(
+        "--timeout-ms",
+        type=WholeNumber(0),
+        default=600_000,
+        metavar="T",
+        help="wait no longer than T ms (default: 600000)",
+    ),
+)
+
+
+def _wait_until_moved(left: Callable[[], int], timeout_ms: int) -> None:
+    """Wait until no replicas are ``left`` to move; what has begun goes on if it takes longer."""
+    deadline = time.monotonic() + timeout_ms / 1_000
+    total = left()
+    with progress("moving", total) as reached:
+        while rest := left():
+            if time.monotonic() >= deadline:
+                raise CliError(f"{rest:,} replicas are not moved after {timeout_ms:,} ms", _SEE)
+            reached(total - rest)
+            threading.Event().wait(WAIT_POLL_S)
+
+
+@brokers.command("drain")
+@_broker
+@_wait
+@cluster_options
+def drain_broker(args: Arguments) -> int:
+    """Move all leaders and replicas off a broker."""
     with connect(args) as cluster:
-        cluster.admin().drain_broker(args.broker)
-    say(f"broker {args.broker} is being drained; {_SEE}")
+        admin = cluster.admin()
+        admin.drain_broker(args.broker)
+        if not args.wait:
+            say(f"broker {args.broker} is being drained; {_SEE}")
+            return 0
+
+        def left() -> int:
+            topics = admin.describe_cluster().topics
+            return sum(args.broker in one.replicas for topic in topics for one in topic.partitions)
+
+        _wait_until_moved(left, args.timeout_ms)
+    say(f"broker {args.broker} is drained")
     return 0
 
 
-def resume_broker(args: argparse.Namespace) -> int:
-    """``oncelog brokers resume``."""
+@brokers.command("resume")
+@_broker
+@cluster_options
+def resume_broker(args: Arguments) -> int:
+    """Use a drained broker again."""
     with connect(args) as cluster:
         cluster.admin().resume_broker(args.broker)
     say(f"broker {args.broker} is used again")
     return 0
 
 
-def elect_leaders(args: argparse.Namespace) -> int:
-    """``oncelog partitions elect-leaders``; status 1 if a preferred leader cannot lead."""
+@partitions.command("elect-leaders")
+@option(
+    "--topic", metavar="TOPIC", shell_complete=topic_names, help="of this topic (default: of all)"
+)
+@option("--partition", type=WholeNumber(0), help="of this partition")
+@cluster_options
+def elect_leaders(args: Arguments) -> int:
+    """Have the preferred leaders, the first of the replicas, lead again.
+
+    The exit status is 1 if one of them cannot lead.
+    """
     if args.partition is not None and args.topic is None:
         raise UsageError("--partition needs a topic", "give --topic as well")
     with connect(args) as cluster:
@@ -325,39 +412,45 @@ def elect_leaders(args: argparse.Namespace) -> int:
     return 0
 
 
-def describe_log_dirs(args: argparse.Namespace) -> int:
-    """``oncelog brokers log-dirs``."""
+@brokers.command("log-dirs")
+@repeated("--broker", "N", "only of this broker", type=WholeNumber(0))
+@flag("--replicas", "each replica with its size")
+@output_options
+@cluster_options
+def describe_log_dirs(args: Arguments) -> int:
+    """Show the data directories and what is in them."""
     with connect(args) as cluster:
-        found = cluster.admin().describe_log_dirs(args.broker)
-    if args.json:
-        say(json.dumps([_log_dir_as_json(one) for one in found], indent=2))
-    elif args.replicas:
-        sizes = [
-            (one.broker_id, one.path or one.error.name, *_replica_row(replica))
-            for one in found
-            for replica in one.replicas
-        ]
-        headings = ("broker", "directory", "topic", "partition", "bytes", "offsets behind")
-        say(table(headings, sizes))
-    else:
-        rows = (
-            (
-                one.broker_id,
-                one.path or one.error.name,
-                len(one.replicas),
-                sum(replica.size_bytes for replica in one.replicas),
-                one.disk_free_bytes if one.disk_free_bytes >= 0 else None,
-                one.disk_size_bytes if one.disk_size_bytes >= 0 else None,
-            )
-            for one in found
-        )
-        say(
-            table(
-                ("broker", "directory", "replicas", "bytes", "free bytes", "disk bytes"),
-                rows,
-            )
-        )
+        found = cluster.admin().describe_log_dirs(args.broker or None)
+    show(
+        args,
+        [_log_dir_as_json(one) for one in found],
+        lambda: _sizes(found) if args.replicas else _log_dirs(found),
+    )
     return 0
+
+
+def _sizes(found: Sequence[LogDirDescription]) -> str:
+    rows = (
+        (one.broker_id, one.path or one.error.name, *_replica_row(replica))
+        for one in found
+        for replica in one.replicas
+    )
+    return table(("broker", "directory", "topic", "partition", "bytes", "offsets behind"), rows)
+
+
+def _log_dirs(found: Sequence[LogDirDescription]) -> str:
+    rows = (
+        (
+            one.broker_id,
+            one.path or one.error.name,
+            len(one.replicas),
+            sum(replica.size_bytes for replica in one.replicas),
+            one.disk_free_bytes if one.disk_free_bytes >= 0 else None,
+            one.disk_size_bytes if one.disk_size_bytes >= 0 else None,
+        )
+        for one in found
+    )
+    return table(("broker", "directory", "replicas", "bytes", "free bytes", "disk bytes"), rows)
 
 
 def _replica_row(replica: ReplicaSize) -> tuple[str, int, int, int]:
@@ -384,8 +477,24 @@ def _log_dir_as_json(one: LogDirDescription) -> dict[str, Any]:
     }
 
 
-def reassign_partition(args: argparse.Namespace) -> int:
-    """``oncelog partitions reassign``; internal topics are allowed too."""
+@partitions.command("reassign")
+@topic_argument
+@argument("partition", type=WholeNumber(0), metavar="PARTITION")
+@option(
+    "--replicas",
+    type=broker_numbers,
+    metavar="N,N,...",
+    help="its new brokers, preferred leader first",
+)
+@flag("--cancel", "return to its old brokers")
+@_wait
+@cluster_options
+def reassign_partition(args: Arguments) -> int:
+    """Move a partition to other brokers, or cancel that while it is in progress.
+
+    Internal topics are allowed too.
+    """
+    exclusive("--replicas", "--cancel", required=True)
     with connect(args) as cluster:
         admin = cluster.admin()
         topic = admin.describe_topic(args.topic)
@@ -402,6 +511,15 @@ def reassign_partition(args: argparse.Namespace) -> int:
         else:
             admin.reassign_partition(args.topic, number, args.replicas)
             to = ", ".join(map(str, args.replicas))
+            if args.wait:
+
+                def left() -> int:
+                    one = admin.describe_topic(args.topic).partitions[number]
+                    return len(one.adding) + len(one.removing)
+
+                _wait_until_moved(left, args.timeout_ms)
+                say(f"{args.topic}-{number} is on brokers {to}")
+                return 0
             say(
                 f"{args.topic}-{number} moves to brokers {to}; "
                 f"`oncelog topics describe {args.topic}` shows the progress"

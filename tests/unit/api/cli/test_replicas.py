@@ -95,8 +95,8 @@ def test_what_does_not_move_is_not_cancelled(cluster, capsys):
         ("flights 0 --replicas 1,b", "'1,b' is not a list of brokers: give their ids"),
         ("flights 0 --replicas -1", "--replicas"),
         ("flights 0 --replicas ,", "',' is not a list of brokers"),
-        ("flights 0", "--replicas --cancel"),
-        ("flights 0 --replicas 1 --cancel", "not allowed with"),
+        ("flights 0", "one of --replicas, --cancel is required"),
+        ("flights 0 --replicas 1 --cancel", "--replicas and --cancel exclude each other"),
         ("flights x --replicas 1", "'x' is not a whole number"),
     ],
 )
