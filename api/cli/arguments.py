@@ -13,10 +13,6 @@ The docstring is its help. A command of its own, or a new group, is a row of the
 
 from __future__ import annotations
 
-import datetime
-import difflib
-import json
-import subprocess
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -26,9 +22,10 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from oncelog.storage.model import INT32_MAX
-
 FunctionT = TypeVar("FunctionT", bound="Callable[..., Any] | click.Command")
+
+INT32_MAX: Final = 2**31 - 1
+"""Of ``storage.model``; help is to be quicker than its import."""
 
 MODULE: Final = "oncelog.api.cli.main"
 COMPLETION_TIMEOUT_S: Final = 1.0
@@ -79,6 +76,8 @@ class Group(click.Group):
         """The command that ``args`` begin with; an unknown one is an error with the nearest."""
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
+            import difflib
+
             close = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise click.UsageError(f"there is no command {name!r}{hint}", ctx)
@@ -180,6 +179,8 @@ class WholeNumber(click.ParamType):  # type: ignore[type-arg]  # Generic since c
 
 def time_ms(text: str) -> int:
     """A type: an ISO 8601 date or time, or ms since the epoch, as the latter."""
+    import datetime
+
     if text.isdecimal():
         return int(text)
     try:
@@ -216,6 +217,9 @@ def names_of(*command: str, key: str) -> Callable[..., list[CompletionItem]]:
     """
 
     def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        import json
+        import subprocess
+
         place = {
             option.opts[0]: ctx.params.get(option.name or "")
             for option in ctx.command.params

@@ -13,6 +13,7 @@ import base64
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import sys
@@ -21,10 +22,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO
 
-from oncelog.storage.exceptions import OncelogError
-
 if TYPE_CHECKING:
     from oncelog.api.cli.arguments import Arguments
+    from oncelog.storage.exceptions import OncelogError
 
 PROGRAM: Final = "oncelog"
 DEBUG_VARIABLE: Final = "ONCELOG_DEBUG"
@@ -81,6 +81,8 @@ def split_line(line: str) -> tuple[str, str]:
 
 def describe_error(error: BaseException) -> str:
     """``error`` as one line, program name included."""
+    from oncelog.storage.exceptions import OncelogError
+
     if isinstance(error, CliError):
         what, advice = one_line(error.what), one_line(error.advice)
     elif isinstance(error, OncelogError):
@@ -194,6 +196,14 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join(lines)
 
 
+STYLES: Final = {
+    **dict.fromkeys(("serving", "following", "alive", "Stable"), "green"),
+    **dict.fromkeys(("starting", "draining", "Ongoing"), "yellow"),
+    **dict.fromkeys(("offline", "gone", "fenced", "failed", "takes"), "red"),
+}
+"""The colours of states, by their first word."""
+
+
 def _terminal_table(
     names: Sequence[str], cells: Sequence[Sequence[str]], is_right: Sequence[bool]
 ) -> str:
@@ -205,7 +215,7 @@ def _terminal_table(
     for name, right in zip(names, is_right, strict=True):
         shown.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in cells:
-        shown.add_row(*map(Text, row))
+        shown.add_row(*(Text(cell, STYLES.get(re.split(r"[ :,;]", cell)[0], "")) for cell in row))
     console = Console(file=sys.stdout)
     with console.capture() as captured:
         console.print(shown)

@@ -101,7 +101,8 @@ def look_around(args: Arguments, admin: Admin) -> Look:
     leading = (actor for actor in status.shown_actors if actor.reply.is_leader)
     transactions = groups = ()
     if status.has_controller:
-        transactions = tuple(one for one in admin.list_transactions() if one.partitions)
+        found = admin.list_transactions()
+        transactions = tuple(one for one in found if one.transaction_start_ms >= 0)
         groups = tuple((group, _lag(admin, group)) for group in admin.list_groups()[:GROUPS_MAX])
     return Look(
         at_s=time.monotonic(),
