@@ -171,9 +171,12 @@ def connect(args: Arguments) -> Cluster:
     return client.connect(found.address, **login_arguments(args))
 
 
+_NOWHERE: Final = logging.NullHandler()
+
+
 def quiet_libraries() -> None:
     """Keep library logs off the terminal unless debugging: an error is one line here."""
     if is_debugging():
         logging.basicConfig(level=logging.DEBUG)
         return
-    logging.getLogger("oncelog").addHandler(logging.NullHandler())
+    logging.getLogger("oncelog").addHandler(_NOWHERE)

@@ -598,6 +598,8 @@ def print_records(
                 idle_since = now
             elif not consumer.assignment() and now < joining_until:
                 idle_since = now
+            elif not consumer.assignment() and ends is not None:
+                return  # The other members of the group read all partitions.
             elif args.timeout_ms is not None and (now - idle_since) * 1_000 >= args.timeout_ms:
                 return
 

@@ -158,8 +158,9 @@ def as_yaml(facts: Any) -> str:
     """What is JSON, as YAML."""
     import yaml
 
+    dump: Any = yaml.safe_dump  # PyYAML has no types.
     plain = json.loads(json.dumps(facts))
-    text: str = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=sys.maxsize)
+    text: str = dump(plain, sort_keys=False, allow_unicode=True, width=sys.maxsize)
     return text.removesuffix("\n")
 
 
@@ -232,7 +233,7 @@ def progress(text: str, total: float | None) -> Iterator[Callable[[float], None]
     The block is given a function to say how much of ``total`` is done. Without a total there is no
     bar.
     """
-    if total is None or not is_terminal(sys.stderr):
+    if not total or not is_terminal(sys.stderr):
         yield lambda _: None
         return
     from rich.console import Console

@@ -17,8 +17,8 @@ from oncelog.actors.protocol.messages.cluster import (
 )
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply
 from oncelog.api.cli import main as cli
+from oncelog.api.cli import replicas as cli_replicas
 from oncelog.api.cli import status as cli_status
-from oncelog.api.cli import topics as cli_topics
 from oncelog.api.cli.terminal import describe_error
 from oncelog.storage.exceptions import (
     BrokerNotAvailableError,
@@ -50,7 +50,7 @@ FLIGHTS = TopicMetadata(
 @pytest.fixture
 def cluster(monkeypatch):
     cluster = AdminCluster(FLIGHTS, describe_topic=FLIGHTS)
-    monkeypatch.setattr(cli_topics, "connect", lambda args: cluster)
+    monkeypatch.setattr(cli_replicas, "connect", lambda args: cluster)
     return cluster
 
 
@@ -72,6 +72,45 @@ def test_a_partition_is_moved(cluster, capsys):
     assert cluster.changes == [("reassign_partition", "flights", 0, (2, 3, 1))]
     assert capsys.readouterr().out == (
         "flights-0 moves to brokers 2, 3, 1; `oncelog topics describe flights` shows the progress\n"
+    )
+
+
+@pytest.fixture
+def steps(cluster, monkeypatch):
+    """Makes a partition be on these brokers in turn, each time it is looked at."""
+    monkeypatch.setattr(cli_replicas, "WAIT_POLL_S", 0.0)
+
+    def use(*places):
+        looks = iter(places)
+
+        def look(*_):
+            return TopicMetadata(
+                name="flights", topic_id="f" * 32, partitions=(partition(0, **next(looks)),)
+            )
+
+        cluster.answers["describe_topic"] = look
+        cluster.answers["describe_cluster"] = lambda: MetadataReply(topics=(look(),))
+
+    return use
+
+
+def test_draining_is_waited_for(steps, capsys):
+    steps({"replicas": (2, 1)}, {"replicas": (2, 3)}, {"replicas": (3, 1)})
+    assert run("brokers drain 2 --wait") == 0
+    assert capsys.readouterr().out == "broker 2 is drained\n"
+
+
+def test_a_move_is_waited_for(steps, capsys):
+    steps({}, {"adding": (3,)}, {"removing": (1,)}, {})
+    assert run("partitions reassign flights 0 --replicas 2,3 --wait") == 0
+    assert capsys.readouterr().out == "flights-0 is on brokers 2, 3\n"
+
+
+def test_waiting_ends_after_its_time_and_the_move_goes_on(steps, capsys):
+    steps({"replicas": (2, 1)}, {"replicas": (2, 1)})
+    assert run("brokers drain 2 --wait --timeout-ms 0") == 1
+    assert capsys.readouterr().err == (
+        "oncelog: not all is moved after 0 ms, 1 left — `oncelog status` shows the progress\n"
     )
 
 
