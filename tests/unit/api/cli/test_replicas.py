@@ -19,6 +19,7 @@ from oncelog.actors.protocol.messages.partition import DescribeReplicaReply
 from oncelog.api.cli import main as cli
 from oncelog.api.cli import replicas as cli_replicas
 from oncelog.api.cli import status as cli_status
+from oncelog.api.cli import topics as cli_topics
 from oncelog.api.cli.terminal import describe_error
 from oncelog.storage.exceptions import (
     BrokerNotAvailableError,
@@ -50,7 +51,8 @@ FLIGHTS = TopicMetadata(
 @pytest.fixture
 def cluster(monkeypatch):
     cluster = AdminCluster(FLIGHTS, describe_topic=FLIGHTS)
-    monkeypatch.setattr(cli_replicas, "connect", lambda args: cluster)
+    for module in (cli_replicas, cli_topics):
+        monkeypatch.setattr(module, "connect", lambda args: cluster)
     return cluster
 
 
