@@ -259,7 +259,9 @@ def _say_plan(
     show(
         args,
         {"executed": args.execute, "offsets": shown},
-        lambda: table(("topic", "partition", "from", "to"), [one.values() for one in shown]) + note,
+        lambda: (
+            table(("topic", "partition", "from", "to"), [[*one.values()] for one in shown]) + note
+        ),
     )
 
 

@@ -99,7 +99,8 @@ def look_around(args: Arguments, admin: Admin) -> Look:
     """Ask for all that is shown."""
     status = look(args)
     leading = (actor for actor in status.shown_actors if actor.reply.is_leader)
-    transactions = groups = ()
+    transactions: tuple[TransactionDescription, ...] = ()
+    groups: tuple[tuple[GroupDescription, int], ...] = ()
     if status.has_controller:
         found = admin.list_transactions()
         transactions = tuple(one for one in found if one.transaction_start_ms >= 0)
