@@ -156,6 +156,15 @@ def exclusive(*options: str, required: bool = False) -> None:
 
 # --- types ------------------------------------------------------------------------------------
 
+DIGITS_MAX: Final = 19
+"""A 64-bit number has at most as many."""
+
+
+def as_int(text: str) -> int | None:
+    """The int that ``text`` is; ``None`` if it is none, or far from one of 64 bits."""
+    digits = text.removeprefix("-")
+    return int(text) if digits.isdecimal() and len(digits) <= DIGITS_MAX else None
+
 
 class WholeNumber(click.ParamType):  # type: ignore[type-arg]  # Generic since click 8.4.
     """An int from ``minimum`` to ``maximum``, both inclusive."""
@@ -169,8 +178,8 @@ class WholeNumber(click.ParamType):  # type: ignore[type-arg]  # Generic since c
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The number that ``value`` is."""
         text = str(value)
-        number = int(text) if text.lstrip("-").isdecimal() else self.minimum - 1
-        if not self.minimum <= number <= self.maximum:
+        number = as_int(text)
+        if number is None or not self.minimum <= number <= self.maximum:
             self.fail(
                 f"{text!r} is not a whole number from {self.minimum} to {self.maximum}", param, ctx
             )
@@ -181,8 +190,8 @@ def time_ms(text: str) -> int:
     """A type: an ISO 8601 date or time, or ms since the epoch, as the latter."""
     import datetime
 
-    if text.isdecimal():
-        return int(text)
+    if (number := as_int(text)) is not None and number >= 0:
+        return number
     try:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:

@@ -25,6 +25,7 @@ from oncelog.api.cli.arguments import (
     Command,
     WholeNumber,
     argument,
+    as_int,
     exclusive,
     flag,
     group_names,
@@ -388,8 +389,8 @@ def offset_of(text: str) -> str | int:
         return text
     if text.startswith("@"):
         return f"@{time_ms(text[1:])}"
-    if text.lstrip("-").isdecimal() and text.count("-") <= 1 and abs(int(text)) <= INT64_MAX:
-        return int(text)
+    if (number := as_int(text)) is not None and abs(number) <= INT64_MAX:
+        return number
     raise click.BadParameter(
         f"{text!r} is no place in a partition: give {BEGINNING}, {END}, N, -N or @TIME"
     )

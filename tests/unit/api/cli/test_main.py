@@ -42,6 +42,8 @@ def outcome(monkeypatch):
         (["topics", "list", "-o", "xml"], "'xml' is not one of 'table', 'json', 'yaml'"),
         (["start", "--dashboard-port", "99999"], "'99999' is not a whole number from 1 to 65535"),
         (["start", "--num-cpus", "two"], "'two' is not a whole number from 1"),
+        (["start", "--num-cpus", "--2"], "'--2' is not a whole number from 1"),
+        (["start", "--num-cpus", "9" * 5_000], "9' is not a whole number from 1"),
         (["topics"], "missing command"),
         (["topics", "create"], "TOPIC"),
         (["topics", "create", "f", "--partitions", "0"], "'0' is not a whole number from 1"),
