@@ -13,6 +13,7 @@ The docstring is its help. A command of its own, or a new group, is a row of the
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -28,6 +29,9 @@ INT32_MAX: Final = 2**31 - 1
 """Of ``storage.model``; help is to be quicker than its import."""
 
 MODULE: Final = "oncelog.api.cli.main"
+COMPLETION_VARIABLE: Final = "_ONCELOG_COMPLETE"
+"""Set while a shell asks for completions, and so not in what lists names."""
+
 COMPLETION_TIMEOUT_S: Final = 1.0
 """The shell waits for this long at most until a name is completed."""
 
@@ -242,6 +246,7 @@ def names_of(*command: str, key: str) -> Callable[..., list[CompletionItem]]:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 timeout=COMPLETION_TIMEOUT_S,
+                env={name: os.environ[name] for name in os.environ if name != COMPLETION_VARIABLE},
                 check=False,
             )
             found = json.loads(done.stdout or b"[]")

@@ -17,7 +17,15 @@ import click
 
 from oncelog import __version__
 from oncelog.actors.process.ray_environment import keep_output_clean
-from oncelog.api.cli.arguments import Arguments, Group, WholeNumber, exclusive, flag, option
+from oncelog.api.cli.arguments import (
+    COMPLETION_VARIABLE,
+    Arguments,
+    Group,
+    WholeNumber,
+    exclusive,
+    flag,
+    option,
+)
 from oncelog.api.cli.terminal import (
     PROGRAM,
     STATUS_BROKEN_PIPE,
@@ -32,7 +40,6 @@ from oncelog.api.cli.terminal import (
 
 DEMO_MODULE: Final = "oncelog.examples.flights.demo"
 DEMO_BROKERS_MAX: Final = 5
-COMPLETION_VARIABLE: Final = "_ONCELOG_COMPLETE"
 SHELLS: Final = ("bash", "zsh", "fish")
 
 COMMANDS: Final = {

@@ -31,7 +31,9 @@ def listing(tmp_path, monkeypatch):
 
     def use(script):
         path = tmp_path / "python"
-        path.write_text(f'#!/bin/sh\necho "$@" > {tmp_path / "asked"}\n{script}\n')
+        path.write_text(
+            f'#!/bin/sh\necho "$@" $_ONCELOG_COMPLETE > {tmp_path / "asked"}\n{script}\n'
+        )
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setattr(sys, "executable", str(path))
         return tmp_path / "asked"
@@ -47,7 +49,8 @@ def test_commands_options_and_choices_are_completed():
     assert completed("completion", "") == ["bash", "zsh", "fish"]
 
 
-def test_topics_and_groups_of_the_cluster_are_completed(listing):
+def test_topics_and_groups_of_the_cluster_are_completed(listing, monkeypatch):
+    monkeypatch.setenv(cli.COMPLETION_VARIABLE, "bash_complete")
     asked = listing("""echo '[{"name": "flights"}, {"name": "delays"}, {"name": "flown"}]'""")
     place = ("--data-dir", "there", "--user", "me")
     assert completed("consume", *place, "fl") == ["flights", "flown"]
