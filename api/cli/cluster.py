@@ -7,7 +7,6 @@ existing Ray cluster, and no process is left behind.
 
 from __future__ import annotations
 
-import argparse
 import os
 import select
 import signal
@@ -18,9 +17,13 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from oncelog.actors.config import DATA_DIR_SEPARATOR
+import click
+
+from oncelog.actors.config import DATA_DIR_SEPARATOR, ClusterConfig
 from oncelog.api.cli import head
+from oncelog.api.cli.arguments import Arguments, Command, WholeNumber, option, repeated
 from oncelog.api.cli.connect import (
+    cluster_options,
     connect,
     data_dir_of,
     data_dirs_of,
@@ -34,6 +37,7 @@ from oncelog.api.cli.terminal import PROGRAM, CliError, UsageError, say, split_l
 from oncelog.api.session import cluster_connection
 from oncelog.storage.disk.file_system import FILE_MODE
 from oncelog.storage.exceptions import ConnectionFailedError
+from oncelog.storage.settings import settings_of
 
 LOG_FILE: Final = "oncelog.log"
 _APPENDED: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -47,7 +51,24 @@ LOG_TAIL_BYTES: Final = 65_536
 # --- start ------------------------------------------------------------------------------------
 
 
-def start(args: argparse.Namespace) -> int:
+@click.command(cls=Command)
+@option("--num-cpus", type=WholeNumber(1), help="CPUs that Ray may use (default: all)")
+@option(
+    "--dashboard-port",
+    type=WholeNumber(1, 65_535),
+    metavar="PORT",
+    help="port of the Ray dashboard (default: 8265, or the next free one)",
+)
+@option(
+    "--cluster-id",
+    metavar="ID",
+    help="with --address: start this cluster once nodes with its data are up; never a new one",
+)
+@repeated(
+    "--config", "NAME=VALUE", f"a setting of the cluster ({', '.join(settings_of(ClusterConfig))})"
+)
+@cluster_options
+def start(args: Arguments) -> int:
     """Start a cluster on the data directory, or the log on the Ray cluster at ``--address``."""
     settings = head.parse_settings(args.config)
     cluster_connection.check_cluster_settings(settings)
@@ -73,14 +94,24 @@ def start(args: argparse.Namespace) -> int:
     cluster_connection.forget_discovery(path)
     if args.dashboard_port is not None:
         check_port(args.dashboard_port)
-    _describe(path, _spawn(args, path, data_dirs))
+    say(f"starting   {path}")
+    discovery = _spawn(args, path, data_dirs)
+    say(f"dashboard  {discovery.dashboard_url or 'none'}")
+    say(_NEXT.format(where="" if args.data_dir is None else f" --data-dir {args.data_dir}"))
     return 0
+
+
+_NEXT: Final = """\
+next       oncelog topics create flights --partitions 6{where}
+           echo "EWR IAH 517" | oncelog produce flights{where}
+           oncelog consume flights --from-beginning{where}"""
+"""What to try with a cluster that has just started."""
 
 
 def _check_running(
     running: cluster_connection.Discovery,
     data_dirs: str,
-    args: argparse.Namespace,
+    args: Arguments,
     settings: dict[str, Any],
 ) -> None:
     """Reject settings that differ from those of the running cluster."""
@@ -110,7 +141,7 @@ def check_port(port: int) -> None:
             ) from None
 
 
-def _start_on(args: argparse.Namespace, settings: dict[str, Any]) -> int:
+def _start_on(args: Arguments, settings: dict[str, Any]) -> int:
     found = find(args)
     quiet_libraries()
     from oncelog.api import client
@@ -131,7 +162,7 @@ def _start_on(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     return 0
 
 
-def _spawn(args: argparse.Namespace, path: Path, data_dirs: str) -> cluster_connection.Discovery:
+def _spawn(args: Arguments, path: Path, data_dirs: str) -> cluster_connection.Discovery:
     """Start the head process and wait until it serves; what it logged if it does not."""
     command = [sys.executable, "-m", head.MODULE, "--data-dir", data_dirs]
     if args.num_cpus is not None:
@@ -153,6 +184,9 @@ def _spawn(args: argparse.Namespace, path: Path, data_dirs: str) -> cluster_conn
             env={**os.environ, **login_variables(args)},
             start_new_session=True,
         )
+    say(f"process    {process.pid}")
+    say(f"log        {log_path}")
+    sys.stdout.flush()
     try:
         return _wait_until_served(process, path, log_start)
     except BaseException:
@@ -164,13 +198,20 @@ def _wait_until_served(
     process: subprocess.Popen[bytes], path: Path, log_start: int
 ) -> cluster_connection.Discovery:
     deadline = time.monotonic() + START_TIMEOUT_S
+    is_served = False
     while time.monotonic() < deadline:
         try:
             process.wait(timeout=POLL_S)
         except subprocess.TimeoutExpired:
             discovery = cluster_connection.read_discovery(path)
-            is_served = discovery is not None and discovery.process_id == process.pid
-            if discovery is not None and is_served and _is_told(discovery, deadline):
+            if discovery is None or discovery.process_id != process.pid:
+                continue
+            if not is_served:
+                is_served = True
+                say(f"serving    {path}")
+                say(f"address    {discovery.address}")
+                sys.stdout.flush()
+            if _is_told(discovery, deadline):
                 return discovery
             continue
         what, advice = last_error(path / LOG_FILE, log_start)
@@ -213,7 +254,9 @@ def _describe(path: Path, discovery: cluster_connection.Discovery) -> None:
 # --- keys -------------------------------------------------------------------------------------
 
 
-def rotate_key(args: argparse.Namespace) -> int:
+@click.command(cls=Command)
+@cluster_options
+def rotate_key(args: Arguments) -> int:
     """Make a new key for transaction tickets."""
     with connect(args) as cluster:
         version = cluster.admin().rotate_ticket_key()
@@ -224,7 +267,16 @@ def rotate_key(args: argparse.Namespace) -> int:
 # --- stop -------------------------------------------------------------------------------------
 
 
-def stop(args: argparse.Namespace) -> int:
+@click.command(cls=Command)
+@option(
+    "--timeout-ms",
+    type=WholeNumber(0),
+    default=30_000,
+    metavar="T",
+    help="kill it if it has not stopped after T ms (default: 30000)",
+)
+@cluster_options
+def stop(args: Arguments) -> int:
     """Stop the cluster cleanly and wait until it is gone; its data stays."""
     found = find(args)
     if found.discovery is not None and is_head(found.discovery.process_id):

@@ -6,7 +6,6 @@ By ``--address``, a data directory, or ``RAY_ADDRESS``; with ``--user``, ``--tok
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import socket
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from oncelog.actors.config import DATA_DIR_SEPARATOR
+from oncelog.api.cli.arguments import Arguments, all_of, option
 from oncelog.api.cli.terminal import CliError, blocked_termination, end_in_order, is_debugging
 from oncelog.api.session import cluster_connection
 from oncelog.api.session.login import (
@@ -41,61 +41,60 @@ class Found:
     discovery: cluster_connection.Discovery | None = None
 
 
-def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that select the cluster, and say who asks."""
-    parser.add_argument(
-        "--address", metavar="HOST:PORT", help="Ray address of the cluster, or 'auto'"
-    )
-    parser.add_argument(
+cluster_options: Final = all_of(
+    option("--address", metavar="HOST:PORT", help="Ray address of the cluster, or 'auto'"),
+    option(
         "--data-dir",
         metavar="DIR",
         help=f"data directory of the cluster (default: {cluster_connection.DEFAULT_DATA_DIR}); "
         "to start with several, DIR,DIR",
-    )
-    parser.add_argument(
+    ),
+    option(
         "--user",
         metavar="NAME",
         help=f"connect as this user of the cluster (default: {USER_VARIABLE}, or as nobody)",
-    )
-    parser.add_argument(
+    ),
+    option(
         "--password-file",
         metavar="FILE",
         help=f"its first line is that user's password (default: {FILE_VARIABLE})",
-    )
-    parser.add_argument(
+    ),
+    option(
         "--token-file",
-        dest="token",
+        "token",
         metavar="FILE",
         help=f"or: its first line is the signed token of a user (default: {TOKEN_VARIABLE})",
-    )
-    parser.add_argument(
+    ),
+    option(
         "--cert",
         metavar="FILE",
         help="or: it has the certificate of a user and its key, in PEM "
         f"(default: {CERTIFICATE_VARIABLE})",
-    )
+    ),
+)
+"""Options that select the cluster, and say who asks."""
 
 
-def login_arguments(args: argparse.Namespace) -> dict[str, Any]:
+def login_arguments(args: Arguments) -> dict[str, Any]:
     """Who connects, as keywords of ``connect`` and ``init``, which also know the environment."""
     names = ("user", "password_file", "token", "cert")
     named = {name: getattr(args, name, None) for name in names}
     return {name: value for name, value in named.items() if value is not None}
 
 
-def login_variables(args: argparse.Namespace) -> dict[str, str]:
+def login_variables(args: Arguments) -> dict[str, str]:
     """Who connects, as variables for a process in another directory; empty for nobody."""
     login = login_of(**login_arguments(args))
     return {} if login == NOBODY else login.variables()
 
 
-def data_dir_of(args: argparse.Namespace) -> Path:
+def data_dir_of(args: Arguments) -> Path:
     """The data directory that the arguments name first, made absolute; it need not exist."""
     first = (args.data_dir or cluster_connection.DEFAULT_DATA_DIR).split(DATA_DIR_SEPARATOR)[0]
     return Path(first).expanduser().absolute()
 
 
-def data_dirs_of(args: argparse.Namespace) -> str:
+def data_dirs_of(args: Arguments) -> str:
     """All that they name, as one setting."""
     named = args.data_dir or cluster_connection.DEFAULT_DATA_DIR
     return cluster_connection.data_dir_text(cluster_connection.directory_paths(named))
@@ -128,7 +127,7 @@ def answers(address: str) -> bool:
         return False
 
 
-def find(args: argparse.Namespace) -> Found:
+def find(args: Arguments) -> Found:
     """The cluster that the arguments select.
 
     In this order: ``--address``, the cluster running on the data directory, ``RAY_ADDRESS``. The
@@ -159,7 +158,7 @@ def _checked(address: str, source: str) -> str:
     )
 
 
-def connect(args: argparse.Namespace) -> Cluster:
+def connect(args: Arguments) -> Cluster:
     """Connect to the cluster that the arguments select: directly, or else through Ray."""
     from oncelog.api import client
 
@@ -186,9 +185,12 @@ def join_ray(address: str) -> None:
         end_in_order()
 
 
+_NOWHERE: Final = logging.NullHandler()
+
+
 def quiet_libraries() -> None:
     """Keep library logs off the terminal unless debugging: an error is one line here."""
     if is_debugging():
         logging.basicConfig(level=logging.DEBUG)
         return
-    logging.getLogger("oncelog").addHandler(logging.NullHandler())
+    logging.getLogger("oncelog").addHandler(_NOWHERE)

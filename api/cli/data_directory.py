@@ -16,7 +16,6 @@ One file: three commands on the same files, none of which calls a cluster.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import enum
 import ipaddress
@@ -26,6 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import click
 import msgspec
 from msgspec import structs
 
@@ -42,7 +42,8 @@ from oncelog.actors.protocol.queue import share_records
 from oncelog.actors.protocol.transaction import transaction_records
 from oncelog.actors.protocol.transaction.transaction_state import TransactionMetadata
 from oncelog.actors.replica.data_directory import read_identity
-from oncelog.api.cli.terminal import STATUS_ERROR, CliError, bytes_as_json, say
+from oncelog.api.cli.arguments import Arguments, Command, WholeNumber, argument, flag, option
+from oncelog.api.cli.terminal import STATUS_ERROR, CliError, bytes_as_json, progress, say
 from oncelog.api.session.cluster_connection import DISCOVERY_FILE
 from oncelog.storage.disk.file_system import FileSystem, ReadOnlyFileSystem, RealFileSystem
 from oncelog.storage.dump.checks import Finding
@@ -64,6 +65,7 @@ from oncelog.storage.log.side_files import accept_cut as write_accepted_cut
 from oncelog.storage.model import (
     CLUSTER_METADATA_TOPIC,
     CONSUMER_OFFSETS_TOPIC,
+    INT64_MAX,
     TRANSACTION_STATE_TOPIC,
     ProducerSnapshotEntry,
     TopicPartition,
@@ -89,7 +91,12 @@ TEXT_LENGTH_MAX: Final = 120
 """A value is cut to this many characters for people; ``--json`` shows all of it."""
 
 
-def dump(args: argparse.Namespace) -> int:
+@click.command(cls=Command)
+@argument("path", "a data directory, a partition's, or a file")
+@flag("--deep", "the records too")
+@flag("--verify", "check instead: CRCs, indexes, snapshots; exit status 1 if anything is wrong")
+@flag("--json", "one JSON object per line")
+def dump(args: Arguments) -> int:
     """Print the files, or with ``--verify`` their inconsistencies; exit status 1 if any."""
     path = Path(args.path)
     filesystem = ReadOnlyFileSystem()
@@ -224,10 +231,12 @@ class _Printer:
             directories = directories_of(self._filesystem, directory)
         if not directories:
             raise _no_log(path)
-        for each in directories:
-            for finding in self._findings(each):
-                if path.is_dir() or finding.path == path:
-                    self._finding(finding)
+        with progress("verifying", len(directories)) as reached:
+            for number, each in enumerate(directories):
+                reached(number)
+                for finding in self._findings(each):
+                    if path.is_dir() or finding.path == path:
+                        self._finding(finding)
         if not self._is_json:
             count = self.problem_count
             say(f"{path}: {f'{count} problems' if count != 1 else '1 problem'}")
@@ -475,7 +484,12 @@ def _plain(value: Any) -> Any:
 # --- accept-cut -------------------------------------------------------------------------------
 
 
-def accept_cut(args: argparse.Namespace) -> int:
+@click.command(cls=Command)
+@argument("directory", "the partition's, as in the error")
+@argument(
+    "offset", "where to truncate, as in the error", type=WholeNumber(0, INT64_MAX), metavar="OFFSET"
+)
+def accept_cut(args: Arguments) -> int:
     """Store the operator's decision beside the log; the replica's next start acts on it."""
     directory = Path(args.directory)
     filesystem = RealFileSystem()
@@ -510,7 +524,14 @@ FIRST_NUMBER: Final = LOCAL_BROKER_ID + 1
 _ANY_PORT: Final = 9
 
 
-def broker_id(args: argparse.Namespace) -> int:
+@click.command(cls=Command)
+@argument("directory", "the data directory of this host", metavar="DIR")
+@option(
+    "--head",
+    metavar="HOST",
+    help="the head of the cluster, whose broker id is 1; needed to choose an id",
+)
+def broker_id(args: Arguments) -> int:
     """Print the id of this host's broker."""
     directory = Path(args.directory).expanduser().absolute()
     try:

@@ -8,27 +8,33 @@ One file: a job is shown as the group that it is, with the same members, offsets
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from oncelog.actors.protocol.group.consumer_protocol import PROTOCOL_TYPE, decode_assignment
 from oncelog.actors.protocol.messages.group import GroupDescription
-from oncelog.api.cli.connect import add_cluster_arguments, connect
+from oncelog.api.cli.arguments import (
+    Arguments,
+    Group,
+    WholeNumber,
+    argument,
+    exclusive,
+    flag,
+    group_argument,
+    option,
+    output_options,
+    repeated,
+    time_ms,
+)
+from oncelog.api.cli.connect import cluster_options, connect
 from oncelog.api.cli.terminal import (
     STATUS_ERROR,
     CliError,
-    Commands,
     UsageError,
-    add_actions,
-    add_command,
-    add_json,
-    add_repeated,
+    fields,
     say,
+    show,
     table,
-    whole_number,
 )
 from oncelog.api.cli.topics import checked_partition, known_topic
 from oncelog.api.processing.messages import WORKERS_MAX
@@ -42,172 +48,97 @@ if TYPE_CHECKING:
     from oncelog.api.processing.job import JobStatus, ProcessJob
 
 
-# --- arguments --------------------------------------------------------------------------------
-
-
-def add_commands(commands: Commands) -> None:
-    """Add ``oncelog groups`` and its actions."""
-    actions = add_actions(commands, "groups", "List, describe, change or delete consumer groups.")
-    listing = add_command(actions, "list", "List the groups.", list_groups)
-    describe = add_command(
-        actions, "describe", "Show a group's members, offsets and lag.", describe_group
-    )
-    reset = _add_reset(actions)
-    delete = add_command(
-        actions, "delete", "Delete a group without members, and its offsets.", delete_group
-    )
-    remove = _add_remove(actions)
-    drop = add_command(
-        actions,
-        "delete-offsets",
-        "Delete committed offsets of topics that no member of the group reads.",
-        delete_offsets,
-    )
-    add_repeated(drop, "--topic", "TOPIC[:N,N...]", "all or some partitions of this topic")
-    for action in (describe, reset, delete, remove, drop):
-        action.add_argument("group", metavar="GROUP")
-    add_json(listing, describe, reset)
-    for action in (listing, describe, reset, delete, remove, drop):
-        add_cluster_arguments(action)
-
-
-def _add_reset(actions: Commands) -> argparse.ArgumentParser:
-    reset = add_command(
-        actions,
-        "reset-offsets",
-        "Set the committed offsets of a group without members; only shows them unless --execute.",
-        reset_offsets,
-    )
-    add_repeated(reset, "--topic", "TOPIC[:N,N...]", "all or some partitions of this topic")
-    reset.add_argument("--all-topics", action="store_true", help="every committed topic")
-    target = reset.add_mutually_exclusive_group(required=True)
-    target.add_argument("--to-earliest", action="store_true", help="the log start offset")
-    target.add_argument("--to-latest", action="store_true", help="the last stable offset")
-    target.add_argument("--to-current", action="store_true", help="the offset committed now")
-    target.add_argument("--to-offset", type=whole_number(0, INT64_MAX), metavar="O")
-    target.add_argument(
-        "--to-datetime",
-        type=time_ms,
-        metavar="TIME",
-        help="the first record at or after this time: 2026-01-31T12:00 (UTC unless it says else)",
-    )
-    target.add_argument(
-        "--shift-by",
-        type=whole_number(-INT64_MAX, INT64_MAX),
-        metavar="N",
-        help="N records forward, or back if N is negative",
-    )
-    reset.add_argument("--execute", action="store_true", help="commit the new offsets, durably")
-    return reset
-
-
-def _add_remove(actions: Commands) -> argparse.ArgumentParser:
-    remove = add_command(
-        actions,
-        "remove-members",
-        "Remove members whose programs are gone, before their sessions end.",
-        remove_members,
-    )
-    add_repeated(remove, "--instance", "ID", "a static member, by its group_instance_id")
-    add_repeated(remove, "--member", "ID", "a member, by its member id")
-    remove.add_argument("--all", action="store_true", help="every member")
-    return remove
-
-
-def time_ms(text: str) -> int:
-    """An argument type: an ISO 8601 date or time, as milliseconds since the epoch."""
-    try:
-        moment = datetime.datetime.fromisoformat(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a time like 2026-01-31T12:00 or 2026-01-31T12:00+01:00"
-        ) from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=datetime.timezone.utc)
-    return max(int(moment.timestamp() * 1_000), 0)
-
-
 # --- commands ---------------------------------------------------------------------------------
 
 
-def list_groups(args: argparse.Namespace) -> int:
-    """Print every group, one per line."""
+groups: Final = Group("groups")
+_topics: Final = repeated("--topic", "TOPIC[:N,N...]", "all or some partitions of this topic")
+
+
+@groups.command("list")
+@output_options
+@cluster_options
+def list_groups(args: Arguments) -> int:
+    """List the groups."""
     with connect(args) as cluster:
-        groups = cluster.admin().list_groups()
-    if args.json:
-        say(json.dumps([as_json(group) for group in groups], indent=2))
-    elif groups:
-        rows = (
-            (group.group_id, group.state, group.generation_id, len(group.members))
-            for group in groups
-        )
-        say(table(("group", "state", "generation", "members"), rows))
-    else:
-        say("no groups")
+        found = cluster.admin().list_groups()
+    rows = (
+        (group.group_id, group.state, group.generation_id, len(group.members)) for group in found
+    )
+    headings = ("group", "state", "generation", "members")
+    show(
+        args,
+        [as_json(group) for group in found],
+        lambda: table(headings, rows) if found else "no groups",
+    )
     return 0
 
 
-def describe_group(args: argparse.Namespace) -> int:
-    """Print a group: its members, and for each partition its committed offset and lag."""
+@groups.command("describe")
+@group_argument
+@output_options
+@cluster_options
+def describe_group(args: Arguments) -> int:
+    """Show a group's members, offsets and lag."""
     with connect(args) as cluster:
         admin = cluster.admin()
         group = admin.describe_group(args.group)
         committed = admin.list_group_offsets(args.group, require_stable=False)
         places = {tp: position.offset for tp, position in committed.items()}
-        starts, ends = _bounds(cluster, places)
+        starts, ends = bounds(admin, places)
     lags = {
         tp: lag_of(places[tp], start_offset=starts[tp], end_offset=end) for tp, end in ends.items()
     }
-    if args.json:
-        shown = as_json(group)
-        shown["offsets"] = [
-            {
-                "topic": tp.topic,
-                "partition": tp.partition,
-                "offset": offset,
-                "metadata": committed[tp].metadata,
-                "start_offset": starts.get(tp),
-                "end_offset": ends.get(tp),
-                "lag": lags.get(tp),
-            }
-            for tp, offset in sorted(places.items())
-        ]
-        say(json.dumps(shown, indent=2))
-        return 0
-    for name, value in (
+    shown = as_json(group)
+    shown["offsets"] = [
+        {
+            "topic": tp.topic,
+            "partition": tp.partition,
+            "offset": offset,
+            "metadata": committed[tp].metadata,
+            "start_offset": starts.get(tp),
+            "end_offset": ends.get(tp),
+            "lag": lags.get(tp),
+        }
+        for tp, offset in sorted(places.items())
+    ]
+    show(args, shown, lambda: _as_text(group, shown["offsets"]))
+    return 0
+
+
+def _as_text(group: GroupDescription, offsets: list[dict[str, Any]]) -> str:
+    facts = (
         ("group", group.group_id),
         ("state", group.state),
         ("generation", group.generation_id),
         ("protocol", group.protocol_name or "none"),
-    ):
-        say(f"{name:<11} {value}")
-    owners = _owners(group)
+    )
+    parts = [fields(facts)]
     if group.members:
-        say()
-        rows = [
+        members = (
             (member.member_id, member.group_instance_id, len(_assigned(group, member.assignment)))
             for member in group.members
-        ]
-        say(table(("member", "instance", "partitions"), rows))
-    if places:
-        say()
-        lines = [
+        )
+        parts.append(table(("member", "instance", "partitions"), members))
+    if offsets:
+        owners = _owners(group)
+        names = ("topic", "partition", "offset", "end_offset", "lag")
+        rows = (
             (
-                tp.topic,
-                tp.partition,
-                offset,
-                ends.get(tp),
-                lags.get(tp),
-                owners.get(tp),
+                *(one[name] for name in names),
+                owners.get(TopicPartition(one["topic"], one["partition"])),
             )
-            for tp, offset in sorted(places.items())
-        ]
-        say(table(("topic", "partition", "offset", "end", "lag", "member"), lines))
-    return 0
+            for one in offsets
+        )
+        parts.append(table(("topic", "partition", "offset", "end", "lag", "member"), rows))
+    return "\n\n".join(parts)
 
 
-def delete_group(args: argparse.Namespace) -> int:
-    """Delete a group that has no members."""
+@groups.command("delete")
+@group_argument
+@cluster_options
+def delete_group(args: Arguments) -> int:
+    """Delete a group without members, and its offsets."""
     with connect(args) as cluster:
         admin = cluster.admin()
         _refuse_members(admin.describe_group(args.group), "delete")
@@ -216,8 +147,14 @@ def delete_group(args: argparse.Namespace) -> int:
     return 0
 
 
-def remove_members(args: argparse.Namespace) -> int:
-    """Remove some or all members from a group."""
+@groups.command("remove-members")
+@group_argument
+@repeated("--instance", "ID", "a static member, by its group_instance_id")
+@repeated("--member", "ID", "a member, by its member id")
+@flag("--all", "every member")
+@cluster_options
+def remove_members(args: Arguments) -> int:
+    """Remove members whose programs are gone, before their sessions end."""
     is_named = bool(args.instance or args.member)
     if is_named == args.all:
         raise UsageError("no members are given", "give --instance, --member or --all")
@@ -233,8 +170,41 @@ def remove_members(args: argparse.Namespace) -> int:
     return 0
 
 
-def reset_offsets(args: argparse.Namespace) -> int:
-    """Print the new offsets of a group and, with ``--execute``, commit them."""
+_TARGETS: Final = (
+    "--to-earliest",
+    "--to-latest",
+    "--to-current",
+    "--to-offset",
+    "--to-datetime",
+    "--shift-by",
+)
+
+
+@groups.command("reset-offsets")
+@group_argument
+@_topics
+@flag("--all-topics", "every committed topic")
+@flag("--to-earliest", "the log start offset")
+@flag("--to-latest", "the last stable offset")
+@flag("--to-current", "the offset committed now")
+@option("--to-offset", type=WholeNumber(0, INT64_MAX), metavar="O", help="this offset")
+@option(
+    "--to-datetime",
+    type=time_ms,
+    metavar="TIME",
+    help="the first record at or after this time: 2026-01-31T12:00 (UTC unless it says else)",
+)
+@option(
+    "--shift-by",
+    type=WholeNumber(-INT64_MAX, INT64_MAX),
+    help="N records forward, or back if N is negative",
+)
+@flag("--execute", "commit the new offsets, durably")
+@output_options
+@cluster_options
+def reset_offsets(args: Arguments) -> int:
+    """Set the committed offsets of a group without members; only shows them unless --execute."""
+    exclusive(*_TARGETS, required=True)
     if bool(args.topic) == args.all_topics:
         raise UsageError("no topics are given", "give --topic TOPIC or --all-topics")
     with connect(args) as cluster:
@@ -254,8 +224,12 @@ def reset_offsets(args: argparse.Namespace) -> int:
     return 0
 
 
-def delete_offsets(args: argparse.Namespace) -> int:
-    """Delete committed offsets of a group."""
+@groups.command("delete-offsets")
+@group_argument
+@_topics
+@cluster_options
+def delete_offsets(args: Arguments) -> int:
+    """Delete committed offsets of topics that no member of the group reads."""
     if not args.topic:
         raise UsageError("no topics are given", "give --topic TOPIC or TOPIC:N,N")
     with connect(args) as cluster:
@@ -266,35 +240,35 @@ def delete_offsets(args: argparse.Namespace) -> int:
 
 
 def _say_plan(
-    args: argparse.Namespace,
+    args: Arguments,
     planned: Mapping[TopicPartition, int],
     current: Mapping[TopicPartition, int],
 ) -> None:
-    if args.json:
-        shown = [
-            {
-                "topic": tp.topic,
-                "partition": tp.partition,
-                "from_offset": current.get(tp),
-                "to_offset": offset,
-            }
-            for tp, offset in sorted(planned.items())
-        ]
-        say(json.dumps({"executed": args.execute, "offsets": shown}, indent=2))
-        return
-    rows = [
-        (tp.topic, tp.partition, current.get(tp), offset) for tp, offset in sorted(planned.items())
+    shown = [
+        {
+            "topic": tp.topic,
+            "partition": tp.partition,
+            "from_offset": current.get(tp),
+            "to_offset": offset,
+        }
+        for tp, offset in sorted(planned.items())
     ]
-    say(table(("topic", "partition", "from", "to"), rows))
-    if not args.execute:
-        say()
-        say("nothing is changed yet: give --execute to commit these offsets")
+    note = (
+        "" if args.execute else "\n\nnothing is changed yet: give --execute to commit these offsets"
+    )
+    show(
+        args,
+        {"executed": args.execute, "offsets": shown},
+        lambda: (
+            table(("topic", "partition", "from", "to"), [[*one.values()] for one in shown]) + note
+        ),
+    )
 
 
 # --- offsets ----------------------------------------------------------------------------------
 
 
-def _partitions(cluster: Cluster, topics: list[str]) -> list[TopicPartition]:
+def _partitions(cluster: Cluster, topics: Sequence[str]) -> list[TopicPartition]:
     """The partitions that arguments like ``flights`` and ``flights:0,2`` name."""
     wanted: set[TopicPartition] = set()
     for text in topics:
@@ -313,7 +287,7 @@ def _partitions(cluster: Cluster, topics: list[str]) -> list[TopicPartition]:
 
 def _planned(
     admin: Admin,
-    args: argparse.Namespace,
+    args: Arguments,
     wanted: list[TopicPartition],
     current: Mapping[TopicPartition, int],
 ) -> dict[TopicPartition, int]:
@@ -341,17 +315,16 @@ def _planned(
     return {tp: min(max(targets[tp], firsts[tp]), ends[tp]) for tp in wanted}
 
 
-def _bounds(
-    cluster: Cluster, committed: Mapping[TopicPartition, int]
+def bounds(
+    admin: Admin, committed: Mapping[TopicPartition, int]
 ) -> tuple[Mapping[TopicPartition, int], Mapping[TopicPartition, int]]:
     """Log start and last stable offset of each partition that still exists."""
-    topics = {topic.name: topic for topic in cluster.admin().describe_cluster().topics}
+    topics = {topic.name: topic for topic in admin.describe_cluster().topics}
     known = [
         tp
         for tp in committed
         if tp.topic in topics and tp.partition < len(topics[tp.topic].partitions)
     ]
-    admin = cluster.admin()
     return (
         admin.list_offsets(dict.fromkeys(known, EARLIEST_TIMESTAMP)),
         admin.list_offsets(dict.fromkeys(known, LATEST_TIMESTAMP)),
@@ -412,56 +385,32 @@ def as_json(group: GroupDescription) -> dict[str, Any]:
 # --- jobs -------------------------------------------------------------------------------------
 
 
-def add_job_commands(commands: Commands) -> None:
-    """Add ``oncelog jobs`` and its actions."""
-    actions = add_actions(
-        commands, "jobs", "List, describe, scale or stop jobs of cluster.process."
-    )
-    listing = add_command(actions, "list", "List the jobs.", list_jobs)
-    describe = add_command(
-        actions,
-        "describe",
-        "Show what a job does; exit status 1 if one of its workers has failed.",
-        describe_job,
-    )
-    stop = add_command(actions, "stop", "Let a job commit its open batches, then end it.", stop_job)
-    stop.add_argument(
-        "--timeout-ms",
-        type=whole_number(0),
-        default=30_000,
-        metavar="T",
-        help="kill workers that have not ended after T ms (default: 30000)",
-    )
-    scale = add_command(actions, "scale", "Let a job have N workers while it runs.", scale_job)
-    for action in (describe, stop, scale):
-        action.add_argument("group", metavar="GROUP")
-    scale.add_argument("workers", type=whole_number(1, WORKERS_MAX), metavar="N")
-    add_json(listing, describe)
-    for action in (listing, describe, stop, scale):
-        add_cluster_arguments(action)
+jobs: Final = Group("jobs")
 
 
-def list_jobs(args: argparse.Namespace) -> int:
-    """``oncelog jobs list``."""
+@jobs.command("list")
+@output_options
+@cluster_options
+def list_jobs(args: Arguments) -> int:
+    """List the jobs."""
     with connect(args) as cluster:
-        found = [(job, job.status()) for job in cluster.jobs()]
-    facts = [_facts(job, status) for job, status in found]
-    if args.json:
-        say(json.dumps(facts))
-        return 0
+        facts = [_facts(job, job.status()) for job in cluster.jobs()]
     names = ("group", "state", "sources", "sinks", "workers", "lag", "records_in", "restarts")
-    if facts:
-        say(table([name.upper().replace("_", " ") for name in names], _rows(facts, names)))
+    show(args, facts, lambda: _table_of(facts, names) if facts else "no jobs")
     return 0
 
 
-def describe_job(args: argparse.Namespace) -> int:
-    """``oncelog jobs describe``."""
+@jobs.command("describe")
+@group_argument
+@output_options
+@cluster_options
+def describe_job(args: Arguments) -> int:
+    """Show what a job does; exit status 1 if one of its workers has failed."""
     with connect(args) as cluster:
         job = cluster.job(args.group)
         status = job.status()
     facts = _facts(job, status)
-    facts["each_worker"] = [
+    workers = [
         {
             "worker": worker.worker_index,
             "state": worker.state.value,
@@ -474,26 +423,42 @@ def describe_job(args: argparse.Namespace) -> int:
         }
         for worker in status.workers
     ]
-    if args.json:
-        say(json.dumps(facts))
-    else:
-        workers = facts.pop("each_worker")
-        say("\n".join(f"{name:18}{_text(value)}" for name, value in facts.items()))
-        names = ("worker", "state", "process_id", "records_in", "commits", "aborts", "reason")
-        say(table([name.upper().replace("_", " ") for name in names], _rows(workers, names)))
+    names = ("worker", "state", "process_id", "records_in", "commits", "aborts", "reason")
+    show(
+        args,
+        {**facts, "each_worker": workers},
+        lambda: (
+            fields((name, _text(value)) for name, value in facts.items())
+            + f"\n\n{_table_of(workers, names)}"
+        ),
+    )
     return STATUS_ERROR if status.failures else 0
 
 
-def stop_job(args: argparse.Namespace) -> int:
-    """``oncelog jobs stop``."""
+@jobs.command("stop")
+@group_argument
+@option(
+    "--timeout-ms",
+    type=WholeNumber(0),
+    default=30_000,
+    metavar="T",
+    help="kill workers that have not ended after T ms (default: 30000)",
+)
+@cluster_options
+def stop_job(args: Arguments) -> int:
+    """Let a job commit its open batches, then end it."""
     with connect(args) as cluster:
         status = cluster.job(args.group).stop(args.timeout_ms)
     say(f"stopped {args.group}: {status.lag} offsets were not processed")
     return 0
 
 
-def scale_job(args: argparse.Namespace) -> int:
-    """``oncelog jobs scale``."""
+@jobs.command("scale")
+@group_argument
+@argument("workers", type=WholeNumber(1, WORKERS_MAX), metavar="N")
+@cluster_options
+def scale_job(args: Arguments) -> int:
+    """Let a job have N workers while it runs."""
     with connect(args) as cluster:
         status = cluster.job(args.group).scale(args.workers)
     say(f"{args.group} has {len(status.workers)} workers")
@@ -525,8 +490,9 @@ def _state(status: JobStatus) -> str:
     return "failed" if status.failures else "/".join(sorted(states))
 
 
-def _rows(facts: list[dict[str, Any]], names: tuple[str, ...]) -> list[list[str]]:
-    return [[_text(fact[name]) for name in names] for fact in facts]
+def _table_of(facts: list[dict[str, Any]], names: tuple[str, ...]) -> str:
+    rows = ([_text(fact[name]) for name in names] for fact in facts)
+    return table([name.replace("_", " ") for name in names], rows)
 
 
 def _text(value: Any) -> str:

@@ -9,15 +9,14 @@ One file: the commands about users and about ACLs name principals and resources 
 
 from __future__ import annotations
 
-import argparse
 import getpass
 import itertools
-import json
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
+import click
 from msgspec import structs
 
 from oncelog.actors.protocol.messages.access import (
@@ -38,19 +37,28 @@ from oncelog.actors.protocol.scram import (
     ITERATIONS_MIN,
 )
 from oncelog.api.admin.identities import acl_filter, as_acl, as_user_name
-from oncelog.api.cli.connect import add_cluster_arguments, connect
+from oncelog.api.cli.arguments import (
+    Arguments,
+    Group,
+    WholeNumber,
+    all_of,
+    argument,
+    flag,
+    group_names,
+    option,
+    output_options,
+    repeated,
+    topic_names,
+)
+from oncelog.api.cli.connect import cluster_options, connect
 from oncelog.api.cli.terminal import (
     STATUS_ERROR,
     CliError,
-    Commands,
     UsageError,
-    add_actions,
-    add_command,
-    add_json,
-    add_repeated,
+    fields,
     say,
+    show,
     table,
-    whole_number,
 )
 from oncelog.api.session.login import PASSWORD_FILE_MAX_BYTES, password_in, read_password
 from oncelog.storage.model import INT64_MAX
@@ -66,165 +74,34 @@ KINDS: Final = {
 
 CLUSTER: Final = "cluster"
 
-# --- arguments --------------------------------------------------------------------------------
-
-
-def add_commands(commands: Commands) -> None:
-    """Add both commands and their actions."""
-    _add_users(commands)
-    _add_acls(commands)
-
-
-def _add_users(commands: Commands) -> None:
-    actions = add_actions(commands, "users", "Add, list or remove users, or change passwords.")
-    add = add_command(actions, "add", "Add a user, with a password.", add_user)
-    change = add_command(
-        actions, "passwd", "Change a user's password; its connections are closed.", change_password
-    )
-    listing = add_command(actions, "list", "List the users.", list_users)
-    remove = add_command(
-        actions, "remove", "Remove a user; its connections are closed.", remove_user
-    )
-    _add_limits(actions)
-    for action in (add, change, remove):
-        action.add_argument("name", metavar="NAME", help=f"without {USER_KIND!r}")
-    for action in (add, change):
-        action.add_argument(
-            "--new-password-file",
-            metavar="FILE",
-            help="the new password is the first line of this file, or of standard input for '-' "
-            "(default: ask)",
-        )
-        action.add_argument(
-            "--iterations",
-            type=whole_number(ITERATIONS_MIN, ITERATIONS_MAX),
-            default=DEFAULT_ITERATIONS,
-            metavar="N",
-            help="how dear it is to guess the password from what the cluster keeps "
-            f"(default: {DEFAULT_ITERATIONS})",
-        )
-    add_json(listing)
-    for action in actions.choices.values():
-        add_cluster_arguments(action)
-
-
-def _add_limits(actions: Commands) -> None:
-    limit = add_command(
-        actions, "limit", "Say what a principal may take of each actor; replaces all.", set_limits
-    )
-    limit.add_argument("principal", metavar="PRINCIPAL", help=f"or {ANYBODY!r} for all others")
-    for name in Limits.__struct_fields__:
-        limit.add_argument(
-            f"--{name.replace('_', '-')}", type=whole_number(1, INT64_MAX), metavar="N"
-        )
-    limits = add_command(actions, "limits", "List the limits of principals.", list_limits)
-    add_json(limits)
-
-
-def _add_acls(commands: Commands) -> None:
-    actions = add_actions(commands, "acls", "Say who may do what, and whether that counts.")
-    add = add_command(
-        actions, "add", "Add an ACL for each principal, operation and resource.", add_acls
-    )
-    remove = add_command(
-        actions,
-        "remove",
-        "Remove the ACLs that fit all options; one left out fits any.",
-        remove_acls,
-    )
-    listing = add_command(
-        actions,
-        "list",
-        "List the ACLs that fit all options; one left out fits any.",
-        list_acls,
-    )
-    for action in (add, remove, listing):
-        _add_acl_arguments(action)
-    for action in (add, remove):
-        action.add_argument(
-            "--producer",
-            action="store_true",
-            help="Write and Describe on --topic and --transactional-id",
-        )
-        action.add_argument(
-            "--consumer", action="store_true", help="Read on --topic and on --group"
-        )
-    for action in (remove, listing):
-        add_repeated(
-            action, "--principal", "PRINCIPAL", "what this one may do, and what it may not"
-        )
-    listing.add_argument(
-        "--match",
-        action="store_true",
-        help="also ACLs of prefixes and of '*' that are about the names given",
-    )
-    check = _add_check(actions)
-    on = add_command(
-        actions, "on", "Have ACLs count: what none allows is refused from now on.", switch_on
-    )
-    add_repeated(
-        on, "--super-user", "PRINCIPAL", "may do everything (default: those that there are)"
-    )
-    add_command(actions, "off", "Have ACLs not count: everything is allowed.", switch_off)
-    add_json(listing, check)
-    for action in actions.choices.values():
-        add_cluster_arguments(action)
-
-
-def _add_check(actions: Commands) -> argparse.ArgumentParser:
-    check = add_command(
-        actions,
-        "check",
-        "Say whether a principal may do something, and why; exit status 1 if not.",
-        check_access,
-    )
-    check.add_argument("principal", metavar="PRINCIPAL", help=f"{USER_KIND}NAME")
-    check.add_argument("operation", metavar="OPERATION", help="Read, for example")
-    check.add_argument(
-        "resource",
-        metavar="RESOURCE",
-        type=resource_of,
-        help="topic:NAME, group:NAME, transactional-id:ID or cluster",
-    )
-    check.add_argument(
-        "--host", default=ANY_HOST, metavar="H", help="the address that it calls from"
-    )
-    return check
-
-
-def _add_acl_arguments(action: argparse.ArgumentParser) -> None:
-    add_repeated(action, "--allow", "PRINCIPAL", f"what this one ({USER_KIND}NAME) may do")
-    add_repeated(action, "--deny", "PRINCIPAL", "what this one may not do, whatever else it may")
-    operations = ", ".join(
-        operation.value for operation in Operation if operation is not Operation.CLUSTER_ACTION
-    )
-    add_repeated(action, "--operation", "OPERATION", operations)
-    for kind, resource in KINDS.items():
-        add_repeated(action, f"--{kind}", "NAME", f"the {resource.value}; '{ANY_NAME}': any")
-    action.add_argument("--cluster", action="store_true", help="the cluster itself")
-    action.add_argument("--prefix", action="store_true", help="the names are what names begin with")
-    action.add_argument(
-        "--host", metavar="H", help=f"the address that the principal calls from; '{ANY_HOST}': any"
-    )
-
-
-def resource_of(text: str) -> tuple[Resource, str]:
-    """An argument type: ``KIND:NAME``, or the cluster."""
-    kind, _, name = text.partition(":")
-    if kind.lower() == CLUSTER and name in ("", CLUSTER_NAME):
-        return Resource.CLUSTER, CLUSTER_NAME
-    resource = KINDS.get(kind.lower())
-    if resource is None or not name:
-        names = ", ".join(f"{kind}:NAME" for kind in KINDS)
-        raise argparse.ArgumentTypeError(f"{text!r} is no resource: give {names} or {CLUSTER}")
-    return resource, name
-
-
 # --- users ------------------------------------------------------------------------------------
 
 
-def add_user(args: argparse.Namespace) -> int:
-    """``oncelog users add``."""
+users: Final = Group("users")
+_user: Final = argument("name", f"without {USER_KIND!r}")
+_password: Final = all_of(
+    option(
+        "--new-password-file",
+        metavar="FILE",
+        help="the new password is the first line of this file, or of standard input for '-' "
+        "(default: ask)",
+    ),
+    option(
+        "--iterations",
+        type=WholeNumber(ITERATIONS_MIN, ITERATIONS_MAX),
+        default=DEFAULT_ITERATIONS,
+        help="how dear it is to guess the password from what the cluster keeps "
+        f"(default: {DEFAULT_ITERATIONS})",
+    ),
+)
+
+
+@users.command("add")
+@_user
+@_password
+@cluster_options
+def add_user(args: Arguments) -> int:
+    """Add a user, with a password."""
     name = as_user_name(args.name)
     password = new_password(args.new_password_file, name)
     with connect(args) as cluster:
@@ -233,8 +110,12 @@ def add_user(args: argparse.Namespace) -> int:
     return 0
 
 
-def change_password(args: argparse.Namespace) -> int:
-    """``oncelog users passwd``."""
+@users.command("passwd")
+@_user
+@_password
+@cluster_options
+def change_password(args: Arguments) -> int:
+    """Change a user's password; its connections are closed."""
     name = as_user_name(args.name)
     password = new_password(args.new_password_file, name)
     with connect(args) as cluster:
@@ -243,51 +124,27 @@ def change_password(args: argparse.Namespace) -> int:
     return 0
 
 
-def list_users(args: argparse.Namespace) -> int:
-    """``oncelog users list``."""
+@users.command("list")
+@output_options
+@cluster_options
+def list_users(args: Arguments) -> int:
+    """List the users."""
     with connect(args) as cluster:
-        users = cluster.admin().list_users()
-    if args.json:
-        found = [{"name": user.name, "iterations": user.iterations} for user in users]
-        say(json.dumps(found, indent=2))
-    elif users:
-        say(table(("user", "iterations"), ((user.name, user.iterations) for user in users)))
-    else:
-        say("no users")
+        found = cluster.admin().list_users()
+    rows = [(user.name, user.iterations) for user in found]
+    show(
+        args,
+        [{"name": name, "iterations": iterations} for name, iterations in rows],
+        lambda: table(("user", "iterations"), rows) if rows else "no users",
+    )
     return 0
 
 
-def set_limits(args: argparse.Namespace) -> int:
-    """``oncelog users limit``."""
-    given = {name: getattr(args, name) for name in Limits.__struct_fields__}
-    with connect(args) as cluster:
-        cluster.admin().set_limits(args.principal, **given)
-    shown = ", ".join(f"{name}={value}" for name, value in given.items() if value is not None)
-    say(f"{args.principal}: {shown or 'no limits of its own'}")
-    return 0
-
-
-def list_limits(args: argparse.Namespace) -> int:
-    """``oncelog users limits``."""
-    with connect(args) as cluster:
-        limits = cluster.admin().describe_limits()
-    names = Limits.__struct_fields__
-    if args.json:
-        found = {who: {name: getattr(one, name) for name in names} for who, one in limits.items()}
-        say(json.dumps(found, indent=2))
-    elif limits:
-        rows = [
-            (who, *(("-" if value is None else value) for value in structs.astuple(one)))
-            for who, one in limits.items()
-        ]
-        say(table(("principal", *names), rows))
-    else:
-        say("no limits")
-    return 0
-
-
-def remove_user(args: argparse.Namespace) -> int:
-    """``oncelog users remove``."""
+@users.command("remove")
+@_user
+@cluster_options
+def remove_user(args: Arguments) -> int:
+    """Remove a user; its connections are closed."""
     name = as_user_name(args.name)
     principal = USER_KIND + name
     with connect(args) as cluster:
@@ -298,6 +155,44 @@ def remove_user(args: argparse.Namespace) -> int:
     if left:
         # A user that gets the name later would get them too.
         say(f"{len(left)} ACLs name it; remove them: oncelog acls remove --principal {principal}")
+    return 0
+
+
+_LIMITS: Final = Limits.__struct_fields__
+
+
+@users.command("limit")
+@argument("principal", f"or {ANYBODY!r} for all others")
+@all_of(
+    *(
+        option(f"--{name.replace('_', '-')}", type=WholeNumber(1, INT64_MAX), help="this many")
+        for name in _LIMITS
+    )
+)
+@cluster_options
+def set_limits(args: Arguments) -> int:
+    """Say what a principal may take of each actor; replaces all."""
+    given = {name: getattr(args, name) for name in _LIMITS}
+    with connect(args) as cluster:
+        cluster.admin().set_limits(args.principal, **given)
+    shown = ", ".join(f"{name}={value}" for name, value in given.items() if value is not None)
+    say(f"{args.principal}: {shown or 'no limits of its own'}")
+    return 0
+
+
+@users.command("limits")
+@output_options
+@cluster_options
+def list_limits(args: Arguments) -> int:
+    """List the limits of principals."""
+    with connect(args) as cluster:
+        limits = cluster.admin().describe_limits()
+    rows = ((who, *structs.astuple(one)) for who, one in limits.items())
+    show(
+        args,
+        {who: structs.asdict(one) for who, one in limits.items()},
+        lambda: table(("principal", *_LIMITS), rows) if limits else "no limits",
+    )
     return 0
 
 
@@ -325,8 +220,47 @@ def new_password(path: str | None, name: str) -> str:
 # --- ACLs -------------------------------------------------------------------------------------
 
 
-def add_acls(args: argparse.Namespace) -> int:
-    """``oncelog acls add``."""
+acls: Final = Group("acls")
+_OPERATIONS: Final = ", ".join(
+    operation.value for operation in Operation if operation is not Operation.CLUSTER_ACTION
+)
+_NAMES: Final = {"topic": topic_names, "group": group_names, "transactional-id": None}
+_acl: Final = all_of(
+    repeated("--allow", "PRINCIPAL", f"what this one ({USER_KIND}NAME) may do"),
+    repeated("--deny", "PRINCIPAL", "what this one may not do, whatever else it may"),
+    repeated("--operation", "OPERATION", _OPERATIONS),
+    *(
+        repeated(
+            f"--{kind}",
+            "NAME",
+            f"the {resource.value}; '{ANY_NAME}': any",
+            shell_complete=_NAMES[kind],
+        )
+        for kind, resource in KINDS.items()
+    ),
+    flag("--cluster", "the cluster itself"),
+    flag("--prefix", "the names are what names begin with"),
+    option(
+        "--host",
+        metavar="H",
+        help=f"the address that the principal calls from; '{ANY_HOST}': any",
+    ),
+)
+_roles_options: Final = all_of(
+    flag("--producer", "Write and Describe on --topic and --transactional-id"),
+    flag("--consumer", "Read on --topic and on --group"),
+)
+_principal: Final = repeated(
+    "--principal", "PRINCIPAL", "what this one may do, and what it may not"
+)
+
+
+@acls.command("add")
+@_acl
+@_roles_options
+@cluster_options
+def add_acls(args: Arguments) -> int:
+    """Add an ACL for each principal, operation and resource."""
     principals, deeds = _principals(args), _deeds(args)
     if not principals:
         raise UsageError("nobody is named", f"give --allow or --deny {USER_KIND}NAME")
@@ -337,18 +271,23 @@ def add_acls(args: argparse.Namespace) -> int:
         if "operation" not in deed:
             raise UsageError("no operation is named", "give --operation, --producer or --consumer")
     host = ANY_HOST if args.host is None else args.host
-    acls = [
+    added = [
         as_acl(Acl(is_prefix=args.prefix, host=host, **who, **deed))
         for who, deed in itertools.product(principals, deeds)
     ]
     with connect(args) as cluster:
-        cluster.admin().create_acls(acls)
-    say(_acl_table(acls))
+        cluster.admin().create_acls(added)
+    say(_acl_table(added))
     return 0
 
 
-def remove_acls(args: argparse.Namespace) -> int:
-    """``oncelog acls remove``."""
+@acls.command("remove")
+@_acl
+@_roles_options
+@_principal
+@cluster_options
+def remove_acls(args: Arguments) -> int:
+    """Remove the ACLs that fit all options; one left out fits any."""
     filters = list(_filters(args))
     if filters == [{}]:
         raise UsageError(
@@ -363,29 +302,37 @@ def remove_acls(args: argparse.Namespace) -> int:
     return 0
 
 
-def list_acls(args: argparse.Namespace) -> int:
-    """``oncelog acls list``."""
+@acls.command("list")
+@_acl
+@_principal
+@flag("--match", "also ACLs of prefixes and of '*' that are about the names given")
+@output_options
+@cluster_options
+def list_acls(args: Arguments) -> int:
+    """List the ACLs that fit all options; one left out fits any."""
     fits = [acl_filter(wanted) for wanted in _filters(args)]
     with connect(args) as cluster:
         admin = cluster.admin()
         authorization = admin.describe_authorization()
-        acls = [acl for acl in admin.describe_acls() if any(one(acl) for one in fits)]
-    if args.json:
-        found = {
-            "is_on": authorization.is_on,
-            "super_users": list(authorization.super_users),
-            "acls": [acl_as_json(acl) for acl in acls],
-        }
-        say(json.dumps(found, indent=2))
-        return 0
-    say(f"authorization  {'on' if authorization.is_on else 'off: everything is allowed'}")
-    say(f"super users    {', '.join(authorization.super_users) or 'none'}")
-    say()
-    say(_acl_table(acls) if acls else "no ACLs")
+        found = [acl for acl in admin.describe_acls() if any(one(acl) for one in fits)]
+    is_on, super_users = authorization.is_on, authorization.super_users
+    facts = (
+        ("authorization", "on" if is_on else "off: everything is allowed"),
+        ("super users", ", ".join(super_users) or "none"),
+    )
+    show(
+        args,
+        {
+            "is_on": is_on,
+            "super_users": list(super_users),
+            "acls": [acl_as_json(acl) for acl in found],
+        },
+        lambda: f"{fields(facts)}\n\n{_acl_table(found) if found else 'no ACLs'}",
+    )
     return 0
 
 
-def _principals(args: argparse.Namespace) -> list[dict[str, Any]]:
+def _principals(args: Arguments) -> list[dict[str, Any]]:
     """Whom ACLs are about, as fields of them; empty if nobody is named."""
     return [
         *({"principal": one, "is_allowed": True} for one in args.allow),
@@ -394,7 +341,7 @@ def _principals(args: argparse.Namespace) -> list[dict[str, Any]]:
     ]
 
 
-def _resources(args: argparse.Namespace) -> list[dict[str, Any]]:
+def _resources(args: Arguments) -> list[dict[str, Any]]:
     """What ACLs are about, as fields of them."""
     found = [
         {"resource": resource, "name": name}
@@ -406,7 +353,7 @@ def _resources(args: argparse.Namespace) -> list[dict[str, Any]]:
     return found
 
 
-def _deeds(args: argparse.Namespace) -> list[dict[str, Any]]:
+def _deeds(args: Arguments) -> list[dict[str, Any]]:
     """Operations on resources, as fields of ACLs; what is not given is left out."""
     if getattr(args, "producer", False) or getattr(args, "consumer", False):
         return list(_roles(args))
@@ -417,7 +364,7 @@ def _deeds(args: argparse.Namespace) -> list[dict[str, Any]]:
     ]
 
 
-def _roles(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def _roles(args: Arguments) -> Iterator[dict[str, Any]]:
     """What a producer and a consumer need."""
     given = {
         "--deny": args.deny,
@@ -426,10 +373,10 @@ def _roles(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         "--group": not args.consumer and args.group,
         "--transactional-id": not args.producer and args.transactional_id,
     }
-    for option, is_given in given.items():
+    for name, is_given in given.items():
         if is_given:
             raise UsageError(
-                f"{option} does not go with these roles",
+                f"{name} does not go with these roles",
                 "give --producer with --topic and --transactional-id, --consumer with --topic and "
                 "--group",
             )
@@ -446,7 +393,7 @@ def _roles(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             yield resource | {"operation": Operation.READ}
 
 
-def _filters(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def _filters(args: Arguments) -> Iterator[dict[str, Any]]:
     """Fields of ``AclFilter``: an ACL that fits one of them is meant."""
     rest = {} if args.host is None else {"host": args.host}
     is_matched = getattr(args, "match", False)
@@ -461,7 +408,7 @@ def _filters(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield wanted
 
 
-def _acl_table(acls: Iterable[Acl]) -> str:
+def _acl_table(found: Iterable[Acl]) -> str:
     return table(
         ("principal", "", "operation", "resource", "name", "host"),
         (
@@ -473,7 +420,7 @@ def _acl_table(acls: Iterable[Acl]) -> str:
                 f"{acl.name}…" if acl.is_prefix else acl.name,
                 acl.host,
             )
-            for acl in acls
+            for acl in found
         ),
     )
 
@@ -494,24 +441,51 @@ def acl_as_json(acl: Acl) -> dict[str, Any]:
 # --- authorization ----------------------------------------------------------------------------
 
 
-def check_access(args: argparse.Namespace) -> int:
-    """``oncelog acls check``."""
+def resource_of(text: str) -> tuple[Resource, str]:
+    """A type: ``KIND:NAME``, or the cluster."""
+    kind, _, name = text.partition(":")
+    if kind.lower() == CLUSTER and name in ("", CLUSTER_NAME):
+        return Resource.CLUSTER, CLUSTER_NAME
+    resource = KINDS.get(kind.lower())
+    if resource is None or not name:
+        names = ", ".join(f"{kind}:NAME" for kind in KINDS)
+        raise click.BadParameter(f"{text!r} is no resource: give {names} or {CLUSTER}")
+    return resource, name
+
+
+@acls.command("check")
+@argument("principal", f"{USER_KIND}NAME")
+@argument("operation", "Read, for example")
+@argument(
+    "resource",
+    "topic:NAME, group:NAME, transactional-id:ID or cluster",
+    type=resource_of,
+    metavar="RESOURCE",
+)
+@option("--host", default=ANY_HOST, metavar="H", help="the address that it calls from")
+@output_options
+@cluster_options
+def check_access(args: Arguments) -> int:
+    """Say whether a principal may do something, and why; exit status 1 if not."""
     resource, name = args.resource
     with connect(args) as cluster:
         found = cluster.admin().check_access(
             args.principal, args.operation, resource, name, args.host
         )
-    if args.json:
-        acl = None if found.acl is None else acl_as_json(found.acl)
-        shown = {"is_allowed": found.is_allowed, "reason": found.reason, "acl": acl}
-        say(json.dumps(shown, indent=2))
-    else:
-        say(f"{'allowed' if found.is_allowed else 'refused'}: {found.reason}")
+    acl = None if found.acl is None else acl_as_json(found.acl)
+    show(
+        args,
+        {"is_allowed": found.is_allowed, "reason": found.reason, "acl": acl},
+        lambda: f"{'allowed' if found.is_allowed else 'refused'}: {found.reason}",
+    )
     return 0 if found.is_allowed else STATUS_ERROR
 
 
-def switch_on(args: argparse.Namespace) -> int:
-    """``oncelog acls on``."""
+@acls.command("on")
+@repeated("--super-user", "PRINCIPAL", "may do everything (default: those that there are)")
+@cluster_options
+def switch_on(args: Arguments) -> int:
+    """Have ACLs count: what none allows is refused from now on."""
     with connect(args) as cluster:
         admin = cluster.admin()
         admin.set_authorization(True, args.super_user or None)
@@ -525,8 +499,10 @@ def switch_on(args: argparse.Namespace) -> int:
     return 0
 
 
-def switch_off(args: argparse.Namespace) -> int:
-    """``oncelog acls off``."""
+@acls.command("off")
+@cluster_options
+def switch_off(args: Arguments) -> int:
+    """Have ACLs not count: everything is allowed."""
     with connect(args) as cluster:
         cluster.admin().set_authorization(False)
     say("authorization is off: everything is allowed; users and ACLs stay")

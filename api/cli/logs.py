@@ -10,7 +10,6 @@ One file: which actor is meant, where its files are, and what of them is shown.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import difflib
 import re
@@ -21,6 +20,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
+
+import click
 
 from oncelog.actors.interfaces import (
     CONTROLLER_ACTOR,
@@ -38,16 +39,9 @@ from oncelog.actors.process.ray_output import (
     process_files,
 )
 from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest
-from oncelog.api.cli.connect import add_cluster_arguments, find, login_arguments, quiet_libraries
-from oncelog.api.cli.terminal import (
-    CliError,
-    Commands,
-    UsageError,
-    add_command,
-    is_reader_gone,
-    say,
-    whole_number,
-)
+from oncelog.api.cli.arguments import Arguments, Command, WholeNumber, argument, flag, option
+from oncelog.api.cli.connect import cluster_options, find, login_arguments, quiet_libraries
+from oncelog.api.cli.terminal import CliError, UsageError, is_reader_gone, say
 from oncelog.api.session import cluster_connection
 from oncelog.api.session.login import login_of
 from oncelog.storage.errors import ErrorCode
@@ -84,37 +78,28 @@ _PLACE: Final = re.compile(
 _PARTITION: Final = re.compile(r"(?P<topic>.+)-(?P<number>\d+)")
 
 
-def add_commands(commands: Commands) -> None:
-    """Add ``oncelog logs``."""
-    logs = add_command(
-        commands, "logs", "Show what an actor's process has written, on whichever node it is.", show
-    )
-    logs.add_argument(
-        "actor",
-        metavar="ACTOR",
-        help="as `oncelog status` names it; flights-0 is the leader of that partition",
-    )
-    logs.add_argument("--previous", action="store_true", help="that of the process before this one")
-    logs.add_argument(
-        "--lines",
-        type=whole_number(1, LINES_MAX),
-        default=LINES_DEFAULT,
-        metavar="N",
-        help=f"the last N lines (default: {LINES_DEFAULT})",
-    )
-    logs.add_argument(
-        "--level",
-        choices=[name.lower() for name in LEVELS],
-        metavar="L",
-        help="only debug, info, warning, error or critical, and what is above it",
-    )
-    logs.add_argument(
-        "--follow", action="store_true", help="show what is written from now on, until interrupted"
-    )
-    add_cluster_arguments(logs)
-
-
-def show(args: argparse.Namespace) -> int:
+@click.command(cls=Command)
+@argument(
+    "actor",
+    "as `oncelog status` names it; flights-0 is the leader of that partition",
+    metavar="ACTOR",
+)
+@flag("--previous", "that of the process before this one")
+@option(
+    "--lines",
+    type=WholeNumber(1, LINES_MAX),
+    default=LINES_DEFAULT,
+    metavar="N",
+    help=f"the last N lines (default: {LINES_DEFAULT})",
+)
+@option(
+    "--level",
+    type=click.Choice([name.lower() for name in LEVELS]),
+    help="only this level, and what is above it",
+)
+@flag("--follow", "show what is written from now on, until interrupted")
+@cluster_options
+def logs(args: Arguments) -> int:
     """``oncelog logs``: find the actor and its files, print their ends, then follow them."""
     if args.follow and args.previous:
         raise UsageError(

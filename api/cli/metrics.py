@@ -2,58 +2,31 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 from pathlib import Path
 from typing import Final
 
 from oncelog.actors.process.metrics import METRICS, Metric
-from oncelog.api.cli.terminal import (
-    CliError,
-    Commands,
-    add_actions,
-    add_command,
-    add_json,
-    say,
-    table,
-)
+from oncelog.api.cli.arguments import Arguments, Group, argument, flag, output_options
+from oncelog.api.cli.terminal import CliError, say, show, table
 from oncelog.api.monitoring import ALERTS_FILE, DASHBOARD_FILE, alerts_yaml, dashboard_json
 
 HEADINGS: Final = ("metric", "kind", "unit", "tags", "description")
 
 
-def add_commands(commands: Commands) -> None:
-    """Add ``oncelog metrics`` and its actions."""
-    actions = add_actions(
-        commands, "metrics", "List the metrics, or write a dashboard and alert rules for them."
-    )
-    listing = add_command(
-        actions, "list", "List the metrics under their Prometheus names.", list_metrics
-    )
-    add_json(listing)
-    dashboards = add_command(
-        actions,
-        "dashboards",
-        f"Write {DASHBOARD_FILE} for Grafana and {ALERTS_FILE} for Prometheus.",
-        write_dashboards,
-    )
-    dashboards.add_argument("directory", metavar="DIR", help="created if missing")
-    dashboards.add_argument(
-        "--overwrite", action="store_true", help="replace existing files that differ"
-    )
+metrics: Final = Group("metrics")
 
 
-def list_metrics(args: argparse.Namespace) -> int:
-    """``oncelog metrics list``: one line per exported name."""
+@metrics.command("list")
+@output_options
+def list_metrics(args: Arguments) -> int:
+    """List the metrics under their Prometheus names."""
     facts = [
         (name, kind_text(metric), metric.unit, ", ".join(metric.tags), metric.description)
         for metric in METRICS
         for name in metric.exported_names
     ]
-    if args.json:
-        say(json.dumps([dict(zip(HEADINGS, row, strict=True)) for row in facts], indent=2))
-    else:
-        say(table(HEADINGS, facts))
+    shown = [dict(zip(HEADINGS, row, strict=True)) for row in facts]
+    show(args, shown, lambda: table(HEADINGS, facts))
     return 0
 
 
@@ -62,8 +35,13 @@ def kind_text(metric: Metric) -> str:
     return f"{metric.kind.value}{', if not 0' if metric.rests_at_zero else ''}"
 
 
-def write_dashboards(args: argparse.Namespace) -> int:
-    """``oncelog metrics dashboards``: write all files, or none if one differs from its old."""
+@metrics.command(
+    "dashboards", help=f"Write {DASHBOARD_FILE} for Grafana and {ALERTS_FILE} for Prometheus."
+)
+@argument("directory", "created if missing", metavar="DIR")
+@flag("--overwrite", "replace existing files that differ")
+def write_dashboards(args: Arguments) -> int:
+    """Write all files, or none if one differs from its old."""
     directory = Path(args.directory)
     files = {DASHBOARD_FILE: dashboard_json(), ALERTS_FILE: alerts_yaml()}
     try:

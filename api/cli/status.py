@@ -7,14 +7,14 @@ One file: one snapshot of the cluster, what can be wrong with it, and how both a
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import functools
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+import click
 
 from oncelog.actors.config import data_directories
 from oncelog.actors.interfaces import BROKER_ACTORS, CONTROLLER_ACTOR, NAMESPACE, Transport
@@ -28,13 +28,21 @@ from oncelog.actors.protocol.messages.cluster import (
 )
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
 from oncelog.actors.protocol.messages.replication import DescribeVoterReply, DescribeVoterRequest
-from oncelog.api.cli.connect import data_dir_of, find, login_arguments, quiet_libraries
+from oncelog.api.cli.arguments import Arguments, Command, output_options
+from oncelog.api.cli.connect import (
+    cluster_options,
+    data_dir_of,
+    find,
+    login_arguments,
+    quiet_libraries,
+)
 from oncelog.api.cli.terminal import (
     STATUS_ERROR,
     STATUS_NOT_SERVED,
     CliError,
+    fields,
     report,
-    say,
+    show,
     size_text,
     table,
 )
@@ -536,7 +544,7 @@ def check_may_ask(seen: ClusterStatus) -> None:
         )
 
 
-def look(args: argparse.Namespace) -> ClusterStatus:
+def look(args: Arguments) -> ClusterStatus:
     """Ask the cluster that the arguments select for its status: directly, or else through Ray.
 
     ``NoClusterError`` if there is none.
@@ -547,15 +555,7 @@ def look(args: argparse.Namespace) -> ClusterStatus:
     return seen
 
 
-def status(args: argparse.Namespace) -> int:
-    """Print the cluster's status; exit status 0 serving, 1 degraded, 3 not serving."""
-    seen = look(args)
-    say(json.dumps(as_json(seen), indent=2) if args.json else as_text(seen))
-    findings = seen.findings
-    return report(StatusError(findings[0])) if findings else 0
-
-
-def _seen_directly(args: argparse.Namespace) -> ClusterStatus | None:
+def _seen_directly(args: Arguments) -> ClusterStatus | None:
     """What the cluster of the data directory tells without Ray; ``None`` if Ray must be asked.
 
     Without its controller Ray knows more: which brokers there are.
@@ -574,7 +574,7 @@ def _seen_directly(args: argparse.Namespace) -> ClusterStatus | None:
     return seen
 
 
-def _seen_by_ray(args: argparse.Namespace) -> ClusterStatus:
+def _seen_by_ray(args: Arguments) -> ClusterStatus:
     """What the cluster tells whose actors Ray finds; ``NoClusterError`` if there is none."""
     try:
         found = find(args)
@@ -610,6 +610,17 @@ def _seen_by_ray(args: argparse.Namespace) -> ClusterStatus:
     return seen
 
 
+@click.command(cls=Command)
+@output_options
+@cluster_options
+def status(args: Arguments) -> int:
+    """Print the cluster's status; exit status 0 serving, 1 degraded, 3 not serving."""
+    seen = look(args)
+    show(args, as_json(seen), lambda: as_text(seen))
+    findings = seen.findings
+    return report(StatusError(findings[0])) if findings else 0
+
+
 # --- showing ----------------------------------------------------------------------------------
 
 
@@ -631,7 +642,6 @@ def as_text(seen: ClusterStatus) -> str:
         ("actor", "process", "state"),
         ((actor.name, str(_process(actor) or "-"), actor.state) for actor in seen.actors),
     )
-    head = "\n".join(f"{name:<10} {value}" for name, value in facts)
     brokers = table(
         ("broker", "rack", "data dir", "state"),
         (
@@ -639,19 +649,21 @@ def as_text(seen: ClusterStatus) -> str:
                 broker.broker_id,
                 broker.rack or "-",
                 broker.data_dir or "-",
-                _broker_state(seen, broker),
+                broker_state(seen, broker),
             )
             for broker in metadata.brokers
         ),
     )
-    findings = table(
-        ("what is wrong", "what to do"),
-        ((str(finding), finding.condition.advice) for finding in seen.findings),
-    )
-    parts = [head, table(_HEADINGS, map(_row, seen.shown_actors)), actors]
+    parts = [fields(facts), table(_HEADINGS, map(_row, seen.shown_actors)), actors]
     parts += [brokers] if metadata.brokers else []
-    parts += [findings] if seen.findings else []
+    parts += [findings_table(seen)] if seen.findings else []
     return "\n\n".join(parts)
+
+
+def findings_table(seen: ClusterStatus) -> str:
+    """All that is wrong, and what to do about it."""
+    rows = ((str(finding), finding.condition.advice) for finding in seen.findings)
+    return table(("what is wrong", "what to do"), rows)
 
 
 def _replication(seen: ClusterStatus) -> list[tuple[str, str]]:
@@ -677,7 +689,8 @@ def _voter_state(voter: VoterMetadata) -> str:
     return "behind" if voter.is_behind else "in sync"
 
 
-def _broker_state(seen: ClusterStatus, broker: BrokerMetadata) -> str:
+def broker_state(seen: ClusterStatus, broker: BrokerMetadata) -> str:
+    """The state of a broker, in words."""
     if broker.problem:
         return f"takes no part: {broker.problem}"
     state = "alive" if broker.is_live else "gone: its node is not in the cluster"
@@ -739,7 +752,7 @@ def as_json(seen: ClusterStatus) -> dict[str, Any]:
                 "broker_id": broker.broker_id,
                 "data_dir": broker.data_dir or None,
                 "rack": broker.rack or None,
-                "state": _broker_state(seen, broker),
+                "state": broker_state(seen, broker),
                 "fenced": broker.is_fenced,
                 "draining": broker.is_draining,
                 "replica_count": seen.replica_count(broker.broker_id),

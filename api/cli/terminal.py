@@ -1,7 +1,7 @@
-"""A command and its terminal: arguments, output, one-line errors, and signals.
+"""A command and its terminal: output, one-line errors, progress, and signals.
 
-Wrong arguments are rejected in one line, and numbers are within limits. The first SIGINT or SIGTERM
-ends a command cleanly, a second one at once.
+The first SIGINT or SIGTERM ends a command cleanly, a second one at once. A terminal gets colours
+and no control characters of others' making; a pipe gets plain text.
 
 An error line reads ``oncelog: <what> — <what to do>``. Errors of the library carry both; an error
 without advice gets that of its code's class.
@@ -9,20 +9,22 @@ without advice gets that of its code's class.
 
 from __future__ import annotations
 
-import argparse
 import base64
 import contextlib
+import json
 import os
+import re
 import select
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
-from typing import Final, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO
 
-from oncelog.storage.exceptions import OncelogError
-from oncelog.storage.model import INT32_MAX
+if TYPE_CHECKING:
+    from oncelog.api.cli.arguments import Arguments
+    from oncelog.storage.exceptions import OncelogError
 
 PROGRAM: Final = "oncelog"
 DEBUG_VARIABLE: Final = "ONCELOG_DEBUG"
@@ -79,6 +81,8 @@ def split_line(line: str) -> tuple[str, str]:
 
 def describe_error(error: BaseException) -> str:
     """``error`` as one line, program name included."""
+    from oncelog.storage.exceptions import OncelogError
+
     if isinstance(error, CliError):
         what, advice = one_line(error.what), one_line(error.advice)
     elif isinstance(error, OncelogError):
@@ -126,26 +130,131 @@ def is_reader_gone() -> bool:
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
+def is_terminal(stream: TextIO) -> bool:
+    """Whether people read ``stream`` as it is written."""
+    return stream.isatty()
+
+
+def visible(text: str) -> str:
+    """``text`` with its control characters as JSON escapes them: a terminal would obey them."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or each in "\n\t" else json.dumps(each)[1:-1] for each in text
+    )
+
+
+def show(args: Arguments, facts: Any, as_text: Callable[[], str]) -> None:
+    """Print ``facts`` as ``--output`` says: as JSON, as YAML, or as the text for people."""
+    if args.json or args.output == "json":
+        say(json.dumps(facts, indent=2))
+    elif args.output == "yaml":
+        say(as_yaml(facts))
+    else:
+        say(as_text())
+
+
+def as_yaml(facts: Any) -> str:
+    """What is JSON, as YAML."""
+    import yaml
+
+    dump: Any = yaml.safe_dump  # PyYAML has no types.
+    plain = json.loads(json.dumps(facts))
+    text: str = dump(plain, sort_keys=False, allow_unicode=True, width=sys.maxsize)
+    return text.removesuffix("\n")
+
+
+def fields(pairs: Iterable[tuple[str, object]]) -> str:
+    """A line for each name and its value."""
+    pairs = list(pairs)
+    width = max(len(name) for name, _ in pairs) + 2
+    return "\n".join(f"{name:<{width}}{visible(str(value))}" for name, value in pairs)
+
+
+TERMINAL_ROWS_MAX: Final = 500
+"""Longer tables are plain in a terminal too: rich takes a millisecond for a row."""
+
+
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Rows under headings; numbers are aligned right, text left."""
+    """Rows under headings; numbers are aligned right, text left. In a terminal lines are folded."""
     values = [list(row) for row in rows]
-    cells = [[_cell(value) for value in row] for row in values]
-    widths = [
-        max(len(heading), *(len(row[column]) for row in cells)) if cells else len(heading)
-        for column, heading in enumerate(headings)
-    ]
+    cells = [[visible(_cell(value)) for value in row] for row in values]
     is_right = [
         bool(values) and all(row[column] is None or _is_number(row[column]) for row in values)
         for column in range(len(headings))
     ]
+    names = [heading.upper() for heading in headings]
+    if is_terminal(sys.stdout) and len(cells) <= TERMINAL_ROWS_MAX:
+        return _terminal_table(names, cells, is_right)
+    widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
     lines = [
         "  ".join(
             text.rjust(width) if right else text.ljust(width)
             for text, width, right in zip(line, widths, is_right, strict=True)
         ).rstrip()
-        for line in ([heading.upper() for heading in headings], *cells)
+        for line in (names, *cells)
     ]
     return "\n".join(lines)
+
+
+STYLES: Final = {
+    **dict.fromkeys(("serving", "following", "alive", "Stable"), "green"),
+    **dict.fromkeys(("starting", "draining", "Ongoing"), "yellow"),
+    **dict.fromkeys(("offline", "gone", "fenced", "failed", "takes"), "red"),
+}
+"""The colours of states, by their first word."""
+
+
+def _terminal_table(
+    names: Sequence[str], cells: Sequence[Sequence[str]], is_right: Sequence[bool]
+) -> str:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name, right in zip(names, is_right, strict=True):
+        shown.add_column(name, justify="right" if right else "left", overflow="fold")
+    for row in cells:
+        shown.add_row(*(Text(cell, STYLES.get(re.split(r"[ :,;]", cell)[0], "")) for cell in row))
+    console = Console(file=sys.stdout)
+    with console.capture() as captured:
+        console.print(shown)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+# --- progress ---------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def progress(text: str, total: float | None) -> Iterator[Callable[[float], None]]:
+    """Show a bar while the block runs: on standard error, and only if that is a terminal.
+
+    The block is given a function to say how much of ``total`` is done. Without a total there is no
+    bar.
+    """
+    if not total or not is_terminal(sys.stderr):
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    console = Console(stderr=True)
+    bar = Progress(
+        *columns,
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        # Lines of the command stand above the bar, but what goes to a pipe goes there.
+        redirect_stdout=is_terminal(sys.stdout),
+    )
+    with bar:
+        task = bar.add_task(text, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+# --- texts ------------------------------------------------------------------------------------
 
 
 def size_text(size_bytes: int) -> str:
@@ -191,64 +300,6 @@ def _cell(value: object) -> str:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-# --- arguments --------------------------------------------------------------------------------
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, like all others."""
-
-    def error(self, message: str) -> NoReturn:
-        """Reject the arguments."""
-        raise UsageError(message, f"see `{self.prog} --help`")
-
-
-def whole_number(minimum: int, maximum: int = INT32_MAX) -> Callable[[str], int]:
-    """An argument type: an int from ``minimum`` to ``maximum``, both inclusive."""
-
-    def parse(text: str) -> int:
-        number = int(text) if text.lstrip("-").isdecimal() else minimum - 1
-        if not minimum <= number <= maximum:
-            raise argparse.ArgumentTypeError(
-                f"{text!r} is not a whole number from {minimum} to {maximum}"
-            )
-        return number
-
-    return parse
-
-
-Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
-
-
-def add_actions(commands: Commands, name: str, text: str) -> Commands:
-    """Add a command ``name``, described by ``text``, that has actions of its own."""
-    parser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-    return parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-
-
-def add_repeated(parser: argparse.ArgumentParser, name: str, metavar: str, text: str) -> None:
-    """Add an option that may be given more than once."""
-    text = f"{text}; may be given more than once"
-    parser.add_argument(name, action="append", default=[], metavar=metavar, help=text)
-
-
-def add_json(*parsers: argparse.ArgumentParser) -> None:
-    """Add ``--json`` to each of ``parsers``."""
-    for parser in parsers:
-        parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def add_command(
-    commands: Commands,
-    name: str,
-    text: str,
-    run: Callable[[argparse.Namespace], int],
-) -> argparse.ArgumentParser:
-    """Add a command ``name``, described by ``text``, that calls ``run``."""
-    parser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-    parser.set_defaults(run=run)
-    return parser
 
 
 # --- signals ----------------------------------------------------------------------------------

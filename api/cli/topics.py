@@ -1,60 +1,88 @@
-"""``oncelog topics``, ``oncelog partitions`` and ``oncelog brokers``: topics and their replicas.
-
-List, create, describe, alter and delete topics; delete old records; move replicas between brokers.
-"""
+"""``oncelog topics``: list, create, describe, alter and delete topics; delete old records."""
 
 from __future__ import annotations
 
-import argparse
 import difflib
-import json
 from typing import TYPE_CHECKING, Any, Final
 
 from oncelog.actors.config import TopicConfig
 from oncelog.actors.protocol.messages.cluster import PartitionMetadata, TopicMetadata
-from oncelog.api.cli.connect import add_cluster_arguments, connect
-from oncelog.api.cli.head import parse_settings
-from oncelog.api.cli.terminal import (
-    CliError,
-    Commands,
-    UsageError,
-    add_actions,
-    add_command,
-    add_json,
-    say,
-    table,
-    whole_number,
+from oncelog.api.cli.arguments import (
+    Arguments,
+    Group,
+    WholeNumber,
+    argument,
+    exclusive,
+    flag,
+    option,
+    output_options,
+    repeated,
+    topic_argument,
 )
+from oncelog.api.cli.connect import cluster_options, connect
+from oncelog.api.cli.head import parse_settings
+from oncelog.api.cli.terminal import CliError, fields, say, show, table
 from oncelog.storage.exceptions import UnknownTopicOrPartitionError
-from oncelog.storage.model import INT32_MAX, INTERNAL_TOPICS, TopicPartition
-from oncelog.storage.settings import check_name
+from oncelog.storage.model import (
+    INT64_MAX,
+    INTERNAL_TOPICS,
+    TOPIC_PARTITIONS_MAX,
+    TopicPartition,
+)
+from oncelog.storage.settings import check_name, settings_of
 
 if TYPE_CHECKING:
-    from oncelog.api.admin.calls import LogDirDescription, ReplicaSize
     from oncelog.api.client import Cluster
 
+_SETTINGS: Final = ", ".join(settings_of(TopicConfig))
 
-def list_topics(args: argparse.Namespace) -> int:
-    """Print every topic, one per line."""
+topics: Final = Group("topics")
+
+
+@topics.command("list")
+@flag("--internal", "internal topics too")
+@output_options
+@cluster_options
+def list_topics(args: Arguments) -> int:
+    """List the topics."""
     with connect(args) as cluster:
-        topics = [
+        found = [
             topic
             for topic in sorted(
                 cluster.admin().describe_cluster().topics, key=lambda topic: topic.name
             )
             if args.internal or topic.name not in INTERNAL_TOPICS
         ]
-    if args.json:
-        say(json.dumps([as_json(topic) for topic in topics], indent=2))
-    elif topics:
-        rows = ((topic.name, len(topic.partitions), topic.topic_id) for topic in topics)
-        say(table(("topic", "partitions", "id"), rows))
-    else:
-        say("no topics")
+    rows = ((topic.name, len(topic.partitions), topic.topic_id) for topic in found)
+    show(
+        args,
+        [as_json(topic) for topic in found],
+        lambda: table(("topic", "partitions", "id"), rows) if found else "no topics",
+    )
     return 0
 
 
-def create_topic(args: argparse.Namespace) -> int:
+_validate_only: Final = flag("--validate-only", "change nothing; say what is wrong")
+
+
+@topics.command("create")
+@argument("topic")
+@option(
+    "--partitions",
+    type=WholeNumber(1, TOPIC_PARTITIONS_MAX),
+    default=1,
+    help="how many partitions (default: 1)",
+)
+@option(
+    "--replication-factor",
+    type=WholeNumber(1),
+    help="replicas of each partition (default: 3, or one per broker if there are fewer)",
+)
+@flag("--if-not-exists", "leave an existing topic unchanged")
+@repeated("--config", "NAME=VALUE", f"a setting of the topic ({_SETTINGS})")
+@_validate_only
+@cluster_options
+def create_topic(args: Arguments) -> int:
     """Create a topic; it accepts writes when this returns."""
     settings = parse_settings(args.config)
     TopicConfig.from_text({name: str(value) for name, value in settings.items()})
@@ -81,7 +109,20 @@ def create_topic(args: argparse.Namespace) -> int:
     return 0
 
 
-def alter_topic(args: argparse.Namespace) -> int:
+@topics.command("alter")
+@topic_argument
+@repeated("--config", "NAME=VALUE", f"a new value of a setting ({_SETTINGS})")
+@repeated("--reset", "NAME", "reset a setting to its default")
+@repeated("--append", "NAME=VALUE", "add a member to a setting that is a list")
+@repeated("--subtract", "NAME=VALUE", "remove a member from such a setting")
+@option(
+    "--partitions",
+    type=WholeNumber(1, TOPIC_PARTITIONS_MAX),
+    help="the new number of partitions, more than now",
+)
+@_validate_only
+@cluster_options
+def alter_topic(args: Arguments) -> int:
     """Change settings of a topic, or add partitions; the rest stays as it is."""
     settings = parse_settings(args.config)
     TopicConfig.from_text({name: str(value) for name, value in settings.items()})
@@ -112,18 +153,25 @@ def alter_topic(args: argparse.Namespace) -> int:
     return 0
 
 
-def describe_topic(args: argparse.Namespace) -> int:
-    """Print a topic's id, settings and partitions."""
+@topics.command("describe")
+@topic_argument
+@output_options
+@cluster_options
+def describe_topic(args: Arguments) -> int:
+    """Show a topic, its settings and its leaders."""
     with connect(args) as cluster:
         topic = known_topic(cluster, args.topic)
-    if args.json:
-        say(json.dumps(as_json(topic), indent=2))
-        return 0
-    say(f"topic     {topic.name}")
-    say(f"id        {topic.topic_id}")
+    show(args, as_json(topic), lambda: _as_text(topic))
+    return 0
+
+
+def _as_text(topic: TopicMetadata) -> str:
     settings = ", ".join(f"{name}={value}" for name, value in topic.settings)
-    say(f"settings  {settings or 'all default'}")
-    say()
+    facts = (
+        ("topic", topic.name),
+        ("id", topic.topic_id),
+        ("settings", settings or "all default"),
+    )
     rows = (
         (
             partition.partition,
@@ -134,11 +182,13 @@ def describe_topic(args: argparse.Namespace) -> int:
         )
         for partition in topic.partitions
     )
-    say(table(("partition", "leader", "epoch", "replicas", "isr"), rows))
-    for partition in topic.partitions:
-        if note := _partition_note(partition):
-            say(f"partition {partition.partition}: {note}")
-    return 0
+    notes = [
+        f"partition {partition.partition}: {note}"
+        for partition in topic.partitions
+        if (note := _partition_note(partition))
+    ]
+    partitions = table(("partition", "leader", "epoch", "replicas", "isr"), rows)
+    return "\n".join([fields(facts), "", partitions, *notes])
 
 
 def _partition_note(partition: PartitionMetadata) -> str:
@@ -157,7 +207,10 @@ def _partition_note(partition: PartitionMetadata) -> str:
     return "; ".join(notes)
 
 
-def delete_topic(args: argparse.Namespace) -> int:
+@topics.command("delete")
+@topic_argument
+@cluster_options
+def delete_topic(args: Arguments) -> int:
     """Delete a topic and its data."""
     with connect(args) as cluster:
         known_topic(cluster, args.topic)
@@ -166,8 +219,20 @@ def delete_topic(args: argparse.Namespace) -> int:
     return 0
 
 
-def delete_records(args: argparse.Namespace) -> int:
-    """Delete the oldest records of a topic; print where each partition starts now."""
+@topics.command("delete-records")
+@topic_argument
+@option("--partition", type=WholeNumber(0), help="only from this partition (default: from each)")
+@option(
+    "--before-offset",
+    type=WholeNumber(0, INT64_MAX),
+    metavar="O",
+    help="records below this offset",
+)
+@flag("--all", "all current records")
+@cluster_options
+def delete_records(args: Arguments) -> int:
+    """Delete the oldest records of a topic, permanently; print where each partition starts now."""
+    exclusive("--before-offset", "--all", required=True)
     with connect(args) as cluster:
         topic = known_topic(cluster, args.topic)
         numbers = [partition.partition for partition in topic.partitions]
@@ -230,180 +295,3 @@ def as_json(topic: TopicMetadata) -> dict[str, Any]:
             for partition in topic.partitions
         ],
     }
-
-
-# --- replicas ---------------------------------------------------------------------------------
-
-_SEE: Final = "`oncelog status` shows the progress"
-
-
-def add_replica_commands(commands: Commands) -> None:
-    """Add both commands and their actions."""
-    brokers = add_actions(commands, "brokers", "Drain brokers, or use them again.")
-    drain = add_command(
-        brokers, "drain", "Move all leaders and replicas off a broker.", drain_broker
-    )
-    resume = add_command(brokers, "resume", "Use a drained broker again.", resume_broker)
-    for action in (drain, resume):
-        action.add_argument("broker", metavar="N", type=whole_number(0), help="its number")
-    partitions = add_actions(commands, "partitions", "Choose the brokers of partitions.")
-    reassign = add_command(
-        partitions,
-        "reassign",
-        "Move a partition to other brokers, or cancel that while it is in progress.",
-        reassign_partition,
-    )
-    reassign.add_argument("topic", metavar="TOPIC")
-    reassign.add_argument("partition", metavar="PARTITION", type=whole_number(0))
-    where = reassign.add_mutually_exclusive_group(required=True)
-    where.add_argument(
-        "--replicas",
-        type=broker_numbers,
-        metavar="N,N,...",
-        help="its new brokers, preferred leader first",
-    )
-    where.add_argument("--cancel", action="store_true", help="return to its old brokers")
-    elect = add_command(
-        partitions,
-        "elect-leaders",
-        "Have the preferred leaders, the first of the replicas, lead again.",
-        elect_leaders,
-    )
-    elect.add_argument("--topic", metavar="TOPIC", help="of this topic (default: of all)")
-    elect.add_argument("--partition", metavar="N", type=whole_number(0), help="of this partition")
-    dirs = add_command(
-        brokers, "log-dirs", "Show the data directories and what is in them.", describe_log_dirs
-    )
-    dirs.add_argument("--broker", action="append", metavar="N", type=whole_number(0))
-    dirs.add_argument("--replicas", action="store_true", help="each replica with its size")
-    add_json(dirs)
-    for action in (drain, resume, reassign, elect, dirs):
-        add_cluster_arguments(action)
-
-
-def broker_numbers(text: str) -> tuple[int, ...]:
-    """An argument type: broker ids, separated by commas."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) <= INT32_MAX for part in parts):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a list of brokers: give their ids, as in 1,2,3"
-        )
-    return tuple(map(int, parts))
-
-
-def drain_broker(args: argparse.Namespace) -> int:
-    """``oncelog brokers drain``."""
-    with connect(args) as cluster:
-        cluster.admin().drain_broker(args.broker)
-    say(f"broker {args.broker} is being drained; {_SEE}")
-    return 0
-
-
-def resume_broker(args: argparse.Namespace) -> int:
-    """``oncelog brokers resume``."""
-    with connect(args) as cluster:
-        cluster.admin().resume_broker(args.broker)
-    say(f"broker {args.broker} is used again")
-    return 0
-
-
-def elect_leaders(args: argparse.Namespace) -> int:
-    """``oncelog partitions elect-leaders``; status 1 if a preferred leader cannot lead."""
-    if args.partition is not None and args.topic is None:
-        raise UsageError("--partition needs a topic", "give --topic as well")
-    with connect(args) as cluster:
-        admin, wanted = cluster.admin(), None
-        if args.topic is not None:
-            topic = known_topic(cluster, args.topic)
-            numbers = [one.partition for one in topic.partitions]
-            if args.partition is not None:
-                numbers = [checked_partition(topic, args.partition)]
-            wanted = [TopicPartition(args.topic, number) for number in numbers]
-        leaders = admin.elect_leaders(wanted)
-    rows = ((tp.topic, tp.partition, leader) for tp, leader in sorted(leaders.items()))
-    say(table(("topic", "partition", "leader"), rows))
-    return 0
-
-
-def describe_log_dirs(args: argparse.Namespace) -> int:
-    """``oncelog brokers log-dirs``."""
-    with connect(args) as cluster:
-        found = cluster.admin().describe_log_dirs(args.broker)
-    if args.json:
-        say(json.dumps([_log_dir_as_json(one) for one in found], indent=2))
-    elif args.replicas:
-        sizes = [
-            (one.broker_id, one.path or one.error.name, *_replica_row(replica))
-            for one in found
-            for replica in one.replicas
-        ]
-        headings = ("broker", "directory", "topic", "partition", "bytes", "offsets behind")
-        say(table(headings, sizes))
-    else:
-        rows = (
-            (
-                one.broker_id,
-                one.path or one.error.name,
-                len(one.replicas),
-                sum(replica.size_bytes for replica in one.replicas),
-                one.disk_free_bytes if one.disk_free_bytes >= 0 else None,
-                one.disk_size_bytes if one.disk_size_bytes >= 0 else None,
-            )
-            for one in found
-        )
-        say(
-            table(
-                ("broker", "directory", "replicas", "bytes", "free bytes", "disk bytes"),
-                rows,
-            )
-        )
-    return 0
-
-
-def _replica_row(replica: ReplicaSize) -> tuple[str, int, int, int]:
-    tp = replica.topic_partition
-    return tp.topic, tp.partition, replica.size_bytes, replica.offset_lag
-
-
-def _log_dir_as_json(one: LogDirDescription) -> dict[str, Any]:
-    return {
-        "broker": one.broker_id,
-        "path": one.path,
-        "error": one.error.name,
-        "disk_size_bytes": one.disk_size_bytes,
-        "disk_free_bytes": one.disk_free_bytes,
-        "replicas": [
-            {
-                "topic": replica.topic_partition.topic,
-                "partition": replica.topic_partition.partition,
-                "size_bytes": replica.size_bytes,
-                "offset_lag": replica.offset_lag,
-            }
-            for replica in one.replicas
-        ],
-    }
-
-
-def reassign_partition(args: argparse.Namespace) -> int:
-    """``oncelog partitions reassign``; internal topics are allowed too."""
-    with connect(args) as cluster:
-        admin = cluster.admin()
-        topic = admin.describe_topic(args.topic)
-        number = checked_partition(topic, args.partition)
-        if args.cancel:
-            partition = topic.partitions[number]
-            if not partition.adding and not partition.removing:
-                raise CliError(
-                    f"{args.topic}-{number} is not being moved",
-                    "give --replicas N,N,... to move it",
-                )
-            admin.cancel_reassignment(args.topic, number)
-            say(f"{args.topic}-{number} stays where it was")
-        else:
-            admin.reassign_partition(args.topic, number, args.replicas)
-            to = ", ".join(map(str, args.replicas))
-            say(
-                f"{args.topic}-{number} moves to brokers {to}; "
-                f"`oncelog topics describe {args.topic}` shows the progress"
-            )
-    return 0

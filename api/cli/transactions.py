@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Sequence
 from typing import Any, Final
 
+import click
+
 from oncelog.actors.protocol.messages.partition import ProducerDescription
 from oncelog.actors.protocol.messages.transaction import TransactionDescription
 from oncelog.actors.protocol.transaction.transaction_state import TransactionState
 from oncelog.api.admin.hanging import HangingTransaction, IncompleteSearchError
-from oncelog.api.cli.connect import add_cluster_arguments, connect
+from oncelog.api.cli.arguments import (
+    Arguments,
+    Group,
+    WholeNumber,
+    argument,
+    exclusive,
+    flag,
+    option,
+    output_options,
+    repeated,
+    topic_argument,
+    topic_names,
+)
+from oncelog.api.cli.connect import cluster_options, connect
 from oncelog.api.cli.terminal import (
-    Commands,
     UsageError,
-    add_actions,
-    add_command,
-    add_json,
     bytes_as_json,
     duration_text,
+    fields,
     report,
     say,
+    show,
     table,
-    whole_number,
 )
 from oncelog.storage.model import INT64_MAX, TopicPartition
 
@@ -33,171 +44,88 @@ STATES: Final = tuple(
 )
 
 
-# --- arguments --------------------------------------------------------------------------------
-
-
-def add_commands(commands: Commands) -> None:
-    """Add ``oncelog transactions`` and its actions."""
-    text = "Show transactional ids, find hanging transactions, abort, complete and delete."
-    actions = add_actions(commands, "transactions", text)
-    _add_list(actions)
-    describe = add_command(actions, "describe", "Show one transactional id.", describe_transaction)
-    describe.add_argument("transactional_id", metavar="ID")
-    producers = add_command(
-        actions, "describe-producers", "Show the producers of a partition.", describe_producers
-    )
-    producers.add_argument("topic", metavar="TOPIC")
-    producers.add_argument("--partition", type=whole_number(0), required=True, metavar="N")
-    _add_find_hanging(actions)
-    _add_abort(actions)
-    _add_complete(actions)
-    delete = add_command(
-        actions,
-        "delete",
-        "Delete a transactional id and its commit token; for jobs that never run again.",
-        delete_transactional_id,
-    )
-    delete.add_argument("transactional_id", metavar="ID")
-    for name, action in actions.choices.items():
-        add_cluster_arguments(action)
-        if name not in {"abort", "complete", "delete"}:
-            add_json(action)
-
-
-def _add_list(actions: Commands) -> None:
-    listing = add_command(actions, "list", "List the transactional ids.", list_transactions)
-    listing.add_argument(
-        "--state",
-        action="append",
-        default=[],
-        choices=STATES,
-        metavar="STATE",
-        help=f"only those in this state ({', '.join(STATES)}); may be given more than once",
-    )
-    listing.add_argument(
-        "--producer-id",
-        action="append",
-        default=[],
-        type=whole_number(0, INT64_MAX),
-        metavar="N",
-        help="only the id that has this producer id; may be given more than once",
-    )
-    listing.add_argument(
-        "--running-longer-than-ms",
-        type=whole_number(0, INT64_MAX),
-        metavar="T",
-        help="only transactions that have been open for longer",
-    )
-
-
-def _add_find_hanging(actions: Commands) -> None:
-    find = add_command(
-        actions,
-        "find-hanging",
-        "Find transactions that are open on a partition and that no coordinator will end.",
-        find_hanging,
-    )
-    find.add_argument("--broker", type=whole_number(0), metavar="N", help="led by this broker")
-    find.add_argument("--topic", metavar="TOPIC", help="of this topic")
-    find.add_argument("--partition", type=whole_number(0), metavar="N", help="of this partition")
-    find.add_argument(
-        "--older-than-ms",
-        type=whole_number(0, INT64_MAX),
-        metavar="T",
-        help="with no record for this long (default: the longest transaction timeout + 5 min)",
-    )
-
-
-def _add_abort(actions: Commands) -> None:
-    abort = add_command(
-        actions,
-        "abort",
-        "Abort the open transaction of an id, or a hanging one of a partition.",
-        abort_transaction,
-    )
-    abort.add_argument("transactional_id", metavar="ID", nargs="?", help="a transactional id")
-    abort.add_argument("--topic", metavar="TOPIC", help="of a hanging transaction")
-    abort.add_argument("--partition", type=whole_number(0), metavar="N")
-    abort.add_argument(
-        "--start-offset",
-        type=whole_number(0, INT64_MAX),
-        metavar="O",
-        help="where the hanging transaction begins, as find-hanging prints it",
-    )
-
-
-def _add_complete(actions: Commands) -> None:
-    complete = add_command(
-        actions,
-        "complete",
-        "Commit or abort the prepared transaction of an id, as the other system has decided.",
-        complete_transaction,
-    )
-    complete.add_argument("transactional_id", metavar="ID")
-    verdict = complete.add_mutually_exclusive_group(required=True)
-    verdict.add_argument("--commit", action="store_true", help="the other system has committed")
-    verdict.add_argument("--abort", action="store_true", help="the other system has not committed")
+transactions: Final = Group("transactions")
+_id: Final = argument("transactional_id", metavar="ID")
 
 
 # --- commands ---------------------------------------------------------------------------------
 
 
-def list_transactions(args: argparse.Namespace) -> int:
-    """Print the transactional ids that pass the filters, one per line."""
+@transactions.command("list")
+@repeated(
+    "--state",
+    "STATE",
+    f"only those in this state ({', '.join(STATES)})",
+    type=click.Choice(STATES),
+)
+@repeated(
+    "--producer-id", "N", "only the id that has this producer id", type=WholeNumber(0, INT64_MAX)
+)
+@option(
+    "--running-longer-than-ms",
+    type=WholeNumber(0, INT64_MAX),
+    metavar="T",
+    help="only transactions that have been open for longer",
+)
+@output_options
+@cluster_options
+def list_transactions(args: Arguments) -> int:
+    """List the transactional ids."""
     with connect(args) as cluster:
         found = cluster.admin().list_transactions(
             states=args.state,
             producer_ids=args.producer_id,
             running_longer_than_ms=args.running_longer_than_ms,
         )
-    if args.json:
-        say(json.dumps([as_json(one) for one in found], indent=2))
-    elif found:
-        headings = ("transactional id", "state", "producer id", "epoch", "open for", "partitions")
-        rows = (
-            (
-                one.transactional_id,
-                one.state,
-                str(one.producer_id),
-                one.producer_epoch,
-                _open_for(one),
-                len(one.partitions),
-            )
-            for one in found
+    headings = ("transactional id", "state", "producer id", "epoch", "open for", "partitions")
+    rows = (
+        (
+            one.transactional_id,
+            one.state,
+            str(one.producer_id),
+            one.producer_epoch,
+            _open_for(one),
+            len(one.partitions),
         )
-        say(table(headings, rows))
-    else:
-        say("no transactional ids")
+        for one in found
+    )
+    show(
+        args,
+        [as_json(one) for one in found],
+        lambda: table(headings, rows) if found else "no transactional ids",
+    )
     return 0
 
 
-def describe_transaction(args: argparse.Namespace) -> int:
-    """Print what its coordinator knows about one transactional id."""
+@transactions.command("describe")
+@_id
+@output_options
+@cluster_options
+def describe_transaction(args: Arguments) -> int:
+    """Show one transactional id: what its coordinator knows."""
     with connect(args) as cluster:
         one = cluster.admin().describe_transaction(args.transactional_id)
-    if args.json:
-        say(json.dumps(as_json(one), indent=2))
-        return 0
+    show(args, as_json(one), lambda: _as_text(one))
+    return 0
+
+
+def _as_text(one: TransactionDescription) -> str:
     token = one.commit_token
-    facts = (
+    facts = [
         ("id", one.transactional_id),
         ("state", one.state),
         ("producer", f"{one.producer_id}, epoch {one.producer_epoch}"),
         ("timeout", duration_text(one.transaction_timeout_ms)),
         ("open for", _open_for(one) or "not open"),
         ("token", "none" if token is None else json.dumps(bytes_as_json(token))),
-    )
-    for name, value in facts:
-        say(f"{name:<9} {value}")
+    ]
     if one.prepared is not None:
         ago = duration_text(max(int(time.time() * 1_000) - one.prepared.prepared_ms, 0))
-        say(
-            f"prepared  {ago} ago, by producer {one.prepared.producer_id}, epoch "
-            f"{one.prepared.producer_epoch}"
-        )
+        by = f"producer {one.prepared.producer_id}, epoch {one.prepared.producer_epoch}"
+        facts.append(("prepared", f"{ago} ago, by {by}"))
+    parts = [fields(facts)]
     if one.members:
-        say()
-        rows = [
+        rows = (
             (
                 str(member.producer_id),
                 member.producer_epoch,
@@ -205,41 +133,60 @@ def describe_transaction(args: argparse.Namespace) -> int:
                 _names(member.partitions),
             )
             for member in one.members
-        ]
-        say(table(("member", "epoch", "status", "partitions"), rows))
+        )
+        parts.append(table(("member", "epoch", "status", "partitions"), rows))
     elif one.partitions:
-        say()
-        say(table(("topic", "partition"), ((tp.topic, tp.partition) for tp in one.partitions)))
-    return 0
+        places = ((tp.topic, tp.partition) for tp in one.partitions)
+        parts.append(table(("topic", "partition"), places))
+    return "\n\n".join(parts)
 
 
-def describe_producers(args: argparse.Namespace) -> int:
-    """Print the producers in a partition leader's state."""
+@transactions.command("describe-producers")
+@topic_argument
+@option("--partition", type=WholeNumber(0), required=True, help="the partition")
+@output_options
+@cluster_options
+def describe_producers(args: Arguments) -> int:
+    """Show the producers of a partition."""
     tp = TopicPartition(args.topic, args.partition)
     with connect(args) as cluster:
         producers = cluster.admin().describe_producers(tp)
-    if args.json:
-        say(json.dumps([_producer_as_json(one) for one in producers], indent=2))
-    elif producers:
-        headings = ("producer id", "epoch", "last sequence", "last record", "open since offset")
-        rows = (
-            (
-                str(one.producer_id),
-                one.producer_epoch,
-                one.last_sequence,
-                _utc(one.last_timestamp_ms),
-                one.current_txn_first_offset if one.current_txn_first_offset >= 0 else None,
-            )
-            for one in producers
+    headings = ("producer id", "epoch", "last sequence", "last record", "open since offset")
+    rows = (
+        (
+            str(one.producer_id),
+            one.producer_epoch,
+            one.last_sequence,
+            _utc(one.last_timestamp_ms),
+            one.current_txn_first_offset if one.current_txn_first_offset >= 0 else None,
         )
-        say(table(headings, rows))
-    else:
-        say(f"{tp} has no producers")
+        for one in producers
+    )
+    show(
+        args,
+        [_producer_as_json(one) for one in producers],
+        lambda: table(headings, rows) if producers else f"{tp} has no producers",
+    )
     return 0
 
 
-def find_hanging(args: argparse.Namespace) -> int:
-    """Print hanging transactions and how to abort them; status 1 if the search is incomplete."""
+@transactions.command("find-hanging")
+@option("--broker", type=WholeNumber(0), help="led by this broker")
+@option("--topic", metavar="TOPIC", shell_complete=topic_names, help="of this topic")
+@option("--partition", type=WholeNumber(0), help="of this partition")
+@option(
+    "--older-than-ms",
+    type=WholeNumber(0, INT64_MAX),
+    metavar="T",
+    help="with no record for this long (default: the longest transaction timeout + 5 min)",
+)
+@output_options
+@cluster_options
+def find_hanging(args: Arguments) -> int:
+    """Find transactions that are open on a partition and that no coordinator will end.
+
+    The exit status is 1 if the search is incomplete.
+    """
     if args.partition is not None and args.topic is None:
         raise UsageError("--partition needs a topic", "give --topic as well")
     incomplete = None
@@ -253,38 +200,47 @@ def find_hanging(args: argparse.Namespace) -> int:
             )
         except IncompleteSearchError as error:
             incomplete, found = error, error.found
-    if args.json:
-        say(json.dumps([_hanging_as_json(one) for one in found], indent=2))
-    elif found:
-        headings = (
-            *("topic", "partition", "start offset", "producer id", "epoch"),
-            *("last record", "transactional id"),
-        )
-        rows = (
-            (
-                one.topic_partition.topic,
-                one.topic_partition.partition,
-                one.start_offset,
-                str(one.producer_id),
-                one.producer_epoch,
-                _utc(one.last_timestamp_ms),
-                one.transactional_id,
-            )
-            for one in found
-        )
-        say(table(headings, rows))
-        say()
-        say(
-            "abort one with `oncelog transactions abort --topic TOPIC --partition N "
-            "--start-offset O`"
-        )
-    elif incomplete is None:
-        say("no hanging transactions")
+    if found or incomplete is None or args.json or args.output != "table":
+        show(args, [_hanging_as_json(one) for one in found], lambda: _hanging_as_text(found))
     return 0 if incomplete is None else report(incomplete)
 
 
-def abort_transaction(args: argparse.Namespace) -> int:
-    """Abort by transactional id, or a hanging transaction by partition and start offset."""
+def _hanging_as_text(found: Sequence[HangingTransaction]) -> str:
+    if not found:
+        return "no hanging transactions"
+    headings = (
+        *("topic", "partition", "start offset", "producer id", "epoch"),
+        *("last record", "transactional id"),
+    )
+    rows = (
+        (
+            one.topic_partition.topic,
+            one.topic_partition.partition,
+            one.start_offset,
+            str(one.producer_id),
+            one.producer_epoch,
+            _utc(one.last_timestamp_ms),
+            one.transactional_id,
+        )
+        for one in found
+    )
+    how = "`oncelog transactions abort --topic TOPIC --partition N --start-offset O`"
+    return f"{table(headings, rows)}\n\nabort one with {how}"
+
+
+@transactions.command("abort")
+@argument("transactional_id", "a transactional id", metavar="ID", required=False)
+@option("--topic", metavar="TOPIC", shell_complete=topic_names, help="of a hanging transaction")
+@option("--partition", type=WholeNumber(0), help="its partition")
+@option(
+    "--start-offset",
+    type=WholeNumber(0, INT64_MAX),
+    metavar="O",
+    help="where the hanging transaction begins, as find-hanging prints it",
+)
+@cluster_options
+def abort_transaction(args: Arguments) -> int:
+    """Abort the open transaction of an id, or a hanging one of a partition."""
     place = (args.topic, args.partition, args.start_offset)
     has_place = [value is not None for value in place]
     is_by_id = args.transactional_id is not None
@@ -310,8 +266,14 @@ def abort_transaction(args: argparse.Namespace) -> int:
     return 0
 
 
-def complete_transaction(args: argparse.Namespace) -> int:
-    """Commit or abort a prepared transaction."""
+@transactions.command("complete")
+@_id
+@flag("--commit", "the other system has committed")
+@flag("--abort", "the other system has not committed")
+@cluster_options
+def complete_transaction(args: Arguments) -> int:
+    """Commit or abort the prepared transaction of an id, as the other system has decided."""
+    exclusive("--commit", "--abort", required=True)
     with connect(args) as cluster:
         is_visible = cluster.admin().complete_prepared_transaction(
             args.transactional_id, committed=args.commit
@@ -322,8 +284,11 @@ def complete_transaction(args: argparse.Namespace) -> int:
     return 0
 
 
-def delete_transactional_id(args: argparse.Namespace) -> int:
-    """Delete a transactional id."""
+@transactions.command("delete")
+@_id
+@cluster_options
+def delete_transactional_id(args: Arguments) -> int:
+    """Delete a transactional id and its commit token; for jobs that never run again."""
     with connect(args) as cluster:
         cluster.admin().delete_transactional_id(args.transactional_id)
     say(f"deleted {args.transactional_id}")

@@ -7,18 +7,18 @@ mkdocstrings reads; it is emptied first. A table stands in its page, between
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import re
 import shutil
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import click
+
 from oncelog.actors.process.metrics import METRICS
-from oncelog.api.cli.main import build_parser
+from oncelog.api.cli.main import PROGRAM, program
 from oncelog.api.cli.metrics import kind_text
 from oncelog.api.consuming.metrics import METRICS as CONSUMER_METRICS
 from oncelog.api.monitoring import ALERTS
@@ -58,44 +58,35 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def commands() -> str:
     """Every command of ``oncelog`` with its arguments."""
-    return joined(*commands_of(build_parser(), depth=1))
+    return joined(*commands_of(program, click.Context(program, info_name=PROGRAM), depth=1))
 
 
-def commands_of(parser: argparse.ArgumentParser, depth: int) -> Iterator[str]:
-    """The parts of the page: a parser's own, then those of its commands."""
-    groups = [
-        action for action in parser._actions if isinstance(action, argparse._SubParsersAction)
-    ]
+def commands_of(command: click.Command, ctx: click.Context, depth: int) -> Iterator[str]:
+    """The parts of the page: a command's own, then those of the commands below it."""
     if depth > 1:
-        yield f"{'#' * min(depth, 4)} `{parser.prog}`"
-        yield (parser.description or "").replace("<", "&lt;")
-    if not groups:
-        usage = textwrap.fill(
-            " ".join(parser.format_usage().removeprefix("usage: ").split()),
-            width=80,
-            subsequent_indent="    ",
-            break_on_hyphens=False,
-        )
-        yield f"```\n{usage}\n```"
+        yield f"{'#' * min(depth, 4)} `{ctx.command_path}`"
+        yield prose(command.help).replace("<", "&lt;")
+    if isinstance(command, click.Group):
+        for name in command.list_commands(ctx):
+            below = command.get_command(ctx, name)
+            assert below is not None
+            yield from commands_of(below, click.Context(below, ctx, info_name=name), depth + 1)
+        return
+    words = [each for each in command.collect_usage_pieces(ctx) if each != command.options_metavar]
+    yield f"```\n{' '.join([ctx.command_path, '[OPTIONS]', *words])}\n```"
     rows = [
-        (f"`{argument_text(action)}`", (action.help or "").replace("%%", "%"))
-        for action in parser._actions
-        if action not in groups and not isinstance(action, argparse._HelpAction)
+        (f"`{argument_text(parameter, ctx)}`", text)
+        for parameter in command.params
+        if (text := getattr(parameter, "text", "") or getattr(parameter, "help", "") or "")
     ]
-    if rows and depth > 1:
+    if rows:
         yield table(("argument", "meaning"), rows)
-    for group in groups:
-        for command in group.choices.values():
-            yield from commands_of(command, depth + 1)
 
 
-def argument_text(action: argparse.Action) -> str:
-    """An argument as help shows it."""
-    value = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
-    if not action.option_strings:
-        return value
-    name = action.option_strings[-1]
-    return name if action.nargs == 0 else f"{name} {value}"
+def argument_text(parameter: click.Parameter, ctx: click.Context) -> str:
+    """An argument or option as help shows it."""
+    record = parameter.get_help_record(ctx)
+    return record[0] if record else parameter.make_metavar(ctx)
 
 
 # --- metrics ----------------------------------------------------------------------------------

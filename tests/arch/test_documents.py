@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import functools
 import re
 from collections.abc import Iterator
 from importlib import metadata
 
+import click
 import pytest
 
 import oncelog
-from oncelog.api.cli.main import build_parser
+from oncelog.api.cli.main import program
 from oncelog.storage.exceptions import OncelogError
 
 PAGES = (
@@ -330,34 +330,34 @@ def is_shell(block: str) -> bool:
     return block.startswith("```\n")
 
 
-@functools.cache
-def whole_parser() -> argparse.ArgumentParser:
-    return build_parser()
-
-
 def is_accepted(shown: str) -> bool:
     """Whether the command line knows the commands and options in a text, if it is a command."""
     first, *words = re.split(r" [#|] ", shown)[0].split() or [""]
-    parser = whole_parser()
+    command: click.Command = program
     if not first.endswith("oncelog"):
-        if first not in commands_of(parser) or not words or words[0] == "→":
+        if commands_of(command).get(first) is None or not words or words[0] == "→":
             return True
         words.insert(0, first)
-    while words and (known := commands_of(parser)):
+    while words and (known := commands_of(command)):
         if words[0].isupper() or words[0].startswith("-"):
             break
         if words[0] not in known:
             return False
-        parser = known[words.pop(0)]
-    options = {word for word in words if word.startswith("--")}
-    return options <= set(parser._option_string_actions)
+        command = known[words.pop(0)]
+    options = {word.partition("=")[0] for word in words if word.startswith("--")}
+    return options <= {"--help", "--version", *options_of(command)}
 
 
-def commands_of(parser) -> dict[str, argparse.ArgumentParser]:
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            return action.choices
-    return {}
+@functools.cache
+def commands_of(command: click.Command) -> dict[str, click.Command]:
+    if not isinstance(command, click.Group):
+        return {}
+    ctx = click.Context(command)
+    return {name: command.get_command(ctx, name) for name in command.list_commands(ctx)}
+
+
+def options_of(command: click.Command) -> set[str]:
+    return {name for parameter in command.params for name in parameter.opts}
 
 
 def test_the_versions_that_spark_is_said_to_be_tried_with_are_those_that_are_installed(

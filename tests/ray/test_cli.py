@@ -212,6 +212,76 @@ def test_output_that_nobody_reads_is_no_error_message(oncelog, arguments):
     assert program.wait(timeout=DEADLINE_S) == 141
 
 
+def test_what_is_consumed_as_json_is_produced_again(oncelog, tmp_path):
+    """With markers of transactions, which have offsets too, where reading ends."""
+    for name in ("copied", "copies"):
+        assert oncelog.run("topics", "create", name, "--partitions", "2").status == 0
+    (tmp_path / "picture").write_bytes(b"\xff\n\x00")
+    place = ("--partition", "1", "--header", "from=a", "--header", "to=b=c")
+    sent = [
+        oncelog.run(
+            "produce", "copied", *place, "--key", "k", "--compression", "zstd", lines="ü\n"
+        ),
+        oncelog.run("produce", "copied", "--whole-file", str(tmp_path / "picture")),
+        oncelog.run("produce", "copied", "--null-value", "--transactional-id", "t", lines="\n"),
+    ]
+    assert [(done.status, done.err) for done in sent] == [(0, "")] * 3
+    read = ("--from-beginning", "--exit-at-end")
+    lines = oncelog.run("consume", "copied", "-o", "json", *read).out
+    (tmp_path / "lines").write_text(lines)
+    again = oncelog.run("produce", "copies", "--format", "jsonl", str(tmp_path / "lines"))
+    assert (again.status, again.err) == (0, "")
+
+    def records(name, text):
+        found = [json.loads(line) for line in text.splitlines()]
+        assert {record.pop("topic") for record in found} == {name}
+        return sorted(
+            ([*record.values()] for record in found if record.pop("offset") >= 0), key=str
+        )
+
+    expected = records("copied", lines)
+    assert {json.dumps(record[2:], ensure_ascii=False) for record in expected} == {
+        '["k", "ü", [["from", "a"], ["to", "b=c"]]]',
+        '[null, {"base64": "/woA"}, []]',
+        "[null, null, []]",
+    }
+    both = oncelog.run("consume", "copies", "copied", "-o", "json", *read, "--count", "6").out
+    copies = [line for line in both.splitlines() if json.loads(line)["topic"] == "copies"]
+    assert records("copies", "\n".join(copies)) == expected
+    last = ("consume", "copied", "--partition", "1", "--offset", "0", "--exit-at-end")
+    done = oncelog.run(*last, "--count", "1", "--format", "%p %o %k=%s %h\\n")
+    assert done == Done(0, "1 0 k=ü from=a,to=b=c\n", "")
+
+
+def test_top_shows_what_status_and_groups_show(oncelog):
+    oncelog.run("produce", "copied", lines="x\n")
+    done = oncelog.run("top", "--once", "--interval-ms", "100", "--rows", "50")
+    assert (done.status, done.err) == (0, "")
+    assert ": serving\n" in done.out
+    assert "\ncopied " in done.out
+    assert "\nreaders " in done.out
+
+
+def test_names_of_the_cluster_are_completed(oncelog):
+    """However long the machine takes; a shell waits for a second."""
+    oncelog.run("topics", "create", "completed")
+    code = (
+        "from oncelog.api.cli import arguments, main as cli\n"
+        f"arguments.COMPLETION_TIMEOUT_S = {DEADLINE_S}\n"
+        "cli.main()\n"
+    )
+    words = f"oncelog consume --data-dir {oncelog.data_dir} compl"
+    typed = {"_ONCELOG_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "4"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**oncelog.environment, **typed},
+    )
+    assert (done.stdout, done.stderr) == ("plain,completed\n", "")
+
+
 def test_an_unknown_topic_is_one_line(oncelog):
     done = oncelog.run("produce", "nowhere", lines="x\n")
     assert done == Done(

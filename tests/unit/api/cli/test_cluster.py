@@ -72,8 +72,12 @@ def run(command, data_dir, *arguments):
 def test_start_leaves_a_process_of_its_own_session_behind(head, capsys):
     assert run("start", head, "--num-cpus", "2") == 0
     word = cluster_connection.read_discovery(head)
-    shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    lines = capsys.readouterr().out.splitlines()
+    shown = dict(line.split(maxsplit=1) for line in lines[:-2])
+    assert shown.pop("next") == f"oncelog topics create flights --partitions 6 --data-dir {head}"
+    assert list(shown) == ["starting", "process", "log", "serving", "address", "dashboard"]
     assert shown == {
+        "starting": str(head),
         "serving": str(head),
         "address": word.address,
         "dashboard": "http://d",

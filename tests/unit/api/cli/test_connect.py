@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import socket
@@ -12,6 +11,7 @@ import pytest
 from oncelog.api import client
 from oncelog.api.cli import connect as cli_connect
 from oncelog.api.cli import terminal as cli_terminal
+from oncelog.api.cli.arguments import Arguments, Command
 from oncelog.api.cli.terminal import CliError
 from oncelog.api.session import cluster_connection
 from oncelog.storage.exceptions import InvalidSettingError
@@ -38,7 +38,7 @@ def deaf():
 
 
 def arguments(address=None, data_dir=None):
-    return argparse.Namespace(address=address, data_dir=data_dir)
+    return Arguments(address=address, data_dir=data_dir)
 
 
 def leave_word(data_dir, address, process_id=None):
@@ -164,9 +164,8 @@ def test_whoever_is_connected_ends_in_order_whatever_handlers_ray_has_set(listen
 
 
 def options(*given):
-    parser = argparse.ArgumentParser()
-    cli_connect.add_cluster_arguments(parser)
-    return parser.parse_args(given)
+    command = cli_connect.cluster_options(Command("any", callback=lambda args: args))
+    return command.main(list(given), standalone_mode=False)
 
 
 WAYS = {

@@ -129,7 +129,7 @@ def test_members_are_put_out_those_named_or_all(cluster, capsys):
         (
             "remove_members_from_group",
             "readers",
-            {"group_instance_ids": ["i"], "member_ids": ["m"]},
+            {"group_instance_ids": ("i",), "member_ids": ("m",)},
         ),
         ("remove_members_from_group", "readers"),
     ]
@@ -194,9 +194,12 @@ def test_without_execute_nothing_is_changed(cluster, capsys):
         (("--to-earliest",), "give --topic TOPIC or --all-topics"),
         (("--all-topics", "--topic", "flights", "--to-earliest"), "give --topic TOPIC or"),
         (("--topic", "flights:x", "--to-earliest"), "'flights:x' is not TOPIC"),
-        (("--topic", "flights"), "one of the arguments --to-earliest"),
+        (("--topic", "flights"), "one of --to-earliest, --to-latest"),
         (("--topic", "flights", "--to-datetime", "noon"), "'noon' is not a time"),
-        (("--topic", "flights", "--to-latest", "--to-earliest"), "not allowed with"),
+        (
+            ("--topic", "flights", "--to-latest", "--to-earliest"),
+            "--to-earliest and --to-latest exclude each other",
+        ),
     ],
 )
 def test_an_unclear_reset_is_refused(cluster, capsys, arguments, reason):

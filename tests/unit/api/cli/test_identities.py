@@ -520,7 +520,7 @@ def test_a_resource_may_have_a_colon_in_its_name():
 
 def test_acls_are_switched_on_and_off(cluster, capsys):
     assert acls("on", "--super-user", "User:admin") == 0
-    assert cluster.changes == [("set_authorization", True, ["User:admin"])]
+    assert cluster.changes == [("set_authorization", True, ("User:admin",))]
     assert capsys.readouterr().out == "authorization is on; super users: User:admin\n"
     assert acls("off") == 0
     assert cluster.changes[1:] == [("set_authorization", False)]

@@ -11,6 +11,8 @@ import pytest
 
 from oncelog import __version__
 from oncelog.api.cli import main as cli
+from oncelog.api.cli import status as cli_status
+from oncelog.api.cli.terminal import CliError
 from oncelog.storage.exceptions import UnknownTopicOrPartitionError
 
 
@@ -24,7 +26,7 @@ def outcome(monkeypatch):
                 raise end
             return end
 
-        monkeypatch.setattr(cli.cli_status, "status", run)
+        monkeypatch.setattr(cli_status.status, "callback", run)
 
     return use
 
@@ -32,26 +34,34 @@ def outcome(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ([], "COMMAND"),
-        (["fly"], "invalid choice: 'fly'"),
-        (["status", "--jsn"], "unrecognized arguments: --jsn"),
+        ([], "missing command"),
+        (["fly"], "there is no command 'fly'"),
+        (["topic", "list"], "there is no command 'topic'; did you mean 'topics'?"),
+        (["topics", "delet"], "there is no command 'delet'; did you mean 'delete'?"),
+        (["status", "--jsn"], "no such option '--jsn'. Did you mean '--json'?"),
+        (["topics", "list", "-o", "xml"], "'xml' is not one of 'table', 'json', 'yaml'"),
         (["start", "--dashboard-port", "99999"], "'99999' is not a whole number from 1 to 65535"),
         (["start", "--num-cpus", "two"], "'two' is not a whole number from 1"),
-        (["topics"], "ACTION"),
+        (["start", "--num-cpus", "--2"], "'--2' is not a whole number from 1"),
+        (["start", "--num-cpus", "9" * 5_000], "9' is not a whole number from 1"),
+        (["topics"], "missing command"),
         (["topics", "create"], "TOPIC"),
         (["topics", "create", "f", "--partitions", "0"], "'0' is not a whole number from 1"),
-        (["consume", "f", "--isolation-level", "dirty"], "invalid choice: 'dirty'"),
+        (["consume", "f", "--isolation-level", "dirty"], "'dirty' is not one of"),
         (["consume", "f", "--max-records", "-1"], "'-1' is not a whole number from 1"),
-        (["consume", "f", "--from-begin"], "unrecognized arguments: --from-begin"),
+        (
+            ["consume", "f", "--from-begin"],
+            "no such option '--from-begin'. (Did you mean one of: '--from-beg",
+        ),
         (["produce"], "TOPIC"),
         (["dump"], "PATH"),
         (["accept-cut", "x"], "OFFSET"),
-        (["accept-cut", "x", "-1"], "'-1' is not a whole number from 0"),
+        (["accept-cut", "x", "y"], "'y' is not a whole number from 0"),
         (["demo", "--seed", "x"], "'x' is not a whole number from 0"),
         (["demo", "--brokers", "6"], "'6' is not a whole number from 1 to 5"),
         (
             ["demo", "--streaming", "--brokers", "3"],
-            "--brokers: not allowed with argument --streaming",
+            "--streaming and --brokers exclude each other",
         ),
     ],
 )
@@ -79,7 +89,7 @@ def test_help_names_every_command(capsys):
         "demo",
         "accept-cut",
     ):
-        assert f"\n    {command} " in text
+        assert f"\n  {command} " in text
 
 
 def test_the_version_is_that_of_the_package(capsys):
@@ -136,7 +146,7 @@ def test_a_package_that_only_the_demo_needs_is_named(monkeypatch, capsys):
 
 def test_missing_java_ends_the_demo_with_one_line(monkeypatch, capsys):
     def run(args):
-        raise cli.cli_cluster.CliError("Spark needs Java 17 or newer", "install it")
+        raise CliError("Spark needs Java 17 or newer", "install it")
 
     monkeypatch.setitem(sys.modules, cli.DEMO_MODULE, types.SimpleNamespace(main=run))
     assert cli.main(["demo"]) == 1
@@ -161,7 +171,7 @@ def test_a_reader_that_leaves_is_no_error_message():
         "from oncelog.api.cli import main as cli, status as cli_status\n"
         "def run(args):\n"
         "    while True: print('line')\n"
-        "cli_status.status = run\n"
+        "cli_status.status.callback = run\n"
         "sys.exit(cli.main(['status']))\n"
     )
     program = subprocess.Popen(

@@ -25,7 +25,7 @@ from oncelog.storage.exceptions import (
     ProducerFencedError,
     RebalanceInProgressError,
 )
-from oncelog.storage.model import TopicPartition
+from oncelog.storage.model import MESSAGE_MAX_BYTES, TopicPartition
 
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 
@@ -36,6 +36,7 @@ class Producer:
     def __init__(self, settings):
         self.settings = settings
         self.sent = []
+        self.more = []
         self.story = []
         self.failure = None
         self.before_commit = self.before_flush = None
@@ -60,10 +61,11 @@ class Producer:
         self.before_commit()
         self.story.append("commit")
 
-    def send(self, topic, value=None, key=None):
+    def send(self, topic, value=None, key=None, **more):
         future = Future()
         number = len(self.sent)
         self.sent.append((topic, key, value))
+        self.more.append(more)
         if self.failure is not None:
             future.set_exception(self.failure)
         else:
@@ -85,6 +87,7 @@ class Consumer:
         self.rooms = []
         self.commit_error = None
         self.before_commit = None
+        self.places = []
 
     def __enter__(self):
         return self
@@ -99,7 +102,22 @@ class Consumer:
         self.story.append(("assign", list(partitions)))
 
     def assignment(self):
-        return frozenset({TopicPartition("flights", 0)})
+        return frozenset({P0, P1})
+
+    def beginning_offsets(self, partitions):
+        return {tp: {P0: 10, P1: 0}[tp] for tp in partitions}
+
+    def end_offsets(self, partitions):
+        return {tp: {P0: 20, P1: 5}[tp] for tp in partitions}
+
+    def offsets_for_times(self, times_ms):
+        assert set(times_ms.values()) == {2_000}
+        found = types.SimpleNamespace(offset=15, timestamp_ms=2_000)
+        return {tp: found if tp == P0 else None for tp in times_ms}
+
+    def position(self, partitions):
+        assert set(partitions) == {P0, P1}
+        return self.places.pop(0)
 
     def seek(self, partition, offset):
         self.story.append(("seek", partition, offset))
@@ -128,6 +146,7 @@ class Clients:
     def __init__(self):
         self.made = self.failure = None
         self.polls = []
+        self.places = []
         self.commit_error = None
         self.before_commit = self.before_flush = lambda: None
 
@@ -140,6 +159,7 @@ class Clients:
 
     def consumer(self, **settings):
         self.made = Consumer(settings, self.polls)
+        self.made.places = list(self.places)
         self.made.commit_error = self.commit_error
         self.made.before_commit = self.before_commit
         return self.made
@@ -306,6 +326,102 @@ def test_no_lines_are_no_records(clients, type_in, capsys):
     assert capsys.readouterr().out == "0 records to flights\n"
 
 
+def test_what_is_the_same_for_all_records_is_given_to_each(clients, type_in):
+    type_in(b"a\n\n")
+    options = ["--key", "k", "--header", "by=me=you", "--header", "n=", "--partition", "1"]
+    assert cli.main(["produce", "flights", *options, "--null-value"]) == 0
+    assert clients.made.sent == [("flights", b"k", b"a"), ("flights", b"k", None)]
+    headers = [("by", b"me=you"), ("n", b"")]
+    assert clients.made.more == [{"partition": 1, "headers": headers}] * 2
+
+
+def test_how_batches_travel_is_a_setting_of_the_producer(clients, type_in):
+    type_in(b"")
+    assert cli.main(["produce", "flights", "--compression", "zstd", "--acks", "1"]) == 0
+    assert clients.made.settings == {"compression_type": "zstd", "acks": 1}
+
+
+def test_each_file_is_a_record_if_it_is_whole(clients, tmp_path):
+    for name, content in (("a", b"1\n2\n"), ("b", b"")):
+        (tmp_path / name).write_bytes(content)
+    files = [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert cli.main(["produce", "flights", "--whole-file", *files]) == 0
+    assert [value for _, _, value in clients.made.sent] == [b"1\n2\n", b""]
+    clients.made = None
+    (tmp_path / "a").write_bytes(b"x" * (MESSAGE_MAX_BYTES + 1))
+    assert cli.main(["produce", "flights", "--whole-file", files[0]]) == 1
+    assert clients.made.sent == []
+
+
+def test_lines_of_several_files_are_named_with_their_file(clients, tmp_path, capsys):
+    for name, content in (("a", b"1:2\n"), ("b", b"3:4\n5\n")):
+        (tmp_path / name).write_bytes(content)
+    files = [str(tmp_path / "a"), "--file", str(tmp_path / "b")]
+    assert cli.main(["produce", "flights", "--key-separator", ":", *files]) == 1
+    assert f"line 2 of {tmp_path / 'b'} has no ':' between" in capsys.readouterr().err
+
+
+def test_what_consume_prints_as_json_is_produced_again(clients, type_in, capsys):
+    headers = (("h", b"1"), ("n", None), ("b", b"\xfe"))
+    clients.polls = [[record(7, "ü\n".encode(), b"\xff", headers), record(8, None)]]
+    assert cli.main(["consume", "flights", "-o", "json", "--count", "2"]) == 0
+    type_in(capsys.readouterr().out.encode())
+    assert cli.main(["produce", "flights", "--format", "jsonl"]) == 0
+    assert clients.made.sent == [
+        ("flights", b"\xff", "ü\n".encode()),
+        ("flights", None, None),
+    ]
+    place = {"partition": 0, "timestamp_ms": 1_000}
+    assert clients.made.more == [{**place, "headers": list(headers)}, place]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "line 1 is not JSON (Expecting property name"),
+        ("[1]", "line 1 is not an object with a value"),
+        ('{"key": "k"}', "line 1 is not an object with a value"),
+        ('{"value": "v", "vlaue": 1}', "line 1 has the field 'vlaue' — give only key, value"),
+        ('{"value": 1}', 'line 1 has value=1 — give a string, null, or {"base64": "..."}'),
+        ('{"value": {"base64": "?"}}', 'line 1 has value={"base64": "?"}'),
+        ('{"value": "\\ud800"}', "line 1 has value="),
+        ('{"value": "v", "partition": -1}', "line 1 has partition=-1"),
+        ('{"value": "v", "timestamp_ms": true}', "line 1 has timestamp_ms=true"),
+        ('{"value": "v", "headers": {"a": "b"}}', 'give a list like [["name", "value"]]'),
+        ('{"value": "v", "headers": [["a", 1]]}', "line 1 has headers=1"),
+    ],
+)
+def test_json_that_is_no_record_is_named(clients, type_in, capsys, line, reason):
+    type_in(line.encode())
+    assert cli.main(["produce", "flights", "--format", "jsonl"]) == 1
+    assert reason in capsys.readouterr().err
+    assert clients.made.sent == []
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--key", "k", "--key-separator", ":"], "exclude each other"),
+        (["--format", "jsonl", "--key", "k"], "--format and --key exclude each other"),
+        (["--whole-file"], "--whole-file reads no standard input"),
+        (["--header", "x"], "--header 'x' is not a header — give NAME=VALUE"),
+        (["--compression", "zip"], "'zip' is not one of 'none', 'gzip'"),
+        (["--acks", "2"], "'2' is not one of 'all', '1', '0'"),
+    ],
+)
+def test_options_of_produce_that_make_no_sense_are_refused(clients, capsys, options, reason):
+    assert cli.main(["produce", "flights", *options]) == 2
+    assert reason in capsys.readouterr().err
+    assert clients.made is None
+
+
+def test_a_partition_that_the_topic_lacks_is_refused(clients, type_in, capsys):
+    type_in(b"x\n")
+    for command in ("produce", "consume"):
+        assert cli.main([command, "flights", "--partition", "2"]) == 1
+        assert "has no partition 2 — give one from 0 to 1" in capsys.readouterr().err
+
+
 def test_an_empty_separator_is_wrong_usage(clients, capsys):
     assert cli.main(["produce", "flights", "--key-separator", ""]) == 2
     assert "--key-separator is empty" in capsys.readouterr().err
@@ -387,6 +503,85 @@ def test_a_record_as_json_has_everything(clients, capsys):
         "value": "ü",
         "headers": [["h", "1"], ["n", None]],
     }
+
+
+P0, P1 = TopicPartition("flights", 0), TopicPartition("flights", 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "offsets"),
+    [
+        (["--offset", "beginning"], {P0: 10, P1: 0}),
+        (["--offset", "end"], {P0: 20, P1: 5}),
+        (["--offset", "12"], {P0: 12, P1: 5}),
+        (["--offset", "-7"], {P0: 13, P1: 0}),
+        (["--offset", "-70"], {P0: 10, P1: 0}),
+        (["--offset", "@1970-01-01T00:00:02"], {P0: 15, P1: 5}),
+        (["--from-time", "2000", "--partition", "0"], {P0: 15}),
+    ],
+)
+def test_reading_starts_where_it_is_said_and_within_the_log(clients, options, offsets):
+    assert cli.main(["consume", "flights", "--timeout-ms", "0", *options]) == 0
+    seeks = [each for each in clients.made.story if each[0] == "seek"]
+    assert {tp: offset for _, tp, offset in seeks} == offsets
+
+
+def test_several_topics_are_read_at_once_each_once(clients):
+    assert cli.main(["consume", "flights", "flights", "--timeout-ms", "0"]) == 0
+    assert clients.made.story[0] == ("assign", [P0, P1])
+    assert cli.main(["consume", "flights", "flight"]) == 1
+
+
+def test_it_ends_at_the_end_that_there_was(clients, capsysbinary):
+    clients.polls = [[record(18)], [record(19)]]
+    clients.places = [{P0: 18, P1: 5}, {P0: 19, P1: 5}, {P0: 20, P1: 5}]
+    assert cli.main(["consume", "flights", "--from-beginning", "--exit-at-end"]) == 0
+    assert capsysbinary.readouterr().out == b"v\nv\n"
+
+
+def test_it_ends_before_the_first_record_of_a_time(clients, capsysbinary):
+    clients.polls = [[record(14, b"before"), record(15, b"after")]]
+    clients.places = [{P0: 14, P1: 5}, {P0: 16, P1: 5}]
+    arguments = ["--from-beginning", "--until-time", "2000"]
+    assert cli.main(["consume", "flights", *arguments]) == 0
+    assert capsysbinary.readouterr().out == b"before\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "printed"),
+    [
+        ("%t %p %o %T\\n", b"flights 0 7 1000\n"),
+        ("%k=%s|", b"\xff=v|"),
+        ("%K:%S:%%", b"1:1:%"),
+        ("%h\\t\\x41\\\\", b"a=1,n=NULL\tA\\"),
+    ],
+)
+def test_records_are_printed_as_the_format_says(clients, capsysbinary, given, printed):
+    clients.polls = [[record(7, b"v", b"\xff", (("a", b"1"), ("n", None)))]]
+    assert cli.main(["consume", "flights", "-c", "1", "--format", given]) == 0
+    assert capsysbinary.readouterr().out == printed
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--format", "%z"], "--format has '%z' — give %t, %p"),
+        (["--format", "a%"], "--format has '%'"),
+        (["--format", "\\xg1"], "--format has '\\\\x'"),
+        (["--format", "%s", "--json"], "--format and --json exclude each other"),
+        (["--offset", "soon"], "'soon' is no place in a partition: give beginning, end, N, -N or"),
+        (["--offset", "--3"], "'--3' is no place in a partition"),
+        (["--offset", "@soon"], "'soon' is not a time like"),
+        (["--offset", "end", "--from-beginning"], "exclude each other"),
+        (["--exit-at-end", "--follow"], "--follow and --exit-at-end exclude each other"),
+        (["--group", "g", "--partition", "0"], "--group and --partition exclude each other"),
+        (["--group", "g", "--until-time", "1"], "--group and --until-time exclude each other"),
+    ],
+)
+def test_options_of_consume_that_make_no_sense_are_refused(clients, capsys, options, reason):
+    assert cli.main(["consume", "flights", *options]) == 2
+    assert reason in capsys.readouterr().err
+    assert clients.made is None
 
 
 DAMAGE = CorruptRecordError(

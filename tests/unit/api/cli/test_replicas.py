@@ -17,6 +17,7 @@ from oncelog.actors.protocol.messages.cluster import (
 )
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply
 from oncelog.api.cli import main as cli
+from oncelog.api.cli import replicas as cli_replicas
 from oncelog.api.cli import status as cli_status
 from oncelog.api.cli import topics as cli_topics
 from oncelog.api.cli.terminal import describe_error
@@ -50,7 +51,8 @@ FLIGHTS = TopicMetadata(
 @pytest.fixture
 def cluster(monkeypatch):
     cluster = AdminCluster(FLIGHTS, describe_topic=FLIGHTS)
-    monkeypatch.setattr(cli_topics, "connect", lambda args: cluster)
+    for module in (cli_replicas, cli_topics):
+        monkeypatch.setattr(module, "connect", lambda args: cluster)
     return cluster
 
 
@@ -75,6 +77,45 @@ def test_a_partition_is_moved(cluster, capsys):
     )
 
 
+@pytest.fixture
+def steps(cluster, monkeypatch):
+    """Makes a partition be on these brokers in turn, each time it is looked at."""
+    monkeypatch.setattr(cli_replicas, "WAIT_POLL_S", 0.0)
+
+    def use(*places):
+        looks = iter(places)
+
+        def look(*_):
+            return TopicMetadata(
+                name="flights", topic_id="f" * 32, partitions=(partition(0, **next(looks)),)
+            )
+
+        cluster.answers["describe_topic"] = look
+        cluster.answers["describe_cluster"] = lambda: MetadataReply(topics=(look(),))
+
+    return use
+
+
+def test_draining_is_waited_for(steps, capsys):
+    steps({"replicas": (2, 1)}, {"replicas": (2, 3)}, {"replicas": (3, 1)})
+    assert run("brokers drain 2 --wait") == 0
+    assert capsys.readouterr().out == "broker 2 is drained\n"
+
+
+def test_a_move_is_waited_for(steps, capsys):
+    steps({}, {"adding": (3,)}, {"removing": (1,)}, {})
+    assert run("partitions reassign flights 0 --replicas 2,3 --wait") == 0
+    assert capsys.readouterr().out == "flights-0 is on brokers 2, 3\n"
+
+
+def test_waiting_ends_after_its_time_and_the_move_goes_on(steps, capsys):
+    steps({"replicas": (2, 1)}, {"replicas": (2, 1)})
+    assert run("brokers drain 2 --wait --timeout-ms 0") == 1
+    assert capsys.readouterr().err == (
+        "oncelog: not all is moved after 0 ms, 1 left — `oncelog status` shows the progress\n"
+    )
+
+
 def test_a_move_is_cancelled(cluster, capsys):
     assert run("partitions reassign flights 3 --cancel") == 0
     assert cluster.changes == [("cancel_reassignment", "flights", 3)]
@@ -95,8 +136,8 @@ def test_what_does_not_move_is_not_cancelled(cluster, capsys):
         ("flights 0 --replicas 1,b", "'1,b' is not a list of brokers: give their ids"),
         ("flights 0 --replicas -1", "--replicas"),
         ("flights 0 --replicas ,", "',' is not a list of brokers"),
-        ("flights 0", "--replicas --cancel"),
-        ("flights 0 --replicas 1 --cancel", "not allowed with"),
+        ("flights 0", "one of --replicas, --cancel is required"),
+        ("flights 0 --replicas 1 --cancel", "--replicas and --cancel exclude each other"),
         ("flights x --replicas 1", "'x' is not a whole number"),
     ],
 )

@@ -84,7 +84,7 @@ def test_a_second_signal_ends_it_at_once_whatever_is_held(number, _):
 
 @pytest.mark.parametrize(("number", "_"), SIGNALS)
 def test_after_the_command_nobody_is_told_where_it_was_interrupted(number, _):
-    code = "cli_status.status = lambda args: 0\ncli.main(['status'])\nstrike()\n"
+    code = "cli_status.status.callback = lambda args: 0\ncli.main(['status'])\nstrike()\n"
     assert program(code, number) == (-number, "", "")
 
 
@@ -92,7 +92,7 @@ def test_after_the_command_nobody_is_told_where_it_was_interrupted(number, _):
     ("number", "status", "word"), [(*SIGNALS[0], "interrupted"), (*SIGNALS[1], "terminated")]
 )
 def test_a_command_that_a_signal_ends_says_so_in_one_line(number, status, word):
-    code = "cli_status.status = lambda args: strike()\nsys.exit(cli.main(['status']))\n"
+    code = "cli_status.status.callback = lambda args: strike()\nsys.exit(cli.main(['status']))\n"
     assert program(code, number) == (status, "", f"oncelog: {word}\n")
 
 

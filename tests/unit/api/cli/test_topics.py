@@ -167,8 +167,12 @@ def test_the_oldest_records_are_deleted(cluster, capsys, arguments, offsets):
 @pytest.mark.parametrize(
     ("arguments", "status", "reason"),
     [
-        (("flights",), 2, "--before-offset --all is required"),
-        (("flights", "--all", "--before-offset", "3"), 2, "not allowed with"),
+        (("flights",), 2, "one of --before-offset, --all is required"),
+        (
+            ("flights", "--all", "--before-offset", "3"),
+            2,
+            "--before-offset and --all exclude each other",
+        ),
         (("flights", "--before-offset", "-1"), 2, "'-1' is not a whole number"),
         (("flights", "--partition", "2", "--all"), 1, "no partition 2 — give one from 0 to 1"),
         (("__consumer_offsets", "--all"), 1, "is an internal topic"),
