@@ -58,7 +58,12 @@ class ListenerFile:
             except (OSError, CorruptDataError, InvalidSettingError) as error:
                 # Commands go on through Ray; a full disk may have room again.
                 if str(error) != self._problem:
-                    _logger.warning("%s cannot be written: %s", LISTENER_FILE, error)
+                    _logger.warning(
+                        "%s cannot be written: %s — commands here join Ray meanwhile; "
+                        "make room, or the directory writable",
+                        LISTENER_FILE,
+                        error,
+                    )
                 self._problem = str(error)
             await asyncio.sleep(CHECK_S)
 

@@ -121,13 +121,21 @@ def read_named(data_dir: Path) -> NamedListener | None:
         is_ours = known.st_uid == os.geteuid() and not known.st_mode & _OF_OTHERS
         if not is_ours or not stat.S_ISREG(known.st_mode) or known.st_size > FILE_MAX_BYTES:
             _logger.warning(
-                "%s in %s is not used: not a file of this user", LISTENER_FILE, data_dir
+                "%s in %s is not used: not a file of this user alone — remove it: its broker "
+                "writes it anew",
+                LISTENER_FILE,
+                data_dir,
             )
             return None
         try:
             return NamedListener.from_bytes(file.read(FILE_MAX_BYTES))
         except (OSError, ValueError) as error:
-            _logger.warning("%s in %s is not used: %s", LISTENER_FILE, data_dir, error)
+            _logger.warning(
+                "%s in %s is not used: %s — remove it: its broker writes it anew",
+                LISTENER_FILE,
+                data_dir,
+                error,
+            )
             return None
 
 

@@ -9,6 +9,7 @@ from topics import AdminCluster, topic_of
 
 from oncelog.api.admin.calls import LogDirDescription, ReplicaSize
 from oncelog.api.cli import main as cli
+from oncelog.api.cli import replicas as cli_replicas
 from oncelog.api.cli import topics as cli_topics
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import TopicAlreadyExistsError
@@ -26,7 +27,8 @@ def cluster(monkeypatch):
         topic_of("delays", -1, topic_id="d" * 32, **EPOCH),
         delete_records=lambda offsets: {tp: max(offset, 7) for tp, offset in offsets.items()},
     )
-    monkeypatch.setattr(cli_topics, "connect", lambda args: cluster)
+    for module in (cli_replicas, cli_topics):
+        monkeypatch.setattr(module, "connect", lambda args: cluster)
     return cluster
 
 
