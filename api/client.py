@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import ray
 
 from oncelog.actors.config import ClusterConfig, data_directories
-from oncelog.actors.interfaces import CONTROLLER_ACTOR
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, Transport
 from oncelog.actors.option_types import ClusterOptions
 from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.process.process_table import ProcessTable
@@ -24,6 +24,7 @@ from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequ
 from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.actors.rpc.actor_transport import ActorTransport
 from oncelog.actors.rpc.call_meter import CallReports
+from oncelog.actors.rpc.handshake import Identity
 from oncelog.actors.rpc.ray_transport import RayTransport, find_actor
 from oncelog.api.admin.admin import Admin, AsyncAdmin
 from oncelog.api.config import ConsumerSettings, ProducerSettings, QueueSettings
@@ -286,6 +287,16 @@ class Cluster(ProcessBound):
         """Make an admin client for the running event loop, with its own metadata cache."""
         router = Router(self._transport, self._clock, self._reports.metrics)
         return AsyncAdmin(router, random=self._random)
+
+    def transport_as(self, identity: Identity | None) -> tuple[Transport, Callable[[], None]]:
+        """Calls as ``identity`` over connections of its own, and what closes these.
+
+        ``None`` is whoever this connection is of; its connections stay open.
+        """
+        if identity is None:
+            return self._transport, lambda: None
+        connections = ActorTransport(RayTransport(), identity=identity)
+        return PoliteTransport(connections), connections.close
 
     def producer(self, **settings: Unpack[ProducerOptions]) -> Producer:
         """Make a producer; ``settings`` are the keywords of ``ProducerSettings``.

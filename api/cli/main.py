@@ -18,6 +18,7 @@ from oncelog import __version__
 from oncelog.actors.config import ClusterConfig, TopicConfig
 from oncelog.actors.process.ray_environment import keep_output_clean
 from oncelog.api.cli import cluster as cli_cluster
+from oncelog.api.cli import console as cli_console
 from oncelog.api.cli import data_directory as cli_data_directory
 from oncelog.api.cli import groups as cli_groups
 from oncelog.api.cli import identities as cli_identities
@@ -108,6 +109,7 @@ def build_parser() -> argparse.ArgumentParser:
     cli_transactions.add_commands(commands)
     cli_identities.add_commands(commands)
     cli_metrics.add_commands(commands)
+    cli_console.add_commands(commands)
     _add_rotate_key(commands)
     _add_dump(commands)
     _add_accept_cut(commands)

@@ -592,7 +592,7 @@ def as_text(seen: ClusterStatus) -> str:
                 broker.broker_id,
                 broker.rack or "-",
                 broker.data_dir or "-",
-                _broker_state(seen, broker),
+                broker_state(seen, broker),
             )
             for broker in metadata.brokers
         ),
@@ -620,17 +620,19 @@ def _voters(seen: ClusterStatus) -> list[tuple[str, str]]:
     voters = seen.metadata.voters
     if len(voters) <= 1:
         return []
-    told = (f"{voter.broker_id} ({_voter_state(voter)})" for voter in voters)
+    told = (f"{voter.broker_id} ({voter_state(voter)})" for voter in voters)
     return [("voters", f"brokers {', '.join(told)}")]
 
 
-def _voter_state(voter: VoterMetadata) -> str:
+def voter_state(voter: VoterMetadata) -> str:
+    """What a voter is to the controller's log, in a word."""
     if voter.is_controller:
         return "controller"
     return "behind" if voter.is_behind else "in sync"
 
 
-def _broker_state(seen: ClusterStatus, broker: BrokerMetadata) -> str:
+def broker_state(seen: ClusterStatus, broker: BrokerMetadata) -> str:
+    """Whether a broker is there, and what of it is still to move."""
     if broker.problem:
         return f"takes no part: {broker.problem}"
     state = "alive" if broker.is_live else "gone: its node is not in the cluster"
@@ -684,7 +686,7 @@ def as_json(seen: ClusterStatus) -> dict[str, Any]:
         "dashboard": seen.dashboard_url or None,
         "version": seen.metadata.version or None,
         "voters": [
-            {"broker_id": voter.broker_id, "state": _voter_state(voter)}
+            {"broker_id": voter.broker_id, "state": voter_state(voter)}
             for voter in seen.metadata.voters
         ],
         "brokers": [
@@ -692,7 +694,7 @@ def as_json(seen: ClusterStatus) -> dict[str, Any]:
                 "broker_id": broker.broker_id,
                 "data_dir": broker.data_dir or None,
                 "rack": broker.rack or None,
-                "state": _broker_state(seen, broker),
+                "state": broker_state(seen, broker),
                 "fenced": broker.is_fenced,
                 "draining": broker.is_draining,
                 "replica_count": seen.replica_count(broker.broker_id),

@@ -199,6 +199,14 @@ def join_ray(address: str) -> None:
         ) from None
 
 
+def leave_ray() -> None:
+    """Disconnect this process from its Ray cluster, if it is connected to one."""
+    import ray
+
+    if ray.is_initialized():
+        ray.shutdown()
+
+
 def _host_and_port(address: str) -> str:
     """The address that Ray would use: resolves "auto" and this machine's own names."""
     from ray._private.services import canonicalize_bootstrap_address_or_die
