@@ -31,7 +31,14 @@ from oncelog.api.console.access import (
     Sessions,
     is_same_origin,
 )
-from oncelog.api.console.pages import CONSOLE, SESSION, VIEWER, Console
+from oncelog.api.console.rendering import (
+    CONSOLE,
+    SESSION,
+    VIEWER,
+    Console,
+    error_page,
+    login_page,
+)
 from oncelog.api.console.snapshot import Link, Viewer
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import OncelogError
@@ -277,7 +284,7 @@ async def _with_error_pages(request: web.Request, handler: Handler) -> web.Strea
     try:
         return await handler(request)
     except OncelogError as error:
-        return await pages.error_page(request, error)
+        return await error_page(request, error)
     except web.HTTPException:
         raise
     except Exception:
@@ -299,7 +306,7 @@ async def _log_in(request: web.Request) -> web.StreamResponse:
             request.remote or "",
         )
     except RefusedLoginError as error:
-        return pages.login_page(request, str(error), status=403)
+        return login_page(request, str(error), status=403)
     response = web.HTTPSeeOther("/")
     _set_cookie(response, session, is_secure=console.is_secure)
     raise response

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import AsyncIterator, Callable
 from random import Random
 from typing import Any
@@ -192,3 +193,24 @@ async def console_of(
     app = make_app(link, Options(**options), Random(1))
     async with TestClient(TestServer(app)) as client:
         yield client
+
+
+def token_of(page: str) -> str:
+    """The token of a page's forms."""
+    match = re.search(r'name="token" value="([0-9a-f]+)"', page)
+    assert match is not None, page
+    return match[1]
+
+
+async def log_in(
+    client: TestClient[Any, Any], user: str = "alice", password: str = "of alice", **headers: str
+) -> Any:
+    """Log in by the form; the reply to it."""
+    page = await (await client.get("/login")).text()
+    origin = f"http://{client.host}:{client.port}"
+    return await client.post(
+        "/login",
+        data={"user": user, "password": password, "token": token_of(page)},
+        headers={"Origin": origin, **headers},
+        allow_redirects=False,
+    )
