@@ -136,6 +136,7 @@ class _Guard(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._is_admitted = False
         self._is_receiving = False
         self.is_busy = False
         self.changed_s = self._loop.time()
@@ -143,7 +144,8 @@ class _Guard(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See ``asyncio.Protocol``."""
         self._transport = cast("asyncio.Transport", transport)
-        if not self._connections.admit(self, transport):
+        self._is_admitted = self._connections.admit(self, transport)
+        if not self._is_admitted:
             self._transport.abort()
             return
         self._inner.connection_made(transport)
@@ -155,10 +157,13 @@ class _Guard(asyncio.Protocol):
             self._timer.cancel()
         if self._transport is not None:
             self._connections.remove(self._transport)
-        self._inner.connection_lost(exc)
+        if self._is_admitted:
+            self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """See ``asyncio.Protocol``. The first bytes of a request begin its time."""
+        if not self._is_admitted:
+            return
         if not self.is_busy and not self._is_receiving:
             self._is_receiving = True
             self._wait(HEADERS_S)
@@ -166,7 +171,7 @@ class _Guard(asyncio.Protocol):
 
     def eof_received(self) -> bool | None:
         """See ``asyncio.Protocol``."""
-        return self._inner.eof_received()
+        return self._inner.eof_received() if self._is_admitted else None
 
     def pause_writing(self) -> None:
         """See ``asyncio.Protocol``."""

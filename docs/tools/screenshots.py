@@ -1,4 +1,4 @@
-"""Takes the pictures of the console: three brokers, one of which dies, and each page in both colours.
+"""Takes the pictures of the console: three brokers, one of which dies; each page in both colours.
 
     python docs/tools/screenshots.py DIRECTORY
 

@@ -114,6 +114,32 @@ def test_beyond_the_most_connections_the_one_idle_longest_is_closed(monkeypatch)
     assert closed
 
 
+def test_if_none_is_idle_the_new_connection_is_closed(monkeypatch):
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 1)
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def wait(viewer):
+        begun.set()
+        await go_on.wait()
+        raise server.OncelogError("enough")
+
+    monkeypatch.setattr("oncelog.api.console.snapshot.Viewer.groups", wait)
+
+    async def scenario():
+        async with served() as port:
+            busy = asyncio.ensure_future(ask(port, "/groups"))
+            await begun.wait()
+            refused = b""
+            with contextlib.suppress(ConnectionError):
+                refused = await ask(port)
+            go_on.set()
+            return refused, await busy
+
+    refused, busy = asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert refused == b""
+    assert busy.startswith(b"HTTP/1.1 403")
+
+
 def test_a_page_that_takes_too_long_is_given_up(monkeypatch):
     monkeypatch.setattr(server, "REQUEST_S", 0.05)
 
