@@ -35,7 +35,7 @@ from oncelog.api.console.snapshot import Samples, Seen, assigned
 from oncelog.storage.exceptions import InvalidRequestError, OncelogError
 from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
 
-PLACES_MAX: Final = 20
+PLACES_MAX: Final = 8
 """Places of a finding that are named."""
 
 HELD_MAX: Final = 25
@@ -86,6 +86,9 @@ class _Finding:
 
 def _finding(found: FoundCondition, seen: Seen) -> _Finding:
     condition = found.condition
+    # What users have made first: they know it by name.
+    places = tuple(sorted(found.places, key=lambda place: place.startswith("__")))
+    found = FoundCondition(condition, places)
     return _Finding(
         name=condition.name,
         is_served=condition.is_served,
@@ -176,7 +179,7 @@ async def _brokers(request: web.Request) -> web.Response:
             "is_well": _is_well(one),
             "leaders": leaders[one.broker_id],
             "replicas": replicas[one.broker_id],
-            "size": sizes[one.broker_id],
+            "size": sizes[one.broker_id] if _is_well(one) else None,
         }
         for one in status.metadata.brokers
     ]

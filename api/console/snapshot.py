@@ -210,8 +210,9 @@ class Answers:
             answer = self._kept[key] = Answer()
         self._kept.move_to_end(key)
         if answer.task is None and monotonic_s() >= answer.fresh_until_s:
-            answer.task = asyncio.ensure_future(self._ask(answer, ask))
-            answer.task.add_done_callback(lambda task: _look(task))
+            task = asyncio.ensure_future(self._ask(answer, ask))
+            task.add_done_callback(_look)
+            answer.task = task
         if answer.task is not None:
             is_first = answer.value is None and answer.error is None
             wait_s = FIRST_WAIT_S if is_first else NEXT_WAIT_S

@@ -1,7 +1,8 @@
 """Text that anybody may have written, as a page shows it: nothing hidden, nothing that acts.
 
-Templates escape what has a meaning in HTML. This file does the rest. Control characters become
-pictures, and characters that reorder or hide text become their numbers. What is long is cut.
+Templates escape what has a meaning in HTML. This file does the rest. Control characters, and those
+that reorder or hide text, become their numbers; the ends of lines become arrows. What is long is
+cut.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ NAME_CHARS_MAX: Final = 500
 MARKS_MAX: Final = 3
 """Combining marks on one character; more would cover the lines above and below."""
 
-_PICTURES: Final = 0x2400
 _DELETE: Final = 0x7F
+_ARROWS: Final = {"\n": "↵", "\t": "→"}
 
 _UNSAFE: Final = re.compile(
     "[\x00-\x1f\x7f-\x9f"
@@ -49,20 +50,18 @@ def shown(text: str, *, keeps_lines: bool = False, chars_max: int = NAME_CHARS_M
     With ``keeps_lines`` line feeds and tabs stay as they are.
     """
     rest = len(text) - chars_max
-    text = _UNSAFE.sub(_picture_or_line if keeps_lines else _picture, text[:chars_max])
+    text = _UNSAFE.sub(_number_or_line if keeps_lines else _number, text[:chars_max])
     text = _MARKS.sub(r"\1", text)
     return f"{text}… {rest:,} more characters" if rest > 0 else text
 
 
-def _picture(match: re.Match[str]) -> str:
-    code = ord(match.group())
-    if code < 0x20:
-        return chr(_PICTURES + code)
-    return "\u2421" if code == _DELETE else f"⟨U+{code:04X}⟩"
+def _number(match: re.Match[str]) -> str:
+    character = match.group()
+    return _ARROWS.get(character) or f"⟨U+{ord(character):04X}⟩"
 
 
-def _picture_or_line(match: re.Match[str]) -> str:
-    return match.group() if match.group() in "\n\t" else _picture(match)
+def _number_or_line(match: re.Match[str]) -> str:
+    return match.group() if match.group() in _ARROWS else _number(match)
 
 
 def finalized(value: Any) -> Any:

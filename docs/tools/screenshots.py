@@ -16,15 +16,15 @@ from console_nodes import browser, console, three_brokers, traffic, why_no_brows
 from deadlines import wait_for
 
 WIDTH: Final = 1_180
-HEIGHT: Final = 720
+HEIGHT: Final = 860
 
 PAGES: Final = {
     "brokers": "/brokers",
     "topics": "/topics",
     "topic": "/topics/flights",
-    "records": "/topics/flights/records?partition=0&from=end&show=all&n=20",
+    "records": "/topics/flights/records?partition=5&from=beginning&show=all&n=50",
     "hostile": "/topics/hostile/records?partition=0&from=beginning",
-    "record": "/topics/flights/records/0/3?form=auto",
+    "record": "/topics/flights/records/5/3",
     "transactions": "/transactions",
     "transaction": "/transaction?id=left-open",
     "groups": "/groups",
@@ -33,8 +33,8 @@ PAGES: Final = {
     "jobs": "/jobs",
     "action": "/actions/drain?broker=3",
 }
-SETTLE_S: Final = 12
-"""For how long a page with a chart is open before its picture is taken."""
+SETTLE_S: Final = 8
+"""For how long a page with a chart is open before its picture is taken; so are jobs, for a rate."""
 
 
 def main() -> int:
@@ -65,8 +65,10 @@ def take(address: str, directory: Path) -> None:
             driver.save_screenshot(str(directory / f"console-overview{ending}.png"))
             for name, path in PAGES.items():
                 driver.get(address + path)
-                if driver.find_elements("css selector", ".chart"):
+                if name == "jobs" or driver.find_elements("css selector", ".chart"):
                     settle(driver)
+                if name == "action":
+                    driver.find_element("css selector", ".act-form button").click()
                 driver.save_screenshot(str(directory / f"console-{name}{ending}.png"))
 
 

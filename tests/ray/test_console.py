@@ -46,7 +46,7 @@ def test_a_console_shows_what_is_wrong_and_does_what_it_is_told(nodes: Any) -> N
         shown = text_of(driver)
         assert "<script>window.stolen" in shown
         assert "⟨U+202E⟩" in shown
-        assert "␛[2J" in shown
+        assert "⟨U+001B⟩[2J" in shown
         for offset in range(8):
             driver.get(f"{address}/topics/hostile/records/0/{offset}")
             assert "stolen" not in driver.title

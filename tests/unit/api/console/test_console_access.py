@@ -334,6 +334,7 @@ def test_a_login_that_succeeds_uses_up_nothing():
     for _ in range(10 * ATTEMPTS_MAX):
         budget.begin("1.1.1.1")
         budget.succeed("1.1.1.1")
+    assert budget.is_known("1.1.1.1")
 
 
 def test_addresses_that_are_remembered_are_bounded():

@@ -135,7 +135,7 @@ def test_each_condition_has_a_command(condition):
         seen.status.actors = [SimpleNamespace(is_damaged=True, reply=reply)]
     place = "broker 3" if condition.name == "broker away" else "t-1 (in sync: nobody)"
     found = FoundCondition(condition, (place,))
-    build_parser().parse_args(pages.command_for(found, seen))
+    assert build_parser().parse_args(pages.command_for(found, seen)).run
 
 
 # --- a cluster that is gone -------------------------------------------------------------------

@@ -244,7 +244,7 @@ def arrow_stream() -> bytes:
         (b'{"a":1}', "auto", "json", '"a": 1'),
         (b"hello", "auto", "text", "hello"),
         (b"\xff\x00", "auto", "hex", "ff 00"),
-        (b"\xff\x00", "text", "text", "\ufffd␀"),
+        (b"\xff\x00", "text", "text", "\ufffd⟨U+0000⟩"),
         (b"no", "json", "json", "no JSON"),
         (b'{"a":1}', "hex", "hex", "7b 22"),
     ],

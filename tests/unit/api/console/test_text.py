@@ -42,8 +42,9 @@ def test_every_form_of_a_value_is_visible_and_bounded(data):
     ("given_text", "seen"),
     [
         ("a\u202eb", "a⟨U+202E⟩b"),
-        ("\x1b[2J\x07", "␛[2J␇"),
-        ("\x7f\x85", "␡⟨U+0085⟩"),
+        ("\x1b[2J\x07", "⟨U+001B⟩[2J⟨U+0007⟩"),
+        ("a\n\tb", "a↵→b"),
+        ("\x7f\x85", "⟨U+007F⟩⟨U+0085⟩"),
         ("zero\u200bwidth", "zero⟨U+200B⟩width"),
         ("plain ÄÖ 漢字 🙂", "plain ÄÖ 漢字 🙂"),
     ],
