@@ -160,10 +160,9 @@ async def _brokers(request: web.Request) -> web.Response:
     if seen is None:
         raise answer.error or InvalidRequestError("there is no answer yet")
     status = seen.status
-    leaders = Counter(partition.leader for _, partition in status.partitions())
-    replicas: Counter[int] = Counter()
-    for _, partition in status.partitions():
-        replicas.update(partition.replicas)
+    partitions = [one for topic in status.metadata.topics for one in topic.partitions]
+    leaders = Counter(one.leader for one in partitions)
+    replicas = Counter(broker_id for one in partitions for broker_id in one.replicas)
     sizes: Counter[int] = Counter()
     disks: dict[tuple[int, str], list[Any]] = {}
     for actor in status.actors:
