@@ -83,7 +83,7 @@ def test_every_reply_has_the_headers_that_keep_pages_apart():
         assert found["Content-Security-Policy"].startswith("default-src 'self'")
         assert found["X-Frame-Options"] == "DENY"
         assert found["X-Content-Type-Options"] == "nosniff"
-        assert found["Referrer-Policy"] == "no-referrer"
+        assert found["Referrer-Policy"] == "same-origin"
 
 
 # --- logins -----------------------------------------------------------------------------------
