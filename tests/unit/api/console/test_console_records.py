@@ -171,7 +171,8 @@ def test_a_pattern_that_would_backtrack_for_ever_takes_linear_time():
 
 def test_a_search_stops_after_its_time_and_goes_on_where_it_stopped(monkeypatch):
     monkeypatch.setattr(records, "SCAN_S", -1.0)
-    cluster, _ = filled(b"a", b"b", b"c")
+    cluster, log = filled()
+    log.append(b"a", b"b", b"c")  # One batch: it stops within.
     found = read(cluster, wanted=Filter(value="c"))
     assert "s were searched" in found.stopped
     assert found.records == []
