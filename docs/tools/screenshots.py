@@ -18,7 +18,7 @@ from deadlines import wait_for
 from PIL import Image
 
 WIDTH: Final = 1_180
-COLOURS: Final = 64
+COLOURS: Final = 128
 HEIGHT: Final = 860
 
 PAGES: Final = {
