@@ -19,7 +19,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from oncelog.api.cli.connect import add_cluster_arguments, answers, connect, find
+from oncelog.api.cli.connect import add_cluster_arguments, answers, connect
 from oncelog.api.cli.terminal import (
     CliError,
     Commands,
@@ -191,7 +191,6 @@ class _Console:
                 return
             self._let_go()
         try:
-            find(self._args)
             self.connect()
         except (CliError, OncelogError) as error:
             self._link.lose(error.what)
