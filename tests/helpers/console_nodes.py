@@ -45,16 +45,21 @@ def three_brokers(root: Path) -> Iterator[Nodes]:
 def traffic(nodes: Nodes, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """The program that writes and reads; it has said that all is there."""
     command = [sys.executable, str(TRAFFIC), nodes.address, *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=nodes.environment)
+    # It goes on until its input ends: then nobody would hold its transaction open.
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=nodes.environment,
+    )
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         yield process
     finally:
         process.kill()
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        process.communicate()
 
 
 @contextlib.contextmanager
