@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from oncelog.actors.config import data_directories
-from oncelog.actors.interfaces import CONTROLLER_ACTOR
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, Transport
 from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.process.ray_output import keep_own_output
 from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest, ShutdownRequest
 from oncelog.actors.protocol.messages.transaction import RUN_TIMEOUT_MS
 from oncelog.actors.rpc.call_meter import NO_REPORTS
+from oncelog.actors.rpc.handshake import Identity
 from oncelog.api.admin.admin import Admin, AsyncAdmin
 from oncelog.api.session import cluster_connection
 from oncelog.api.session.event_loop import (
@@ -313,6 +314,16 @@ class Cluster(ProcessBound):
         """Make an admin client for the running event loop, with its own metadata cache."""
         router = self._new_router()
         return AsyncAdmin(router, random=self._random)
+
+    def transport_as(self, identity: Identity | None) -> tuple[Transport, Callable[[], None]]:
+        """Calls as ``identity`` over connections of its own, and what closes these.
+
+        ``None`` is whoever this connection is of; its connections stay open.
+        """
+        if identity is None:
+            return self._transport, lambda: None
+        connections = self._link.connections_as(identity)
+        return PoliteTransport(connections), connections.close
 
     def producer(self, **settings: Unpack[ProducerOptions]) -> Producer:
         """Make a producer; ``settings`` are the keywords of ``ProducerSettings``.

@@ -73,6 +73,7 @@ COMMANDS: Final = {
         "metrics:metrics",
         "List the metrics, or write a dashboard and alert rules for them.",
     ),
+    "console": ("console:console", "Show the cluster on pages for a browser, until Ctrl-C."),
     "logs": (
         "logs:logs",
         "Show what an actor's process has written, on whichever node it is.",

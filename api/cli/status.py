@@ -679,18 +679,19 @@ def _voters(seen: ClusterStatus) -> list[tuple[str, str]]:
     voters = seen.metadata.voters
     if len(voters) <= 1:
         return []
-    told = (f"{voter.broker_id} ({_voter_state(voter)})" for voter in voters)
+    told = (f"{voter.broker_id} ({voter_state(voter)})" for voter in voters)
     return [("voters", f"brokers {', '.join(told)}")]
 
 
-def _voter_state(voter: VoterMetadata) -> str:
+def voter_state(voter: VoterMetadata) -> str:
+    """What a voter is to the controller's log, in a word."""
     if voter.is_controller:
         return "controller"
     return "behind" if voter.is_behind else "in sync"
 
 
 def broker_state(seen: ClusterStatus, broker: BrokerMetadata) -> str:
-    """The state of a broker, in words."""
+    """Whether a broker is there, and what of it is still to move."""
     if broker.problem:
         return f"takes no part: {broker.problem}"
     state = "alive" if broker.is_live else "gone: its node is not in the cluster"
@@ -744,7 +745,7 @@ def as_json(seen: ClusterStatus) -> dict[str, Any]:
         "dashboard": seen.dashboard_url or None,
         "version": seen.metadata.version or None,
         "voters": [
-            {"broker_id": voter.broker_id, "state": _voter_state(voter)}
+            {"broker_id": voter.broker_id, "state": voter_state(voter)}
             for voter in seen.metadata.voters
         ],
         "brokers": [

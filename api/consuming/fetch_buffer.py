@@ -59,7 +59,7 @@ class VisibleBatches:
     aborted_record_count: int = 0
 
 
-class _AbortedTransactions:
+class AbortedTransactions:
     """The producers whose transaction is aborted at the current batch."""
 
     def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
@@ -110,7 +110,7 @@ def visible_batches(
     Raises ``CorruptDataError`` if the first batch is damaged. If a later one is, the result ends
     before it, so that sound records are delivered first; the next fetch then hits the damage.
     """
-    aborted = _AbortedTransactions(aborted_transactions or ())
+    aborted = AbortedTransactions(aborted_transactions or ())
     visible: list[VisibleBatch] = []
     next_offset = fetch_offset
     aborted_record_count = 0

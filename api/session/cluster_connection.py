@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import re
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -202,6 +203,13 @@ def join_ray(address: str, *, shows_output: bool = True) -> None:
             f"the Ray cluster at address={address!r} cannot be joined from here ({reason})",
             advice="start a Ray node on this machine: a program needs one of its own",
         ) from None
+
+
+def leave_ray() -> None:
+    """Disconnect this process from its Ray cluster, if it is connected to one."""
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        ray.shutdown()
 
 
 def _host_and_port(address: str) -> str:

@@ -38,6 +38,8 @@ CODEC_LIBRARIES = frozenset(
 """What the pure half of ``storage`` may import besides."""
 
 CLI = "api/cli/*.py"
+CONSOLE = "api/console/*.py"
+
 EXAMPLES = "examples/*"
 RAY_DATA = "ray_data/*"
 RAY_DATA_CONNECTION = "ray_data/connection.py"
@@ -71,12 +73,20 @@ DOORS = {
     "a clock": (
         r"time\.(time|monotonic|perf_counter|process_time|thread_time)(_ns)?|time\.(gm|local)time"
         r"|datetime\.(datetime|date)\.(now|utcnow|today)",
-        ("actors/process/clock.py", CLI, EXAMPLES),
+        ("actors/process/clock.py", CLI, CONSOLE, EXAMPLES),
     ),
     "sleep": (r"time\.sleep", (EXAMPLES,)),
     "chance": (
         r"random\.(?!Random$)\w+|secrets\.\w+|uuid\.uuid[14]|os\.urandom",
-        ("actors/rpc/handshake.py", "api/admin/identities.py", *PROCESSES, *CLIENT, CLI, EXAMPLES),
+        (
+            "actors/rpc/handshake.py",
+            "api/admin/identities.py",
+            *PROCESSES,
+            *CLIENT,
+            CLI,
+            CONSOLE,
+            EXAMPLES,
+        ),
     ),
     "the operating system": (
         r"(os|shutil|tempfile|subprocess|socket|signal|fcntl|mmap|glob|multiprocessing)\.\w+"
@@ -91,6 +101,7 @@ DOORS = {
             *PROCESSES,
             *CLIENT,
             CLI,
+            CONSOLE,
             RAY_DATA_CONNECTION,
             SPARK,
             EXAMPLES,

@@ -147,7 +147,7 @@ def test_a_file_that_is_lost_or_cannot_be_written_is_written_later(
         keeping.cancel()
 
     asyncio.run(body())
-    assert [record.getMessage() for record in caplog.records] == [
+    (told,) = caplog.records  # Once.
+    assert told.getMessage().startswith(
         "listener.json cannot be written: meta.properties is unreadable: "
-        "ValueError('dictionary update sequence element #0 has length 1; 2 is required')"
-    ], "told once"
+    )
