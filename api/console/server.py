@@ -294,7 +294,9 @@ async def _with_error_pages(request: web.Request, handler: Handler) -> web.Strea
     except web.HTTPException:
         raise
     except Exception:
-        _logger.exception("a page of the console failed: %s", request.path)
+        _logger.exception(
+            "a page of the console failed: %s — tell its makers: it is a bug", request.path
+        )
         raise web.HTTPInternalServerError(text="A bug: the console's log says more.\n") from None
 
 

@@ -244,7 +244,7 @@ class Answers:
             self._fail(answer, error)
         except Exception as error:
             # A bug, or a library's own error: the page shows it, the log has where it comes from.
-            _logger.exception("a question to the cluster failed")
+            _logger.exception("a question to the cluster failed — tell its makers: it is a bug")
             self._fail(answer, UnknownServerError(f"{type(error).__name__}: {error}"))
         finally:
             answer.task = None

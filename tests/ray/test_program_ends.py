@@ -116,8 +116,10 @@ def load():
 
 @ray.remote(num_cpus=0)
 class Own:
-    def die(self):
+    def tell(self):
         print("process", os.getpid(), flush=True)
+
+    def die(self):
         os._exit(3)
 
 for name in ray.util.list_named_actors(all_namespaces=True):
@@ -129,11 +131,17 @@ while True:  # They serve again.
         break
     except oncelog.OncelogError as error:
         assert error.retriable, error
-for failing in (load, Own.remote().die):
+def outcome(failing):
     try:
         ray.get(failing.remote())
     except ray.exceptions.RayError as error:
         print("raised", type(error).__name__, flush=True)
+
+own = Own.remote()
+ray.get(own.tell.remote())
+outcome(load)
+sys.stdin.readline()  # What they have printed was seen.
+outcome(own.die)
 sys.stdin.read()
 """
 
@@ -219,12 +227,21 @@ def test_a_program_is_not_told_of_the_logs_processes_but_of_its_own(tmp_path: Pa
         env={name: text for name, text in os.environ.items() if name != "RAY_ADDRESS"},
     )
     assert process.stdout is not None
+    assert process.stdin is not None
     text = ""
-    # Ray tells of deaths in their order, so this one is the last; what is printed comes any time.
-    while not all(awaited in text for awaited in ("worker died", ") process", ") a task of the")):
-        line = process.stdout.readline()
-        assert line, f"{text} {process.communicate()}"
-        text += line
+
+    def read_until(*awaited: str) -> None:
+        nonlocal text
+        while not all(one in text for one in awaited):
+            line = process.stdout.readline()
+            assert line, f"{text} {process.communicate()}"
+            text += line
+
+    read_until(") process", ") a task of the")
+    process.stdin.write("\n")
+    process.stdin.flush()
+    # Ray tells of deaths in their order, so this one is the last.
+    read_until("worker died")
     output, errors = process.communicate(timeout=DEADLINE_S)
     text += output
     (own,) = re.findall(r"\) process (\d+)", text)
