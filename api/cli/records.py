@@ -94,10 +94,18 @@ class _Place:
 LINES: Final = "lines"
 JSONL: Final = "jsonl"
 
+STANDARD_INPUT: Final = "-"
+"""The name that means it, among those of files."""
+
 
 @click.command(cls=Command)
 @topic_argument
-@argument("files", "what to read, instead of standard input", nargs=-1, metavar="[FILE]...")
+@argument(
+    "files",
+    f"what to read, instead of standard input, which is {STANDARD_INPUT}",
+    nargs=-1,
+    metavar="[FILE]...",
+)
 @repeated("--file", "F", "read this file, as if it were given as FILE")
 @flag("--whole-file", "each file is one record")
 @option(
@@ -230,7 +238,11 @@ class RecordSource:
                 exclusive("--format", name)
         if args.key_separator == "":
             raise UsageError("--key-separator is empty", "give at least one character")
-        self._sizes = {name: _size(name) for name in (*args.file, *args.files)}
+        names = (*args.file, *args.files)
+        if names.count(STANDARD_INPUT) > 1:
+            raise UsageError("standard input is named twice", f"give {STANDARD_INPUT} once")
+        self._sizes = [(name, _size(name)) for name in names]
+        """Each file and its size in bytes, in order; one may be named twice."""
         if args.whole_file and not self._sizes:
             raise UsageError("--whole-file reads no standard input", "name the files")
         self._is_whole = args.whole_file
@@ -247,8 +259,8 @@ class RecordSource:
             yield from self._records_of(sys.stdin.buffer, "")
             return
         done = 0
-        with progress("reading", sum(self._sizes.values())) as reached:
-            for name, size in self._sizes.items():
+        with progress("reading", sum(size for _, size in self._sizes)) as reached:
+            for name, size in self._sizes:
                 with _opened(name) as stream:
                     where = f" of {name}" if len(self._sizes) > 1 else ""
                     for number, record in enumerate(self._records_of(stream, where)):
@@ -361,13 +373,15 @@ def _header(text: str) -> tuple[str, bytes]:
 
 def _size(name: str) -> int:
     """The size of a file in bytes; it must be readable. 0 for a pipe, which can be opened once."""
-    if Path(name).is_fifo():
+    if name == STANDARD_INPUT or Path(name).is_fifo():
         return 0
     with _opened(name) as stream:
         return os.fstat(stream.fileno()).st_size
 
 
-def _opened(name: str) -> BinaryIO:
+def _opened(name: str) -> contextlib.AbstractContextManager[BinaryIO]:
+    if name == STANDARD_INPUT:
+        return contextlib.nullcontext(sys.stdin.buffer)  # It stays open.
     try:
         return Path(name).open("rb")
     except OSError as error:

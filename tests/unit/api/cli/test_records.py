@@ -353,6 +353,16 @@ def test_each_file_is_a_record_if_it_is_whole(clients, tmp_path):
     assert clients.made.sent == []
 
 
+def test_files_are_sent_as_often_as_they_are_named_and_standard_input_among_them(
+    clients, type_in, tmp_path
+):
+    path = tmp_path / "a"
+    path.write_bytes(b"x\n")
+    type_in(b"y\n")
+    assert cli.main(["produce", "flights", str(path), "-", str(path)]) == 0
+    assert [value for _, _, value in clients.made.sent] == [b"x", b"y", b"x"]
+
+
 def test_lines_of_several_files_are_named_with_their_file(clients, tmp_path, capsys):
     for name, content in (("a", b"1:2\n"), ("b", b"3:4\n5\n")):
         (tmp_path / name).write_bytes(content)
@@ -403,6 +413,7 @@ def test_json_that_is_no_record_is_named(clients, type_in, capsys, line, reason)
     [
         (["--key", "k", "--key-separator", ":"], "exclude each other"),
         (["--format", "jsonl", "--key", "k"], "--format and --key exclude each other"),
+        (["-", "--file", "-"], "standard input is named twice — give - once"),
         (["--whole-file"], "--whole-file reads no standard input"),
         (["--header", "x"], "--header 'x' is not a header — give NAME=VALUE"),
         (["--compression", "zip"], "'zip' is not one of 'none', 'gzip'"),
