@@ -171,7 +171,7 @@ def test_top_goes_on_after_a_look_that_fails_and_shows_the_last_one_meanwhile(fa
     program.type(b"q")
     assert program.end()[0] == 0
     meanwhile = shown.split(b"moving", 1)[1].split(b"1,000", 1)[0]
-    assert meanwhile.count(b"flights") == 3  # Two partitions, then the first one again.
+    assert meanwhile.count(b"flights") > 1  # Those of the last look, and of the next one.
 
 
 def test_a_signal_ends_top_and_the_terminal_is_as_it_was():
