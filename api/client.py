@@ -22,6 +22,7 @@ from oncelog.actors.protocol.messages.transaction import RUN_TIMEOUT_MS
 from oncelog.actors.rpc.call_meter import NO_REPORTS
 from oncelog.actors.rpc.handshake import Identity
 from oncelog.api.admin.admin import Admin, AsyncAdmin
+from oncelog.api.admin.calls import TIMEOUT_MS
 from oncelog.api.session import cluster_connection
 from oncelog.api.session.event_loop import (
     LoopOfProgram,
@@ -306,9 +307,12 @@ class Cluster(ProcessBound):
 
     # --- what is made from it -------------------------------------------------------------
 
-    def admin(self) -> Admin:
-        """Make an admin client for topics, replicas, groups, transactions, users and ACLs."""
-        return Admin(self._router, self._loop_thread, random=self._random)
+    def admin(self, timeout_ms: int = TIMEOUT_MS) -> Admin:
+        """Make an admin client for topics, replicas, groups, transactions, users and ACLs.
+
+        Its calls are retried for up to ``timeout_ms``.
+        """
+        return Admin(self._router, self._loop_thread, random=self._random, timeout_ms=timeout_ms)
 
     def async_admin(self) -> AsyncAdmin:
         """Make an admin client for the running event loop, with its own metadata cache."""

@@ -400,7 +400,7 @@ CLIENTS: Final = Row(
         _duration("Fetch, as consumers see it", m.CONSUMER_FETCH_DURATION_MS, *_READER),
         _by_tags("Failed fetches per second", "ops", _READER, m.CONSUMER_FAILED_FETCHES),
         _by_tags("Memory of consumers", "bytes", _READER, m.CONSUMER_BUFFERED_BYTES),
-        _by_tags("Time since the last poll", "ms", _READER, m.CONSUMER_POLL_GAP_MS),
+        _by_tags("Time without a poll", "percentunit", _READER, m.CONSUMER_POLL_GAP_RATIO),
         _by_tags("Commits per second", "ops", ("group", "outcome"), m.CONSUMER_COMMITS),
         _by_tags("Rebalances per second", "ops", ("group",), m.CONSUMER_REBALANCES),
         _by_tags("Records of queues per second", "ops", ("group", "outcome"), m.QUEUE_RECORDS),
@@ -592,9 +592,6 @@ REFUSED_CALLS_MAX: Final = 1
 PREPARED_MS_MAX: Final = 300_000
 BUFFER_USE_MAX: Final = 0.9
 """The fraction of ``buffer_memory`` that may be full for minutes."""
-
-POLL_GAP_MAX_MS: Final = 300_000
-"""The default of ``max_poll_interval_ms``: after that a member has lost its partitions."""
 
 CERTIFICATE_WARNING_S: Final = 30 * 86_400
 CERTIFICATE_CRITICAL_S: Final = 7 * 86_400
@@ -842,11 +839,13 @@ ALERTS: Final = (
     ),
     Alert(
         name="OncelogConsumerDoesNotPoll",
-        expression=f"{highest(m.CONSUMER_POLL_GAP_MS, *m.CONSUMER_TAGS)} > {POLL_GAP_MAX_MS}",
+        # After its ``max_poll_interval_ms`` a member has lost its partitions.
+        expression=f"{highest(m.CONSUMER_POLL_GAP_RATIO, *m.CONSUMER_TAGS)} > 1",
         lasts="1m",
         severity="warning",
         summary="A consumer {{ $labels.client }} of group {{ $labels.group }} has stopped polling",
-        advice="Its program hangs or works for too long; its partitions go to other members.",
+        advice="Its program hangs, or works for longer than `max_poll_interval_ms` outside of "
+        "`processing`; its partitions go to other members.",
     ),
     Alert(
         name="OncelogJobLeavesOut",

@@ -545,10 +545,11 @@ CONSUMER_REBALANCES: Final = Metric(
     description="Generations of their groups that consumers joined.",
     tags=CONSUMER_TAGS,
 )
-CONSUMER_POLL_GAP_MS: Final = Metric(
-    name="consumer_poll_gap_ms",
-    unit="ms",
-    description="Time since the last poll of the consumer that has not polled for longest.",
+CONSUMER_POLL_GAP_RATIO: Final = Metric(
+    name="consumer_poll_gap_ratio",
+    unit="ratio",
+    description="Time without a poll of the group member that has not polled for longest, as a "
+    "fraction of its `max_poll_interval_ms`; 0 in a poll and in `processing`.",
     tags=CONSUMER_TAGS,
 )
 QUEUE_RECORDS: Final = Metric(
@@ -689,7 +690,7 @@ METRICS: Final = (
     CONSUMER_BUFFERED_BYTES,
     CONSUMER_COMMITS,
     CONSUMER_REBALANCES,
-    CONSUMER_POLL_GAP_MS,
+    CONSUMER_POLL_GAP_RATIO,
     QUEUE_RECORDS,
     JOB_RECORDS,
     JOB_TRANSACTIONS,

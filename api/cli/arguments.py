@@ -14,6 +14,7 @@ The docstring is its help. A command of its own, or a new group, is a row of the
 from __future__ import annotations
 
 import os
+import re
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -37,6 +38,9 @@ COMPLETION_TIMEOUT_S: Final = 1.0
 
 COMPLETIONS_MAX: Final = 1_000
 """More names than these are not offered."""
+
+_PLAIN_NAME: Final = re.compile(r"[\w.:@%+,/][\w.:@%+,/-]*", re.ASCII)
+"""What every shell takes as it is; no option either. Other programs choose the names of groups."""
 
 
 class Arguments(types.SimpleNamespace):
@@ -79,7 +83,9 @@ class Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command that ``args`` begin with; an unknown one is an error with the nearest."""
         name = args[0]
-        if not name.startswith("-") and self.get_command(ctx, name) is None:
+        # Completion asks too, for a line that is not finished: it gets no error.
+        is_final = not ctx.resilient_parsing
+        if is_final and not name.startswith("-") and self.get_command(ctx, name) is None:
             import difflib
 
             close = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
@@ -190,17 +196,25 @@ class WholeNumber(click.ParamType):  # type: ignore[type-arg]  # Generic since c
         return number
 
 
+EPOCH_MS_MIN: Final = 10**11
+"""A smaller number is no time in ms, of 1973 at the earliest, but a date or a time in seconds."""
+
+
 def time_ms(text: str) -> int:
-    """A type: an ISO 8601 date or time, or ms since the epoch, as the latter."""
+    """A type: an ISO 8601 date or time, or ms since the epoch, as the latter.
+
+    Numbers count as ms only if they are 0 or large enough to be meant so.
+    """
     import datetime
 
-    if (number := as_int(text)) is not None and number >= 0:
+    if (number := as_int(text)) is not None and (number == 0 or number >= EPOCH_MS_MIN):
         return number
     try:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:
         raise click.BadParameter(
-            f"{text!r} is not a time like 2026-01-31T12:00 or 2026-01-31T12:00+01:00"
+            f"{text!r} is not a time like 2026-01-31T12:00 or 2026-01-31T12:00+01:00; "
+            "ms since 1970 have 13 digits"
         ) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.timezone.utc)
@@ -252,7 +266,11 @@ def names_of(*command: str, key: str) -> Callable[..., list[CompletionItem]]:
             found = json.loads(done.stdout or b"[]")
         except (subprocess.TimeoutExpired, OSError, ValueError):
             return []  # A shell in the middle of a line cannot show what is wrong.
-        names = sorted(one[key] for one in found if one[key].startswith(incomplete))
+        names = sorted(
+            name
+            for one in found
+            if (name := one[key]).startswith(incomplete) and _PLAIN_NAME.fullmatch(name)
+        )
         return [CompletionItem(name) for name in names[:COMPLETIONS_MAX]]
 
     return complete

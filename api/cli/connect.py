@@ -2,6 +2,8 @@
 
 By ``--address``, a data directory, or ``RAY_ADDRESS``; with ``--user``, ``--token-file`` or
 ``--cert``, or as any program.
+
+What connects is imported when a command connects: help is to be quicker.
 """
 
 from __future__ import annotations
@@ -13,21 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from oncelog.actors.config import DATA_DIR_SEPARATOR
 from oncelog.api.cli.arguments import Arguments, all_of, option
 from oncelog.api.cli.terminal import CliError, blocked_termination, end_in_order, is_debugging
-from oncelog.api.session import cluster_connection
-from oncelog.api.session.login import (
-    CERTIFICATE_VARIABLE,
-    FILE_VARIABLE,
-    NOBODY,
-    TOKEN_VARIABLE,
-    USER_VARIABLE,
-    login_of,
-)
 
 if TYPE_CHECKING:
     from oncelog.api.client import Cluster
+    from oncelog.api.session.cluster_connection import Discovery
 
 ADDRESS_VARIABLE: Final = "RAY_ADDRESS"
 PROBE_TIMEOUT_S: Final = 2.0
@@ -38,7 +31,7 @@ class Found:
     """A running cluster: its Ray address and, if a data directory named it, its starter process."""
 
     address: str
-    discovery: cluster_connection.Discovery | None = None
+    discovery: Discovery | None = None
 
 
 cluster_options: Final = all_of(
@@ -46,30 +39,29 @@ cluster_options: Final = all_of(
     option(
         "--data-dir",
         metavar="DIR",
-        help=f"data directory of the cluster (default: {cluster_connection.DEFAULT_DATA_DIR}); "
+        help="data directory of the cluster (default: oncelog-data); "
         "to start with several, DIR,DIR",
     ),
     option(
         "--user",
         metavar="NAME",
-        help=f"connect as this user of the cluster (default: {USER_VARIABLE}, or as nobody)",
+        help="connect as this user of the cluster (default: ONCELOG_USER, or as nobody)",
     ),
     option(
         "--password-file",
         metavar="FILE",
-        help=f"its first line is that user's password (default: {FILE_VARIABLE})",
+        help="its first line is that user's password (default: ONCELOG_PASSWORD_FILE)",
     ),
     option(
         "--token-file",
         "token",
         metavar="FILE",
-        help=f"or: its first line is the signed token of a user (default: {TOKEN_VARIABLE})",
+        help="or: its first line is the signed token of a user (default: ONCELOG_TOKEN_FILE)",
     ),
     option(
         "--cert",
         metavar="FILE",
-        help="or: it has the certificate of a user and its key, in PEM "
-        f"(default: {CERTIFICATE_VARIABLE})",
+        help="or: it has the certificate of a user and its key, in PEM (default: ONCELOG_CERT)",
     ),
 )
 """Options that select the cluster, and say who asks."""
@@ -84,34 +76,43 @@ def login_arguments(args: Arguments) -> dict[str, Any]:
 
 def login_variables(args: Arguments) -> dict[str, str]:
     """Who connects, as variables for a process in another directory; empty for nobody."""
+    from oncelog.api.session.login import NOBODY, login_of
+
     login = login_of(**login_arguments(args))
     return {} if login == NOBODY else login.variables()
 
 
 def data_dir_of(args: Arguments) -> Path:
     """The data directory that the arguments name first, made absolute; it need not exist."""
-    first = (args.data_dir or cluster_connection.DEFAULT_DATA_DIR).split(DATA_DIR_SEPARATOR)[0]
+    from oncelog.actors.config import DATA_DIR_SEPARATOR
+    from oncelog.api.session.cluster_connection import DEFAULT_DATA_DIR
+
+    first = (args.data_dir or DEFAULT_DATA_DIR).split(DATA_DIR_SEPARATOR)[0]
     return Path(first).expanduser().absolute()
 
 
 def data_dirs_of(args: Arguments) -> str:
     """All that they name, as one setting."""
+    from oncelog.api.session import cluster_connection
+
     named = args.data_dir or cluster_connection.DEFAULT_DATA_DIR
     return cluster_connection.data_dir_text(cluster_connection.directory_paths(named))
 
 
-def running_on(data_dir: Path) -> cluster_connection.Discovery | None:
+def running_on(data_dir: Path) -> Discovery | None:
     """Where the cluster of ``data_dir`` runs, ``None`` if none does.
 
     A starter that was killed leaves its file behind, and its process id may have been reused. So it
     counts only whether the address answers.
     """
+    from oncelog.api.session.cluster_connection import read_discovery
+
     if data_dir.exists() and not os.access(data_dir, os.R_OK | os.X_OK):
         raise CliError(
             f"the data directory {str(data_dir)!r} cannot be read by this user",
             "change its permissions, or give another one with --data-dir",
         )
-    discovery = cluster_connection.read_discovery(data_dir)
+    discovery = read_discovery(data_dir)
     if discovery is None or not answers(discovery.address):
         return None
     return discovery
@@ -161,6 +162,7 @@ def _checked(address: str, source: str) -> str:
 def connect(args: Arguments) -> Cluster:
     """Connect to the cluster that the arguments select: directly, or else through Ray."""
     from oncelog.api import client
+    from oncelog.api.session.login import login_of
 
     quiet_libraries()
     end_in_order()
@@ -179,6 +181,8 @@ def connect(args: Arguments) -> Cluster:
 
 def join_ray(address: str) -> None:
     """Join the Ray cluster at ``address``; signals end the command in order before and after."""
+    from oncelog.api.session import cluster_connection
+
     with blocked_termination():
         cluster_connection.join_ray(address, shows_output=False)
         # Only now: joining Ray installs its own handlers.

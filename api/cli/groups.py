@@ -318,13 +318,14 @@ def _planned(
 def bounds(
     admin: Admin, committed: Mapping[TopicPartition, int]
 ) -> tuple[Mapping[TopicPartition, int], Mapping[TopicPartition, int]]:
-    """Log start and last stable offset of each partition that still exists."""
-    topics = {topic.name: topic for topic in admin.describe_cluster().topics}
-    known = [
-        tp
-        for tp in committed
-        if tp.topic in topics and tp.partition < len(topics[tp.topic].partitions)
-    ]
+    """Log start and last stable offset of each partition that has a leader to tell them."""
+    led = {
+        TopicPartition(topic.name, one.partition)
+        for topic in admin.describe_cluster().topics
+        for one in topic.partitions
+        if one.leader >= 0
+    }
+    known = [tp for tp in committed if tp in led]
     return (
         admin.list_offsets(dict.fromkeys(known, EARLIEST_TIMESTAMP)),
         admin.list_offsets(dict.fromkeys(known, LATEST_TIMESTAMP)),

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from oncelog.api.cli.terminal import CliError, describe_error
-from oncelog.api.session import cluster_connection
 from oncelog.storage.exceptions import OncelogError
 
 if TYPE_CHECKING:
@@ -63,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(args: argparse.Namespace) -> None:
     """Start the cluster, wait for a signal, stop the cluster."""
     from oncelog.api import client
+    from oncelog.api.session import cluster_connection
 
     settings = parse_settings(args.config)
     cluster = client.init(
@@ -85,6 +85,8 @@ def serve(args: argparse.Namespace) -> None:
 
 def shut_down(cluster: Cluster) -> None:
     """Stop the log, even if its controller is restarting or the log is already stopped."""
+    from oncelog.api.session import cluster_connection
+
     for attempts_left in reversed(range(SHUTDOWN_ATTEMPTS)):
         if not cluster_connection.has_log():
             _logger.info("the log was stopped before")

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import click
 
@@ -40,9 +40,23 @@ from oncelog.actors.process.ray_output import (
 )
 from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest
 from oncelog.api.cli.arguments import Arguments, Command, WholeNumber, argument, flag, option
-from oncelog.api.cli.connect import cluster_options, find, login_arguments, quiet_libraries
-from oncelog.api.cli.terminal import CliError, UsageError, is_reader_gone, say
-from oncelog.api.session import cluster_connection
+from oncelog.api.cli.connect import (
+    cluster_options,
+    find,
+    join_ray,
+    login_arguments,
+    quiet_libraries,
+)
+from oncelog.api.cli.terminal import (
+    CliError,
+    EndedBySignal,
+    UsageError,
+    end_in_order,
+    is_reader_gone,
+    is_terminal,
+    say,
+    visible,
+)
 from oncelog.api.session.login import login_of
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
@@ -105,9 +119,9 @@ def logs(args: Arguments) -> int:
         raise UsageError(
             "a process that has ended writes nothing more", "leave out --follow or --previous"
         )
-    found = find(args)
     quiet_libraries()
-    cluster_connection.join_ray(found.address, shows_output=False)
+    end_in_order()
+    join_ray(find(args).address)
     identity = login_of(**login_arguments(args)).identity()
     name = chosen(args.actor, running(), lambda topic: _metadata(topic, identity))
     wanted = Wanted(
@@ -120,7 +134,11 @@ def logs(args: Arguments) -> int:
     _introduce(name, life)
     _print(life)
     if args.follow:
-        _follow(wanted, life)
+        # A signal is the usual way to end it, so nothing is printed about it.
+        try:
+            _follow(wanted, life)
+        except EndedBySignal as ended:
+            return ended.status
     return 0
 
 
@@ -413,16 +431,24 @@ def _introduce(actor: str, life: Life) -> None:
 
 
 def _print(life: Life) -> None:
+    """Print the lines; a terminal gets no control characters of what an actor has logged."""
+    is_shown = is_terminal(sys.stdout)
     for one in life.files:
         if one.lines:
-            say("\n".join(one.lines))
+            text = "\n".join(one.lines)
+            say(visible(text) if is_shown else text)
     sys.stdout.flush()
 
 
-def _follow(wanted: Wanted, life: Life) -> None:
-    """Print what is written from now on, by the process of that life and by its successors."""
+def _follow(wanted: Wanted, life: Life) -> NoReturn:
+    """Print what is written from now on, by the process of that life and by its successors.
+
+    ``BrokenPipeError`` once nobody reads it.
+    """
     pause = threading.Event()
-    while not is_reader_gone():
+    while True:
+        if is_reader_gone():
+            raise BrokenPipeError
         pause.wait(FOLLOW_POLL_S)
         worker_id, _ = _process_of(wanted.actor)
         is_new = worker_id not in {"", life.worker_id}

@@ -13,13 +13,14 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
+from oncelog.actors.protocol.group.consumer_protocol import decode_assignment
 from oncelog.api.cli.arguments import (
     Arguments,
     Command,
@@ -58,6 +59,7 @@ from oncelog.storage.exceptions import (
 )
 from oncelog.storage.model import (
     INT64_MAX,
+    LATEST_TIMESTAMP,
     MESSAGE_MAX_BYTES,
     IsolationLevel,
     TopicPartition,
@@ -66,6 +68,7 @@ from oncelog.storage.records.compression import Codec
 
 if TYPE_CHECKING:
     from oncelog.api.batching.delivery import RecordFuture, RecordMetadata
+    from oncelog.api.client import Cluster
     from oncelog.api.consuming.consumer import Consumer
     from oncelog.api.producing.producer import Producer
     from oncelog.api.records import ConsumerRecord
@@ -74,6 +77,9 @@ POLL_MS: Final = 500
 POLL_RECORDS_MAX: Final = 500
 JOIN_GRACE_MS: Final = 10_000
 """How long a group may take to assign partitions before ``--timeout-ms`` starts to count."""
+
+STABLE: Final = "Stable"
+"""The state of a group whose members have their partitions."""
 
 TRANSACTION_TIMEOUT_MS: Final = 900_000
 """The longest that a cluster allows by default: people type more slowly than programs send."""
@@ -94,10 +100,18 @@ class _Place:
 LINES: Final = "lines"
 JSONL: Final = "jsonl"
 
+STANDARD_INPUT: Final = "-"
+"""The name that means it, among those of files."""
+
 
 @click.command(cls=Command)
 @topic_argument
-@argument("files", "what to read, instead of standard input", nargs=-1, metavar="[FILE]...")
+@argument(
+    "files",
+    f"what to read, instead of standard input, which is {STANDARD_INPUT}",
+    nargs=-1,
+    metavar="[FILE]...",
+)
 @repeated("--file", "F", "read this file, as if it were given as FILE")
 @flag("--whole-file", "each file is one record")
 @option(
@@ -230,7 +244,11 @@ class RecordSource:
                 exclusive("--format", name)
         if args.key_separator == "":
             raise UsageError("--key-separator is empty", "give at least one character")
-        self._sizes = {name: _size(name) for name in (*args.file, *args.files)}
+        names = (*args.file, *args.files)
+        if names.count(STANDARD_INPUT) > 1:
+            raise UsageError("standard input is named twice", f"give {STANDARD_INPUT} once")
+        self._sizes = [(name, _size(name)) for name in names]
+        """Each file and its size in bytes, in order; one may be named twice."""
         if args.whole_file and not self._sizes:
             raise UsageError("--whole-file reads no standard input", "name the files")
         self._is_whole = args.whole_file
@@ -247,8 +265,8 @@ class RecordSource:
             yield from self._records_of(sys.stdin.buffer, "")
             return
         done = 0
-        with progress("reading", sum(self._sizes.values())) as reached:
-            for name, size in self._sizes.items():
+        with progress("reading", sum(size for _, size in self._sizes)) as reached:
+            for name, size in self._sizes:
                 with _opened(name) as stream:
                     where = f" of {name}" if len(self._sizes) > 1 else ""
                     for number, record in enumerate(self._records_of(stream, where)):
@@ -361,13 +379,15 @@ def _header(text: str) -> tuple[str, bytes]:
 
 def _size(name: str) -> int:
     """The size of a file in bytes; it must be readable. 0 for a pipe, which can be opened once."""
-    if Path(name).is_fifo():
+    if name == STANDARD_INPUT or Path(name).is_fifo():
         return 0
     with _opened(name) as stream:
         return os.fstat(stream.fileno()).st_size
 
 
-def _opened(name: str) -> BinaryIO:
+def _opened(name: str) -> contextlib.AbstractContextManager[BinaryIO]:
+    if name == STANDARD_INPUT:
+        return contextlib.nullcontext(sys.stdin.buffer)  # It stays open.
     try:
         return Path(name).open("rb")
     except OSError as error:
@@ -409,8 +429,9 @@ def offset_of(text: str) -> str | int:
     "--offset",
     type=offset_of,
     metavar="O",
-    help="where to start: beginning, end (the default), the offset N, -N for N before the end, "
-    "or @TIME for the first record at or after a time",
+    help="where to start: beginning (the default if it stops at the end or at a time), end (the "
+    "default otherwise), the offset N, -N for N before the end, or @TIME for the first record at "
+    "or after a time",
 )
 @flag("--from-beginning", "start at the first record, or at the group's committed offset")
 @option(
@@ -472,11 +493,13 @@ def consume(args: Arguments) -> int:
         # The group says where its members read.
         exclusive("--group", name)
     render = renderer(args)
+    start = _start(args)
     with connect(args) as cluster:
         topics = [known_topic(cluster, name) for name in dict.fromkeys(args.topics)]
         settings: dict[str, Any] = {
             "isolation_level": args.isolation_level,
-            "auto_offset_reset": "earliest" if args.from_beginning else "latest",
+            # Also for a start that retention has overtaken: no record that is left is skipped.
+            "auto_offset_reset": "latest" if start == END else "earliest",
             # Committed below, once the records are written out.
             "enable_auto_commit": False,
         }
@@ -496,36 +519,46 @@ def consume(args: Arguments) -> int:
                     )
                 ]
                 consumer.assign(wanted)
-                for tp, offset in _starts(consumer, args, wanted).items():
+                for tp, offset in _starts(cluster, consumer, start, wanted).items():
                     consumer.seek(tp, offset)
             # A signal is the usual way to end it, so nothing is printed about it.
             try:
-                print_records(consumer, args, render)
+                print_records(cluster, consumer, args, render)
             except EndedBySignal as ended:
                 return ended.status
     return 0
 
 
+def _start(args: Arguments) -> str | int:
+    """Where to start, as ``--offset`` says it; what ends at the end has to start before it."""
+    if args.from_time is not None:
+        return f"@{args.from_time}"
+    if args.offset is not None:
+        start: str | int = args.offset
+        return start
+    is_range = args.exit_at_end or args.until_time is not None
+    return BEGINNING if args.from_beginning or (is_range and args.group is None) else END
+
+
 def _starts(
-    consumer: Consumer, args: Arguments, wanted: Sequence[TopicPartition]
+    cluster: Cluster, consumer: Consumer, start: str | int, wanted: Sequence[TopicPartition]
 ) -> dict[TopicPartition, int]:
-    """Where to start, unless ``auto_offset_reset`` says it: always within the log."""
-    start = args.offset if args.from_time is None else f"@{args.from_time}"
-    if start is None:
+    """The offsets to start at, unless ``auto_offset_reset`` says it: always within the log."""
+    if start in {BEGINNING, END}:
         return {}
-    if start == BEGINNING:
-        return consumer.beginning_offsets(wanted)
+    firsts = consumer.beginning_offsets(wanted)
+    if isinstance(start, int) and start >= 0:
+        # An open transaction may hold back the end that the consumer sees.
+        ends: Mapping[TopicPartition, int] = cluster.admin().list_offsets(
+            dict.fromkeys(wanted, LATEST_TIMESTAMP),
+            isolation_level=IsolationLevel.READ_UNCOMMITTED,
+        )
+        return {tp: min(max(start, firsts[tp]), end) for tp, end in ends.items()}
     ends = consumer.end_offsets(wanted)
-    if start == END:
-        return ends
     if isinstance(start, str):
         found = consumer.offsets_for_times(dict.fromkeys(wanted, int(start[1:])))
         return {tp: ends[tp] if one is None else one.offset for tp, one in found.items()}
-    firsts = consumer.beginning_offsets(wanted)
-    return {
-        tp: min(max(start if start >= 0 else end + start, firsts[tp]), end)
-        for tp, end in ends.items()
-    }
+    return {tp: max(end + start, firsts[tp]) for tp, end in ends.items()}
 
 
 class _Ends:
@@ -564,7 +597,10 @@ class _Ends:
 
 
 def print_records(
-    consumer: Consumer, args: Arguments, render: Callable[[ConsumerRecord], bytes]
+    cluster: Cluster,
+    consumer: Consumer,
+    args: Arguments,
+    render: Callable[[ConsumerRecord], bytes],
 ) -> None:
     """Poll, print and, in a group, commit what was printed."""
     left = args.count
@@ -572,7 +608,8 @@ def print_records(
     if args.exit_at_end or args.until_time is not None:
         ends = _Ends(consumer, args.until_time)
     idle_since = time.monotonic()
-    joining_until = idle_since + (JOIN_GRACE_MS / 1_000 if args.group is not None else 0)
+    empty_since: float | None = None
+    grace_s = JOIN_GRACE_MS / 1_000 if args.group is not None else 0
     # In one terminal the bar would stand among the records.
     with progress("consuming", None if is_terminal(sys.stdout) else left) as reached:
         while left is None or left > 0:
@@ -584,6 +621,8 @@ def print_records(
             if is_reader_gone():
                 raise BrokenPipeError
             now = time.monotonic()
+            # A rebalance that takes all partitions away has as long again.
+            empty_since = None if consumer.assignment() else (empty_since or now)
             if records:
                 shown = records if ends is None else ends.before(records)
                 if args.group is None:
@@ -597,12 +636,25 @@ def print_records(
                     left -= len(shown)
                     reached(args.count - left)
                 idle_since = now
-            elif not consumer.assignment() and now < joining_until:
+            elif empty_since is not None and now - empty_since < grace_s:
                 idle_since = now
-            elif not consumer.assignment() and ends is not None:
-                return  # The other members of the group read all partitions.
+            elif empty_since is not None and ends is not None:
+                check_left_out(cluster, consumer)
+                return
             elif args.timeout_ms is not None and (now - idle_since) * 1_000 >= args.timeout_ms:
                 return
+
+
+def check_left_out(cluster: Cluster, consumer: Consumer) -> None:
+    """Whether others of a stable group read all partitions; ``CliError`` if not, or not yet."""
+    own = consumer.group_metadata()
+    group = cluster.admin().describe_group(own.group_id)
+    given = [one.assignment for one in group.members if one.member_id == own.member_id]
+    if group.state != STABLE or not given or decode_assignment(given[0]).partitions:
+        raise CliError(
+            f"the group {own.group_id!r} did not assign partitions within {JOIN_GRACE_MS:,} ms",
+            f"it is {group.state}: see `oncelog groups describe {own.group_id}`, and try again",
+        )
 
 
 def _polled(consumer: Consumer, args: Arguments, left: int | None) -> list[ConsumerRecord]:

@@ -29,6 +29,7 @@ from oncelog.api.cli.topics import checked_partition, known_topic
 from oncelog.storage.model import INT32_MAX, TopicPartition
 
 if TYPE_CHECKING:
+    from oncelog.api.admin.admin import Admin
     from oncelog.api.admin.calls import LogDirDescription, ReplicaSize
 
 _SEE: Final = "`oncelog status` shows the progress"
@@ -232,12 +233,7 @@ def reassign_partition(args: Arguments) -> int:
             admin.reassign_partition(args.topic, number, args.replicas)
             to = ", ".join(map(str, args.replicas))
             if args.wait:
-
-                def left() -> int:
-                    one = admin.describe_topic(args.topic).partitions[number]
-                    return len(one.adding) + len(one.removing)
-
-                _wait_until_moved(left, args.timeout_ms)
+                _wait_until_reassigned(admin, args, number)
                 say(f"{args.topic}-{number} is on brokers {to}")
                 return 0
             say(
@@ -245,3 +241,20 @@ def reassign_partition(args: Arguments) -> int:
                 f"`oncelog topics describe {args.topic}` shows the progress"
             )
     return 0
+
+
+def _wait_until_reassigned(admin: Admin, args: Arguments, number: int) -> None:
+    """Wait until the partition is moved; ``CliError`` if it is not where it was to go."""
+
+    def left() -> int:
+        one = admin.describe_topic(args.topic).partitions[number]
+        return len(one.adding) + len(one.removing)
+
+    _wait_until_moved(left, args.timeout_ms)
+    replicas = admin.describe_topic(args.topic).partitions[number].replicas
+    if set(replicas) != set(args.replicas):
+        raise CliError(
+            f"{args.topic}-{number} is on brokers {', '.join(map(str, replicas))}: somebody has "
+            "cancelled the move, or moved it elsewhere",
+            "if it is to be moved all the same, run this again",
+        )

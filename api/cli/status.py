@@ -47,7 +47,7 @@ from oncelog.api.cli.terminal import (
     table,
 )
 from oncelog.api.session import cluster_connection
-from oncelog.api.session.links import NotReachedError, direct_link
+from oncelog.api.session.links import DirectLink, NotReachedError, direct_link
 from oncelog.api.session.login import login_of
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import exception_for
@@ -564,14 +564,22 @@ def _seen_directly(args: Arguments) -> ClusterStatus | None:
     link = direct_link(data_dir_of(args), login, ray_address=args.address)
     if link is None:
         return None
-    seen = asyncio.run(
-        collect(link.connections, address=link.address, dashboard_url=link.dashboard_url)
-    )
+    seen = asyncio.run(_collected(link))
     try:
         link.check(seen.metadata)
     except NotReachedError:
         return None
     return seen
+
+
+async def _collected(link: DirectLink) -> ClusterStatus:
+    try:
+        return await collect(
+            link.connections, address=link.address, dashboard_url=link.dashboard_url
+        )
+    finally:
+        # `oncelog top` looks again and again.
+        link.connections.close()
 
 
 def _seen_by_ray(args: Arguments) -> ClusterStatus:

@@ -21,14 +21,18 @@ from oncelog.api.cli.connect import cluster_options, connect
 from oncelog.api.cli.groups import bounds
 from oncelog.api.cli.status import ClusterStatus, broker_state, findings_table, look
 from oncelog.api.cli.terminal import (
+    CliError,
     EndedBySignal,
+    describe_error,
     duration_text,
     is_terminal,
     say,
     size_text,
     table,
+    visible,
 )
 from oncelog.api.session.committed_offsets import lag_of
+from oncelog.storage.exceptions import OncelogError
 from oncelog.storage.model import TopicPartition
 
 if TYPE_CHECKING:
@@ -40,6 +44,12 @@ ROWS_MAX: Final = 1_000
 GROUPS_MAX: Final = 100
 """The offsets of this many groups are looked up each time, in the order of their names."""
 
+CALL_TIMEOUT_MS: Final = 5_000
+"""How long a call may take until the last view is shown again."""
+
+LAGS_MAX_S: Final = 5.0
+"""After that time the lag of further groups is not looked up until the next look."""
+
 QUIT_KEYS: Final = frozenset(b"qQ")
 
 
@@ -50,8 +60,8 @@ class Look:
     at_s: float
     status: ClusterStatus
     transactions: tuple[TransactionDescription, ...] = ()
-    groups: tuple[tuple[GroupDescription, int], ...] = ()
-    """Groups with their lag, a number of offsets."""
+    groups: tuple[tuple[GroupDescription, int | None], ...] = ()
+    """Groups with their lag, a number of offsets; ``None`` if it is unknown."""
 
     places: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
     """Of each partition the end of its leader's log and its size in bytes."""
@@ -77,7 +87,7 @@ def top(args: Arguments) -> int:
     """Show brokers, busy partitions, open transactions, groups and problems; q ends it."""
     interval_s = args.interval_ms / 1_000
     with connect(args) as cluster:
-        admin = cluster.admin()
+        admin = cluster.admin(CALL_TIMEOUT_MS)
         last = look_around(args, admin)
         if args.once or not (is_terminal(sys.stdout) and is_terminal(sys.stdin)):
             threading.Event().wait(interval_s)
@@ -85,10 +95,17 @@ def top(args: Arguments) -> int:
             return 0
         try:
             with _screen() as show, _keys() as is_quit:
-                show(view(None, last, args.rows))
+                shown = view(None, last, args.rows)
+                show(shown)
                 while not is_quit(interval_s):
-                    now = look_around(args, admin)
-                    show(view(last, now, args.rows))
+                    try:
+                        now = look_around(args, admin)
+                    except (OncelogError, CliError) as error:
+                        # A failover takes a while, and is what people want to watch.
+                        show(f"{visible(describe_error(error))}\n\n{shown}")
+                        continue
+                    shown = view(last, now, args.rows)
+                    show(shown)
                     last = now
         except EndedBySignal as ended:
             return ended.status
@@ -104,7 +121,9 @@ def look_around(args: Arguments, admin: Admin) -> Look:
     if status.has_controller:
         found = admin.list_transactions()
         transactions = tuple(one for one in found if one.transaction_start_ms >= 0)
-        groups = tuple((group, _lag(admin, group)) for group in admin.list_groups()[:GROUPS_MAX])
+        described = admin.list_groups()[:GROUPS_MAX]
+        deadline_s = time.monotonic() + LAGS_MAX_S
+        groups = tuple((group, _lag(admin, group, deadline_s)) for group in described)
     return Look(
         at_s=time.monotonic(),
         status=status,
@@ -117,11 +136,16 @@ def look_around(args: Arguments, admin: Admin) -> Look:
     )
 
 
-def _lag(admin: Admin, group: GroupDescription) -> int:
-    """How many offsets a group has not committed, of those that are stable."""
-    committed = admin.list_group_offsets(group.group_id, require_stable=False)
-    places = {tp: position.offset for tp, position in committed.items()}
-    starts, ends = bounds(admin, places)
+def _lag(admin: Admin, group: GroupDescription, deadline_s: float) -> int | None:
+    """How many offsets a group has not committed, of those that are stable; ``None`` if unknown."""
+    if time.monotonic() >= deadline_s:
+        return None
+    try:
+        committed = admin.list_group_offsets(group.group_id, require_stable=False)
+        places = {tp: position.offset for tp, position in committed.items()}
+        starts, ends = bounds(admin, places)
+    except OncelogError:
+        return None  # Its row says so, and the problems of the cluster stand below.
     return sum(
         lag_of(places[tp], start_offset=starts[tp], end_offset=end) for tp, end in ends.items()
     )
@@ -158,7 +182,11 @@ def view(last: Look | None, now: Look, rows: int) -> str:
         ]
         parts.append(table(("open transaction", "state", "open for", "partitions"), shown))
     if now.groups:
-        behind = sorted(now.groups, key=lambda pair: (-pair[1], pair[0].group_id))[:rows]
+        # Groups whose lag is unknown come last.
+        behind = sorted(
+            now.groups,
+            key=lambda pair: (1 if pair[1] is None else -pair[1], pair[0].group_id),
+        )[:rows]
         lags = [(one.group_id, one.state, len(one.members), lag) for one, lag in behind]
         parts.append(table(("group", "state", "members", "lag"), lags))
     if status.findings:

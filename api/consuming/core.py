@@ -186,7 +186,7 @@ class ConsumerCore:
             self.fetcher.partitions,
             client=self._client,
             group_id=self.settings.group_id,
-            now_s=asyncio.get_running_loop().time(),
+            poll_gap_ratio=0.0 if self._membership is None else self._membership.poll_gap_ratio,
         )
 
     # --- what is read -------------------------------------------------------------------------

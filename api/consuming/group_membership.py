@@ -156,7 +156,7 @@ class GroupMembership:
         """What the member keeps as it joins."""
         self._heartbeats: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
-        self._last_poll_s = 0.0
+        self._last_poll_s = self._loop.time()
         self._processing_until_s = 0.0
         self._divided: dict[str, int] = {}
         """Partition counts of the topics that this member, as the group's leader, has assigned: 0
@@ -508,7 +508,7 @@ class GroupMembership:
         wait_s = settings.heartbeat_interval_ms / 1_000
         while True:
             await asyncio.sleep(wait_s)
-            if self._is_silent():
+            if self.poll_gap_ratio > 1:
                 await self._leave_after_silence()
                 return
             began_s = self._loop.time()
@@ -541,12 +541,16 @@ class GroupMembership:
             self.failure = bug_error(f"the heartbeats in group {self._group_id!r}", bug)
             self._ask_to_join()
 
-    def _is_silent(self) -> bool:
-        """Whether the application has neither polled nor worked for ``max_poll_interval_ms``."""
+    @property
+    def poll_gap_ratio(self) -> float:
+        """The time without a poll or processing, as a fraction of ``max_poll_interval_ms``.
+
+        0 during a poll or processing.
+        """
         now_s = self._loop.time()
         if self.is_polled or now_s < self._processing_until_s:
-            return False
-        return now_s - self._last_poll_s > self._settings.max_poll_interval_ms / 1_000
+            return 0.0
+        return 1_000 * (now_s - self._last_poll_s) / self._settings.max_poll_interval_ms
 
     async def _check_partition_counts(self) -> None:
         """As the group's leader, trigger a rebalance when partitions or topics come or go."""

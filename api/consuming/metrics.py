@@ -13,7 +13,7 @@ from oncelog.actors.process.metrics import (
     CONSUMER_FAILED_FETCHES,
     CONSUMER_FETCH_DURATION_MS,
     CONSUMER_LAG,
-    CONSUMER_POLL_GAP_MS,
+    CONSUMER_POLL_GAP_RATIO,
     CONSUMER_REBALANCES,
     CONSUMER_RECORDS,
 )
@@ -140,13 +140,16 @@ def readings(
     *,
     client: str,
     group_id: str | None,
-    now_s: float,
+    poll_gap_ratio: float = 0.0,
 ) -> Iterator[Reading]:
     """What Prometheus gets of a consumer, from its first poll to its close.
 
     The lag of each assigned partition, for a group member, is as of the last fetch reply, without
     extra calls. The lag of a member that stops polling therefore stays constant;
     ``oncelog groups describe`` asks the leaders instead.
+
+    ``poll_gap_ratio`` is a member's, as ``GroupMembership`` knows it; other consumers need not
+    poll.
     """
     tags = {"client": client, "group": group_id or ""}
     yield CONSUMER_RECORDS, counters.records, tags
@@ -158,9 +161,9 @@ def readings(
     yield CONSUMER_REBALANCES, counters.joins.count, tags
     buffered_bytes = sum(one.buffered_bytes for one in partitions.values())
     yield CONSUMER_BUFFERED_BYTES, buffered_bytes, tags
-    yield CONSUMER_POLL_GAP_MS, 1_000 * max(counters.between_polls.age_s(now_s), 0), tags
     if group_id is None:
         return
+    yield CONSUMER_POLL_GAP_RATIO, poll_gap_ratio, tags
     for tp, partition in partitions.items():
         if (lag := known_lag(partition)) is not None:
             place = {"group": group_id, "topic": tp.topic, "partition": str(tp.partition)}

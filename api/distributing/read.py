@@ -166,7 +166,7 @@ async def read_range(
     )
     report = ClientReport(
         router.reports,
-        lambda: readings(counters, fetcher.partitions, client=TASK_CLIENT, group_id=None, now_s=0),
+        lambda: readings(counters, fetcher.partitions, client=TASK_CLIENT, group_id=None),
     )
     report.begin()
     topic_partition = wanted.topic_partition

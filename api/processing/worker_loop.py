@@ -17,7 +17,7 @@ from oncelog.api.processing.messages import ProcessConfig, WorkerState
 from oncelog.api.session.client_metrics import ClientReport, Reading
 from oncelog.api.session.tracing import ProcessSpan, tracing_for
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.exceptions import ClientClosedError, OncelogError
+from oncelog.storage.exceptions import ClientClosedError, InvalidSettingError, OncelogError
 from oncelog.storage.model import TopicPartition
 
 POLL_MS: Final = 100
@@ -65,7 +65,7 @@ class WorkerLoop(ABC):
     ) -> None:
         self.progress = LoopProgress()
         self._report = ClientReport(reports, self._readings)
-        self._span = ProcessSpan(tracing_for(config.tracing, config.group_id), config.group_id)
+        self._span = ProcessSpan(None, config.group_id)
         """The span of the open transaction."""
         self._config = config
         self._function = Function(config)
@@ -99,6 +99,7 @@ class WorkerLoop(ABC):
     def run(self) -> None:
         """Work until stopped, fenced or failed; ``progress`` says which. Never raises."""
         try:
+            self._begin_tracing()
             self._work()
             self._end(WorkerState.STOPPED, "")
         except _EndedError:
@@ -116,6 +117,14 @@ class WorkerLoop(ABC):
             self._close_clients()
             self._function.close()
             self._report.stop()
+
+    def _begin_tracing(self) -> None:
+        """Here, since the package may be missing where the worker is: the job is to say so."""
+        group_id = self._config.group_id
+        try:
+            self._span = ProcessSpan(tracing_for(self._config.tracing, group_id), group_id)
+        except InvalidSettingError as error:
+            self._end(WorkerState.FAILED, text_of(error))
 
     def _until_known(self, end: Callable[[], object]) -> None:
         """Repeat ``end`` until its outcome is known, or the worker is asked to stop."""

@@ -42,6 +42,7 @@ class AdminCluster:
         self.answers = {"describe_cluster": MetadataReply(topics=topics), **answers}
         self.calls: list[tuple[Any, ...]] = []
         self.failure: Exception | None = None
+        self.timeout_ms = 0
 
     def __enter__(self) -> Any:
         return self
@@ -49,7 +50,8 @@ class AdminCluster:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def admin(self) -> Any:
+    def admin(self, timeout_ms: int = 0) -> Any:
+        self.timeout_ms = timeout_ms
         return self
 
     def __getattr__(self, name: str) -> Callable[..., Any]:

@@ -198,7 +198,7 @@ def test_figures_are_on_the_endpoint_that_prometheus_reads(
     # Of clients: nothing is left out, nothing fails, and no consumer joins the group or buffers.
     at_zero |= {"producer_retries", "producer_errors", "producer_batches_in_flight"}
     at_zero |= {"producer_buffered_bytes", "consumer_buffered_bytes", "consumer_failed_fetches"}
-    at_zero |= {"consumer_rebalances", "consumer_commits"}
+    at_zero |= {"consumer_rebalances", "consumer_commits", "consumer_poll_gap_ratio"}
     # And no job runs.
     at_zero |= {"job_records", "job_transactions", "job_failures"}
     # Without TLS there is no certificate, and perhaps nobody was refused anything.

@@ -62,6 +62,43 @@ def test_topics_and_groups_of_the_cluster_are_completed(listing, monkeypatch):
     assert completed("consume", "flights", "--group", "r") == ["readers"]
 
 
+def test_names_that_a_shell_would_not_take_as_they_are_are_not_offered(listing):
+    names = ["$(touch x)", "`id`", "a b", "a\nb", "a\n", "-x", "a;b", "ä", "", "a*", "a.b:c@1-2"]
+    listing(f"cat <<'END'\n{json.dumps([{'group': name} for name in names])}\nEND")
+    assert completed("groups", "describe", "") == ["a.b:c@1-2"]
+
+
+def test_a_mistyped_command_is_no_error_while_a_line_is_completed():
+    assert completed("topcis", "tra") == ["transactions"]
+    assert completed("topics", "lits", "de") == ["describe", "delete", "delete-records"]
+
+
+@pytest.mark.parametrize(
+    ("text", "meant_ms"),
+    [
+        ("0", 0),
+        ("1769817600000", 1_769_817_600_000),
+        ("2026-01-31", 1_769_817_600_000),
+        ("2026-01-31T01:00+01:00", 1_769_817_600_000),
+    ],
+)
+def test_a_time_is_a_date_or_ms(text, meant_ms):
+    assert cli_arguments.time_ms(text) == meant_ms
+
+
+@pytest.mark.parametrize("text", ["1769817600", "2000", "-5"])
+def test_a_number_that_is_no_time_in_ms_is_refused(text):
+    with pytest.raises(cli.click.BadParameter, match="ms since 1970 have 13 digits"):
+        cli_arguments.time_ms(text)
+
+
+def test_a_date_of_digits_only_is_that_date_or_refused():
+    try:
+        assert cli_arguments.time_ms("20260131") == 1_769_817_600_000
+    except cli.click.BadParameter:
+        assert sys.version_info < (3, 11)
+
+
 @pytest.mark.parametrize("script", ["exec sleep 600", "echo 'no cluster' >&2; exit 1", "echo '['"])
 def test_nothing_is_completed_where_no_cluster_answers(listing, monkeypatch, capfd, script):
     listing(script)

@@ -10,10 +10,11 @@ import pytest
 
 from oncelog.api import client
 from oncelog.api.cli import connect as cli_connect
+from oncelog.api.cli import main as cli
 from oncelog.api.cli import terminal as cli_terminal
 from oncelog.api.cli.arguments import Arguments, Command
 from oncelog.api.cli.terminal import CliError
-from oncelog.api.session import cluster_connection
+from oncelog.api.session import cluster_connection, login
 from oncelog.storage.exceptions import InvalidSettingError
 
 
@@ -166,6 +167,16 @@ def test_whoever_is_connected_ends_in_order_whatever_handlers_ray_has_set(listen
 def options(*given):
     command = cli_connect.cluster_options(Command("any", callback=lambda args: args))
     return command.main(list(given), standalone_mode=False)
+
+
+def test_help_tells_the_defaults_as_they_are():
+    text = cli.program.get_command(cli.click.Context(cli.program), "topics").commands["list"]
+    told = {option.name: option.help for option in text.params if hasattr(option, "help")}
+    assert f"(default: {cluster_connection.DEFAULT_DATA_DIR})" in told["data_dir"]
+    assert f"(default: {login.USER_VARIABLE}," in told["user"]
+    assert f"(default: {login.FILE_VARIABLE})" in told["password_file"]
+    assert f"(default: {login.TOKEN_VARIABLE})" in told["token"]
+    assert f"(default: {login.CERTIFICATE_VARIABLE})" in told["cert"]
 
 
 WAYS = {

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +18,8 @@ from oncelog.actors.protocol.messages.cluster import (
 )
 from oncelog.api.cli import logs
 from oncelog.api.cli import main as cli
+from oncelog.api.cli import terminal as cli_terminal
+from oncelog.api.cli.connect import Found
 from oncelog.api.cli.logs import Wanted, chosen, read_life, shown_lines
 from oncelog.api.cli.terminal import CliError
 from oncelog.storage.errors import ErrorCode
@@ -239,3 +244,69 @@ def test_a_level_leaves_out_records_below_it_with_their_other_lines(level, shown
 def test_a_process_that_has_ended_is_not_followed(capsys):
     assert cli.main(["logs", "controller", "--follow", "--previous"]) == 2
     assert "leave out --follow or --previous" in capsys.readouterr().err
+
+
+def show_one_life(*events, line="begun"):
+    """Makes ``oncelog logs`` find a life with one ``line``; later looks call ``events``."""
+    left = list(events)
+
+    def life(wanted):
+        if wanted.positions and left:
+            left.pop(0)()
+        lines = () if wanted.positions else (line,)
+        end = logs.FileEnd(path="/s/worker-a.err", position=9, lines=lines)
+        return logs.Life(worker_id="a", node="10.0.0.1", ended_s=1.0, files=(end,))
+
+    logs.find = lambda args: Found(address="h:1")
+    logs.join_ray = lambda address: None
+    logs.running = lambda: NAMES
+    logs.FOLLOW_POLL_S = 0.0
+    logs._process_of = lambda actor: ("a", "")
+    logs._life = life
+
+
+@pytest.fixture
+def one_life(monkeypatch):
+    for name in ("find", "join_ray", "running", "FOLLOW_POLL_S", "_process_of", "_life"):
+        monkeypatch.setattr(logs, name, getattr(logs, name))
+    known = {number: signal.getsignal(number) for number in cli_terminal.STOP_SIGNALS}
+    yield show_one_life
+    for number, handler in known.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_a_terminal_is_shown_control_characters_and_does_not_obey_them(
+    one_life, monkeypatch, capsys, is_shown
+):
+    one_life(line="\x1b[2Jü\tx")
+    monkeypatch.setattr(logs, "is_terminal", lambda stream: is_shown)
+    assert cli.main(["logs", "controller"]) == 0
+    assert capsys.readouterr().out == ("\\u001b[2Jü\tx\n" if is_shown else "\x1b[2Jü\tx\n")
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_is_the_usual_end_of_following(one_life, capsys, number, status):
+    one_life(lambda: None, lambda: signal.raise_signal(number))
+    assert cli.main(["logs", "controller", "--follow"]) == status
+    assert tuple(capsys.readouterr()) == (
+        "begun\n",
+        "controller on 10.0.0.1: /s/worker-a.err\n",
+    )
+
+
+def test_following_ends_when_nobody_reads_its_output_any_more():
+    code = (
+        "import sys\n"
+        f"sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}\n"
+        "import test_logs as here\n"
+        "here.show_one_life(sys.stdin.read, line='')\n"
+        "sys.exit(here.cli.main(['logs', 'controller', '--follow']))\n"
+    )
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    program = subprocess.Popen([sys.executable, "-c", code], **streams)
+    assert program.stdout.read(1) == b"\n"
+    program.stdout.close()
+    _, errors = program.communicate()
+    assert program.returncode == 141
+    assert errors == b"controller on 10.0.0.1: /s/worker-a.err\n"

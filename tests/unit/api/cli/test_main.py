@@ -153,12 +153,12 @@ def test_missing_java_ends_the_demo_with_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "oncelog: Spark needs Java 17 or newer — install it\n"
 
 
-def test_neither_help_nor_wrong_arguments_load_ray_or_arrow():
+def test_neither_help_nor_wrong_arguments_load_ray_or_arrow_or_what_connects():
     code = (
         "import sys\n"
         "from oncelog.api.cli.main import main\n"
-        "main(['--help']), main(['topics', 'create'])\n"
-        "heavy = {'ray', 'pyarrow', 'numpy', 'pyspark'} & set(sys.modules)\n"
+        "main(['--help']), main(['topics', 'create']), main(['topics', 'list', '--help'])\n"
+        "heavy = {'ray', 'pyarrow', 'numpy', 'pyspark', 'asyncio', 'ssl'} & set(sys.modules)\n"
         "sys.exit(f'loaded {heavy}' if heavy else 0)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

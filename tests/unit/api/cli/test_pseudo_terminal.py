@@ -137,13 +137,13 @@ def test_reading_a_file_has_a_bar_only_where_errors_go_to_a_terminal(tmp_path, i
 
 TOP = (
     "import test_top as here\n"
-    "here.show_one_cluster()\n"
+    "here.show_one_cluster({failures})\n"
     "sys.exit(here.cli.main(['top', *sys.argv[1:]]))\n"
 )
 
 
 def test_top_shows_the_cluster_until_q_and_leaves_the_terminal_as_it_was():
-    program = Terminal(TOP, "--interval-ms", "600000")
+    program = Terminal(TOP.format(failures=""), "--interval-ms", "600000")
     shown = program.read_until(b"flights")
     assert b"\x1b[?1049h" in shown  # Another screen, so that the lines before come back.
     program.type(b"xq")
@@ -155,14 +155,27 @@ def test_top_shows_the_cluster_until_q_and_leaves_the_terminal_as_it_was():
 
 
 def test_top_looks_again_after_the_interval():
-    program = Terminal(TOP, "--interval-ms", "100")
+    program = Terminal(TOP.format(failures=""), "--interval-ms", "100")
     program.read_until(b"1,000")
     program.type(b"q")
     assert program.end()[0] == 0
 
 
+@pytest.mark.parametrize(
+    "failure",
+    ["here.RequestTimedOutError('moving')", "here.cli_top.CliError('moving', 'wait')"],
+)
+def test_top_goes_on_after_a_look_that_fails_and_shows_the_last_one_meanwhile(failure):
+    program = Terminal(TOP.format(failures=failure), "--interval-ms", "100")
+    shown = program.read_until(b"moving") + program.read_until(b"1,000")
+    program.type(b"q")
+    assert program.end()[0] == 0
+    meanwhile = shown.split(b"moving", 1)[1].split(b"1,000", 1)[0]
+    assert meanwhile.count(b"flights") > 1  # Those of the last look, and of the next one.
+
+
 def test_a_signal_ends_top_and_the_terminal_is_as_it_was():
-    program = Terminal(TOP, "--interval-ms", "600000")
+    program = Terminal(TOP.format(failures=""), "--interval-ms", "600000")
     program.read_until(b"flights")
     program.type(b"\x03")
     program.program.send_signal(2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
 import json
 import signal
 import subprocess
@@ -16,6 +17,8 @@ from pathlib import Path
 import pytest
 from topics import AdminCluster, topic_of
 
+from oncelog.actors.protocol.group.consumer_protocol import ConsumerAssignment, encode_assignment
+from oncelog.actors.protocol.messages.group import GroupDescription, GroupMemberDescription
 from oncelog.api.cli import main as cli
 from oncelog.api.cli import records as cli_records
 from oncelog.api.cli import terminal as cli_terminal
@@ -27,6 +30,7 @@ from oncelog.storage.exceptions import (
 )
 from oncelog.storage.model import MESSAGE_MAX_BYTES, TopicPartition
 
+P0, P1 = TopicPartition("flights", 0), TopicPartition("flights", 1)
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 
 
@@ -88,6 +92,8 @@ class Consumer:
         self.commit_error = None
         self.before_commit = None
         self.places = []
+        self.assignments = []
+        """One after the other, the last again and again; all partitions if there is none."""
 
     def __enter__(self):
         return self
@@ -102,7 +108,12 @@ class Consumer:
         self.story.append(("assign", list(partitions)))
 
     def assignment(self):
-        return frozenset({P0, P1})
+        if not self.assignments:
+            return frozenset({P0, P1})
+        return self.assignments.pop(0) if len(self.assignments) > 1 else self.assignments[0]
+
+    def group_metadata(self):
+        return types.SimpleNamespace(group_id="g", member_id="m-1")
 
     def beginning_offsets(self, partitions):
         return {tp: {P0: 10, P1: 0}[tp] for tp in partitions}
@@ -111,8 +122,8 @@ class Consumer:
         return {tp: {P0: 20, P1: 5}[tp] for tp in partitions}
 
     def offsets_for_times(self, times_ms):
-        assert set(times_ms.values()) == {2_000}
-        found = types.SimpleNamespace(offset=15, timestamp_ms=2_000)
+        assert set(times_ms.values()) == {1_769_817_602_000}
+        found = types.SimpleNamespace(offset=15, timestamp_ms=1_769_817_602_000)
         return {tp: found if tp == P0 else None for tp in times_ms}
 
     def position(self, partitions):
@@ -147,6 +158,9 @@ class Clients:
         self.made = self.failure = None
         self.polls = []
         self.places = []
+        self.assignments = []
+        self.high_watermarks = {P0: 20, P1: 5}
+        self.group = None
         self.commit_error = None
         self.before_commit = self.before_flush = lambda: None
 
@@ -160,6 +174,7 @@ class Clients:
     def consumer(self, **settings):
         self.made = Consumer(settings, self.polls)
         self.made.places = list(self.places)
+        self.made.assignments = list(self.assignments)
         self.made.commit_error = self.commit_error
         self.made.before_commit = self.before_commit
         return self.made
@@ -167,7 +182,13 @@ class Clients:
 
 def cluster_of(clients):
     """A cluster with the topic ``flights`` of two partitions."""
-    cluster = AdminCluster(topic_of("flights", 1, 1))
+    cluster = AdminCluster(
+        topic_of("flights", 1, 1),
+        describe_group=lambda group_id: clients.group,
+        list_offsets=lambda times_ms, isolation_level: {
+            tp: clients.high_watermarks[tp] for tp in times_ms
+        },
+    )
     cluster.producer, cluster.consumer = clients.producer, clients.consumer
     return cluster
 
@@ -353,6 +374,16 @@ def test_each_file_is_a_record_if_it_is_whole(clients, tmp_path):
     assert clients.made.sent == []
 
 
+def test_files_are_sent_as_often_as_they_are_named_and_standard_input_among_them(
+    clients, type_in, tmp_path
+):
+    path = tmp_path / "a"
+    path.write_bytes(b"x\n")
+    type_in(b"y\n")
+    assert cli.main(["produce", "flights", str(path), "-", str(path)]) == 0
+    assert [value for _, _, value in clients.made.sent] == [b"x", b"y", b"x"]
+
+
 def test_lines_of_several_files_are_named_with_their_file(clients, tmp_path, capsys):
     for name, content in (("a", b"1:2\n"), ("b", b"3:4\n5\n")):
         (tmp_path / name).write_bytes(content)
@@ -403,6 +434,7 @@ def test_json_that_is_no_record_is_named(clients, type_in, capsys, line, reason)
     [
         (["--key", "k", "--key-separator", ":"], "exclude each other"),
         (["--format", "jsonl", "--key", "k"], "--format and --key exclude each other"),
+        (["-", "--file", "-"], "standard input is named twice — give - once"),
         (["--whole-file"], "--whole-file reads no standard input"),
         (["--header", "x"], "--header 'x' is not a header — give NAME=VALUE"),
         (["--compression", "zip"], "'zip' is not one of 'none', 'gzip'"),
@@ -505,25 +537,105 @@ def test_a_record_as_json_has_everything(clients, capsys):
     }
 
 
-P0, P1 = TopicPartition("flights", 0), TopicPartition("flights", 1)
-
-
 @pytest.mark.parametrize(
     ("options", "offsets"),
     [
-        (["--offset", "beginning"], {P0: 10, P1: 0}),
-        (["--offset", "end"], {P0: 20, P1: 5}),
         (["--offset", "12"], {P0: 12, P1: 5}),
+        (["--offset", "3"], {P0: 10, P1: 3}),
+        (["--offset", "99"], {P0: 20, P1: 5}),
         (["--offset", "-7"], {P0: 13, P1: 0}),
         (["--offset", "-70"], {P0: 10, P1: 0}),
-        (["--offset", "@1970-01-01T00:00:02"], {P0: 15, P1: 5}),
-        (["--from-time", "2000", "--partition", "0"], {P0: 15}),
+        (["--offset", "@2026-01-31T00:00:02"], {P0: 15, P1: 5}),
+        (["--from-time", "1769817602000", "--partition", "0"], {P0: 15}),
     ],
 )
 def test_reading_starts_where_it_is_said_and_within_the_log(clients, options, offsets):
     assert cli.main(["consume", "flights", "--timeout-ms", "0", *options]) == 0
     seeks = [each for each in clients.made.story if each[0] == "seek"]
     assert {tp: offset for _, tp, offset in seeks} == offsets
+    assert clients.made.settings["auto_offset_reset"] == "earliest"
+
+
+def test_an_offset_beyond_an_open_transaction_is_where_it_starts(clients):
+    clients.high_watermarks = {P0: 30, P1: 5}
+    assert cli.main(["consume", "flights", "--timeout-ms", "0", "--offset", "25"]) == 0
+    assert ("seek", P0, 25) in clients.made.story
+
+
+@pytest.mark.parametrize(
+    ("options", "reset"),
+    [
+        (["--offset", "beginning"], "earliest"),
+        (["--offset", "end"], "latest"),
+        (["--exit-at-end"], "earliest"),
+        (["--until-time", "1769817602000"], "earliest"),
+        (["--exit-at-end", "--offset", "end"], "latest"),
+        (["--exit-at-end", "--group", "g"], "latest"),
+    ],
+)
+def test_what_ends_at_the_end_begins_at_the_beginning_unless_it_is_said(clients, options, reset):
+    clients.places = [{P0: 20, P1: 5}]
+    assert cli.main(["consume", "flights", "--timeout-ms", "0", *options]) == 0
+    assert clients.made.settings["auto_offset_reset"] == reset
+    assert not [each for each in clients.made.story if each[0] == "seek"]
+
+
+def group_of(state, *partitions, member_id="m-1"):
+    member = GroupMemberDescription(
+        member_id=member_id,
+        group_instance_id=None,
+        client_id="",
+        assignment=encode_assignment(ConsumerAssignment(partitions=partitions)),
+    )
+    return GroupDescription(
+        group_id="g",
+        state=state,
+        protocol_type="consumer",
+        protocol_name="range",
+        generation_id=2,
+        members=(member,),
+    )
+
+
+EXIT_OF_GROUP = ["consume", "flights", "--group", "g", "--exit-at-end"]
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """Makes every look at the clock a second later than the last one."""
+    seconds = itertools.count()
+    monkeypatch.setattr(cli_records.time, "monotonic", lambda: float(next(seconds)))
+
+
+def test_a_member_for_which_nothing_is_left_has_nothing_to_print(clients, steps):
+    clients.assignments = [frozenset()]
+    clients.group = group_of("Stable")
+    assert cli.main(EXIT_OF_GROUP) == 0
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        group_of("PreparingRebalance"),
+        group_of("Stable", member_id="m-2"),
+        group_of("Stable", P0),
+    ],
+    ids=["a join goes on", "the member was put out", "what it has does not arrive"],
+)
+def test_a_group_that_assigns_nothing_in_time_is_an_error(clients, steps, capsys, group):
+    clients.assignments = [frozenset()]
+    clients.group = group
+    assert cli.main(EXIT_OF_GROUP) == 1
+    assert "the group 'g' did not assign partitions within 10,000 ms" in capsys.readouterr().err
+
+
+def test_a_group_that_takes_partitions_away_has_time_to_assign_again(clients, steps):
+    both, none = frozenset({P0, P1}), frozenset()
+    clients.places = [*[{P0: 18, P1: 5}] * 20, {P0: 20, P1: 5}]
+    # It looks three times in a round, which takes a second: 20 rounds with, 8 without partitions.
+    clients.assignments = [*[both] * 60, *[none] * 24, both]
+    clients.group = group_of("PreparingRebalance")
+    assert cli.main(EXIT_OF_GROUP) == 0
 
 
 def test_several_topics_are_read_at_once_each_once(clients):
@@ -542,7 +654,7 @@ def test_it_ends_at_the_end_that_there_was(clients, capsysbinary):
 def test_it_ends_before_the_first_record_of_a_time(clients, capsysbinary):
     clients.polls = [[record(14, b"before"), record(15, b"after")]]
     clients.places = [{P0: 14, P1: 5}, {P0: 16, P1: 5}]
-    arguments = ["--from-beginning", "--until-time", "2000"]
+    arguments = ["--from-beginning", "--until-time", "1769817602000"]
     assert cli.main(["consume", "flights", *arguments]) == 0
     assert capsysbinary.readouterr().out == b"before\n"
 
@@ -575,7 +687,7 @@ def test_records_are_printed_as_the_format_says(clients, capsysbinary, given, pr
         (["--offset", "end", "--from-beginning"], "exclude each other"),
         (["--exit-at-end", "--follow"], "--follow and --exit-at-end exclude each other"),
         (["--group", "g", "--partition", "0"], "--group and --partition exclude each other"),
-        (["--group", "g", "--until-time", "1"], "--group and --until-time exclude each other"),
+        (["--group", "g", "--until-time", "0"], "--group and --until-time exclude each other"),
     ],
 )
 def test_options_of_consume_that_make_no_sense_are_refused(clients, capsys, options, reason):

@@ -103,9 +103,18 @@ def test_draining_is_waited_for(steps, capsys):
 
 
 def test_a_move_is_waited_for(steps, capsys):
-    steps({}, {"adding": (3,)}, {"removing": (1,)}, {})
+    moved = {"replicas": (2, 3)}
+    steps({}, {"adding": (3,)}, {"removing": (1,)}, moved, moved)
     assert run("partitions reassign flights 0 --replicas 2,3 --wait") == 0
     assert capsys.readouterr().out == "flights-0 is on brokers 2, 3\n"
+
+
+def test_a_move_that_is_cancelled_while_it_is_waited_for_is_an_error(steps, capsys):
+    steps({}, {"adding": (3,)}, {}, {})
+    assert run("partitions reassign flights 0 --replicas 2,3 --wait") == 1
+    assert capsys.readouterr().err.startswith(
+        "oncelog: flights-0 is on brokers 1, 2: somebody has cancelled the move"
+    )
 
 
 def test_waiting_ends_after_its_time_and_the_move_goes_on(steps, capsys):

@@ -7,7 +7,7 @@ import dataclasses
 import re
 import sys
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from oncelog.actors.protocol.messages.cluster import (
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply
 from oncelog.actors.protocol.messages.replication import DescribeVoterReply, DescribeVoterRequest
 from oncelog.api.cli import status as cli_status
+from oncelog.api.cli.arguments import Arguments
 from oncelog.api.cli.status import CONDITIONS, FoundCondition
 from oncelog.api.cli.terminal import describe_error
 from oncelog.storage.errors import ErrorCode
@@ -492,3 +493,30 @@ def work_of(partition_count: int) -> int:
 
 def test_the_work_of_judging_grows_with_the_partitions_and_no_faster() -> None:
     assert work_of(200) < 2.2 * work_of(100)
+
+
+class ClosedConnections:
+    """Connections of a link to a cluster that does not answer; notes when they are closed."""
+
+    def __init__(self):
+        self.story = []
+
+    async def call(self, actor, request, *, timeout_ms):
+        self.story.append("call")
+        return request.failed(ErrorCode.NETWORK_EXCEPTION, "")
+
+    def close(self):
+        asyncio.get_running_loop()
+        self.story.append("close")
+
+
+def test_a_look_closes_its_connections(monkeypatch):
+    connections = ClosedConnections()
+    link = SimpleNamespace(
+        connections=connections, address="h:1", dashboard_url="", check=lambda metadata: None
+    )
+    monkeypatch.setattr(cli_status, "direct_link", lambda *_, **__: link)
+    args = Arguments(data_dir=None, address=None)
+    assert cli_status.look(args).metadata.error is ErrorCode.NETWORK_EXCEPTION
+    assert connections.story[-1] == "close"
+    assert connections.story.count("close") == 1

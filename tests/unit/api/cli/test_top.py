@@ -15,6 +15,7 @@ from oncelog.actors.protocol.messages.transaction import TransactionDescription
 from oncelog.api.cli import main as cli
 from oncelog.api.cli import top as cli_top
 from oncelog.api.cli.status import ActorStatus, ClusterStatus
+from oncelog.storage.exceptions import RequestTimedOutError
 from oncelog.storage.model import TopicPartition
 
 P0, P1 = TopicPartition("flights", 0), TopicPartition("flights", 1)
@@ -81,11 +82,21 @@ def group(name):
     )
 
 
-def show_one_cluster():
-    """Makes ``oncelog top`` look at a cluster whose first partition gets 1,000 records a second."""
-    seconds = itertools.count()
+def show_one_cluster(*failures):
+    """Makes ``oncelog top`` look at a cluster whose first partition gets 1,000 records a second.
+
+    The looks after the first one fail with ``failures``.
+    """
+    seconds, errors = itertools.count(), iter(failures)
+
+    def look_around(*_):
+        at = next(seconds)
+        if at and (error := next(errors, None)) is not None:
+            raise error
+        return look_of(at, status_of(1_000 * at, 0))
+
     cli_top.connect = lambda args: AdminCluster()
-    cli_top.look_around = lambda *_: look_of(at := next(seconds), status_of(1_000 * at, 0))
+    cli_top.look_around = look_around
 
 
 def test_partitions_are_shown_by_what_they_take_a_second():
@@ -136,6 +147,51 @@ def test_a_look_asks_for_the_lag_of_each_group(monkeypatch):
     found = cli_top.look_around(SimpleNamespace(), cluster)
     assert [(one.group_id, lag) for one, lag in found.groups] == [("g", 15)]
     assert [one.transactional_id for one in found.transactions] == ["open"]
+
+
+def groups_of(monkeypatch, cluster):
+    monkeypatch.setattr(cli_top, "look", lambda args: status_of(1))
+    cluster.answers["list_transactions"] = ()
+    return [(one.group_id, lag) for one, lag in cli_top.look_around(None, cluster).groups]
+
+
+def test_a_partition_without_a_leader_is_not_asked_for_its_offsets(monkeypatch):
+    def listed(times):
+        assert set(times) == {P0}
+        return {P0: 20 if -1 in times.values() else 5}
+
+    cluster = AdminCluster(
+        topic_of("flights", 1, -1),
+        list_groups=[group("g")],
+        list_group_offsets={P0: OffsetAndMetadata(offset=3), P1: OffsetAndMetadata(offset=2)},
+        list_offsets=listed,
+    )
+    assert groups_of(monkeypatch, cluster) == [("g", 15)]
+
+
+def test_a_lag_that_cannot_be_found_is_unknown_and_not_an_error(monkeypatch):
+    cluster = AdminCluster(
+        list_groups=[group("g")], list_group_offsets=RequestTimedOutError("no answer")
+    )
+    assert groups_of(monkeypatch, cluster) == [("g", None)]
+    now = look_of(1.0, status_of(1), groups=((group("b"), None), (group("a"), 0)))
+    rows = section(cli_top.view(None, now, rows=9), "GROUP")
+    assert [(row[0], row[-1]) for row in rows] == [("a", "0"), ("b", "-")]
+
+
+def test_lags_are_looked_up_for_so_long_only(monkeypatch):
+    monkeypatch.setattr(cli_top, "LAGS_MAX_S", 0.0)
+    cluster = AdminCluster(list_groups=[group("g")], list_group_offsets={})
+    assert groups_of(monkeypatch, cluster) == [("g", None)]
+    assert cluster.calls == [("list_transactions",), ("list_groups",)]
+
+
+def test_its_calls_are_given_up_soon(monkeypatch, capsys):
+    cluster = AdminCluster()
+    monkeypatch.setattr(cli_top, "connect", lambda args: cluster)
+    monkeypatch.setattr(cli_top, "look_around", lambda *_: look_of(1.0, status_of(1)))
+    assert cli.main(["top", "--once", "--interval-ms", "100"]) == 0
+    assert cluster.timeout_ms == cli_top.CALL_TIMEOUT_MS
 
 
 @pytest.mark.parametrize("arguments", [["--once"], []])

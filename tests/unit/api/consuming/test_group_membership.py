@@ -429,6 +429,29 @@ def test_a_member_that_does_not_poll_leaves(fake_cluster, run):
     assert (membership.metadata().generation_id, membership.metadata().member_id) == (1, "member-1")
 
 
+def test_the_poll_gap_is_a_fraction_of_what_is_allowed_and_0_during_a_poll_or_processing(
+    fake_cluster, run
+):
+    fake_cluster.create("t")
+
+    async def scenario():
+        membership = await joined(fake_cluster, max_poll_interval_ms=600_000)
+        await asyncio.sleep(150)
+        gaps = [membership.poll_gap_ratio]
+        membership.is_polled = True
+        gaps.append(membership.poll_gap_ratio)
+        membership.is_polled = False
+        membership.begin_processing(60_000)
+        gaps.append(membership.poll_gap_ratio)
+        await asyncio.sleep(150)  # Longer than it was to take.
+        gaps.append(membership.poll_gap_ratio)
+        membership.record_poll()
+        gaps.append(membership.poll_gap_ratio)
+        return gaps
+
+    assert run(scenario()) == pytest.approx([0.25, 0, 0, 0.5, 0])
+
+
 def test_a_member_that_polls_stays(fake_cluster, run):
     fake_cluster.create("t")
 

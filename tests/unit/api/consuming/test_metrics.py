@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from oncelog.actors.process.metrics import CONSUMER_POLL_GAP_RATIO
 from oncelog.actors.protocol.messages.group import OffsetCommitRequest
 from oncelog.actors.protocol.messages.partition import FetchRequest
 from oncelog.api.config import ConsumerSettings
@@ -34,6 +35,34 @@ def test_a_new_consumer_has_every_metric_of_the_table(fake_cluster, run):
     since = {name for name, value in metrics.items() if value == -1}
     assert since == {name for name in METRICS if name.endswith("_seconds_ago")}
     assert all(value == 0 for name, value in metrics.items() if name not in since)
+
+
+def poll_gaps(consumer):
+    return [
+        value
+        for metric, value, _ in consumer._core._readings()
+        if metric is CONSUMER_POLL_GAP_RATIO
+    ]
+
+
+def test_only_members_of_groups_have_a_poll_gap(fake_cluster, run):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0")
+
+    async def scenario():
+        member = consumer_of(fake_cluster)
+        await member.subscribe("t")
+        await member.poll(1_000)
+        await asyncio.sleep(60)
+        by_hand = consumer_of(fake_cluster)
+        alone = AsyncConsumer(fake_cluster.router(), ConsumerSettings(), fake_cluster.random)
+        for consumer in (by_hand, alone):
+            await consumer.assign(TP)
+            await consumer.poll(0)
+            await asyncio.sleep(60)
+        return [poll_gaps(consumer) for consumer in (member, by_hand, alone)]
+
+    assert run(scenario()) == [[pytest.approx(180 / 300)], [0], []]
 
 
 def test_what_a_consumer_does_is_counted(fake_cluster, run):

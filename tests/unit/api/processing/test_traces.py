@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from opentelemetry import trace
 from opentelemetry.trace import StatusCode
@@ -10,7 +12,7 @@ from spans import id_of, kept_spans, traceparent
 
 from oncelog.api.processing import loop as process_loop
 from oncelog.api.processing.loop import worker_settings
-from oncelog.api.processing.messages import ProcessConfig
+from oncelog.api.processing.messages import ProcessConfig, WorkerState
 from oncelog.api.processing.queue_loop import queue_worker_settings
 
 TRACER = trace.get_tracer("program")
@@ -86,3 +88,15 @@ def test_the_clients_of_a_worker_have_the_setting_of_the_job(tracing):
     )
     clients = [*worker_settings(config), *queue_worker_settings(config)]
     assert [one.tracing for one in clients] == [tracing] * 4
+
+
+def test_a_worker_without_the_package_fails_with_the_reason_and_no_client_is_made(
+    monkeypatch, caplog
+):
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    world = ProcessWorld(VALUES)
+    progress = world.run(tracing=True)
+    assert progress.state is WorkerState.FAILED
+    assert "oncelog[traces]" in progress.reason
+    assert world.calls == []
+    assert "this is a bug" not in caplog.text

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from oncelog.actors.process.metrics import (
-    CONSUMER_POLL_GAP_MS,
+    CONSUMER_POLL_GAP_RATIO,
     PRODUCER_ACK_DURATION_MS,
     PRODUCER_BUFFER_LIMIT_BYTES,
     PRODUCER_BUFFERED_BYTES,
@@ -86,7 +86,7 @@ def test_gauges_of_clients_of_one_name_are_put_together(run):
         def read():
             yield PRODUCER_BUFFERED_BYTES, held[name], TAGS
             yield PRODUCER_BUFFER_LIMIT_BYTES, 1_000, TAGS
-            yield CONSUMER_POLL_GAP_MS, gap_ms, {"client": "loader", "group": "g"}
+            yield CONSUMER_POLL_GAP_RATIO, gap_ms, {"client": "loader", "group": "g"}
 
         return read
 
@@ -100,12 +100,12 @@ def test_gauges_of_clients_of_one_name_are_put_together(run):
         assert sink.gauges == {
             "producer_buffered_bytes": 120,
             "producer_buffer_limit_bytes": 2_000,
-            "consumer_poll_gap_ms": 7,
+            "consumer_poll_gap_ratio": 7,
         }
         first.stop()
         await asyncio.sleep(1)
         assert sink.gauges["producer_buffered_bytes"] == 20
-        assert sink.gauges["consumer_poll_gap_ms"] == 3
+        assert sink.gauges["consumer_poll_gap_ratio"] == 3
         held["b"] = 0
         second.stop()
 
