@@ -31,7 +31,7 @@ from oncelog.api.console.rendering import (
     page,
     value_of,
 )
-from oncelog.api.console.snapshot import Samples, Seen, assigned
+from oncelog.api.console.snapshot import Answer, Samples, Seen, assigned
 from oncelog.storage.exceptions import InvalidRequestError, OncelogError
 from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
 
@@ -272,16 +272,22 @@ async def _topic(request: web.Request) -> web.Response:
         for number, reply in known.items()
         if reply.open_transaction_count
     )[:HELD_MAX]
-    holders = await viewer.holders(held) if held else None
+    answers: list[Answer[Any]] = [answer]
+    holders = {}
+    if held:
+        holders_answer = await viewer.holders(held)
+        answers.append(holders_answer)
+        holders = holders_answer.value or {}
     return await page(
         request,
         "topic.html",
         topic.name,
-        answer,
+        *answers,
         topic=topic,
         partitions=found,
         replies=known,
-        holders=(holders.value or {}) if holders is not None else {},
+        holders=holders,
+        unanswered=[tp for tp in held if tp not in holders],
         TopicPartition=TopicPartition,
         notes={one.partition: _note(one) for one in found.items},
         is_internal=topic.name in INTERNAL_TOPICS,

@@ -530,16 +530,21 @@ class Viewer:
 
     async def holders(
         self, partitions: tuple[TopicPartition, ...]
-    ) -> Answer[dict[TopicPartition, tuple[ProducerDescription, TransactionDescription | None]]]:
-        """Who holds the last stable offset back: the oldest open transaction of each partition."""
+    ) -> Answer[
+        dict[TopicPartition, tuple[ProducerDescription, TransactionDescription | None] | None]
+    ]:
+        """Who holds the last stable offset back: the oldest open transaction of each partition.
+
+        ``None`` for a partition where nobody does. One that did not answer is left out.
+        """
 
         async def ask() -> dict[
-            TopicPartition, tuple[ProducerDescription, TransactionDescription | None]
+            TopicPartition, tuple[ProducerDescription, TransactionDescription | None] | None
         ]:
             admin = self.connected().admin
-            replies = await asyncio.gather(*(admin.describe_producers(tp) for tp in partitions))
+            replies = await self._producers(partitions)
             oldest = {}
-            for tp, producers in zip(partitions, replies, strict=True):
+            for tp, producers in replies.items():
                 is_open = [one for one in producers if one.current_txn_first_offset >= 0]
                 if is_open:
                     oldest[tp] = min(is_open, key=lambda one: one.current_txn_first_offset)
@@ -549,9 +554,31 @@ class Viewer:
                 for one in await admin.list_transactions(producer_ids=sorted(wanted)):
                     ids[one.producer_id] = one
                     ids |= {member.producer_id: one for member in one.members}
-            return {tp: (one, ids.get(one.producer_id)) for tp, one in oldest.items()}
+            named = {tp: (one, ids.get(one.producer_id)) for tp, one in oldest.items()}
+            return {tp: named.get(tp) for tp in replies}
 
         return await self.answers.get(f"holders {partitions}", ask)
+
+    async def _producers(
+        self, partitions: tuple[TopicPartition, ...]
+    ) -> dict[TopicPartition, tuple[ProducerDescription, ...]]:
+        """The producers of each partition whose leader answers; the error if none does."""
+        admin = self.connected().admin
+        replies = await asyncio.gather(
+            *(admin.describe_producers(tp) for tp in partitions), return_exceptions=True
+        )
+        found: dict[TopicPartition, tuple[ProducerDescription, ...]] = {}
+        problem: OncelogError | None = None
+        for tp, reply in zip(partitions, replies, strict=True):
+            if isinstance(reply, OncelogError):
+                problem = problem or reply
+            elif isinstance(reply, BaseException):
+                raise reply
+            else:
+                found[tp] = reply
+        if problem is not None and not found:
+            raise problem
+        return found
 
     # --- transactions ---------------------------------------------------------------------
 
@@ -568,22 +595,31 @@ class Viewer:
             lambda: self.connected().admin.describe_transaction(transactional_id),
         )
 
-    async def unmarked(
-        self, partitions: tuple[TopicPartition, ...], producer_ids: frozenset[int]
+    async def open_since(
+        self, one: TransactionDescription, partitions: tuple[TopicPartition, ...]
     ) -> Answer[dict[TopicPartition, int]]:
-        """In which partitions these producers have a transaction open, and since which offset."""
+        """The offset since which a transaction is open in each partition; -1 where it is not.
+
+        A partition that did not answer is left out.
+        """
+        producer_ids = {one.producer_id, *(member.producer_id for member in one.members)}
 
         async def ask() -> dict[TopicPartition, int]:
-            admin = self.connected().admin
-            replies = await asyncio.gather(*(admin.describe_producers(tp) for tp in partitions))
             return {
-                tp: one.current_txn_first_offset
-                for tp, producers in zip(partitions, replies, strict=True)
-                for one in producers
-                if one.producer_id in producer_ids and one.current_txn_first_offset >= 0
+                tp: max(
+                    (
+                        producer.current_txn_first_offset
+                        for producer in producers
+                        if producer.producer_id in producer_ids
+                    ),
+                    default=-1,
+                )
+                for tp, producers in (await self._producers(partitions)).items()
             }
 
-        return await self.answers.get(f"unmarked {partitions} {sorted(producer_ids)}", ask)
+        # What was said of an earlier transaction, or before it was decided, says nothing now.
+        key = f"open {one.transactional_id} {one.state} {one.last_update_ms} {partitions}"
+        return await self.answers.get(key, ask)
 
     async def hanging(self) -> Answer[Hanging]:
         """Transactions that nobody will end: asks every leader, and some of them twice."""

@@ -23,6 +23,8 @@ from oncelog.actors.protocol.messages.group import (
     GroupMemberDescription,
 )
 from oncelog.actors.protocol.messages.partition import (
+    DescribeProducersReply,
+    DescribeProducersRequest,
     DescribeReplicaReply,
     DescribeReplicaRequest,
     ProducerDescription,
@@ -457,7 +459,7 @@ def test_one_who_may_not_see_the_cluster_sees_topics_even_so():
     ids=lambda value: getattr(value, "state", None),
 )
 def test_the_story_of_a_transaction(one, steps):
-    told = story_of(one, len(one.partitions), 1, len(one.partitions))
+    told = story_of(one, len(one.partitions), dict.fromkeys(one.partitions, 4))
     assert [("" if step.is_done else "-") + step.name for step in told] == [
         step if step != "No transaction yet" else "-No transaction yet" for step in steps
     ]
@@ -486,6 +488,61 @@ def test_markers_that_are_missing_are_counted():
     told = text_of(page_of(cluster, "/transaction?id=loader"))
     assert "1 of 2 partitions have theirs" in told
     assert "coordinator shard" in told
+
+
+@pytest.mark.parametrize(
+    ("silent", "told", "markers"),
+    [
+        ((1,), "1 of 2 partitions have theirs; of 1 it is not known", "written no answer"),
+        ((0, 1), "0 of 2 partitions have theirs; of 2 it is not known", "no answer no answer"),
+    ],
+)
+def test_a_marker_that_nobody_told_of_is_not_taken_for_written(monkeypatch, silent, told, markers):
+    monkeypatch.setattr(snapshot, "ASK_TIMEOUT_MS", 50)
+    cluster = ConsoleCluster()
+    cluster.log.create("flights", 2)
+    places = (TopicPartition("flights", 0), TopicPartition("flights", 1))
+    cluster.transactions = [transaction("loader", "PrepareCommit", partitions=places)]
+
+    def describe(request):
+        if request.topic_partition.partition in silent:
+            return request.failed(ErrorCode.NETWORK_EXCEPTION)
+        return DescribeProducersReply()
+
+    cluster.hooks[DescribeProducersRequest] = describe
+    page = page_of(cluster, "/transaction?id=loader")
+    assert told in text_of(page)
+    found = re.findall(
+        r">(not yet|written|no answer|not asked)</span>", page[page.index("open si") :]
+    )
+    assert " ".join(found) == markers
+    assert ("The cluster does not answer" in page) == (len(silent) == 2)
+
+
+def test_who_holds_a_partition_back_is_named_though_another_does_not_answer(monkeypatch):
+    monkeypatch.setattr(snapshot, "ASK_TIMEOUT_MS", 50)
+    cluster = ConsoleCluster()
+    for log in cluster.log.create("flights", 2):
+        log.append(b"x", producer_id=9)
+    cluster.transactions = [transaction("loader")]
+    producer = ProducerDescription(
+        producer_id=9,
+        producer_epoch=1,
+        last_sequence=0,
+        last_timestamp_ms=1,
+        coordinator_epoch=0,
+        current_txn_first_offset=0,
+    )
+
+    def describe(request):
+        if request.topic_partition.partition == 1:
+            return request.failed(ErrorCode.NETWORK_EXCEPTION)
+        return DescribeProducersReply(producers=(producer,))
+
+    cluster.hooks[DescribeProducersRequest] = describe
+    told = text_of(page_of(cluster, "/topics/flights"))
+    assert "loader" in told
+    assert "1 open; whose is not known: no answer" in told
 
 
 def test_a_group_is_shown_with_its_lag():
