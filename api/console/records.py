@@ -458,7 +458,9 @@ async def form_of(data: bytes, form: str) -> tuple[str, str]:
     if form == "text":
         return "text", text.as_text(data)
     if form in makers:
-        return form, makers[form](data) or f"this is no {form.upper()} of up to 64 KiB"
+        return form, makers[form](data) or (
+            f"this is no {form.upper()} of up to 64 KiB and {text.JSON_DEPTH_MAX} levels"
+        )
     for name, make in makers.items():
         if (lines := make(data)) is not None:
             return name, lines

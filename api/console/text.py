@@ -24,6 +24,9 @@ SHOWN_BYTES_MAX: Final = 65_536
 NAME_CHARS_MAX: Final = 500
 """Of a name or a message anywhere."""
 
+JSON_DEPTH_MAX: Final = 50
+"""Brackets within brackets of JSON that is indented; each costs its depth for every element."""
+
 MARKS_MAX: Final = 3
 """Combining marks on one character; more would cover the lines above and below."""
 
@@ -41,6 +44,7 @@ _UNSAFE: Final = re.compile(
 )
 _MARK: Final = "[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
 _MARKS: Final = re.compile(f"({_MARK}{{{MARKS_MAX}}}){_MARK}+")
+_JSON_STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 _CODE: Final = re.compile(r"`([^`]+)`")
 
 
@@ -115,14 +119,32 @@ def as_text(data: bytes) -> str:
 
 def as_json(data: bytes) -> str | None:
     """A value as indented JSON; ``None`` if it is none, or too long or deep to tell."""
-    if len(data) > SHOWN_BYTES_MAX:
+    given = decoded(data) if len(data) <= SHOWN_BYTES_MAX else None
+    if given is None or _depth_of(given) > JSON_DEPTH_MAX:
         return None
     try:
-        found = json.loads(data)
-        text = json.dumps(found, indent=2, ensure_ascii=False)
-    except (ValueError, RecursionError):
+        found = json.loads(given)
+    except ValueError:
         return None
-    return shown(text, keeps_lines=True, chars_max=SHOWN_BYTES_MAX)
+    pieces = []
+    left = SHOWN_BYTES_MAX
+    for piece in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(found):
+        pieces.append(piece)
+        left -= len(piece)
+        if left < 0:
+            pieces.append("\n… the rest is left out")
+            break
+    # Indented, a value has more characters than it had bytes.
+    return shown("".join(pieces), keeps_lines=True, chars_max=2 * SHOWN_BYTES_MAX)
+
+
+def _depth_of(given: str) -> int:
+    """How deep the brackets of JSON go, found in one pass without parsing it."""
+    depth = deepest = 0
+    for bracket in re.findall(r"[\[\]{}]", _JSON_STRING.sub("", given)):
+        depth += 1 if bracket in "[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def as_hex(data: bytes) -> str:
