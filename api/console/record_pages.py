@@ -188,7 +188,7 @@ async def show_record(request: web.Request) -> web.Response:
             f"form={form[:100]!r} is not allowed", advice=f"give one of {', '.join(records.FORMS)}"
         )
     tp = TopicPartition(topic.name, partition)
-    found = await _browser(request).read(tp, offset, Filter(shows_all=True), 1)
+    found = await _browser(request).read(tp, offset, Filter(shows_all=True), 1, keeps_whole=True)
     record = found.records[0] if found.records else None
     if record is None or record.offset != offset:
         raise InvalidRequestError(

@@ -18,6 +18,9 @@ from markupsafe import Markup
 PREVIEW_CHARS_MAX: Final = 200
 """Of a key, value or header in a list."""
 
+HEAD_BYTES_MAX: Final = 4 * PREVIEW_CHARS_MAX
+"""What is kept of such a one: a character has four bytes at most."""
+
 SHOWN_BYTES_MAX: Final = 65_536
 """Of one value on its own page."""
 
@@ -93,21 +96,44 @@ def decoded(data: bytes) -> str | None:
         return None
 
 
+class Head(bytes):
+    """The beginning of bytes that were longer; ``size_bytes`` is of the whole."""
+
+    size_bytes: int
+
+
+def head(data: bytes | None) -> bytes | None:
+    """What ``preview`` needs of ``data``, without the rest of it."""
+    if data is None or len(data) <= HEAD_BYTES_MAX:
+        return data
+    kept = Head(data[:HEAD_BYTES_MAX])
+    kept.size_bytes = len(data)
+    return kept
+
+
+def cut(text: str, chars_max: int) -> str:
+    """``text``, or its first characters and an ellipsis."""
+    return text if len(text) <= chars_max else f"{text[:chars_max]}…"
+
+
 def preview(data: bytes | None, chars_max: int = PREVIEW_CHARS_MAX) -> str:
     """A key, value or header in one line; what is no text in hexadecimal digits."""
     if data is None:
         return "null"
+    size_bytes = data.size_bytes if isinstance(data, Head) else len(data)
     # Four bytes are a character at most; a cut in the middle of one is no reason for digits.
-    head = data[: 4 * chars_max]
-    text = decoded(head)
-    if text is None and len(data) > len(head):
-        text = next((cut for at in (1, 2, 3) if (cut := decoded(head[:-at])) is not None), None)
+    beginning = data[: 4 * chars_max]
+    text = decoded(beginning)
+    if text is None and size_bytes > len(beginning):
+        text = next(
+            (cut for at in (1, 2, 3) if (cut := decoded(beginning[:-at])) is not None), None
+        )
     if text is None or "\x00" in text:
         digits = data[: chars_max // 2].hex()
-        rest = len(data) - chars_max // 2
-        return f"0x{digits}… {len(data):,} bytes" if rest > 0 else f"0x{digits}"
-    if len(text) > chars_max or len(data) > len(head):
-        return f"{shown(text[:chars_max])}… {len(data):,} bytes"
+        rest = size_bytes - chars_max // 2
+        return f"0x{digits}… {size_bytes:,} bytes" if rest > 0 else f"0x{digits}"
+    if len(text) > chars_max or size_bytes > len(beginning):
+        return f"{shown(text[:chars_max])}… {size_bytes:,} bytes"
     return shown(text)
 
 

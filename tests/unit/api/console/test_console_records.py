@@ -15,10 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncelog.api.admin.admin import AsyncAdmin
-from oncelog.api.console import records
+from oncelog.api.console import records, text
 from oncelog.api.console.records import Browser, Fate, Filter
 from oncelog.storage.exceptions import InvalidRequestError, RequestTimedOutError
 from oncelog.storage.model import TopicPartition
+from oncelog.storage.records.batch import seal
+from oncelog.storage.records.codec import encode_records
+from oncelog.storage.records.compression import Codec
 
 TP = TopicPartition("t", 0)
 ALL = Filter(shows_all=True)
@@ -33,13 +36,13 @@ def filled(*values, key=b"k"):
     return cluster, log
 
 
-def read(cluster, offset=0, wanted=COMMITTED, count=50, *, last=False):
+def read(cluster, offset=0, wanted=COMMITTED, count=50, *, last=False, **options):
     async def scenario():
         router = cluster.router()
         browser = Browser(router, AsyncAdmin(router, random=Random(1)), asyncio.Semaphore(1))
         if last:
             return await browser.read_last(TP, wanted, count)
-        return await browser.read(TP, offset, wanted, count)
+        return await browser.read(TP, offset, wanted, count, **options)
 
     return asyncio.run(scenario())
 
@@ -192,6 +195,72 @@ def test_a_search_stops_after_so_many_records_and_bytes(monkeypatch, name, value
     assert 0 < found.next_offset < 10
 
 
+def test_bytes_count_as_they_are_once_decompressed(monkeypatch):
+    monkeypatch.setattr(records, "SCANNED_BYTES_MAX", 100_000)
+    cluster, log = filled()
+    for _ in range(5):
+        log.add(encode_records([(b"k", bytes(60_000), 1, ())] * 4, codec=Codec.GZIP))
+    assert sum(map(len, log.batches)) < 10_000
+    found = read(cluster, wanted=Filter(value="nothing"))
+    assert "97.7 KiB were searched" in found.stopped
+    assert found.scanned_count == found.next_offset
+    assert 2 <= found.next_offset <= 3
+    # It goes on within the batch.
+    again = read(cluster, offset=found.next_offset, wanted=Filter(value="nothing"))
+    assert again.offset < again.next_offset <= 7
+
+
+def test_of_a_record_in_a_list_only_what_is_shown_is_kept():
+    cluster, log = filled()
+    headers = tuple(("n" * 1_000, b"h" * 5_000) for _ in range(20))
+    log.add(encode_records([(b"k" * 5_000, b"v" * 50_000, 1, headers)]))
+    (one,) = read(cluster).records
+    assert (len(one.key), len(one.value)) == (text.HEAD_BYTES_MAX,) * 2
+    assert text.preview(one.value) == text.preview(b"v" * 50_000)
+    assert (len(one.headers), one.header_count) == (records.HEADERS_SHOWN_MAX, 20)
+    assert len(one.headers[0][0]) <= records.HEADER_NAME_CHARS_MAX + 1
+    assert len(one.headers[0][1]) == text.HEAD_BYTES_MAX
+    (whole,) = read(cluster, wanted=ALL, count=1, keeps_whole=True).records
+    assert (whole.value, whole.headers) == (b"v" * 50_000, headers)
+
+
+def test_a_wider_look_that_does_not_get_far_loses_nothing_that_was_found(monkeypatch):
+    monkeypatch.setattr(records, "SCANNED_BYTES_MAX", 30_000)
+    cluster, _ = filled(*(bytes(10_000) for _ in range(100)), b"needle", b"x", b"x")
+    cluster.fetch_max_bytes = 1
+    found = read(cluster, last=True, count=4, wanted=Filter(value="needle"))
+    assert [one.value for one in found.records] == [b"needle"]
+    assert found.stopped == "29.3 KiB were searched"
+    assert found.stopped_at == 99
+
+
+def test_the_newest_are_found_if_not_all_that_are_wanted_can_be_read(monkeypatch):
+    monkeypatch.setattr(records, "SCANNED_BYTES_MAX", 10_000)
+    cluster, _ = filled(*(b"%04d" % n * 1_000 for n in range(100)))
+    cluster.fetch_max_bytes = 4_000
+    found = read(cluster, last=True, count=16)
+    assert [one.offset for one in found.records] == [98, 99]
+    assert found.stopped_at == 98
+
+
+def test_what_one_page_reads_of_several_partitions_has_one_time(monkeypatch):
+    now_s = [100.0]
+    monkeypatch.setattr(records, "monotonic_s", lambda: now_s[0])
+    cluster, _ = filled(*(b"a" for _ in range(10)))
+    cluster.fetch_max_bytes = 1
+
+    async def scenario():
+        router = cluster.router()
+        browser = Browser(router, AsyncAdmin(router, random=Random(1)), asyncio.Semaphore(1))
+        first = await browser.read(TP, 0, COMMITTED, 5)
+        now_s[0] += records.SCAN_S
+        return first, await browser.read(TP, 0, COMMITTED, 5)
+
+    first, second = asyncio.run(scenario())
+    assert (len(first.records), first.stopped) == (5, "")
+    assert (len(second.records), second.stopped) == (1, "3 s were searched")
+
+
 def test_a_filter_looks_at_the_beginning_of_a_value():
     cluster, _ = filled(b"x" * records.SEARCHED_BYTES_MAX + b"needle")
     assert read(cluster, wanted=Filter(value="needle")).records == []
@@ -215,6 +284,25 @@ def test_a_damaged_batch_is_told_and_what_follows_can_be_read():
     batch = bytearray(log.batches[1])
     batch[-1] ^= 0xFF
     log.batches[1] = bytes(batch)
+    found = read(cluster)
+    assert [one.value for one in found.records] == [b"a"]
+    assert found.stopped == "the batch at offset 1 is damaged"
+    assert [one.value for one in read(cluster, offset=found.next_offset).records] == [b"c"]
+
+
+def test_a_batch_that_does_not_decompress_is_told_and_what_follows_can_be_read():
+    cluster, log = filled(b"a")
+    # Its CRC is right.
+    log.add(
+        seal(
+            b"no gzip at all",
+            record_count=1,
+            base_timestamp_ms=1,
+            max_timestamp_ms=1,
+            codec=Codec.GZIP,
+        )
+    )
+    log.append(b"c")
     found = read(cluster)
     assert [one.value for one in found.records] == [b"a"]
     assert found.stopped == "the batch at offset 1 is damaged"
