@@ -27,6 +27,7 @@ from oncelog.actors.protocol.messages.partition import (
     DescribeProducersRequest,
     DescribeReplicaReply,
     DescribeReplicaRequest,
+    ListOffsetsRequest,
     ProducerDescription,
 )
 from oncelog.actors.protocol.messages.share import (
@@ -190,6 +191,31 @@ def test_without_a_connection_the_page_says_why_and_asks_for_one():
     assert status == 503
     assert "there is no cluster" in text_of(page)
     assert wanted
+
+
+@pytest.mark.parametrize("path", ["/", "/topics", "/groups", "/topics/flights/records"])
+def test_if_the_console_itself_is_not_known_any_more_the_page_says_so(path):
+    cluster = ConsoleCluster()
+    cluster.log.create("flights")
+    for kind in (
+        MetadataRequest,
+        DescribeGroupsRequest,
+        DescribeReplicaRequest,
+        ListOffsetsRequest,
+    ):
+        cluster.refusals["", kind] = ErrorCode.SASL_AUTHENTICATION_FAILED
+
+    async def scenario():
+        async with console_of(cluster) as client:
+            found = []
+            for headers in ({}, {"HX-Request": "true"}):
+                reply = await client.get(path, headers=headers, allow_redirects=False)
+                found.append((reply.status, await reply.text()))
+            return found
+
+    for status, page in asyncio.run(scenario()):
+        assert status in (200, 403)
+        assert "check the name and the password" in page
 
 
 def test_another_connection_takes_the_place_of_one_that_is_gone():
