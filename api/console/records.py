@@ -13,9 +13,10 @@ that needs a large library for foreign bytes (Arrow) is made by a process of its
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -87,6 +88,9 @@ SLOW_MATCH_S: Final = 0.05
 """If some values take longer than this to match, fewer are matched at a time."""
 
 ARROW_TIMEOUT_S: Final = 10.0
+ARROW_PROCESSES_MAX: Final = 2
+"""Processes that read Arrow IPC at a time, for all viewers; others wait ``READ_WAIT_S``."""
+
 ARROW_OUTPUT_MAX_BYTES: Final = 262_144
 
 
@@ -204,6 +208,19 @@ class _Search:
     keeps_whole: bool
 
 
+@contextlib.asynccontextmanager
+async def _in_turn(turn: asyncio.Semaphore, others: str) -> AsyncIterator[None]:
+    """Hold ``turn``; ``RequestTimedOutError`` says who does if it does not come in time."""
+    try:
+        await asyncio.wait_for(turn.acquire(), READ_WAIT_S)
+    except asyncio.TimeoutError:
+        raise RequestTimedOutError(others, advice="try again in a few seconds") from None
+    try:
+        yield
+    finally:
+        turn.release()
+
+
 class Browser:
     """Reads records with the rights of one viewer; ``turn`` is shared by all of them.
 
@@ -249,13 +266,7 @@ class Browser:
         The last ``kept_max`` of them are kept, all by default; cut, unless ``keeps_whole``.
         """
         wanted.check()
-        try:
-            await asyncio.wait_for(self._turn.acquire(), READ_WAIT_S)
-        except asyncio.TimeoutError:
-            raise RequestTimedOutError(
-                f"{READS_MAX} other searches are under way", advice="try again in a few seconds"
-            ) from None
-        try:
+        async with _in_turn(self._turn, f"{READS_MAX} other searches are under way"):
             bounds = await self.bounds(tp)
             offset = min(max(offset, bounds.log_start_offset), bounds.high_watermark)
             found = Found(bounds=bounds, offset=offset, next_offset=offset)
@@ -270,8 +281,6 @@ class Browser:
             )
             await self._scan(tp, found, search)
             return found
-        finally:
-            self._turn.release()
 
     async def read_last(self, tp: TopicPartition, wanted: Filter, count_max: int) -> Found:
         """The newest records that pass the filter, of those that one search can read."""
@@ -533,15 +542,20 @@ def _has_header(row: Record, wanted: str) -> bool:
 FORMS: Final[tuple[str, ...]] = ("auto", "text", "json", "hex", "arrow")
 
 
-async def form_of(data: bytes, form: str) -> tuple[str, str]:
-    """A value in one of ``FORMS``: the form's name, and its lines."""
+async def form_of(data: bytes, form: str, turn: asyncio.Semaphore) -> tuple[str, str]:
+    """A value in one of ``FORMS``: the form's name, and its lines.
+
+    ``turn`` bounds the processes that read Arrow. ``RequestTimedOutError`` if it does not come.
+    """
     makers: dict[str, Callable[[bytes], str | None]] = {
         "json": text.as_json,
         "text": lambda value: None if text.decoded(value) is None else text.as_text(value),
         "hex": text.as_hex,
     }
     if form == "arrow":
-        return "arrow", await _as_arrow(data)
+        others = f"{ARROW_PROCESSES_MAX} other values are read as Arrow"
+        async with _in_turn(turn, others):
+            return "arrow", await _as_arrow(data)
     if form == "text":
         return "text", text.as_text(data)
     if form in makers:

@@ -61,6 +61,9 @@ class Console:
     command_options: tuple[str, ...]
     connections: Connections | None = None
     reads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(records.READS_MAX))
+    arrows: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(records.ARROW_PROCESSES_MAX)
+    )
 
 
 CONSOLE: Final = web.AppKey("console", Console)

@@ -1,8 +1,9 @@
 """The console's web server: its application, what every request passes, and its end.
 
-A request passes, in this order: the headers of every reply, the name of the host, the time it may
-take, the session, and for a form its token. Then a page is made (``pages``). Connections are
-counted before a byte is read, and closed when they are slow or idle (``Connections``).
+A request passes, in this order: the headers of every reply, the name of the host, the site that it
+comes from, the time it may take, the session, and for a form its token. Then a page is made
+(``pages``). Connections are counted before a byte is read, and closed when they are slow or idle
+(``Connections``).
 """
 
 from __future__ import annotations
@@ -233,6 +234,21 @@ async def _of_known_host(request: web.Request, handler: Handler) -> web.StreamRe
 
 
 @web.middleware
+async def _of_no_other_site(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse what a page of another site embeds: it cannot read it, but each costs us work.
+
+    A link from there may be followed. Browsers say which it is; other programs say nothing.
+    """
+    headers = request.headers
+    is_foreign = headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
+    is_link = headers.get("Sec-Fetch-Mode") == "navigate"
+    is_link = is_link and headers.get("Sec-Fetch-Dest", "document") == "document"
+    if is_foreign and not is_link:
+        raise web.HTTPForbidden(text="Pages of other sites may only link to this console.\n")
+    return await handler(request)
+
+
+@web.middleware
 async def _in_time(request: web.Request, handler: Handler) -> web.StreamResponse:
     connections = request.app[CONSOLE].connections
     guard = connections.of(request) if connections is not None else None
@@ -380,6 +396,7 @@ def make_app(link: Link, options: Options, random: Random) -> web.Application:
         middlewares=[
             _with_headers,
             _of_known_host,
+            _of_no_other_site,
             _in_time,
             _with_viewer,
             _of_our_forms,

@@ -86,6 +86,28 @@ def test_every_reply_has_the_headers_that_keep_pages_apart():
         assert found["Referrer-Policy"] == "same-origin"
 
 
+@pytest.mark.parametrize(
+    ("site", "mode", "dest", "status"),
+    [
+        ("cross-site", "no-cors", "image", 403),
+        ("same-site", "no-cors", "image", 403),
+        ("cross-site", "navigate", "iframe", 403),
+        ("cross-site", "navigate", "document", 200),
+        ("same-origin", "cors", "empty", 200),
+        ("none", "navigate", "document", 200),
+    ],
+)
+def test_what_a_page_of_another_site_embeds_asks_the_cluster_nothing(site, mode, dest, status):
+    async def scenario():
+        cluster = ConsoleCluster()
+        async with console_of(cluster) as client:
+            headers = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode, "Sec-Fetch-Dest": dest}
+            reply = await client.get("/topics", headers=headers)
+            return reply.status, bool(cluster.calls)
+
+    assert asyncio.run(scenario()) == (status, status == 200)
+
+
 # --- logins -----------------------------------------------------------------------------------
 
 

@@ -319,6 +319,10 @@ def test_an_offset_beyond_the_log_is_moved_into_it():
 # --- forms ------------------------------------------------------------------------------------
 
 
+async def form_of(data, form, turns=1):
+    return await records.form_of(data, form, asyncio.Semaphore(turns))
+
+
 def arrow_stream() -> bytes:
     table = pa.table({"name": ["<b>", "x\u202ey"], "n": [1, 2]})
     sink = pa.BufferOutputStream()
@@ -339,13 +343,13 @@ def arrow_stream() -> bytes:
     ],
 )
 def test_forms_of_a_value(data, form, kind, has):
-    found, lines = asyncio.run(records.form_of(data, form))
+    found, lines = asyncio.run(form_of(data, form))
     assert found == kind
     assert has in lines
 
 
 def test_arrow_is_read_by_a_process_of_its_own():
-    _, lines = asyncio.run(records.form_of(arrow_stream(), "arrow"))
+    _, lines = asyncio.run(form_of(arrow_stream(), "arrow"))
     assert "2 rows" in lines
     assert "name: string" in lines
     assert "\u202e" not in lines
@@ -353,7 +357,7 @@ def test_arrow_is_read_by_a_process_of_its_own():
 
 @pytest.mark.parametrize("data", [b"", b"no arrow", b"ARROW1" + b"\0" * 50, b"\xff" * 100])
 def test_what_is_no_arrow_is_told_in_a_line(data):
-    _, lines = asyncio.run(records.form_of(data, "arrow"))
+    _, lines = asyncio.run(form_of(data, "arrow"))
     assert "no Arrow IPC" in lines
     assert "\n" not in lines
 
@@ -364,7 +368,7 @@ def test_a_process_for_arrow_that_hangs_is_ended(monkeypatch, tmp_path):
     slow.chmod(0o755)
     monkeypatch.setattr(records, "ARROW_TIMEOUT_S", 0.2)
     monkeypatch.setattr(sys, "executable", str(slow))
-    _, lines = asyncio.run(records.form_of(b"x", "arrow"))
+    _, lines = asyncio.run(form_of(b"x", "arrow"))
     assert "could not be read" in lines
     children = subprocess.run(
         ["ps", "--ppid", str(os.getpid()), "-o", "args="],
@@ -373,3 +377,9 @@ def test_a_process_for_arrow_that_hangs_is_ended(monkeypatch, tmp_path):
         check=False,
     ).stdout
     assert "sleep 1000" not in children
+
+
+def test_more_processes_for_arrow_than_may_run_wait_and_then_are_refused(monkeypatch):
+    monkeypatch.setattr(records, "READ_WAIT_S", 0.01)
+    with pytest.raises(RequestTimedOutError, match="read as Arrow"):
+        asyncio.run(form_of(b"x", "arrow", turns=0))
