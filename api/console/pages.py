@@ -106,8 +106,6 @@ _DISK_CONDITIONS: Final = ("takes no writes", "disk refuses")
 def command_for(found: FoundCondition, seen: Seen) -> tuple[str, ...]:
     """The command to type first about a finding, without what selects the cluster."""
     name, place = found.condition.name, found.places[0]
-    if name == "broker away":
-        return ("brokers", "drain", place.removeprefix("broker "))
     if name in _TOPIC_CONDITIONS:
         topic = place.partition(" ")[0].rpartition("-")[0]
         if topic in INTERNAL_TOPICS:
