@@ -30,6 +30,7 @@ from oncelog.api.console.access import (
     RefusedLoginError,
     Session,
     Sessions,
+    address_key,
     is_same_origin,
 )
 from oncelog.api.console.rendering import (
@@ -48,6 +49,9 @@ DEFAULT_PORT: Final = 8_270
 
 CONNECTIONS_MAX: Final = 200
 """Beyond them the one idle longest is closed; if none is idle, the new one."""
+
+CONNECTIONS_PER_ADDRESS_MAX: Final = 40
+"""From one address (IPv6: 64 bits); beyond them its own idle longest is closed, else its oldest."""
 
 HEADERS_S: Final = 10.0
 """How long a request's headers may take to arrive."""
@@ -110,7 +114,13 @@ class Connections:
         return _Guard(self._make(), self)
 
     def admit(self, guard: _Guard, transport: asyncio.BaseTransport) -> bool:
-        """Count a connection; ``False`` if it is one too many, and no other is idle."""
+        """Count a connection; ``False`` if it is one too many, and no other is idle.
+
+        Whoever has many from one address loses those, and takes none of others.
+        """
+        own = [one for one in self._guards.values() if one.address == guard.address]
+        if len(own) >= CONNECTIONS_PER_ADDRESS_MAX:
+            min(own, key=lambda one: (one.is_busy, one.changed_s)).abort()
         if len(self._guards) >= CONNECTIONS_MAX:
             idle = [one for one in self._guards.values() if not one.is_busy]
             if not idle:
@@ -141,11 +151,14 @@ class _Guard(asyncio.Protocol):
         self._is_admitted = False
         self._is_receiving = False
         self.is_busy = False
+        self.address = ""
         self.changed_s = self._loop.time()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See ``asyncio.Protocol``."""
         self._transport = cast("asyncio.Transport", transport)
+        peer = transport.get_extra_info("peername")
+        self.address = address_key(str(peer[0])) if peer else ""
         self._is_admitted = self._connections.admit(self, transport)
         if not self._is_admitted:
             self._transport.abort()
