@@ -435,7 +435,12 @@ async def _do_action(request: web.Request) -> web.Response:
         command = action.command(values, request.app[CONSOLE].command_options)
         step = "confirm"
         if form.get("step") == "do":
-            done = await action.run(request[VIEWER].connected().writes, values)
+            viewer = request[VIEWER]
+            try:
+                done = await action.run(viewer.connected().writes, values)
+            finally:
+                # Also if it failed: it may have been done.
+                viewer.answers.expire()
             step = "done"
     except OncelogError as error:
         problem = error

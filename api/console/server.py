@@ -28,7 +28,6 @@ from oncelog.api.console import pages
 from oncelog.api.console.access import (
     Hosts,
     RefusedLoginError,
-    Session,
     Sessions,
     address_key,
     is_same_origin,
@@ -71,6 +70,7 @@ URL_MAX_BYTES: Final = 8_190
 SHUTDOWN_S: Final = 2.0
 
 COOKIE: Final = "oncelog_console"
+"""With the port behind it: browsers send the cookies of a host to each of its ports."""
 
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; "
@@ -270,7 +270,10 @@ async def _in_time(request: web.Request, handler: Handler) -> web.StreamResponse
     try:
         return await asyncio.wait_for(handler(request), REQUEST_S)
     except asyncio.TimeoutError:
-        raise web.HTTPGatewayTimeout(text="The page took too long. Load it again.\n") from None
+        told = "The page took too long. Load it again.\n"
+        if request.method == "POST" and request.path.startswith("/actions/"):
+            told = "It took too long, and may have been done: look before you repeat it.\n"
+        raise web.HTTPGatewayTimeout(text=told) from None
     finally:
         if guard is not None:
             guard.end()
@@ -280,7 +283,7 @@ async def _in_time(request: web.Request, handler: Handler) -> web.StreamResponse
 async def _with_viewer(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Find out who looks; whoever must log in is sent to do so."""
     console = request.app[CONSOLE]
-    session = await console.sessions.find(request.cookies.get(COOKIE))
+    session = await console.sessions.find(request.cookies.get(cookie_name(request)))
     request[SESSION] = session
     request[VIEWER] = session.viewer if session is not None else console.own_viewer
     is_open = request.path.startswith("/static/") or request.path == "/login"
@@ -345,21 +348,28 @@ async def _log_in(request: web.Request) -> web.StreamResponse:
     except RefusedLoginError as error:
         return login_page(request, str(error), status=403)
     response = web.HTTPSeeOther("/")
-    _set_cookie(response, session, is_secure=console.is_secure)
+    response.set_cookie(
+        cookie_name(request),
+        session.token,
+        httponly=True,
+        samesite="Strict",
+        secure=console.is_secure,
+        path="/",
+    )
     raise response
 
 
-def _set_cookie(response: web.Response, session: Session, *, is_secure: bool) -> None:
-    response.set_cookie(
-        COOKIE, session.token, httponly=True, samesite="Strict", secure=is_secure, path="/"
-    )
+def cookie_name(request: web.Request) -> str:
+    """The session's cookie: of this host alone with TLS, and of the port that the browser uses."""
+    prefix = "__Host-" if request.app[CONSOLE].is_secure else ""
+    return f"{prefix}{COOKIE}_{request.url.port}"
 
 
 async def _log_out(request: web.Request) -> web.StreamResponse:
     if request[SESSION] is not None:
         await request.app[CONSOLE].sessions.end(request[SESSION])
     response = web.HTTPSeeOther("/login" if request.app[CONSOLE].asks_login else "/")
-    response.del_cookie(COOKIE, path="/")
+    response.del_cookie(cookie_name(request), path="/", secure=request.app[CONSOLE].is_secure)
     raise response
 
 

@@ -68,6 +68,9 @@ FRESH_S: Final = 1.5
 FRESH_MAX_S: Final = 60.0
 """And for at most this long, whatever it cost."""
 
+SEEN_FRESH_MAX_S: Final = 10.0
+"""The same for the status, by which somebody judges what is wrong now."""
+
 COST_SHARE: Final = 0.01
 """The part of a core that asking one question again and again may take."""
 
@@ -197,20 +200,27 @@ class Answers:
         self._kept: OrderedDict[str, Answer[Any]] = OrderedDict()
         self._turn = asyncio.Semaphore(ASKING_MAX)
         self._clock = SystemClock()
+        self._expiry = 0
         self.answered_s = monotonic_s()
         """When the cluster has last answered anything, in monotonic seconds."""
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    async def get(self, key: str, ask: Callable[[], Awaitable[ValueT]]) -> Answer[ValueT]:
+    async def get(
+        self,
+        key: str,
+        ask: Callable[[], Awaitable[ValueT]],
+        *,
+        fresh_max_s: float = FRESH_MAX_S,
+    ) -> Answer[ValueT]:
         """The answer to ``key``; if it is old, ``ask`` is called and awaited for a short time."""
         answer = self._kept.get(key)
         if answer is None:
             answer = self._kept[key] = Answer()
         self._kept.move_to_end(key)
         if answer.task is None and monotonic_s() >= answer.fresh_until_s:
-            task = asyncio.ensure_future(self._ask(answer, ask))
+            task = asyncio.ensure_future(self._ask(answer, ask, fresh_max_s))
             task.add_done_callback(_look)
             answer.task = task
         if answer.task is not None:
@@ -228,17 +238,27 @@ class Answers:
                 return
             del self._kept[key]
 
-    async def _ask(self, answer: Answer[ValueT], ask: Callable[[], Awaitable[ValueT]]) -> None:
+    def expire(self) -> None:
+        """Something was changed: ask for everything anew, and for what is under way again."""
+        self._expiry += 1
+        for answer in self._kept.values():
+            answer.fresh_until_s = 0.0
+
+    async def _ask(
+        self, answer: Answer[ValueT], ask: Callable[[], Awaitable[ValueT]], fresh_max_s: float
+    ) -> None:
         """Ask, and put the outcome into ``answer``; raises nothing but a cancellation."""
         try:
             async with self._turn:
-                began_s = time.process_time()
+                expiry = self._expiry
+                began_s, began_cpu_s = monotonic_s(), time.process_time()
                 value = await ask()
-                cost_s = time.process_time() - began_s
+                # Others' work is in it, and that of other threads: never more than has passed.
+                cost_s = min(time.process_time() - began_cpu_s, monotonic_s() - began_s)
             answer.value, answer.at_ms = value, self._clock.now_ms()
             answer.error, answer.failing_ms = None, 0
-            fresh_s = min(max(cost_s / COST_SHARE, FRESH_S), FRESH_MAX_S)
-            answer.fresh_until_s = monotonic_s() + fresh_s
+            fresh_s = min(max(cost_s / COST_SHARE, FRESH_S), fresh_max_s)
+            answer.fresh_until_s = monotonic_s() + fresh_s if expiry == self._expiry else 0.0
             self.answered_s = monotonic_s()
         except OncelogError as error:
             self._fail(answer, error)
@@ -389,6 +409,7 @@ class Viewer:
         self._random = random
         self._clock = SystemClock()
         self._connected: _Connected | None = None
+        self._is_closed = False
         self._counted: _Counted | None = None
         self._jobs: dict[str, Any] = {}
         self._jobs_number = -1
@@ -406,6 +427,8 @@ class Viewer:
         ``ConnectionFailedError`` without one. After ``LOST_S`` without an answer it asks for
         another connection.
         """
+        if self._is_closed:
+            raise ConnectionFailedError("this session is over", advice="log in again")
         link = self._link
         if monotonic_s() - self.answers.answered_s > LOST_S or link.cluster is None:
             link.want()
@@ -435,7 +458,8 @@ class Viewer:
             connected.close()
 
     async def close(self) -> None:
-        """Give up what is under way, and close the connections of this user."""
+        """Give up what is under way, and close the connections of this user, for good."""
+        self._is_closed = True
         await self.answers.close()
         self._disconnect()
 
@@ -447,7 +471,7 @@ class Viewer:
 
     async def seen(self) -> Answer[Seen]:
         """The cluster as ``oncelog status`` sees it: a call to each replica."""
-        return await self.answers.get("status", self._see)
+        return await self.answers.get("status", self._see, fresh_max_s=SEEN_FRESH_MAX_S)
 
     async def _see(self) -> Seen:
         link, connected = self._link, self.connected()
@@ -643,12 +667,15 @@ class Viewer:
         """One group with its lag, which its chart remembers."""
         answer = await self.answers.get(f"group {group_id}", lambda: self._group(group_id))
         if answer.value is not None:
-            samples = self.lags.setdefault(group_id, Samples())
-            self.lags.move_to_end(group_id)
-            while len(self.lags) > CHARTED_GROUPS_MAX:
-                self.lags.popitem(last=False)
-            samples.add(answer.at_ms, answer.value.lag)
+            self._chart(group_id, answer.at_ms, answer.value.lag)
         return answer
+
+    def _chart(self, group_id: str, at_ms: int, lag: int) -> None:
+        samples = self.lags.setdefault(group_id, Samples())
+        self.lags.move_to_end(group_id)
+        while len(self.lags) > CHARTED_GROUPS_MAX:
+            self.lags.popitem(last=False)
+        samples.add(at_ms, lag)
 
     async def _group(self, group_id: str) -> GroupState:
         admin = self.connected().admin
@@ -718,8 +745,7 @@ class Viewer:
 
         answer = await self.answers.get(f"queue {group_id}", ask)
         if answer.value is not None:
-            samples = self.lags.setdefault(group_id, Samples())
-            samples.add(answer.at_ms, answer.value.backlog.total)
+            self._chart(group_id, answer.at_ms, answer.value.backlog.total)
         return answer
 
     # --- jobs -----------------------------------------------------------------------------
