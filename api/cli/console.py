@@ -1,14 +1,15 @@
 """``oncelog console``: the web console of a cluster, until a signal ends it.
 
 The main thread owns the connection, as joining Ray and signals need; the pages are served on
-another thread. When the cluster is gone, this thread lets go of it and looks for it again, as often
-as somebody looks at a page.
+another thread. Every few seconds this thread looks whether the cluster is there, and lets go of one
+that is gone. It looks for another as often as somebody looks at a page.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import random
 import secrets
 import socket
@@ -20,11 +21,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from oncelog.actors.process.clock import monotonic_s
 from oncelog.api.cli.arguments import Arguments, Command, WholeNumber, flag, option, repeated
 from oncelog.api.cli.connect import answers, cluster_options, connect
 from oncelog.api.cli.terminal import CliError, UsageError, say
 from oncelog.api.session import cluster_connection
-from oncelog.storage.exceptions import OncelogError
+from oncelog.api.session.ray_cluster import ray_cluster_at
+from oncelog.storage.exceptions import ConnectionFailedError, OncelogError
 
 if TYPE_CHECKING:
     from oncelog.api.client import Cluster
@@ -36,11 +39,22 @@ PORTS_TRIED: Final = 20
 RECONNECT_S: Final = 3.0
 """The time between two attempts to find a cluster that is gone."""
 
+LOOK_S: Final = 10.0
+"""How often it is looked whether the cluster is there, though nobody looks at a page.
+
+Ray ends a program whose cluster is gone for a minute: the console has to leave before.
+"""
+
+WAKE_S: Final = 1.0
+"""How long a signal may wait that another thread has got."""
+
 STOP_TIMEOUT_S: Final = 10.0
 BACKLOG: Final = 128
 
 _SERVER: Final = "oncelog.api.console.server"
 _SNAPSHOT: Final = "oncelog.api.console.snapshot"
+
+_logger = logging.getLogger(__name__)
 
 
 @click.command(cls=Command)
@@ -103,15 +117,24 @@ class _Console:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._until: asyncio.Event | None = None
         self._cluster: Cluster | None = None
+        self._ray_id = b""
         self._link: Any = importlib.import_module(_SNAPSHOT).Link(self._wanted.set)
 
     def connect(self) -> None:
         """Connect, or raise why that is not possible."""
-        cluster = connect(self._args)
+        cluster: Cluster | None = None
+        try:
+            cluster = connect(self._args)
+            # The page of jobs needs Ray, which only the main thread can join.
+            cluster.jobs()
+            self._ray_id = cluster_connection.ray_cluster_id()
+            self._link.replace(cluster, cluster.dashboard_url)
+        except BaseException:
+            if cluster is not None:
+                cluster.close()
+            cluster_connection.leave_ray()
+            raise
         self._cluster = cluster
-        # The page of jobs needs Ray, which only the main thread can join.
-        cluster.jobs()
-        self._link.replace(cluster, cluster.dashboard_url)
 
     def serve(self, listener: socket.socket, options: Any) -> None:
         """Serve until a signal, or until serving fails."""
@@ -120,9 +143,14 @@ class _Console:
         )
         thread.start()
         try:
+            looked_s = monotonic_s()
             while not self._ended.is_set():
-                if self._wanted.wait(timeout=1.0) and not self._ended.is_set():
+                is_wanted = self._wanted.wait(timeout=WAKE_S)
+                is_due = self._cluster is not None and monotonic_s() - looked_s >= LOOK_S
+                if (is_wanted or is_due) and not self._ended.is_set():
                     self._look_again()
+                    looked_s = monotonic_s()
+                if is_wanted:
                     self._ended.wait(RECONNECT_S)
                     self._wanted.clear()
         finally:
@@ -165,17 +193,21 @@ class _Console:
     def _look_again(self) -> None:
         """Let go of a cluster whose Ray does not answer; connect if there is one.
 
-        Ray ends a program whose cluster is gone for a minute, so the program leaves before.
-        While Ray answers, the connection finds the actors again by itself.
+        While Ray answers, the connection finds the actors again by itself. What goes wrong is
+        shown on the pages, and does not end the console.
         """
-        if self._cluster is not None:
-            if answers(self._cluster.address):
-                return
-            self._let_go()
         try:
+            if self._cluster is not None:
+                if _is_there(self._cluster.address, self._ray_id):
+                    return
+                self._let_go()
             self.connect()
         except (CliError, OncelogError) as error:
+            _logger.info("no connection to the cluster: %s", error.what)
             self._link.lose(error.what)
+        except Exception as error:
+            _logger.exception("no connection to the cluster — tell the makers: it is a bug")
+            self._link.lose(f"{type(error).__name__}: {error}")
 
     def _let_go(self) -> None:
         cluster, self._cluster = self._cluster, None
@@ -183,6 +215,18 @@ class _Console:
         if cluster is not None:
             cluster.close()
         cluster_connection.leave_ray()
+
+
+def _is_there(address: str, ray_id: bytes) -> bool:
+    """Whether the Ray cluster with this id still answers at ``address`` (host:port)."""
+    if not answers(address):
+        return False
+    try:
+        _, found = ray_cluster_at(address)
+    except ConnectionFailedError as error:
+        _logger.info("%s: %s", address, error)
+        return False
+    return found.endswith(ray_id)
 
 
 # --- where it is served -----------------------------------------------------------------------

@@ -222,8 +222,6 @@ class Sessions:
         self.budget.succeed(key)
         account = self._account(name, password)
         shared = self._viewers.setdefault(account, viewer)
-        if shared is not viewer:
-            await viewer.close()
         now_s = self._now_s()
         session = Session(
             viewer=shared,
@@ -233,7 +231,12 @@ class Sessions:
             used_s=now_s,
             token=secrets.token_urlsafe(_TOKEN_BYTES),
         )
+        # Before anything is awaited: else the viewer that it shares might be closed meanwhile.
         self._of_token[session.token] = session
+        if shared is not viewer:
+            await viewer.close()
+        for one in [one for one in self._of_token.values() if self._is_over(one)]:
+            await self.end(one)
         while len(self._of_token) > SESSIONS_MAX:
             await self.end(next(iter(self._of_token.values())))
         return session
@@ -243,13 +246,16 @@ class Sessions:
         session = self._of_token.get(token or "")
         if session is None:
             return None
-        now_s = self._now_s()
-        if now_s - session.used_s > SESSION_IDLE_S or now_s - session.began_s > SESSION_MAX_S:
+        if self._is_over(session):
             await self.end(session)
             return None
-        session.used_s = now_s
+        session.used_s = self._now_s()
         self._of_token.move_to_end(session.token)
         return session
+
+    def _is_over(self, session: Session) -> bool:
+        now_s = self._now_s()
+        return now_s - session.used_s > SESSION_IDLE_S or now_s - session.began_s > SESSION_MAX_S
 
     async def end(self, session: Session) -> None:
         """End a session, and the connections of its user if it was the last one."""

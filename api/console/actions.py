@@ -90,7 +90,7 @@ class Action:
 
 def _whole(values: Values, name: str, most: int = INT64_MAX) -> int:
     text = values[name].strip()
-    if not (text.isascii() and text.isdecimal() and int(text[:20]) <= most):
+    if not (text.isascii() and text.isdecimal() and len(text) <= 20 and int(text) <= most):
         raise InvalidRequestError(
             f"{name}={values[name]!r} is not a whole number", advice=f"give one from 0 to {most}"
         )

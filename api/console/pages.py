@@ -31,7 +31,7 @@ from oncelog.api.console.rendering import (
     page,
     value_of,
 )
-from oncelog.api.console.snapshot import Samples, Seen, assigned
+from oncelog.api.console.snapshot import Answer, Samples, Seen, assigned
 from oncelog.storage.exceptions import InvalidRequestError, OncelogError
 from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
 
@@ -106,8 +106,6 @@ _DISK_CONDITIONS: Final = ("takes no writes", "disk refuses")
 def command_for(found: FoundCondition, seen: Seen) -> tuple[str, ...]:
     """The command to type first about a finding, without what selects the cluster."""
     name, place = found.condition.name, found.places[0]
-    if name == "broker away":
-        return ("brokers", "drain", place.removeprefix("broker "))
     if name in _TOPIC_CONDITIONS:
         topic = place.partition(" ")[0].rpartition("-")[0]
         if topic in INTERNAL_TOPICS:
@@ -272,16 +270,22 @@ async def _topic(request: web.Request) -> web.Response:
         for number, reply in known.items()
         if reply.open_transaction_count
     )[:HELD_MAX]
-    holders = await viewer.holders(held) if held else None
+    answers: list[Answer[Any]] = [answer]
+    holders = {}
+    if held:
+        holders_answer = await viewer.holders(held)
+        answers.append(holders_answer)
+        holders = holders_answer.value or {}
     return await page(
         request,
         "topic.html",
         topic.name,
-        answer,
+        *answers,
         topic=topic,
         partitions=found,
         replies=known,
-        holders=(holders.value or {}) if holders is not None else {},
+        holders=holders,
+        unanswered=[tp for tp in held if tp not in holders],
         TopicPartition=TopicPartition,
         notes={one.partition: _note(one) for one in found.items},
         is_internal=topic.name in INTERNAL_TOPICS,
@@ -431,7 +435,12 @@ async def _do_action(request: web.Request) -> web.Response:
         command = action.command(values, request.app[CONSOLE].command_options)
         step = "confirm"
         if form.get("step") == "do":
-            done = await action.run(request[VIEWER].connected().writes, values)
+            viewer = request[VIEWER]
+            try:
+                done = await action.run(viewer.connected().writes, values)
+            finally:
+                # Also if it failed: it may have been done.
+                viewer.answers.expire()
             step = "done"
     except OncelogError as error:
         problem = error

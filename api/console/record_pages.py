@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import re
 from collections.abc import Mapping
@@ -188,7 +189,7 @@ async def show_record(request: web.Request) -> web.Response:
             f"form={form[:100]!r} is not allowed", advice=f"give one of {', '.join(records.FORMS)}"
         )
     tp = TopicPartition(topic.name, partition)
-    found = await _browser(request).read(tp, offset, Filter(shows_all=True), 1)
+    found = await _browser(request).read(tp, offset, Filter(shows_all=True), 1, keeps_whole=True)
     record = found.records[0] if found.records else None
     if record is None or record.offset != offset:
         raise InvalidRequestError(
@@ -204,20 +205,22 @@ async def show_record(request: web.Request) -> web.Response:
         is_live=False,
         topic=topic,
         record=record,
-        parts_of_record=await _parts(record, form),
+        parts_of_record=await _parts(record, form, request.app[CONSOLE].arrows),
         forms=records.FORMS,
         form=form,
     )
 
 
-async def _parts(record: FoundRecord, form: str) -> list[tuple[str, int, str, str]]:
+async def _parts(
+    record: FoundRecord, form: str, arrows: asyncio.Semaphore
+) -> list[tuple[str, int, str, str]]:
     """Key and value: name, bytes, form and lines."""
     parts = []
     for name, data in (("key", record.key), ("value", record.value)):
         if data is None:
             parts.append((name, 0, "null", "null"))
             continue
-        kind, lines = await records.form_of(data, "auto" if name == "key" else form)
+        kind, lines = await records.form_of(data, "auto" if name == "key" else form, arrows)
         # Made visible already, with its lines kept.
         parts.append((name, len(data), kind, escape(lines)))
     return parts

@@ -4,7 +4,8 @@ The leader is asked as a consumer asks it. Below the last stable offset its repl
 transactions, so each record there is committed or aborted. Above it nothing is decided yet, and
 only who asks for everything is shown it, marked so.
 
-A search is bounded: by records, bytes and time. Regular expressions are RE2's, in linear time;
+A search is bounded: by records, bytes and time. Bytes count as they are once decompressed, and of
+what a list shows only the beginning is kept. Regular expressions are RE2's, in linear time;
 they run on a thread, over a few values at a time, and the time is looked at in between. A form
 that needs a large library for foreign bytes (Arrow) is made by a process of its own.
 """
@@ -12,9 +13,10 @@ that needs a large library for foreign bytes (Arrow) is made by a process of its
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -44,7 +46,8 @@ from oncelog.storage.model import (
 from oncelog.storage.records.batch import BatchHeader, crc_matches, iterate_batches
 from oncelog.storage.records.codec import decode_rows
 from oncelog.storage.records.control import decode_control
-from oncelog.storage.records.rows import INT64_MIN, Record
+from oncelog.storage.records.layout import RECORD_BYTES_MIN
+from oncelog.storage.records.rows import INT64_MIN, Record, Rows
 
 PAGE_RECORDS_MAX: Final = 200
 """Records on one page."""
@@ -59,7 +62,7 @@ SCANNED_RECORDS_MAX: Final = 20_000
 """Records that one search reads; the page has a link to go on."""
 
 SCANNED_BYTES_MAX: Final = 33_554_432
-"""Bytes of batches that one search reads, likewise."""
+"""Bytes of records, decompressed, that one search reads, likewise; and bytes of batches."""
 
 SCAN_S: Final = 3.0
 """Time for one search, likewise."""
@@ -73,6 +76,10 @@ READ_WAIT_S: Final = 10.0
 MERGED_PARTITIONS_MAX: Final = 16
 """Partitions whose records are shown together."""
 
+HEADERS_SHOWN_MAX: Final = 5
+HEADER_NAME_CHARS_MAX: Final = 60
+"""Of each record in a list."""
+
 FETCH_BYTES: Final = 1_048_576
 FETCH_TIMEOUT_MS: Final = 5_000
 
@@ -81,6 +88,9 @@ SLOW_MATCH_S: Final = 0.05
 """If some values take longer than this to match, fewer are matched at a time."""
 
 ARROW_TIMEOUT_S: Final = 10.0
+ARROW_PROCESSES_MAX: Final = 2
+"""Processes that read Arrow IPC at a time, for all viewers; others wait ``READ_WAIT_S``."""
+
 ARROW_OUTPUT_MAX_BYTES: Final = 262_144
 
 
@@ -103,7 +113,11 @@ class Fate(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundRecord:
-    """A record or a marker. ``producer_id`` is -1 for one that names no producer."""
+    """A record or a marker. ``producer_id`` is -1 for one that names no producer.
+
+    For a list key, value and headers are cut to what it shows (``text.Head``); ``header_count`` is
+    of all headers.
+    """
 
     partition: int
     offset: int
@@ -111,6 +125,7 @@ class FoundRecord:
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
+    header_count: int
     fate: Fate
     producer_id: int
     producer_epoch: int
@@ -165,7 +180,8 @@ class Filter:
 class Found:
     """Records of one partition from ``offset`` on, up to ``next_offset`` (exclusive).
 
-    ``stopped`` says why it ends before the end of the partition, "" if it does not.
+    ``stopped`` says why it ends before the end of the partition, "" if it does not; ``stopped_at``
+    where, if that is not ``next_offset``.
     """
 
     bounds: Bounds
@@ -173,16 +189,49 @@ class Found:
     next_offset: int
     records: list[FoundRecord] = field(default_factory=list)
     scanned_count: int = 0
+    scanned_bytes: int = 0
+    """Of records, decompressed."""
+    passed_count: int = 0
+    """How many records passed the filter; the last of them are in ``records``."""
     stopped: str = ""
+    stopped_at: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Search:
+    """What ends a search, and what of the records is kept: the last ``kept_max`` that pass."""
+
+    wanted: Filter
+    count_max: int
+    kept_max: int
+    until_s: float
+    keeps_whole: bool
+
+
+@contextlib.asynccontextmanager
+async def _in_turn(turn: asyncio.Semaphore, others: str) -> AsyncIterator[None]:
+    """Hold ``turn``; ``RequestTimedOutError`` says who does if it does not come in time."""
+    try:
+        await asyncio.wait_for(turn.acquire(), READ_WAIT_S)
+    except asyncio.TimeoutError:
+        raise RequestTimedOutError(others, advice="try again in a few seconds") from None
+    try:
+        yield
+    finally:
+        turn.release()
 
 
 class Browser:
-    """Reads records with the rights of one viewer; ``turn`` is shared by all of them."""
+    """Reads records with the rights of one viewer; ``turn`` is shared by all of them.
+
+    One is for one page: all that it reads ends ``SCAN_S`` after the first of it began.
+    """
 
     def __init__(self, router: Router, admin: AsyncAdmin, turn: asyncio.Semaphore) -> None:
         self._router = router
         self._admin = admin
         self._turn = turn
+        self._until_s: float | None = None
 
     async def bounds(self, tp: TopicPartition) -> Bounds:
         """Where the partition begins and ends now."""
@@ -202,69 +251,86 @@ class Browser:
         found = await self._admin.list_offsets({tp: time_ms})
         return found[tp] if found[tp] >= 0 else bounds.last_stable_offset
 
-    async def read(self, tp: TopicPartition, offset: int, wanted: Filter, count_max: int) -> Found:
-        """The next records from ``offset`` (inclusive) on that pass the filter."""
+    async def read(
+        self,
+        tp: TopicPartition,
+        offset: int,
+        wanted: Filter,
+        count_max: int,
+        *,
+        kept_max: int | None = None,
+        keeps_whole: bool = False,
+    ) -> Found:
+        """The next records from ``offset`` (inclusive) on that pass the filter.
+
+        The last ``kept_max`` of them are kept, all by default; cut, unless ``keeps_whole``.
+        """
         wanted.check()
-        try:
-            await asyncio.wait_for(self._turn.acquire(), READ_WAIT_S)
-        except asyncio.TimeoutError:
-            raise RequestTimedOutError(
-                f"{READS_MAX} other searches are under way", advice="try again in a few seconds"
-            ) from None
-        try:
+        async with _in_turn(self._turn, f"{READS_MAX} other searches are under way"):
             bounds = await self.bounds(tp)
             offset = min(max(offset, bounds.log_start_offset), bounds.high_watermark)
             found = Found(bounds=bounds, offset=offset, next_offset=offset)
-            await self._scan(tp, found, wanted, count_max)
+            if self._until_s is None:
+                self._until_s = monotonic_s() + SCAN_S
+            search = _Search(
+                wanted=wanted,
+                count_max=count_max,
+                kept_max=count_max if kept_max is None else kept_max,
+                until_s=self._until_s,
+                keeps_whole=keeps_whole,
+            )
+            await self._scan(tp, found, search)
             return found
-        finally:
-            self._turn.release()
 
     async def read_last(self, tp: TopicPartition, wanted: Filter, count_max: int) -> Found:
         """The newest records that pass the filter, of those that one search can read."""
         bounds = await self.bounds(tp)
         end = bounds.high_watermark if wanted.shows_all else bounds.last_stable_offset
-        reach = count_max
+        reach, told = count_max, ""
+        newest: Found | None = None
         while True:
             # Markers and aborted records take offsets too: look further back if it was too few.
             begin = max(end - reach, bounds.log_start_offset)
-            found = await self.read(tp, begin, wanted, SCANNED_RECORDS_MAX)
-            is_enough = len(found.records) >= count_max or begin <= bounds.log_start_offset
-            if is_enough or reach >= SCANNED_RECORDS_MAX or found.stopped:
+            found = await self.read(tp, begin, wanted, SCANNED_RECORDS_MAX, kept_max=count_max)
+            if found.stopped and newest is not None:
+                # It did not get to those that the look before has found.
+                told, found = found.stopped, newest
                 break
+            if found.stopped and 1 < reach <= count_max and self._has_time():
+                # It did not get to the end: look less far back.
+                told, reach = found.stopped, max(reach // 8, 1)
+                continue
+            is_enough = found.passed_count >= count_max or begin <= bounds.log_start_offset
+            if told or is_enough or reach >= SCANNED_RECORDS_MAX or found.stopped:
+                break
+            newest = found if found.records else None
             reach = min(8 * reach, SCANNED_RECORDS_MAX)
-        found.records = found.records[-count_max:]
+        if told and not found.stopped:
+            found.stopped, found.stopped_at = told, found.offset
         if found.records:
             found.offset = found.records[0].offset
         return found
 
-    async def _scan(self, tp: TopicPartition, found: Found, wanted: Filter, count_max: int) -> None:
-        until_s = monotonic_s() + SCAN_S
-        size_bytes = 0
-        while len(found.records) < count_max:
+    def _has_time(self) -> bool:
+        return self._until_s is None or monotonic_s() < self._until_s
+
+    async def _scan(self, tp: TopicPartition, found: Found, search: _Search) -> None:
+        fetched_bytes = 0
+        while found.passed_count < search.count_max and not found.stopped:
             is_stable = found.next_offset < found.bounds.last_stable_offset
             if not is_stable and (
-                not wanted.shows_all or found.next_offset >= found.bounds.high_watermark
+                not search.wanted.shows_all or found.next_offset >= found.bounds.high_watermark
             ):
                 return
+            if fetched_bytes:
+                found.stopped = _limit_of(found, fetched_bytes, search.until_s)
+                if found.stopped:
+                    return
             reply = await self._fetch(tp, found.next_offset, is_stable=is_stable)
             if not len(reply.records):
                 return
-            size_bytes += len(reply.records)
-            room = min(count_max - len(found.records), SCANNED_RECORDS_MAX)
-            await asyncio.to_thread(
-                _take, found, tp.partition, reply, wanted, room, until_s, is_stable
-            )
-            if found.stopped:
-                return
-            if found.scanned_count >= SCANNED_RECORDS_MAX:
-                found.stopped = f"{SCANNED_RECORDS_MAX:,} records were searched"
-            elif size_bytes >= SCANNED_BYTES_MAX:
-                found.stopped = f"{text.size(SCANNED_BYTES_MAX)} were searched"
-            elif monotonic_s() >= until_s:
-                found.stopped = f"{SCAN_S:.0f} s were searched"
-            if found.stopped:
-                return
+            fetched_bytes += len(reply.records)
+            await asyncio.to_thread(_take, found, tp.partition, reply, search, is_stable=is_stable)
 
     async def _fetch(self, tp: TopicPartition, offset: int, *, is_stable: bool) -> FetchReply:
         request = FetchRequest(
@@ -285,54 +351,119 @@ class Browser:
 # --- one reply --------------------------------------------------------------------------------
 
 
+def _limit_of(found: Found, fetched_bytes: int, until_s: float) -> str:
+    """Which bound of a search is reached, "" if none is."""
+    if found.scanned_count >= SCANNED_RECORDS_MAX:
+        return f"{SCANNED_RECORDS_MAX:,} records were searched"
+    if max(found.scanned_bytes, fetched_bytes) >= SCANNED_BYTES_MAX:
+        return f"{text.size(SCANNED_BYTES_MAX)} were searched"
+    return f"{SCAN_S:.0f} s were searched" if monotonic_s() >= until_s else ""
+
+
 def _take(
-    found: Found,
-    partition: int,
-    reply: FetchReply,
-    wanted: Filter,
-    room: int,
-    until_s: float,
-    is_stable: bool,
+    found: Found, partition: int, reply: FetchReply, search: _Search, *, is_stable: bool
 ) -> None:
     """Add the records of a reply that pass; ``next_offset`` moves past what was looked at."""
     aborted = AbortedTransactions(reply.aborted_transactions or ())
     first_offset = found.next_offset
     for place, header in iterate_batches(reply.records):
-        if not crc_matches(reply.records, header, place):
-            found.stopped = f"the batch at offset {header.base_offset} is damaged"
-            found.next_offset = max(header.next_offset, first_offset + 1)
-            return
         if header.has_producer_id:
             aborted.advance_to(header.last_offset)
         fate = _fate_of(header, aborted, is_stable=is_stable)
-        if header.is_control:
-            control = decode_control(reply.records, header, place)
-            verdict = None if control is None else control.committed
-            if verdict is False:
-                aborted.end(header.producer_id)
-            fate = {True: Fate.COMMIT, False: Fate.ABORT, None: Fate.CONTROL}[verdict]
-        is_shown = wanted.shows_all or fate in (Fate.PLAIN, Fate.COMMITTED)
-        if is_shown and header.last_offset >= first_offset:
-            rows = _rows_of(reply, header, place, first_offset, is_marker=fate.is_marker)
-            taken = _passing(rows, wanted, room, until_s, is_marker=fate.is_marker)
-            found.records += (
-                FoundRecord(
-                    partition=partition,
-                    **row._asdict(),
-                    fate=fate,
-                    producer_id=header.producer_id,
-                    producer_epoch=header.producer_epoch,
-                )
-                for row in taken.rows
-            )
-            room -= len(taken.rows)
-            found.scanned_count += taken.scanned_count
-            if taken.scanned_count < len(rows):
-                found.next_offset = rows[taken.scanned_count].offset
-                return
-        found.next_offset = max(found.next_offset, header.next_offset)
-        if room <= 0 or monotonic_s() >= until_s:
+        rows: Rows[Record] | None = None
+        try:
+            if not crc_matches(reply.records, header, place):
+                raise CorruptDataError("its CRC is another one")
+            if header.is_control:
+                fate = _fate_of_marker(reply, header, place, aborted)
+            is_shown = search.wanted.shows_all or fate in (Fate.PLAIN, Fate.COMMITTED)
+            is_shown = is_shown and header.last_offset >= first_offset
+            if is_shown and not header.is_control:
+                rows = _rows_of(reply, header, place, first_offset)
+        except CorruptDataError:
+            found.stopped = f"the batch at offset {header.base_offset} is damaged"
+            found.next_offset = max(header.next_offset, first_offset + 1)
             return
+        if is_shown and header.is_control:
+            # It has neither key nor value: with a filter it does not pass.
+            found.scanned_count += 1
+            if search.wanted.is_empty:
+                _keep(found, _marker(header), partition, header, fate, search)
+        if rows is not None and not _look_through(found, rows, partition, header, fate, search):
+            return
+        found.next_offset = max(found.next_offset, header.next_offset)
+        if found.passed_count >= search.count_max or _limit_of(found, 0, search.until_s):
+            return
+
+
+def _look_through(
+    found: Found,
+    rows: Rows[Record],
+    partition: int,
+    header: BatchHeader,
+    fate: Fate,
+    search: _Search,
+) -> bool:
+    """Add the records of a batch that pass; whether all of them were looked at.
+
+    At least one is, and only a few are decoded at a time.
+    """
+    at_once = 1
+    while part := rows.take(at_once):
+        began_s = monotonic_s()
+        for row, is_passing in zip(part, _flags(part, search.wanted), strict=True):
+            found.scanned_count += 1
+            found.scanned_bytes += _size_of(row)
+            found.next_offset = row.offset + 1
+            if is_passing:
+                _keep(found, row, partition, header, fate, search)
+            if found.passed_count >= search.count_max:
+                return not rows.left and row is part[-1]
+        now_s = monotonic_s()
+        if _limit_of(found, 0, search.until_s):
+            return not rows.left
+        is_slow = now_s - began_s > SLOW_MATCH_S
+        at_once = max(at_once // 4, 1) if is_slow else min(2 * at_once, MATCHED_AT_ONCE_MAX)
+    return True
+
+
+def _size_of(row: Record) -> int:
+    size_bytes = RECORD_BYTES_MIN + len(row.key or b"") + len(row.value or b"")
+    return size_bytes + sum(len(name) + len(value or b"") for name, value in row.headers)
+
+
+def _keep(
+    found: Found,
+    row: Record,
+    partition: int,
+    header: BatchHeader,
+    fate: Fate,
+    search: _Search,
+) -> None:
+    key, value, headers = row.key, row.value, row.headers
+    if not search.keeps_whole:
+        key, value = text.head(key), text.head(value)
+        headers = tuple(
+            (text.cut(name, HEADER_NAME_CHARS_MAX), text.head(given))
+            for name, given in headers[:HEADERS_SHOWN_MAX]
+        )
+    found.passed_count += 1
+    found.records.append(
+        FoundRecord(
+            partition=partition,
+            offset=row.offset,
+            timestamp_ms=row.timestamp_ms,
+            key=key,
+            value=value,
+            headers=headers,
+            header_count=len(row.headers),
+            fate=fate,
+            producer_id=header.producer_id,
+            producer_epoch=header.producer_epoch,
+        )
+    )
+    if len(found.records) > search.kept_max:
+        del found.records[0]
 
 
 def _fate_of(header: BatchHeader, aborted: AbortedTransactions, *, is_stable: bool) -> Fate:
@@ -343,72 +474,37 @@ def _fate_of(header: BatchHeader, aborted: AbortedTransactions, *, is_stable: bo
     return Fate.ABORTED if aborted.covers(header) else Fate.COMMITTED
 
 
-def _rows_of(
-    reply: FetchReply, header: BatchHeader, place: int, first_offset: int, *, is_marker: bool
-) -> list[Record]:
-    """The records of a batch from ``first_offset`` on; a marker has neither key nor value."""
-    if is_marker:
-        return [
-            Record(
-                offset=header.base_offset,
-                timestamp_ms=header.max_timestamp_ms,
-                key=None,
-                value=None,
-            )
-        ]
-    try:
-        rows = decode_rows(
-            reply.records,
-            header,
-            place,
-            row_type=Record,
-            first_offset=max(first_offset, INT64_MIN),
-            checks_crc=False,
-        )
-    except CorruptDataError as error:
-        raise exception_for(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
-    return rows.take(header.record_count)
+def _fate_of_marker(
+    reply: FetchReply, header: BatchHeader, place: int, aborted: AbortedTransactions
+) -> Fate:
+    """What a control batch says; an aborted transaction ends with it."""
+    control = decode_control(reply.records, header, place)
+    verdict = None if control is None else control.committed
+    if verdict is False:
+        aborted.end(header.producer_id)
+    return {True: Fate.COMMIT, False: Fate.ABORT, None: Fate.CONTROL}[verdict]
+
+
+def _marker(header: BatchHeader) -> Record:
+    """A marker as a record, which has neither key nor value."""
+    return Record(
+        offset=header.base_offset, timestamp_ms=header.max_timestamp_ms, key=None, value=None
+    )
+
+
+def _rows_of(reply: FetchReply, header: BatchHeader, place: int, first_offset: int) -> Rows[Record]:
+    """The records of a batch from ``first_offset`` on, whose CRC matches."""
+    return decode_rows(
+        reply.records,
+        header,
+        place,
+        row_type=Record,
+        first_offset=max(first_offset, INT64_MIN),
+        checks_crc=False,
+    )
 
 
 # --- filters ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Taken:
-    rows: list[Record]
-    scanned_count: int
-
-
-def _passing(
-    rows: Sequence[Record], wanted: Filter, room: int, until_s: float, *, is_marker: bool
-) -> _Taken:
-    """Up to ``room`` of ``rows`` that pass, and how many were looked at until the time was up.
-
-    With a filter, markers do not pass: they have nothing to be found by.
-    """
-    if wanted.is_empty:
-        taken = list(rows[:room])
-        return _Taken(taken, len(taken))
-    if is_marker:
-        return _Taken([], len(rows))
-    passed: list[Record] = []
-    at_once = 1
-    place = 0
-    while place < len(rows):
-        part = rows[place : place + at_once]
-        began_s = monotonic_s()
-        for number, is_passing in enumerate(_flags(part, wanted)):
-            if is_passing:
-                passed.append(part[number])
-                if len(passed) >= room:
-                    return _Taken(passed, place + number + 1)
-        place += len(part)
-        now_s = monotonic_s()
-        if now_s >= until_s:
-            break
-        is_slow = now_s - began_s > SLOW_MATCH_S
-        at_once = max(at_once // 4, 1) if is_slow else min(2 * at_once, MATCHED_AT_ONCE_MAX)
-    return _Taken(passed, place)
 
 
 def _flags(rows: Sequence[Record], wanted: Filter) -> Iterable[bool]:
@@ -446,19 +542,26 @@ def _has_header(row: Record, wanted: str) -> bool:
 FORMS: Final[tuple[str, ...]] = ("auto", "text", "json", "hex", "arrow")
 
 
-async def form_of(data: bytes, form: str) -> tuple[str, str]:
-    """A value in one of ``FORMS``: the form's name, and its lines."""
+async def form_of(data: bytes, form: str, turn: asyncio.Semaphore) -> tuple[str, str]:
+    """A value in one of ``FORMS``: the form's name, and its lines.
+
+    ``turn`` bounds the processes that read Arrow. ``RequestTimedOutError`` if it does not come.
+    """
     makers: dict[str, Callable[[bytes], str | None]] = {
         "json": text.as_json,
         "text": lambda value: None if text.decoded(value) is None else text.as_text(value),
         "hex": text.as_hex,
     }
     if form == "arrow":
-        return "arrow", await _as_arrow(data)
+        others = f"{ARROW_PROCESSES_MAX} other values are read as Arrow"
+        async with _in_turn(turn, others):
+            return "arrow", await _as_arrow(data)
     if form == "text":
         return "text", text.as_text(data)
     if form in makers:
-        return form, makers[form](data) or f"this is no {form.upper()} of up to 64 KiB"
+        return form, makers[form](data) or (
+            f"this is no {form.upper()} of up to 64 KiB and {text.JSON_DEPTH_MAX} levels"
+        )
     for name, make in makers.items():
         if (lines := make(data)) is not None:
             return name, lines

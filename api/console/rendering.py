@@ -61,6 +61,9 @@ class Console:
     command_options: tuple[str, ...]
     connections: Connections | None = None
     reads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(records.READS_MAX))
+    arrows: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(records.ARROW_PROCESSES_MAX)
+    )
 
 
 CONSOLE: Final = web.AppKey("console", Console)
@@ -133,7 +136,8 @@ async def page(
     """Render a page, or its live part; say since when the cluster does not answer."""
     console, viewer, session = request.app[CONSOLE], request[VIEWER], request[SESSION]
     for answer in answers:
-        if is_login_over(answer.error):
+        # Without a session it is the console's own login: nobody can log in anew for that.
+        if session is not None and is_login_over(answer.error):
             await console.sessions.end_all_of(viewer)
             if "HX-Request" in request.headers:
                 return web.Response(status=401, headers={"HX-Refresh": "true"})
@@ -194,11 +198,12 @@ async def error_page(request: web.Request, error: OncelogError) -> web.Response:
     """What went wrong, and what to do about it."""
     is_unknown = isinstance(error, (UnknownTopicOrPartitionError, TransactionalIdNotFoundError))
     is_ours = isinstance(error, InvalidRequestError)
+    ends_session = request[SESSION] is not None and is_login_over(error)
     return await page(
         request,
         "error.html",
         "Error",
-        Answer(error=error if is_login_over(error) else None),
+        Answer(error=error if ends_session else None),
         is_live=False,
         status=404 if is_unknown else 400 if is_ours else 503 if error.retriable else 403,
         error=error,

@@ -1,8 +1,9 @@
 """The console's web server: its application, what every request passes, and its end.
 
-A request passes, in this order: the headers of every reply, the name of the host, the time it may
-take, the session, and for a form its token. Then a page is made (``pages``). Connections are
-counted before a byte is read, and closed when they are slow or idle (``Connections``).
+A request passes, in this order: the headers of every reply, the name of the host, the site that it
+comes from, the time it may take, the session, and for a form its token. Then a page is made
+(``pages``). Connections are counted before a byte is read, and closed when they are slow or idle
+(``Connections``).
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from oncelog.api.console import pages
 from oncelog.api.console.access import (
     Hosts,
     RefusedLoginError,
-    Session,
     Sessions,
+    address_key,
     is_same_origin,
 )
 from oncelog.api.console.rendering import (
@@ -48,6 +49,9 @@ DEFAULT_PORT: Final = 8_270
 CONNECTIONS_MAX: Final = 200
 """Beyond them the one idle longest is closed; if none is idle, the new one."""
 
+CONNECTIONS_PER_ADDRESS_MAX: Final = 40
+"""From one address (IPv6: 64 bits); beyond them its own idle longest is closed, else its oldest."""
+
 HEADERS_S: Final = 10.0
 """How long a request's headers may take to arrive."""
 
@@ -66,6 +70,7 @@ URL_MAX_BYTES: Final = 8_190
 SHUTDOWN_S: Final = 2.0
 
 COOKIE: Final = "oncelog_console"
+"""With the port behind it: browsers send the cookies of a host to each of its ports."""
 
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; "
@@ -109,7 +114,13 @@ class Connections:
         return _Guard(self._make(), self)
 
     def admit(self, guard: _Guard, transport: asyncio.BaseTransport) -> bool:
-        """Count a connection; ``False`` if it is one too many, and no other is idle."""
+        """Count a connection; ``False`` if it is one too many, and no other is idle.
+
+        Whoever has many from one address loses those, and takes none of others.
+        """
+        own = [one for one in self._guards.values() if one.address == guard.address]
+        if len(own) >= CONNECTIONS_PER_ADDRESS_MAX:
+            min(own, key=lambda one: (one.is_busy, one.changed_s)).abort()
         if len(self._guards) >= CONNECTIONS_MAX:
             idle = [one for one in self._guards.values() if not one.is_busy]
             if not idle:
@@ -140,11 +151,14 @@ class _Guard(asyncio.Protocol):
         self._is_admitted = False
         self._is_receiving = False
         self.is_busy = False
+        self.address = ""
         self.changed_s = self._loop.time()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See ``asyncio.Protocol``."""
         self._transport = cast("asyncio.Transport", transport)
+        peer = transport.get_extra_info("peername")
+        self.address = address_key(str(peer[0])) if peer else ""
         self._is_admitted = self._connections.admit(self, transport)
         if not self._is_admitted:
             self._transport.abort()
@@ -233,6 +247,21 @@ async def _of_known_host(request: web.Request, handler: Handler) -> web.StreamRe
 
 
 @web.middleware
+async def _of_no_other_site(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse what a page of another site embeds: it cannot read it, but each costs us work.
+
+    A link from there may be followed. Browsers say which it is; other programs say nothing.
+    """
+    headers = request.headers
+    is_foreign = headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
+    is_link = headers.get("Sec-Fetch-Mode") == "navigate"
+    is_link = is_link and headers.get("Sec-Fetch-Dest", "document") == "document"
+    if is_foreign and not is_link:
+        raise web.HTTPForbidden(text="Pages of other sites may only link to this console.\n")
+    return await handler(request)
+
+
+@web.middleware
 async def _in_time(request: web.Request, handler: Handler) -> web.StreamResponse:
     connections = request.app[CONSOLE].connections
     guard = connections.of(request) if connections is not None else None
@@ -241,7 +270,10 @@ async def _in_time(request: web.Request, handler: Handler) -> web.StreamResponse
     try:
         return await asyncio.wait_for(handler(request), REQUEST_S)
     except asyncio.TimeoutError:
-        raise web.HTTPGatewayTimeout(text="The page took too long. Load it again.\n") from None
+        told = "The page took too long. Load it again.\n"
+        if request.method == "POST" and request.path.startswith("/actions/"):
+            told = "It took too long, and may have been done: look before you repeat it.\n"
+        raise web.HTTPGatewayTimeout(text=told) from None
     finally:
         if guard is not None:
             guard.end()
@@ -251,7 +283,7 @@ async def _in_time(request: web.Request, handler: Handler) -> web.StreamResponse
 async def _with_viewer(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Find out who looks; whoever must log in is sent to do so."""
     console = request.app[CONSOLE]
-    session = await console.sessions.find(request.cookies.get(COOKIE))
+    session = await console.sessions.find(request.cookies.get(cookie_name(request)))
     request[SESSION] = session
     request[VIEWER] = session.viewer if session is not None else console.own_viewer
     is_open = request.path.startswith("/static/") or request.path == "/login"
@@ -316,21 +348,28 @@ async def _log_in(request: web.Request) -> web.StreamResponse:
     except RefusedLoginError as error:
         return login_page(request, str(error), status=403)
     response = web.HTTPSeeOther("/")
-    _set_cookie(response, session, is_secure=console.is_secure)
+    response.set_cookie(
+        cookie_name(request),
+        session.token,
+        httponly=True,
+        samesite="Strict",
+        secure=console.is_secure,
+        path="/",
+    )
     raise response
 
 
-def _set_cookie(response: web.Response, session: Session, *, is_secure: bool) -> None:
-    response.set_cookie(
-        COOKIE, session.token, httponly=True, samesite="Strict", secure=is_secure, path="/"
-    )
+def cookie_name(request: web.Request) -> str:
+    """The session's cookie: of this host alone with TLS, and of the port that the browser uses."""
+    prefix = "__Host-" if request.app[CONSOLE].is_secure else ""
+    return f"{prefix}{COOKIE}_{request.url.port}"
 
 
 async def _log_out(request: web.Request) -> web.StreamResponse:
     if request[SESSION] is not None:
         await request.app[CONSOLE].sessions.end(request[SESSION])
     response = web.HTTPSeeOther("/login" if request.app[CONSOLE].asks_login else "/")
-    response.del_cookie(COOKIE, path="/")
+    response.del_cookie(cookie_name(request), path="/", secure=request.app[CONSOLE].is_secure)
     raise response
 
 
@@ -380,6 +419,7 @@ def make_app(link: Link, options: Options, random: Random) -> web.Application:
         middlewares=[
             _with_headers,
             _of_known_host,
+            _of_no_other_site,
             _in_time,
             _with_viewer,
             _of_our_forms,

@@ -68,6 +68,9 @@ FRESH_S: Final = 1.5
 FRESH_MAX_S: Final = 60.0
 """And for at most this long, whatever it cost."""
 
+SEEN_FRESH_MAX_S: Final = 10.0
+"""The same for the status, by which somebody judges what is wrong now."""
+
 COST_SHARE: Final = 0.01
 """The part of a core that asking one question again and again may take."""
 
@@ -197,20 +200,27 @@ class Answers:
         self._kept: OrderedDict[str, Answer[Any]] = OrderedDict()
         self._turn = asyncio.Semaphore(ASKING_MAX)
         self._clock = SystemClock()
+        self._expiry = 0
         self.answered_s = monotonic_s()
         """When the cluster has last answered anything, in monotonic seconds."""
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    async def get(self, key: str, ask: Callable[[], Awaitable[ValueT]]) -> Answer[ValueT]:
+    async def get(
+        self,
+        key: str,
+        ask: Callable[[], Awaitable[ValueT]],
+        *,
+        fresh_max_s: float = FRESH_MAX_S,
+    ) -> Answer[ValueT]:
         """The answer to ``key``; if it is old, ``ask`` is called and awaited for a short time."""
         answer = self._kept.get(key)
         if answer is None:
             answer = self._kept[key] = Answer()
         self._kept.move_to_end(key)
         if answer.task is None and monotonic_s() >= answer.fresh_until_s:
-            task = asyncio.ensure_future(self._ask(answer, ask))
+            task = asyncio.ensure_future(self._ask(answer, ask, fresh_max_s))
             task.add_done_callback(_look)
             answer.task = task
         if answer.task is not None:
@@ -228,17 +238,27 @@ class Answers:
                 return
             del self._kept[key]
 
-    async def _ask(self, answer: Answer[ValueT], ask: Callable[[], Awaitable[ValueT]]) -> None:
+    def expire(self) -> None:
+        """Something was changed: ask for everything anew, and for what is under way again."""
+        self._expiry += 1
+        for answer in self._kept.values():
+            answer.fresh_until_s = 0.0
+
+    async def _ask(
+        self, answer: Answer[ValueT], ask: Callable[[], Awaitable[ValueT]], fresh_max_s: float
+    ) -> None:
         """Ask, and put the outcome into ``answer``; raises nothing but a cancellation."""
         try:
             async with self._turn:
-                began_s = time.process_time()
+                expiry = self._expiry
+                began_s, began_cpu_s = monotonic_s(), time.process_time()
                 value = await ask()
-                cost_s = time.process_time() - began_s
+                # Others' work is in it, and that of other threads: never more than has passed.
+                cost_s = min(time.process_time() - began_cpu_s, monotonic_s() - began_s)
             answer.value, answer.at_ms = value, self._clock.now_ms()
             answer.error, answer.failing_ms = None, 0
-            fresh_s = min(max(cost_s / COST_SHARE, FRESH_S), FRESH_MAX_S)
-            answer.fresh_until_s = monotonic_s() + fresh_s
+            fresh_s = min(max(cost_s / COST_SHARE, FRESH_S), fresh_max_s)
+            answer.fresh_until_s = monotonic_s() + fresh_s if expiry == self._expiry else 0.0
             self.answered_s = monotonic_s()
         except OncelogError as error:
             self._fail(answer, error)
@@ -389,6 +409,7 @@ class Viewer:
         self._random = random
         self._clock = SystemClock()
         self._connected: _Connected | None = None
+        self._is_closed = False
         self._counted: _Counted | None = None
         self._jobs: dict[str, Any] = {}
         self._jobs_number = -1
@@ -406,6 +427,8 @@ class Viewer:
         ``ConnectionFailedError`` without one. After ``LOST_S`` without an answer it asks for
         another connection.
         """
+        if self._is_closed:
+            raise ConnectionFailedError("this session is over", advice="log in again")
         link = self._link
         if monotonic_s() - self.answers.answered_s > LOST_S or link.cluster is None:
             link.want()
@@ -435,7 +458,8 @@ class Viewer:
             connected.close()
 
     async def close(self) -> None:
-        """Give up what is under way, and close the connections of this user."""
+        """Give up what is under way, and close the connections of this user, for good."""
+        self._is_closed = True
         await self.answers.close()
         self._disconnect()
 
@@ -447,7 +471,7 @@ class Viewer:
 
     async def seen(self) -> Answer[Seen]:
         """The cluster as ``oncelog status`` sees it: a call to each replica."""
-        return await self.answers.get("status", self._see)
+        return await self.answers.get("status", self._see, fresh_max_s=SEEN_FRESH_MAX_S)
 
     async def _see(self) -> Seen:
         link, connected = self._link, self.connected()
@@ -530,16 +554,21 @@ class Viewer:
 
     async def holders(
         self, partitions: tuple[TopicPartition, ...]
-    ) -> Answer[dict[TopicPartition, tuple[ProducerDescription, TransactionDescription | None]]]:
-        """Who holds the last stable offset back: the oldest open transaction of each partition."""
+    ) -> Answer[
+        dict[TopicPartition, tuple[ProducerDescription, TransactionDescription | None] | None]
+    ]:
+        """Who holds the last stable offset back: the oldest open transaction of each partition.
+
+        ``None`` for a partition where nobody does. One that did not answer is left out.
+        """
 
         async def ask() -> dict[
-            TopicPartition, tuple[ProducerDescription, TransactionDescription | None]
+            TopicPartition, tuple[ProducerDescription, TransactionDescription | None] | None
         ]:
             admin = self.connected().admin
-            replies = await asyncio.gather(*(admin.describe_producers(tp) for tp in partitions))
+            replies = await self._producers(partitions)
             oldest = {}
-            for tp, producers in zip(partitions, replies, strict=True):
+            for tp, producers in replies.items():
                 is_open = [one for one in producers if one.current_txn_first_offset >= 0]
                 if is_open:
                     oldest[tp] = min(is_open, key=lambda one: one.current_txn_first_offset)
@@ -549,9 +578,31 @@ class Viewer:
                 for one in await admin.list_transactions(producer_ids=sorted(wanted)):
                     ids[one.producer_id] = one
                     ids |= {member.producer_id: one for member in one.members}
-            return {tp: (one, ids.get(one.producer_id)) for tp, one in oldest.items()}
+            named = {tp: (one, ids.get(one.producer_id)) for tp, one in oldest.items()}
+            return {tp: named.get(tp) for tp in replies}
 
         return await self.answers.get(f"holders {partitions}", ask)
+
+    async def _producers(
+        self, partitions: tuple[TopicPartition, ...]
+    ) -> dict[TopicPartition, tuple[ProducerDescription, ...]]:
+        """The producers of each partition whose leader answers; the error if none does."""
+        admin = self.connected().admin
+        replies = await asyncio.gather(
+            *(admin.describe_producers(tp) for tp in partitions), return_exceptions=True
+        )
+        found: dict[TopicPartition, tuple[ProducerDescription, ...]] = {}
+        problem: OncelogError | None = None
+        for tp, reply in zip(partitions, replies, strict=True):
+            if isinstance(reply, OncelogError):
+                problem = problem or reply
+            elif isinstance(reply, BaseException):
+                raise reply
+            else:
+                found[tp] = reply
+        if problem is not None and not found:
+            raise problem
+        return found
 
     # --- transactions ---------------------------------------------------------------------
 
@@ -568,22 +619,31 @@ class Viewer:
             lambda: self.connected().admin.describe_transaction(transactional_id),
         )
 
-    async def unmarked(
-        self, partitions: tuple[TopicPartition, ...], producer_ids: frozenset[int]
+    async def open_since(
+        self, one: TransactionDescription, partitions: tuple[TopicPartition, ...]
     ) -> Answer[dict[TopicPartition, int]]:
-        """In which partitions these producers have a transaction open, and since which offset."""
+        """The offset since which a transaction is open in each partition; -1 where it is not.
+
+        A partition that did not answer is left out.
+        """
+        producer_ids = {one.producer_id, *(member.producer_id for member in one.members)}
 
         async def ask() -> dict[TopicPartition, int]:
-            admin = self.connected().admin
-            replies = await asyncio.gather(*(admin.describe_producers(tp) for tp in partitions))
             return {
-                tp: one.current_txn_first_offset
-                for tp, producers in zip(partitions, replies, strict=True)
-                for one in producers
-                if one.producer_id in producer_ids and one.current_txn_first_offset >= 0
+                tp: max(
+                    (
+                        producer.current_txn_first_offset
+                        for producer in producers
+                        if producer.producer_id in producer_ids
+                    ),
+                    default=-1,
+                )
+                for tp, producers in (await self._producers(partitions)).items()
             }
 
-        return await self.answers.get(f"unmarked {partitions} {sorted(producer_ids)}", ask)
+        # What was said of an earlier transaction, or before it was decided, says nothing now.
+        key = f"open {one.transactional_id} {one.state} {one.last_update_ms} {partitions}"
+        return await self.answers.get(key, ask)
 
     async def hanging(self) -> Answer[Hanging]:
         """Transactions that nobody will end: asks every leader, and some of them twice."""
@@ -607,12 +667,15 @@ class Viewer:
         """One group with its lag, which its chart remembers."""
         answer = await self.answers.get(f"group {group_id}", lambda: self._group(group_id))
         if answer.value is not None:
-            samples = self.lags.setdefault(group_id, Samples())
-            self.lags.move_to_end(group_id)
-            while len(self.lags) > CHARTED_GROUPS_MAX:
-                self.lags.popitem(last=False)
-            samples.add(answer.at_ms, answer.value.lag)
+            self._chart(group_id, answer.at_ms, answer.value.lag)
         return answer
+
+    def _chart(self, group_id: str, at_ms: int, lag: int) -> None:
+        samples = self.lags.setdefault(group_id, Samples())
+        self.lags.move_to_end(group_id)
+        while len(self.lags) > CHARTED_GROUPS_MAX:
+            self.lags.popitem(last=False)
+        samples.add(at_ms, lag)
 
     async def _group(self, group_id: str) -> GroupState:
         admin = self.connected().admin
@@ -682,8 +745,7 @@ class Viewer:
 
         answer = await self.answers.get(f"queue {group_id}", ask)
         if answer.value is not None:
-            samples = self.lags.setdefault(group_id, Samples())
-            samples.add(answer.at_ms, answer.value.backlog.total)
+            self._chart(group_id, answer.at_ms, answer.value.backlog.total)
         return answer
 
     # --- jobs -----------------------------------------------------------------------------

@@ -18,11 +18,17 @@ from markupsafe import Markup
 PREVIEW_CHARS_MAX: Final = 200
 """Of a key, value or header in a list."""
 
+HEAD_BYTES_MAX: Final = 4 * PREVIEW_CHARS_MAX
+"""What is kept of such a one: a character has four bytes at most."""
+
 SHOWN_BYTES_MAX: Final = 65_536
 """Of one value on its own page."""
 
 NAME_CHARS_MAX: Final = 500
 """Of a name or a message anywhere."""
+
+JSON_DEPTH_MAX: Final = 50
+"""Brackets within brackets of JSON that is indented; each costs its depth for every element."""
 
 MARKS_MAX: Final = 3
 """Combining marks on one character; more would cover the lines above and below."""
@@ -41,6 +47,7 @@ _UNSAFE: Final = re.compile(
 )
 _MARK: Final = "[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
 _MARKS: Final = re.compile(f"({_MARK}{{{MARKS_MAX}}}){_MARK}+")
+_JSON_STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 _CODE: Final = re.compile(r"`([^`]+)`")
 
 
@@ -89,21 +96,44 @@ def decoded(data: bytes) -> str | None:
         return None
 
 
+class Head(bytes):
+    """The beginning of bytes that were longer; ``size_bytes`` is of the whole."""
+
+    size_bytes: int
+
+
+def head(data: bytes | None) -> bytes | None:
+    """What ``preview`` needs of ``data``, without the rest of it."""
+    if data is None or len(data) <= HEAD_BYTES_MAX:
+        return data
+    kept = Head(data[:HEAD_BYTES_MAX])
+    kept.size_bytes = len(data)
+    return kept
+
+
+def cut(text: str, chars_max: int) -> str:
+    """``text``, or its first characters and an ellipsis."""
+    return text if len(text) <= chars_max else f"{text[:chars_max]}…"
+
+
 def preview(data: bytes | None, chars_max: int = PREVIEW_CHARS_MAX) -> str:
     """A key, value or header in one line; what is no text in hexadecimal digits."""
     if data is None:
         return "null"
+    size_bytes = data.size_bytes if isinstance(data, Head) else len(data)
     # Four bytes are a character at most; a cut in the middle of one is no reason for digits.
-    head = data[: 4 * chars_max]
-    text = decoded(head)
-    if text is None and len(data) > len(head):
-        text = next((cut for at in (1, 2, 3) if (cut := decoded(head[:-at])) is not None), None)
+    beginning = data[: 4 * chars_max]
+    text = decoded(beginning)
+    if text is None and size_bytes > len(beginning):
+        text = next(
+            (cut for at in (1, 2, 3) if (cut := decoded(beginning[:-at])) is not None), None
+        )
     if text is None or "\x00" in text:
         digits = data[: chars_max // 2].hex()
-        rest = len(data) - chars_max // 2
-        return f"0x{digits}… {len(data):,} bytes" if rest > 0 else f"0x{digits}"
-    if len(text) > chars_max or len(data) > len(head):
-        return f"{shown(text[:chars_max])}… {len(data):,} bytes"
+        rest = size_bytes - chars_max // 2
+        return f"0x{digits}… {size_bytes:,} bytes" if rest > 0 else f"0x{digits}"
+    if len(text) > chars_max or size_bytes > len(beginning):
+        return f"{shown(text[:chars_max])}… {size_bytes:,} bytes"
     return shown(text)
 
 
@@ -115,14 +145,32 @@ def as_text(data: bytes) -> str:
 
 def as_json(data: bytes) -> str | None:
     """A value as indented JSON; ``None`` if it is none, or too long or deep to tell."""
-    if len(data) > SHOWN_BYTES_MAX:
+    given = decoded(data) if len(data) <= SHOWN_BYTES_MAX else None
+    if given is None or _depth_of(given) > JSON_DEPTH_MAX:
         return None
     try:
-        found = json.loads(data)
-        text = json.dumps(found, indent=2, ensure_ascii=False)
-    except (ValueError, RecursionError):
+        found = json.loads(given)
+    except ValueError:
         return None
-    return shown(text, keeps_lines=True, chars_max=SHOWN_BYTES_MAX)
+    pieces = []
+    left = SHOWN_BYTES_MAX
+    for piece in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(found):
+        pieces.append(piece)
+        left -= len(piece)
+        if left < 0:
+            pieces.append("\n… the rest is left out")
+            break
+    # Indented, a value has more characters than it had bytes.
+    return shown("".join(pieces), keeps_lines=True, chars_max=2 * SHOWN_BYTES_MAX)
+
+
+def _depth_of(given: str) -> int:
+    """How deep the brackets of JSON go, found in one pass without parsing it."""
+    depth = deepest = 0
+    for bracket in re.findall(r"[\[\]{}]", _JSON_STRING.sub("", given)):
+        depth += 1 if bracket in "[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def as_hex(data: bytes) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -18,6 +19,7 @@ from oncelog.api.console.rendering import (
     page,
     value_of,
 )
+from oncelog.api.console.snapshot import Answer
 from oncelog.storage.model import TRANSACTION_STATE_TOPIC, TopicPartition, shard_of
 
 STORY_PARTITIONS_MAX: Final = 50
@@ -84,11 +86,12 @@ async def show_transaction(request: web.Request) -> web.Response:
     places = _places_of(one)
     asked = places[:STORY_PARTITIONS_MAX]
     is_ended = one.state in _DONE
-    unmarked_answer = None
+    answers: list[Answer[Any]] = [answer]
+    open_since: dict[TopicPartition, int] = {}
     if asked and not is_ended:
-        ids = frozenset((one.producer_id, *(member.producer_id for member in one.members)))
-        unmarked_answer = await viewer.unmarked(asked, ids)
-    unmarked = (unmarked_answer.value or {}) if unmarked_answer is not None else {}
+        open_answer = await viewer.open_since(one, asked)
+        answers.append(open_answer)
+        open_since = open_answer.value or {}
     metadata = (await viewer.metadata()).value
     shard = broker = None
     if metadata is not None and metadata.transaction_state_partitions:
@@ -99,12 +102,12 @@ async def show_transaction(request: web.Request) -> web.Response:
         request,
         "transaction.html",
         transactional_id,
-        answer,
+        *answers,
         one=one,
-        story=story_of(one, len(places), len(unmarked), len(asked)),
+        story=story_of(one, len(places), open_since),
         places=places[:ROWS_MAX],
         place_count=len(places),
-        unmarked=unmarked,
+        open_since=open_since,
         asked=asked,
         is_ended=is_ended,
         shard=shard,
@@ -122,10 +125,11 @@ def _places_of(one: TransactionDescription) -> tuple[TopicPartition, ...]:
 
 
 def story_of(
-    one: TransactionDescription, place_count: int, unmarked_count: int, asked_count: int
+    one: TransactionDescription, place_count: int, open_since: Mapping[TopicPartition, int]
 ) -> list[_Step]:
     """What has happened to the transaction of an id, as far as its coordinator tells.
 
+    ``open_since`` is what those partitions say that have answered, of ``place_count``.
     It keeps when a transaction began and when the id last changed: other times have bounds only.
     """
     began, changed = text.utc(one.transaction_start_ms), text.utc(one.last_update_ms)
@@ -163,15 +167,11 @@ def story_of(
     if is_ended:
         steps.append(_Step("Markers", f"by {changed}", "each partition has its marker", True))
     elif is_decided:
-        written = asked_count - unmarked_count
-        steps.append(
-            _Step(
-                "Markers",
-                f"since {changed}",
-                f"{written:,} of {asked_count:,} partitions have theirs",
-                False,
-            )
-        )
+        written = sum(offset < 0 for offset in open_since.values())
+        detail = f"{written:,} of {place_count:,} partitions have theirs"
+        if len(open_since) < place_count:
+            detail += f"; of {place_count - len(open_since):,} it is not known"
+        steps.append(_Step("Markers", f"since {changed}", detail, False))
     else:
         steps.append(_Step("Markers", "", "written after the decision", False))
     steps.append(_Step("Complete", changed if is_ended else "", "", is_ended))

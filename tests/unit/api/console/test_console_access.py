@@ -24,6 +24,7 @@ from oncelog.api.console.access import (
     address_key,
     is_same_origin,
 )
+from oncelog.api.console.rendering import CONSOLE
 from oncelog.api.console.server import COOKIE, HEADERS
 from oncelog.storage.errors import ErrorCode
 
@@ -84,6 +85,28 @@ def test_every_reply_has_the_headers_that_keep_pages_apart():
         assert found["X-Frame-Options"] == "DENY"
         assert found["X-Content-Type-Options"] == "nosniff"
         assert found["Referrer-Policy"] == "same-origin"
+
+
+@pytest.mark.parametrize(
+    ("site", "mode", "dest", "status"),
+    [
+        ("cross-site", "no-cors", "image", 403),
+        ("same-site", "no-cors", "image", 403),
+        ("cross-site", "navigate", "iframe", 403),
+        ("cross-site", "navigate", "document", 200),
+        ("same-origin", "cors", "empty", 200),
+        ("none", "navigate", "document", 200),
+    ],
+)
+def test_what_a_page_of_another_site_embeds_asks_the_cluster_nothing(site, mode, dest, status):
+    async def scenario():
+        cluster = ConsoleCluster()
+        async with console_of(cluster) as client:
+            headers = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode, "Sec-Fetch-Dest": dest}
+            reply = await client.get("/topics", headers=headers)
+            return reply.status, bool(cluster.calls)
+
+    assert asyncio.run(scenario()) == (status, status == 200)
 
 
 # --- logins -----------------------------------------------------------------------------------
@@ -170,16 +193,50 @@ def test_a_user_whose_password_changes_is_logged_out_and_sees_nothing_old():
     assert "alice" in closed
 
 
+def test_with_tls_the_cookie_is_of_this_host_alone():
+    async def scenario():
+        cluster = ConsoleCluster()
+        async with console_of(cluster, asks_login=True) as client:
+            client.server.app[CONSOLE].is_secure = True
+            origin = f"https://{client.host}:{client.port}"
+            reply = await log_in(client, Origin=origin)
+            return reply.headers["Set-Cookie"], client.port
+
+    cookie, port = asyncio.run(scenario())
+    assert cookie.startswith(f"__Host-{COOKIE}_{port}=")
+    assert "Secure" in cookie
+    assert "Path=/" in cookie
+    assert "Domain" not in cookie
+
+
+def test_a_viewer_that_is_closed_does_not_connect_again():
+    async def scenario():
+        cluster = ConsoleCluster()
+        async with console_of(cluster, asks_login=True) as client:
+            await log_in(client)
+            sessions = client.server.app[CONSOLE].sessions
+            (session,) = sessions._of_token.values()
+            await sessions.end(session)
+            asked = len(cluster.calls)
+            answer = await session.viewer.groups()
+            return answer.error, len(cluster.calls) - asked
+
+    error, asked = asyncio.run(scenario())
+    assert "session is over" in str(error)
+    assert asked == 0
+
+
 def test_a_logout_ends_the_session():
     async def scenario():
         async with console_of(ConsoleCluster(), asks_login=True) as client:
             await log_in(client)
             page = await (await client.get("/groups")).text()
             origin = f"http://{client.host}:{client.port}"
-            cookie = client.session.cookie_jar.filter_cookies(client.make_url("/"))[COOKIE].value
+            name = f"{COOKIE}_{client.port}"
+            cookie = client.session.cookie_jar.filter_cookies(client.make_url("/"))[name].value
             await client.post("/logout", data={"token": token_of(page)}, headers={"Origin": origin})
             again = await client.get(
-                "/", headers={"Cookie": f"{COOKIE}={cookie}"}, allow_redirects=False
+                "/", headers={"Cookie": f"{name}={cookie}"}, allow_redirects=False
             )
             return again.status
 
@@ -285,6 +342,18 @@ def test_a_session_ends_when_it_is_idle_or_old(step_s, steps):
     found, _ = asyncio.run(scenario())
     assert found is None
     assert 13 * (SESSION_IDLE_S - 1) > SESSION_MAX_S
+
+
+def test_sessions_that_are_over_end_when_somebody_logs_in():
+    async def scenario():
+        time = Time()
+        sessions = Sessions(no_viewer, time)
+        old = await sessions.log_in("a", "p", "1.1.1.1")
+        time.now_s += SESSION_IDLE_S + 1
+        await sessions.log_in("b", "p", "1.1.1.1")
+        return len(sessions), old.viewer.is_closed
+
+    assert asyncio.run(scenario()) == (1, True)
 
 
 def test_those_logged_in_as_one_user_share_a_viewer_until_the_last_one_ends():

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import re
 
 import pytest
 from console_cluster import ConsoleCluster, console_of, log_in, token_of
 
 from oncelog.actors.protocol.messages.brokers import DrainBrokerReply, DrainBrokerRequest
+from oncelog.actors.protocol.messages.cluster import MetadataRequest
 from oncelog.actors.protocol.messages.group import GroupDescription, GroupMemberDescription
 from oncelog.api.cli import main as cli
 from oncelog.api.cli.arguments import Command
+from oncelog.api.console import server, snapshot
 from oncelog.api.console.actions import ACTIONS, VALUE_CHARS_MAX
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import InvalidRequestError
@@ -65,6 +68,47 @@ def test_each_action_names_a_command_that_there_is(action, monkeypatch):
     monkeypatch.setattr(Command, "invoke", lambda command, ctx: 0)
     assert cli.main(words) == 0
     assert action.command(values, ("--address", "a:1")).endswith("--address a:1")
+
+
+def test_a_deed_that_is_cut_off_says_that_it_may_have_been_done(monkeypatch):
+    async def hang(_writes, _values):
+        await asyncio.Event().wait()
+
+    monkeypatch.setitem(ACTIONS, "drain", dataclasses.replace(ACTIONS["drain"], run=hang))
+
+    async def scenario():
+        async with console_of(ConsoleCluster(), writes=True) as client:
+            page = await (await client.get("/actions/drain")).text()
+            monkeypatch.setattr(server, "REQUEST_S", 0.05)
+            data = {"token": token_of(page), "broker": "3", "step": "do"}
+            origin = f"http://{client.host}:{client.port}"
+            reply = await client.post("/actions/drain", data=data, headers={"Origin": origin})
+            return reply.status, await reply.text()
+
+    status, told = asyncio.run(scenario())
+    assert status == 504
+    assert "may have been done" in told
+
+
+def test_after_a_deed_every_page_asks_anew(monkeypatch):
+    monkeypatch.setattr(snapshot, "FRESH_S", 1_000.0)
+
+    async def scenario():
+        cluster = ConsoleCluster()
+        cluster.hooks[DrainBrokerRequest] = lambda request: DrainBrokerReply()
+        async with console_of(cluster, writes=True) as client:
+            await client.get("/topics")
+            before = len(cluster.asked(MetadataRequest))
+            await client.get("/topics")
+            again = len(cluster.asked(MetadataRequest))
+            await post(client, "drain", broker="3", step="do")
+            done = len(cluster.asked(MetadataRequest))
+            await client.get("/topics")
+            return again - before, len(cluster.asked(MetadataRequest)) - done
+
+    again, after = asyncio.run(scenario())
+    assert again == 0
+    assert after > 0
 
 
 def test_a_form_does_nothing_until_it_is_confirmed():
@@ -179,6 +223,7 @@ def test_offsets_of_a_group_with_members_are_not_reset():
         ("reassign", {**GIVEN, "replicas": "1,,2"}),
         ("reassign", {**GIVEN, "partition": "1.5"}),
         ("reset-offsets", {**GIVEN, "to": "nowhere"}),
+        ("reset-offsets", {**GIVEN, "to": "offset", "at": "0" * 20 + "9" * 30}),
         ("reset-offsets", {**GIVEN, "at": "soon"}),
         ("abort", {"id": "x" * (VALUE_CHARS_MAX + 1)}),
         ("abort-hanging", {**GIVEN, "offset": "٣"}),

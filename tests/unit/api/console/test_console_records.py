@@ -15,10 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncelog.api.admin.admin import AsyncAdmin
-from oncelog.api.console import records
+from oncelog.api.console import records, text
 from oncelog.api.console.records import Browser, Fate, Filter
 from oncelog.storage.exceptions import InvalidRequestError, RequestTimedOutError
 from oncelog.storage.model import TopicPartition
+from oncelog.storage.records.batch import seal
+from oncelog.storage.records.codec import encode_records
+from oncelog.storage.records.compression import Codec
 
 TP = TopicPartition("t", 0)
 ALL = Filter(shows_all=True)
@@ -33,13 +36,13 @@ def filled(*values, key=b"k"):
     return cluster, log
 
 
-def read(cluster, offset=0, wanted=COMMITTED, count=50, *, last=False):
+def read(cluster, offset=0, wanted=COMMITTED, count=50, *, last=False, **options):
     async def scenario():
         router = cluster.router()
         browser = Browser(router, AsyncAdmin(router, random=Random(1)), asyncio.Semaphore(1))
         if last:
             return await browser.read_last(TP, wanted, count)
-        return await browser.read(TP, offset, wanted, count)
+        return await browser.read(TP, offset, wanted, count, **options)
 
     return asyncio.run(scenario())
 
@@ -192,6 +195,72 @@ def test_a_search_stops_after_so_many_records_and_bytes(monkeypatch, name, value
     assert 0 < found.next_offset < 10
 
 
+def test_bytes_count_as_they_are_once_decompressed(monkeypatch):
+    monkeypatch.setattr(records, "SCANNED_BYTES_MAX", 100_000)
+    cluster, log = filled()
+    for _ in range(5):
+        log.add(encode_records([(b"k", bytes(60_000), 1, ())] * 4, codec=Codec.GZIP))
+    assert sum(map(len, log.batches)) < 10_000
+    found = read(cluster, wanted=Filter(value="nothing"))
+    assert "97.7 KiB were searched" in found.stopped
+    assert found.scanned_count == found.next_offset
+    assert 2 <= found.next_offset <= 3
+    # It goes on within the batch.
+    again = read(cluster, offset=found.next_offset, wanted=Filter(value="nothing"))
+    assert again.offset < again.next_offset <= 7
+
+
+def test_of_a_record_in_a_list_only_what_is_shown_is_kept():
+    cluster, log = filled()
+    headers = tuple(("n" * 1_000, b"h" * 5_000) for _ in range(20))
+    log.add(encode_records([(b"k" * 5_000, b"v" * 50_000, 1, headers)]))
+    (one,) = read(cluster).records
+    assert (len(one.key), len(one.value)) == (text.HEAD_BYTES_MAX,) * 2
+    assert text.preview(one.value) == text.preview(b"v" * 50_000)
+    assert (len(one.headers), one.header_count) == (records.HEADERS_SHOWN_MAX, 20)
+    assert len(one.headers[0][0]) <= records.HEADER_NAME_CHARS_MAX + 1
+    assert len(one.headers[0][1]) == text.HEAD_BYTES_MAX
+    (whole,) = read(cluster, wanted=ALL, count=1, keeps_whole=True).records
+    assert (whole.value, whole.headers) == (b"v" * 50_000, headers)
+
+
+def test_a_wider_look_that_does_not_get_far_loses_nothing_that_was_found(monkeypatch):
+    monkeypatch.setattr(records, "SCANNED_BYTES_MAX", 30_000)
+    cluster, _ = filled(*(bytes(10_000) for _ in range(100)), b"needle", b"x", b"x")
+    cluster.fetch_max_bytes = 1
+    found = read(cluster, last=True, count=4, wanted=Filter(value="needle"))
+    assert [one.value for one in found.records] == [b"needle"]
+    assert found.stopped == "29.3 KiB were searched"
+    assert found.stopped_at == 99
+
+
+def test_the_newest_are_found_if_not_all_that_are_wanted_can_be_read(monkeypatch):
+    monkeypatch.setattr(records, "SCANNED_BYTES_MAX", 10_000)
+    cluster, _ = filled(*(b"%04d" % n * 1_000 for n in range(100)))
+    cluster.fetch_max_bytes = 4_000
+    found = read(cluster, last=True, count=16)
+    assert [one.offset for one in found.records] == [98, 99]
+    assert found.stopped_at == 98
+
+
+def test_what_one_page_reads_of_several_partitions_has_one_time(monkeypatch):
+    now_s = [100.0]
+    monkeypatch.setattr(records, "monotonic_s", lambda: now_s[0])
+    cluster, _ = filled(*(b"a" for _ in range(10)))
+    cluster.fetch_max_bytes = 1
+
+    async def scenario():
+        router = cluster.router()
+        browser = Browser(router, AsyncAdmin(router, random=Random(1)), asyncio.Semaphore(1))
+        first = await browser.read(TP, 0, COMMITTED, 5)
+        now_s[0] += records.SCAN_S
+        return first, await browser.read(TP, 0, COMMITTED, 5)
+
+    first, second = asyncio.run(scenario())
+    assert (len(first.records), first.stopped) == (5, "")
+    assert (len(second.records), second.stopped) == (1, "3 s were searched")
+
+
 def test_a_filter_looks_at_the_beginning_of_a_value():
     cluster, _ = filled(b"x" * records.SEARCHED_BYTES_MAX + b"needle")
     assert read(cluster, wanted=Filter(value="needle")).records == []
@@ -221,6 +290,25 @@ def test_a_damaged_batch_is_told_and_what_follows_can_be_read():
     assert [one.value for one in read(cluster, offset=found.next_offset).records] == [b"c"]
 
 
+def test_a_batch_that_does_not_decompress_is_told_and_what_follows_can_be_read():
+    cluster, log = filled(b"a")
+    # Its CRC is right.
+    log.add(
+        seal(
+            b"no gzip at all",
+            record_count=1,
+            base_timestamp_ms=1,
+            max_timestamp_ms=1,
+            codec=Codec.GZIP,
+        )
+    )
+    log.append(b"c")
+    found = read(cluster)
+    assert [one.value for one in found.records] == [b"a"]
+    assert found.stopped == "the batch at offset 1 is damaged"
+    assert [one.value for one in read(cluster, offset=found.next_offset).records] == [b"c"]
+
+
 def test_an_offset_beyond_the_log_is_moved_into_it():
     cluster, log = filled(b"a", b"b")
     log.log_start_offset = 1
@@ -229,6 +317,10 @@ def test_an_offset_beyond_the_log_is_moved_into_it():
 
 
 # --- forms ------------------------------------------------------------------------------------
+
+
+async def form_of(data, form, turns=1):
+    return await records.form_of(data, form, asyncio.Semaphore(turns))
 
 
 def arrow_stream() -> bytes:
@@ -251,13 +343,13 @@ def arrow_stream() -> bytes:
     ],
 )
 def test_forms_of_a_value(data, form, kind, has):
-    found, lines = asyncio.run(records.form_of(data, form))
+    found, lines = asyncio.run(form_of(data, form))
     assert found == kind
     assert has in lines
 
 
 def test_arrow_is_read_by_a_process_of_its_own():
-    _, lines = asyncio.run(records.form_of(arrow_stream(), "arrow"))
+    _, lines = asyncio.run(form_of(arrow_stream(), "arrow"))
     assert "2 rows" in lines
     assert "name: string" in lines
     assert "\u202e" not in lines
@@ -265,7 +357,7 @@ def test_arrow_is_read_by_a_process_of_its_own():
 
 @pytest.mark.parametrize("data", [b"", b"no arrow", b"ARROW1" + b"\0" * 50, b"\xff" * 100])
 def test_what_is_no_arrow_is_told_in_a_line(data):
-    _, lines = asyncio.run(records.form_of(data, "arrow"))
+    _, lines = asyncio.run(form_of(data, "arrow"))
     assert "no Arrow IPC" in lines
     assert "\n" not in lines
 
@@ -276,7 +368,7 @@ def test_a_process_for_arrow_that_hangs_is_ended(monkeypatch, tmp_path):
     slow.chmod(0o755)
     monkeypatch.setattr(records, "ARROW_TIMEOUT_S", 0.2)
     monkeypatch.setattr(sys, "executable", str(slow))
-    _, lines = asyncio.run(records.form_of(b"x", "arrow"))
+    _, lines = asyncio.run(form_of(b"x", "arrow"))
     assert "could not be read" in lines
     children = subprocess.run(
         ["ps", "--ppid", str(os.getpid()), "-o", "args="],
@@ -285,3 +377,9 @@ def test_a_process_for_arrow_that_hangs_is_ended(monkeypatch, tmp_path):
         check=False,
     ).stdout
     assert "sleep 1000" not in children
+
+
+def test_more_processes_for_arrow_than_may_run_wait_and_then_are_refused(monkeypatch):
+    monkeypatch.setattr(records, "READ_WAIT_S", 0.01)
+    with pytest.raises(RequestTimedOutError, match="read as Arrow"):
+        asyncio.run(form_of(b"x", "arrow", turns=0))

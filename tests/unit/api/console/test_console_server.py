@@ -140,6 +140,28 @@ def test_if_none_is_idle_the_new_connection_is_closed(monkeypatch):
     assert busy.startswith(b"HTTP/1.1 403")
 
 
+def test_who_has_many_connections_loses_an_own_one_though_none_is_idle(monkeypatch):
+    monkeypatch.setattr(server, "CONNECTIONS_PER_ADDRESS_MAX", 1)
+    begun = asyncio.Event()
+
+    async def wait(viewer):
+        begun.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("oncelog.api.console.snapshot.Viewer.groups", wait)
+
+    async def scenario():
+        async with served() as port:
+            busy = asyncio.ensure_future(ask(port, "/groups"))
+            await begun.wait()
+            reply = await ask(port)
+            with contextlib.suppress(ConnectionError):
+                assert await busy == b""
+            return reply
+
+    assert b"200 OK" in asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
 def test_a_page_that_takes_too_long_is_given_up(monkeypatch):
     monkeypatch.setattr(server, "REQUEST_S", 0.05)
 

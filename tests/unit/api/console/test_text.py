@@ -75,6 +75,20 @@ def test_json_that_is_too_deep_is_no_json():
     assert text.as_json(b'{"a": [1]}') == '{\n  "a": [\n    1\n  ]\n}'
     assert text.as_json(b"[" * 50_000) is None
     assert text.as_json(b"not json") is None
+    most = text.JSON_DEPTH_MAX
+    assert text.as_json(b"[" * most + b"]" * most) is not None
+    assert text.as_json(b"[" * (most + 1) + b"]" * (most + 1)) is None
+    assert text.as_json(b'["' + b"[" * 100 + b'"]') is not None
+    assert text.as_json(b'["a\\"", ' + b"[" * most + b"]" * most + b"]") is None
+
+
+def test_json_that_grows_when_it_is_indented_is_cut():
+    most = text.JSON_DEPTH_MAX
+    many = b"[" * most + b"1," * 20_000 + b"1" + b"]" * most
+    shown = text.as_json(many)
+    assert shown is not None
+    assert shown.endswith("the rest is left out")
+    assert len(shown) < 2 * text.SHOWN_BYTES_MAX
 
 
 def test_hexadecimal_rows_have_positions_and_ascii():
