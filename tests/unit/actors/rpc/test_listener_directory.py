@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.protocol.messages.access import Access, Rules, User
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.cluster import FindListenerReply, FindListenerRequest
@@ -120,7 +122,7 @@ class FakeCluster:
             "actor": actor,
             "address": address,
             "ray_address": "10.0.0.1:6379",
-            "process": DriverProcess(machine="m", process_id=7, start_ticks=9),
+            "process": ProcessTable("h").process(os.getpid()),
         }
         return NamedListener(**{**fields, **changed})
 
@@ -343,6 +345,28 @@ def test_an_actor_that_does_not_exist_or_only_ray_reaches_is_told_so(tmp_path: P
                 "partition:y-0@1", DescribeReplicaRequest(), timeout_ms=TIMEOUT_MS
             )
             assert "this process has not joined Ray" in silent.detail
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("identity", [ProgramIdentity(), UserIdentity("alice", PASSWORD)])
+def test_the_port_of_a_process_that_has_ended_is_not_called(
+    tmp_path: Path, identity: Identity
+) -> None:
+    """Whoever has it now would be told who the caller is."""
+
+    async def body() -> None:
+        async with (
+            running(door_of_alice()) as cluster,
+            direct(tmp_path, cluster, identity) as transport,
+        ):
+            alive = cluster.named().process
+            assert alive is not None
+            former = structs.replace(alive, start_ticks=alive.start_ticks - 1)
+            write(tmp_path, cluster.named(process=former).to_bytes())
+            for actor in ("controller", LEADER):
+                assert await process_of(transport, actor) is ErrorCode.NETWORK_EXCEPTION
+            assert cluster.asked == []
 
     asyncio.run(body())
 
