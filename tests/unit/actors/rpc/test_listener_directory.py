@@ -18,7 +18,6 @@ from oncelog.actors.protocol.messages.access import Access, Rules, User
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.cluster import FindListenerReply, FindListenerRequest
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
-from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.actors.protocol.scram import ITERATIONS_MIN, make_credential
 from oncelog.actors.rpc import listener_directory
 from oncelog.actors.rpc.actor_transport import ActorConnection, connect
