@@ -28,6 +28,7 @@ from typing import Any, Final, Protocol
 from msgspec import structs
 
 from oncelog.actors.interfaces import LOG_ACTORS
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.cluster import FindListenerReply, FindListenerRequest
@@ -187,12 +188,13 @@ def ray_token_here() -> bytes:
 # --- the servers ------------------------------------------------------------------------------
 
 FIND_TIMEOUT_MS: Final = 1_500
-"""Deadline of one question to Ray; its caller waits a little longer."""
+"""Deadline of one question to Ray, its turn included; its caller waits a little longer."""
 
-FINDS_AT_ONCE_MAX: Final = 64
+FINDS_AT_ONCE_MAX: Final = 4
 """Such questions at a time in one process; others wait their turn.
 
-For an actor that is not known yet Ray is asked in a thread, of which a process has few.
+For an actor that is not known yet Ray is asked in a thread of the process's default executor. That
+has few, 5 on a machine with one core, and a question to a Ray that hangs keeps its thread.
 """
 
 
@@ -212,13 +214,27 @@ class ListenerDirectory:
     def __init__(self, ray: ToldListeners) -> None:
         self._ray = ray
         self._at_once = asyncio.Semaphore(FINDS_AT_ONCE_MAX)
+        self._asking: set[asyncio.Future[ListenerAddress | ErrorCode | None]] = set()
+        """The questions that are open, also those that nobody waits for any more."""
 
     async def find_listener(self, request: FindListenerRequest) -> FindListenerReply:
         """Where that actor listens now. Who may know the token is decided by ``access``."""
         if not request.actor.startswith(LOG_ACTORS):
             return request.failed(ErrorCode.INVALID_REQUEST, "that is no actor of the log")
-        async with self._at_once:
-            told = await self._ray.told_listener(request.actor, timeout_ms=FIND_TIMEOUT_MS)
+        deadline_ms = loop_ms() + FIND_TIMEOUT_MS
+        try:
+            await asyncio.wait_for(self._at_once.acquire(), FIND_TIMEOUT_MS / 1_000)
+        except asyncio.TimeoutError:
+            return request.failed(ErrorCode.REQUEST_TIMED_OUT, "Ray is asked for too much here")
+        asking = asyncio.ensure_future(
+            self._ray.told_listener(request.actor, timeout_ms=FIND_TIMEOUT_MS)
+        )
+        self._asking.add(asking)
+        asking.add_done_callback(self._asked)
+        await asyncio.wait((asking,), timeout=max(deadline_ms - loop_ms(), 0) / 1_000)
+        if not asking.done():
+            return request.failed(ErrorCode.REQUEST_TIMED_OUT, "Ray does not answer")
+        told = asking.result()
         if isinstance(told, ErrorCode):
             return FindListenerReply(absence=told)
         if told is None:
@@ -226,6 +242,11 @@ class ListenerDirectory:
         return FindListenerReply(
             host=told.host, port=told.port, token=told.token, is_keyed=told.is_keyed
         )
+
+    def _asked(self, asking: asyncio.Future[ListenerAddress | ErrorCode | None]) -> None:
+        # Only now is its thread free.
+        self._asking.discard(asking)
+        self._at_once.release()
 
 
 # --- the caller -------------------------------------------------------------------------------

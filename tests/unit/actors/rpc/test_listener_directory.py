@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 from msgspec import structs
+from virtual_time import give_turns, run_virtually
 
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.protocol.messages.access import Access, Rules, User
 from oncelog.actors.protocol.messages.base import Request
@@ -526,11 +528,37 @@ def test_few_questions_to_ray_are_open_at_a_time() -> None:
             asyncio.ensure_future(directory.find_listener(FindListenerRequest(actor=LEADER)))
             for _ in range(count)
         ]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await give_turns(20)
         assert len(open_count) == listener_directory.FINDS_AT_ONCE_MAX
         gate.set()
         replies = await asyncio.gather(*asked)
         assert len(open_count) == len(replies) == count
 
     asyncio.run(body())
+
+
+def test_a_ray_that_hangs_keeps_few_threads_and_nobody_waiting() -> None:
+    async def body() -> None:
+        gate, open_count = asyncio.Event(), 0
+
+        class Hanging:
+            async def told_listener(self, _actor: str, *, timeout_ms: int) -> None:
+                nonlocal open_count
+                open_count += 1
+                await gate.wait()
+
+        directory = ListenerDirectory(Hanging())
+        request = FindListenerRequest(actor=LEADER)
+        began_ms = loop_ms()
+        count = 2 * listener_directory.FINDS_AT_ONCE_MAX
+        replies = await asyncio.gather(*(directory.find_listener(request) for _ in range(count)))
+        assert {reply.error for reply in replies} == {ErrorCode.REQUEST_TIMED_OUT}
+        assert loop_ms() - began_ms <= listener_directory.FIND_TIMEOUT_MS
+        # Their threads hang still.
+        again = await directory.find_listener(request)
+        assert again.error is ErrorCode.REQUEST_TIMED_OUT
+        assert open_count == listener_directory.FINDS_AT_ONCE_MAX
+        gate.set()
+        assert (await directory.find_listener(request)).error is ErrorCode.NONE
+
+    run_virtually(body())
