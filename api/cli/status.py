@@ -564,10 +564,16 @@ def _seen_directly(args: Arguments) -> ClusterStatus | None:
     link = direct_link(data_dir_of(args), login, ray_address=args.address)
     if link is None:
         return None
-    seen = asyncio.run(
-        collect(link.connections, address=link.address, dashboard_url=link.dashboard_url)
-    )
+
+    async def ask() -> ClusterStatus:
+        # A controller that hangs must not cost all the time that ``collect`` gives it.
+        await link.probe(link.connections)
+        return await collect(
+            link.connections, address=link.address, dashboard_url=link.dashboard_url
+        )
+
     try:
+        seen = asyncio.run(ask())
         link.check(seen.metadata)
     except NotReachedError:
         return None

@@ -23,8 +23,10 @@ from oncelog.actors.protocol.messages.cluster import (
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply
 from oncelog.actors.protocol.messages.replication import DescribeVoterReply, DescribeVoterRequest
 from oncelog.api.cli import status as cli_status
+from oncelog.api.cli.arguments import Arguments
 from oncelog.api.cli.status import CONDITIONS, FoundCondition
 from oncelog.api.cli.terminal import describe_error
+from oncelog.api.session.links import NotReachedError
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     ClusterAuthorizationFailedError,
@@ -492,3 +494,31 @@ def work_of(partition_count: int) -> int:
 
 def test_the_work_of_judging_grows_with_the_partitions_and_no_faster() -> None:
     assert work_of(200) < 2.2 * work_of(100)
+
+
+def test_a_controller_that_hangs_is_asked_one_short_question_before_ray(monkeypatch):
+    class Hanging:
+        address, dashboard_url = "10.0.0.1:6379", ""
+
+        def __init__(self):
+            self.connections = self
+            self.asked = []
+
+        async def probe(self, transport):
+            self.asked.append("probe")
+            raise NotReachedError
+
+        async def call(self, actor, request, *, timeout_ms):
+            self.asked.append(actor)
+            return request.failed(ErrorCode.REQUEST_TIMED_OUT)
+
+        def check(self, reply):
+            raise NotReachedError
+
+        def close(self):
+            """Nothing is open."""
+
+    link = Hanging()
+    monkeypatch.setattr(cli_status, "direct_link", lambda *_, **__: link)
+    assert cli_status._seen_directly(Arguments(data_dir=None, address=None)) is None
+    assert link.asked == ["probe"]
